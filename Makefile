@@ -1,0 +1,47 @@
+# What CI runs is what you run. Needs Python 3.11+ with venv, and make; everything else is installed into .venv.
+PYTHON ?= python3
+VENV   := .venv
+BIN    := $(VENV)/bin
+JOBS   ?= auto
+
+.DEFAULT_GOAL := help
+.PHONY: help install demo test check format lock test-engines clean
+
+help: ## this list
+	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
+
+# The lock pins every package with its hashes, so that two installs are the same install.
+$(VENV)/.installed: requirements-dev.lock pyproject.toml
+	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	@echo "installing kvgate and what it needs into $(VENV) (a minute or two, once)"
+	@$(BIN)/python -m pip install --quiet --require-hashes -r requirements-dev.lock
+	@$(BIN)/python -m pip install --quiet --no-deps --no-build-isolation --editable .
+	@touch $@
+
+install: $(VENV)/.installed ## install everything into .venv
+
+demo: install ## four simulated engines, round robin against the default profile
+	@$(BIN)/kvgate demo
+
+test: install ## the test suite (no engine needed)
+	$(BIN)/python -m pytest -n $(JOBS) --dist loadgroup --ignore tests/engines
+
+check: install ## format, lint and types
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+
+format: install ## rewrite the sources in the house's format
+	$(BIN)/ruff format .
+	$(BIN)/ruff check --fix .
+
+test-engines: install ## the tests against real vLLM servers on the CPU
+	tests/engines/install.sh
+	$(BIN)/python -m pytest tests/engines
+
+lock: ## pin the newest allowed versions again (needs uv)
+	uv pip compile --universal --python-version 3.11 --generate-hashes --no-emit-index-url -q --upgrade -o requirements.lock pyproject.toml
+	uv pip compile --universal --python-version 3.11 --generate-hashes --no-emit-index-url -q --upgrade --extra dev -o requirements-dev.lock pyproject.toml
+
+clean: ## remove what was installed and written
+	rm -rf $(VENV) out build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis

@@ -1,0 +1,74 @@
+"""The whole of plugins.yaml as types: each room's settings, and how they hang together."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from gateway.api.settings import PassSettings
+from gateway.fleet.settings import EndpointSettings, FleetSettings
+from gateway.flow.settings import FlowSettings
+from gateway.kvcache.settings import CacheSettings
+from gateway.observability.settings import LogSettings
+from gateway.proxy.settings import KeySettings, ListenSettings, RetrySettings, TimeoutSettings
+from gateway.scheduling.settings import HandlerSettings, PluginSettings, ProfileSettings, WeightedScorer
+from gateway.tokens.settings import TokenSettings
+
+DEFAULT_PLUGINS = (
+    PluginSettings(name="healthy", type="healthy"),
+    PluginSettings(name="role", type="role", parameters={"allow": ["decode", "both"]}),
+    PluginSettings(name="cost", type="placement-cost"),
+    PluginSettings(name="best", type="max-score"),
+)
+DEFAULT_PROFILES = (
+    ProfileSettings(
+        name="default",
+        filters=("healthy", "role"),
+        scorers=(WeightedScorer(plugin="cost"),),
+        picker="best",
+    ),
+)
+DEFAULT_HANDLERS = (HandlerSettings(name="default", type="single", parameters={"profile": "default"}),)
+
+
+@dataclass(frozen=True, slots=True)
+class ModelSettings(TokenSettings):
+    """A model: what clients call it, how its prompts are tokenized, and the engines that serve it.
+
+    ``served_name``: the model's name in the engines' bodies; None: learned from their ``/v1/models``.
+    """
+
+    name: str = field(kw_only=True)
+    endpoints: tuple[EndpointSettings, ...] = field(kw_only=True)
+    aliases: tuple[str, ...] = ()
+    served_name: str | None = None
+    handler: str = "default"
+    limits: FlowSettings = field(default_factory=FlowSettings)
+    kv_cache: CacheSettings = field(default_factory=CacheSettings)
+
+    def __post_init__(self) -> None:
+        TokenSettings.__post_init__(self)
+        if not self.name:
+            raise ValueError("name must not be empty")
+        if not self.endpoints:
+            raise ValueError("endpoints must name at least one engine")
+
+
+@dataclass(frozen=True, slots=True)
+class Config:
+    """plugins.yaml. ``plugins``, ``profiles`` and ``handlers`` replace the defaults as a whole where they are given."""
+
+    models: tuple[ModelSettings, ...]
+    listen: ListenSettings = field(default_factory=ListenSettings)
+    timeouts: TimeoutSettings = field(default_factory=TimeoutSettings)
+    retries: RetrySettings = field(default_factory=RetrySettings)
+    client_keys: KeySettings = field(default_factory=KeySettings)
+    pass_through: PassSettings = field(default_factory=PassSettings)
+    fleet: FleetSettings = field(default_factory=FleetSettings)
+    log: LogSettings = field(default_factory=LogSettings)
+    plugins: tuple[PluginSettings, ...] = DEFAULT_PLUGINS
+    profiles: tuple[ProfileSettings, ...] = DEFAULT_PROFILES
+    handlers: tuple[HandlerSettings, ...] = DEFAULT_HANDLERS
+
+    def __post_init__(self) -> None:
+        if not self.models:
+            raise ValueError("models must name at least one model")

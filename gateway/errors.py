@@ -1,0 +1,106 @@
+"""Errors say whose fault they are and carry the status that a client sees.
+
+``gateway.api.errors`` turns one into a body in the client's dialect; nothing else decides a status. A message names
+the culprit and the remedy, and never holds a key, a prompt or an engine's credentials.
+"""
+
+from __future__ import annotations
+
+
+class GatewayError(Exception):
+    """The base: never raised itself.
+
+    ``status``: HTTP status, 400..599. ``type``: the ``error.type`` of OpenAI's shape. ``outcome``: the value of the
+    ``outcome`` label in metrics. ``param``: the culprit's JSON path, or None. ``retry_after``: seconds for the
+    ``Retry-After`` header, or None for no header.
+    """
+
+    status = 500
+    type = "internal_error"
+    outcome = "error"
+
+    def __init__(self, message: str, *, param: str | None = None, retry_after: float | None = None) -> None:
+        super().__init__(message)
+        self.message = message
+        self.param = param
+        self.retry_after = retry_after
+
+
+class ClientError(GatewayError):
+    """The client's fault: the same request will fail again."""
+
+    status = 400
+    type = "invalid_request_error"
+    outcome = "client_error"
+
+
+class Unauthorized(ClientError):
+    status = 401
+    type = "authentication_error"
+    outcome = "unauthorized"
+
+
+class NotFound(ClientError):
+    """An unknown path or model."""
+
+    status = 404
+    type = "not_found_error"
+    outcome = "not_found"
+
+
+class MethodNotAllowed(ClientError):
+    status = 405
+    outcome = "not_found"
+
+
+class BodyTooLarge(ClientError):
+    status = 413
+    type = "request_too_large"
+
+
+class Saturated(GatewayError):
+    """The model's limit of requests is reached and its queue is full, or the wait in it was too long."""
+
+    status = 429
+    type = "rate_limit_error"
+    outcome = "saturated"
+
+
+class NoEndpoint(GatewayError):
+    """No endpoint may serve the request now: all down, draining, or removed by a filter (which the message names)."""
+
+    status = 503
+    type = "service_unavailable"
+    outcome = "no_endpoint"
+
+
+class ShuttingDown(NoEndpoint):
+    outcome = "shutting_down"
+
+
+class PluginFailed(GatewayError):
+    """A filter, picker or handler raised; the message names it."""
+
+    status = 500
+    type = "internal_error"
+    outcome = "plugin_failed"
+
+
+class UpstreamError(GatewayError):
+    """An engine failed before the answer was committed, and no attempt is left."""
+
+    status = 502
+    type = "upstream_error"
+    outcome = "upstream_error"
+
+
+class UpstreamTimeout(UpstreamError):
+    status = 504
+    type = "timeout_error"
+    outcome = "upstream_timeout"
+
+
+class ConfigError(GatewayError):
+    """The configuration cannot be used. The message is complete: file, line, key, and what is allowed or nearest."""
+
+    outcome = "config"

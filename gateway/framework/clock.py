@@ -1,0 +1,23 @@
+"""Time by injection: replay runs the same code in virtual time."""
+
+from __future__ import annotations
+
+import time
+from typing import Protocol
+
+
+class Clock(Protocol):
+    def monotonic(self) -> float:
+        """Seconds since an arbitrary start; never goes back."""
+        ...
+
+    def wall(self) -> float:
+        """Seconds since the epoch."""
+        ...
+
+
+class SystemClock:
+    """The machine's clock."""
+
+    monotonic = staticmethod(time.monotonic)
+    wall = staticmethod(time.time)

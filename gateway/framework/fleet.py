@@ -1,0 +1,147 @@
+"""Models, engines and endpoints as everything sees them. Only ``gateway.fleet`` creates, changes or drops them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Protocol
+
+
+class Role(StrEnum):
+    PREFILL = "prefill"
+    DECODE = "decode"
+    BOTH = "both"
+
+
+@dataclass(frozen=True, slots=True)
+class ServedModel:
+    """One entry of an engine's ``GET /v1/models``. ``parent`` is set for an adapter."""
+
+    id: str
+    root: str | None = None
+    parent: str | None = None
+    max_model_len: int | None = None
+
+
+@dataclass(slots=True, eq=False)
+class Model:
+    """What a client names.
+
+    ``served_name``: the name in the engines' bodies; None: the first id without a parent that an engine reports.
+    ``expected_output``: running estimate of an answer's tokens, learned at settle.
+    """
+
+    name: str
+    aliases: tuple[str, ...] = ()
+    served_name: str | None = None
+    handler: str = "default"
+    expected_output: float = 256.0
+
+
+@dataclass(slots=True, eq=False)
+class Engine:
+    """One URL.
+
+    ``url`` has no trailing slash. ``down_reason`` is a short word for a metric's label, empty while up.
+    ``latency``: seconds, a running mean of the connections' measured round trip; None before the first.
+    ``started``: the engine's ``process_start_time_seconds``; None if it does not tell.
+    """
+
+    url: str
+    name: str
+    up: bool = False
+    down_reason: str = "not-probed"
+    version: str | None = None
+    served: Mapping[str, ServedModel] = field(default_factory=dict)
+    latency: float | None = None
+    started: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class EngineMetrics:
+    """What the last scrape said of one endpoint. ``at``: Clock.monotonic() of it; None: never scraped.
+
+    ``kv_usage`` is 0..1 (blocks in use by live requests). ``kv_capacity``: tokens. ``block_size``: tokens; 0 unknown.
+    The counters are in tokens since the engine's start.
+    """
+
+    at: float | None = None
+    running: int = 0
+    waiting: int = 0
+    kv_usage: float = 0.0
+    kv_capacity: int = 0
+    block_size: int = 0
+    prefix_queries: float = 0.0
+    prefix_hits: float = 0.0
+
+
+class Load(Protocol):
+    """A read-only view of an endpoint's ledger: the work that we sent and have not got back, and what others sent.
+
+    Counts are exact and immediate for our own work; ``foreign_*`` comes from scrapes and decays.
+    """
+
+    @property
+    def requests(self) -> int:
+        """Ours, from placement to settle."""
+        ...
+
+    @property
+    def prefill_tokens(self) -> int:
+        """Prompt tokens of ours that the endpoint does not hold and has not yet computed."""
+        ...
+
+    @property
+    def kv_tokens(self) -> int:
+        """Tokens of our requests resident in its KV memory: prompts, and what has been generated."""
+        ...
+
+    @property
+    def foreign_requests(self) -> float: ...
+
+    @property
+    def foreign_kv_tokens(self) -> float: ...
+
+
+class CostModel(Protocol):
+    """Seconds of engine time, per endpoint; started from a profile, fitted from what the gateway sees."""
+
+    def prefill_seconds(self, tokens: int, context: int = 0) -> float:
+        """To compute ``tokens`` new prompt tokens behind ``context`` held ones."""
+        ...
+
+    def step_seconds(self, running: float, kv_tokens: float) -> float:
+        """One decode step of a batch of ``running`` requests with ``kv_tokens`` resident."""
+        ...
+
+    @property
+    def kv_token_seconds(self) -> float:
+        """What one more resident token adds to a decode step (c_kv)."""
+        ...
+
+
+@dataclass(slots=True, eq=False)
+class Endpoint:
+    """What a request is placed on.
+
+    ``slot``: small integer, unique among live endpoints of the process; the index's bit. ``rank``: data-parallel rank
+    sent as ``X-data-parallel-rank``; None where the engine is one endpoint. ``warmth``: 0..1, below 1 during the slow
+    start after it came back.
+    """
+
+    slot: int
+    name: str
+    model: Model
+    engine: Engine
+    load: Load
+    cost: CostModel
+    rank: int | None = None
+    role: Role = Role.BOTH
+    labels: Mapping[str, str] = field(default_factory=dict)
+    metrics: EngineMetrics = field(default_factory=EngineMetrics)
+    warmth: float = 1.0
+    draining: bool = False
+
+
+Endpoints = Sequence[Endpoint]

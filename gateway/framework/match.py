@@ -1,0 +1,48 @@
+"""What an endpoint holds of a prompt."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+
+class Source(StrEnum):
+    """How sure a match is, surest first."""
+
+    EVENTS = "events"  # the engine's own KV events say so
+    PREDICTED = "predicted"  # a part of it was sent there within the last seconds; no event yet
+    ESTIMATED = "estimated"  # no events: what was routed there, within the capacity that the engine reports
+    NONE = "none"
+
+
+@dataclass(frozen=True, slots=True)
+class Match:
+    """Leading tokens of one prompt on one endpoint.
+
+    ``gpu``, ``cpu``, ``storage``: tokens of the leading run that are best found on that tier; they do not overlap, and
+    their sum is the length of the match. Whole blocks only, but not yet cut to prompt length - 1.
+    ``expected_hit``: the figure to compare with the engine's ``cached_tokens``: the match cut to whole blocks of that
+    engine and to prompt length - 1.
+    """
+
+    gpu: int = 0
+    cpu: int = 0
+    storage: int = 0
+    expected_hit: int = 0
+    source: Source = Source.NONE
+
+    @property
+    def tokens(self) -> int:
+        return self.gpu + self.cpu + self.storage
+
+
+NO_MATCH = Match()
+
+
+class Matches(dict[int, Match]):
+    """Slot -> match; a slot without one holds nothing of the prompt."""
+
+    __slots__ = ()
+
+    def __missing__(self, slot: int) -> Match:
+        return NO_MATCH

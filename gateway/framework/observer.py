@@ -1,0 +1,93 @@
+"""What the gateway counts, as calls. ``gateway.observability`` implements it; this base ignores everything.
+
+Label values are bounded by whoever calls: configured names, or words from the code, never a client's text.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class Settled:
+    """One request's line: for the log, and for the request metrics. Seconds; None where it does not apply.
+
+    ``outcome``: ``ok``, an error's word, or ``cancelled``. ``overhead``: our own time before the first byte went
+    upstream, queue wait not included. ``phase``: where a cancelled or failed request ended.
+    """
+
+    request_id: str
+    model: str
+    route: str
+    outcome: str
+    status: int
+    stream: bool
+    endpoint: str | None
+    attempts: int
+    prompt_tokens: int
+    exact: bool
+    expected_hit: int
+    duration: float
+    queue_wait: float
+    overhead: float
+    phase: str
+    match_source: str = "none"
+    ttft: float | None = None
+    output_tokens: int | None = None
+    reported_prompt_tokens: int | None = None
+    cached_tokens: int | None = None
+    error: str | None = None
+
+
+class Observer:
+    """Every method may be called on the hot path: no I/O, no exceptions."""
+
+    # requests
+    def settled(self, request: Settled) -> None: ...
+    def decided(self, model: str, seconds: float) -> None:
+        """Match, schedule and reserve, together."""
+
+    def attempted(self, model: str, endpoint: str, result: str) -> None:
+        """One leg ended: ``ok``, or why it failed (``refused``, ``reset``, ``head-timeout``, ``status-503``, ...)."""
+
+    def in_flight(self, endpoint: str, change: int) -> None: ...
+    def queued(self, model: str, length: int) -> None: ...
+    def disconnected(self, model: str, phase: str) -> None:
+        """The client went away in ``queued``, ``tokenizing``, ``before-commit`` or ``streaming``."""
+
+    # tokens
+    def tokens_estimated(self, model: str, why: str) -> None: ...
+    def tokens_compared(self, model: str, ours: int, reported: int) -> None:
+        """Our exact count against ``usage.prompt_tokens``."""
+
+    def hits_compared(self, model: str, endpoint: str, expected: int, reported: int) -> None:
+        """Expected hit against ``cached_tokens``."""
+
+    # plugins
+    def plugin_failed(self, kind: str, name: str, error: BaseException) -> None: ...
+    def score_refused(self, name: str) -> None:
+        """A score was NaN or outside 0..1, and counts as 0."""
+
+    # fleet
+    def engine_state(self, engine: str, up: bool, reason: str) -> None: ...
+    def scraped(self, engine: str, ok: bool, at: float) -> None:
+        """``at``: Clock.monotonic()."""
+
+    def endpoint_dropped(self, endpoint: str) -> None:
+        """Its series may go."""
+
+    # KV cache
+    def kv_events(self, endpoint: str, kind: str, count: int) -> None:
+        """``stored``, ``removed`` (blocks), ``cleared``, or what was not understood: ``unknown-type``, ``malformed``, ..."""
+
+    def kv_gap(self, endpoint: str, result: str) -> None:
+        """A sequence gap: ``replayed``, or ``lost`` where history has left the engine's buffer."""
+
+    def kv_stream(self, endpoint: str, state: str) -> None:
+        """``off``, ``connecting``, ``live``, ``partial``."""
+
+    def kv_blocks(self, model: str, blocks: int) -> None:
+        """Size of a model's index."""
+
+
+NULL_OBSERVER = Observer()

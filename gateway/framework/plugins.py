@@ -1,0 +1,77 @@
+"""The contract for plugins: everything that a plugin needs is importable from ``gateway.framework``.
+
+The life of a plugin:
+
+1. discovered through an entry point of its group (``kvgate.filters``, ``.scorers``, ``.pickers``, ``.handlers``);
+   two distributions offering one name is an error;
+2. its parameters (YAML) are checked against the class attribute ``Parameters``, a frozen dataclass whose fields have
+   defaults or are required; a class without one takes no parameters; its ``__post_init__`` may raise ValueError;
+3. constructed once for each instance in ``plugins``: ``Class(parameters, context)``; no side effects;
+4. its shape is checked: the method of its kind, the right number of arguments, not a coroutine function;
+5. called, always on the event loop's thread, synchronously, from the first request to the last.
+
+A plugin that must remember has ``on_placed(request, plan)`` and ``on_settled(request, plan, outcome)``; both are optional.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Protocol, TypeAlias
+
+from gateway.framework.clock import Clock
+from gateway.framework.fleet import Endpoint
+from gateway.framework.observer import Observer
+from gateway.framework.request import Outcome, Plan, Request, Scored
+
+
+@dataclass(frozen=True, slots=True)
+class NoParameters:
+    """Of a plugin that has none."""
+
+
+@dataclass(frozen=True, slots=True)
+class Context:
+    """What the gateway hands to a plugin's constructor. ``name`` is the instance's name in plugins.yaml."""
+
+    name: str
+    clock: Clock
+    random: random.Random
+    observer: Observer
+
+
+class Filter(Protocol):
+    """A rule: returns a subset of ``endpoints``, order kept. If it raises, the request fails."""
+
+    def filter(self, request: Request, endpoints: Sequence[Endpoint], /) -> Sequence[Endpoint]: ...
+
+
+class Scorer(Protocol):
+    """Advice: one number in 0..1 per endpoint, in their order. If it raises, it counts as silent (0 for all)."""
+
+    def score(self, request: Request, endpoints: Sequence[Endpoint], /) -> Sequence[float]: ...
+
+
+class Picker(Protocol):
+    """Best first; at least one of ``scored`` (which is never empty). If it raises, the request fails."""
+
+    def pick(self, request: Request, scored: Sequence[Scored], /) -> Sequence[Endpoint]: ...
+
+
+RunProfile: TypeAlias = Callable[[str, Sequence[Endpoint]], Sequence[Endpoint]]
+"""``run(profile_name, endpoints)`` -> best first, never empty; raises NoEndpoint naming the filter that emptied it."""
+
+
+class Handler(Protocol):
+    """Runs profiles and makes a plan of their results. If it raises, the request fails."""
+
+    def plan(self, request: Request, endpoints: Sequence[Endpoint], run: RunProfile, /) -> Plan: ...
+
+
+class Remembers(Protocol):
+    """What a stateful plugin may add."""
+
+    def on_placed(self, request: Request, plan: Plan, /) -> None: ...
+
+    def on_settled(self, request: Request, plan: Plan, outcome: Outcome, /) -> None: ...

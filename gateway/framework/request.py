@@ -1,0 +1,97 @@
+"""A request as plugins see it, and what became of it."""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Any
+
+from gateway.framework.fleet import Endpoint, Model
+from gateway.framework.match import Match, Matches
+
+
+class Kind(StrEnum):
+    """What a route asks for."""
+
+    CHAT = "chat"
+    COMPLETION = "completion"
+    RESPONSES = "responses"
+    MESSAGES = "messages"
+    EMBEDDING = "embedding"
+    RERANK = "rerank"
+    SCORE = "score"
+    TOKENIZE = "tokenize"
+    DETOKENIZE = "detokenize"
+    TRANSCRIPTION = "transcription"
+
+
+GENERATES = frozenset({Kind.CHAT, Kind.COMPLETION, Kind.RESPONSES, Kind.MESSAGES})
+"""The kinds whose answers hold generated tokens: they decode, and have a TTFT."""
+
+
+@dataclass(slots=True, eq=False)
+class Request:
+    """One client request.
+
+    ``prompt_tokens``: exact if ``exact``, else estimated. ``token_ids``: see ``Prompt.ids``. ``matches``: by
+    ``endpoint.slot``. ``expected_output``: tokens. ``headers``: lower-case names, without credentials.
+    ``labels``: what the ``labels`` filter may select by. ``arrived``: Clock.monotonic().
+    """
+
+    id: str
+    model: Model
+    kind: Kind
+    arrived: float
+    adapter: str | None = None
+    stream: bool = False
+    max_tokens: int | None = None
+    expected_output: float = 0.0
+    cache_salt: str | None = None
+    priority: int = 0
+    session: str | None = None
+    headers: Mapping[str, str] = field(default_factory=dict)
+    token_ids: array[int] = field(default_factory=lambda: array("I"))
+    prompt_tokens: int = 0
+    exact: bool = False
+    matches: Mapping[int, Match] = field(default_factory=Matches)
+
+    def new_tokens(self, endpoint: Endpoint) -> int:
+        """Prompt tokens that ``endpoint`` would have to compute: at least 1."""
+        return max(1, self.prompt_tokens - self.matches[endpoint.slot].expected_hit)
+
+
+@dataclass(frozen=True, slots=True)
+class Scored:
+    """One candidate: the weighted sum, and each scorer's own 0..1 by instance name."""
+
+    endpoint: Endpoint
+    score: float
+    terms: Mapping[str, float]
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """Which endpoint serves which leg. ``reason`` is a short word for logs and metrics."""
+
+    decode: Endpoint
+    prefill: Endpoint | None = None
+    reason: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What became of a request, told to plugins at settle. Seconds; None where it does not apply.
+
+    ``outcome`` is ``ok`` or an error's ``outcome`` word. ``cached_tokens`` is what the engine reported.
+    """
+
+    outcome: str
+    status: int
+    duration: float
+    ttft: float | None = None
+    prompt_tokens: int | None = None
+    cached_tokens: int | None = None
+    output_tokens: int | None = None
+    extra: Mapping[str, Any] = field(default_factory=dict)

@@ -1,0 +1,29 @@
+"""How much the index of a model may remember, and for how long it believes a prediction."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class CacheSettings:
+    """``max_blocks``: block keys in one model's index; the least recently used are forgotten beyond it
+    (about 200 bytes each). ``block_size``: tokens; the unit until the first engine tells its own.
+    ``prediction_seconds``: how long a placement counts as held before the engine's event confirms it.
+    ``capacity_tokens``: of an endpoint without events, where its engine does not report its own.
+    ``replay_timeout``: seconds to wait for a replay to make progress before asking again.
+    """
+
+    max_blocks: int = 2_000_000
+    block_size: int = 16
+    prediction_seconds: float = 10.0
+    capacity_tokens: int = 400_000
+    replay_timeout: float = 5.0
+
+    def __post_init__(self) -> None:
+        for name in ("max_blocks", "block_size", "capacity_tokens"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name} must be at least 1")
+        for name in ("prediction_seconds", "replay_timeout"):
+            if not getattr(self, name) > 0:
+                raise ValueError(f"{name} must be above 0 seconds")

@@ -1,0 +1,83 @@
+"""The listeners, the limits and the patience of the data path."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+
+@dataclass(frozen=True, slots=True)
+class ListenSettings:
+    """``host``, ``port``: the clients' listener. ``admin``: HOST:PORT of /metrics and /debug, empty for none.
+
+    ``max_body``: bytes of a request's body; beyond it 413. ``grace``: seconds that running answers have to end after
+    SIGTERM.
+    """
+
+    host: str = "127.0.0.1"
+    port: int = 8000
+    admin: str = "127.0.0.1:9000"
+    max_body: int = 32 * 1024 * 1024
+    grace: float = 30.0
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.port <= 65535:
+            raise ValueError("port must be in 0..65535")
+        if self.max_body < 1:
+            raise ValueError("max_body must be at least 1 byte")
+        if self.grace < 0:
+            raise ValueError("grace must be at least 0 seconds")
+        if self.admin:
+            host, colon, port = self.admin.rpartition(":")
+            if not (colon and host and port.isdigit() and int(port) <= 65535):
+                raise ValueError(f"admin: {self.admin!r} must be HOST:PORT")
+
+
+@dataclass(frozen=True, slots=True)
+class TimeoutSettings:
+    """Seconds; each guards one wait, and each can be seen in metrics by its name.
+
+    ``connect``: until a connection is made. ``head``: from the request sent to the answer's head or first event
+    (a long queue and a long prefill are in it). ``idle``: between two chunks of an answer. ``total``: one leg, whole.
+    """
+
+    connect: float = 3.0
+    head: float = 300.0
+    idle: float = 120.0
+    total: float = 3600.0
+
+    def __post_init__(self) -> None:
+        for name in ("connect", "head", "idle", "total"):
+            if not getattr(self, name) > 0:
+                raise ValueError(f"{name} must be above 0 seconds")
+
+
+@dataclass(frozen=True, slots=True)
+class RetrySettings:
+    """``attempts``: legs that may be tried for one request, the first included.
+
+    ``budget``: of a model's requests, the fraction that may be tried again, so that a sick fleet is not hammered.
+    """
+
+    attempts: int = 2
+    budget: float = 0.1
+
+    def __post_init__(self) -> None:
+        if self.attempts < 1:
+            raise ValueError("attempts must be at least 1")
+        if not 0 <= self.budget <= 1:
+            raise ValueError("budget must be in 0..1")
+
+
+@dataclass(frozen=True, slots=True)
+class KeySettings:
+    """Keys that clients must send as ``Authorization: Bearer`` (or ``x-api-key``); none: no key is asked for.
+
+    ``values``: keys, best as ``${NAME}``. ``file``: a file with one key per line; empty lines and ``#`` are skipped.
+    """
+
+    values: tuple[str, ...] = field(default=(), repr=False)
+    file: str | None = None
+
+    def __post_init__(self) -> None:
+        if any(not value.strip() for value in self.values):
+            raise ValueError("values: a key is empty")
