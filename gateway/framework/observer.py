@@ -78,7 +78,7 @@ class Observer:
 
     # KV cache
     def kv_events(self, endpoint: str, kind: str, count: int) -> None:
-        """``stored``, ``removed`` (blocks), ``cleared``, or what was not understood: ``unknown-type``, ``malformed``, ..."""
+        """``stored``, ``removed`` (blocks), ``cleared``; or what was not understood: ``unknown-type``, ``malformed``."""
 
     def kv_gap(self, endpoint: str, result: str) -> None:
         """A sequence gap: ``replayed``, or ``lost`` where history has left the engine's buffer."""

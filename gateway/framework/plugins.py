@@ -10,7 +10,8 @@ The life of a plugin:
 4. its shape is checked: the method of its kind, the right number of arguments, not a coroutine function;
 5. called, always on the event loop's thread, synchronously, from the first request to the last.
 
-A plugin that must remember has ``on_placed(request, plan)`` and ``on_settled(request, plan, outcome)``; both are optional.
+A plugin that must remember has ``on_placed(request, plan)`` and ``on_settled(request, plan, outcome)``: both
+optional.
 """
 
 from __future__ import annotations

@@ -36,17 +36,18 @@ class ListenSettings:
 class TimeoutSettings:
     """Seconds; each guards one wait, and each can be seen in metrics by its name.
 
-    ``connect``: until a connection is made. ``head``: from the request sent to the answer's head or first event
+    ``receive``: for a client's body to arrive, whole. ``connect``: until a connection is made. ``head``: from the request sent to the answer's head or first event
     (a long queue and a long prefill are in it). ``idle``: between two chunks of an answer. ``total``: one leg, whole.
     """
 
+    receive: float = 60.0
     connect: float = 3.0
     head: float = 300.0
     idle: float = 120.0
     total: float = 3600.0
 
     def __post_init__(self) -> None:
-        for name in ("connect", "head", "idle", "total"):
+        for name in ("receive", "connect", "head", "idle", "total"):
             if not getattr(self, name) > 0:
                 raise ValueError(f"{name} must be above 0 seconds")
 
