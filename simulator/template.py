@@ -1,0 +1,188 @@
+"""Chat templates: messages to the text that is tokenized, as Hugging Face renders them and vLLM calls it.
+
+Needs jinja2 only: importing transformers takes seconds and a hundred megabytes, and four simulators share two cores.
+Knows nothing of tokenizers or of HTTP.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping, Sequence
+from datetime import datetime
+from typing import Any
+
+import jinja2
+from jinja2.ext import Extension, loopcontrols
+from jinja2.sandbox import ImmutableSandboxedEnvironment
+
+CHATML = """\
+{%- if tools %}
+{{- '<|im_start|>system\\n' }}
+{%- if messages[0].role == 'system' %}
+{{- messages[0].content + '\\n\\n' }}
+{%- endif %}
+{{- '# Tools\\n\\nYou may call these functions:\\n<tools>' }}
+{%- for tool in tools %}
+{{- '\\n' + tool | tojson }}
+{%- endfor %}
+{{- '\\n</tools><|im_end|>\\n' }}
+{%- elif messages[0].role == 'system' %}
+{{- '<|im_start|>system\\n' + messages[0].content + '<|im_end|>\\n' }}
+{%- endif %}
+{%- for message in messages %}
+{%- if not (loop.first and message.role == 'system') %}
+{{- '<|im_start|>' + message.role }}
+{%- if message.content %}
+{{- '\\n' + message.content }}
+{%- else %}
+{{- '\\n' }}
+{%- endif %}
+{%- for call in message.tool_calls or [] %}
+{{- '\\n<tool_call>\\n' + {'name': call.function.name, 'arguments': call.function.arguments} | tojson }}
+{{- '\\n</tool_call>' }}
+{%- endfor %}
+{{- '<|im_end|>\\n' }}
+{%- endif %}
+{%- endfor %}
+{%- if add_generation_prompt %}
+{{- '<|im_start|>assistant\\n' }}
+{%- endif %}
+"""
+"""ChatML with tools, as Qwen's models use it: what ``build_tokenizer`` saves, and what an engine without a tokenizer
+renders."""
+
+CONTENT_LOOP = re.compile(r"""for\s+\w+\s+in\s+\w+(\.content|\[['"]content['"]\])""")
+"""A template that loops over a message's content wants parts; any other wants one text (vLLM walks the syntax tree)."""
+
+TAG = "CONTINUE_FINAL_MESSAGE_TAG "
+"""Marks the end of the message that is to be continued; the blank shows whether the template strips (as transformers
+does it)."""
+
+
+class TemplateError(ValueError):
+    """The template refused the messages, or cannot be parsed: the client's fault, a 400."""
+
+
+class _Generation(Extension):
+    """``{% generation %}`` blocks mark the assistant's tokens for training; rendering passes them through."""
+
+    tags = {"generation"}  # noqa: RUF012 - jinja2 declares it so
+
+    def parse(self, parser: jinja2.parser.Parser) -> list[jinja2.nodes.Node]:
+        next(parser.stream)
+        return parser.parse_statements(("name:endgeneration",), drop_needle=True)
+
+
+def _tojson(value: Any, ensure_ascii: bool = False, indent: int | None = None, **options: Any) -> str:
+    # Jinja's own filter escapes HTML characters; Hugging Face's does not.
+    return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, **options)
+
+
+def _raise(message: str) -> None:
+    raise TemplateError(message)
+
+
+class ChatTemplate:
+    """A compiled template with the special tokens that it may name."""
+
+    def __init__(self, source: str = CHATML, special: Mapping[str, str] | None = None) -> None:
+        environment = ImmutableSandboxedEnvironment(
+            trim_blocks=True, lstrip_blocks=True, extensions=[_Generation, loopcontrols]
+        )
+        environment.filters["tojson"] = _tojson
+        environment.globals["raise_exception"] = _raise
+        environment.globals["strftime_now"] = lambda form: datetime.now().strftime(form)
+        try:
+            self._template = environment.from_string(source)
+        except jinja2.TemplateError as error:
+            raise TemplateError(f"chat template: {error}") from error
+        self._special = dict(special or {})
+        self._knows_developer = "developer" in source
+        self._lists_content = CONTENT_LOOP.search(source) is not None
+
+    def render(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        *,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        add_generation_prompt: bool = True,
+        continue_final_message: bool = False,
+        kwargs: Mapping[str, Any] | None = None,
+    ) -> str:
+        """The prompt's text. Raises TemplateError where the template refuses the messages."""
+        conversation = self._conversation(messages)
+        if continue_final_message:
+            _tag(conversation)
+        try:
+            text = self._template.render(
+                messages=conversation,
+                tools=list(tools) if tools else None,
+                add_generation_prompt=add_generation_prompt,
+                **{**self._special, **{key: value for key, value in (kwargs or {}).items() if value is not None}},
+            )
+        except TemplateError:
+            raise
+        except (jinja2.TemplateError, TypeError, ValueError, KeyError) as error:
+            raise TemplateError(f"chat template: {error}") from error
+        return _cut(text) if continue_final_message else text
+
+    def _conversation(self, messages: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+        parsed = [self._message(message) for message in messages]
+        if self._knows_developer or not any(message["role"] == "developer" for message in parsed):
+            return parsed
+        # A template without the developer role gets one system message, first, of all there are.
+        systems = [message["content"] for message in parsed if message["role"] in ("developer", "system")]
+        rest = [message for message in parsed if message["role"] not in ("developer", "system")]
+        return [{"role": "system", "content": "\n\n".join(str(text) for text in systems)}, *rest]
+
+    def _message(self, message: Mapping[str, Any]) -> dict[str, Any]:
+        result = dict(message)
+        result["content"] = self._content(message.get("content"))
+        calls = [_call(call) for call in message.get("tool_calls") or ()]
+        result.pop("tool_calls", None)
+        if calls:
+            result["tool_calls"] = calls
+        if "reasoning" in result:
+            result["reasoning_content"] = result["reasoning"]
+        return result
+
+    def _content(self, content: Any) -> Any:
+        if isinstance(content, str) and self._lists_content:
+            return [{"type": "text", "text": content}]
+        if isinstance(content, list) and not self._lists_content:
+            parts = [part if isinstance(part, str) else str(part.get("text") or "") for part in content]
+            return "\n".join(part for part in parts if part)
+        return content if content is not None else ""
+
+
+def _tag(conversation: list[dict[str, Any]]) -> None:
+    """Put the tag behind the last message's text."""
+    content = conversation[-1].get("content") if conversation else None
+    if isinstance(content, list) and content:
+        content[-1] = {**content[-1], "text": str(content[-1].get("text", "")) + TAG}
+    elif isinstance(content, str) and content:
+        conversation[-1]["content"] = content + TAG
+    else:
+        raise TemplateError("continue_final_message is set but the final message has no content to continue")
+
+
+def _cut(text: str) -> str:
+    """The rendering up to the tag."""
+    place = text.rfind(TAG.strip())
+    if place < 0:
+        raise TemplateError("continue_final_message is set but the template leaves the final message out")
+    return text[:place] if text.startswith(TAG, place) else text[:place].rstrip()
+
+
+def _call(call: Mapping[str, Any]) -> dict[str, Any]:
+    """A tool call whose arguments are an object, as templates want them, not the string that clients send."""
+    function = dict(call.get("function") or {})
+    arguments = function.get("arguments")
+    if isinstance(arguments, str):
+        try:
+            arguments = json.loads(arguments)
+        except ValueError:
+            arguments = {}
+    function["arguments"] = arguments or {}
+    return {**call, "function": function}
