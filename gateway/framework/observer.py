@@ -73,12 +73,15 @@ class Observer:
     def scraped(self, engine: str, ok: bool, at: float) -> None:
         """``at``: Clock.monotonic()."""
 
+    def engine_dropped(self, engine: str) -> None:
+        """No endpoint is left on it: its series may go."""
+
     def endpoint_dropped(self, endpoint: str) -> None:
         """Its series may go."""
 
     # KV cache
     def kv_events(self, endpoint: str, kind: str, count: int) -> None:
-        """``stored``, ``removed`` (blocks), ``cleared``; or what was not understood: ``unknown-type``, ``malformed``."""
+        """``stored``, ``removed`` (blocks), ``cleared``; or what was not understood: ``unknown-type``, ..."""
 
     def kv_gap(self, endpoint: str, result: str) -> None:
         """A sequence gap: ``replayed``, or ``lost`` where history has left the engine's buffer."""
