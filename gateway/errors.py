@@ -58,6 +58,10 @@ class BodyTooLarge(ClientError):
     type = "request_too_large"
 
 
+class UnsupportedMediaType(ClientError):
+    status = 415
+
+
 class Saturated(GatewayError):
     """The model's limit of requests is reached and its queue is full, or the wait in it was too long."""
 
