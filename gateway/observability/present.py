@@ -1,0 +1,92 @@
+"""Gauges: what is true now, kept as plain numbers and made into samples only when someone collects them.
+
+Setting one is a store into a dict (0.1 us, against 1 us for a client library's gauge and its lock), and what ages, such
+as a scrape, is computed at the moment it is read. States and reasons are shown as one series with the value 1, which
+goes when the state changes: a scrape shows one state, never a former one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from prometheus_client.core import GaugeMetricFamily
+from prometheus_client.registry import Collector
+
+from gateway.framework import Clock
+
+
+class Present(Collector):
+    """The state of queues, engines, endpoints and indexes. Whoever writes it is on the loop's thread.
+
+    ``in_flight``: requests by endpoint. ``queued``: requests by model. ``engines``: (up, why not). ``scraped``:
+    Clock.monotonic() of the last good scrape by engine. ``streams``: state by endpoint. ``blocks``: by model.
+    ``hidden``: endpoints that are dropped, though requests on them may still run.
+    """
+
+    def __init__(self, clock: Clock, version: str) -> None:
+        self._clock = clock
+        self._version = version
+        self.in_flight: dict[str, int] = {}
+        self.queued: dict[str, int] = {}
+        self.engines: dict[str, tuple[bool, str]] = {}
+        self.scraped: dict[str, float] = {}
+        self.streams: dict[str, str] = {}
+        self.blocks: dict[str, int] = {}
+        self.hidden: dict[str, None] = {}
+
+    def collect(self) -> Iterator[GaugeMetricFamily]:
+        # The dicts are copied, which is one step under the GIL: rendering may run in another thread than the writers.
+        yield _gauge("kvgate_build_info", "Always 1.", {(self._version,): 1}, "version")
+        yield _gauge(
+            "kvgate_in_flight_requests",
+            "Requests placed on an endpoint and not yet settled.",
+            {(name,): count for name, count in self.in_flight.copy().items() if name not in self.hidden},
+            "endpoint",
+        )
+        yield _gauge(
+            "kvgate_queued_requests",
+            "Requests that wait for admission.",
+            {(name,): count for name, count in self.queued.copy().items()},
+            "model",
+        )
+        engines = self.engines.copy()
+        yield _gauge(
+            "kvgate_engine_up",
+            "1 while the engine answers its probes.",
+            {(name,): up for name, (up, _) in engines.items()},
+            "engine",
+        )
+        yield _gauge(
+            "kvgate_engine_down_reason",
+            "1 for the reason why an engine is down; no series while it is up.",
+            {(name, reason): 1 for name, (up, reason) in engines.items() if not up},
+            "engine",
+            "reason",
+        )
+        now = self._clock.monotonic()
+        yield _gauge(
+            "kvgate_scrape_age_seconds",
+            "Age of what we know of an engine's own metrics: since its last good scrape.",
+            {(name,): max(0.0, now - at) for name, at in self.scraped.copy().items()},
+            "engine",
+        )
+        yield _gauge(
+            "kvgate_kv_stream_state",
+            "1 for the state of an endpoint's KV event stream: off, connecting, live or partial.",
+            dict.fromkeys(self.streams.copy().items(), 1),
+            "endpoint",
+            "state",
+        )
+        yield _gauge(
+            "kvgate_kv_index_blocks",
+            "Block keys in a model's cache index.",
+            {(name,): count for name, count in self.blocks.copy().items()},
+            "model",
+        )
+
+
+def _gauge(name: str, documentation: str, values: dict[tuple[str, ...], float], *labels: str) -> GaugeMetricFamily:
+    family = GaugeMetricFamily(name, documentation, labels=labels)
+    for label_values, value in values.items():
+        family.add_metric(label_values, value)
+    return family

@@ -1,0 +1,75 @@
+from __future__ import annotations
+
+import io
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from gateway.framework import Settled
+
+
+class FakeClock:
+    """Time that stands still until a test moves it."""
+
+    def __init__(self) -> None:
+        self.now = 1000.0
+
+    def monotonic(self) -> float:
+        return self.now
+
+    def wall(self) -> float:
+        return 1_800_000_000.0 + self.now
+
+
+@pytest.fixture
+def clock() -> FakeClock:
+    return FakeClock()
+
+
+ANSWERED = Settled(
+    request_id="req-1",
+    model="m",
+    route="/v1/chat/completions",
+    outcome="ok",
+    status=200,
+    stream=True,
+    endpoint="a",
+    attempts=1,
+    prompt_tokens=120,
+    exact=True,
+    expected_hit=96,
+    duration=2.1,
+    queue_wait=0.0,
+    overhead=0.0008,
+    phase="streaming",
+    match_source="events",
+    ttft=0.1,
+    output_tokens=101,
+    reported_prompt_tokens=120,
+    cached_tokens=96,
+)
+
+
+@pytest.fixture
+def answered() -> Settled:
+    return ANSWERED
+
+
+@pytest.fixture
+def settled() -> Any:
+    """``settled(status=503, ...)``: an answered request with some fields changed."""
+    return lambda **changes: replace(ANSWERED, **changes)
+
+
+class Lines(io.BytesIO):
+    """A stream whose lines can still be read after the log was closed."""
+
+    @property
+    def text(self) -> str:
+        return self.getvalue().decode()
+
+
+@pytest.fixture
+def lines() -> Lines:
+    return Lines()

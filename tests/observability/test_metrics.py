@@ -1,0 +1,280 @@
+from __future__ import annotations
+
+import threading
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from prometheus_client.parser import text_string_to_metric_families
+
+from gateway.framework import Observer
+from gateway.observability.metrics import Metrics
+from gateway.observability.observers import METHODS
+
+Series = dict[tuple[str, frozenset[tuple[str, str]]], float]
+
+
+def read(metrics: Metrics) -> Series:
+    body, content_type = metrics.render()
+    assert content_type.startswith("text/plain")
+    return {
+        (sample.name, frozenset(sample.labels.items())): sample.value
+        for family in text_string_to_metric_families(body.decode())
+        for sample in family.samples
+    }
+
+
+def value(metrics: Metrics, name: str, **labels: str) -> float | None:
+    return read(metrics).get((name, frozenset(labels.items())))
+
+
+def labelled(metrics: Metrics, label: str, wanted: str) -> set[str]:
+    return {name for name, labels in read(metrics) if (label, wanted) in labels}
+
+
+@pytest.fixture
+def metrics(clock) -> Metrics:
+    return Metrics(clock, "1.2.3")
+
+
+def test_everything_that_can_be_observed_is_counted() -> None:
+    assert len(METHODS) > 15
+    for name in METHODS:
+        assert vars(Metrics).get(name) is not None, f"Metrics ignores {name}"
+        assert vars(Metrics)[name] is not vars(Observer)[name]
+
+
+def test_an_answered_request(metrics, settled) -> None:
+    metrics.settled(settled())
+    assert value(metrics, "kvgate_requests_total", model="m", outcome="ok") == 1
+    assert value(metrics, "kvgate_time_to_first_token_seconds_sum", model="m") == pytest.approx(0.1)
+    assert value(metrics, "kvgate_time_per_output_token_seconds_sum", model="m") == pytest.approx(0.02)
+    assert value(metrics, "kvgate_request_duration_seconds_sum", model="m") == pytest.approx(2.1)
+    assert value(metrics, "kvgate_queue_wait_seconds_count", model="m") == 1
+    assert value(metrics, "kvgate_overhead_seconds_sum", model="m") == pytest.approx(0.0008)
+    assert value(metrics, "kvgate_prompt_tokens_total", model="m") == 120
+    assert value(metrics, "kvgate_output_tokens_total", model="m") == 101
+
+
+def test_a_refused_request_is_counted_but_does_not_flatter_the_times(metrics, settled) -> None:
+    metrics.settled(settled(outcome="saturated", status=429, endpoint=None, ttft=None, output_tokens=None))
+    assert value(metrics, "kvgate_requests_total", model="m", outcome="saturated") == 1
+    for name in ("request_duration", "time_to_first_token", "queue_wait", "overhead"):
+        assert not value(metrics, f"kvgate_{name}_seconds_count", model="m")
+
+
+def test_one_output_token_has_no_time_between_tokens(metrics, settled) -> None:
+    metrics.settled(settled(output_tokens=1))
+    metrics.settled(settled(output_tokens=None))
+    metrics.settled(settled(outcome="cancelled"))
+    assert value(metrics, "kvgate_time_per_output_token_seconds_count", model="m") is None
+    assert value(metrics, "kvgate_time_to_first_token_seconds_count", model="m") == 3
+
+
+def test_decision_attempts_and_disconnects(metrics) -> None:
+    metrics.decided("m", 0.0003)
+    metrics.attempted("m", "a", "refused")
+    metrics.attempted("m", "a", "refused")
+    metrics.disconnected("m", "queued")
+    assert value(metrics, "kvgate_decision_seconds_bucket", model="m", le="0.0004") == 1
+    assert value(metrics, "kvgate_decision_seconds_bucket", model="m", le="0.0002") == 0
+    assert value(metrics, "kvgate_attempts_total", model="m", endpoint="a", result="refused") == 2
+    assert value(metrics, "kvgate_client_disconnects_total", model="m", phase="queued") == 1
+
+
+def test_tokens_and_hits(metrics) -> None:
+    metrics.tokens_estimated("m", "no-tokenizer")
+    metrics.tokens_compared("m", 10, 10)
+    metrics.tokens_compared("m", 10, 11)
+    metrics.hits_compared("m", "a", expected=64, reported=48)
+    metrics.hits_compared("m", "a", expected=16, reported=32)
+    assert value(metrics, "kvgate_prompts_estimated_total", model="m", reason="no-tokenizer") == 1
+    assert value(metrics, "kvgate_token_counts_compared_total", model="m") == 2
+    assert value(metrics, "kvgate_token_count_mismatches_total", model="m") == 1
+    assert value(metrics, "kvgate_expected_hit_tokens_total", model="m", endpoint="a") == 80
+    assert value(metrics, "kvgate_reported_hit_tokens_total", model="m", endpoint="a") == 80
+    # The two errors cancel each other in the totals, and not here.
+    assert value(metrics, "kvgate_hit_error_tokens_total", model="m", endpoint="a") == 32
+
+
+def test_no_mismatch_is_a_zero_and_not_an_absence(metrics) -> None:
+    metrics.tokens_compared("m", 10, 10)
+    assert value(metrics, "kvgate_token_count_mismatches_total", model="m") == 0
+
+
+def test_plugins(metrics) -> None:
+    metrics.plugin_failed("scorer", "cost", ValueError("x"))
+    metrics.score_refused("cost")
+    assert value(metrics, "kvgate_plugin_failures_total", kind="scorer", plugin="cost") == 1
+    assert value(metrics, "kvgate_scores_refused_total", plugin="cost") == 1
+
+
+def test_kv_cache(metrics) -> None:
+    metrics.kv_events("a", "stored", 40)
+    metrics.kv_events("a", "unknown-type", 1)
+    metrics.kv_gap("a", "replayed")
+    metrics.kv_stream("a", "connecting")
+    metrics.kv_stream("a", "live")
+    metrics.kv_blocks("m", 1234)
+    assert value(metrics, "kvgate_kv_events_total", endpoint="a", kind="stored") == 40
+    assert value(metrics, "kvgate_kv_events_total", endpoint="a", kind="unknown-type") == 1
+    assert value(metrics, "kvgate_kv_gaps_total", endpoint="a", result="replayed") == 1
+    assert value(metrics, "kvgate_kv_stream_state", endpoint="a", state="live") == 1
+    assert value(metrics, "kvgate_kv_stream_state", endpoint="a", state="connecting") is None
+    assert value(metrics, "kvgate_kv_index_blocks", model="m") == 1234
+
+
+def test_an_engine_that_is_dropped_takes_its_series_along(metrics) -> None:
+    metrics.engine_state("e", False, "refused")
+    metrics.scraped("e", True, 1000.0)
+    metrics.scraped("e", False, 1001.0)
+    metrics.scraped("other", True, 1000.0)
+    assert "kvgate_engine_up" in labelled(metrics, "engine", "e")
+    metrics.engine_dropped("e")
+    assert labelled(metrics, "engine", "e") == set()
+    assert labelled(metrics, "engine", "other") == {"kvgate_scrapes_total", "kvgate_scrape_age_seconds"}
+
+
+def say_all(metrics: Metrics, endpoint: str) -> None:
+    """What a request and a stream still say about an endpoint."""
+    metrics.attempted("m", endpoint, "ok")
+    metrics.hits_compared("m", endpoint, 1, 1)
+    metrics.kv_events(endpoint, "stored", 1)
+    metrics.kv_gap(endpoint, "lost")
+
+
+def test_an_endpoint_that_is_dropped_takes_its_series_along(metrics) -> None:
+    for endpoint in ("a", "b"):
+        metrics.in_flight(endpoint, 1)
+        metrics.kv_stream(endpoint, "live")
+        say_all(metrics, endpoint)
+    metrics.in_flight("a", -1)
+    metrics.endpoint_dropped("a")
+    assert labelled(metrics, "endpoint", "a") == set()
+    assert len(labelled(metrics, "endpoint", "b")) == 8
+
+
+def test_a_dropped_endpoints_last_requests_do_not_bring_it_back(metrics) -> None:
+    metrics.in_flight("a", 1)
+    metrics.in_flight("a", 1)
+    metrics.endpoint_dropped("a")
+    metrics.in_flight("a", -1)
+    say_all(metrics, "a")
+    metrics.kv_stream("a", "off")
+    assert labelled(metrics, "endpoint", "a") == set()
+    metrics.in_flight("a", -1)
+    say_all(metrics, "a")
+    assert labelled(metrics, "endpoint", "a") == set()
+
+
+def test_an_endpoint_that_comes_back_is_shown_again(metrics) -> None:
+    metrics.in_flight("a", 1)
+    metrics.endpoint_dropped("a")
+    metrics.in_flight("a", 1)
+    assert value(metrics, "kvgate_in_flight_requests", endpoint="a") == 2
+    metrics.in_flight("a", -1)
+    metrics.in_flight("a", -1)
+    assert value(metrics, "kvgate_in_flight_requests", endpoint="a") == 0
+    metrics.endpoint_dropped("a")
+    metrics.kv_stream("a", "connecting")
+    metrics.kv_events("a", "stored", 3)
+    assert value(metrics, "kvgate_kv_events_total", endpoint="a", kind="stored") == 3
+
+
+def test_names_of_dropped_endpoints_are_not_kept_for_ever(metrics) -> None:
+    for number in range(5000):
+        metrics.in_flight(f"e{number}", 1)
+        metrics.in_flight(f"e{number}", -1)
+        metrics.endpoint_dropped(f"e{number}")
+    assert len(metrics._present.hidden) < 2000
+    assert not metrics._present.in_flight
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.lists(st.sampled_from(["+a", "-a", "drop a", "+b", "-b", "drop b"]), max_size=40))
+def test_in_flight_is_never_negative_and_never_a_ghost(steps) -> None:
+    metrics = Metrics(_Still())
+    running = {"a": 0, "b": 0}
+    dropped: set[str] = set()
+    for step in steps:
+        endpoint = step[-1]
+        if step.startswith("+"):
+            running[endpoint] += 1
+            dropped.discard(endpoint)
+            metrics.in_flight(endpoint, 1)
+        elif step.startswith("-") and running[endpoint]:
+            running[endpoint] -= 1
+            metrics.in_flight(endpoint, -1)
+        elif step.startswith("drop"):
+            dropped.add(endpoint)
+            metrics.endpoint_dropped(endpoint)
+    present = read(metrics)
+    for endpoint, count in running.items():
+        shown = present.get(("kvgate_in_flight_requests", frozenset({("endpoint", endpoint)})))
+        if endpoint in dropped:
+            assert shown is None
+        else:
+            assert (shown or 0) == count
+
+
+class _Still:
+    def monotonic(self) -> float:
+        return 0.0
+
+    def wall(self) -> float:
+        return 0.0
+
+
+def test_names_have_our_prefix_or_the_ecosystems(metrics, settled) -> None:
+    metrics.settled(settled())
+    names = {name for name, _ in read(metrics)}
+    assert all(name.startswith(("kvgate_", "process_", "python_")) for name in names)
+    assert {"process_resident_memory_bytes", "process_cpu_seconds_total", "process_open_fds"} <= names
+    assert not any(name.endswith("_created") for name in names)
+    assert value(metrics, "kvgate_build_info", version="1.2.3") == 1
+
+
+def test_two_gateways_in_a_process_do_not_share_series(clock, settled) -> None:
+    one, other = Metrics(clock), Metrics(clock)
+    one.settled(settled())
+    assert value(other, "kvgate_requests_total", model="m", outcome="ok") is None
+
+
+async def test_slices_render_the_same(metrics, settled) -> None:
+    metrics.settled(settled())
+    metrics.in_flight("a", 1)
+    whole, content_type = metrics.render()
+    sliced, same_type = await metrics.render_in_slices()
+    assert same_type == content_type
+
+    def ours(body: bytes) -> list[bytes]:
+        return [line for line in body.splitlines() if b"kvgate_" in line]
+
+    assert ours(sliced) == ours(whole)
+
+
+def test_rendering_in_a_thread_while_counting_goes_on(metrics, settled) -> None:
+    failed: list[BaseException] = []
+    stop = threading.Event()
+
+    def render() -> None:
+        try:
+            while not stop.is_set():
+                metrics.render()
+        except BaseException as error:
+            failed.append(error)
+
+    thread = threading.Thread(target=render)
+    thread.start()
+    for number in range(600):
+        endpoint = f"e{number % 50}"
+        metrics.settled(settled(model=f"m{number % 7}"))
+        metrics.in_flight(endpoint, 1)
+        say_all(metrics, endpoint)
+        metrics.kv_stream(endpoint, "live")
+        metrics.in_flight(endpoint, -1)
+        if number % 3 == 0:
+            metrics.endpoint_dropped(endpoint)
+    stop.set()
+    thread.join()
+    assert failed == []

@@ -1,0 +1,128 @@
+from __future__ import annotations
+
+import orjson
+import pytest
+
+from gateway.observability.logs import configure
+from gateway.observability.request_log import RequestLog, request_fields
+from gateway.observability.settings import LogSettings
+
+
+@pytest.fixture
+def seen(lines, clock):
+    """``seen(lambda log: ...)``: the JSON lines that come of it."""
+
+    def run(use, requests: bool = True) -> list[dict]:
+        logs = configure(LogSettings(format="json"), stream=lines, clock=clock)
+        try:
+            use(RequestLog(logs.logger, clock, requests=requests))
+        finally:
+            logs.close()
+        return [orjson.loads(line) for line in lines.text.splitlines()]
+
+    return run
+
+
+def test_one_line_for_a_request(seen, answered) -> None:
+    [line] = seen(lambda log: log.settled(answered))
+    assert line == {
+        "time": "2027-01-15T08:16:40.000Z",
+        "level": "info",
+        "event": "request",
+        "request_id": "req-1",
+        "model": "m",
+        "route": "/v1/chat/completions",
+        "status": 200,
+        "outcome": "ok",
+        "stream": True,
+        "endpoint": "a",
+        "attempts": 1,
+        "prompt_tokens": 120,
+        "exact": True,
+        "expected_hit": 96,
+        "match": "events",
+        "cached_tokens": 96,
+        "output_tokens": 101,
+        "ttft": 0.1,
+        "duration": 2.1,
+        "queue_wait": 0.0,
+        "overhead": 0.0008,
+    }
+
+
+def test_a_failed_request_says_where_it_ended(seen, settled) -> None:
+    failed = settled(
+        outcome="upstream_timeout",
+        status=504,
+        phase="before-commit",
+        error="engine a sent no head within 300 s",
+        ttft=None,
+        output_tokens=None,
+        cached_tokens=None,
+        reported_prompt_tokens=None,
+    )
+    [line] = seen(lambda log: log.settled(failed))
+    assert line["level"] == "warning"
+    assert line["phase"] == "before-commit"
+    assert line["error"] == "engine a sent no head within 300 s"
+    assert not {"ttft", "output_tokens", "cached_tokens"} & set(line)
+
+
+def test_a_clients_mistake_is_no_warning(seen, settled) -> None:
+    [line] = seen(lambda log: log.settled(settled(status=404, outcome="not_found", endpoint=None)))
+    assert line["level"] == "info"
+    assert "endpoint" not in line
+
+
+def test_an_engines_other_token_count_is_in_the_line(settled) -> None:
+    assert request_fields(settled(reported_prompt_tokens=121))["reported_prompt_tokens"] == 121
+    assert "reported_prompt_tokens" not in request_fields(settled())
+
+
+def test_request_lines_can_be_off(seen, answered) -> None:
+    assert seen(lambda log: log.settled(answered), requests=False) == []
+
+
+def test_a_token_mismatch_is_logged_once_per_model(seen) -> None:
+    def use(log: RequestLog) -> None:
+        log.tokens_compared("m", 10, 10)
+        for _ in range(3):
+            log.tokens_compared("m", 10, 12)
+            log.tokens_compared("other", 7, 6)
+
+    lines = seen(use)
+    assert [(line["model"], line["ours"], line["reported"]) for line in lines] == [("m", 10, 12), ("other", 7, 6)]
+    assert "tokenizer" in lines[0]["event"]
+
+
+def test_estimates_are_logged_once_per_reason(seen) -> None:
+    def use(log: RequestLog) -> None:
+        for _ in range(3):
+            log.tokens_estimated("m", "no-tokenizer")
+            log.tokens_estimated("m", "image")
+            log.score_refused("cost")
+
+    lines = seen(use)
+    assert [line.get("reason") for line in lines] == ["no-tokenizer", "image", None]
+
+
+def test_a_plugin_that_always_fails_is_a_line_a_minute(seen, clock) -> None:
+    def use(log: RequestLog) -> None:
+        for _ in range(150):
+            log.plugin_failed("scorer", "cost", ZeroDivisionError("no tokens"))
+            clock.now += 1.0
+        log.plugin_failed("filter", "labels", ValueError("x"))
+
+    lines = seen(use)
+    assert [(line["plugin"], line["not_logged"]) for line in lines] == [
+        ("cost", 0),
+        ("cost", 59),
+        ("cost", 59),
+        ("labels", 0),
+    ]
+    assert "ZeroDivisionError: no tokens" in lines[0]["exception"]
+
+
+def test_a_gap_is_logged(seen) -> None:
+    [line] = seen(lambda log: log.kv_gap("a", "lost"))
+    assert (line["level"], line["endpoint"], line["result"]) == ("warning", "a", "lost")
