@@ -24,7 +24,7 @@ _SECRET_TEXT = re.compile(
     r"""
       (?P<scheme> \b bearer \s+ ) (?! \*\*\* ) [^\s"',;]+                    # Authorization's own form
     | (?P<name> \b (?:x-)? (?:api[-_]?key | authorization)                  # a header or a parameter, written out
-        (?: ["']? \s* [:=] \s* b?["']? | ["'] \s* , \s* b?["'] ) )
+        (?: ["']? \s* [:=] \s* (?: b?["'] )? | ["'] \s* , \s* b?["'] ) )
       (?: (?:bearer|basic) \s+ )? [^\s"',;]+
     | (?P<user> :// [^/@\s:]* : ) [^/@\s]+ (?= @ )                          # http://user:password@host
     | \b (?P<vendor> sk- | hf_ ) [A-Za-z0-9_-]{8,}                          # OpenAI's and the hub's keys
