@@ -1,0 +1,275 @@
+"""Every way in which a leg can fail, on real sockets, leaves upstream.py as the right cause."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import socket
+from collections.abc import AsyncIterator
+from dataclasses import replace
+
+import pytest
+
+from gateway.framework import Endpoint, Engine, Model
+from gateway.proxy.legs import Cause, Leg, LegFailed
+from gateway.proxy.settings import TimeoutSettings
+from gateway.proxy.upstream import Upstream
+from tests.support.wait import eventually
+from tests.support.wire import STREAM_HEAD, Connection, answer, chunked, scripted
+
+PATIENT = TimeoutSettings(connect=5, head=5, idle=5, total=10)
+
+
+def leg(url: str, body: bytes = b'{"model":"m"}') -> Leg:
+    endpoint = Endpoint(0, "engine", Model("m"), Engine(url=url, name="engine"), load=None, cost=None)  # type: ignore[arg-type]
+    return Leg(endpoint, "/v1/completions", [("Content-Type", "application/json")], body)
+
+
+@contextlib.asynccontextmanager
+async def upstream(timeouts: TimeoutSettings = PATIENT) -> AsyncIterator[Upstream]:
+    connections = Upstream(timeouts)
+    await connections.start()
+    try:
+        yield connections
+    finally:
+        await connections.close()
+
+
+async def failure_of(url: str, timeouts: TimeoutSettings = PATIENT) -> Cause:
+    async with upstream(timeouts) as connections:
+        with pytest.raises(LegFailed) as failed:
+            with await connections.send(leg(url)) as reply:
+                await reply.read()
+    return failed.value.cause
+
+
+async def test_an_answer_passes_with_its_status_headers_and_bytes():
+    async def script(connection: Connection) -> None:
+        await connection.request()
+        await connection.say(answer(b'{"a": 1}', status="418 Teapot", extra=b"X-One: 1\r\nx-one: 2\r\n"))
+
+    async with scripted(script) as server, upstream() as connections:
+        with await connections.send(leg(server.url)) as reply:
+            assert reply.status == 418
+            assert [value for name, value in reply.headers if name.lower() == "x-one"] == ["1", "2"]
+            assert not reply.is_event_stream
+            assert await reply.read() == b'{"a": 1}'
+            assert reply.connect_seconds is not None
+
+
+async def test_a_connection_is_used_again_and_its_round_trip_measured_once():
+    async def script(connection: Connection) -> None:
+        while True:
+            await connection.request()
+            await connection.say(answer(b"{}"))
+
+    async with scripted(script) as server, upstream() as connections:
+        for number in range(3):
+            with await connections.send(leg(server.url)) as reply:
+                await reply.read()
+                assert (reply.connect_seconds is None) == (number > 0)
+        assert len(server.connections) == 1
+
+
+async def test_nothing_listening_is_refused():
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        assert await failure_of(f"http://127.0.0.1:{taken.getsockname()[1]}") is Cause.REFUSED
+
+
+async def test_a_full_backlog_is_a_connect_timeout():
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        listener.listen(0)
+        port = listener.getsockname()[1]
+        fillers = []
+        try:
+            for _ in range(4):
+                filler = socket.socket()
+                filler.setblocking(False)
+                filler.connect_ex(("127.0.0.1", port))
+                fillers.append(filler)
+            cause = await failure_of(f"http://127.0.0.1:{port}", replace(PATIENT, connect=0.2))
+        finally:
+            for filler in fillers:
+                filler.close()
+    assert cause is Cause.CONNECT_TIMEOUT
+
+
+async def test_an_engine_that_dies_on_the_request_died():
+    async def script(connection: Connection) -> None:
+        await connection.request()
+        connection.reset()
+
+    async with scripted(script) as server:
+        assert await failure_of(server.url) is Cause.DIED
+        assert len(server.connections) == 1
+
+
+async def test_an_engine_that_closes_without_an_answer_died():
+    async def script(connection: Connection) -> None:
+        await connection.request()
+
+    async with scripted(script) as server:
+        assert await failure_of(server.url) is Cause.DIED
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        b"\x00\x01\x02\x03garbage\r\n\r\n",
+        b"HTTP/1.1 abc OK\r\n\r\n",
+        b"HTTP/1.1 200 OK\r\nContent-Length: -5\r\n\r\n",
+        b"HTTP/1.1 200 OK\r\n" + b"X: " + b"y" * 200_000 + b"\r\n\r\n",
+    ],
+)
+async def test_garbage_is_garbage(said):
+    async def script(connection: Connection) -> None:
+        await connection.request()
+        await connection.say(said)
+        await connection.gone()
+
+    async with scripted(script) as server:
+        assert await failure_of(server.url) is Cause.GARBAGE
+
+
+async def test_a_body_cut_short_died():
+    async def script(connection: Connection) -> None:
+        await connection.request()
+        await connection.say(b"HTTP/1.1 200 OK\r\nContent-Length: 100\r\n\r\nshort")
+
+    async with scripted(script) as server:
+        assert await failure_of(server.url) is Cause.DIED
+
+
+async def test_no_head_in_time_closes_the_connection():
+    async def script(connection: Connection) -> None:
+        await connection.request()
+        await connection.gone()
+
+    async with scripted(script) as server:
+        assert await failure_of(server.url, replace(PATIENT, head=0.05)) is Cause.HEAD_TIMEOUT
+        await eventually(lambda: server.left == 1, "the engine sees that the connection is closed")
+
+
+async def test_comments_are_no_answer_to_the_head_timeout():
+    async def script(connection: Connection) -> None:
+        await connection.request()
+        await connection.say(STREAM_HEAD)
+        while True:
+            await connection.say(chunked(b": keep-alive\n\n", end=False))
+            await asyncio.sleep(0.005)
+
+    async with scripted(script) as server:
+        assert await failure_of(server.url, replace(PATIENT, head=0.1)) is Cause.HEAD_TIMEOUT
+
+
+async def test_after_commit_only_idle_and_total_count():
+    async def script(connection: Connection) -> None:
+        await connection.request()
+        await connection.say(STREAM_HEAD + chunked(b"data: 1\n\n", end=False))
+        await connection.gone()
+
+    async with scripted(script) as server, upstream(replace(PATIENT, head=0.05, idle=0.2)) as connections:
+        with await connections.send(leg(server.url)) as reply:
+            assert await reply.chunk() == b"data: 1\n\n"
+            reply.committed()
+            with pytest.raises(LegFailed) as failed:
+                await reply.chunk()
+    assert failed.value.cause is Cause.IDLE_TIMEOUT
+
+
+async def test_an_answer_that_trickles_for_ever_ends_at_the_total():
+    async def script(connection: Connection) -> None:
+        await connection.request()
+        await connection.say(STREAM_HEAD)
+        while True:
+            await connection.say(chunked(b"data: x\n\n", end=False))
+            await asyncio.sleep(0.005)
+
+    async with scripted(script) as server, upstream(replace(PATIENT, total=0.2)) as connections:
+        with await connections.send(leg(server.url)) as reply:
+            reply.committed()
+            with pytest.raises(LegFailed) as failed:
+                while await reply.chunk():
+                    pass
+    assert failed.value.cause is Cause.TOTAL_TIMEOUT
+
+
+async def test_a_connection_that_died_idle_is_replaced_silently():
+    async def script(connection: Connection) -> None:
+        await connection.request()
+        if connection.number == 0:
+            await connection.say(answer(b"{}"))
+            await connection.request()  # the second request comes, and is never answered: the server was closing
+            return
+        await connection.say(answer(b'{"second": true}'))
+
+    async with scripted(script) as server, upstream() as connections:
+        with await connections.send(leg(server.url)) as reply:
+            await reply.read()
+        with await connections.send(leg(server.url)) as reply:
+            assert await reply.read() == b'{"second": true}'
+        assert len(server.connections) == 2
+
+
+async def test_a_kept_connection_whose_engine_is_gone_died_and_was_not_refused():
+    """Else a request that kills engines would be sent to each of the fleet, free of charge."""
+    closed = asyncio.Event()
+
+    async def script(connection: Connection) -> None:
+        await connection.request()
+        await connection.say(answer(b"{}"))
+        await connection.request()
+        await closed.wait()
+        connection.reset()
+
+    async with upstream() as connections:
+        async with scripted(script) as server:
+            with await connections.send(leg(server.url)) as reply:
+                await reply.read()
+            listener_gone = asyncio.get_running_loop().create_task(connections.send(leg(server.url)))
+            await eventually(lambda: len(server.connections) == 1, "the second request is on its way")
+        closed.set()
+        with pytest.raises(LegFailed) as failed:
+            await listener_gone
+    assert failed.value.cause is Cause.DIED
+
+
+async def test_leaving_an_answer_early_closes_its_connection():
+    async def script(connection: Connection) -> None:
+        await connection.request()
+        await connection.say(STREAM_HEAD + chunked(b"data: 1\n\n", end=False))
+        await connection.gone()
+
+    async with scripted(script) as server, upstream() as connections:
+        with await connections.send(leg(server.url)) as reply:
+            await reply.chunk()
+        await eventually(lambda: server.left == 1, "the engine sees that the connection is closed")
+
+
+async def test_cancelling_before_the_head_closes_the_connection():
+    async def script(connection: Connection) -> None:
+        await connection.request()
+        await connection.gone()
+
+    async with scripted(script) as server, upstream() as connections:
+        task = asyncio.get_running_loop().create_task(connections.send(leg(server.url)))
+        await eventually(lambda: len(server.connections) == 1, "the request arrives")
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        await eventually(lambda: server.left == 1, "the engine sees that the connection is closed")
+
+
+async def test_a_large_body_arrives_whole():
+    sizes = []
+
+    async def script(connection: Connection) -> None:
+        sizes.append(len((await connection.request())[1]))
+        await connection.say(answer(b"{}"))
+
+    async with scripted(script) as server, upstream() as connections:
+        with await connections.send(leg(server.url, b"x" * 20_000_000)) as reply:
+            await reply.read()
+    assert sizes == [20_000_000]

@@ -1,0 +1,91 @@
+"""A whole gateway in the test's own loop, on real sockets, in front of simulated engines."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import AsyncIterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import httpx
+from aiohttp import web
+
+from gateway.app import Gateway
+from gateway.config.settings import Config, ModelSettings
+from gateway.fleet.settings import EndpointSettings, FleetSettings, HealthSettings, ScrapeSettings
+from gateway.framework import Observer, Settled
+from gateway.observability.settings import LogSettings
+
+QUICK_FLEET = FleetSettings(
+    scrape=ScrapeSettings(interval=0.05, timeout=1.0),
+    health=HealthSettings(failures=1, backoff=0.05, max_backoff=0.2, slow_start=0.0),
+)
+"""Notices within a test's patience what takes seconds in production."""
+
+
+@dataclass
+class Running:
+    """A gateway that listens at ``url``, its metrics at ``admin_url``."""
+
+    gateway: Gateway
+    url: str
+    admin_url: str
+    client: httpx.AsyncClient
+    lines: list[Settled] = field(default_factory=list)
+
+    def idle(self) -> bool:
+        """Nothing is booked anywhere."""
+        servings = self.gateway.directory.servings
+        return all(s.admission.in_flight == 0 and s.admission.waiting == 0 for s in servings) and all(
+            (e.load.requests, e.load.prefill_tokens, e.load.kv_tokens) == (0, 0, 0)
+            for s in servings
+            for e in self.gateway.fleet.endpoints(s.model)
+        )
+
+    async def metrics(self) -> str:
+        return (await self.client.get(f"{self.admin_url}/metrics")).text
+
+
+def config_for(*urls: str, **changes: Any) -> Config:
+    """One model named ``sim`` on engines at ``urls``. Keys of ``ModelSettings`` go there, all others to ``Config``."""
+    of_model = {key: changes.pop(key) for key in list(changes) if key in ModelSettings.__dataclass_fields__}
+    of_model = {"name": "sim", "endpoints": tuple(EndpointSettings(url=url) for url in urls)} | of_model
+    changes = {"fleet": QUICK_FLEET, "log": LogSettings(requests=False)} | changes
+    return Config(models=(ModelSettings(**of_model),), **changes)
+
+
+@contextlib.asynccontextmanager
+async def running(config: Config, *, seed: int = 0) -> AsyncIterator[Running]:
+    """A gateway for ``config`` on free ports. What it logs of each request is in ``lines``."""
+    gateway = Gateway(config, seed=seed)
+    lines: list[Settled] = []
+    _tee(gateway, lines)
+    clients, operators = gateway.server.runner(), gateway.admin.runner()
+    try:
+        await gateway.start()
+        url, admin_url = await _listen(clients), await _listen(operators)
+        async with httpx.AsyncClient(base_url=url, timeout=30) as client:
+            yield Running(gateway, url, admin_url, client, lines)
+    finally:
+        await clients.cleanup()
+        await operators.cleanup()
+        await gateway.close()
+        gateway.telemetry.close()
+
+
+def _tee(gateway: Gateway, lines: list[Settled]) -> None:
+    observer: Observer = gateway.telemetry
+    counted = observer.settled
+
+    def settled(request: Settled) -> None:
+        lines.append(request)
+        counted(request)
+
+    observer.settled = settled  # type: ignore[method-assign]
+
+
+async def _listen(runner: web.ServerRunner | web.AppRunner) -> str:
+    await runner.setup()
+    await web.TCPSite(runner, "127.0.0.1", 0).start()
+    host, port = runner.addresses[0][:2]
+    return f"http://{host}:{port}"

@@ -1,0 +1,16 @@
+"""Waiting for a condition, never for luck."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import Any
+
+
+async def eventually(condition: Callable[[], Any], what: str, *, within: float = 10.0) -> None:
+    """Wait for ``condition()`` to be true; fails the test, naming ``what``, if it is not within some seconds."""
+    deadline = asyncio.get_running_loop().time() + within
+    while not condition():
+        if asyncio.get_running_loop().time() > deadline:
+            raise AssertionError(f"not within {within:g} s: {what}")
+        await asyncio.sleep(0.005)

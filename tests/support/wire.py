@@ -1,0 +1,95 @@
+"""Servers that say exactly the bytes that a test wants: for what no well-behaved server does."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator, Awaitable, Callable
+from dataclasses import dataclass, field
+
+Script = Callable[["Connection"], Awaitable[None]]
+
+
+@dataclass
+class Connection:
+    """One accepted connection. ``closed`` is set when the peer has gone."""
+
+    reader: asyncio.StreamReader
+    writer: asyncio.StreamWriter
+    number: int
+
+    async def request(self) -> tuple[bytes, bytes]:
+        """Read one request: head and body (by its Content-Length). Raises IncompleteReadError when the peer closed."""
+        head = await self.reader.readuntil(b"\r\n\r\n")
+        length = 0
+        for line in head.split(b"\r\n"):
+            if line.lower().startswith(b"content-length:"):
+                length = int(line.split(b":")[1])
+        return head, await self.reader.readexactly(length)
+
+    async def say(self, data: bytes) -> None:
+        self.writer.write(data)
+        await self.writer.drain()
+
+    async def gone(self) -> None:
+        """Wait until the peer closes."""
+        with contextlib.suppress(ConnectionError):
+            while await self.reader.read(65536):
+                pass
+
+    def reset(self) -> None:
+        """Close with RST, as a killed process does."""
+        self.writer.transport.abort()
+
+
+@dataclass
+class ScriptedServer:
+    """``url``; ``connections``: accepted so far; ``left``: how many of them ended."""
+
+    url: str
+    port: int
+    connections: list[Connection] = field(default_factory=list)
+    left: int = 0
+
+
+@contextlib.asynccontextmanager
+async def scripted(script: Script) -> AsyncIterator[ScriptedServer]:
+    """A server that runs ``script`` for each connection; when it returns, the connection is closed."""
+    state = ScriptedServer(url="", port=0)
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        connection = Connection(reader, writer, len(state.connections))
+        state.connections.append(connection)
+        try:
+            await script(connection)
+        except (asyncio.IncompleteReadError, ConnectionError):
+            pass
+        finally:
+            state.left += 1
+            writer.close()
+            with contextlib.suppress(ConnectionError):
+                await writer.wait_closed()
+
+    server = await asyncio.start_server(serve, "127.0.0.1", 0)
+    state.port = server.sockets[0].getsockname()[1]
+    state.url = f"http://127.0.0.1:{state.port}"
+    try:
+        yield state
+    finally:
+        server.close()
+        for connection in state.connections:
+            connection.writer.transport.abort()
+        await server.wait_closed()
+
+
+def answer(body: bytes, *, status: str = "200 OK", content_type: str = "application/json", extra: bytes = b"") -> bytes:
+    head = f"HTTP/1.1 {status}\r\nContent-Type: {content_type}\r\nContent-Length: {len(body)}\r\n".encode()
+    return head + extra + b"\r\n" + body
+
+
+def chunked(*chunks: bytes, end: bool = True) -> bytes:
+    framed = b"".join(f"{len(chunk):x}\r\n".encode() + chunk + b"\r\n" for chunk in chunks)
+    return framed + (b"0\r\n\r\n" if end else b"")
+
+
+STREAM_HEAD = b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream; charset=utf-8\r\nTransfer-Encoding: chunked\r\n\r\n"
