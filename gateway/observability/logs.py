@@ -132,7 +132,9 @@ def _text_renderer(stream: BinaryIO) -> Processor:
 
     def render(logger: Any, method: str, event: EventDict) -> bytes:
         # A client's text may stand in a message. A line break in it would let a client write our log.
-        shown = {name: value if name == "exception" else _printable(value) for name, value in event.items()}
+        shown = {name: _printable(value) for name, value in event.items()}
+        if "exception" in event:
+            shown["exception"] = "\n".join(_printable(line) for line in str(event["exception"]).split("\n"))
         return console(logger, method, shown).encode("utf-8", "backslashreplace")
 
     return render
