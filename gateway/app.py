@@ -1,0 +1,257 @@
+"""The composition root: builds every room from a configuration and connects them. The only file that knows them all."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import dataclasses
+import logging
+import random
+import signal
+from collections.abc import Sequence
+
+from aiohttp import web
+
+from gateway import __version__
+from gateway.config.settings import Config
+from gateway.config.wiring import wire
+from gateway.errors import ConfigError
+from gateway.fleet.fleet import Fleet, KvSource
+from gateway.flow.admission import Admission
+from gateway.framework import Clock, Context, Endpoint, Model, Observer, SystemClock, TaskSet
+from gateway.kvcache.index import CacheIndex
+from gateway.kvcache.settings import CacheSettings
+from gateway.kvcache.stream import EventStream
+from gateway.notify import notify
+from gateway.observability.telemetry import Telemetry
+from gateway.proxy.admin import Admin
+from gateway.proxy.director import Director
+from gateway.proxy.directory import Directory, Serving
+from gateway.proxy.keys import ClientKeys
+from gateway.proxy.legs import RetryBudget
+from gateway.proxy.server import Server
+from gateway.proxy.upstream import Upstream
+from gateway.tokens.tokenizer import ModelTokens
+
+log = logging.getLogger("kvgate.app")
+
+SWEEP_SLICE = 2000
+"""Block keys whose bits of a dropped slot are cleared at a time: below a millisecond."""
+
+
+class CacheFeed:
+    """Connects the fleet to the indexes: an endpoint that comes or goes, where its KV events are, that it restarted."""
+
+    def __init__(self, caches: dict[str, tuple[CacheIndex, CacheSettings]], clock: Clock, observer: Observer) -> None:
+        self._caches = caches
+        self._clock = clock
+        self._observer = observer
+        self._streams: dict[int, EventStream] = {}
+        self._tasks = TaskSet()
+        self._fleet: Fleet | None = None
+
+    def connect(self, fleet: Fleet) -> None:
+        self._fleet = fleet
+        fleet.listen(self)
+
+    def endpoint_added(self, endpoint: Endpoint) -> None:
+        self._index(endpoint).add(endpoint, events=False)
+
+    def endpoint_dropped(self, endpoint: Endpoint) -> None:
+        self._stop_stream(endpoint)
+        self._index(endpoint).drop(endpoint.slot)
+        self._observer.endpoint_dropped(endpoint.name)
+        self._tasks.start(self._sweep(endpoint), name=f"sweep {endpoint.name}")
+
+    def engine_restarted(self, endpoint: Endpoint) -> None:
+        stream = self._streams.get(endpoint.slot)
+        if stream is not None:
+            stream.restart()
+        else:
+            self._index(endpoint).forget(endpoint.slot)
+
+    def kv_source(self, endpoint: Endpoint, source: KvSource | None) -> None:
+        self._stop_stream(endpoint)
+        index, settings = self._caches[endpoint.model.name]
+        index.set_events(endpoint.slot, source is not None)
+        if source is None:
+            self._observer.kv_stream(endpoint.name, "off")
+            return
+        stream = EventStream(
+            slot=endpoint.slot,
+            endpoint_name=endpoint.name,
+            address=source.endpoint,
+            replay=source.replay,
+            topic=source.topic,
+            index=index,
+            observer=self._observer,
+            clock=self._clock,
+            settings=settings,
+        )
+        self._streams[endpoint.slot] = stream
+        stream.start(self._tasks)
+
+    async def synced(self, timeout: float) -> bool:
+        """Wait until every stream has replayed what there is; false if some had not after ``timeout`` seconds."""
+        try:
+            async with asyncio.timeout(timeout):
+                for stream in list(self._streams.values()):
+                    await stream.synced.wait()
+        except TimeoutError:
+            return False
+        return True
+
+    async def close(self) -> None:
+        for stream in self._streams.values():
+            await stream.close()
+        await self._tasks.close()
+
+    def _index(self, endpoint: Endpoint) -> CacheIndex:
+        return self._caches[endpoint.model.name][0]
+
+    def _stop_stream(self, endpoint: Endpoint) -> None:
+        if (stream := self._streams.pop(endpoint.slot, None)) is not None:
+            self._tasks.start(stream.close(), name=f"close the events of {endpoint.name}")
+
+    async def _sweep(self, endpoint: Endpoint) -> None:
+        """A slot is used again only when no key bears its bit any more."""
+        index = self._index(endpoint)
+        while not index.sweep(SWEEP_SLICE):
+            await asyncio.sleep(0)
+        assert self._fleet is not None
+        self._fleet.release_slot(endpoint.slot)
+
+
+class Gateway:
+    """One gateway process. ``start`` binds nothing of the clients': ``listen`` does."""
+
+    def __init__(self, config: Config, *, clock: Clock | None = None, seed: int | None = None) -> None:
+        self.config = config
+        self.clock = clock or SystemClock()
+        self.telemetry = Telemetry(config.log, self.clock, __version__)
+        chance = random.Random(seed)
+        observer = self.telemetry
+
+        self.scheduler = wire(
+            config, lambda name: Context(name=name, clock=self.clock, random=chance, observer=observer)
+        )
+        models = [
+            Model(name=m.name, aliases=m.aliases, served_name=m.served_name, handler=m.handler) for m in config.models
+        ]
+        self.fleet = Fleet(
+            models=[(model, settings.endpoints) for model, settings in zip(models, config.models, strict=True)],
+            settings=config.fleet,
+            clock=self.clock,
+            observer=observer,
+            random=chance,
+        )
+        servings = [
+            Serving(
+                model=model,
+                tokens=ModelTokens(settings, model.name, observer),
+                index=CacheIndex(settings.kv_cache, model.name, self.clock, observer),
+                admission=Admission(settings.limits, model.name, self.clock, observer),
+                budget=RetryBudget(config.retries.budget),
+            )
+            for model, settings in zip(models, config.models, strict=True)
+        ]
+        self.directory = Directory(servings, self.fleet)
+        caches = {s.model.name: (s.index, m.kv_cache) for s, m in zip(servings, config.models, strict=True)}
+        self.feed = CacheFeed(caches, self.clock, observer)
+        self.feed.connect(self.fleet)
+        self.upstream = Upstream(config.timeouts)
+        director = Director(
+            directory=self.directory,
+            fleet=self.fleet,
+            scheduler=self.scheduler,
+            upstream=self.upstream,
+            listen=config.listen,
+            timeouts=config.timeouts,
+            retries=config.retries,
+            passing=config.pass_through,
+            clock=self.clock,
+            observer=observer,
+        )
+        self.server = Server(director, self.directory, ClientKeys(config.client_keys))
+        self.admin = Admin(self.telemetry.render)
+
+    async def start(self) -> None:
+        """Load the tokenizers, probe the engines, follow their events. Raises ConfigError."""
+        await asyncio.gather(*(serving.tokens.load() for serving in self.directory.servings))
+        await self.upstream.start()
+        await self.fleet.start()
+
+    async def close(self) -> None:
+        """Safe after a failed ``start``."""
+        await self.feed.close()
+        await self.fleet.close()
+        await self.upstream.close()
+
+
+async def _bind(runner: web.BaseRunner[web.BaseRequest] | web.AppRunner, host: str, port: int, what: str) -> int:
+    """Listen; the port in use, which the system chose if ``port`` is 0. Raises ConfigError."""
+    await runner.setup()
+    try:
+        await web.TCPSite(runner, host, port).start()
+    except OSError as error:
+        raise ConfigError(f"{what}: cannot listen on {host}:{port}: {error.strerror or error}") from error
+    address: Sequence[int] = runner.addresses[0]
+    return address[1]
+
+
+async def serve(config: Config, *, stop: asyncio.Event | None = None) -> None:
+    """Serve until ``stop`` is set or SIGTERM or SIGINT comes, then let running answers end. Raises ConfigError."""
+    stop = stop or asyncio.Event()
+    loop = asyncio.get_running_loop()
+    for name in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(name, stop.set)
+    async with contextlib.AsyncExitStack() as cleanup:
+        gateway = Gateway(config)
+        cleanup.callback(gateway.telemetry.close)
+        cleanup.push_async_callback(gateway.close)
+        clients = gateway.server.runner()
+        operators = gateway.admin.runner()
+        cleanup.push_async_callback(clients.cleanup)
+        cleanup.push_async_callback(operators.cleanup)
+
+        listen = config.listen
+        if listen.admin:
+            host, _, port = listen.admin.rpartition(":")
+            admin_port = await _bind(operators, host.strip("[]"), int(port), "listen.admin")
+            log.info("metrics on http://%s:%d/metrics", host, admin_port)
+        starting = asyncio.ensure_future(gateway.start())
+        stopping = asyncio.ensure_future(stop.wait())
+        await asyncio.wait((starting, stopping), return_when=asyncio.FIRST_COMPLETED)
+        stopping.cancel()
+        if not starting.done():
+            starting.cancel()
+            return
+        await starting
+        port_used = await _bind(clients, listen.host, listen.port, "listen")
+        for name, report in gateway.directory.readiness().items():
+            log.info("model %s: %d of %d endpoints usable", name, report["usable"], report["endpoints"])
+            for endpoint, reason in report["unusable"].items():
+                log.warning("endpoint %s of model %s is not usable: %s", endpoint, name, reason)
+        log.info("kvgate %s serves on http://%s:%d", __version__, listen.host, port_used)
+        notify("READY=1")
+
+        await stop.wait()
+        notify("STOPPING=1")
+        log.info("stopping: %g s of grace for running answers", listen.grace)
+        for site in list(clients.sites):
+            await site.stop()
+        await gateway.server.drain(listen.grace)
+    log.info("stopped")
+
+
+def override(config: Config, host: str | None, port: int | None, log_format: str | None, level: str | None) -> Config:
+    """``config`` with what the command line says instead."""
+    listen = dataclasses.replace(
+        config.listen,
+        **{name: value for name, value in (("host", host), ("port", port)) if value is not None},  # type: ignore[arg-type]
+    )
+    logs = dataclasses.replace(
+        config.log,
+        **{name: value for name, value in (("format", log_format), ("level", level)) if value is not None},  # type: ignore[arg-type]
+    )
+    return dataclasses.replace(config, listen=listen, log=logs)

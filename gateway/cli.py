@@ -1,0 +1,117 @@
+"""The command ``kvgate``: serve, check, explain, demo."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import os
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+import uvloop
+
+from gateway import __version__
+from gateway.config.describe import describe
+from gateway.config.load import load
+from gateway.errors import ConfigError
+
+EXIT_CONFIG = 2
+"""The exit code of a configuration that cannot be used: systemd then knows that a restart is of no use."""
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run a command; returns the exit code: 0, 1 (it failed), 2 (the command line or the configuration is wrong)."""
+    options = _parser().parse_args(arguments)
+    try:
+        code: int = options.run(options)
+    except ConfigError as error:
+        print(f"kvgate: {error}", file=sys.stderr)
+        return EXIT_CONFIG
+    except KeyboardInterrupt:
+        return 130
+    except BrokenPipeError:  # `kvgate check ... | head`
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 1
+    return code
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="kvgate", description="One OpenAI endpoint in front of vLLM engines that knows their KV caches."
+    )
+    parser.add_argument("--version", action="version", version=f"kvgate {__version__}")
+    commands = parser.add_subparsers(title="commands", required=True, metavar="COMMAND")
+
+    serve = commands.add_parser("serve", help="serve clients")
+    serve.add_argument("config", type=Path, nargs="?", default=Path("plugins.yaml"), metavar="CONFIG")
+    serve.add_argument("--host", help="instead of listen.host")
+    serve.add_argument("--port", type=int, help="instead of listen.port; 0: any free one")
+    serve.add_argument("--log-format", choices=("json", "text"))
+    serve.add_argument("--log-level", choices=("debug", "info", "warning", "error"))
+    serve.set_defaults(run=_serve)
+
+    check = commands.add_parser("check", help="check a configuration and print it with its defaults filled in")
+    check.add_argument("config", type=Path, metavar="CONFIG")
+    check.set_defaults(run=_check)
+
+    explain = commands.add_parser("explain", help="say where a prompt would go now, and why")
+    explain.add_argument("config", type=Path, metavar="CONFIG")
+    explain.add_argument("--model", required=True, help="a model, alias or adapter")
+    explain.add_argument(
+        "--prompt-file",
+        type=Path,
+        required=True,
+        help="a request body as JSON (with messages or prompt), or a prompt as plain text",
+    )
+    explain.set_defaults(run=_explain)
+
+    demo = commands.add_parser("demo", help="four simulated engines, round robin against the default profile")
+    demo.add_argument("--output", type=Path, default=Path("out/demo.png"), help="where the chart goes")
+    demo.set_defaults(run=_demo)
+    return parser
+
+
+def _serve(options: argparse.Namespace) -> int:
+    from gateway.app import override, serve
+
+    config = override(
+        load(options.config, os.environ), options.host, options.port, options.log_format, options.log_level
+    )
+    uvloop.run(serve(config))
+    return 0
+
+
+def _check(options: argparse.Namespace) -> int:
+    from gateway.app import Gateway
+
+    config = load(options.config, os.environ)
+
+    async def build() -> None:
+        gateway = Gateway(config)
+        try:
+            await asyncio.gather(*(serving.tokens.load() for serving in gateway.directory.servings))
+        finally:
+            await gateway.close()
+            gateway.telemetry.close()
+
+    uvloop.run(build())
+    print(describe(config))
+    print(f"{options.config}: in order", file=sys.stderr)
+    return 0
+
+
+def _explain(options: argparse.Namespace) -> int:
+    from gateway.explain import explain
+
+    return uvloop.run(explain(load(options.config, os.environ), options.model, options.prompt_file))
+
+
+def _demo(options: argparse.Namespace) -> int:
+    from gateway.demo.run import run
+
+    return run(options.output)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,29 @@
+"""The operators' listener: /metrics, and whether the process lives. Never reachable through the clients' one."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+
+from aiohttp import web
+
+
+class Admin:
+    """``render``: gives the metrics' text and its content type."""
+
+    def __init__(self, render: Callable[[], tuple[bytes, str]]) -> None:
+        self._render = render
+
+    def runner(self) -> web.AppRunner:
+        app = web.Application()
+        app.router.add_get("/metrics", self._metrics)
+        app.router.add_get("/livez", self._alive)
+        return web.AppRunner(app, access_log=None, handle_signals=False, shutdown_timeout=1.0)
+
+    async def _metrics(self, http: web.Request) -> web.Response:
+        # In a thread: hundreds of histograms take tens of milliseconds to render, and streams must not wait for that.
+        body, content_type = await asyncio.to_thread(self._render)
+        return web.Response(body=body, headers={"Content-Type": content_type})
+
+    async def _alive(self, http: web.Request) -> web.Response:
+        return web.Response(text="ok\n")

@@ -1,0 +1,219 @@
+"""The way of a request, as a list of verbs: receive, parse, admit, tokenize, match, schedule, reserve, forward, relay,
+settle. Each lives in the room that its call names; here is only their order, and what happens when one fails.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterable, Sequence
+
+from aiohttp import web
+
+from gateway.api.headers import forward
+from gateway.api.parse import Call, parse
+from gateway.api.routes import Route
+from gateway.api.settings import PassSettings
+from gateway.errors import ClientError, GatewayError, NoEndpoint
+from gateway.fleet.fleet import Fleet
+from gateway.framework import Clock, Observer, Plan, Request
+from gateway.proxy.directory import Directory
+from gateway.proxy.exchange import Exchange, HeldAnswer, Phase
+from gateway.proxy.legs import RETRY_STATUSES, Attempts, Cause, Leg, LegFailed
+from gateway.proxy.receive import receive
+from gateway.proxy.relay import ClientGone, relay_held, relay_stream, relay_whole
+from gateway.proxy.settings import ListenSettings, RetrySettings, TimeoutSettings
+from gateway.proxy.upstream import Answer, Upstream
+from gateway.scheduling.scheduler import Scheduler
+
+SECRET_HEADERS = frozenset({"authorization", "proxy-authorization", "x-api-key", "api-key", "cookie"})
+"""Never shown to plugins."""
+
+NO_ENDPOINT_RETRY = 2.0
+"""Seconds in ``Retry-After`` when every endpoint failed a request: about one scrape and one back-off."""
+
+
+class Director:
+    """Takes a request through the gateway. Holds no state of any request: an ``Exchange`` does."""
+
+    def __init__(
+        self,
+        *,
+        directory: Directory,
+        fleet: Fleet,
+        scheduler: Scheduler,
+        upstream: Upstream,
+        listen: ListenSettings,
+        timeouts: TimeoutSettings,
+        retries: RetrySettings,
+        passing: PassSettings,
+        clock: Clock,
+        observer: Observer,
+    ) -> None:
+        self._directory = directory
+        self._fleet = fleet
+        self._scheduler = scheduler
+        self._upstream = upstream
+        self._listen = listen
+        self._timeouts = timeouts
+        self._retries = retries
+        self._passing = passing
+        self._clock = clock
+        self._observer = observer
+
+    async def handle(self, http: web.BaseRequest, route: Route, request_id: str) -> web.StreamResponse:
+        """Answer one request. Raises GatewayError while nothing has gone to the client; CancelledError if it left."""
+        exchange = Exchange(
+            id=request_id,
+            route=route,
+            clock=self._clock,
+            observer=self._observer,
+            scheduler=self._scheduler,
+            arrived=self._clock.monotonic(),
+        )
+        try:
+            raw = await receive(http, limit=self._listen.max_body, timeout=self._timeouts.receive)
+            exchange.received()
+            call = parse(route, raw, http.headers.get("Content-Type", ""), self._passing)
+            self._identify(exchange, call, http)
+            await self._admit(exchange)
+            await self._tokenize(exchange, call)
+            return await self._answer(exchange, http)
+        except GatewayError as error:
+            exchange.failed(error)
+            raise
+        except (asyncio.CancelledError, ClientGone):
+            exchange.cancelled()
+            raise
+        except BaseException:
+            exchange.status, exchange.outcome = 500, "bug"
+            raise
+        finally:
+            exchange.settle()
+
+    def _identify(self, exchange: Exchange, call: Call, http: web.BaseRequest) -> None:
+        name = call.model or self._directory.only
+        if name is None:
+            raise ClientError("The body must name a model: GET /v1/models lists what there is.", param="model")
+        serving, adapter = self._directory.find(name)
+        exchange.serving = serving
+        exchange.body = call.body
+        exchange.attempts = Attempts(self._retries, serving.budget)
+        serving.budget.deposit()
+        expected = serving.model.expected_output
+        exchange.request = Request(
+            id=exchange.id,
+            model=serving.model,
+            kind=call.route.kind,
+            arrived=exchange.arrived,
+            adapter=adapter,
+            stream=call.stream,
+            max_tokens=call.max_tokens,
+            expected_output=min(expected, call.max_tokens) if call.max_tokens else expected,
+            cache_salt=call.cache_salt,
+            priority=call.priority,
+            session=call.session,
+            headers={n.lower(): v for n, v in http.headers.items() if n.lower() not in SECRET_HEADERS},
+        )
+
+    async def _admit(self, exchange: Exchange) -> None:
+        assert exchange.serving is not None
+        exchange.phase = Phase.QUEUED
+        began = self._clock.monotonic()
+        exchange.permit = await exchange.serving.admission.enter()
+        exchange.queue_wait = self._clock.monotonic() - began
+
+    async def _tokenize(self, exchange: Exchange, call: Call) -> None:
+        assert exchange.serving is not None
+        assert exchange.request is not None
+        exchange.phase = Phase.TOKENIZING
+        prompt = exchange.prompt = await exchange.serving.tokens.tokenize(call.input)
+        request = exchange.request
+        request.token_ids, request.prompt_tokens, request.exact = prompt.ids, prompt.count, prompt.exact
+        exchange.keys = exchange.serving.index.keys(
+            prompt.ids, prompt.count, prompt.exact, request.adapter, request.cache_salt
+        )
+        exchange.phase = Phase.BEFORE_COMMIT
+
+    async def _answer(self, exchange: Exchange, http: web.BaseRequest) -> web.StreamResponse:
+        """Place and forward until an answer is the client's, or no attempt is left."""
+        assert exchange.attempts is not None
+        while True:
+            try:
+                plan = self._place(exchange)
+            except NoEndpoint:
+                if exchange.held is not None:
+                    return await relay_held(exchange.held, http, exchange)
+                if exchange.failure is not None and exchange.failure.cause.sent:
+                    raise exchange.failure.error() from exchange.failure
+                raise
+            try:
+                return await self._forward(exchange, plan, http)
+            except LegFailed as failure:
+                exchange.failure = failure
+                exchange.end_placement(str(failure.cause) if failure.status is None else f"status-{failure.status}")
+                self._tell_fleet(failure)
+                if exchange.attempts.may_try_another(failure):
+                    continue
+                if exchange.held is not None and failure.cause is Cause.STATUS:
+                    return await relay_held(exchange.held, http, exchange)
+                raise failure.error() from failure
+
+    def _place(self, exchange: Exchange) -> Plan:
+        """Match, schedule, reserve. No await in here: concurrent requests must see each other's reservations."""
+        assert exchange.serving is not None
+        assert exchange.request is not None
+        assert exchange.keys is not None
+        assert exchange.attempts is not None
+        began = self._clock.monotonic()
+        model, request = exchange.serving.model, exchange.request
+        endpoints = [
+            endpoint
+            for endpoint in self._directory.candidates(model, request.adapter)
+            if endpoint.slot not in exchange.attempts.failed_on
+        ]
+        if not endpoints:
+            raise NoEndpoint(f"No endpoint of model {model.name!r} is left to try.", retry_after=NO_ENDPOINT_RETRY)
+        request.matches = exchange.serving.index.match(exchange.keys, request.prompt_tokens, endpoints)
+        plan = self._scheduler.schedule(request, endpoints)
+        exchange.place(plan, self._fleet.ledger(plan.decode), self._fleet.cost(plan.decode))
+        self._observer.decided(model.name, self._clock.monotonic() - began)
+        return plan
+
+    async def _forward(self, exchange: Exchange, plan: Plan, http: web.BaseRequest) -> web.StreamResponse:
+        """Send the leg and relay its answer. Raises LegFailed while nothing has gone to the client."""
+        exchange.sent()
+        with await self._upstream.send(self._leg(exchange, plan, http)) as answer:
+            self._fleet.answered(plan.decode, answer.connect_seconds)
+            if answer.status in RETRY_STATUSES:
+                await self._hold(exchange, answer)
+            if answer.is_event_stream:
+                return await relay_stream(answer, http, exchange, idle=self._timeouts.idle)
+            return await relay_whole(answer, http, exchange)
+
+    async def _hold(self, exchange: Exchange, answer: Answer) -> None:
+        """Keep an answer that another endpoint may better. Raises LegFailed."""
+        exchange.held = HeldAnswer(answer.status, answer.headers, await answer.read())
+        raise LegFailed(Cause.STATUS, answer.endpoint, f"HTTP {answer.status}", status=answer.status)
+
+    def _leg(self, exchange: Exchange, plan: Plan, http: web.BaseRequest) -> Leg:
+        assert exchange.request is not None
+        assert exchange.body is not None
+        endpoint = plan.decode
+        headers = forward(_decoded(http.raw_headers), self._passing, api_key=self._fleet.api_key(endpoint))
+        headers.append(("X-Request-Id", exchange.id))
+        headers.append(("Content-Type", exchange.body.content_type))
+        if endpoint.rank is not None:
+            headers = [(name, value) for name, value in headers if name.lower() != "x-data-parallel-rank"]
+            headers.append(("X-data-parallel-rank", str(endpoint.rank)))
+        name = self._fleet.served_name(endpoint, exchange.request.model, exchange.request.adapter)
+        return Leg(endpoint, exchange.route.path, headers, exchange.body.encode(name))
+
+    def _tell_fleet(self, failure: LegFailed) -> None:
+        if failure.cause in (Cause.REFUSED, Cause.CONNECT_TIMEOUT):
+            self._fleet.refused(failure.endpoint)
+        elif failure.cause is not Cause.STATUS:
+            self._fleet.broke(failure.endpoint, str(failure.cause))
+
+
+def _decoded(raw: Iterable[Sequence[bytes]]) -> list[tuple[str, str]]:
+    return [(name.decode("latin-1"), value.decode("latin-1")) for name, value in raw]

@@ -1,0 +1,101 @@
+"""The names that clients use: models, aliases and adapters, and what serves each."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from gateway.errors import NotFound
+from gateway.fleet.fleet import Fleet
+from gateway.flow.admission import Admission
+from gateway.framework import Endpoint, Model
+from gateway.kvcache.index import CacheIndex
+from gateway.proxy.legs import RetryBudget
+from gateway.tokens.tokenizer import ModelTokens
+
+
+@dataclass(frozen=True, slots=True)
+class Serving:
+    """A model and what is its own in each room."""
+
+    model: Model
+    tokens: ModelTokens
+    index: CacheIndex
+    admission: Admission
+    budget: RetryBudget
+
+
+class Directory:
+    """Finds what a name stands for. Adapters come and go with what the engines report."""
+
+    def __init__(self, servings: Sequence[Serving], fleet: Fleet) -> None:
+        self._servings = servings
+        self._fleet = fleet
+        self._names = {name: s for s in servings for name in (s.model.name, *s.model.aliases)}
+
+    def find(self, name: str) -> tuple[Serving, str | None]:
+        """The model of ``name`` and, if the name is an adapter's, the adapter. Raises NotFound."""
+        serving = self._names.get(name)
+        if serving is not None:
+            return serving, None
+        for serving in self._servings:
+            if name in self._fleet.adapters(serving.model):
+                return serving, name
+        nearest = difflib.get_close_matches(name[:128], self._names, n=1)
+        hint = f"; the nearest is {nearest[0]!r}" if nearest else "; GET /v1/models lists what there is"
+        raise NotFound(f"The model {name[:128]!r} does not exist{hint}.", param="model")
+
+    @property
+    def only(self) -> str | None:
+        """The one model's name if there is just one: what a body that names none is meant for."""
+        return self._servings[0].model.name if len(self._servings) == 1 else None
+
+    @property
+    def servings(self) -> Sequence[Serving]:
+        return self._servings
+
+    def candidates(self, model: Model, adapter: str | None) -> list[Endpoint]:
+        """Endpoints of ``model`` that could serve it; with an adapter, those whose engine has it loaded."""
+        endpoints = self._fleet.endpoints(model)
+        if adapter is None:
+            return list(endpoints)
+        return [endpoint for endpoint in endpoints if adapter in endpoint.engine.served]
+
+    def entries(self) -> list[dict[str, Any]]:
+        """What ``GET /v1/models`` lists: every name that ``find`` finds, with what the engines say of it."""
+        entries: list[dict[str, Any]] = []
+        for serving in self._servings:
+            model = serving.model
+            served = [
+                engine_model
+                for endpoint in self._fleet.endpoints(model)
+                if (engine_model := endpoint.engine.served.get(self._fleet.served_name(endpoint, model, None)))
+            ]
+            lengths = [m.max_model_len for m in served if m.max_model_len is not None]
+            root = next((m.root for m in served if m.root), model.name)
+            shortest = min(lengths) if lengths else None
+            for name in (model.name, *model.aliases):
+                entries.append({"id": name, "root": root, "parent": None, "max_model_len": shortest})
+            for name, adapter in self._fleet.adapters(model).items():
+                if name not in self._names:
+                    length = adapter.max_model_len or shortest
+                    entries.append({"id": name, "root": adapter.root, "parent": model.name, "max_model_len": length})
+        return entries
+
+    def readiness(self) -> dict[str, dict[str, Any]]:
+        """Per model: endpoints in all, and those usable now, with the reason of the others."""
+        report = {}
+        for serving in self._servings:
+            endpoints = self._fleet.endpoints(serving.model)
+            usable = [e for e in endpoints if e.engine.up and not e.draining]
+            report[serving.model.name] = {
+                "ready": bool(usable),
+                "endpoints": len(endpoints),
+                "usable": len(usable),
+                "unusable": {
+                    e.name: "draining" if e.engine.up else e.engine.down_reason for e in endpoints if e not in usable
+                },
+            }
+        return report

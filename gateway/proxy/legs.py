@@ -1,0 +1,129 @@
+"""What a leg is, how it can fail, and what a failure means. Pure: upstream.py does it, director.py acts on it.
+
+The one rule behind the table: a leg may be sent again only while nothing of an answer is the client's, and a request
+that may have killed an engine gets one more, not the fleet.
+
+===============================================  =============================================================
+what happened                                    then
+===============================================  =============================================================
+refused, or reset before anything was sent       another endpoint; free
+idle keep-alive connection died                  the same endpoint on a fresh connection, inside upstream.py; free
+502, 503, 504, no head in time                   another endpoint; counts as an attempt
+engine died after the body was sent              one more attempt in all: a request can be what kills an engine
+any other answer of the engine                   the client's, unchanged
+after commit                                     the stream ends with an error event; never a second engine
+===============================================  =============================================================
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+from gateway.errors import GatewayError, UpstreamError, UpstreamTimeout
+from gateway.framework import Endpoint
+from gateway.proxy.settings import RetrySettings
+
+RETRY_STATUSES = frozenset({502, 503, 504})
+"""An engine that is dead or full says 503 (vLLM's admission limits are made for that); what stands before it, 502/504."""
+
+BUDGET_RESERVE = 10.0
+"""Retries that a model may spend before it has had many requests: a quiet fleet of two must survive one engine's death."""
+
+
+@dataclass(frozen=True, slots=True)
+class Leg:
+    """One upstream request: everything but the connection. ``path`` begins with a slash."""
+
+    endpoint: Endpoint
+    path: str
+    headers: list[tuple[str, str]]
+    body: bytes
+
+
+class Cause(StrEnum):
+    """Why a leg has no answer that may be the client's; the value is a metric's label."""
+
+    REFUSED = "refused"
+    CONNECT_TIMEOUT = "connect-timeout"
+    RESET_UNSENT = "reset-unsent"
+    DIED = "died"
+    GARBAGE = "garbage"
+    HEAD_TIMEOUT = "head-timeout"
+    IDLE_TIMEOUT = "idle-timeout"
+    TOTAL_TIMEOUT = "total-timeout"
+    STATUS = "status"
+
+    @property
+    def sent(self) -> bool:
+        """The engine may have seen the request."""
+        return self not in (Cause.REFUSED, Cause.CONNECT_TIMEOUT, Cause.RESET_UNSENT)
+
+    @property
+    def killed(self) -> bool:
+        """The request may be what broke the engine."""
+        return self in (Cause.DIED, Cause.GARBAGE)
+
+
+class LegFailed(Exception):
+    """A leg that failed before commit, or an answer that broke after it. ``detail`` holds no credentials."""
+
+    def __init__(self, cause: Cause, endpoint: Endpoint, detail: str, status: int | None = None) -> None:
+        super().__init__(f"{endpoint.name}: {cause}: {detail}")
+        self.cause = cause
+        self.endpoint = endpoint
+        self.detail = detail
+        self.status = status
+
+    def error(self) -> GatewayError:
+        """What the client is told when no attempt is left. The engine's address is not the client's business."""
+        if self.cause in (Cause.HEAD_TIMEOUT, Cause.IDLE_TIMEOUT, Cause.TOTAL_TIMEOUT, Cause.CONNECT_TIMEOUT):
+            return UpstreamTimeout(f"the engine gave no answer in time ({self.cause})")
+        return UpstreamError(f"the engine failed before it answered ({self.cause})")
+
+
+class RetryBudget:
+    """Of a model's requests, the fraction that may be sent again, so that a sick fleet is not hammered."""
+
+    def __init__(self, fraction: float) -> None:
+        self._fraction = fraction
+        self._tokens = BUDGET_RESERVE if fraction > 0 else 0.0
+
+    def deposit(self) -> None:
+        """Once for each request of the model."""
+        self._tokens = min(BUDGET_RESERVE, self._tokens + self._fraction)
+
+    def withdraw(self) -> bool:
+        """Take one retry out; false if there is none."""
+        if self._tokens < 1.0:
+            return False
+        self._tokens -= 1.0
+        return True
+
+
+class Attempts:
+    """The legs of one request so far: says whether there may be another."""
+
+    def __init__(self, settings: RetrySettings, budget: RetryBudget) -> None:
+        self._settings = settings
+        self._budget = budget
+        self._deaths = 0
+        self.sent = 0
+        self.failed_on: set[int] = set()
+        """Slots that failed this request: they are no candidates again."""
+
+    def may_try_another(self, failure: LegFailed) -> bool:
+        """Book ``failure``; true if the request may be placed again, on an endpoint not in ``failed_on``."""
+        self.failed_on.add(failure.endpoint.slot)
+        if not failure.cause.sent:
+            return True
+        self.sent += 1
+        if failure.cause.killed:
+            self._deaths += 1
+            if self._deaths > 1:
+                return False
+        elif failure.cause in (Cause.IDLE_TIMEOUT, Cause.TOTAL_TIMEOUT):
+            return False  # the client's patience is spent: a second answer would come later still
+        if self.sent >= self._settings.attempts:
+            return False
+        return self._budget.withdraw()

@@ -1,0 +1,99 @@
+"""From the engine to the client: bytes through, observed but not rewritten.
+
+Until commit nothing has gone to the client, headers included, and a ``LegFailed`` leaves here for the director to try
+again. After it, a failure ends the stream with an error event.
+"""
+
+from __future__ import annotations
+
+import asyncio
+
+from aiohttp import web
+from multidict import CIMultiDict
+
+from gateway.api.errors import sse_error
+from gateway.api.events import EventObserver
+from gateway.api.headers import back
+from gateway.api.usage import read_usage
+from gateway.proxy.exchange import Exchange, HeldAnswer, Phase
+from gateway.proxy.legs import Cause, LegFailed
+from gateway.proxy.upstream import Answer
+
+
+class ClientGone(Exception):
+    """The client closed its connection, or took nothing for too long."""
+
+
+async def relay_whole(answer: Answer, http: web.BaseRequest, exchange: Exchange) -> web.StreamResponse:
+    """An unstreamed answer: the client's once it is complete. Raises LegFailed before that, ClientGone after."""
+    answer.committed()
+    body = await answer.read()
+    usage = read_usage(body, exchange.route.kind) if answer.status == 200 else None
+    exchange.answered(answer.status, usage)
+    return await _write(answer.status, answer.headers, body, http, exchange.id)
+
+
+async def relay_held(held: HeldAnswer, http: web.BaseRequest, exchange: Exchange) -> web.StreamResponse:
+    """An engine's error that no other endpoint bettered, unchanged."""
+    exchange.answered(held.status, None)
+    return await _write(held.status, held.headers, held.body, http, exchange.id)
+
+
+async def relay_stream(answer: Answer, http: web.BaseRequest, exchange: Exchange, *, idle: float) -> web.StreamResponse:
+    """A streamed answer: the client's from its first event that is neither a comment nor an error.
+
+    ``idle``: seconds that the client may take nothing. Raises LegFailed before commit, ClientGone after.
+    """
+    events = EventObserver(exchange.route.kind)
+    held: list[bytes] = []
+    while not events.committed and events.error is None:
+        data = await answer.chunk()
+        if not data:
+            raise LegFailed(Cause.GARBAGE, answer.endpoint, "a stream that ended without an event")
+        held.append(data)
+        events.feed(data)
+
+    answer.committed()
+    exchange.phase = Phase.STREAMING
+    exchange.status = answer.status
+    response = web.StreamResponse(status=answer.status, headers=_head(answer.headers, exchange.id))
+    if http.version >= (1, 1):
+        response.enable_chunked_encoding()
+    try:
+        await response.prepare(http)
+        data = b"".join(held)
+        try:
+            while data:
+                async with asyncio.timeout(idle):
+                    await response.write(data)
+                exchange.progressed(events.outputs)
+                data = await answer.chunk()
+                events.feed(data)
+            exchange.answered(answer.status, events.usage)
+            if events.error is not None:
+                exchange.outcome = "engine_error"
+        except LegFailed as failure:
+            exchange.broke(failure)
+            await response.write(sse_error(failure.error(), exchange.route.dialect))
+        await response.write_eof()
+    except (ConnectionError, TimeoutError) as error:
+        raise ClientGone from error
+    return response
+
+
+async def _write(
+    status: int, headers: list[tuple[str, str]], body: bytes, http: web.BaseRequest, request_id: str
+) -> web.StreamResponse:
+    response = web.Response(status=status, headers=_head(headers, request_id), body=body)
+    try:
+        await response.prepare(http)
+        await response.write_eof()
+    except ConnectionError as error:
+        raise ClientGone from error
+    return response
+
+
+def _head(headers: list[tuple[str, str]], request_id: str) -> CIMultiDict[str]:
+    head = CIMultiDict(back(headers))
+    head["X-Request-Id"] = request_id
+    return head

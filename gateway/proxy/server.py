@@ -1,0 +1,179 @@
+"""The clients' listener: which request goes where, and errors in the client's dialect.
+
+aiohttp's low-level server, without its application stack: a table look-up stands for the router, and a client that
+leaves cancels its handler (``handler_cancellation`` is off by default, and without it would cancel nothing).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import uuid
+from collections.abc import Callable
+from typing import Any
+from urllib.parse import unquote
+
+import orjson
+from aiohttp import web
+
+from gateway import __version__
+from gateway.api.errors import render
+from gateway.api.headers import request_id
+from gateway.api.models import listing, one
+from gateway.api.routes import Dialect, find
+from gateway.errors import GatewayError, NotFound, ShuttingDown
+from gateway.proxy.director import Director
+from gateway.proxy.directory import Directory
+from gateway.proxy.keys import ClientKeys
+from gateway.proxy.relay import ClientGone
+
+log = logging.getLogger("kvgate.server")
+
+KEEP_ALIVE = 75.0
+"""Seconds that an idle client connection is kept: nginx's default."""
+
+MAX_HEADER = 65536
+"""Bytes of one request header: session cookies and trace baggage fit, an attack on memory does not."""
+
+LINGER = 5.0
+"""Seconds in which the rest of a refused body is read away, so that the client can read why."""
+
+DRAIN_RETRY = 1.0
+"""Seconds in ``Retry-After`` during a shutdown: the time of a connection to another replica."""
+
+JSON = "application/json"
+
+Get = Callable[[web.BaseRequest, str], web.Response]
+
+
+class Server:
+    """Handles one connection's requests, one at a time; counts those in progress, for a shutdown to wait for."""
+
+    def __init__(self, director: Director, directory: Directory, keys: ClientKeys) -> None:
+        self._director = director
+        self._directory = directory
+        self._keys = keys
+        self._in_progress = 0
+        self._idle = asyncio.Event()
+        self._idle.set()
+        self._draining = False
+        self._open: dict[str, Get] = {
+            "/health": self._alive,
+            "/livez": self._alive,
+            "/readyz": self._ready,
+            "/version": self._version,
+        }
+
+    def runner(self) -> web.ServerRunner:
+        """What a listener is made of. Access logs are ours, one line a request."""
+        server = web.Server(
+            self._handle,
+            handler_cancellation=True,
+            access_log=None,
+            keepalive_timeout=KEEP_ALIVE,
+            max_line_size=MAX_HEADER,
+            max_field_size=MAX_HEADER,
+            lingering_time=LINGER,
+        )
+        return web.ServerRunner(server, handle_signals=False, shutdown_timeout=1.0)
+
+    async def drain(self, grace: float) -> bool:
+        """Refuse new requests, wait ``grace`` seconds at most for those in progress; true if all ended."""
+        self._draining = True
+        try:
+            async with asyncio.timeout(grace):
+                await self._idle.wait()
+        except TimeoutError:
+            log.warning("%d requests did not end within %g s of grace", self._in_progress, grace)
+            return False
+        return True
+
+    async def _handle(self, http: web.BaseRequest) -> web.StreamResponse:
+        self._in_progress += 1
+        self._idle.clear()
+        try:
+            return await self._route(http)
+        finally:
+            self._in_progress -= 1
+            if not self._in_progress:
+                self._idle.set()
+
+    async def _route(self, http: web.BaseRequest) -> web.StreamResponse:
+        chosen = request_id(http.headers.getall("X-Request-Id", []), _make_id)
+        dialect = Dialect.ANTHROPIC if http.path == "/v1/messages" else Dialect.OPENAI
+        try:
+            return await self._dispatch(http, chosen)
+        except GatewayError as error:
+            return _refusal(error, dialect, chosen)
+        except ClientGone:
+            if http.transport is not None:
+                http.transport.abort()
+            return web.Response(status=499)
+        except asyncio.CancelledError:
+            raise
+        except Exception:
+            log.exception("request %s failed by a defect of the gateway", chosen)
+            if http.writer.output_size:  # the answer has begun: all that is left is to cut it off visibly
+                if http.transport is not None:
+                    http.transport.abort()
+                return web.Response(status=500)
+            return _refusal(GatewayError("The gateway failed; its log says how."), dialect, chosen)
+
+    async def _dispatch(self, http: web.BaseRequest, chosen: str) -> web.StreamResponse:
+        path = http.path
+        if http.method in ("GET", "HEAD"):
+            if (get := self._open.get(path)) is not None:
+                return get(http, chosen)
+            if path == "/v1/models" or path.startswith("/v1/models/"):
+                self._keys.check(http.headers)
+                return self._models(path, chosen)
+        route = find(http.method, path)
+        self._keys.check(http.headers)
+        if self._draining:
+            raise ShuttingDown("The gateway is shutting down; connect again.", retry_after=DRAIN_RETRY)
+        return await self._director.handle(http, route, chosen)
+
+    def _alive(self, http: web.BaseRequest, chosen: str) -> web.Response:
+        return _json({"status": "ok"}, 200, chosen)
+
+    def _ready(self, http: web.BaseRequest, chosen: str) -> web.Response:
+        models = self._directory.readiness()
+        if (name := http.query.get("model")) is not None:
+            model = self._directory.find(name)[0].model.name
+            models = {model: models[model]}
+        ready = not self._draining and any(report["ready"] for report in models.values())
+        status = "draining" if self._draining else "ready" if ready else "not-ready"
+        return _json({"status": status, "models": models}, 200 if ready else 503, chosen)
+
+    def _version(self, http: web.BaseRequest, chosen: str) -> web.Response:
+        return _json({"version": __version__}, 200, chosen)
+
+    def _models(self, path: str, chosen: str) -> web.Response:
+        entries = self._directory.entries()
+        name = unquote(path.removeprefix("/v1/models").removeprefix("/"))
+        if not name:
+            return web.Response(body=listing(entries), content_type=JSON, headers={"X-Request-Id": chosen})
+        for entry in entries:
+            if entry["id"] == name:
+                return web.Response(body=one(entry), content_type=JSON, headers={"X-Request-Id": chosen})
+        raise NotFound(f"The model {name[:128]!r} does not exist; GET /v1/models lists what there is.", param="model")
+
+
+def _json(content: Any, status: int, chosen: str) -> web.Response:
+    headers = {"X-Request-Id": chosen}
+    return web.Response(status=status, body=orjson.dumps(content), content_type=JSON, headers=headers)
+
+
+def _refusal(error: GatewayError, dialect: Dialect, chosen: str) -> web.Response:
+    status, headers, body = render(error, dialect)
+    response = web.Response(status=status, headers=headers, body=body)
+    response.headers["X-Request-Id"] = chosen
+    if isinstance(error, ShuttingDown) or status in (408, 413):
+        response.force_close()  # what is left of the body, or this listener, is of no use to the connection
+    return response
+
+
+def _make_id() -> str:
+    return uuid.uuid4().hex
+
+
