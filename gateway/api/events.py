@@ -1,0 +1,281 @@
+"""Watches an answer's server-sent events go by: is it committed, has it output, what did it cost. Rewrites nothing.
+
+Rules: any cut of the stream into chunks gives the same result. Until the first output every event is parsed; the proxy
+holds those bytes back until ``committed``. After it a chunk costs one search in C: what the last events say (usage,
+end, error) is read from a short tail, and only when asked.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import deque
+from collections.abc import Mapping
+from typing import Any
+
+import msgspec
+
+from gateway.api.usage import Usage, usage_of
+from gateway.framework import Kind
+
+TAIL = 16 * 1024
+"""Bytes kept of the stream's end: the closing events of each dialect, from their ``usage`` on, are well below 2 KB."""
+MAX_EVENT = 16 * 1024 * 1024
+"""An event longer than this is not waited for: what came counts as the client's. vLLM's longest first event carries
+the prompt's token ids and log-probabilities: a few megabytes."""
+
+_EVENT_LINES: dict[Kind, bytes] = {Kind.RESPONSES: b".delta", Kind.MESSAGES: b"content_block_delta"}
+"""The end of the ``event:`` line of an event with output, where a dialect has such lines."""
+_ENDS: dict[Kind, re.Pattern[bytes]] = {
+    # The whole response is in its last event, which may be longer than the tail, with the type behind it.
+    Kind.RESPONSES: re.compile(
+        rb'(?:^event: ?|"type" ?: ?")response\.(?:completed|incomplete|failed)["\r\n]', re.MULTILINE
+    ),
+    Kind.MESSAGES: re.compile(rb"^event: ?message_stop\r?\n", re.MULTILINE),
+}
+_DONE = re.compile(rb"^data: ?\[DONE\]\r?\n", re.MULTILINE)
+_USAGE = re.compile(rb'"usage"\s*:\s*(?=\{)')
+_ERROR = re.compile(rb'^data: ?(\{"(?:error"\s*:\s*\{|type"\s*:\s*"error")[^\r\n]*)\r?\n', re.MULTILINE)
+_BRACES = re.compile(rb'[{}]|"(?:[^"\\]|\\.)*"', re.DOTALL)
+_NOT_OUTPUT = frozenset({"message_start", "ping", "content_block_start", "content_block_stop"})
+"""Anthropic's events before and around the output; its others are output or the end."""
+
+_OBJECT = msgspec.json.Decoder(dict[str, msgspec.Raw])
+
+
+class EventObserver:
+    """Fed with an answer's bytes as they come.
+
+    ``committed``: an event was seen that is neither a comment nor an error. ``error``: the payload of the first event,
+    if that is an error. Neither: only comments and parts of events so far, and the bytes may still be held back.
+    ``first_output``: an event with output was seen. ``outputs``: such events so far, about one per token and sequence;
+    a closing usage event of the OpenAI dialect counts as one.
+    """
+
+    __slots__ = (
+        "_begun",
+        "_carry",
+        "_data",
+        "_early_end",
+        "_early_usage",
+        "_event",
+        "_kind",
+        "_line",
+        "_pattern",
+        "_spaced",
+        "_tail",
+        "_tail_size",
+        "_waiting",
+        "committed",
+        "error",
+        "first_output",
+        "outputs",
+    )
+
+    def __init__(self, kind: Kind) -> None:
+        self.committed = False
+        self.error: bytes | None = None
+        self.first_output = False
+        self.outputs = 0
+        self._kind = kind
+        self._tail: deque[bytes] = deque()
+        self._tail_size = 0
+        # Before the first output: the line and the event being read.
+        self._begun = False
+        self._line: list[bytes] = []
+        self._event = b""
+        self._data: list[bytes] = []
+        self._spaced = True
+        self._waiting = 0
+        self._early_usage: Usage | None = None
+        self._early_end = False
+        # After it: what events with output begin with, and the last bytes, since a chunk may end inside of that.
+        self._pattern = b""
+        self._carry = b""
+
+    def feed(self, chunk: bytes) -> None:
+        """Look at the next bytes of the answer's body."""
+        if not chunk:
+            return
+        tail = self._tail
+        tail.append(chunk)
+        self._tail_size += len(chunk)
+        while self._tail_size - len(tail[0]) >= TAIL:
+            self._tail_size -= len(tail.popleft())
+        if self.first_output:
+            self._count(chunk)
+        else:
+            self._read(chunk)
+
+    @property
+    def partial(self) -> bool:
+        """The bytes so far end inside an event: what follows would be read as its continuation."""
+        end = self._end()
+        return bool(end) and not end.endswith((b"\n\n", b"\n\r\n"))
+
+    @property
+    def finished(self) -> bool:
+        """The stream's end was seen: ``[DONE]``, ``message_stop``, ``response.completed`` (or failed, incomplete)."""
+        if self._early_end:
+            return True
+        tail, end = self._end(), _ENDS.get(self._kind)
+        return _DONE.search(tail) is not None or (end is not None and end.search(tail) is not None)
+
+    @property
+    def usage(self) -> Usage | None:
+        """The last counts that the engine told; None if none so far."""
+        tail = self._end()
+        for match in reversed(list(_USAGE.finditer(tail))):
+            late = usage_of(_object_at(tail, match.end()), self._kind)
+            if late is not None:
+                return late if self._early_usage is None else self._early_usage.merged(late)
+        return self._early_usage
+
+    @property
+    def late_error(self) -> bytes | None:
+        """The payload of an error event after the commit, if the stream ended in one."""
+        found = _ERROR.search(self._end()) if self.committed else None
+        return None if found is None else found.group(1)
+
+    def _end(self) -> bytes:
+        """The last bytes so far, ``TAIL`` at most."""
+        if len(self._tail) > 1:
+            joined = b"".join(self._tail)[-TAIL:]
+            self._tail = deque((joined,))
+            self._tail_size = len(joined)
+        return self._tail[0][-TAIL:] if self._tail else b""
+
+    def _count(self, chunk: bytes) -> None:
+        seen = self._carry + chunk
+        self.outputs += seen.count(self._pattern)
+        self._carry = seen[1 - len(self._pattern) :]
+
+    def _read(self, chunk: bytes) -> None:
+        """Split into lines, and act on each event that a blank line ends."""
+        start = 0
+        while (end := chunk.find(b"\n", start)) >= 0:
+            self._line.append(chunk[start:end])
+            start = end + 1
+            line = b"".join(self._line)
+            self._line.clear()
+            crlf = line.endswith(b"\r")
+            if crlf:
+                line = line[:-1]
+            if not self._begun:
+                self._begun = True
+                line = line.removeprefix(b"\xef\xbb\xbf")  # a byte order mark may begin a stream
+            if line:
+                self._field(line)
+                continue
+            self._waiting = 0
+            if self._data:
+                self._dispatch(crlf=crlf)
+                if self.first_output:
+                    self._count(chunk[start:])
+                    return
+            self._event = b""
+        if start < len(chunk):
+            self._line.append(chunk[start:])
+        self._waiting += len(chunk) - start
+        if self._waiting > MAX_EVENT:
+            self.committed = self.first_output = True
+            self._line.clear()
+            self._data.clear()
+            self._start_counting(crlf=False)
+
+    def _field(self, line: bytes) -> None:
+        name, _, value = line.partition(b":")
+        self._waiting += len(line)
+        if name == b"data":
+            self._spaced = value.startswith(b" ")
+            self._data.append(value.removeprefix(b" "))
+        elif name == b"event":
+            self._event = value.removeprefix(b" ")
+
+    def _dispatch(self, *, crlf: bool) -> None:
+        payload = b"\n".join(self._data)
+        self._data.clear()
+        if payload == b"[DONE]":
+            self._early_end = True
+            self.committed = self.error is None
+            return
+        fields = _fields(payload)
+        kind = _text(fields.get("type")) or self._event.decode("latin-1")
+        if not self.committed:
+            if kind == "error" or self._event == b"error" or fields.get("error", b"null") != b"null":
+                self.error = self.error or payload
+            if self.error is not None:
+                return
+            self.committed = True
+        for holder in (fields, _inner(fields, "message"), _inner(fields, "response")):
+            found = usage_of(_value(holder.get("usage")), self._kind)
+            if found is not None:
+                self._early_usage = found if self._early_usage is None else self._early_usage.merged(found)
+        if self._has_output(fields, kind):
+            self.first_output = True
+            self.outputs = 1
+            self._start_counting(crlf=crlf)
+
+    def _start_counting(self, *, crlf: bool) -> None:
+        """From here on events with output are counted by the bytes they begin with, as the first one did."""
+        line = _EVENT_LINES.get(self._kind, b"") if self._event else b""
+        self._pattern = line + (b"\r\n" if crlf and line else b"\n") + (b"data: {" if self._spaced else b"data:{")
+        self._carry = b"\n"
+
+    def _has_output(self, fields: Mapping[str, msgspec.Raw], kind: str) -> bool:
+        if self._kind is Kind.MESSAGES:
+            return kind not in _NOT_OUTPUT
+        if self._kind is Kind.RESPONSES:
+            return kind.endswith((".delta", ".completed", ".incomplete", ".failed"))
+        if "choices" not in fields:
+            return True
+        choices = _value(fields["choices"])
+        return isinstance(choices, list) and any(isinstance(one, dict) and _choice_has_output(one) for one in choices)
+
+
+def _choice_has_output(choice: Mapping[str, Any]) -> bool:
+    """Not a role-only delta. An empty text without a role is output: a token that ends inside a character."""
+    delta = choice.get("delta")
+    if not isinstance(delta, dict):
+        return True
+    if choice.get("finish_reason") is not None:
+        return True
+    return any(delta.get(name) for name in delta if name != "role") or (bool(delta) and "role" not in delta)
+
+
+def _fields(payload: bytes) -> Mapping[str, msgspec.Raw]:
+    try:
+        return _OBJECT.decode(payload)
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
+        return {}
+
+
+def _value(raw: msgspec.Raw | None) -> Any:
+    if raw is None:
+        return None
+    try:
+        return msgspec.json.decode(raw)
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
+        return None
+
+
+def _inner(fields: Mapping[str, msgspec.Raw], name: str) -> Mapping[str, msgspec.Raw]:
+    return _fields(bytes(fields[name])) if name in fields else {}
+
+
+def _text(raw: msgspec.Raw | None) -> str | None:
+    value = _value(raw)
+    return value if isinstance(value, str) else None
+
+
+def _object_at(text: bytes, start: int) -> Any:
+    """The JSON object that begins at ``start``, whatever follows it; None if it does not end."""
+    depth = 0
+    for match in _BRACES.finditer(text, start):
+        token = match.group()
+        if token == b"{":
+            depth += 1
+        elif token == b"}":
+            depth -= 1
+            if depth == 0:
+                return _value(msgspec.Raw(text[start : match.end()]))
+    return None

@@ -1,0 +1,125 @@
+"""Which headers go from a client to an engine and back, and the request's id.
+
+Rules: names are compared in lower case. Framing belongs to each connection, credentials to each side, and steering an
+engine to the gateway: none of those is ever copied. Everything else is, tracing headers included.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable, Sequence
+
+from gateway.api.settings import PassSettings
+
+MAX_REQUEST_ID = 128
+"""Characters: three UUIDs; engines log it and put it into their own ids."""
+
+HOP_BY_HOP = frozenset(
+    {
+        "connection",
+        "keep-alive",
+        "proxy-authenticate",
+        "proxy-authorization",
+        "proxy-connection",
+        "te",
+        "trailer",
+        "transfer-encoding",
+        "upgrade",
+    }
+)
+"""RFC 9110 section 7.6.1, with the de-facto ``keep-alive`` and ``proxy-connection``."""
+OWN = frozenset({"host", "content-length", "content-type", "content-encoding", "expect", "x-request-id"})
+"""Set anew for each leg: the body is ours to send, uncompressed."""
+CREDENTIALS = frozenset({"authorization", "x-api-key", "api-key", "cookie"})
+NO_ENCODING = frozenset({"accept-encoding"})
+"""A compressed stream could not be observed."""
+STEERING = frozenset({"x-session-id", "endpoint-load-metrics-format", "x-slo-ttft-ms", "x-slo-tpot-ms"})
+STEERING_PREFIXES = (
+    "x-data-parallel-",
+    "x-decoder-",
+    "x-encoder-",
+    "x-gateway-",
+    "x-kv-",
+    "x-kvgate-",
+    "x-llm-d-",
+    "x-prefill",
+    "x-sglang-",
+    "x-smg-",
+    "x-vllm-",
+)
+"""What vLLM 0.32 reads (``x-data-parallel-rank``, ``x-vllm-priority``), or sidecars and routers in front of engines."""
+
+_UNCLEAN = re.compile(r"[^A-Za-z0-9._:\-]")
+_CONTROL = re.compile(r"[\x00-\x08\x0a-\x1f\x7f]")
+
+Headers = Iterable[tuple[str, str]]
+
+
+def request_id(values: Sequence[str], make: Callable[[], str]) -> str:
+    """The id of a request: the first of the client's ``x-request-id`` values, cleaned and bounded; else a made one."""
+    cleaned = _UNCLEAN.sub("", values[0][: 8 * MAX_REQUEST_ID])[:MAX_REQUEST_ID] if values else ""
+    return cleaned or make()
+
+
+def forward(
+    headers: Headers,
+    settings: PassSettings,
+    *,
+    request_id: str,
+    content_type: str,
+    api_key: str | None = None,
+    rank: int | None = None,
+) -> list[tuple[str, str]]:
+    """The headers of a leg: the client's that may pass, then ours. Names in lower case; no framing.
+
+    ``api_key``: the engine's. ``rank``: the data-parallel rank that the leg is placed on.
+    """
+    pairs = [(name.lower(), value) for name, value in headers]
+    dropped = HOP_BY_HOP | OWN | NO_ENCODING | _connection(pairs)
+    client_credentials = settings.authorization and api_key is None
+    out = []
+    for name, value in pairs:
+        if name in dropped or _CONTROL.search(value):
+            continue
+        if name in CREDENTIALS:
+            if not client_credentials or name == "cookie":
+                continue
+        elif (name in STEERING or name.startswith(STEERING_PREFIXES)) and name not in settings.steering_headers:
+            continue
+        if rank is not None and name == "x-data-parallel-rank":
+            continue
+        out.append((name, value))
+    out.append(("content-type", content_type))
+    out.append(("x-request-id", request_id))
+    if api_key is not None:
+        out.append(("authorization", f"Bearer {api_key}"))
+    if rank is not None:
+        out.append(("x-data-parallel-rank", str(rank)))
+    return out
+
+
+def back(headers: Headers) -> list[tuple[str, str]]:
+    """The headers of an engine's answer that go to the client, names in lower case; no framing, no ``x-request-id``."""
+    pairs = [(name.lower(), value) for name, value in headers]
+    dropped = HOP_BY_HOP | _OWN_BACK | _connection(pairs)
+    return [(name, value) for name, value in pairs if name not in dropped and not _CONTROL.search(value)]
+
+
+def visible(headers: Headers) -> dict[str, str]:
+    """What plugins may see of a client's headers: no credentials; of a repeated name the first."""
+    seen: dict[str, str] = {}
+    for name, value in headers:
+        lower = name.lower()
+        if lower not in CREDENTIALS and lower != "proxy-authorization":
+            seen.setdefault(lower, value)
+    return seen
+
+
+_OWN_BACK = frozenset({"content-length", "server", "date", "x-request-id", "set-cookie", "endpoint-load-metrics"})
+
+
+def _connection(pairs: Sequence[tuple[str, str]]) -> frozenset[str]:
+    """Names that a ``Connection`` header declares to be of this hop only."""
+    return frozenset(
+        token.strip().lower() for name, value in pairs if name == "connection" for token in value.split(",")
+    )

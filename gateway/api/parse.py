@@ -1,0 +1,142 @@
+"""A body to a ``Call``: what routing must know of a request, and nothing more.
+
+Rules: only what routing needs is checked (an object, a model's name, messages, a prompt's form, ``stream``); everything
+else is the engine's to judge, and its own error then goes back unchanged. Every error names the field.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import msgspec
+
+from gateway.api.body import Body, JsonBody
+from gateway.api.multipart import MultipartBody
+from gateway.api.passing import Fields
+from gateway.api.prompts import decode, read_prompt
+from gateway.api.routes import Route
+from gateway.api.settings import PassSettings
+from gateway.errors import ClientError, UnsupportedMediaType
+from gateway.framework import GENERATES, Kind, OpaqueInput, PromptInput
+
+LIMIT_FIELDS: dict[Kind, tuple[str, ...]] = {
+    Kind.CHAT: ("max_completion_tokens", "max_tokens"),
+    Kind.COMPLETION: ("max_tokens",),
+    Kind.RESPONSES: ("max_output_tokens",),
+    Kind.MESSAGES: ("max_tokens",),
+}
+"""Where each kind limits its output; the first that is set counts, as in vLLM."""
+COMPLETION_LIMIT = 16
+"""Output tokens of a completion that sets no limit: vLLM's and OpenAI's default of that route."""
+MAX_N = 16384
+"""vLLM refuses a larger ``n`` (its VLLM_MAX_N_SEQUENCES): a client's number must not make the ledger absurd before."""
+AUDIO_BYTES_PER_TOKEN = 640
+"""16-bit sound at 16 kHz over Whisper's 50 encoder positions a second; compressed files come out too small."""
+
+
+@dataclass(slots=True)
+class Call:
+    """A parsed request. ``max_tokens``: the most output tokens per sequence; None: no limit known. ``n``: sequences.
+
+    ``priority``: lower is earlier, as in vLLM. ``session``: what the body names as its session or cache key.
+    """
+
+    route: Route
+    body: Body
+    model: str
+    stream: bool
+    input: PromptInput
+    max_tokens: int | None = None
+    n: int = 1
+    cache_salt: str | None = None
+    priority: int = 0
+    session: str | None = None
+
+
+def parse(route: Route, raw: bytes, content_type: str, settings: PassSettings) -> Call:
+    """Read a body that came with ``content_type`` (the header's value, empty if there was none).
+
+    Raises:
+        ClientError: it cannot be routed; ``param`` names the culprit.
+        UnsupportedMediaType: the content type is not the route's.
+    """
+    media = content_type.partition(";")[0].strip().lower()
+    if route.multipart:
+        if media != "multipart/form-data":
+            raise UnsupportedMediaType(f"{route.path} takes multipart/form-data", param="content-type")
+        return _form(route, MultipartBody(raw, content_type, settings))
+    if media not in ("", "application/json") and not media.endswith("+json"):
+        raise UnsupportedMediaType(f"{route.path} takes application/json", param="content-type")
+    body = JsonBody(raw, settings)
+    fields = body.fields
+    if "model" not in fields:
+        raise ClientError("model is required", param="model")
+    return Call(
+        route=route,
+        body=body,
+        model=_named(decode(fields["model"], str, "model")),
+        stream=_streams(route.kind, fields),
+        input=read_prompt(route.kind, fields),
+        max_tokens=_limit(route.kind, fields),
+        n=min(MAX_N, max(1, _integer(fields, "n") or 1)),
+        cache_salt=_text(fields, "cache_salt"),
+        priority=_integer(fields, "priority") or 0,
+        session=_text(fields, "session_id") or _text(fields, "prompt_cache_key"),
+    )
+
+
+def _form(route: Route, body: MultipartBody) -> Call:
+    model = body.value("model")
+    if model is None:
+        raise ClientError("model is required", param="model")
+    try:
+        name = model.decode()
+    except UnicodeDecodeError:
+        raise ClientError("model is not UTF-8", param="model") from None
+    sound = body.find("file") or memoryview(b"")
+    return Call(
+        route=route,
+        body=body,
+        model=_named(name),
+        stream=(body.value("stream") or b"").strip().lower() in (b"true", b"1", b"on", b"yes", b"t", b"y"),
+        # As many bytes of the file as make an estimate of its tokens: equal files still begin with equal ids.
+        input=OpaqueInput(
+            (body.value("prompt") or b"") + bytes(sound[: len(sound) // AUDIO_BYTES_PER_TOKEN * 4]), "multipart"
+        ),
+    )
+
+
+def _streams(kind: Kind, fields: Fields) -> bool:
+    stream = fields.get("stream")
+    if kind not in GENERATES or stream is None or stream == b"null":
+        return False
+    return decode(stream, bool, "stream")
+
+
+def _named(model: str) -> str:
+    if not model:
+        raise ClientError("model must not be empty", param="model")
+    return model
+
+
+def _limit(kind: Kind, fields: Fields) -> int | None:
+    for name in LIMIT_FIELDS.get(kind, ()):
+        limit = _integer(fields, name)
+        if limit is not None and limit > 0:
+            return limit
+    return COMPLETION_LIMIT if kind is Kind.COMPLETION else None
+
+
+def _integer(fields: Fields, name: str) -> int | None:
+    """None where the field is absent or no integer: the engine will say so."""
+    try:
+        return msgspec.json.decode(fields[name], type=int) if name in fields else None
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
+        return None
+
+
+def _text(fields: Fields, name: str) -> str | None:
+    try:
+        return msgspec.json.decode(fields[name], type=str) if name in fields else None
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
+        return None

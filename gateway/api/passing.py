@@ -1,0 +1,69 @@
+"""What never passes from a client to an engine, wherever a body may hide it.
+
+One malformed ``kv_transfer_params`` hangs a request for ever or kills a whole vLLM decode engine; ``vllm_xargs`` and
+the ``extra_args`` of sampling parameters end in the same place, so that of those only listed keys pass.
+
+Rule: where one of these names is present at all, the object around it is written anew from its parsed keys. So an
+escaped spelling (``"\\u006bv_transfer_params"``) or a second copy of a key cannot be seen by an engine and not by us.
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+from gateway.api.settings import PassSettings
+
+NEVER = frozenset({"kv_transfer_params", "ec_transfer_params"})
+EXTRAS = frozenset({"vllm_xargs", "extra_args"})
+"""Objects that become an engine's ``SamplingParams.extra_args``: filtered by ``PassSettings.vllm_xargs``."""
+NESTS = frozenset({"sampling_params"})
+"""Objects that may hold ``NEVER`` and ``EXTRAS`` in their turn (vLLM's token-level generate API)."""
+SENSITIVE = NEVER | EXTRAS | NESTS
+
+Fields = dict[str, msgspec.Raw]
+
+_FIELDS = msgspec.json.Decoder(Fields)
+_ENCODER = msgspec.json.Encoder()
+
+
+def strip(fields: Fields, settings: PassSettings) -> bool:
+    """Remove from ``fields`` in place what may not pass; true if ``fields`` must be written anew."""
+    present = SENSITIVE.intersection(fields)
+    for name in present:
+        if name in NEVER:
+            del fields[name]
+            continue
+        kept = _kept(fields[name], name, settings)
+        if kept is None:
+            del fields[name]
+        else:
+            fields[name] = kept
+    return bool(present)
+
+
+def strip_form_value(value: bytes, name: str, settings: PassSettings) -> bytes | None:
+    """What may pass of a form field with a sensitive name; None: the field is removed."""
+    if name in NEVER:
+        return None
+    try:
+        kept = _kept(msgspec.Raw(value), name, settings)
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
+        return None
+    return None if kept is None else bytes(kept)
+
+
+def sensitive(name: str) -> bool:
+    """Whether a form field of this name needs ``strip_form_value``; ``vllm_xargs[key]`` spells a nested one."""
+    return name.partition("[")[0] in SENSITIVE
+
+
+def _kept(value: msgspec.Raw, name: str, settings: PassSettings) -> msgspec.Raw | None:
+    try:
+        inner = _FIELDS.decode(value)
+    except msgspec.ValidationError:
+        # Not an object. null means nothing to any engine; the rest it would refuse, and is not worth the risk.
+        return value if bytes(value).strip() == b"null" else None
+    if name in NESTS:
+        return msgspec.Raw(_ENCODER.encode(inner)) if strip(inner, settings) else value
+    allowed = {key: inner[key] for key in inner if key in settings.vllm_xargs}
+    return msgspec.Raw(_ENCODER.encode(allowed)) if allowed else None

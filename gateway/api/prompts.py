@@ -1,0 +1,145 @@
+"""What of a JSON body is the prompt, per kind of route.
+
+Rules: only what changes the prompt's tokens is read. Fields stand in the order in which they are rendered (tools
+before messages), so that two requests with equal prefixes have equal leading bytes. Wrong types that would make a
+prompt unreadable are the client's error where routing needs the value, and an ``OpaqueInput`` where it does not.
+"""
+
+from __future__ import annotations
+
+from array import array
+from typing import Annotated, Any, TypeVar
+
+import msgspec
+
+from gateway.api.passing import Fields
+from gateway.errors import ClientError
+from gateway.framework import ChatInput, Kind, OpaqueInput, PromptInput, TextInput, TokenInput
+
+OPAQUE_FIELDS: dict[Kind, tuple[str, ...]] = {
+    Kind.RESPONSES: ("tools", "instructions", "previous_response_id", "input"),
+    Kind.MESSAGES: ("tools", "system", "messages"),
+    Kind.EMBEDDING: ("messages", "input"),
+    Kind.RERANK: ("query", "documents"),
+    Kind.SCORE: ("query", "queries", "text_1", "data_1", "documents", "text_2", "data_2"),
+    Kind.TOKENIZE: ("tools", "messages", "prompt"),
+    Kind.DETOKENIZE: ("tokens",),
+}
+"""The fields that hold the prompt, in rendering order."""
+
+T = TypeVar("T")
+_Id = Annotated[int, msgspec.Meta(ge=0, le=2**32 - 1)]
+_Objects = list[dict[str, Any]]
+
+
+class _ChatOptions(msgspec.Struct):
+    """Optional fields with the types that vLLM 0.32 asks for; a wrong one the engine refuses itself."""
+
+    tools: _Objects | None = None
+    tool_choice: Any = None
+    documents: _Objects | None = None
+    chat_template: str | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
+    reasoning_effort: str | None = None
+    add_generation_prompt: bool = True
+    continue_final_message: bool = False
+    add_special_tokens: bool = False
+    truncate_prompt_tokens: int | None = None
+
+
+_OPTION_NAMES = _ChatOptions.__struct_fields__
+
+
+def read_prompt(kind: Kind, fields: Fields) -> PromptInput:
+    """The prompt in a body's ``fields``.
+
+    Raises:
+        ClientError: messages are missing, empty or not objects; a completion's prompt is of no known form.
+    """
+    if kind is Kind.CHAT:
+        return _chat(fields)
+    if kind is Kind.COMPLETION:
+        return _completion(fields)
+    if kind is Kind.MESSAGES:
+        _messages(fields)
+    return OpaqueInput(raw=_joined(fields, OPAQUE_FIELDS[kind]), why="route")
+
+
+def _chat(fields: Fields) -> PromptInput:
+    messages = _messages(fields)
+    raw = _joined(fields, ("tools", "messages"))
+    try:
+        options = msgspec.convert(
+            {name: msgspec.json.decode(fields[name]) for name in _OPTION_NAMES if name in fields}, _ChatOptions
+        )
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
+        return OpaqueInput(raw=raw, why="malformed")
+    return ChatInput(
+        messages=messages,
+        raw=raw,
+        tools=options.tools,
+        tool_choice=options.tool_choice,
+        documents=options.documents,
+        template=options.chat_template,
+        template_kwargs=options.chat_template_kwargs or {},
+        reasoning_effort=options.reasoning_effort,
+        add_generation_prompt=options.add_generation_prompt,
+        continue_final_message=options.continue_final_message,
+        add_special_tokens=options.add_special_tokens,
+        truncated=options.truncate_prompt_tokens is not None,
+    )
+
+
+def _messages(fields: Fields) -> _Objects:
+    raw = fields.get("messages")
+    if raw is None:
+        raise ClientError("messages is required", param="messages")
+    messages = decode(raw, _Objects, "messages")
+    if not messages:
+        raise ClientError("messages must not be empty", param="messages")
+    return messages
+
+
+def _completion(fields: Fields) -> PromptInput:
+    raw = fields.get("prompt")
+    if raw is None or raw == b"null":
+        if "prompt_embeds" in fields:
+            return OpaqueInput(raw=bytes(fields["prompt_embeds"]), why="embeds")
+        raise ClientError("prompt is required", param="prompt")
+    texts: tuple[str, ...]
+    inner = bytes(raw[:64]).removeprefix(b"[").lstrip()[:1]
+    if bytes(raw[:1]) == b'"':
+        texts = (decode(raw, str, "prompt"),)
+    elif bytes(raw[:1]) != b"[" or inner == b"]":
+        raise ClientError(
+            "prompt must be a string, or a list of strings or token ids that is not empty", param="prompt"
+        )
+    elif inner == b'"':
+        texts = tuple(decode(raw, list[str], "prompt"))
+    elif inner == b"[":
+        return TokenInput(tuple(array("I", ids) for ids in decode(raw, list[list[_Id]], "prompt")))
+    else:
+        return TokenInput((array("I", decode(raw, list[_Id], "prompt")),))
+    return TextInput(
+        texts,
+        add_special_tokens=fields.get("add_special_tokens") != b"false",
+        truncated=fields.get("truncate_prompt_tokens", b"null") != b"null",
+    )
+
+
+def _joined(fields: Fields, names: tuple[str, ...]) -> bytes:
+    return b"".join(bytes(fields[name]) for name in names if name in fields)
+
+
+def decode(raw: msgspec.Raw, kind: type[T], name: str) -> T:
+    """A field's value as ``kind``.
+
+    Raises:
+        ClientError: it is of another type, or malformed; names the field.
+    """
+    try:
+        return msgspec.json.decode(raw, type=kind)
+    except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+        raise ClientError(f"{name}: {error}", param=name) from None
+    except RecursionError:
+        raise ClientError(f"{name} is nested too deeply", param=name) from None

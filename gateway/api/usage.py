@@ -1,0 +1,76 @@
+"""Token counts that an engine reports, in any of the dialects. Never raises: a missing or odd count is None."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+
+from gateway.framework import Kind
+
+
+@dataclass(frozen=True, slots=True)
+class Usage:
+    """Tokens of one answer. ``prompt_tokens`` holds the cached ones too, whatever the dialect's own convention.
+
+    ``cached_tokens`` is None where the engine does not tell (vLLM: without ``--enable-prompt-tokens-details``).
+    """
+
+    prompt_tokens: int | None = None
+    output_tokens: int | None = None
+    cached_tokens: int | None = None
+
+    def merged(self, later: Usage) -> Usage:
+        """This, with what ``later`` knows put over it: Anthropic streams tell a part first and the rest at the end."""
+        return Usage(
+            self.prompt_tokens if later.prompt_tokens is None else later.prompt_tokens,
+            self.output_tokens if later.output_tokens is None else later.output_tokens,
+            self.cached_tokens if later.cached_tokens is None else later.cached_tokens,
+        )
+
+
+class _Answer(msgspec.Struct):
+    usage: Any = None
+
+
+_ANSWER = msgspec.json.Decoder(_Answer)
+
+
+def read_usage(body: bytes, kind: Kind) -> Usage | None:
+    """The usage of an unstreamed answer's whole body; None if it has none."""
+    try:
+        return usage_of(_ANSWER.decode(body).usage, kind)
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
+        return None
+
+
+def usage_of(usage: object, kind: Kind) -> Usage | None:
+    """The counts in a parsed ``usage`` object; None if it is not an object or holds none."""
+    if not isinstance(usage, Mapping):
+        return None
+    prompt = _count(usage, "prompt_tokens")
+    if prompt is None:
+        prompt = _count(usage, "input_tokens")
+    output = _count(usage, "completion_tokens")
+    if output is None:
+        output = _count(usage, "output_tokens")
+    cached = None
+    for name in ("prompt_tokens_details", "input_tokens_details"):
+        details = usage.get(name)
+        if cached is None and isinstance(details, Mapping):
+            cached = _count(details, "cached_tokens")
+    if kind is Kind.MESSAGES:
+        # Anthropic: input_tokens leaves out what was read from the cache and what was written to it.
+        cached = _count(usage, "cache_read_input_tokens")
+        if prompt is not None:
+            prompt += (cached or 0) + (_count(usage, "cache_creation_input_tokens") or 0)
+    if prompt is None and output is None and cached is None:
+        return None
+    return Usage(prompt, output, cached)
+
+
+def _count(values: Mapping[str, Any], name: str) -> int | None:
+    value = values.get(name)
+    return value if type(value) is int and value >= 0 else None
