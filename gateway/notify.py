@@ -1,0 +1,77 @@
+"""Telling systemd how we are: the ``sd_notify`` protocol, one datagram for each message.
+
+A service of ``Type=notify`` counts as started when it says ``READY=1``: what depends on it waits for an endpoint that
+answers, not for a process that exists. Everywhere else (no ``NOTIFY_SOCKET``) all of this does nothing, and a message
+that cannot be sent is never an error: the service manager has its own timeouts. See sd_notify(3).
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import socket
+from collections.abc import Mapping
+
+log = logging.getLogger("kvgate.notify")
+
+
+class Notifier:
+    """Sends to the socket that ``environ`` names. Messages are ``NAME=value`` lines."""
+
+    def __init__(self, environ: Mapping[str, str] = os.environ) -> None:
+        self._address = _address(environ.get("NOTIFY_SOCKET", ""))
+        self._environ = environ
+
+    def ready(self, status: str = "") -> None:
+        """The service serves."""
+        self.send("READY=1", *_status(status))
+
+    def status(self, status: str) -> None:
+        """One line for people: ``systemctl status`` shows it."""
+        self.send(*_status(status))
+
+    def stopping(self, status: str = "") -> None:
+        """The service accepts nothing more, and ends when its running answers have."""
+        self.send("STOPPING=1", *_status(status))
+
+    def watchdog(self) -> None:
+        """The event loop is alive; to be sent every ``watchdog_interval`` seconds."""
+        self.send("WATCHDOG=1")
+
+    @property
+    def watchdog_interval(self) -> float | None:
+        """Seconds between two signs of life: half of the unit's ``WatchdogSec``; None if it has none, or not for us."""
+        limit, process = self._environ.get("WATCHDOG_USEC", ""), self._environ.get("WATCHDOG_PID", "")
+        if self._address is None or not limit.isdecimal() or int(limit) == 0:
+            return None
+        if process and process != str(os.getpid()):
+            return None
+        return int(limit) / 2_000_000
+
+    def send(self, *lines: str) -> None:
+        if self._address is None or not lines:
+            return
+        try:
+            # A datagram to a full queue would block: the manager is then not reading, and we have answers to stream.
+            with socket.socket(
+                socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_NONBLOCK | socket.SOCK_CLOEXEC
+            ) as sender:
+                sender.sendto("\n".join(lines).encode(), self._address)
+        except OSError as error:
+            log.warning("cannot notify the service manager of %s: %s", lines[0], error)
+
+
+def _address(name: str) -> str | None:
+    """A path, or an abstract socket's name (written with ``@``); None where there is nothing that we can send to."""
+    if name.startswith("@"):
+        return "\0" + name[1:]
+    if name.startswith("/"):
+        return name
+    if name:
+        log.warning("NOTIFY_SOCKET=%s is neither a path nor an abstract socket: not notifying", name)
+    return None
+
+
+def _status(status: str) -> list[str]:
+    # A line break would end the value and begin another assignment.
+    return [f"STATUS={' '.join(status.split())}"] if status else []

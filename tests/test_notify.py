@@ -1,0 +1,79 @@
+from __future__ import annotations
+
+import os
+import socket
+import uuid
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from gateway.notify import Notifier
+
+
+@pytest.fixture(params=["path", "abstract"])
+def manager(request, tmp_path: Path) -> Iterator[tuple[socket.socket, str]]:
+    """A service manager's socket, and how the environment names it."""
+    name = f"@kvgate-{uuid.uuid4()}" if request.param == "abstract" else str(tmp_path / "notify")
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as receiver:
+        receiver.bind("\0" + name[1:] if name.startswith("@") else name)
+        receiver.settimeout(10)
+        yield receiver, name
+
+
+def test_a_services_life(manager) -> None:
+    receiver, name = manager
+    notifier = Notifier({"NOTIFY_SOCKET": name})
+    notifier.status("waiting for the first engine")
+    notifier.ready("serving 2 models on 127.0.0.1:8000")
+    notifier.watchdog()
+    notifier.stopping()
+    assert [receiver.recv(4096) for _ in range(4)] == [
+        b"STATUS=waiting for the first engine",
+        b"READY=1\nSTATUS=serving 2 models on 127.0.0.1:8000",
+        b"WATCHDOG=1",
+        b"STOPPING=1",
+    ]
+
+
+def test_a_status_cannot_assign_anything_else(manager) -> None:
+    receiver, name = manager
+    Notifier({"NOTIFY_SOCKET": name}).ready("all well\nERRNO=5")
+    assert receiver.recv(4096) == b"READY=1\nSTATUS=all well ERRNO=5"
+
+
+def test_a_manager_that_does_not_read_blocks_nobody(manager, caplog) -> None:
+    receiver, name = manager
+    notifier = Notifier({"NOTIFY_SOCKET": name})
+    for _ in range(2000):
+        notifier.watchdog()
+    assert "cannot notify" in caplog.text
+    assert receiver.recv(4096) == b"WATCHDOG=1"
+
+
+@pytest.mark.parametrize("environ", [{}, {"NOTIFY_SOCKET": ""}, {"NOTIFY_SOCKET": "vsock:2:1234"}])
+def test_without_a_manager_nothing_happens(environ) -> None:
+    notifier = Notifier(environ)
+    notifier.ready("serving")
+    notifier.stopping()
+    assert notifier.watchdog_interval is None
+
+
+def test_a_manager_that_is_gone_is_no_error(tmp_path, caplog) -> None:
+    Notifier({"NOTIFY_SOCKET": str(tmp_path / "nobody")}).ready()
+    assert "cannot notify the service manager of READY=1" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("environ", "interval"),
+    [
+        ({}, None),
+        ({"WATCHDOG_USEC": "30000000"}, 15.0),
+        ({"WATCHDOG_USEC": "30000000", "WATCHDOG_PID": str(os.getpid())}, 15.0),
+        ({"WATCHDOG_USEC": "30000000", "WATCHDOG_PID": "1"}, None),
+        ({"WATCHDOG_USEC": "0"}, None),
+        ({"WATCHDOG_USEC": "soon"}, None),
+    ],
+)
+def test_the_watchdogs_interval(environ, interval) -> None:
+    assert Notifier({"NOTIFY_SOCKET": "/run/notify"} | environ).watchdog_interval == interval
