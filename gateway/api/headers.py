@@ -61,40 +61,24 @@ def request_id(values: Sequence[str], make: Callable[[], str]) -> str:
     return cleaned or make()
 
 
-def forward(
-    headers: Headers,
-    settings: PassSettings,
-    *,
-    request_id: str,
-    content_type: str,
-    api_key: str | None = None,
-    rank: int | None = None,
-) -> list[tuple[str, str]]:
-    """The headers of a leg: the client's that may pass, then ours. Names in lower case; no framing.
+def forward(headers: Headers, settings: PassSettings, *, api_key: str | None = None) -> list[tuple[str, str]]:
+    """The headers of a client that may go to an engine, names in lower case, and the engine's own ``api_key``.
 
-    ``api_key``: the engine's. ``rank``: the data-parallel rank that the leg is placed on.
+    The caller adds what each leg has of its own: content type and length, request id, rank.
     """
     pairs = [(name.lower(), value) for name, value in headers]
     dropped = HOP_BY_HOP | OWN | NO_ENCODING | _connection(pairs)
-    client_credentials = settings.authorization and api_key is None
+    if api_key is not None or not settings.authorization:
+        dropped |= CREDENTIALS
     out = []
     for name, value in pairs:
-        if name in dropped or _CONTROL.search(value):
+        if name in dropped or name == "cookie" or _CONTROL.search(value):
             continue
-        if name in CREDENTIALS:
-            if not client_credentials or name == "cookie":
-                continue
-        elif (name in STEERING or name.startswith(STEERING_PREFIXES)) and name not in settings.steering_headers:
-            continue
-        if rank is not None and name == "x-data-parallel-rank":
+        if (name in STEERING or name.startswith(STEERING_PREFIXES)) and name not in settings.steering_headers:
             continue
         out.append((name, value))
-    out.append(("content-type", content_type))
-    out.append(("x-request-id", request_id))
     if api_key is not None:
         out.append(("authorization", f"Bearer {api_key}"))
-    if rank is not None:
-        out.append(("x-data-parallel-rank", str(rank)))
     return out
 
 

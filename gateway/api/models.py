@@ -2,48 +2,39 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import msgspec
 
-
-@dataclass(frozen=True, slots=True)
-class ModelEntry:
-    """One id that a client may name: a model, an alias (``root`` is the model's name) or an adapter (``parent`` is).
-
-    ``created``: seconds since the epoch. ``max_model_len``: tokens; None if no engine told.
-    """
-
-    id: str
-    created: int
-    root: str | None = None
-    parent: str | None = None
-    max_model_len: int | None = None
-    owned_by: str = "kvgate"
-
+OWNER = "kvgate"
 
 _ENCODER = msgspec.json.Encoder()
 
 
-def listing(entries: Iterable[ModelEntry]) -> bytes:
-    """The body of the list, in the order given."""
+def listing(entries: Iterable[Mapping[str, Any]]) -> bytes:
+    """The body of the list, in the order given.
+
+    Each entry has an ``id``, and may have ``root``, ``parent`` (of an adapter), ``max_model_len`` (tokens) and
+    ``created`` (seconds since the epoch).
+    """
     return _ENCODER.encode({"object": "list", "data": [_shape(entry) for entry in entries]})
 
 
-def one(entry: ModelEntry) -> bytes:
-    """The body of a single model."""
+def one(entry: Mapping[str, Any]) -> bytes:
+    """The body of a single model; ``entry`` as in ``listing``."""
     return _ENCODER.encode(_shape(entry))
 
 
-def _shape(entry: ModelEntry) -> dict[str, Any]:
+def _shape(entry: Mapping[str, Any]) -> dict[str, Any]:
     return {
-        "id": entry.id,
+        "id": entry["id"],
         "object": "model",
-        "created": entry.created,
-        "owned_by": entry.owned_by,
-        "root": entry.root if entry.root is not None else entry.id,
-        "parent": entry.parent,
-        "max_model_len": entry.max_model_len,
+        "created": entry.get(
+            "created", 0
+        ),  # an integer for every client; when an engine loaded it is nobody's question
+        "owned_by": OWNER,
+        "root": entry.get("root") or entry["id"],
+        "parent": entry.get("parent"),
+        "max_model_len": entry.get("max_model_len"),
     }
