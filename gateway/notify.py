@@ -15,50 +15,32 @@ from collections.abc import Mapping
 log = logging.getLogger("kvgate.notify")
 
 
-class Notifier:
-    """Sends to the socket that ``environ`` names. Messages are ``NAME=value`` lines."""
+def notify(*assignments: str, status: str = "", environ: Mapping[str, str] = os.environ) -> None:
+    """Send ``NAME=value`` assignments: ``READY=1``, ``STOPPING=1``, ``WATCHDOG=1``.
 
-    def __init__(self, environ: Mapping[str, str] = os.environ) -> None:
-        self._address = _address(environ.get("NOTIFY_SOCKET", ""))
-        self._environ = environ
+    ``status``: one line for people, which ``systemctl status`` shows.
+    """
+    address = _address(environ.get("NOTIFY_SOCKET", ""))
+    # A line break would end the value and begin another assignment.
+    lines = [*assignments, *([f"STATUS={' '.join(status.split())}"] if status else [])]
+    if address is None or not lines:
+        return
+    try:
+        # A datagram to a full queue would block: the manager is then not reading, and we have answers to stream.
+        with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_NONBLOCK | socket.SOCK_CLOEXEC) as sender:
+            sender.sendto("\n".join(lines).encode(), address)
+    except OSError as error:
+        log.warning("cannot notify the service manager of %s: %s", lines[0], error)
 
-    def ready(self, status: str = "") -> None:
-        """The service serves."""
-        self.send("READY=1", *_status(status))
 
-    def status(self, status: str) -> None:
-        """One line for people: ``systemctl status`` shows it."""
-        self.send(*_status(status))
-
-    def stopping(self, status: str = "") -> None:
-        """The service accepts nothing more, and ends when its running answers have."""
-        self.send("STOPPING=1", *_status(status))
-
-    def watchdog(self) -> None:
-        """The event loop is alive; to be sent every ``watchdog_interval`` seconds."""
-        self.send("WATCHDOG=1")
-
-    @property
-    def watchdog_interval(self) -> float | None:
-        """Seconds between two signs of life: half of the unit's ``WatchdogSec``; None if it has none, or not for us."""
-        limit, process = self._environ.get("WATCHDOG_USEC", ""), self._environ.get("WATCHDOG_PID", "")
-        if self._address is None or not limit.isdecimal() or int(limit) == 0:
-            return None
-        if process and process != str(os.getpid()):
-            return None
-        return int(limit) / 2_000_000
-
-    def send(self, *lines: str) -> None:
-        if self._address is None or not lines:
-            return
-        try:
-            # A datagram to a full queue would block: the manager is then not reading, and we have answers to stream.
-            with socket.socket(
-                socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_NONBLOCK | socket.SOCK_CLOEXEC
-            ) as sender:
-                sender.sendto("\n".join(lines).encode(), self._address)
-        except OSError as error:
-            log.warning("cannot notify the service manager of %s: %s", lines[0], error)
+def watchdog_interval(environ: Mapping[str, str] = os.environ) -> float | None:
+    """Seconds between two ``WATCHDOG=1``: half of the unit's ``WatchdogSec``. None if it has none, or not for us."""
+    limit, process = environ.get("WATCHDOG_USEC", ""), environ.get("WATCHDOG_PID", "")
+    if not environ.get("NOTIFY_SOCKET") or not limit.isdecimal() or int(limit) == 0:
+        return None
+    if process and process != str(os.getpid()):
+        return None
+    return int(limit) / 2_000_000
 
 
 def _address(name: str) -> str | None:
@@ -70,8 +52,3 @@ def _address(name: str) -> str | None:
     if name:
         log.warning("NOTIFY_SOCKET=%s is neither a path nor an abstract socket: not notifying", name)
     return None
-
-
-def _status(status: str) -> list[str]:
-    # A line break would end the value and begin another assignment.
-    return [f"STATUS={' '.join(status.split())}"] if status else []

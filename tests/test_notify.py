@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from gateway.notify import Notifier
+from gateway.notify import notify, watchdog_interval
 
 
 @pytest.fixture(params=["path", "abstract"])
@@ -23,11 +23,11 @@ def manager(request, tmp_path: Path) -> Iterator[tuple[socket.socket, str]]:
 
 def test_a_services_life(manager) -> None:
     receiver, name = manager
-    notifier = Notifier({"NOTIFY_SOCKET": name})
-    notifier.status("waiting for the first engine")
-    notifier.ready("serving 2 models on 127.0.0.1:8000")
-    notifier.watchdog()
-    notifier.stopping()
+    environ = {"NOTIFY_SOCKET": name}
+    notify(status="waiting for the first engine", environ=environ)
+    notify("READY=1", status="serving 2 models on 127.0.0.1:8000", environ=environ)
+    notify("WATCHDOG=1", environ=environ)
+    notify("STOPPING=1", environ=environ)
     assert [receiver.recv(4096) for _ in range(4)] == [
         b"STATUS=waiting for the first engine",
         b"READY=1\nSTATUS=serving 2 models on 127.0.0.1:8000",
@@ -36,31 +36,35 @@ def test_a_services_life(manager) -> None:
     ]
 
 
+def test_the_processs_own_environment_is_the_default(manager, monkeypatch) -> None:
+    receiver, name = manager
+    monkeypatch.setenv("NOTIFY_SOCKET", name)
+    notify("READY=1")
+    assert receiver.recv(4096) == b"READY=1"
+
+
 def test_a_status_cannot_assign_anything_else(manager) -> None:
     receiver, name = manager
-    Notifier({"NOTIFY_SOCKET": name}).ready("all well\nERRNO=5")
+    notify("READY=1", status="all well\nERRNO=5", environ={"NOTIFY_SOCKET": name})
     assert receiver.recv(4096) == b"READY=1\nSTATUS=all well ERRNO=5"
 
 
 def test_a_manager_that_does_not_read_blocks_nobody(manager, caplog) -> None:
     receiver, name = manager
-    notifier = Notifier({"NOTIFY_SOCKET": name})
     for _ in range(2000):
-        notifier.watchdog()
+        notify("WATCHDOG=1", environ={"NOTIFY_SOCKET": name})
     assert "cannot notify" in caplog.text
     assert receiver.recv(4096) == b"WATCHDOG=1"
 
 
 @pytest.mark.parametrize("environ", [{}, {"NOTIFY_SOCKET": ""}, {"NOTIFY_SOCKET": "vsock:2:1234"}])
 def test_without_a_manager_nothing_happens(environ) -> None:
-    notifier = Notifier(environ)
-    notifier.ready("serving")
-    notifier.stopping()
-    assert notifier.watchdog_interval is None
+    notify("READY=1", status="serving", environ=environ)
+    notify("STOPPING=1", environ=environ)
 
 
 def test_a_manager_that_is_gone_is_no_error(tmp_path, caplog) -> None:
-    Notifier({"NOTIFY_SOCKET": str(tmp_path / "nobody")}).ready()
+    notify("READY=1", environ={"NOTIFY_SOCKET": str(tmp_path / "nobody")})
     assert "cannot notify the service manager of READY=1" in caplog.text
 
 
@@ -73,7 +77,8 @@ def test_a_manager_that_is_gone_is_no_error(tmp_path, caplog) -> None:
         ({"WATCHDOG_USEC": "30000000", "WATCHDOG_PID": "1"}, None),
         ({"WATCHDOG_USEC": "0"}, None),
         ({"WATCHDOG_USEC": "soon"}, None),
+        ({"WATCHDOG_USEC": "30000000", "NOTIFY_SOCKET": ""}, None),
     ],
 )
 def test_the_watchdogs_interval(environ, interval) -> None:
-    assert Notifier({"NOTIFY_SOCKET": "/run/notify"} | environ).watchdog_interval == interval
+    assert watchdog_interval({"NOTIFY_SOCKET": "/run/notify"} | environ) == interval

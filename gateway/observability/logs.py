@@ -24,7 +24,7 @@ from gateway.observability.writer import LineWriter
 
 
 class Logs:
-    """What ``configure`` set up. ``close`` writes what is left and puts ``logging`` back as it was."""
+    """What ``configure`` set up. ``close`` writes what is left and takes it away again."""
 
     def __init__(self, logger: FilteringBoundLogger, writer: LineWriter, level: int) -> None:
         self.logger = logger
@@ -32,15 +32,15 @@ class Logs:
         self._bridge = Bridge(logger)
         self._root = logging.getLogger()
         self._ours = logging.getLogger("kvgate")
-        self._before = (self._root.handlers[:], self._root.level, self._ours.level)
-        self._root.handlers[:] = [self._bridge]
+        self._before = (self._root.level, self._ours.level)
+        self._root.addHandler(self._bridge)
         self._root.setLevel(max(level, logging.WARNING))
         self._ours.setLevel(level)
 
     def close(self) -> None:
         if self._bridge in self._root.handlers:
-            handlers, root_level, our_level = self._before
-            self._root.handlers[:] = handlers
+            self._root.removeHandler(self._bridge)
+            root_level, our_level = self._before
             self._root.setLevel(root_level)
             self._ours.setLevel(our_level)
         self._writer.close()

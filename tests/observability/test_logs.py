@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gateway.observability.logs import configure
+from gateway.observability.logs import Bridge, configure
 from gateway.observability.settings import LogSettings
 from tests.observability.conftest import FakeClock, Lines
 
@@ -135,8 +135,10 @@ def test_broken_text_is_shown_escaped(opened, lines) -> None:
 
 def test_a_record_that_does_not_fit_its_arguments_is_no_failure(opened, lines, capsys) -> None:
     logs = opened(LogSettings(format="json"), stream=lines)
-    logging.getLogger("kvgate.x").warning("%d and %d", "one")
-    logging.getLogger("kvgate.x").warning("next")
+    # Given to the handler itself: the handlers of a test run raise where ours must not.
+    bridge = Bridge(logs.logger)
+    bridge.handle(logging.LogRecord("kvgate.x", logging.WARNING, __file__, 1, "%d and %d", ("one",), None))
+    bridge.handle(logging.LogRecord("kvgate.x", logging.WARNING, __file__, 1, "next", None, None))
     logs.close()
     assert [orjson.loads(line)["event"] for line in lines.text.splitlines()] == ["next"]
     assert "Logging error" in capsys.readouterr().err
@@ -156,4 +158,14 @@ def test_close_puts_logging_back(opened, lines) -> None:
     logs = opened(LogSettings(), stream=lines)
     assert root.handlers != before[0]
     logs.close()
+    logs.close()
     assert (root.handlers[:], root.level, ours.level) == before
+
+
+def test_the_log_goes_to_stderr_and_stdout_stays_clean(opened, capfd) -> None:
+    logs = opened(LogSettings(format="json"))
+    logging.getLogger("kvgate.x").info("hello")
+    logs.close()
+    out, err = capfd.readouterr()
+    assert out == ""
+    assert orjson.loads(err)["event"] == "hello"
