@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from gateway.api.settings import PassSettings
+from gateway.config.origin import Origin
 from gateway.fleet.settings import EndpointSettings, FleetSettings
 from gateway.flow.settings import FlowSettings
 from gateway.kvcache.settings import CacheSettings
@@ -55,7 +56,10 @@ class ModelSettings(TokenSettings):
 
 @dataclass(frozen=True, slots=True)
 class Config:
-    """plugins.yaml. ``plugins``, ``profiles`` and ``handlers`` replace the defaults as a whole where they are given."""
+    """plugins.yaml. ``plugins``, ``profiles`` and ``handlers`` replace the defaults as a whole where they are given.
+
+    ``origin`` is no key: where each value came from, for errors found later (``wiring``) and for ``describe``.
+    """
 
     models: tuple[ModelSettings, ...]
     listen: ListenSettings = field(default_factory=ListenSettings)
@@ -68,6 +72,7 @@ class Config:
     plugins: tuple[PluginSettings, ...] = DEFAULT_PLUGINS
     profiles: tuple[ProfileSettings, ...] = DEFAULT_PROFILES
     handlers: tuple[HandlerSettings, ...] = DEFAULT_HANDLERS
+    origin: Origin = field(default_factory=Origin, repr=False, compare=False, metadata={"key": False})
 
     def __post_init__(self) -> None:
         if not self.models:

@@ -1,0 +1,48 @@
+"""The filter ``healthy``.
+
+What it does
+    Keeps endpoints whose engine is up and that are not draining. An endpoint in its slow start (``warmth`` below 1)
+    stays only while it has no more than its share of requests: ``warmth`` x the mean of the fully warm ones, plus one.
+    Where no fully warm endpoint is up, all that are up stay.
+
+Scheduling intent
+    A rule for every profile. An engine that came back has empty queues and an empty cache, and would otherwise draw
+    every request at once.
+
+Inputs
+    ``engine.up``, ``draining``, ``warmth``, ``load.requests``.
+
+Parameters
+    None.
+
+Example
+    ``plugins: [{name: healthy, type: healthy}]``
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from gateway.framework import Context, Endpoint, NoParameters, Request
+
+
+class Healthy:
+    """Endpoints that may be sent to now."""
+
+    Parameters = NoParameters
+
+    def __init__(self, parameters: NoParameters, context: Context) -> None:
+        pass
+
+    def filter(self, request: Request, endpoints: Sequence[Endpoint], /) -> Sequence[Endpoint]:
+        usable = [endpoint for endpoint in endpoints if endpoint.engine.up and not endpoint.draining]
+        warm = [endpoint.load.requests for endpoint in usable if endpoint.warmth >= 1.0]
+        if not warm or len(warm) == len(usable):
+            return usable
+        mean = sum(warm) / len(warm)
+        # Plus one: an idle fleet must not keep a new engine from its first request, which is what shows that it works.
+        return [
+            endpoint
+            for endpoint in usable
+            if endpoint.warmth >= 1.0 or endpoint.load.requests <= endpoint.warmth * mean + 1
+        ]

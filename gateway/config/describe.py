@@ -1,0 +1,82 @@
+"""The effective configuration as YAML: every key, defaults filled in, ready to be loaded again.
+
+What came from the environment is written as its reference (``${NAME}``), so that nothing secret is printed; a secret
+that stands in the file itself is masked.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from enum import Enum
+from typing import Any
+
+import yaml
+
+from gateway.config.decode import keys
+from gateway.config.document import Loader
+from gateway.config.origin import KeyPath, Origin
+from gateway.config.registry import Registry, discover
+from gateway.config.settings import Config
+from gateway.config.wiring import find, parameters
+
+MASK = "****"
+
+
+class _Dumper(yaml.SafeDumper):
+    """Quotes a string that ours or YAML 1.1's rules would read as something else; repeats instead of aliasing."""
+
+    def ignore_aliases(self, data: Any) -> bool:
+        return True
+
+
+for _first, _resolvers in Loader.yaml_implicit_resolvers.items():
+    for _tag, _pattern in _resolvers:
+        _Dumper.add_implicit_resolver(_tag, _pattern, [_first])
+
+
+def describe(config: Config, registry: Registry | None = None) -> str:
+    """``config`` as YAML, plugins' own defaults included. ``registry`` is what is installed where it is not given.
+
+    Raises ConfigError if a plugin's type or parameters are wrong.
+    """
+    found = discover() if registry is None else registry
+    effective = dataclasses.replace(
+        config,
+        plugins=tuple(
+            dataclasses.replace(one, parameters=_filled(found.plugins, one, ("plugins", i), config.origin))
+            for i, one in enumerate(config.plugins)
+        ),
+        handlers=tuple(
+            dataclasses.replace(one, parameters=_filled(found.handlers, one, ("handlers", i), config.origin))
+            for i, one in enumerate(config.handlers)
+        ),
+    )
+    plain = _plain(effective, (), config.origin, secret=False)
+    return yaml.dump(plain, Dumper=_Dumper, sort_keys=False, allow_unicode=True, width=120, default_flow_style=False)
+
+
+def _filled(types: Any, settings: Any, path: KeyPath, origin: Origin) -> Any:
+    """An instance's typed parameters: a dataclass where a mapping was, which ``_plain`` writes as one."""
+    return parameters(find(types, settings, path, origin), settings, path, origin)
+
+
+def _plain(value: Any, path: KeyPath, origin: Origin, *, secret: bool) -> Any:
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        return {
+            field.name: _plain(getattr(value, field.name), (*path, field.name), origin, secret=not field.repr)
+            for field in keys(type(value))
+        }
+    if isinstance(value, Mapping):
+        return {key: _plain(item, (*path, key), origin, secret=secret) for key, item in value.items()}
+    if isinstance(value, tuple | list):
+        return [_plain(item, (*path, i), origin, secret=secret) for i, item in enumerate(value)]
+    if isinstance(value, Enum):
+        value = value.value
+    reference = origin.references.get(path)
+    # A value that is no longer what the reference gave (a path made absolute, a flag on the command line) is shown.
+    if reference is not None and str(value) == reference.value:
+        return reference.text
+    if secret and value is not None:
+        return MASK
+    return value.replace("$", "$$") if isinstance(value, str) else value

@@ -1,0 +1,138 @@
+"""plugins.yaml -> a checked ``Config``.
+
+Everything that can be known from the file alone is checked here, and refused with its file, line and key: types and
+ranges, names given twice, names that are nowhere. What needs the installed plugins (their types and parameters) is
+checked by ``wiring``.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from gateway.config.decode import decode
+from gateway.config.document import read, read_text
+from gateway.config.origin import KeyPath, Origin, nearest
+from gateway.config.settings import Config, ModelSettings
+from gateway.errors import ConfigError
+
+
+def load(path: str | os.PathLike[str], environ: Mapping[str, str]) -> Config:
+    """The configuration in the file ``path``, references to ``environ`` filled in. Raises ConfigError.
+
+    A relative ``tokenizer``, ``chat_template`` or ``client_keys.file`` that exists beside the file is made absolute.
+    """
+    file = Path(path)
+    return _anchored(_config(*read(file, environ)), file.parent)
+
+
+def loads(text: str, environ: Mapping[str, str], file: str = "plugins.yaml") -> Config:
+    """As ``load``, from text; ``file`` is the name in errors, and relative paths are left as they are."""
+    return _config(*read_text(text, file, environ))
+
+
+def _config(value: Any, origin: Origin) -> Config:
+    if value is None:
+        raise ConfigError(
+            f"{origin.file}: empty; the shortest useful file names a model and its engines under 'models'"
+        )
+    config = decode(Config, value, (), origin, {"origin": origin})
+    _check_models(config, origin)
+    _check_plugins(config, origin)
+    return config
+
+
+def _check_models(config: Config, origin: Origin) -> None:
+    names = _Names(origin, "model or alias")
+    handlers = _Names(origin, "handler")
+    for i, handler in enumerate(config.handlers):
+        handlers.add(handler.name, ("handlers", i, "name"))
+    endpoints: dict[str, str] = {}
+    for i, model in enumerate(config.models):
+        path: KeyPath = ("models", i)
+        names.add(model.name, (*path, "name"))
+        for j, alias in enumerate(model.aliases):
+            names.add(alias, (*path, "aliases", j))
+        handlers.check(model.handler, (*path, "handler"))
+        _check_endpoints(model, path, origin, endpoints)
+
+
+def _check_endpoints(model: ModelSettings, path: KeyPath, origin: Origin, urls: dict[str, str]) -> None:
+    """Within a model a name or URL once; among models one name may stand for one URL only (it labels metrics)."""
+    names = _Names(origin, "endpoint")
+    engines = _Names(
+        origin, "engine", remedy="; an engine with several data-parallel ranks is one endpoint with 'ranks'"
+    )
+    for i, endpoint in enumerate(model.endpoints):
+        where = (*path, "endpoints", i)
+        url = endpoint.url.rstrip("/")
+        engines.add(url, (*where, "url"))
+        if endpoint.name is not None:
+            names.add(endpoint.name, (*where, "name"))
+            if urls.setdefault(endpoint.name, url) != url:
+                other = origin.scrub(urls[endpoint.name])
+                raise origin.error((*where, "name"), f"{endpoint.name!r} is the name of {other} in another model")
+
+
+def _check_plugins(config: Config, origin: Origin) -> None:
+    plugins = _Names(origin, "plugin")
+    for i, plugin in enumerate(config.plugins):
+        plugins.add(plugin.name, ("plugins", i, "name"))
+    profiles = _Names(origin, "profile")
+    for i, profile in enumerate(config.profiles):
+        path: KeyPath = ("profiles", i)
+        profiles.add(profile.name, (*path, "name"))
+        filters, scorers = _Names(origin, "filter of this profile"), _Names(origin, "scorer of this profile")
+        for j, name in enumerate(profile.filters):
+            filters.add(name, (*path, "filters", j))
+            plugins.check(name, (*path, "filters", j))
+        for j, scorer in enumerate(profile.scorers):
+            scorers.add(scorer.plugin, (*path, "scorers", j, "plugin"))
+            plugins.check(scorer.plugin, (*path, "scorers", j, "plugin"))
+        plugins.check(profile.picker, (*path, "picker"))
+
+
+class _Names:
+    """Names of one kind: each may be given once, and only those may be referred to."""
+
+    def __init__(self, origin: Origin, kind: str, remedy: str = "") -> None:
+        self._origin, self._kind, self._remedy = origin, kind, remedy
+        self._paths: dict[str, KeyPath] = {}
+        self._given = origin.given
+
+    def add(self, name: str, path: KeyPath) -> None:
+        if not name:
+            raise self._origin.error(path, f"the name of a {self._kind} must not be empty")
+        if name in self._paths:
+            shown, first = self._origin.scrub(name), self._origin.lines.get(self._paths[name])
+            before = f", first on line {first}" if first else ""
+            raise self._origin.error(path, f"the {self._kind} {shown!r} is given twice{before}{self._remedy}")
+        self._paths[name] = path
+
+    def check(self, name: str, path: KeyPath) -> None:
+        if name in self._paths:
+            return
+        group = f"{self._kind}s"
+        if path[0] not in self._given and group in self._given:
+            problem = f"the default {path[0]} need the {self._kind} {name!r}, which the file's own {group} lack"
+            raise self._origin.error((group,), f"{problem}; give {path[0]!r} too")
+        raise self._origin.error(path, f"there is no {self._kind} {name!r}{nearest(name, self._paths)}")
+
+
+def _anchored(config: Config, folder: Path) -> Config:
+    """Relative paths of files that exist beside the configuration, made absolute; anything else stays (a hub id)."""
+
+    def anchor(value: str | None) -> str | None:
+        if not value or os.path.isabs(value):
+            return value
+        there = folder / value
+        return os.path.abspath(there) if there.exists() else value
+
+    models = tuple(
+        replace(model, tokenizer=anchor(model.tokenizer), chat_template=anchor(model.chat_template))
+        for model in config.models
+    )
+    return replace(config, models=models, client_keys=replace(config.client_keys, file=anchor(config.client_keys.file)))

@@ -1,0 +1,124 @@
+"""The installed plugins: found through entry points, the built-in ones like any other's.
+
+Nothing is imported before a configuration names it. A name that two distributions offer is an error, whether it is used
+or not: which of them would be meant can change with the next install.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, is_dataclass
+from enum import StrEnum
+from importlib.metadata import EntryPoint, entry_points
+from typing import Any
+
+from gateway.errors import ConfigError
+from gateway.framework import NoParameters
+
+
+class Kind(StrEnum):
+    """What a plugin is; its entry points' group is ``kvgate.<kind>s``."""
+
+    FILTER = "filter"
+    SCORER = "scorer"
+    PICKER = "picker"
+    HANDLER = "handler"
+
+    @property
+    def group(self) -> str:
+        return f"kvgate.{self.value}s"
+
+
+METHODS: Mapping[Kind, tuple[str, int]] = {
+    Kind.FILTER: ("filter", 2),
+    Kind.SCORER: ("score", 2),
+    Kind.PICKER: ("pick", 2),
+    Kind.HANDLER: ("plan", 3),
+}
+"""The method of each kind and the number of its arguments, ``self`` not counted."""
+HOOKS = (("on_placed", 2), ("on_settled", 3))
+"""The optional methods of a plugin that remembers."""
+
+
+@dataclass(frozen=True, slots=True)
+class PluginType:
+    """One entry point: ``name`` is a ``type`` in plugins.yaml, ``distribution`` what it was installed with."""
+
+    kind: Kind
+    name: str
+    entry_point: EntryPoint
+
+    @property
+    def distribution(self) -> str:
+        dist = self.entry_point.dist
+        return f"{dist.name} {dist.version}" if dist is not None else "an unknown distribution"
+
+    def __str__(self) -> str:
+        return f"the {self.kind} {self.name!r} ({self.entry_point.value}, from {self.distribution})"
+
+    def load(self) -> type[Any]:
+        """The class. Raises ConfigError if it cannot be imported or is none."""
+        try:
+            found = self.entry_point.load()
+        except Exception as error:
+            raise ConfigError(f"{self} cannot be imported: {type(error).__name__}: {error}") from error
+        if not isinstance(found, type):
+            raise ConfigError(f"{self} is no class")
+        return found
+
+    def parameters(self) -> type[Any]:
+        """The dataclass of its parameters. Raises ConfigError."""
+        kind = getattr(self.load(), "Parameters", NoParameters)
+        if not (isinstance(kind, type) and is_dataclass(kind)):
+            raise ConfigError(f"{self}: its Parameters must be a dataclass")
+        return kind
+
+    def check(self, plugin: object) -> None:
+        """Raises ConfigError if an instance has not the shape of its kind."""
+        method, arguments = METHODS[self.kind]
+        self._check_method(plugin, method, arguments)
+        for hook, count in HOOKS:
+            if hasattr(plugin, hook):
+                self._check_method(plugin, hook, count)
+
+    def _check_method(self, plugin: object, name: str, arguments: int) -> None:
+        method = getattr(plugin, name, None)
+        if not callable(method):
+            raise ConfigError(f"{self} has no method {name!r}, which a {self.kind} needs")
+        if inspect.iscoroutinefunction(method) or inspect.isasyncgenfunction(method):
+            raise ConfigError(f"{self}: {name!r} must not be async: decisions are made without waiting")
+        if inspect.isgeneratorfunction(method):
+            raise ConfigError(f"{self}: {name!r} must return its result, not yield it")
+        try:
+            inspect.signature(method).bind(*[None] * arguments)
+        except TypeError as error:
+            raise ConfigError(f"{self}: {name!r} must take {arguments} positional arguments: {error}") from None
+        except ValueError:
+            return  # compiled code that does not tell its signature
+
+
+class Registry:
+    """The plugin types by name. Filters, scorers and pickers share one set of names, handlers have their own."""
+
+    def __init__(self, types: Iterable[PluginType]) -> None:
+        self.plugins: dict[str, PluginType] = {}
+        self.handlers: dict[str, PluginType] = {}
+        for new in types:
+            names = self.handlers if new.kind is Kind.HANDLER else self.plugins
+            old = names.setdefault(new.name, new)
+            if (old.kind, old.entry_point.value, old.distribution) != (
+                new.kind,
+                new.entry_point.value,
+                new.distribution,
+            ):
+                raise ConfigError(f"two plugins have the name {new.name!r}: {old}, and {new}; uninstall one")
+
+
+def discover() -> Registry:
+    """The plugins of everything that is installed. Raises ConfigError where a name is offered twice."""
+    return Registry(
+        PluginType(kind=kind, name=point.name, entry_point=point)
+        for kind in Kind
+        for point in entry_points(group=kind.group)
+    )

@@ -1,0 +1,89 @@
+"""Runs a model's handler, and tells stateful plugins what became of its plans.
+
+Synchronous from end to end: whoever calls ``schedule`` reserves the plan before the next ``await``, so that concurrent
+requests see each other's work.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from gateway.errors import GatewayError, PluginFailed
+from gateway.framework import Endpoint, Handler, Observer, Outcome, Plan, Request
+from gateway.scheduling.profile import Profile
+from gateway.scheduling.trace import Trace
+
+
+class Scheduler:
+    """``profiles`` and ``handlers`` by name. One for all models: ``request.model.handler`` says which handler runs."""
+
+    def __init__(self, profiles: Mapping[str, Profile], handlers: Mapping[str, Handler], observer: Observer) -> None:
+        self.profiles = profiles
+        self.handlers = handlers
+        self._observer = observer
+        self._on_placed = self._hooks("on_placed")
+        self._on_settled = self._hooks("on_settled")
+
+    def schedule(self, request: Request, endpoints: Sequence[Endpoint], trace: Trace | None = None) -> Plan:
+        """Raises NoEndpoint where a filter left none, PluginFailed where a filter, picker or handler failed."""
+        name = request.model.handler
+        handler = self.handlers.get(name)
+        if handler is None:
+            raise PluginFailed(f"the handler {name!r} of model {request.model.name!r} is not configured")
+        if trace is not None:
+            trace.handler = name
+
+        def run(profile_name: str, candidates: Sequence[Endpoint]) -> Sequence[Endpoint]:
+            profile = self.profiles.get(profile_name)
+            if profile is None:
+                raise LookupError(f"no profile {profile_name!r}")
+            if trace is None:
+                return profile.run(request, candidates, self._observer)
+            step = profile.trace(candidates)
+            trace.profiles.append(step)
+            return profile.run(request, candidates, self._observer, step)
+
+        try:
+            plan = handler.plan(request, endpoints, run)
+            if plan.decode not in endpoints or (plan.prefill is not None and plan.prefill not in endpoints):
+                raise ValueError("planned what was no candidate")
+        except GatewayError:
+            raise  # a profile's own: no endpoint, or a plugin of it that failed
+        except Exception as error:
+            self._observer.plugin_failed("handler", name, error)
+            raise PluginFailed(f"the handler {name!r} failed ({type(error).__name__})") from error
+        if trace is not None:
+            trace.plan = plan
+        return plan
+
+    def placed(self, request: Request, plan: Plan) -> None:
+        """Tell every plugin that has ``on_placed``. Never raises: what fails is counted."""
+        for kind, name, hook in self._on_placed:
+            try:
+                hook(request, plan)
+            except Exception as error:
+                self._observer.plugin_failed(kind, name, error)
+
+    def settled(self, request: Request, plan: Plan, outcome: Outcome) -> None:
+        """Tell every plugin that has ``on_settled``. Never raises: what fails is counted."""
+        for kind, name, hook in self._on_settled:
+            try:
+                hook(request, plan, outcome)
+            except Exception as error:
+                self._observer.plugin_failed(kind, name, error)
+
+    def _hooks(self, method: str) -> tuple[tuple[str, str, Callable[..., object]], ...]:
+        """Kind, name and hook of each plugin that has it: once, however many profiles share the instance."""
+        plugins: dict[int, tuple[str, str, Any]] = {}
+        for profile in self.profiles.values():
+            for name, plugin in profile.filters:
+                plugins.setdefault(id(plugin), ("filter", name, plugin))
+            for name, scorer, _ in profile.scorers:
+                plugins.setdefault(id(scorer), ("scorer", name, scorer))
+            name, picker = profile.picker
+            plugins.setdefault(id(picker), ("picker", name, picker))
+        for name, handler in self.handlers.items():
+            plugins.setdefault(id(handler), ("handler", name, handler))
+        hooks = ((kind, name, getattr(plugin, method, None)) for kind, name, plugin in plugins.values())
+        return tuple((kind, name, hook) for kind, name, hook in hooks if hook is not None)

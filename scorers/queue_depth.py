@@ -1,0 +1,54 @@
+"""The scorer ``queue-depth``.
+
+What it does
+    1 / (1 + waiting / half): 1 where nothing waits, 1/2 where ``half`` requests do.
+
+    Waiting is the larger of two views: what the engine's last scrape said, and our own requests' prompt tokens that it
+    has not yet computed, ``request_tokens`` of them to a request. Not their sum: our requests are in both.
+
+Scheduling intent
+    Balance. The scrape sees others' requests, but late; the ledger sees ours at once.
+
+Inputs
+    ``metrics.waiting``, ``load.prefill_tokens``. An endpoint never scraped is judged by the ledger alone.
+
+Parameters
+    ``half`` (default 4): waiting requests whose score is 1/2.
+    ``request_tokens`` (default 2048): uncomputed prompt tokens that count as one request: a step of vLLM's default size
+    takes four of them.
+
+Example
+    ``plugins: [{name: queue, type: queue-depth, parameters: {half: 8}}]``
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from gateway.framework import Context, Endpoint, Request
+
+
+class QueueDepth:
+    """Fewer waiting requests are better."""
+
+    @dataclass(frozen=True, slots=True)
+    class Parameters:
+        half: float = 4.0
+        request_tokens: int = 2048
+
+        def __post_init__(self) -> None:
+            if not self.half > 0:
+                raise ValueError("half must be above 0 requests")
+            if self.request_tokens < 1:
+                raise ValueError("request_tokens must be at least 1")
+
+    def __init__(self, parameters: Parameters, context: Context) -> None:
+        self._half = parameters.half
+        self._request_tokens = parameters.request_tokens
+
+    def score(self, request: Request, endpoints: Sequence[Endpoint], /) -> Sequence[float]:
+        half, size = self._half, self._request_tokens
+        return [
+            half / (half + max(endpoint.metrics.waiting, endpoint.load.prefill_tokens / size)) for endpoint in endpoints
+        ]
