@@ -23,7 +23,10 @@ from gateway.kvcache.index import CacheIndex
 from gateway.kvcache.settings import CacheSettings
 from gateway.kvcache.stream import EventStream
 from gateway.notify import notify
-from gateway.observability.telemetry import Telemetry
+from gateway.observability.logs import configure
+from gateway.observability.metrics import Metrics
+from gateway.observability.observers import Observers
+from gateway.observability.request_log import RequestLog
 from gateway.proxy.admin import Admin
 from gateway.proxy.director import Director
 from gateway.proxy.directory import Directory, Serving
@@ -80,7 +83,7 @@ class CacheFeed:
         stream = EventStream(
             slot=endpoint.slot,
             endpoint_name=endpoint.name,
-            address=source.endpoint,
+            address=source.address,
             replay=source.replay,
             topic=source.topic,
             index=index,
@@ -116,21 +119,31 @@ class CacheFeed:
     async def _sweep(self, endpoint: Endpoint) -> None:
         """A slot is used again only when no key bears its bit any more."""
         index = self._index(endpoint)
-        while not index.sweep(SWEEP_SLICE):
+        while not index.sweep(SWEEP_SLICE):  # noqa: ASYNC110 -- nothing is waited for: streams run between two slices
             await asyncio.sleep(0)
         assert self._fleet is not None
         self._fleet.release_slot(endpoint.slot)
 
 
 class Gateway:
-    """One gateway process. ``start`` binds nothing of the clients': ``listen`` does."""
+    """Every room of one process, connected; its listeners are the caller's.
 
-    def __init__(self, config: Config, *, clock: Clock | None = None, seed: int | None = None) -> None:
+    ``observers``: told of everything beside the metrics. ``seed``: of every choice by chance. Raises ConfigError.
+    """
+
+    def __init__(
+        self,
+        config: Config,
+        *,
+        observers: Sequence[Observer] = (),
+        clock: Clock | None = None,
+        seed: int | None = None,
+    ) -> None:
         self.config = config
         self.clock = clock or SystemClock()
-        self.telemetry = Telemetry(config.log, self.clock, __version__)
+        self.metrics = Metrics(self.clock, __version__)
         chance = random.Random(seed)
-        observer = self.telemetry
+        observer = Observers(self.metrics, *observers)
 
         self.scheduler = wire(
             config, lambda name: Context(name=name, clock=self.clock, random=chance, observer=observer)
@@ -155,7 +168,7 @@ class Gateway:
             )
             for model, settings in zip(models, config.models, strict=True)
         ]
-        self.directory = Directory(servings, self.fleet)
+        self.directory = Directory(servings, self.fleet, self.clock.wall())
         caches = {s.model.name: (s.index, m.kv_cache) for s, m in zip(servings, config.models, strict=True)}
         self.feed = CacheFeed(caches, self.clock, observer)
         self.feed.connect(self.fleet)
@@ -173,7 +186,7 @@ class Gateway:
             observer=observer,
         )
         self.server = Server(director, self.directory, ClientKeys(config.client_keys))
-        self.admin = Admin(self.telemetry.render)
+        self.admin = Admin(self.metrics.render_in_slices)
 
     async def start(self) -> None:
         """Load the tokenizers, probe the engines, follow their events. Raises ConfigError."""
@@ -188,7 +201,7 @@ class Gateway:
         await self.upstream.close()
 
 
-async def _bind(runner: web.BaseRunner[web.BaseRequest] | web.AppRunner, host: str, port: int, what: str) -> int:
+async def _bind(runner: web.BaseRunner, host: str, port: int, what: str) -> int:
     """Listen; the port in use, which the system chose if ``port`` is 0. Raises ConfigError."""
     await runner.setup()
     try:
@@ -203,11 +216,13 @@ async def serve(config: Config, *, stop: asyncio.Event | None = None) -> None:
     """Serve until ``stop`` is set or SIGTERM or SIGINT comes, then let running answers end. Raises ConfigError."""
     stop = stop or asyncio.Event()
     loop = asyncio.get_running_loop()
-    for name in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(name, stop.set)
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, stop.set)
     async with contextlib.AsyncExitStack() as cleanup:
-        gateway = Gateway(config)
-        cleanup.callback(gateway.telemetry.close)
+        clock = SystemClock()
+        logs = configure(config.log, clock=clock, secrets=_secrets(config))
+        cleanup.callback(logs.close)
+        gateway = Gateway(config, observers=[RequestLog(logs.logger, clock, requests=config.log.requests)], clock=clock)
         cleanup.push_async_callback(gateway.close)
         clients = gateway.server.runner()
         operators = gateway.admin.runner()
@@ -219,12 +234,12 @@ async def serve(config: Config, *, stop: asyncio.Event | None = None) -> None:
             host, _, port = listen.admin.rpartition(":")
             admin_port = await _bind(operators, host.strip("[]"), int(port), "listen.admin")
             log.info("metrics on http://%s:%d/metrics", host, admin_port)
-        starting = asyncio.ensure_future(gateway.start())
-        stopping = asyncio.ensure_future(stop.wait())
+        tasks = TaskSet()
+        cleanup.push_async_callback(tasks.close)
+        starting = tasks.start(gateway.start(), name="start")
+        stopping = tasks.start(stop.wait(), name="wait for a signal")
         await asyncio.wait((starting, stopping), return_when=asyncio.FIRST_COMPLETED)
-        stopping.cancel()
         if not starting.done():
-            starting.cancel()
             return
         await starting
         port_used = await _bind(clients, listen.host, listen.port, "listen")
@@ -242,6 +257,12 @@ async def serve(config: Config, *, stop: asyncio.Event | None = None) -> None:
             await site.stop()
         await gateway.server.drain(listen.grace)
     log.info("stopped")
+
+
+def _secrets(config: Config) -> list[str]:
+    """What no log line may hold, however it came there."""
+    keys = [endpoint.api_key for model in config.models for endpoint in model.endpoints if endpoint.api_key]
+    return [*keys, *config.client_keys.values]
 
 
 def override(config: Config, host: str | None, port: int | None, log_format: str | None, level: str | None) -> Config:

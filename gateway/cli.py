@@ -93,7 +93,6 @@ def _check(options: argparse.Namespace) -> int:
             await asyncio.gather(*(serving.tokens.load() for serving in gateway.directory.servings))
         finally:
             await gateway.close()
-            gateway.telemetry.close()
 
     uvloop.run(build())
     print(describe(config))
@@ -104,13 +103,15 @@ def _check(options: argparse.Namespace) -> int:
 def _explain(options: argparse.Namespace) -> int:
     from gateway.explain import explain
 
-    return uvloop.run(explain(load(options.config, os.environ), options.model, options.prompt_file))
+    code: int = uvloop.run(explain(load(options.config, os.environ), options.model, options.prompt_file))
+    return code
 
 
 def _demo(options: argparse.Namespace) -> int:
     from gateway.demo.run import run
 
-    return run(options.output)
+    code: int = run(options.output)
+    return code
 
 
 if __name__ == "__main__":

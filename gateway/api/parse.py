@@ -36,8 +36,9 @@ AUDIO_BYTES_PER_TOKEN = 640
 
 @dataclass(slots=True)
 class Call:
-    """A parsed request. ``max_tokens``: the most output tokens per sequence; None: no limit known. ``n``: sequences.
+    """A parsed request. ``model``: empty if the body names none. ``n``: sequences.
 
+    ``max_tokens``: the most output tokens per sequence; None: no limit known.
     ``priority``: lower is earlier, as in vLLM. ``session``: what the body names as its session or cache key.
     """
 
@@ -69,12 +70,10 @@ def parse(route: Route, raw: bytes, content_type: str, settings: PassSettings) -
         raise UnsupportedMediaType(f"{route.path} takes application/json", param="content-type")
     body = JsonBody(raw, settings)
     fields = body.fields
-    if "model" not in fields:
-        raise ClientError("model is required", param="model")
     return Call(
         route=route,
         body=body,
-        model=_named(decode(fields["model"], str, "model")),
+        model=_named(decode(fields["model"], str, "model")) if "model" in fields else "",
         stream=_streams(route.kind, fields),
         input=read_prompt(route.kind, fields),
         max_tokens=_limit(route.kind, fields),
@@ -86,9 +85,7 @@ def parse(route: Route, raw: bytes, content_type: str, settings: PassSettings) -
 
 
 def _form(route: Route, body: MultipartBody) -> Call:
-    model = body.value("model")
-    if model is None:
-        raise ClientError("model is required", param="model")
+    model = body.value("model") or b""
     try:
         name = model.decode()
     except UnicodeDecodeError:
@@ -97,7 +94,7 @@ def _form(route: Route, body: MultipartBody) -> Call:
     return Call(
         route=route,
         body=body,
-        model=_named(name),
+        model=name,
         stream=(body.value("stream") or b"").strip().lower() in (b"true", b"1", b"on", b"yes", b"t", b"y"),
         # As many bytes of the file as make an estimate of its tokens: equal files still begin with equal ids.
         input=OpaqueInput(

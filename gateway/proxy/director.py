@@ -5,11 +5,10 @@ settle. Each lives in the room that its call names; here is only their order, an
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable, Sequence
 
 from aiohttp import web
 
-from gateway.api.headers import forward
+from gateway.api.headers import forward, visible
 from gateway.api.parse import Call, parse
 from gateway.api.routes import Route
 from gateway.api.settings import PassSettings
@@ -25,8 +24,8 @@ from gateway.proxy.settings import ListenSettings, RetrySettings, TimeoutSetting
 from gateway.proxy.upstream import Answer, Upstream
 from gateway.scheduling.scheduler import Scheduler
 
-SECRET_HEADERS = frozenset({"authorization", "proxy-authorization", "x-api-key", "api-key", "cookie"})
-"""Never shown to plugins."""
+RANK_HEADER = "x-data-parallel-rank"
+"""What pins a request to one data-parallel rank of a vLLM server."""
 
 NO_ENDPOINT_RETRY = 2.0
 """Seconds in ``Retry-After`` when every endpoint failed a request: about one scrape and one back-off."""
@@ -112,7 +111,7 @@ class Director:
             cache_salt=call.cache_salt,
             priority=call.priority,
             session=call.session,
-            headers={n.lower(): v for n, v in http.headers.items() if n.lower() not in SECRET_HEADERS},
+            headers=visible(http.headers.items()),
         )
 
     async def _admit(self, exchange: Exchange) -> None:
@@ -199,12 +198,12 @@ class Director:
         assert exchange.request is not None
         assert exchange.body is not None
         endpoint = plan.decode
-        headers = forward(_decoded(http.raw_headers), self._passing, api_key=self._fleet.api_key(endpoint))
-        headers.append(("X-Request-Id", exchange.id))
-        headers.append(("Content-Type", exchange.body.content_type))
+        headers = forward(http.headers.items(), self._passing, api_key=self._fleet.api_key(endpoint))
+        headers.append(("content-type", exchange.body.content_type))
+        headers.append(("x-request-id", exchange.id))
         if endpoint.rank is not None:
-            headers = [(name, value) for name, value in headers if name.lower() != "x-data-parallel-rank"]
-            headers.append(("X-data-parallel-rank", str(endpoint.rank)))
+            headers = [(name, value) for name, value in headers if name != RANK_HEADER]
+            headers.append((RANK_HEADER, str(endpoint.rank)))
         name = self._fleet.served_name(endpoint, exchange.request.model, exchange.request.adapter)
         return Leg(endpoint, exchange.route.path, headers, exchange.body.encode(name))
 
@@ -213,7 +212,3 @@ class Director:
             self._fleet.refused(failure.endpoint)
         elif failure.cause is not Cause.STATUS:
             self._fleet.broke(failure.endpoint, str(failure.cause))
-
-
-def _decoded(raw: Iterable[Sequence[bytes]]) -> list[tuple[str, str]]:
-    return [(name.decode("latin-1"), value.decode("latin-1")) for name, value in raw]

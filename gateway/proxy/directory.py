@@ -30,7 +30,9 @@ class Serving:
 class Directory:
     """Finds what a name stands for. Adapters come and go with what the engines report."""
 
-    def __init__(self, servings: Sequence[Serving], fleet: Fleet) -> None:
+    def __init__(self, servings: Sequence[Serving], fleet: Fleet, created: float) -> None:
+        """``created``: seconds since the epoch, of every entry of ``entries``."""
+        self._created = int(created)
         self._servings = servings
         self._fleet = fleet
         self._names = {name: s for s in servings for name in (s.model.name, *s.model.aliases)}
@@ -71,17 +73,19 @@ class Directory:
             served = [
                 engine_model
                 for endpoint in self._fleet.endpoints(model)
-                if (engine_model := endpoint.engine.served.get(self._fleet.served_name(endpoint, model, None)))
+                if (engine_model := endpoint.engine.served.get(self._fleet.served_name(endpoint, model)))
             ]
             lengths = [m.max_model_len for m in served if m.max_model_len is not None]
-            root = next((m.root for m in served if m.root), model.name)
             shortest = min(lengths) if lengths else None
-            for name in (model.name, *model.aliases):
-                entries.append({"id": name, "root": root, "parent": None, "max_model_len": shortest})
-            for name, adapter in self._fleet.adapters(model).items():
-                if name not in self._names:
-                    length = adapter.max_model_len or shortest
-                    entries.append({"id": name, "root": adapter.root, "parent": model.name, "max_model_len": length})
+            root = next((m.root for m in served if m.root), None)
+            own = {"created": self._created, "max_model_len": shortest}
+            entries.append({"id": model.name, "root": root, **own})
+            entries += [{"id": name, "root": model.name, **own} for name in model.aliases]
+            entries += [
+                {"id": name, "root": adapter.root, "parent": model.name, **own}
+                for name, adapter in self._fleet.adapters(model).items()
+                if name not in self._names
+            ]
         return entries
 
     def readiness(self) -> dict[str, dict[str, Any]]:

@@ -56,7 +56,6 @@ class Placement:
     at: float
     expected_hit: int
     new_tokens: int
-    tokens_ahead: int
     running: float
     kv_tokens: float
 
@@ -107,9 +106,10 @@ class Exchange:
         request, endpoint = self.request, plan.decode
         now = self.clock.monotonic()
         new = request.new_tokens(endpoint) if request.kind in GENERATES else request.prompt_tokens
-        ahead, running = endpoint.load.prefill_tokens, endpoint.load.requests + endpoint.load.foreign_requests
+        hit = request.matches[endpoint.slot].expected_hit
+        running = endpoint.load.requests + endpoint.load.foreign_requests
         kv_tokens = endpoint.load.kv_tokens + endpoint.load.foreign_kv_tokens
-        predicted = cost.prefill_seconds(ahead + new) + cost.step_seconds(running, kv_tokens)
+        predicted = cost.ttft(endpoint.load, new, hit)
         self.placement = Placement(
             plan=plan,
             reservation=ledger.reserve(
@@ -119,9 +119,8 @@ class Exchange:
             ),
             cost=cost,
             at=now,
-            expected_hit=request.matches[endpoint.slot].expected_hit,
+            expected_hit=hit,
             new_tokens=new,
-            tokens_ahead=ahead,
             running=running,
             kv_tokens=kv_tokens,
         )
@@ -136,15 +135,14 @@ class Exchange:
 
     def progressed(self, outputs: int) -> None:
         """A stream has brought ``outputs`` events that carry output, in all."""
-        new = outputs - self.outputs
-        if new <= 0:
+        if outputs <= self.outputs:
             return
         self.outputs = outputs
         assert self.placement is not None
         if self.first_output_at is None:
             self.first_output_at = self.clock.monotonic()
             self.placement.reservation.first_token()
-        self.placement.reservation.generated(new)
+        self.placement.reservation.generated(outputs)
 
     # How it can end
 
@@ -205,9 +203,8 @@ class Exchange:
         endpoint, usage, model = placement.plan.decode, self.usage, self.serving.model
         if self.ttft is not None:
             # Prefill is served in order: what was queued ahead of us is in our time to first token.
-            placement.cost.learn_prefill(
-                placement.tokens_ahead + placement.new_tokens, placement.expected_hit, self.ttft_of_leg(placement)
-            )
+            tokens = placement.reservation.ahead + placement.new_tokens
+            placement.cost.learn_prefill(tokens, placement.expected_hit, self.ttft_of_leg(placement))
         step = self.time_per_token()
         if step is not None:
             placement.cost.learn_step(placement.running + 1, placement.kv_tokens + self.request.prompt_tokens, step)

@@ -25,10 +25,12 @@ from gateway.framework import Endpoint
 from gateway.proxy.settings import RetrySettings
 
 RETRY_STATUSES = frozenset({502, 503, 504})
-"""An engine that is dead or full says 503 (vLLM's admission limits are made for that); what stands before it, 502/504."""
+"""An engine that is dead or full says 503 (vLLM's admission limits are made for that); what stands before it, 502 or
+504."""
 
 BUDGET_RESERVE = 10.0
-"""Retries that a model may spend before it has had many requests: a quiet fleet of two must survive one engine's death."""
+"""Retries that a model may spend before it has had many requests: a quiet fleet of two must survive the death of one
+engine."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -70,11 +70,11 @@ async def relay_stream(answer: Answer, http: web.BaseRequest, exchange: Exchange
                 data = await answer.chunk()
                 events.feed(data)
             exchange.answered(answer.status, events.usage)
-            if events.error is not None:
+            if events.error is not None or events.late_error is not None:
                 exchange.outcome = "engine_error"
         except LegFailed as failure:
             exchange.broke(failure)
-            await response.write(sse_error(failure.error(), exchange.route.dialect))
+            await response.write(sse_error(failure.error(), exchange.route.dialect, partial=events.partial))
         await response.write_eof()
     except (ConnectionError, TimeoutError) as error:
         raise ClientGone from error

@@ -20,7 +20,7 @@ from gateway import __version__
 from gateway.api.errors import render
 from gateway.api.headers import request_id
 from gateway.api.models import listing, one
-from gateway.api.routes import Dialect, find
+from gateway.api.routes import Dialect, dialect_of, find
 from gateway.errors import GatewayError, NotFound, ShuttingDown
 from gateway.proxy.director import Director
 from gateway.proxy.directory import Directory
@@ -53,7 +53,8 @@ class Server:
         self._director = director
         self._directory = directory
         self._keys = keys
-        self._in_progress = 0
+        self.in_progress = 0
+        """Requests whose answers are not yet complete."""
         self._idle = asyncio.Event()
         self._idle.set()
         self._draining = False
@@ -84,23 +85,23 @@ class Server:
             async with asyncio.timeout(grace):
                 await self._idle.wait()
         except TimeoutError:
-            log.warning("%d requests did not end within %g s of grace", self._in_progress, grace)
+            log.warning("%d requests did not end within %g s of grace", self.in_progress, grace)
             return False
         return True
 
     async def _handle(self, http: web.BaseRequest) -> web.StreamResponse:
-        self._in_progress += 1
+        self.in_progress += 1
         self._idle.clear()
         try:
             return await self._route(http)
         finally:
-            self._in_progress -= 1
-            if not self._in_progress:
+            self.in_progress -= 1
+            if not self.in_progress:
                 self._idle.set()
 
     async def _route(self, http: web.BaseRequest) -> web.StreamResponse:
         chosen = request_id(http.headers.getall("X-Request-Id", []), _make_id)
-        dialect = Dialect.ANTHROPIC if http.path == "/v1/messages" else Dialect.OPENAI
+        dialect = dialect_of(http.path)
         try:
             return await self._dispatch(http, chosen)
         except GatewayError as error:
@@ -175,5 +176,3 @@ def _refusal(error: GatewayError, dialect: Dialect, chosen: str) -> web.Response
 
 def _make_id() -> str:
     return uuid.uuid4().hex
-
-

@@ -81,7 +81,9 @@ class Upstream:
         return aiohttp.ClientSession(
             connector=aiohttp.TCPConnector(limit=0, **reuse),
             cookie_jar=aiohttp.DummyCookieJar(),
-            timeout=aiohttp.ClientTimeout(total=None, connect=None, sock_connect=self._timeouts.connect, sock_read=None),
+            timeout=aiohttp.ClientTimeout(
+                total=None, connect=None, sock_connect=self._timeouts.connect, sock_read=None
+            ),
             auto_decompress=False,
             skip_auto_headers=("User-Agent", "Accept", "Accept-Encoding", "Content-Type"),
             trace_configs=[trace],

@@ -15,12 +15,19 @@ from gateway.config.settings import Config, ModelSettings
 from gateway.fleet.settings import EndpointSettings, FleetSettings, HealthSettings, ScrapeSettings
 from gateway.framework import Observer, Settled
 from gateway.observability.settings import LogSettings
+from gateway.scheduling.settings import PluginSettings, ProfileSettings
 
 QUICK_FLEET = FleetSettings(
     scrape=ScrapeSettings(interval=0.05, timeout=1.0),
     health=HealthSettings(failures=1, backoff=0.05, max_backoff=0.2, slow_start=0.0),
 )
 """Notices within a test's patience what takes seconds in production."""
+
+IN_TURN: dict[str, Any] = {
+    "plugins": (PluginSettings("healthy", "healthy"), PluginSettings("turn", "round-robin")),
+    "profiles": (ProfileSettings(name="default", filters=("healthy",), picker="turn"),),
+}
+"""A wiring that asks every usable endpoint in turn, for tests that must know which comes next."""
 
 
 @dataclass
@@ -57,31 +64,28 @@ def config_for(*urls: str, **changes: Any) -> Config:
 @contextlib.asynccontextmanager
 async def running(config: Config, *, seed: int = 0) -> AsyncIterator[Running]:
     """A gateway for ``config`` on free ports. What it logs of each request is in ``lines``."""
-    gateway = Gateway(config, seed=seed)
-    lines: list[Settled] = []
-    _tee(gateway, lines)
+    lines = Lines()
+    gateway = Gateway(config, observers=[lines], seed=seed)
     clients, operators = gateway.server.runner(), gateway.admin.runner()
     try:
         await gateway.start()
         url, admin_url = await _listen(clients), await _listen(operators)
         async with httpx.AsyncClient(base_url=url, timeout=30) as client:
-            yield Running(gateway, url, admin_url, client, lines)
+            yield Running(gateway, url, admin_url, client, lines.all)
     finally:
         await clients.cleanup()
         await operators.cleanup()
         await gateway.close()
-        gateway.telemetry.close()
 
 
-def _tee(gateway: Gateway, lines: list[Settled]) -> None:
-    observer: Observer = gateway.telemetry
-    counted = observer.settled
+class Lines(Observer):
+    """Keeps what is logged of each request."""
 
-    def settled(request: Settled) -> None:
-        lines.append(request)
-        counted(request)
+    def __init__(self) -> None:
+        self.all: list[Settled] = []
 
-    observer.settled = settled  # type: ignore[method-assign]
+    def settled(self, request: Settled) -> None:
+        self.all.append(request)
 
 
 async def _listen(runner: web.ServerRunner | web.AppRunner) -> str:

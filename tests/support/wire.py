@@ -53,7 +53,7 @@ class ScriptedServer:
 
 
 @contextlib.asynccontextmanager
-async def scripted(script: Script) -> AsyncIterator[ScriptedServer]:
+async def scripted(script: Script, port: int = 0) -> AsyncIterator[ScriptedServer]:
     """A server that runs ``script`` for each connection; when it returns, the connection is closed."""
     state = ScriptedServer(url="", port=0)
 
@@ -70,7 +70,7 @@ async def scripted(script: Script) -> AsyncIterator[ScriptedServer]:
             with contextlib.suppress(ConnectionError):
                 await writer.wait_closed()
 
-    server = await asyncio.start_server(serve, "127.0.0.1", 0)
+    server = await asyncio.start_server(serve, "127.0.0.1", port)
     state.port = server.sockets[0].getsockname()[1]
     state.url = f"http://127.0.0.1:{state.port}"
     try:
@@ -93,3 +93,42 @@ def chunked(*chunks: bytes, end: bool = True) -> bytes:
 
 
 STREAM_HEAD = b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream; charset=utf-8\r\nTransfer-Encoding: chunked\r\n\r\n"
+
+
+METRICS = b"""# HELP vllm:num_requests_running Number of requests
+vllm:num_requests_running{engine="0",model_name="sim"} 0.0
+vllm:num_requests_waiting{engine="0",model_name="sim"} 0.0
+vllm:kv_cache_usage_perc{engine="0",model_name="sim"} 0.0
+process_start_time_seconds 1.7e+09
+"""
+
+MODELS = (
+    b'{"object":"list","data":[{"id":"sim","object":"model","root":"/models/sim","parent":null,"max_model_len":4096}]}'
+)
+
+Answer = Callable[[Connection, bytes, bytes], Awaitable[None]]
+
+
+@contextlib.asynccontextmanager
+async def engine(post: Answer, port: int = 0) -> AsyncIterator[ScriptedServer]:
+    """An engine as the fleet's probes want it, whose POSTs ``post(connection, head, body)`` answers in bytes.
+
+    A connection goes on after ``post`` returns, unless it closed it.
+    """
+    stock = {b"/metrics": ("text/plain", METRICS), b"/v1/models": ("application/json", MODELS)}
+    stock[b"/version"] = ("application/json", b'{"version":"0.32.0"}')
+
+    async def script(connection: Connection) -> None:
+        while True:
+            head, body = await connection.request()
+            method, path = head.split(b" ", 2)[:2]
+            if method == b"POST":
+                await post(connection, head, body)
+                if connection.writer.is_closing():
+                    return
+                continue
+            kind, content = stock.get(path, ("application/json", b"{}"))
+            await connection.say(answer(content, content_type=kind))
+
+    async with scripted(script, port) as server:
+        yield server

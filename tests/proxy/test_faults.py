@@ -1,0 +1,274 @@
+"""An engine fails in every way that it can; what its client gets, and that nothing stays booked."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from dataclasses import replace
+
+import orjson
+import pytest
+
+from gateway.proxy.settings import RetrySettings, TimeoutSettings
+from tests.support.chat import CHAT, COMPLETE, DONE, ROLE, STREAMED, WORD
+from tests.support.gateway import IN_TURN, QUICK_FLEET, Running, config_for, running
+from tests.support.wait import eventually
+from tests.support.wire import STREAM_HEAD, answer, chunked, engine
+
+SHORT = TimeoutSettings(connect=1, head=0.3, idle=0.3, total=5)
+
+
+async def good(connection, head, body):
+    if orjson.loads(body).get("stream"):
+        await connection.say(STREAM_HEAD + chunked(ROLE, WORD, DONE))
+    else:
+        await connection.say(answer(COMPLETE))
+
+
+async def dies(connection, head, body):
+    connection.reset()
+
+
+async def closes(connection, head, body):
+    connection.writer.close()
+
+
+async def hangs(connection, head, body):
+    await connection.gone()
+
+
+async def talks_garbage(connection, head, body):
+    await connection.say(b"\x16\x03\x01 this is no HTTP\r\n\r\n")
+    connection.writer.close()
+
+
+async def half_a_body(connection, head, body):
+    await connection.say(b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nContent-Length: 999\r\n\r\n{")
+    connection.writer.close()
+
+
+async def an_empty_stream(connection, head, body):
+    await connection.say(STREAM_HEAD + chunked())
+
+
+async def comments_then_dies(connection, head, body):
+    await connection.say(STREAM_HEAD + chunked(b": keep-alive\n\n", b"data: {", end=False))
+    connection.reset()
+
+
+def refuses(status: str):
+    async def post(connection, head, body):
+        error = {"error": {"message": "busy", "type": "Service Unavailable", "param": None, "code": int(status[:3])}}
+        await connection.say(answer(orjson.dumps(error), status=status))
+
+    return post
+
+
+FAILURES = {
+    "dies": (dies, 502),
+    "closes": (closes, 502),
+    "hangs": (hangs, 504),
+    "garbage": (talks_garbage, 502),
+    "502": (refuses("502 Bad Gateway"), 502),
+    "503": (refuses("503 Service Unavailable"), 503),
+    "504": (refuses("504 Gateway Timeout"), 504),
+}
+
+
+@contextlib.asynccontextmanager
+async def gateway_before(*posts, **changes):
+    """A gateway in front of one engine for each of ``posts``."""
+    async with contextlib.AsyncExitStack() as stack:
+        engines = [await stack.enter_async_context(engine(post)) for post in posts]
+        changes = {"timeouts": SHORT} | IN_TURN | changes
+        gateway = await stack.enter_async_context(running(config_for(*(e.url for e in engines), **changes)))
+        yield gateway
+
+
+async def ends_idle(gateway: Running) -> None:
+    await eventually(gateway.idle, "every permit and reservation is given back")
+
+
+@pytest.mark.parametrize("body", [CHAT, STREAMED], ids=["whole", "streamed"])
+@pytest.mark.parametrize("name", list(FAILURES))
+async def test_another_endpoint_cures_it(name, body):
+    seen = []
+
+    async def counted(connection, head, request):
+        seen.append(name)
+        await FAILURES[name][0](connection, head, request)
+
+    async with gateway_before(counted, good) as gateway:
+        for _ in range(6):
+            reply = await gateway.client.post("/v1/chat/completions", json=body)
+            assert reply.status_code == 200, reply.text
+            assert "Hi" in reply.text
+        assert seen, "the failing engine was never asked"
+        await ends_idle(gateway)
+
+
+@pytest.mark.parametrize("name", ["half a body", "empty stream", "comments then death"])
+async def test_what_breaks_before_commit_is_tried_again(name):
+    post, body = {
+        "half a body": (half_a_body, CHAT),
+        "empty stream": (an_empty_stream, STREAMED),
+        "comments then death": (comments_then_dies, STREAMED),
+    }[name]
+    async with gateway_before(post, good) as gateway:
+        for _ in range(4):
+            reply = await gateway.client.post("/v1/chat/completions", json=body)
+            assert reply.status_code == 200, reply.text
+            assert "keep-alive" not in reply.text
+        await ends_idle(gateway)
+
+
+@pytest.mark.parametrize("body", [CHAT, STREAMED], ids=["whole", "streamed"])
+@pytest.mark.parametrize("name", list(FAILURES))
+async def test_with_no_other_endpoint_the_client_is_told(name, body):
+    post, status = FAILURES[name]
+    async with gateway_before(post) as gateway:
+        reply = await gateway.client.post("/v1/chat/completions", json=body)
+        assert reply.status_code == status
+        assert reply.json()["error"]["message"]
+        assert "127.0.0.1" not in reply.text
+        if name == "503":
+            assert reply.json()["error"]["message"] == "busy", "the engine's own answer passes unchanged"
+        await ends_idle(gateway)
+
+
+async def test_a_request_that_kills_engines_kills_two_at_most():
+    killed = []
+
+    async def killer(connection, head, body):
+        killed.append(connection)
+        connection.reset()
+
+    retries = RetrySettings(attempts=10, budget=1.0)
+    async with gateway_before(killer, killer, killer, killer, retries=retries) as gateway:
+        reply = await gateway.client.post("/v1/chat/completions", json=CHAT)
+        assert reply.status_code == 502
+    assert len(killed) == 2
+
+
+async def test_a_refused_connection_costs_nothing_and_takes_the_endpoint_out():
+    async with contextlib.AsyncExitStack() as stack:
+        alive = await stack.enter_async_context(engine(good))
+        async with engine(good) as doomed:
+            slow = replace(QUICK_FLEET, scrape=replace(QUICK_FLEET.scrape, interval=60))
+            config = config_for(doomed.url, alive.url, retries=RetrySettings(attempts=1, budget=0.0), fleet=slow)
+            gateway = await stack.enter_async_context(running(config))
+        for _ in range(8):
+            reply = await gateway.client.post("/v1/chat/completions", json=CHAT)
+            assert reply.status_code == 200
+        down = [
+            e for e in gateway.gateway.fleet.endpoints(gateway.gateway.directory.servings[0].model) if not e.engine.up
+        ]
+        assert [e.engine.url for e in down] == [doomed.url]
+        assert down[0].engine.down_reason == "refused"
+
+
+async def test_every_engine_down_is_a_503_that_says_when_to_come_back():
+    async with engine(good) as doomed:
+        pass
+    async with running(config_for(doomed.url)) as gateway:
+        reply = await gateway.client.post("/v1/chat/completions", json=CHAT)
+        assert reply.status_code == 503
+        assert int(reply.headers["Retry-After"]) >= 1
+        ready = await gateway.client.get("/readyz")
+        assert ready.status_code == 503
+        assert (await gateway.client.get("/health")).status_code == 200
+
+
+async def test_an_engines_own_error_passes_unchanged():
+    said = b'{"error": {"message":"no  such\\u0020thing", "type":"BadRequestError","param":"x","code":400}}'
+
+    async def post(connection, head, body):
+        await connection.say(answer(said, status="400 Bad Request", extra=b"X-Engine: one\r\n"))
+
+    async with gateway_before(post, post) as gateway:
+        reply = await gateway.client.post("/v1/chat/completions", json=STREAMED)
+        assert (reply.status_code, reply.content) == (400, said)
+        assert reply.headers["X-Engine"] == "one"
+        assert gateway.lines[-1].attempts == 1
+
+
+async def test_an_error_as_first_event_passes_unchanged():
+    error = b'data: {"error": {"message": "Internal server error", "code": 500}}\n\n'
+
+    async def post(connection, head, body):
+        await connection.say(STREAM_HEAD + chunked(error, DONE))
+
+    async with gateway_before(post) as gateway:
+        reply = await gateway.client.post("/v1/chat/completions", json=STREAMED)
+        assert (reply.status_code, reply.content) == (200, error + DONE)
+        assert gateway.lines[-1].outcome == "engine_error"
+
+
+@pytest.mark.parametrize("how", ["reset", "close", "hang"])
+async def test_after_commit_the_stream_ends_with_an_error_event_and_no_second_engine(how):
+    asked = []
+
+    async def post(connection, head, body):
+        asked.append(head)
+        await connection.say(STREAM_HEAD + chunked(ROLE, WORD, end=False))
+        if how == "reset":
+            await connection.writer.drain()
+            connection.reset()
+        elif how == "close":
+            connection.writer.close()
+        else:
+            await connection.gone()
+
+    async with gateway_before(post, post) as gateway:
+        reply = await gateway.client.post("/v1/chat/completions", json=STREAMED)
+        assert reply.status_code == 200
+        assert reply.content.startswith(ROLE + WORD)
+        events = [line for line in reply.text.split("\n\n") if line]
+        assert "error" in orjson.loads(events[-2].removeprefix("data: "))
+        assert events[-1] == "data: [DONE]"
+        assert len(asked) == 1
+        assert gateway.lines[-1].outcome == "broken"
+        await ends_idle(gateway)
+
+
+async def test_an_engine_that_restarts_serves_again():
+    async with contextlib.AsyncExitStack() as stack:
+        async with engine(good) as first:
+            gateway = await stack.enter_async_context(running(config_for(first.url)))
+            assert (await gateway.client.post("/v1/chat/completions", json=CHAT)).status_code == 200
+        assert (await gateway.client.post("/v1/chat/completions", json=CHAT)).status_code == 503
+        await stack.enter_async_context(engine(good, first.port))
+        endpoint = gateway.gateway.fleet.endpoints(gateway.gateway.directory.servings[0].model)[0]
+        await eventually(lambda: endpoint.engine.up, "the probe finds the engine again")
+        assert (await gateway.client.post("/v1/chat/completions", json=CHAT)).status_code == 200
+
+
+async def test_a_sick_engine_disturbs_nobody_else():
+    """Half of the fleet hangs, dies or talks garbage while a stream from the other half runs."""
+    release = asyncio.Event()
+
+    async def slow(connection, head, body):
+        if orjson.loads(body).get("stream"):
+            await connection.say(STREAM_HEAD + chunked(ROLE, WORD, end=False))
+            await release.wait()
+            await connection.say(chunked(WORD, DONE))
+        else:
+            await connection.say(answer(COMPLETE))
+
+    timeouts = replace(SHORT, idle=30, total=30)
+    async with gateway_before(
+        slow, dies, talks_garbage, retries=RetrySettings(budget=1.0), timeouts=timeouts
+    ) as gateway:
+
+        async def stream():
+            reply = await gateway.client.post("/v1/chat/completions", json=STREAMED)
+            return reply.status_code, reply.content
+
+        streams = [asyncio.get_running_loop().create_task(stream()) for _ in range(3)]
+        for _ in range(10):
+            await gateway.client.post("/v1/chat/completions", json=CHAT)
+        release.set()
+        for status, content in await asyncio.gather(*streams):
+            if status == 200:
+                assert content == ROLE + WORD + WORD + DONE
+        await ends_idle(gateway)
