@@ -1,0 +1,126 @@
+"""Endpoints, requests and contexts as plain values: what plugins are tested with."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from gateway.framework import (
+    Context,
+    Endpoint,
+    Engine,
+    EngineMetrics,
+    Kind,
+    Match,
+    Matches,
+    Model,
+    Observer,
+    Request,
+    Role,
+)
+
+
+@dataclass(slots=True)
+class Work:
+    """A ledger's view, set by hand."""
+
+    requests: int = 0
+    prefill_tokens: int = 0
+    kv_tokens: int = 0
+    foreign_requests: float = 0.0
+    foreign_kv_tokens: float = 0.0
+
+
+@dataclass(slots=True)
+class Physics:
+    """A cost model with round figures: 1 ms a new token, 1 us per (token x context), steps of 20 ms and 1 ms each."""
+
+    prefill_token: float = 1e-3
+    kv_token_seconds: float = 1e-6
+
+    def prefill_seconds(self, tokens: int, context: int = 0) -> float:
+        return self.prefill_token * tokens + 1e-6 * tokens * context
+
+    def step_seconds(self, running: float, kv_tokens: float) -> float:
+        return 0.020 + 0.001 * running + self.kv_token_seconds * kv_tokens
+
+
+class StillClock:
+    """Stands until it is moved."""
+
+    def __init__(self, now: float = 1000.0) -> None:
+        self.now = now
+
+    def monotonic(self) -> float:
+        return self.now
+
+    def wall(self) -> float:
+        return self.now
+
+
+class Notes(Observer):
+    """Remembers what plugins did wrong."""
+
+    def __init__(self) -> None:
+        self.failed: list[tuple[str, str, BaseException]] = []
+        self.refused: list[str] = []
+
+    def plugin_failed(self, kind: str, name: str, error: BaseException) -> None:
+        self.failed.append((kind, name, error))
+
+    def score_refused(self, name: str) -> None:
+        self.refused.append(name)
+
+
+MODEL = Model(name="m")
+
+
+def endpoint(
+    slot: int = 0,
+    *,
+    model: Model = MODEL,
+    up: bool = True,
+    warmth: float = 1.0,
+    draining: bool = False,
+    role: Role = Role.BOTH,
+    labels: Mapping[str, str] | None = None,
+    latency: float | None = None,
+    metrics: EngineMetrics | None = None,
+    cost: Physics | None = None,
+    **work: Any,
+) -> Endpoint:
+    """``work``: fields of ``Work``."""
+    return Endpoint(
+        slot=slot,
+        name=f"e{slot}",
+        model=model,
+        engine=Engine(url=f"http://e{slot}:8000", name=f"e{slot}", up=up, latency=latency),
+        load=Work(**work),
+        cost=cost or Physics(),
+        role=role,
+        labels=labels or {},
+        metrics=metrics or EngineMetrics(),
+        warmth=warmth,
+        draining=draining,
+    )
+
+
+def request(prompt_tokens: int = 1000, held: Mapping[int, int] | None = None, **fields: Any) -> Request:
+    """``held``: slot -> tokens of the prompt that the endpoint there holds on its GPU."""
+    matches = Matches(
+        {slot: Match(gpu=tokens, expected_hit=min(tokens, prompt_tokens - 1)) for slot, tokens in (held or {}).items()}
+    )
+    return Request(
+        **{"id": "r", "model": MODEL, "kind": Kind.CHAT, "arrived": 0.0, "prompt_tokens": prompt_tokens, **fields},
+        matches=matches,
+    )
+
+
+def context(name: str = "plugin", *, seed: int = 0, clock: StillClock | None = None) -> Context:
+    return Context(name=name, clock=clock or StillClock(), random=random.Random(seed), observer=Notes())
+
+
+def names(endpoints: Any) -> list[str]:
+    return [one.name for one in endpoints]

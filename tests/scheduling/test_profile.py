@@ -1,0 +1,183 @@
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from gateway.errors import NoEndpoint, PluginFailed
+from gateway.framework import Endpoint, Scored
+from gateway.scheduling.profile import Profile
+from tests.scheduling.candidates import Notes, endpoint, names, request
+
+
+class Rule:
+    def __init__(self, function: Callable[[Sequence[Endpoint]], Any]) -> None:
+        self.function = function
+
+    def filter(self, _request: Any, endpoints: Sequence[Endpoint], /) -> Any:
+        return self.function(endpoints)
+
+
+class Advice:
+    def __init__(self, scores: Any) -> None:
+        self.scores = scores
+
+    def score(self, _request: Any, endpoints: Sequence[Endpoint], /) -> Any:
+        return self.scores(endpoints) if callable(self.scores) else self.scores
+
+
+class Choice:
+    def __init__(self, function: Callable[[Sequence[Scored]], Any] | None = None) -> None:
+        self.function = function or (lambda scored: [max(scored, key=lambda one: one.score).endpoint])
+        self.seen: Sequence[Scored] = ()
+
+    def pick(self, _request: Any, scored: Sequence[Scored], /) -> Any:
+        self.seen = scored
+        return self.function(scored)
+
+
+def fail(*_: Any) -> Any:
+    raise RuntimeError("sk-secret")
+
+
+def profile(filters: Any = (), scorers: Any = (), picker: Any = None) -> Profile:
+    return Profile("p", filters, scorers, ("best", picker or Choice()))
+
+
+A, B, C = endpoint(0), endpoint(1), endpoint(2)
+
+
+def test_filters_then_weighted_scores_then_picker() -> None:
+    picker = Choice()
+    one = profile(
+        filters=[("no-c", Rule(lambda es: [e for e in es if e is not C]))],
+        scorers=[("x", Advice([0.5, 1.0]), 2.0), ("y", Advice([1.0, 0.25]), 1.0)],
+        picker=picker,
+    )
+    assert one.run(request(), (A, B, C), Notes()) == [B]
+    assert [(s.endpoint, s.score, s.terms) for s in picker.seen] == [
+        (A, 2.0, {"x": 0.5, "y": 1.0}),
+        (B, 2.25, {"x": 1.0, "y": 0.25}),
+    ]
+
+
+def test_without_scorers_every_candidate_scores_nothing() -> None:
+    picker = Choice()
+    profile(picker=picker).run(request(), (A, B), Notes())
+    assert [(s.score, s.terms) for s in picker.seen] == [(0.0, {}), (0.0, {})]
+
+
+def test_the_filter_that_leaves_nothing_is_named() -> None:
+    seen: list[Any] = []
+    one = profile(filters=[("zone", Rule(lambda es: [])), ("after", Rule(seen.append))])
+    with pytest.raises(NoEndpoint, match=r"model 'm'.*filter 'zone' of profile 'p' removed the 2 left") as caught:
+        one.run(request(), (A, B), Notes())
+    assert caught.value.status == 503
+    assert caught.value.retry_after is not None
+    assert seen == []
+
+
+def test_no_endpoints_at_all() -> None:
+    with pytest.raises(NoEndpoint, match="model 'm' has no endpoint"):
+        profile().run(request(), (), Notes())
+
+
+@pytest.mark.parametrize(
+    "broken",
+    [
+        fail,
+        lambda es: None,
+        lambda es: [endpoint(0)],
+        lambda es: [es[0], es[0]],
+        lambda es: (e for e in es),
+        lambda es: ["e0"],
+    ],
+    ids=["raises", "none", "foreign", "twice", "generator", "names"],
+)
+def test_a_broken_filter_fails_the_request(broken: Any) -> None:
+    notes = Notes()
+    with pytest.raises(PluginFailed, match="the filter 'rule' of profile 'p' failed") as caught:
+        profile(filters=[("rule", Rule(broken))]).run(request(), (A, B), notes)
+    assert [(kind, name) for kind, name, _ in notes.failed] == [("filter", "rule")]
+    assert "sk-secret" not in caught.value.message
+
+
+@pytest.mark.parametrize(
+    "broken",
+    [fail, [], [0.5], [0.5] * 3, None, ["a", "b"], [None, 0.5]],
+    ids=["raises", "empty", "short", "long", "none", "words", "hole"],
+)
+def test_a_broken_scorer_is_silent(broken: Any) -> None:
+    notes, picker = Notes(), Choice()
+    one = profile(scorers=[("bad", Advice(broken), 5.0), ("good", Advice([0.1, 0.9]), 1.0)], picker=picker)
+    assert one.run(request(), (A, B), notes) == [B]
+    assert [(kind, name) for kind, name, _ in notes.failed] == [("scorer", "bad")]
+    assert [s.terms for s in picker.seen] == [{"bad": 0.0, "good": 0.1}, {"bad": 0.0, "good": 0.9}]
+
+
+@pytest.mark.parametrize("score", [math.nan, math.inf, -math.inf, -0.001, 1.001, 10**400])
+def test_a_score_out_of_range_counts_as_nothing(score: float) -> None:
+    notes, picker = Notes(), Choice()
+    one = profile(scorers=[("odd", Advice([score, 0.5]), 1.0)], picker=picker)
+    assert one.run(request(), (A, B), notes) == [B]
+    assert notes.refused == ["odd"]
+    assert [s.score for s in picker.seen] == [0.0, 0.5]
+
+
+@pytest.mark.parametrize(
+    "broken",
+    [fail, lambda s: [], lambda s: None, lambda s: [endpoint(0)], lambda s: s, lambda s: [s[0].endpoint] * 2],
+    ids=["raises", "nothing", "none", "foreign", "scored", "twice"],
+)
+def test_a_broken_picker_fails_the_request(broken: Any) -> None:
+    notes = Notes()
+    with pytest.raises(PluginFailed, match="the picker 'best' of profile 'p' failed"):
+        profile(picker=Choice(broken)).run(request(), (A, B), notes)
+    assert [(kind, name) for kind, name, _ in notes.failed] == [("picker", "best")]
+
+
+def test_the_trace_says_what_happened() -> None:
+    one = profile(
+        filters=[("all", Rule(lambda es: es)), ("no-a", Rule(lambda es: es[1:]))],
+        scorers=[("x", Advice([0.5, 1.0]), 2.0), ("bad", Advice(fail), 1.0)],
+    )
+    trace = one.trace((A, B, C))
+    one.run(request(), (A, B, C), Notes(), trace)
+    assert trace.removed == [("all", ()), ("no-a", (A,))]
+    assert trace.weights == {"x": 2.0, "bad": 1.0}
+    assert trace.silent == {"bad": "RuntimeError: sk-secret"}
+    assert names(s.endpoint for s in trace.scored) == ["e1", "e2"]
+    assert trace.picked == [C]
+
+
+def test_the_trace_of_a_failure_ends_where_it_failed() -> None:
+    one = profile(filters=[("none", Rule(lambda es: []))])
+    trace = one.trace((A, B))
+    with pytest.raises(NoEndpoint):
+        one.run(request(), (A, B), Notes(), trace)
+    assert trace.removed == [("none", (A, B))]
+    assert trace.scored == ()
+
+
+@settings(max_examples=100)
+@given(data=st.data(), count=st.integers(1, 12), weights=st.lists(st.floats(0, 10), max_size=4))
+def test_whatever_scorers_say_the_best_valid_sum_wins(data: st.DataObject, count: int, weights: list[float]) -> None:
+    endpoints = tuple(endpoint(slot) for slot in range(count))
+    tables = [data.draw(st.lists(st.floats(), min_size=count, max_size=count)) for _ in weights]
+    notes, picker = Notes(), Choice()
+    one = profile(
+        scorers=[(f"s{i}", Advice(t), w) for i, (t, w) in enumerate(zip(tables, weights, strict=True))], picker=picker
+    )
+    (picked,) = one.run(request(), endpoints, notes)
+    expected = []
+    for i in range(count):
+        valid = [(w, t[i]) for t, w in zip(tables, weights, strict=True) if 0 <= t[i] <= 1]
+        expected.append(sum(w * score for w, score in valid))
+    assert [s.score for s in picker.seen] == pytest.approx(expected)
+    assert picker.seen[endpoints.index(picked)].score == max(s.score for s in picker.seen)
+    assert len(notes.refused) == sum(not 0 <= score <= 1 for table in tables for score in table)
+    assert notes.failed == []

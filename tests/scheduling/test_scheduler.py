@@ -1,0 +1,126 @@
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from gateway.errors import NoEndpoint, PluginFailed
+from gateway.framework import Model, Outcome, Plan
+from gateway.scheduling.profile import Profile
+from gateway.scheduling.scheduler import Scheduler
+from gateway.scheduling.single import Single
+from gateway.scheduling.trace import Trace
+from tests.scheduling.candidates import Notes, context, endpoint, request
+
+A, B = endpoint(0), endpoint(1)
+
+
+class First:
+    def pick(self, _request: Any, scored: Any, /) -> Any:
+        return [scored[0].endpoint]
+
+
+class Nothing:
+    def filter(self, _request: Any, _endpoints: Any, /) -> Any:
+        return []
+
+
+class Runs:
+    def __init__(self, function: Any) -> None:
+        self.plan = function
+
+
+def scheduler(notes: Notes, handler: Any, **profiles: Profile) -> Scheduler:
+    profiles = profiles or {"default": Profile("default", (), (), ("first", First()))}
+    return Scheduler(profiles, {"default": handler}, notes)
+
+
+def test_single_plans_the_best_of_its_profile() -> None:
+    single = Single(Single.Parameters(), context())
+    assert single.profiles == ("default",)
+    assert scheduler(Notes(), single).schedule(request(), (A, B)) == Plan(decode=A, reason="single")
+
+
+def test_the_model_says_which_handler() -> None:
+    other = request(model=Model(name="m", handler="absent"))
+    with pytest.raises(PluginFailed, match="handler 'absent' of model 'm'"):
+        scheduler(Notes(), Single(Single.Parameters(), context())).schedule(other, (A, B))
+
+
+def test_no_endpoint_passes_through_a_handler_as_it_is() -> None:
+    notes = Notes()
+    empty = Profile("default", [("none", Nothing())], (), ("first", First()))
+    with pytest.raises(NoEndpoint, match="'none'"):
+        scheduler(notes, Single(Single.Parameters(), context()), default=empty).schedule(request(), (A, B))
+    assert notes.failed == []
+
+
+def test_a_handler_may_cure_a_profile_that_found_nothing() -> None:
+    def plan(_request: Any, endpoints: Any, run: Any) -> Plan:
+        try:
+            return Plan(decode=run("strict", endpoints)[0])
+        except Exception:
+            return Plan(decode=run("lax", endpoints)[0], reason="lax")
+
+    strict = Profile("strict", [("none", Nothing())], (), ("first", First()))
+    lax = Profile("lax", (), (), ("first", First()))
+    trace = Trace()
+    made = scheduler(Notes(), Runs(plan), strict=strict, lax=lax).schedule(request(), (A, B), trace)
+    assert made.reason == "lax"
+    assert [step.name for step in trace.profiles] == ["strict", "lax"]
+    assert trace.plan is made
+    assert trace.handler == "default"
+
+
+@pytest.mark.parametrize(
+    "plan",
+    [
+        lambda r, e, run: 1 / 0,
+        lambda r, e, run: None,
+        lambda r, e, run: e[0],
+        lambda r, e, run: Plan(decode=endpoint(0)),
+        lambda r, e, run: Plan(decode=e[0], prefill=endpoint(0)),
+        lambda r, e, run: Plan(decode=run("absent", e)[0]),
+    ],
+    ids=["raises", "none", "no-plan", "foreign", "foreign-prefill", "unknown-profile"],
+)
+def test_a_broken_handler_fails_the_request(plan: Any) -> None:
+    notes = Notes()
+    with pytest.raises(PluginFailed, match="the handler 'default' failed"):
+        scheduler(notes, Runs(plan)).schedule(request(), (A, B))
+    assert [(kind, name) for kind, name, _ in notes.failed] == [("handler", "default")]
+
+
+class Remembering(First):
+    def __init__(self, broken: bool = False) -> None:
+        self.seen: list[Any] = []
+        self.broken = broken
+
+    def on_placed(self, request: Any, plan: Any, /) -> None:
+        self._note("placed")
+
+    def on_settled(self, request: Any, plan: Any, outcome: Any, /) -> None:
+        self._note(outcome.outcome)
+
+    def _note(self, word: str) -> None:
+        self.seen.append(word)
+        if self.broken:
+            raise RuntimeError(word)
+
+
+def test_plugins_that_remember_are_told_once_and_cannot_break_anything() -> None:
+    notes, shared, broken = Notes(), Remembering(), Remembering(broken=True)
+    one = Scheduler(
+        {
+            "a": Profile("a", (), (), ("shared", shared)),
+            "b": Profile("b", (), (), ("shared", shared)),
+            "c": Profile("c", (), (), ("broken", broken)),
+        },
+        {"default": Single(Single.Parameters(profile="a"), context())},
+        notes,
+    )
+    plan = one.schedule(request(), (A, B))
+    one.placed(request(), plan)
+    one.settled(request(), plan, Outcome(outcome="ok", status=200, duration=1.0))
+    assert shared.seen == broken.seen == ["placed", "ok"]
+    assert [(kind, name) for kind, name, _ in notes.failed] == [("picker", "broken")] * 2

@@ -1,0 +1,102 @@
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gateway.framework import Kind
+from scorers.placement_cost import STEP_TOKENS, PlacementCost
+from tests.scheduling.candidates import Physics, context, endpoint, request
+
+
+def scorer(**parameters) -> PlacementCost:
+    return PlacementCost(PlacementCost.Parameters(**parameters), context())
+
+
+def cost(asked, **work) -> float:
+    return scorer().seconds(asked, endpoint(0, **work))
+
+
+def test_an_idle_endpoint_costs_the_prefill_of_what_it_does_not_hold() -> None:
+    assert cost(request(1000)) == pytest.approx(1.000)
+    # 100 new tokens behind 900 held ones: 0.1 s and 100 x 900 us
+    assert cost(request(1000, held={0: 900})) == pytest.approx(0.1 + 0.090)
+
+
+def test_a_prompt_that_is_held_whole_still_computes_one_token() -> None:
+    assert cost(request(1000, held={0: 1000})) == pytest.approx(0.001 + 0.000999)
+
+
+def test_the_formula_term_by_term() -> None:
+    asked = request(1000, held={0: 600}, expected_output=200.0)
+    prefill = 0.4 + 400 * 600e-6
+    steps = 1 + (500 + 400) / STEP_TOKENS
+    running, kv = 4 + 2.5, 3000 + 1000
+    expected = (
+        0.5  # queued
+        + prefill
+        + steps * (0.001 * running + 1e-6 * kv)  # what the batch adds to each step
+        + 0.1 * prefill * running  # what the batch suffers
+        + 0.1 * 200 * 1e-6 * kv  # what the own decode suffers
+    )
+    work = {"requests": 4, "prefill_tokens": 500, "kv_tokens": 3000}
+    assert cost(asked, **work, foreign_requests=2.5, foreign_kv_tokens=1000.0) == pytest.approx(expected)
+
+
+def test_a_request_without_a_decode_pays_for_none() -> None:
+    work = {"requests": 1, "kv_tokens": 10_000}
+    chat = cost(request(100, expected_output=200.0), **work)
+    embedding = cost(request(100, expected_output=200.0, kind=Kind.EMBEDDING), **work)
+    assert chat - embedding == pytest.approx(0.1 * 200 * 1e-6 * 10_000)
+
+
+def test_the_score_is_absolute_and_half_at_one_second() -> None:
+    one, other = endpoint(0), endpoint(1, requests=3, kv_tokens=100)
+    asked = request(1000)
+    assert scorer().score(asked, [one]) == pytest.approx([0.5])
+    assert scorer().score(asked, [one, other])[0] == pytest.approx(0.5)
+    assert scorer(second=3.0).score(asked, [one]) == pytest.approx([0.75])
+
+
+def test_a_held_prefix_is_worth_its_prefill_and_no_more() -> None:
+    asked = request(1000, held={0: 800})
+    home, idle = endpoint(0, requests=2, kv_tokens=2000), endpoint(1)
+    warm, cold = scorer().score(asked, [home, idle])
+    assert warm > cold
+    home.load.prefill_tokens = 5000
+    warm, cold = scorer().score(asked, [home, idle])
+    assert warm < cold
+
+
+def test_a_slower_engine_costs_more() -> None:
+    fast, slow = endpoint(0), endpoint(1, cost=Physics(prefill_token=2e-3))
+    a, b = scorer().score(request(500), [fast, slow])
+    assert a > b
+
+
+@given(
+    prompt=st.integers(1, 10**6),
+    held=st.integers(0, 10**6),
+    work=st.fixed_dictionaries(
+        {
+            "requests": st.integers(0, 1000),
+            "prefill_tokens": st.integers(0, 10**7),
+            "kv_tokens": st.integers(0, 10**8),
+            "foreign_requests": st.floats(0, 1000),
+            "foreign_kv_tokens": st.floats(0, 1e8),
+        }
+    ),
+)
+def test_scores_are_in_range_and_more_work_never_scores_higher(prompt, held, work) -> None:
+    asked = request(prompt, held={0: held}, expected_output=100.0)
+    (score,) = scorer().score(asked, [endpoint(0, **work)])
+    assert 0 < score <= 1
+    for name in work:
+        (more,) = scorer().score(asked, [endpoint(0, **{**work, name: work[name] + 1000})])
+        assert more <= score
+
+
+@pytest.mark.parametrize("bad", [{"lam": -0.1}, {"lam": float("nan")}, {"second": 0.0}])
+def test_parameters_have_ranges(bad) -> None:
+    with pytest.raises(ValueError, match=next(iter(bad))):
+        PlacementCost.Parameters(**bad)

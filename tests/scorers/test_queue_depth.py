@@ -1,0 +1,39 @@
+from __future__ import annotations
+
+import pytest
+
+from gateway.framework import EngineMetrics
+from scorers.queue_depth import QueueDepth
+from tests.scheduling.candidates import context, endpoint, request
+
+
+def score(waiting=0, **work) -> float:
+    scorer = QueueDepth(QueueDepth.Parameters(half=4.0, request_tokens=1000), context())
+    one = endpoint(metrics=EngineMetrics(at=1.0, waiting=waiting), **work)
+    return scorer.score(request(), [one])[0]
+
+
+def test_nothing_waiting_is_one_and_half_waiting_is_a_half() -> None:
+    assert score() == 1.0
+    assert score(waiting=4) == 0.5
+    assert score(waiting=12) == 0.25
+
+
+def test_our_own_uncomputed_prompts_count_at_once() -> None:
+    assert score(prefill_tokens=4000) == 0.5
+
+
+def test_the_two_views_overlap_and_are_not_added() -> None:
+    assert score(waiting=4, prefill_tokens=4000) == 0.5
+    assert score(waiting=4, prefill_tokens=12_000) == 0.25
+
+
+def test_an_endpoint_never_scraped_is_judged_by_the_ledger() -> None:
+    scorer = QueueDepth(QueueDepth.Parameters(half=4.0, request_tokens=1000), context())
+    assert scorer.score(request(), [endpoint(), endpoint(prefill_tokens=4000)]) == [1.0, 0.5]
+
+
+@pytest.mark.parametrize("bad", [{"half": 0.0}, {"request_tokens": 0}])
+def test_parameters_have_ranges(bad) -> None:
+    with pytest.raises(ValueError, match=next(iter(bad))):
+        QueueDepth.Parameters(**bad)
