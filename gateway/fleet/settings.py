@@ -48,10 +48,18 @@ class EndpointSettings:
 
     def __post_init__(self) -> None:
         parts = urlsplit(self.url)
+        if parts.username is not None or parts.password is not None:
+            raise ValueError("url must not hold a user or a password (it is logged): use api_key")
         if parts.scheme not in ("http", "https") or not parts.hostname:
             raise ValueError(f"url: {self.url!r} must be http://HOST:PORT or https://HOST:PORT")
         if parts.path not in ("", "/") or parts.query or parts.fragment:
             raise ValueError(f"url: {self.url!r} must end after the port: routes are added to it")
+        try:
+            _ = parts.port
+        except ValueError:
+            raise ValueError(f"url: the port of {self.url!r} must be in 0..65535") from None
+        if self.api_key is not None and not all("!" <= char <= "~" for char in self.api_key):
+            raise ValueError("api_key must be printable ASCII without spaces: it is sent in a header")
         if self.ranks < 1:
             raise ValueError("ranks must be at least 1")
         if self.kv_capacity_tokens is not None and self.kv_capacity_tokens < 1:

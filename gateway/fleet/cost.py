@@ -1,0 +1,161 @@
+"""What work costs on one engine core, in seconds: physics with starting values, scaled to what is seen.
+
+    prefill(n, context) = scale * (prefill_token * n + prefill_quadratic * n * (context + n / 2))
+    step(running, kv)   = scale * (step + step_request * running + kv_token * kv)
+
+The form is a roofline: a prompt token costs its matrix multiplications, and attention to all tokens before it; a
+decode step reads the weights, and the KV of every resident token. Each line has one fitted scale. Halving or doubling
+any of these hardly moves the routing, so one scale each is enough; what matters is to be right within a factor of two
+on a tiny model on a CPU as well as on 70B on eight GPUs, soon after the start.
+
+Pure: no clock, no I/O.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from math import isfinite
+
+from gateway.fleet.settings import CostSettings
+from gateway.framework import Load
+
+SCALE_BOUND = 50.0
+"""A fitted scale stays in 1/50..50 of the profile. 8B on one GPU is at 1/2.5 of the default, a small model on a CPU
+at 10 times; what asks for more is a fault somewhere (a stopped process, a clock), not a speed."""
+
+OVERHEAD_BOUND = 2.0
+"""Seconds. What a first token takes beyond computing the prompt: network, tokenizing, the step it waits for."""
+
+MEMORY = 0.95
+"""Weight of what was seen before at each new observation: the last 20 count, so that a change of speed (a throttled GPU,
+a neighbour) is followed within some dozens of requests although slower times weigh less."""
+
+NOISE = 0.3
+"""Spread of an observation around the truth, as a fraction of it. Times vary in proportion to their length; weighing
+each by 1 / (its own length)^2 also makes one that was held up by something else count for little."""
+
+SCALE_PRIOR = 0.01
+"""Weight of the belief that the scale is 1: that of a tenth of an observation at a scale of 10. So the first
+observations move it nearly all the way, and a first one 300 times too long (a compile) hardly moves it."""
+
+SHORTEST = 1e-4
+"""Seconds: no exchange over a socket is shorter, so nothing weighs more than one of this length."""
+
+OVERHEAD_SPREAD = 0.02
+"""Seconds around 0 in which the overhead is believed to lie before anything was seen: network and one step. Small, so
+that prompts all of one length teach the scale rather than the overhead."""
+
+
+@dataclass(slots=True)
+class _Line:
+    """``seconds = overhead + scale * expected``, fitted by least squares with forgetting and a prior.
+
+    Five sums, solved in closed form. ``overhead_weight``: of the belief that the overhead is 0; infinite: it is 0.
+    """
+
+    overhead_weight: float
+    scale: float = 1.0
+    overhead: float = 0.0
+    _w: float = field(default=0.0, init=False)
+    _wx: float = field(default=0.0, init=False)
+    _wy: float = field(default=0.0, init=False)
+    _wxx: float = field(default=0.0, init=False)
+    _wxy: float = field(default=0.0, init=False)
+
+    def learn(self, x: float, y: float) -> None:
+        # An impossibly short time would outweigh everything: none weighs more than a quarter of what was expected.
+        length = max(y, (self.overhead + self.scale * x) / 4, SHORTEST)
+        weight = 1 / (NOISE * length) ** 2
+        self._w = MEMORY * self._w + weight
+        self._wx = MEMORY * self._wx + weight * x
+        self._wy = MEMORY * self._wy + weight * y
+        self._wxx = MEMORY * self._wxx + weight * x * x
+        self._wxy = MEMORY * self._wxy + weight * x * y
+        self._solve()
+
+    def _solve(self) -> None:
+        xx, xy = self._wxx + SCALE_PRIOR, self._wxy + SCALE_PRIOR
+        overhead = 0.0
+        if isfinite(self.overhead_weight):
+            w = self._w + self.overhead_weight
+            overhead = (self._wy * xx - self._wx * xy) / (w * xx - self._wx * self._wx)
+            overhead = min(max(overhead, 0.0), OVERHEAD_BOUND)
+        self.overhead = overhead
+        self.scale = min(max((xy - overhead * self._wx) / xx, 1 / SCALE_BOUND), SCALE_BOUND)
+
+
+class FittedCost:
+    """``framework.CostModel``, started from settings and fitted from what the gateway sees.
+
+    ``settings.fit`` false: the settings' values stay as they are.
+    """
+
+    def __init__(self, settings: CostSettings) -> None:
+        self._settings = settings
+        self._prefill = _Line(overhead_weight=1 / OVERHEAD_SPREAD**2)
+        # An empty step is the constant of its own line: an overhead beside it could not be told from it.
+        self._step = _Line(overhead_weight=float("inf"))
+
+    def prefill_seconds(self, tokens: int, context: int = 0) -> float:
+        """To compute ``tokens`` new prompt tokens behind ``context`` held ones; without queueing and overhead."""
+        return self._prefill.scale * self._expected_prefill(tokens, context)
+
+    def step_seconds(self, running: float, kv_tokens: float) -> float:
+        """One decode step of a batch of ``running`` requests with ``kv_tokens`` resident."""
+        return self._step.scale * self._expected_step(running, kv_tokens)
+
+    @property
+    def kv_token_seconds(self) -> float:
+        return self._step.scale * self._settings.kv_token
+
+    @property
+    def overhead_seconds(self) -> float:
+        """What a first token takes beyond computing prompts; 0 until something was seen."""
+        return self._prefill.overhead
+
+    @property
+    def prefill_scale(self) -> float:
+        """Of the settings' prefill line, in 1/50..50."""
+        return self._prefill.scale
+
+    @property
+    def step_scale(self) -> float:
+        """Of the settings' step line, in 1/50..50."""
+        return self._step.scale
+
+    def ttft(self, load: Load, new_tokens: int, context: int = 0) -> float:
+        """Predicted seconds to the first token of a request that is placed now, and is not yet in ``load``."""
+        queued = self.prefill_seconds(load.prefill_tokens)
+        running = load.requests + load.foreign_requests
+        beside = self.step_seconds(running, load.kv_tokens + load.foreign_kv_tokens) if running else 0.0
+        return self.overhead_seconds + queued + beside + self.prefill_seconds(new_tokens, context)
+
+    def learn_prefill(self, tokens: int, context: int, seconds: float) -> None:
+        """A first token came ``seconds`` after its request was sent.
+
+        ``tokens``: all that had to be computed for it: its own new tokens and those that were queued before it
+        (``Reservation.ahead``). ``context``: tokens that the engine held already. Nonsense is ignored.
+        """
+        expected = self._expected_prefill(tokens, context)
+        if self._settings.fit and tokens > 0 and _sane(seconds) and _sane(expected):
+            self._prefill.learn(expected, seconds)
+
+    def learn_step(self, running: float, kv_tokens: float, seconds: float) -> None:
+        """The tokens of a request came ``seconds`` apart on average, in a batch of ``running`` (itself included)."""
+        expected = self._expected_step(running, kv_tokens)
+        if self._settings.fit and _sane(seconds) and _sane(expected):
+            self._step.learn(expected, seconds)
+
+    def _expected_prefill(self, tokens: int, context: int) -> float:
+        tokens, context = max(0, tokens), max(0, context)
+        settings = self._settings
+        return settings.prefill_token * tokens + settings.prefill_quadratic * tokens * (context + tokens / 2)
+
+    def _expected_step(self, running: float, kv_tokens: float) -> float:
+        settings = self._settings
+        return settings.step + settings.step_request * max(0.0, running) + settings.kv_token * max(0.0, kv_tokens)
+
+
+def _sane(seconds: float) -> bool:
+    """A time that something may be learned from: up to a day."""
+    return isfinite(seconds) and 0 < seconds < 86_400

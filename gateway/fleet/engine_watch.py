@@ -1,0 +1,254 @@
+"""One engine, watched: a loop that scrapes it, judges its health and learns what it serves.
+
+Rules: everything that changes an ``Engine`` or the metrics and warmth of its endpoints is here. One question at a time
+is under way to an engine. Before an engine is called up, its models are known, so that the first request goes out
+under the right name. The loop survives whatever an engine answers.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Sequence
+from random import Random
+from urllib.parse import urlsplit
+
+from gateway.fleet.core import Core, Place
+from gateway.fleet.health import Health
+from gateway.fleet.kv_source import KvSource, configured, reported
+from gateway.fleet.listener import Listeners
+from gateway.fleet.probe import EngineProbe, ProbeFailed
+from gateway.fleet.scrape import Scrape, ScrapeReader, restarted
+from gateway.fleet.settings import FleetSettings
+from gateway.framework import Clock, Engine, Observer
+
+log = logging.getLogger("kvgate.fleet")
+
+LATENCY_WEIGHT = 0.2
+"""Of a new round trip in the running mean: the last five or so count, so that one late wake-up of our loop does not."""
+
+RELEARN = 30.0
+"""Seconds after which models and event sources are asked again while all is well: adapters come and go at run time."""
+
+LEARN_AGAIN = 5.0
+"""Seconds after which they are asked again if one of them was not to be had."""
+
+SOONEST = 0.1
+"""Seconds between two scrapes that broken answers ask for, so that a storm of them does not become one of scrapes."""
+
+BREAKS = 5
+"""Answers broken off in a row, none good between them, that take an engine out although it can be scraped: idle because
+it fails so fast, it would attract every request. More than the attempts of one request that kills engines."""
+
+NO_LIST = frozenset({"status-401", "status-403", "status-404", "status-405"})
+"""Answers to ``/v1/models`` with which an engine may still serve: a key that only clients have, or no such route."""
+
+
+class EngineWatch:
+    """``run`` is the loop; ``refused``, ``broke`` and ``answered`` are what requests tell it."""
+
+    def __init__(
+        self,
+        engine: Engine,
+        settings: FleetSettings,
+        *,
+        clock: Clock,
+        observer: Observer,
+        random: Random,
+        listeners: Listeners,
+    ) -> None:
+        self.engine = engine
+        self.cores: list[Core] = []
+        self.probed = asyncio.Event()
+        self._host = urlsplit(engine.url).hostname or ""
+        self._interval = settings.scrape.interval
+        self._clock = clock
+        self._observer = observer
+        self._random = random
+        self._listeners = listeners
+        self._health = Health(settings.health, clock, random)
+        self._reader = ScrapeReader()
+        self._last: Scrape | None = None
+        self._learn_at = 0.0
+        self._wake = asyncio.Event()
+        self._suspect = False
+        self._breaks = 0
+        self._warned: set[str] = set()
+
+    # what requests tell
+
+    def refused(self) -> None:
+        """A request's connection was refused: out at once, and tried again after a pause."""
+        if self._health.refused():
+            self._state_changed()
+            self._wake.set()
+
+    def broke(self, why: str) -> None:
+        """An answer broke off: look at once, without waiting for the next scrape. ``why``: a short word."""
+        self._breaks += 1
+        if self._breaks >= BREAKS and self._health.broken():
+            log.warning("engine %s: %d answers in a row broke off, the last one: %s", self.engine.name, BREAKS, why)
+            self._breaks = 0
+            self._state_changed()
+            self._wake.set()
+        elif self.engine.up:
+            self._suspect = True
+            self._wake.set()
+
+    def answered(self, connect_seconds: float | None) -> None:
+        """An answer's head came. ``connect_seconds``: what its connection took to make; None: it was there already."""
+        self._breaks = 0
+        if connect_seconds is not None:
+            self.connected(connect_seconds)
+
+    def connected(self, seconds: float) -> None:
+        """A connection was made in ``seconds``."""
+        mean = self.engine.latency
+        self.engine.latency = seconds if mean is None else mean + LATENCY_WEIGHT * (seconds - mean)
+
+    # the loop
+
+    async def run(self, probe: EngineProbe) -> None:
+        """Watch until cancelled. ``probed`` is set after the first look."""
+        await self._look(probe)
+        self.probed.set()
+        # Engines that were first asked together would be asked together for ever, and stall the loop by their sum.
+        share, elapsed = self._random.random(), 0.0
+        while True:
+            await self._rest(share, elapsed)
+            asked = self._clock.monotonic()
+            await self._look(probe)
+            share, elapsed = 1.0, self._clock.monotonic() - asked
+
+    async def _rest(self, share: float, elapsed: float) -> None:
+        """Until the next look is due, or a request asks for one.
+
+        ``share``: of the pause. ``elapsed``: what the last look took, part of the interval of an engine that is up.
+        """
+        while True:
+            pause = self._health.pause(self._interval) * share - (elapsed if self.engine.up else 0.0)
+            try:
+                async with asyncio.timeout(max(0.0, pause)):
+                    await self._wake.wait()
+            except TimeoutError:
+                return
+            self._wake.clear()
+            if self._suspect:
+                await asyncio.sleep(min(SOONEST, self._interval))
+                return
+
+    async def _look(self, probe: EngineProbe) -> None:
+        asked = self._clock.monotonic()
+        try:
+            await self._ask(probe, asked)
+        except ProbeFailed as failure:
+            self._failed(failure.reason)
+        except Exception:
+            log.exception("engine %s: the watch failed", self.engine.name)
+            self._failed("internal")
+        self._warm()
+
+    async def _ask(self, probe: EngineProbe, asked: float) -> None:
+        suspect, self._suspect = self._suspect, False
+        if suspect or not self.engine.up:
+            await probe.healthy()
+        text = await probe.metrics()
+        now = self._clock.monotonic()
+        scrape = self._reader.read(text, now)
+        if scrape is None:
+            raise ProbeFailed("garbage")
+        again = self._last is not None and restarted(self._last, scrape)
+        self._take(scrape, asked)
+        if again:
+            self._restarted()
+        if not scrape.asleep and (not self.engine.up or now >= self._learn_at):
+            await self._learn(probe)
+        self._observer.scraped(self.engine.name, True, now)
+        if self._health.resting("asleep") if scrape.asleep else self._health.succeeded(asked):
+            self._state_changed()
+
+    def _take(self, scrape: Scrape, asked: float) -> None:
+        self._last = scrape
+        if scrape.started is not None:
+            self.engine.started = scrape.started
+        for core in self.cores:
+            if (metrics := scrape.rank(core.rank)) is not None:
+                core.scraped(metrics, asked)
+        configured_ranks = len({core.rank for core in self.cores})
+        if len(scrape.engines) != configured_ranks:
+            self._warn(
+                "ranks", f"it has {len(scrape.engines)} data-parallel ranks, the configuration says {configured_ranks}"
+            )
+
+    def _restarted(self) -> None:
+        log.info("engine %s restarted", self.engine.name)
+        self._learn_at = 0.0
+        for place in self._places():
+            self._listeners.engine_restarted(place.endpoint)
+
+    async def _learn(self, probe: EngineProbe) -> None:
+        """What it serves, its version, and where its events come from. One that is up already does not fail by it."""
+        complete = True
+        try:
+            self.engine.served = await probe.models()
+        except ProbeFailed as failure:
+            if failure.reason in NO_LIST:
+                self._warn("models", f"it does not tell its models ({failure.reason}); does it need an api_key?")
+            elif not self.engine.up:
+                raise
+            else:
+                complete = False
+        try:
+            self.engine.version = await probe.version()
+            await self._learn_sources(probe)
+        except ProbeFailed as failure:
+            log.info("engine %s: version or event sources: %s", self.engine.name, failure.reason)
+            complete = False
+        self._learn_at = self._clock.monotonic() + (RELEARN if complete else LEARN_AGAIN)
+
+    async def _learn_sources(self, probe: EngineProbe) -> None:
+        wanted = [place.settings.kv_events for place in self._places()]
+        ask = any(events.enabled and events.endpoint is None for events in wanted)
+        sources = await probe.kv_sources() if ask else {}
+        for core in self.cores:
+            for place in core.places:
+                events = place.settings.kv_events
+                source = configured(events, core.rank, self._host)
+                if source is None and events.enabled and events.endpoint is None:
+                    source = reported(sources, core.rank, self._host, events.topic)
+                self._source_is(place, source)
+
+    def _source_is(self, place: Place, source: KvSource | None) -> None:
+        if place.source_known and place.source == source:
+            return
+        place.source, place.source_known = source, True
+        self._listeners.kv_source(place.endpoint, source)
+
+    def _failed(self, reason: str) -> None:
+        self._observer.scraped(self.engine.name, False, self._clock.monotonic())
+        if self._health.failed(reason):
+            self._state_changed()
+
+    def _state_changed(self) -> None:
+        self.engine.up = self._health.up
+        self.engine.down_reason = self._health.reason
+        self._warm()
+        self._observer.engine_state(self.engine.name, self.engine.up, self.engine.down_reason)
+        if self.engine.up:
+            log.info("engine %s is up (vLLM %s)", self.engine.name, self.engine.version or "of unknown version")
+        else:
+            log.warning("engine %s is down: %s", self.engine.name, self.engine.down_reason)
+
+    def _warm(self) -> None:
+        warmth = self._health.warmth()
+        for place in self._places():
+            place.endpoint.warmth = warmth
+
+    def _places(self) -> Sequence[Place]:
+        return [place for core in self.cores for place in core.places]
+
+    def _warn(self, what: str, message: str) -> None:
+        """Once in an engine's life for each thing."""
+        if what not in self._warned:
+            self._warned.add(what)
+            log.warning("engine %s: %s", self.engine.name, message)

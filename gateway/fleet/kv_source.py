@@ -1,0 +1,91 @@
+"""Where an endpoint's KV events come from: as configured, or as its engine reports it.
+
+Rules: an address that an engine binds to (``*``, ``0.0.0.0``, ``::``) becomes the host of its URL. A configured
+address is rank 0's: rank r listens r ports higher. What an engine reports is each rank's own already. What cannot be
+subscribed to is None, never an error.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from gateway.fleet.settings import KvEventsSettings
+
+WILDCARDS = frozenset({"*", "0.0.0.0", "::", "[::]", ""})
+"""Hosts that mean "every address of mine"."""
+
+MAX_ADDRESS = 512
+"""Characters of an address that an engine may report; a host name has at most 253."""
+
+
+@dataclass(frozen=True, slots=True)
+class KvSource:
+    """``address`` of the PUB socket, ``replay`` of the ROUTER socket or None, ``topic`` to subscribe to."""
+
+    address: str
+    replay: str | None = None
+    topic: str = ""
+
+
+def configured(settings: KvEventsSettings, rank: int | None, host: str) -> KvSource | None:
+    """The source that the configuration names; None if it names none (it is learned), or turns events off.
+
+    ``host``: of the engine's URL, an IPv6 address without brackets.
+    """
+    if not settings.enabled or settings.endpoint is None:
+        return None
+    address = _resolve(settings.endpoint, host, rank or 0)
+    if address is None:
+        return None
+    replay = _resolve(settings.replay, host, rank or 0) if settings.replay else None
+    return KvSource(address, replay, settings.topic)
+
+
+def reported(sources: Mapping[str, Any], rank: int | None, host: str, topic: str = "") -> KvSource | None:
+    """The source in an engine's ``GET /kv_event_sources`` (rank -> its configuration); None: off, or not usable.
+
+    Of an endpoint without a rank only if the engine has a single one: events of several ranks belong to several caches.
+    """
+    ranks = sorted((key for key in sources if key.isascii() and key.isdigit() and len(key) < 10), key=int)
+    if rank is None:
+        if len(ranks) != 1:
+            return None
+        rank = 0
+    # Counted, not named: behind a hybrid load balancer the ranks of a node begin above 0, but the header's at 0.
+    entry = sources[ranks[rank]] if rank < len(ranks) else None
+    if not isinstance(entry, dict) or not entry.get("enable_kv_cache_events", True):
+        return None
+    if entry.get("publisher", "zmq") != "zmq":
+        return None
+    address = _resolve(entry.get("endpoint"), host, 0)
+    if address is None:
+        return None
+    told = entry.get("topic")
+    # A prefix subscribes: the configured topic narrows, and an engine's own is only used where it is a string.
+    return KvSource(address, _resolve(entry.get("replay_endpoint"), host, 0), topic or _text(told))
+
+
+def _text(value: Any) -> str:
+    return value if isinstance(value, str) and len(value) <= MAX_ADDRESS else ""
+
+
+def _resolve(address: Any, host: str, offset: int) -> str | None:
+    """``tcp://HOST:PORT`` that can be connected to, or an ``ipc://`` path; None for anything else."""
+    if not isinstance(address, str) or len(address) > MAX_ADDRESS:
+        return None
+    if address.startswith("ipc://"):
+        # Ranks cannot share a path, and vLLM refuses an ipc address for ranks above 0.
+        return address if offset == 0 and len(address) > len("ipc://") else None
+    if not address.startswith("tcp://"):
+        return None
+    name, colon, port = address.removeprefix("tcp://").rpartition(":")
+    if not (colon and port.isascii() and port.isdigit() and len(port) <= 5):
+        return None
+    number = int(port) + offset
+    if not 0 < number <= 65535:
+        return None
+    if name in WILDCARDS:
+        name = f"[{host}]" if ":" in host else host
+    return f"tcp://{name}:{number}"

@@ -1,0 +1,175 @@
+"""The exact account of the work that we sent to one engine core and have not got back.
+
+Rules: a reservation is made without an await after the load was read; whatever is booked is taken back exactly once,
+by whichever call comes first, in any order and however often it is repeated; after the last ``settle`` every count
+of ours is zero. What others sent is only known from scrapes: it is an estimate, never below zero, and fades.
+
+Knows nothing of HTTP, scheduling or models: several endpoints (models on one URL) may share one ledger, since the
+load on a core is one load.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from heapq import heapify, heappop, heappush
+
+from gateway.framework import Clock, EngineMetrics
+
+GAUGE_LAG = 0.25
+"""Seconds by which an engine's gauges may lag behind what we know. They are written once per step, and an abort takes
+effect at the next one: 20 to 60 ms each on a GPU, more beside a long prefill. A request that we settled within this
+time before a scrape was asked for may still be in its figures, so it counts as ours."""
+
+SETTLED_KEPT = 10.0
+"""Seconds for which a settled request is remembered for the scrape that is on its way: above any sane scrape timeout,
+and it bounds the memory of an engine that is never scraped again."""
+
+SPARE_EXPIRIES = 64
+"""Entries of requests that ended before their prefill expired which may lie in the heap, beyond twice the live ones."""
+
+
+class Reservation:
+    """One request's part of a ledger. Every method may be called in any order, and more than once.
+
+    ``ahead``: prefill tokens of ours that were queued there when it was made, its own not included. ``beside``: our
+    other requests there at that moment. Both are what its time to first token is explained by.
+    """
+
+    __slots__ = ("_generated", "_kv", "_ledger", "_open", "_prefill", "ahead", "beside")
+
+    def __init__(self, ledger: Ledger, prefill_tokens: int, kv_tokens: int, ahead: int, beside: int) -> None:
+        self._ledger = ledger
+        self._prefill = prefill_tokens
+        self._kv = kv_tokens
+        self._generated = 0
+        self._open = True
+        self.ahead = ahead
+        self.beside = beside
+
+    @property
+    def open(self) -> bool:
+        """Not yet settled."""
+        return self._open
+
+    def first_token(self) -> None:
+        """The prompt is computed: gives back the prefill tokens."""
+        self._ledger._prefill -= self._prefill
+        self._prefill = 0
+
+    def generated(self, tokens: int) -> None:
+        """The answer has ``tokens`` tokens so far. A total, not an addition: a lower one changes nothing."""
+        if self._open and tokens > self._generated:
+            self._ledger._kv += tokens - self._generated
+            self._generated = tokens
+
+    def settle(self) -> None:
+        """The request is over, however it ended: gives back all that is left."""
+        if not self._open:
+            return
+        self._open = False
+        self.first_token()
+        self._ledger._release(self._kv + self._generated)
+
+
+class Ledger:
+    """The load of one engine core, as ``framework.Load`` shows it to plugins.
+
+    ``half_life``: seconds in which foreign load, once scraped, counts half.
+    """
+
+    def __init__(self, clock: Clock, half_life: float = 5.0) -> None:
+        self._clock = clock
+        self._half_life = half_life
+        self._requests = 0
+        self._prefill = 0
+        self._kv = 0
+        self._expiring: list[tuple[float, int, Reservation]] = []
+        self._made = 0
+        self._settled: deque[tuple[float, int]] = deque()
+        self._foreign_requests = 0.0
+        self._foreign_kv = 0.0
+        self._scraped_at = 0.0
+
+    @property
+    def requests(self) -> int:
+        return self._requests
+
+    @property
+    def prefill_tokens(self) -> int:
+        if self._expiring and self._expiring[0][0] <= self._clock.monotonic():
+            self._expire()
+        return self._prefill
+
+    @property
+    def kv_tokens(self) -> int:
+        return self._kv
+
+    @property
+    def foreign_requests(self) -> float:
+        return self._faded(self._foreign_requests)
+
+    @property
+    def foreign_kv_tokens(self) -> float:
+        return self._faded(self._foreign_kv)
+
+    def reserve(self, prefill_tokens: int, kv_tokens: int, *, expires_prefill_at: float | None = None) -> Reservation:
+        """Book one request.
+
+        ``prefill_tokens``: prompt tokens that the engine has to compute. ``kv_tokens``: what it will hold from the
+        start, the whole prompt. ``expires_prefill_at``: Clock.monotonic() from which the prefill counts as done
+        where nothing will tell (an unstreamed answer); None: only ``first_token`` and ``settle`` tell.
+        Negative numbers count as 0.
+        """
+        reservation = Reservation(self, max(0, prefill_tokens), max(0, kv_tokens), self.prefill_tokens, self._requests)
+        self._requests += 1
+        self._prefill += reservation._prefill
+        self._kv += reservation._kv
+        if expires_prefill_at is not None and reservation._prefill:
+            self._made += 1
+            heappush(self._expiring, (expires_prefill_at, self._made, reservation))
+            if len(self._expiring) > 2 * self._requests + SPARE_EXPIRIES:
+                self._expiring = [entry for entry in self._expiring if entry[2]._prefill]
+                heapify(self._expiring)
+        return reservation
+
+    def scraped(self, metrics: EngineMetrics, asked: float) -> None:
+        """Learn what others sent from a scrape that was asked for at ``asked`` (Clock.monotonic()) and is complete now.
+
+        The engine took its figures at an unknown moment between ``asked`` (less its own lag) and now. Every request of
+        ours that was live at any time in between may be in them, so all those are taken off: a request that ended
+        while the scrape was under way never turns into foreign load, and one that has not reached the engine yet makes
+        the estimate too low for a second, never too high. Blocks are handed out whole, so each of ours may hold one
+        block more than its tokens fill.
+        """
+        self._forget_settled(asked - GAUGE_LAG)
+        ours = self._requests + len(self._settled)
+        ours_kv = self._kv + sum(kv for _, kv in self._settled) + ours * metrics.block_size
+        self._foreign_requests = float(max(0, metrics.running + metrics.waiting - ours))
+        self._foreign_kv = max(0.0, metrics.kv_usage * metrics.kv_capacity - ours_kv)
+        self._scraped_at = self._clock.monotonic()
+
+    def __repr__(self) -> str:
+        return f"<Ledger requests={self._requests} prefill={self._prefill} kv={self._kv}>"
+
+    def _release(self, kv_tokens: int) -> None:
+        self._requests -= 1
+        self._kv -= kv_tokens
+        now = self._clock.monotonic()
+        self._forget_settled(now - SETTLED_KEPT)
+        self._settled.append((now, kv_tokens))
+
+    def _forget_settled(self, before: float) -> None:
+        settled = self._settled
+        while settled and settled[0][0] < before:
+            settled.popleft()
+
+    def _expire(self) -> None:
+        now = self._clock.monotonic()
+        while self._expiring and self._expiring[0][0] <= now:
+            heappop(self._expiring)[2].first_token()
+
+    def _faded(self, value: float) -> float:
+        if not value:
+            return 0.0
+        age = self._clock.monotonic() - self._scraped_at
+        return float(value * 0.5 ** (age / self._half_life))

@@ -1,0 +1,182 @@
+"""What the gateway asks of an engine beside its clients' requests: a few GETs, small and short.
+
+Rules: an engine's key goes to that engine and nowhere else (no redirects, no proxies from the environment, no cookies)
+and into no log or error; every answer is bounded in size and time; an answer is never decompressed, so that none grows.
+All that can go wrong is ``ProbeFailed`` with a short word for a metric's label.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from types import SimpleNamespace
+from typing import Any
+
+import aiohttp
+import orjson
+
+from gateway.framework import Clock, ServedModel
+
+MAX_METRICS = 4 * 1024 * 1024
+"""Bytes of a scrape: seventy times that of a plain engine, room for many ranks and connectors."""
+
+MAX_JSON = 4 * 1024 * 1024
+"""Bytes of ``/v1/models``: about 450 a model, so ten thousand adapters fit."""
+
+MAX_MODELS = 10_000
+MAX_NAME = 512
+"""Characters of a model's id or a version."""
+
+
+class ProbeFailed(Exception):
+    """``reason`` is one of ``refused``, ``connect`` (unreachable), ``dns``, ``tls``, ``timeout``, ``reset``,
+    ``unhealthy``, ``too-large``, ``garbage`` (not what was asked for), ``status-NNN``."""
+
+    def __init__(self, reason: str) -> None:
+        super().__init__(reason)
+        self.reason = reason
+
+
+def open_session(clock: Clock, keepalive: float) -> aiohttp.ClientSession:
+    """A session for all engines. ``keepalive``: seconds that an idle connection is kept; above the scrape interval."""
+
+    async def connecting(_: object, context: SimpleNamespace, __: object) -> None:
+        context.began = clock.monotonic()
+
+    async def connected(_: object, context: SimpleNamespace, __: object) -> None:
+        context.trace_request_ctx(clock.monotonic() - context.began)
+
+    trace = aiohttp.TraceConfig()
+    trace.on_connection_create_start.append(connecting)
+    trace.on_connection_create_end.append(connected)
+    return aiohttp.ClientSession(
+        # No limit over all: a hundred engines are asked at once at the start, and one that hangs must delay no other.
+        connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=keepalive),
+        cookie_jar=aiohttp.DummyCookieJar(),
+        auto_decompress=False,
+        trust_env=False,
+        trace_configs=[trace],
+        headers={"accept": "text/plain, application/json", "accept-encoding": "identity"},
+    )
+
+
+class EngineProbe:
+    """Questions to one engine. ``timeout``: seconds for one. ``connected``: told the seconds that a connect took."""
+
+    def __init__(
+        self,
+        session: aiohttp.ClientSession,
+        url: str,
+        api_key: str | None,
+        timeout: float,
+        connected: Callable[[float], None],
+    ) -> None:
+        self._session = session
+        self._url = url
+        self._headers = {"authorization": f"Bearer {api_key}"} if api_key else {}
+        self._timeout = aiohttp.ClientTimeout(total=timeout)
+        self._connected = connected
+
+    async def metrics(self) -> bytes:
+        return await self._get("/metrics", MAX_METRICS)
+
+    async def healthy(self) -> None:
+        """Raises ``ProbeFailed``: ``unhealthy`` if the engine says that it is dead (503). Without the route: fine."""
+        try:
+            await self._get("/health", MAX_JSON)
+        except ProbeFailed as failure:
+            if failure.reason == "status-503":
+                raise ProbeFailed("unhealthy") from None
+            if failure.reason not in ("status-404", "status-405"):
+                raise
+
+    async def models(self) -> dict[str, ServedModel]:
+        """``/v1/models`` by id, in the engine's order."""
+        entries = _member(await self._json("/v1/models"), "data")
+        if not isinstance(entries, list):
+            raise ProbeFailed("garbage")
+        served = (_served(entry) for entry in entries[:MAX_MODELS])
+        return {model.id: model for model in served if model is not None}
+
+    async def version(self) -> str | None:
+        """None where the engine has no such route, or says something else."""
+        try:
+            return _name(_member(await self._json("/version"), "version"))
+        except ProbeFailed as failure:
+            if failure.reason.startswith("status-4") or failure.reason == "garbage":
+                return None
+            raise
+
+    async def kv_sources(self) -> Mapping[str, Any]:
+        """``/kv_event_sources``: rank -> configuration; empty where events are off, or the engine cannot tell."""
+        try:
+            answer = await self._json("/kv_event_sources")
+        except ProbeFailed as failure:
+            if failure.reason.startswith("status-4"):
+                return {}
+            raise
+        return answer if isinstance(answer, dict) else {}
+
+    async def _json(self, path: str) -> Any:
+        body = await self._get(path, MAX_JSON)
+        try:
+            return orjson.loads(body)
+        except ValueError:
+            raise ProbeFailed("garbage") from None
+
+    async def _get(self, path: str, limit: int) -> bytes:
+        try:
+            async with self._session.get(
+                self._url + path,
+                headers=self._headers,
+                timeout=self._timeout,
+                allow_redirects=False,
+                trace_request_ctx=self._connected,
+            ) as answer:
+                if answer.status != 200:
+                    raise ProbeFailed(f"status-{answer.status}")
+                return await _bounded(answer.content, limit)
+        except TimeoutError:
+            raise ProbeFailed("timeout") from None
+        except aiohttp.ClientConnectorDNSError:
+            raise ProbeFailed("dns") from None
+        except (aiohttp.ClientConnectorCertificateError, aiohttp.ClientSSLError):
+            raise ProbeFailed("tls") from None
+        except aiohttp.ClientConnectorError as error:
+            raise ProbeFailed("refused" if isinstance(error.os_error, ConnectionRefusedError) else "connect") from None
+        except (aiohttp.ClientOSError, aiohttp.ServerDisconnectedError, aiohttp.ClientPayloadError, OSError):
+            raise ProbeFailed("reset") from None
+        except (aiohttp.ClientError, ValueError):
+            raise ProbeFailed("garbage") from None
+
+
+async def _bounded(content: aiohttp.StreamReader, limit: int) -> bytes:
+    chunks: list[bytes] = []
+    size = 0
+    async for chunk in content.iter_any():
+        size += len(chunk)
+        if size > limit:
+            raise ProbeFailed("too-large")
+        chunks.append(chunk)
+    return b"".join(chunks)
+
+
+def _member(answer: Any, key: str) -> Any:
+    return answer.get(key) if isinstance(answer, dict) else None
+
+
+def _name(value: Any) -> str | None:
+    return value if isinstance(value, str) and 0 < len(value) <= MAX_NAME else None
+
+
+def _served(entry: Any) -> ServedModel | None:
+    """One entry of ``data``; None if it has no usable id."""
+    name = _name(_member(entry, "id"))
+    if name is None:
+        return None
+    length = _member(entry, "max_model_len")
+    return ServedModel(
+        id=name,
+        root=_name(_member(entry, "root")),
+        parent=_name(_member(entry, "parent")),
+        max_model_len=length if type(length) is int and length > 0 else None,
+    )

@@ -1,0 +1,150 @@
+"""A clock that stands still, and engines: real HTTP servers on loopback whose answers a test decides."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+from aiohttp import web
+
+DATA = Path(__file__).parent.parent / "data" / "fleet"
+
+
+class ManualClock:
+    """Moves only when it is told to."""
+
+    def __init__(self, now: float = 1000.0) -> None:
+        self.now = now
+
+    def monotonic(self) -> float:
+        return self.now
+
+    def wall(self) -> float:
+        return self.now
+
+
+@dataclass
+class FakeEngine:
+    """A server that speaks the routes which the fleet asks. ``fault``: path -> what to do instead of answering."""
+
+    ranks: int = 1
+    first_rank: int = 0
+    running: int = 0
+    waiting: int = 0
+    kv_usage: float = 0.0
+    capacity: str = "1000"
+    block_size: int = 16
+    queries: float = 0.0
+    started: float = 1.0
+    awake: bool = True
+    key: str | None = None
+    models: list[dict[str, Any]] = field(default_factory=lambda: [{"id": "tiny", "parent": None}])
+    kv_sources: dict[str, Any] | None = None
+    faults: dict[str, Callable[[web.Request], Any]] = field(default_factory=dict)
+    asked: list[str] = field(default_factory=list)
+    keys: list[str | None] = field(default_factory=list)
+    port: int = 0
+    runner: web.AppRunner | None = None
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.port}"
+
+    def count(self, path: str) -> int:
+        return self.asked.count(path)
+
+    async def start(self) -> FakeEngine:
+        app = web.Application()
+        app.router.add_route("*", "/{path:.*}", self._answer)
+        self.runner = web.AppRunner(app, access_log=None)
+        await self.runner.setup()
+        site = web.TCPSite(self.runner, "127.0.0.1", self.port, shutdown_timeout=0.1)
+        await site.start()
+        server = site._server
+        assert isinstance(server, asyncio.Server)
+        self.port = server.sockets[0].getsockname()[1]
+        return self
+
+    async def stop(self) -> None:
+        runner, self.runner = self.runner, None
+        if runner is not None:
+            await runner.cleanup()
+
+    def metrics(self) -> str:
+        lines = [f"process_start_time_seconds {self.started}"]
+        for rank in range(self.first_rank, self.first_rank + self.ranks):
+            labels = f'engine="{rank}",model_name="tiny"'
+            lines += [
+                f"vllm:num_requests_running{{{labels}}} {self.running + rank - self.first_rank}.0",
+                f"vllm:num_requests_waiting{{{labels}}} {self.waiting}.0",
+                f"vllm:kv_cache_usage_perc{{{labels}}} {self.kv_usage}",
+                f"vllm:prefix_cache_queries_total{{{labels}}} {self.queries}",
+                f"vllm:prefix_cache_hits_total{{{labels}}} 0.0",
+                f'vllm:engine_sleep_state{{{labels},sleep_state="awake"}} {float(self.awake)}',
+                f'vllm:cache_config_info{{block_size="{self.block_size}",engine="{rank}",'
+                f'kv_cache_size_tokens="{self.capacity}",num_gpu_blocks="10"}} 1.0',
+            ]
+        # The format wants all samples of one name together.
+        return "\n".join(sorted(lines)) + "\n"
+
+    async def _answer(self, request: web.Request) -> web.StreamResponse:
+        self.asked.append(request.path)
+        self.keys.append(request.headers.get("authorization"))
+        if fault := self.faults.get(request.path):
+            return await fault(request)
+        if request.path.startswith("/v1/") and self.key and self.keys[-1] != f"Bearer {self.key}":
+            return web.json_response({"error": "Unauthorized"}, status=401)
+        if request.path == "/metrics":
+            return web.Response(text=self.metrics())
+        if request.path == "/health":
+            return web.Response()
+        if request.path == "/version":
+            return web.json_response({"version": "0.32.0"})
+        if request.path == "/v1/models":
+            return web.json_response({"object": "list", "data": self.models})
+        if request.path == "/kv_event_sources" and self.kv_sources is not None:
+            return web.json_response(self.kv_sources)
+        return web.json_response({"detail": "Not Found"}, status=404)
+
+
+async def wait_until(condition: Callable[[], Any], seconds: float = 10.0) -> None:
+    """Until ``condition()`` holds; fails the test after ``seconds``."""
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline, "the condition did not come true in time"
+        await asyncio.sleep(0.005)
+
+
+@pytest.fixture(scope="session")
+def manual_clock() -> type[ManualClock]:
+    return ManualClock
+
+
+@pytest.fixture(scope="session")
+def until() -> Callable[..., Any]:
+    return wait_until
+
+
+@pytest.fixture(scope="session")
+def data() -> Path:
+    return DATA
+
+
+@pytest.fixture
+async def engines():
+    """``await engines(...)`` starts one; all are stopped at the end."""
+    started: list[FakeEngine] = []
+
+    async def start(**options: Any) -> FakeEngine:
+        engine = await FakeEngine(**options).start()
+        started.append(engine)
+        return engine
+
+    yield start
+    for engine in started:
+        await engine.stop()

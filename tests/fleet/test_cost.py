@@ -1,0 +1,135 @@
+from __future__ import annotations
+
+from random import Random
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from gateway.fleet.cost import OVERHEAD_BOUND, SCALE_BOUND, FittedCost
+from gateway.fleet.ledger import Ledger
+from gateway.fleet.settings import CostSettings
+from gateway.framework import EngineMetrics
+
+BIG = CostSettings()  # 70B on four H100
+
+
+def test_it_starts_from_the_profile():
+    cost = FittedCost(BIG)
+    # 12k tokens cold: 1.09 s by the published roofline of this profile.
+    assert cost.prefill_seconds(12_288) == pytest.approx(1.09, rel=0.02)
+    assert cost.step_seconds(0, 0) == 21e-3
+    assert cost.step_seconds(10, 100_000) == pytest.approx(21e-3 + 792e-6 + 3.49e-3)
+    assert cost.kv_token_seconds == 34.9e-9
+    assert (cost.prefill_scale, cost.step_scale, cost.overhead_seconds) == (1, 1, 0)
+
+
+def test_context_costs_attention():
+    cost = FittedCost(BIG)
+    assert cost.prefill_seconds(1000, 100_000) > cost.prefill_seconds(1000) * 2
+    # Computing a prompt in two parts costs what computing it at once does.
+    parts = cost.prefill_seconds(4000) + cost.prefill_seconds(6000, 4000)
+    assert parts == pytest.approx(cost.prefill_seconds(10_000))
+
+
+@pytest.mark.parametrize("scale", [1 / 40, 1 / 10, 0.4, 1, 3, 12, 40])
+@pytest.mark.parametrize("overhead", [0.002, 0.03])
+def test_prefill_is_learned_from_mixed_prompts(scale, overhead):
+    cost, chance = FittedCost(BIG), Random(7)
+    truth = FittedCost(BIG)
+    for _ in range(30):
+        tokens = chance.choice([30, 200, 900, 4000, 12_000])
+        seconds = overhead + scale * truth.prefill_seconds(tokens)
+        cost.learn_prefill(tokens, 0, seconds * chance.uniform(0.8, 1.25))
+    for tokens in (900, 4000, 12_000):
+        predicted = cost.overhead_seconds + cost.prefill_seconds(tokens)
+        assert predicted == pytest.approx(overhead + scale * truth.prefill_seconds(tokens), rel=0.3)
+
+
+@pytest.mark.parametrize("seconds", [0.004, 0.03, 0.5])
+def test_prompts_of_one_length_teach_their_time(seconds):
+    # 256 tokens each: 20 ms on the default profile. Tiny models on a CPU and slow ones alike.
+    cost = FittedCost(BIG)
+    cost.learn_prefill(256, 0, seconds)
+    assert cost.overhead_seconds + cost.prefill_seconds(256) == pytest.approx(seconds, rel=0.5)
+    for _ in range(10):
+        cost.learn_prefill(256, 0, seconds)
+    assert cost.overhead_seconds + cost.prefill_seconds(256) == pytest.approx(seconds, rel=0.15)
+
+
+def test_outliers_hardly_matter():
+    cost, chance = FittedCost(BIG), Random(3)
+    cost.learn_prefill(1000, 0, 30.0)  # the first request waits for a compile
+    for n in range(60):
+        tokens = chance.randrange(200, 8000)
+        seconds = FittedCost(BIG).prefill_seconds(tokens) * chance.uniform(0.9, 1.1)
+        cost.learn_prefill(tokens, 0, seconds * 20 if n % 10 == 5 else seconds)
+    assert cost.prefill_scale == pytest.approx(1, rel=0.35)
+
+
+def test_one_impossibly_short_time_does_not_outweigh_all():
+    cost = FittedCost(BIG)
+    for _ in range(20):
+        cost.learn_step(8, 10_000, 25e-3)
+    before = cost.step_seconds(8, 10_000)
+    cost.learn_step(8, 10_000, 1e-9)
+    assert cost.step_seconds(8, 10_000) > before / 3
+
+
+@pytest.mark.parametrize("step", [0.5e-3, 3e-3, 21e-3, 0.4])
+def test_steps_are_learned(step):
+    cost, chance = FittedCost(BIG), Random(5)
+    for _ in range(12):
+        cost.learn_step(chance.randrange(1, 30), chance.randrange(0, 50_000), step * chance.uniform(0.8, 1.25))
+    assert cost.step_seconds(10, 20_000) == pytest.approx(step, rel=0.25)
+
+
+def test_a_change_of_speed_is_followed():
+    cost = FittedCost(BIG)
+    for _ in range(200):
+        cost.learn_step(4, 1000, 21e-3)
+    for _ in range(60):
+        cost.learn_step(4, 1000, 63e-3)
+    assert cost.step_seconds(4, 1000) == pytest.approx(63e-3, rel=0.35)
+
+
+def test_without_fit_nothing_is_learned():
+    cost = FittedCost(CostSettings(fit=False))
+    cost.learn_prefill(1000, 0, 5)
+    cost.learn_step(4, 100, 5)
+    assert (cost.prefill_scale, cost.step_scale) == (1, 1)
+
+
+ANYTHING = st.one_of(st.floats(allow_nan=True, allow_infinity=True), st.floats(1e-6, 1e3))
+
+
+@given(
+    seen=st.lists(
+        st.tuples(st.booleans(), st.integers(-10, 2_000_000), st.integers(-10, 2_000_000), ANYTHING), max_size=40
+    )
+)
+@settings(max_examples=150, deadline=None)
+def test_whatever_is_seen_stays_within_bounds(seen):
+    cost = FittedCost(BIG)
+    for prefill, first, second, seconds in seen:
+        (cost.learn_prefill if prefill else cost.learn_step)(first, second, seconds)
+    bounds = (1 / SCALE_BOUND, SCALE_BOUND)
+    assert bounds[0] <= cost.prefill_scale <= bounds[1]
+    assert bounds[0] <= cost.step_scale <= bounds[1]
+    assert 0 <= cost.overhead_seconds <= OVERHEAD_BOUND
+    assert cost.prefill_seconds(0) == 0
+    assert cost.prefill_seconds(-5, -5) == 0
+    assert cost.step_seconds(-1, -1) > 0
+
+
+def test_ttft_counts_the_queue_and_what_runs(manual_clock):
+    clock = manual_clock()
+    cost, ledger = FittedCost(BIG), Ledger(clock)
+    assert cost.ttft(ledger, 1000) == pytest.approx(cost.prefill_seconds(1000))
+    ledger.reserve(5000, 5000)
+    queued = cost.ttft(ledger, 1000, 200)
+    assert queued == pytest.approx(
+        cost.prefill_seconds(5000) + cost.prefill_seconds(1000, 200) + cost.step_seconds(1, 5000)
+    )
+    ledger.scraped(EngineMetrics(running=11, kv_usage=0.5, kv_capacity=100_000), clock.now)
+    assert cost.ttft(ledger, 1000, 200) > queued

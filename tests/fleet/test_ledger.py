@@ -1,0 +1,167 @@
+from __future__ import annotations
+
+from random import Random
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from gateway.fleet.ledger import GAUGE_LAG, SPARE_EXPIRIES, Ledger
+from gateway.framework import EngineMetrics
+
+ACTIONS = st.one_of(
+    st.just(("first_token",)),
+    st.just(("settle",)),
+    st.tuples(st.just("generated"), st.integers(-5, 500)),
+    st.tuples(st.just("wait"), st.floats(0, 3)),
+    st.tuples(st.just("scraped"), st.integers(0, 50), st.floats(0, 1)),
+)
+REQUESTS = st.tuples(
+    st.integers(-3, 10_000), st.integers(-3, 10_000), st.none() | st.floats(-1, 5), st.lists(ACTIONS, max_size=6)
+)
+
+
+@given(requests=st.lists(REQUESTS, max_size=12), seed=st.integers(0, 2**32))
+@settings(max_examples=150, deadline=None)
+def test_any_interleaving_ends_at_zero_and_never_goes_below(manual_clock, requests, seed):
+    clock, order = manual_clock(), Random(seed)
+    ledger = Ledger(clock)
+    waiting = [(prefill, kv, expires, list(actions)) for prefill, kv, expires, actions in requests]
+    running = []
+    while waiting or running:
+        if waiting and (not running or order.random() < 0.5):
+            prefill, kv, expires, actions = waiting.pop()
+            at = None if expires is None else clock.now + expires
+            running.append((ledger.reserve(prefill, kv, expires_prefill_at=at), actions))
+        else:
+            reservation, actions = running[index := order.randrange(len(running))]
+            if not actions:
+                reservation.settle()
+                del running[index]
+            elif (action := actions.pop())[0] == "wait":
+                clock.now += action[1]
+            elif action[0] == "scraped":
+                ledger.scraped(EngineMetrics(running=action[1], kv_usage=action[2], kv_capacity=5000), clock.now - 0.1)
+            else:
+                getattr(reservation, action[0])(*action[1:])
+        assert ledger.requests == sum(reservation.open for reservation, _ in running)
+        assert ledger.prefill_tokens >= 0
+        assert ledger.kv_tokens >= 0
+        assert ledger.foreign_requests >= 0
+        assert ledger.foreign_kv_tokens >= 0
+    assert (ledger.requests, ledger.prefill_tokens, ledger.kv_tokens) == (0, 0, 0)
+
+
+def test_a_reservation_is_seen_at_once_and_given_back_in_parts(manual_clock):
+    ledger = Ledger(manual_clock())
+    first = ledger.reserve(100, 400)
+    second = ledger.reserve(50, 50)
+    assert (ledger.requests, ledger.prefill_tokens, ledger.kv_tokens) == (2, 150, 450)
+    assert (first.ahead, first.beside, second.ahead, second.beside) == (0, 0, 100, 1)
+
+    first.first_token()
+    assert (ledger.requests, ledger.prefill_tokens, ledger.kv_tokens) == (2, 50, 450)
+    first.generated(10)
+    first.generated(4)
+    assert ledger.kv_tokens == 460
+    second.settle()
+    first.settle()
+    first.generated(99)
+    assert (ledger.requests, ledger.prefill_tokens, ledger.kv_tokens) == (0, 0, 0)
+
+
+def test_prefill_that_nothing_reports_expires(manual_clock):
+    clock = manual_clock()
+    ledger = Ledger(clock)
+    early = ledger.reserve(10, 10, expires_prefill_at=clock.now + 1)
+    late = ledger.reserve(20, 20, expires_prefill_at=clock.now + 2)
+    streamed = ledger.reserve(40, 40)
+    clock.now += 1
+    assert ledger.prefill_tokens == 60
+    early.first_token()
+    clock.now += 5
+    assert ledger.prefill_tokens == 40
+    assert ledger.kv_tokens == 70
+    for reservation in (early, late, streamed):
+        reservation.settle()
+    assert ledger.prefill_tokens == 0
+
+
+def test_expiries_of_ended_requests_do_not_pile_up(manual_clock):
+    clock = manual_clock()
+    ledger = Ledger(clock)
+    for _ in range(10_000):
+        ledger.reserve(10, 10, expires_prefill_at=clock.now + 1e9).settle()
+    assert len(ledger._expiring) <= SPARE_EXPIRIES + 3
+
+
+def metrics(running: int = 0, waiting: int = 0, usage: float = 0.0, block_size: int = 0) -> EngineMetrics:
+    return EngineMetrics(running=running, waiting=waiting, kv_usage=usage, kv_capacity=10_000, block_size=block_size)
+
+
+def test_foreign_load_is_what_the_engine_has_beyond_ours(manual_clock):
+    clock = manual_clock()
+    ledger = Ledger(clock)
+    ledger.reserve(0, 1000)
+    ledger.scraped(metrics(running=3, waiting=2, usage=0.5, block_size=16), clock.now)
+    assert ledger.foreign_requests == 4
+    assert ledger.foreign_kv_tokens == 5000 - 1000 - 16
+
+
+def test_requests_that_have_not_reached_the_engine_are_not_taken_from_foreign_load_twice(manual_clock):
+    clock = manual_clock()
+    ledger = Ledger(clock)
+    ledger.scraped(metrics(running=2, usage=0.2), clock.now)
+    for _ in range(5):
+        ledger.reserve(100, 100)
+    # Placed since the scrape: they add to what was foreign, and change nothing of it.
+    assert (ledger.requests, ledger.foreign_requests, ledger.foreign_kv_tokens) == (5, 2, 2000)
+    # A scrape that does not see ours yet underrates the others; it never counts ours as theirs.
+    ledger.scraped(metrics(running=2), clock.now)
+    assert ledger.foreign_requests == 0
+
+
+@pytest.mark.parametrize("settled_before", [0.0, GAUGE_LAG / 2])
+def test_a_request_that_ended_while_the_scrape_was_under_way_does_not_become_foreign(manual_clock, settled_before):
+    clock = manual_clock()
+    ledger = Ledger(clock)
+    ours = ledger.reserve(0, 3000)
+    ours.generated(500)
+    ours.settle()
+    clock.now += settled_before
+    asked = clock.now
+    clock.now += 1.5
+    ledger.scraped(metrics(running=1, usage=0.35), asked)
+    assert ledger.foreign_requests == 0
+    assert ledger.foreign_kv_tokens == 0
+
+
+def test_a_request_that_ended_well_before_the_scrape_is_no_excuse(manual_clock):
+    clock = manual_clock()
+    ledger = Ledger(clock)
+    ledger.reserve(0, 3000).settle()
+    clock.now += GAUGE_LAG * 2
+    ledger.scraped(metrics(running=1, usage=0.35), clock.now)
+    assert ledger.foreign_requests == 1
+    assert ledger.foreign_kv_tokens == 3500
+
+
+def test_foreign_load_fades_with_age(manual_clock):
+    clock = manual_clock()
+    ledger = Ledger(clock, half_life=5.0)
+    ledger.scraped(metrics(running=8, usage=0.4), clock.now)
+    clock.now += 5
+    assert ledger.foreign_requests == pytest.approx(4)
+    assert ledger.foreign_kv_tokens == pytest.approx(2000)
+    clock.now += 500
+    assert ledger.foreign_requests == pytest.approx(0, abs=1e-9)
+
+
+def test_settled_requests_are_forgotten_without_scrapes(manual_clock):
+    clock = manual_clock()
+    ledger = Ledger(clock)
+    for _ in range(1000):
+        ledger.reserve(1, 1).settle()
+        clock.now += 1
+    assert len(ledger._settled) <= 12
+    assert repr(ledger) == "<Ledger requests=0 prefill=0 kv=0>"

@@ -1,0 +1,204 @@
+from __future__ import annotations
+
+import re
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from gateway.fleet.scrape import MAX_SAMPLES, Scrape, ScrapeReader, read, restarted
+from gateway.framework import EngineMetrics
+
+ONE = b"""# HELP process_start_time_seconds Start time
+process_start_time_seconds 1.5e+09
+vllm:num_requests_running{engine="0",model_name="m"} 3.0
+vllm:num_requests_waiting{engine="0",model_name="m"} 2.0
+vllm:num_requests_waiting_by_reason{engine="0",model_name="m",reason="capacity"} 7.0
+vllm:kv_cache_usage_perc{engine="0",model_name="m"} 0.25
+vllm:prefix_cache_queries_total{engine="0",model_name="m"} 100.0
+vllm:prefix_cache_queries_created{engine="0",model_name="m"} 1.5e+09
+vllm:prefix_cache_hits_total{engine="0",model_name="m"} 40.0
+"""
+
+
+def test_real_scrapes(data):
+    plain = read((data / "metrics_plain.txt").read_bytes(), at=5.0)
+    assert plain == Scrape(
+        engines={"0": EngineMetrics(at=5.0, kv_capacity=1_048_576, block_size=128, prefix_queries=376.0)},
+        started=1795217687.84,
+        created={"0": 1795217747.89542},
+    )
+    nixl = read((data / "metrics_nixl.txt").read_bytes())
+    assert nixl is not None
+    assert nixl.engines["0"].block_size == 32
+    assert nixl.engines["0"].prefix_hits == 320.0
+    assert not nixl.asleep
+
+
+def test_every_wanted_line():
+    scrape = read(ONE)
+    assert scrape == Scrape(
+        engines={"0": EngineMetrics(running=3, waiting=2, kv_usage=0.25, prefix_queries=100.0, prefix_hits=40.0)},
+        started=1.5e9,
+        created={"0": 1.5e9},
+    )
+
+
+def ranks(*labels: str) -> bytes:
+    lines = [b"other 1"]
+    for name, value in (("num_requests_running", 1), ("num_requests_waiting", 2), ("kv_cache_usage_perc", 0.5)):
+        lines += [b'vllm:%s{engine="%s"} %f' % (name.encode(), label.encode(), value) for label in labels]
+    lines += [b'vllm:cache_config_info{engine="%s",kv_cache_size_tokens="100"} 1' % label.encode() for label in labels]
+    return b"\n".join(lines) + b"\n"
+
+
+def test_ranks_are_told_apart_and_counted_from_zero():
+    scrape = read(ranks("10", "9", "8"))
+    assert scrape is not None
+    assert list(scrape.engines) == ["8", "9", "10"]
+    assert scrape.rank(0) is scrape.engines["8"]
+    assert scrape.rank(2) is scrape.engines["10"]
+    assert scrape.rank(3) is None
+
+
+def test_ranks_behind_one_endpoint_add_up():
+    scrape = read(ranks("0", "1"))
+    assert scrape is not None
+    assert scrape.rank(None) == EngineMetrics(running=2, waiting=4, kv_usage=0.5, kv_capacity=200)
+
+
+def test_ranks_without_a_capacity_average_their_usage():
+    scrape = read(b'vllm:num_requests_running{engine="0"} 1\nvllm:num_requests_running{engine="1"} 1\n'
+                  b'vllm:kv_cache_usage_perc{engine="0"} 1\nvllm:kv_cache_usage_perc{engine="1"} 0\n')  # fmt: skip
+    assert scrape is not None
+    together = scrape.rank(None)
+    assert together is not None
+    assert together.kv_usage == 0.5
+
+
+@pytest.mark.parametrize(
+    ("labels", "capacity", "block_size"),
+    [
+        ('block_size="16",engine="0",kv_cache_size_tokens="4096",num_gpu_blocks="1"', 4096, 16),
+        ('block_size="16",engine="0",kv_cache_size_tokens="None",num_gpu_blocks="10"', 160, 16),
+        ('block_size="16",num_gpu_blocks="10"', 160, 16),
+        ('block_size="None",engine="0",num_gpu_blocks="None"', 0, 0),
+        ('mamba_block_size="8",engine="0",x=",block_size=\\"9\\"",hash_block_size="4"', 0, 0),
+        ('block_size="%s",engine="0",num_gpu_blocks="1"' % ("9" * 5000), 0, 0),
+        ('engine="0",kv="{\\"a\\": 1}",block_size="32",num_gpu_blocks="2"', 64, 32),
+    ],
+)
+def test_capacity_comes_from_the_labels_of_the_configuration(labels, capacity, block_size):
+    scrape = read(ONE + f"vllm:cache_config_info{{{labels}}} 1.0\n".encode())
+    assert scrape is not None
+    assert (scrape.engines["0"].kv_capacity, scrape.engines["0"].block_size) == (capacity, block_size)
+
+
+def test_blocks_of_all_ranks_are_shared_out():
+    text = ranks("0", "1").replace(b'kv_cache_size_tokens="100"', b'block_size="16",num_gpu_blocks="20"')
+    scrape = read(text)
+    assert scrape is not None
+    assert scrape.engines["1"].kv_capacity == 160
+
+
+def test_old_names():
+    scrape = read(
+        b'vllm:num_requests_running{model_name="m"} 1\n'
+        b'vllm:gpu_cache_usage_perc{model_name="m"} 0.5\n'
+        b'vllm:gpu_prefix_cache_queries_total{model_name="m"} 10\n'
+        b'vllm:gpu_prefix_cache_hits_total{model_name="m"} 5\n'
+        b'vllm:cache_config_info{block_size="16",num_gpu_blocks="100"} 1.0\n'
+    )
+    assert scrape is not None
+    assert scrape.rank(None) == EngineMetrics(
+        running=1, kv_usage=0.5, kv_capacity=1600, block_size=16, prefix_queries=160, prefix_hits=80
+    )
+
+
+def test_a_sleeping_engine():
+    line = b'vllm:engine_sleep_state{engine="0",sleep_state="%s"} %d\n'
+    awake = read(ONE + line % (b"awake", 1) + line % (b"discard_all", 0))
+    asleep = read(ONE + line % (b"awake", 0) + line % (b"discard_all", 1))
+    assert awake is not None
+    assert asleep is not None
+    assert (awake.asleep, asleep.asleep) == (False, True)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        b"",
+        b"\n\n\n",
+        b"<html>404</html>",
+        b'{"error": "no"}',
+        b"vllm:num_requests_running",
+        b"vllm:num_requests_running{",
+        b'vllm:num_requests_running{engine="0"} 1',  # cut off: it may have been 12
+        b'vllm:num_requests_running{engine="0"}\n',
+        b"vllm:num_requests_running 1\n",  # every vLLM names its model
+        b'vllm:num_requests_running{engine="0"} NaN\n',
+        b'vllm:num_requests_running{engine="0"} +Inf\n',
+        b'vllm:num_requests_running{engine="0"} -1\n',
+        b'vllm:num_requests_running{engine="0"} 1e300\n',
+        b'vllm:num_requests_running{engine="0"} many\n',
+        b'xvllm:num_requests_running{engine="0"} 1\n',
+        b"\xff\xfe\x00",
+    ],
+)
+def test_what_is_no_scrape_is_none(text):
+    assert read(text) is None
+
+
+def test_odd_values_beside_good_ones():
+    text = ONE.replace(b"} 0.25", b"} 7.5").replace(b"} 2.0", b"} NaN").replace(b"} 100.0", b"} 100.0 1795217687000")
+    scrape = read(text)
+    assert scrape is not None
+    assert scrape.engines["0"] == EngineMetrics(running=3, kv_usage=1.0, prefix_queries=100.0, prefix_hits=40.0)
+
+
+def test_an_endless_list_of_ranks_is_cut():
+    scrape = read(ranks(*map(str, range(MAX_SAMPLES + 50))))
+    assert scrape is not None
+    assert len(scrape.engines) == MAX_SAMPLES
+
+
+def test_a_reader_that_remembers_reads_what_a_fresh_one_reads(data):
+    reader = ScrapeReader()
+    texts = [(data / name).read_bytes() for name in ("metrics_plain.txt", "metrics_nixl.txt")]
+    texts += [ONE, ranks("0", "1", "2"), b"# grown\n" * 2000 + ONE, texts[0], b"garbage", ranks("1", "0"), texts[1]]
+    for text in texts:
+        assert reader.read(text, 1.0) == read(text, 1.0)
+
+
+WORDS = sorted({*re.findall(rb"[^ {},\n]+|[ {},\n]", ONE), b'"None"', b"\xff", b"-Inf", b'engine="1"', b"\\"})
+
+
+@given(st.lists(st.sampled_from(WORDS) | st.binary(max_size=8), max_size=60).map(b"".join), st.integers(0, 400))
+@settings(max_examples=200, deadline=None)
+def test_no_text_raises_and_memory_changes_nothing(noise, cut):
+    reader = ScrapeReader()
+    for text in (ONE, ONE[:cut] + noise + ONE[cut:], noise, noise + ONE, ONE):
+        assert reader.read(text, 1.0) == read(text, 1.0)
+
+
+def scrape(started=None, created=None, queries=0.0, hits=0.0) -> Scrape:
+    metrics = EngineMetrics(prefix_queries=queries, prefix_hits=hits)
+    return Scrape(engines={"0": metrics}, started=started, created=created)
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "expected"),
+    [
+        (scrape(started=1.0), scrape(started=1.0, queries=5), False),
+        (scrape(started=1.0), scrape(started=2.0), True),
+        (scrape(), scrape(started=2.0), False),
+        (scrape(created={"0": 1.0}), scrape(created={"0": 1.0}), False),
+        (scrape(created={"0": 1.0}), scrape(created={"0": 2.0}), True),
+        (scrape(created={"0": 1.0}), scrape(created={"1": 2.0}), False),
+        (scrape(queries=10), scrape(queries=11, hits=3), False),
+        (scrape(queries=10), scrape(queries=9), True),
+        (scrape(queries=10, hits=5), scrape(queries=10, hits=0), True),
+    ],
+)
+def test_restarts(before, after, expected):
+    assert restarted(before, after) is expected

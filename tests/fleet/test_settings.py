@@ -1,0 +1,25 @@
+from __future__ import annotations
+
+import pytest
+
+from gateway.fleet.settings import EndpointSettings
+
+
+def test_a_url_must_not_hold_a_password_and_the_error_does_not_repeat_it():
+    with pytest.raises(ValueError, match="api_key") as caught:
+        EndpointSettings(url="http://user:s3cret@engine:8000")
+    assert "s3cret" not in str(caught.value)
+
+
+@pytest.mark.parametrize("url", ["http://engine:99999", "http://engine:x", "ftp://engine", "http://", "http://e:1/v1"])
+def test_a_url_that_cannot_be_an_engines(url):
+    with pytest.raises(ValueError, match="url"):
+        EndpointSettings(url=url)
+
+
+@pytest.mark.parametrize("key", ["se cret", "secret\n", "sécret"])
+def test_a_key_that_cannot_be_sent_is_refused_without_being_shown(key):
+    with pytest.raises(ValueError, match="api_key") as caught:
+        EndpointSettings(url="http://engine", api_key=key)
+    assert key not in str(caught.value)
+    assert "cret" not in repr(EndpointSettings(url="http://engine", api_key="secret"))
