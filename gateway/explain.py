@@ -1,0 +1,149 @@
+"""``kvgate explain``: where a prompt would go now, and why, against the engines as they are.
+
+Runs the same verbs as the director (parse, tokenize, match, schedule) and stops before it would reserve.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import orjson
+from rich.console import Console
+from rich.table import Table
+
+from gateway.api.parse import parse
+from gateway.api.routes import ROUTES
+from gateway.app import Gateway
+from gateway.config.settings import Config
+from gateway.errors import ConfigError, GatewayError
+from gateway.framework import Endpoint, Request
+from gateway.scheduling.trace import ProfileTrace, Trace
+
+SYNC = 5.0
+"""Seconds to wait for the engines' event history: a full replay buffer of 10,000 batches takes about one."""
+
+
+async def explain(config: Config, model: str, prompt_file: Path) -> int:
+    """Print the decision; returns 0, or 1 if no endpoint could be chosen. Raises ConfigError for a bad prompt file."""
+    console = Console()
+    path, raw = _body(prompt_file, model)
+    gateway = Gateway(config)
+    try:
+        with console.status("asking the engines"):
+            await gateway.start()
+            synced = await gateway.feed.synced(SYNC)
+        request, trace, problem = await _decide(gateway, path, raw, model)
+    finally:
+        await gateway.close()
+    if request is None:
+        console.print(f"[red]{problem}[/red]")
+        return 1
+    _print(console, gateway, request, trace)
+    if not synced:
+        console.print("[yellow]some engines' event histories were not read in time: matches may be too low[/yellow]")
+    if problem:
+        console.print(f"[red]{problem}[/red]")
+        return 1
+    return 0
+
+
+def _body(prompt_file: Path, model: str) -> tuple[str, bytes]:
+    """The route and the body: a request as JSON, or a plain prompt for /v1/completions."""
+    try:
+        content = prompt_file.read_bytes()
+    except OSError as error:
+        raise ConfigError(f"--prompt-file: {prompt_file} cannot be read: {error.strerror}") from error
+    try:
+        body = orjson.loads(content)
+    except orjson.JSONDecodeError:
+        body = None
+    if isinstance(body, dict) and ("messages" in body or "prompt" in body):
+        body["model"] = model
+        return ("/v1/chat/completions" if "messages" in body else "/v1/completions"), orjson.dumps(body)
+    try:
+        return "/v1/completions", orjson.dumps({"model": model, "prompt": content.decode()})
+    except UnicodeDecodeError as error:
+        raise ConfigError(f"--prompt-file: {prompt_file} is neither a JSON request nor UTF-8 text: {error}") from error
+
+
+async def _decide(gateway: Gateway, path: str, raw: bytes, model: str) -> tuple[Request | None, Trace, str]:
+    trace = Trace()
+    try:
+        call = parse(ROUTES[path], raw, "application/json", gateway.config.pass_through)
+        serving, adapter = gateway.directory.find(model)
+    except GatewayError as error:
+        return None, trace, error.message
+    prompt = await serving.tokens.tokenize(call.input)
+    expected = serving.model.expected_output
+    request = Request(
+        id="explain",
+        model=serving.model,
+        kind=call.route.kind,
+        arrived=gateway.clock.monotonic(),
+        adapter=adapter,
+        stream=call.stream,
+        max_tokens=call.max_tokens,
+        expected_output=min(expected, call.max_tokens) if call.max_tokens else expected,
+        cache_salt=call.cache_salt,
+        token_ids=prompt.ids,
+        prompt_tokens=prompt.count,
+        exact=prompt.exact,
+    )
+    endpoints = gateway.directory.candidates(serving.model, adapter)
+    keys = serving.index.keys(prompt.ids, prompt.count, prompt.exact, adapter, call.cache_salt)
+    request.matches = serving.index.match(keys, prompt.count, endpoints)
+    try:
+        gateway.scheduler.schedule(request, endpoints, trace)
+    except GatewayError as error:
+        return request, trace, error.message
+    return request, trace, ""
+
+
+def _print(console: Console, gateway: Gateway, request: Request, trace: Trace) -> None:
+    counted = "exact" if request.exact else "estimated"
+    console.print(
+        f"model {request.model.name}, handler {trace.handler}: {request.prompt_tokens} prompt tokens ({counted})"
+    )
+    for profile in trace.profiles:
+        console.print(_table(profile, request))
+    if trace.plan is not None:
+        console.print(f"[green]it would go to [bold]{trace.plan.decode.name}[/bold][/green]")
+
+
+def _table(profile: ProfileTrace, request: Request) -> Table:
+    table = Table(title=f"profile {profile.name}", title_justify="left")
+    for name in ("endpoint", "engine"):
+        table.add_column(name)
+    for name in ("expected hit", "match", "ours", "foreign", "waiting", "KV used"):
+        table.add_column(name, justify="right")
+    for name, weight in profile.weights.items():
+        table.add_column(f"{name} x {weight:g}", justify="right")
+    table.add_column("score", justify="right")
+    table.add_column("result")
+    scored = {entry.endpoint.slot: entry for entry in profile.scored}
+    removed = {endpoint.slot: name for name, gone in profile.removed for endpoint in gone}
+    picked = profile.picked[0].slot if profile.picked else None
+    for endpoint in profile.candidates:
+        entry = scored.get(endpoint.slot)
+        terms = [f"{entry.terms[name]:.4f}" if entry else "" for name in profile.weights]
+        result = "picked" if endpoint.slot == picked else ""
+        if endpoint.slot in removed:
+            result = f"removed by {removed[endpoint.slot]}"
+        table.add_row(*_state(endpoint, request), *terms, f"{entry.score:.4f}" if entry else "", result)
+    for name, why in profile.silent.items():
+        table.caption = f"scorer {name} failed and counted as 0: {why}"
+    return table
+
+
+def _state(endpoint: Endpoint, request: Request) -> list[str]:
+    match, load, metrics = request.matches[endpoint.slot], endpoint.load, endpoint.metrics
+    return [
+        endpoint.name,
+        "up" if endpoint.engine.up else endpoint.engine.down_reason,
+        str(match.expected_hit),
+        str(match.source),
+        str(load.requests),
+        f"{load.foreign_requests:.1f}",
+        str(metrics.waiting) if metrics.at is not None else "?",
+        f"{metrics.kv_usage:.0%}" if metrics.at is not None else "?",
+    ]

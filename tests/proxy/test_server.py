@@ -1,0 +1,116 @@
+"""The gateway's own routes, and its listeners' life."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+
+import orjson
+
+from gateway.config.settings import Config, ModelSettings
+from gateway.fleet.settings import EndpointSettings
+from gateway.observability.settings import LogSettings
+from tests.support.chat import CHAT, COMPLETE, DONE, ROLE, STREAMED, WORD
+from tests.support.gateway import QUICK_FLEET, config_for, running
+from tests.support.wait import eventually
+from tests.support.wire import STREAM_HEAD, answer, chunked, engine
+
+
+async def complete(connection, head, body):
+    await connection.say(answer(COMPLETE))
+
+
+async def test_it_lives_and_says_what_it_is():
+    async with engine(complete) as server, running(config_for(server.url)) as gateway:
+        for path in ("/health", "/livez"):
+            reply = await gateway.client.get(path)
+            assert (reply.status_code, reply.json()) == (200, {"status": "ok"})
+            assert (await gateway.client.head(path)).status_code == 200
+        assert "version" in (await gateway.client.get("/version")).json()
+
+
+async def test_ready_means_that_a_model_has_a_usable_endpoint():
+    async with engine(complete) as good, engine(complete) as gone:
+        pass
+    async with engine(complete) as good:
+        config = Config(
+            models=(
+                ModelSettings(name="up", aliases=("alias",), endpoints=(EndpointSettings(url=good.url),)),
+                ModelSettings(name="down", endpoints=(EndpointSettings(url=gone.url),)),
+            ),
+            fleet=QUICK_FLEET,
+            log=LogSettings(requests=False),
+        )
+        async with running(config) as gateway:
+            both = await gateway.client.get("/readyz")
+            assert both.status_code == 200
+            report = both.json()["models"]
+            assert (report["up"]["ready"], report["down"]["ready"]) == (True, False)
+            assert list(report["down"]["unusable"].values()) == ["refused"]
+            assert (await gateway.client.get("/readyz", params={"model": "alias"})).status_code == 200
+            assert (await gateway.client.get("/readyz", params={"model": "down"})).status_code == 503
+            assert (await gateway.client.get("/readyz", params={"model": "none"})).status_code == 404
+
+
+async def test_models_aliases_and_what_engines_say_of_them():
+    async with engine(complete) as server, running(config_for(server.url, aliases=("gpt-4o", "org/model"))) as gateway:
+        listed = (await gateway.client.get("/v1/models")).json()
+        assert listed["object"] == "list"
+        assert [entry["id"] for entry in listed["data"]] == ["sim", "gpt-4o", "org/model"]
+        assert {entry["max_model_len"] for entry in listed["data"]} == {4096}
+        assert (await gateway.client.get("/v1/models/gpt-4o")).json()["root"] == "sim"
+        assert (await gateway.client.get("/v1/models/org/model")).json()["id"] == "org/model"
+        missing = await gateway.client.get("/v1/models/none")
+        assert missing.status_code == 404
+        assert missing.json()["error"]["param"] == "model"
+
+
+async def test_metrics_are_the_operators_only():
+    async with engine(complete) as server, running(config_for(server.url)) as gateway:
+        await gateway.client.post("/v1/chat/completions", json=CHAT)
+        text = await gateway.metrics()
+        assert 'kvgate_requests_total{model="sim",outcome="ok"} 1.0' in text
+        assert (await gateway.client.get("/metrics")).status_code == 404
+
+
+async def test_draining_refuses_the_new_and_lets_the_running_end():
+    release = asyncio.Event()
+    begun = asyncio.Event()
+
+    async def post(connection, head, body):
+        if not orjson.loads(body).get("stream"):
+            await connection.say(answer(COMPLETE))
+            return
+        await connection.say(STREAM_HEAD + chunked(ROLE, WORD, end=False))
+        begun.set()
+        await release.wait()
+        await connection.say(chunked(DONE))
+
+    async with engine(post) as server, running(config_for(server.url)) as gateway:
+        loop = asyncio.get_running_loop()
+        stream = loop.create_task(gateway.client.post("/v1/chat/completions", json=STREAMED))
+        await begun.wait()
+        draining = loop.create_task(gateway.gateway.server.drain(30))
+        await asyncio.sleep(0)
+        refused = await gateway.client.post("/v1/chat/completions", json=CHAT)
+        assert refused.status_code == 503
+        assert refused.headers["connection"] == "close"
+        assert "Retry-After" in refused.headers
+        assert (await gateway.client.get("/readyz")).json()["status"] == "draining"
+        assert not draining.done()
+        release.set()
+        assert (await stream).content == ROLE + WORD + DONE
+        assert await draining is True
+
+
+async def test_a_grace_that_is_over_is_over():
+    async def post(connection, head, body):
+        await connection.gone()
+
+    async with engine(post) as server, running(config_for(server.url)) as gateway:
+        hanging = asyncio.get_running_loop().create_task(gateway.client.post("/v1/chat/completions", json=CHAT))
+        await eventually(lambda: gateway.gateway.server.in_progress, "the request is with the engine")
+        assert await gateway.gateway.server.drain(0.01) is False
+        hanging.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await hanging
