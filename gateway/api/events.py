@@ -39,6 +39,7 @@ _BRACES = re.compile(rb'[{}]|"(?:[^"\\]|\\.)*"', re.DOTALL)
 _NOT_OUTPUT = frozenset({"message_start", "ping", "content_block_start", "content_block_stop"})
 """Anthropic's events before and around the output; its others are output or the end."""
 
+_NULL = msgspec.Raw(b"null")
 _OBJECT = msgspec.json.Decoder(dict[str, msgspec.Raw])
 
 
@@ -201,7 +202,7 @@ class EventObserver:
         fields = _fields(payload)
         kind = _text(fields.get("type")) or self._event.decode("latin-1")
         if not self.committed:
-            if kind == "error" or self._event == b"error" or fields.get("error", b"null") != b"null":
+            if kind == "error" or self._event == b"error" or fields.get("error", _NULL) != _NULL:
                 self.error = self.error or payload
             if self.error is not None:
                 return

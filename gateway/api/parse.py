@@ -13,7 +13,7 @@ import msgspec
 from gateway.api.body import Body, JsonBody
 from gateway.api.multipart import MultipartBody
 from gateway.api.passing import Fields
-from gateway.api.prompts import decode, read_prompt
+from gateway.api.prompts import NULL, decode, read_prompt
 from gateway.api.routes import Route
 from gateway.api.settings import PassSettings
 from gateway.errors import ClientError, UnsupportedMediaType
@@ -73,7 +73,7 @@ def parse(route: Route, raw: bytes, content_type: str, settings: PassSettings) -
     return Call(
         route=route,
         body=body,
-        model=_named(decode(fields["model"], str, "model")) if "model" in fields else "",
+        model=_model(fields),
         stream=_streams(route.kind, fields),
         input=read_prompt(route.kind, fields),
         max_tokens=_limit(route.kind, fields),
@@ -104,13 +104,17 @@ def _form(route: Route, body: MultipartBody) -> Call:
 
 
 def _streams(kind: Kind, fields: Fields) -> bool:
-    stream = fields.get("stream")
-    if kind not in GENERATES or stream is None or stream == b"null":
+    stream = fields.get("stream", NULL)
+    if kind not in GENERATES or stream == NULL:
         return False
     return decode(stream, bool, "stream")
 
 
-def _named(model: str) -> str:
+def _model(fields: Fields) -> str:
+    named = fields.get("model", NULL)
+    if named == NULL:
+        return ""
+    model = decode(named, str, "model")
     if not model:
         raise ClientError("model must not be empty", param="model")
     return model

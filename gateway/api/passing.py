@@ -43,10 +43,11 @@ def strip(fields: Fields, settings: PassSettings) -> bool:
 
 def strip_form_value(value: bytes, name: str, settings: PassSettings) -> bytes | None:
     """What may pass of a form field with a sensitive name; None: the field is removed."""
-    if name in NEVER:
+    base = name.partition("[")[0]
+    if base in NEVER:
         return None
     try:
-        kept = _kept(msgspec.Raw(value), name, settings)
+        kept = _kept(msgspec.Raw(value), base, settings)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
         return None
     return None if kept is None else bytes(kept)

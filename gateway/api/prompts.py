@@ -27,6 +27,9 @@ OPAQUE_FIELDS: dict[Kind, tuple[str, ...]] = {
 }
 """The fields that hold the prompt, in rendering order."""
 
+NULL = msgspec.Raw(b"null")
+FALSE = msgspec.Raw(b"false")
+
 T = TypeVar("T")
 _Id = Annotated[int, msgspec.Meta(ge=0, le=2**32 - 1)]
 _Objects = list[dict[str, Any]]
@@ -91,8 +94,8 @@ def _chat(fields: Fields) -> PromptInput:
 
 
 def _messages(fields: Fields) -> _Objects:
-    raw = fields.get("messages")
-    if raw is None:
+    raw = fields.get("messages", NULL)
+    if raw == NULL:
         raise ClientError("messages is required", param="messages")
     messages = decode(raw, _Objects, "messages")
     if not messages:
@@ -101,29 +104,29 @@ def _messages(fields: Fields) -> _Objects:
 
 
 def _completion(fields: Fields) -> PromptInput:
-    raw = fields.get("prompt")
-    if raw is None or raw == b"null":
+    raw = fields.get("prompt", NULL)
+    if raw == NULL:
         if "prompt_embeds" in fields:
             return OpaqueInput(raw=bytes(fields["prompt_embeds"]), why="embeds")
         raise ClientError("prompt is required", param="prompt")
-    texts: tuple[str, ...]
-    inner = bytes(raw[:64]).removeprefix(b"[").lstrip()[:1]
-    if bytes(raw[:1]) == b'"':
-        texts = (decode(raw, str, "prompt"),)
-    elif bytes(raw[:1]) != b"[" or inner == b"]":
+    opening = bytes(memoryview(raw)[:64])
+    first, second = opening[:1], opening[1:].lstrip()[:1]
+    if first == b'"':
+        texts: tuple[str, ...] = (decode(raw, str, "prompt"),)
+    elif first != b"[" or second == b"]":
         raise ClientError(
             "prompt must be a string, or a list of strings or token ids that is not empty", param="prompt"
         )
-    elif inner == b'"':
+    elif second == b'"':
         texts = tuple(decode(raw, list[str], "prompt"))
-    elif inner == b"[":
+    elif second == b"[":
         return TokenInput(tuple(array("I", ids) for ids in decode(raw, list[list[_Id]], "prompt")))
     else:
         return TokenInput((array("I", decode(raw, list[_Id], "prompt")),))
     return TextInput(
         texts,
-        add_special_tokens=fields.get("add_special_tokens") != b"false",
-        truncated=fields.get("truncate_prompt_tokens", b"null") != b"null",
+        add_special_tokens=fields.get("add_special_tokens") != FALSE,
+        truncated=fields.get("truncate_prompt_tokens", NULL) != NULL,
     )
 
 
