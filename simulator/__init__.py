@@ -1,0 +1,6 @@
+"""A simulated vLLM engine: ``EngineServer(EngineSettings())`` in a test, ``python -m simulator`` as a process.
+
+``engine`` (with ``blocks``, ``job``, ``stats``) is a pure model that replay steps in virtual time; ``driver`` steps it
+in real time; ``service`` puts prompts and answers around it; ``server`` speaks vLLM's HTTP; ``publisher`` sends its KV
+events. Imports nothing of the gateway: what they share, they share over the wire.
+"""

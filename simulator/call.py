@@ -1,0 +1,126 @@
+"""One HTTP request while it is answered: what was asked, by which name, and where the answer goes."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import time
+import uuid
+from collections.abc import Sequence
+from functools import cached_property
+from typing import Any
+
+from aiohttp import web
+
+from simulator.errors import EngineDead, invalid, no_such_model
+from simulator.generation import Generation, Spent
+from simulator.prompts import Ask
+from simulator.service import Service
+from simulator.sink import Sink
+from simulator.transfer import Transfer, prefill_result, read_transfer
+
+
+class Call:
+    """``raw``: the body as it came."""
+
+    def __init__(self, service: Service, request: web.BaseRequest, raw: bytes, sink: Sink) -> None:
+        self.service = service
+        self.settings = service.settings
+        self.request = request
+        self.raw = raw
+        self.sink = sink
+        self.created = int(time.time())
+        self.generation: Generation | None = None
+
+    @cached_property
+    def body(self) -> dict[str, Any]:
+        """The JSON object. Raises ApiError with vLLM's words if it is none."""
+        try:
+            # The standard library's: orjson refuses what vLLM's accepts (NaN, lone surrogates).
+            body = json.loads(self.raw)
+        except UnicodeDecodeError as error:
+            raise invalid("json_invalid", "body", "There was an error parsing the body", {}) from error
+        except json.JSONDecodeError as error:
+            place = f"body.{error.pos}"
+            raise invalid("json_invalid", place, "JSON decode error", {}, {"error": error.msg}) from error
+        except RecursionError as error:
+            raise invalid("json_invalid", "body", "JSON is nested too deeply", {}) from error
+        if not isinstance(body, dict):
+            kind = "model_attributes_type"
+            raise invalid(kind, "body", "Input should be a valid dictionary or object to extract fields from", body)
+        return body
+
+    @cached_property
+    def base_id(self) -> str:
+        """The request's id: the client's header, else the body's field, else a made one."""
+        header = self.request.headers.get("X-Request-Id")
+        field = self.body.get("request_id") if "request_id" in self.__dict__.get("body", {}) else None
+        return header or (field if isinstance(field, str) and field else uuid.uuid4().hex[:16])
+
+    @property
+    def rank(self) -> int | None:
+        value = self.request.headers.get("X-data-parallel-rank", "")
+        return int(value) if value.lstrip("-").isdecimal() else None
+
+    def model(self, name: Any) -> tuple[str, str | None]:
+        """The name to answer with, and the adapter it stands for. Raises ApiError 404 for a model that is not here."""
+        if name is None or name == "":
+            return self.settings.served_name, None
+        if not isinstance(name, str):
+            raise invalid("string_type", "body.model", "Input should be a valid string", self.body)
+        if name in self.settings.adapters:
+            return name, name
+        if name not in self.settings.names:
+            raise no_such_model(name, (self.settings.served_name, *self.settings.aliases))
+        return name, None
+
+    def transfer(self) -> Transfer | None:
+        """The body's KV parameters. Raises EngineDead for those that kill; a plain engine ignores them all."""
+        try:
+            return read_transfer(self.body)
+        except EngineDead:
+            if self.settings.nixl:
+                raise
+            return None
+
+    def generate(self, asks: Sequence[Ask]) -> Generation:
+        """Start the answer. The server closes it when the call is over, however that comes."""
+        now = asyncio.get_running_loop().time()
+        self.generation = self.service.generate(asks, self.base_id, self.rank, now)
+        return self.generation
+
+    def usage(self, spent: Spent, *, whole: bool) -> dict[str, Any]:
+        """OpenAI's ``usage``. ``whole``: with the fields that are null, as unstreamed answers have them."""
+        usage: dict[str, Any] = {
+            "prompt_tokens": spent.prompt,
+            "total_tokens": spent.prompt + spent.output,
+            "completion_tokens": spent.output,
+        }
+        details: dict[str, Any] | None = None
+        if self.settings.report_cached_tokens:
+            details = {"cached_tokens": spent.cached, "created_cache_tokens": spent.created}
+            if whole:
+                details["multimodal_tokens"] = None
+        if whole or details is not None:
+            usage["prompt_tokens_details"] = details
+        if whole:
+            usage["completion_tokens_details"] = None
+        return usage
+
+    def transfer_result(self, generation: Generation, answer_id: str) -> dict[str, Any] | None:
+        """What the answer of a prefill leg carries; None for any other."""
+        transfer = generation.asks[0].transfer
+        if transfer is None or not transfer.prefill or not self.settings.nixl:
+            return None
+        job = generation.jobs[0]
+        request_id = f"{answer_id}-{uuid.uuid4().hex[:8]}"
+        return prefill_result(job, job.blocks, request_id, self.service.engine_id, self.service.host)
+
+    @property
+    def wants_stream(self) -> bool:
+        return self.body.get("stream") is True
+
+    @property
+    def wants_usage(self) -> bool:
+        options = self.body.get("stream_options")
+        return isinstance(options, dict) and options.get("include_usage") is True

@@ -1,0 +1,303 @@
+"""``GET /metrics``: Prometheus text with the names, labels and order of vLLM 0.32's scrape."""
+
+from __future__ import annotations
+
+import os
+import platform
+import resource
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
+
+from simulator.engine import Engine
+from simulator.settings import EngineSettings
+from simulator.stats import FINISHED, Histogram
+
+CONTENT_TYPE = "text/plain; version=1.0.0; charset=utf-8"
+
+Read = Callable[[Engine], float]
+
+COUNTERS: tuple[tuple[str, str, Read], ...] = (
+    (
+        "prefix_cache_queries",
+        "Prefix cache queries, in terms of number of queried tokens.",
+        lambda e: e.stats.prefix_queries,
+    ),
+    ("prefix_cache_hits", "Prefix cache hits, in terms of number of cached tokens.", lambda e: e.stats.prefix_hits),
+    (
+        "external_prefix_cache_queries",
+        "External prefix cache queries from KV connector cross-instance cache sharing, in terms of number of queried "
+        "tokens.",
+        lambda e: e.stats.external_queries,
+    ),
+    (
+        "external_prefix_cache_hits",
+        "External prefix cache hits from KV connector cross-instance cache sharing, in terms of number of cached "
+        "tokens.",
+        lambda e: e.stats.external_hits,
+    ),
+    ("mm_cache_queries", "Multi-modal cache queries, in terms of number of queried items.", lambda e: 0),
+    ("mm_cache_hits", "Multi-modal cache hits, in terms of number of cached items.", lambda e: 0),
+    ("num_preemptions", "Cumulative number of preemption from the engine.", lambda e: e.stats.preemptions),
+    ("prompt_tokens", "Number of prefill tokens processed.", lambda e: e.stats.prompt_tokens),
+    ("prompt_tokens_cached", "Number of cached prompt tokens (local + external).", lambda e: _cached(e)),
+    ("generation_tokens", "Number of generation tokens processed.", lambda e: e.stats.generation_tokens),
+)
+
+SOURCES: tuple[tuple[str, Read], ...] = (
+    ("local_compute", lambda e: e.stats.prompt_tokens - _cached(e)),
+    ("local_cache_hit", lambda e: e.stats.local_hits),
+    ("external_kv_transfer", lambda e: e.stats.external_hits),
+)
+TIERS: tuple[tuple[str, Read], ...] = (
+    ("device", lambda e: e.stats.local_hits),
+    ("host", lambda e: 0),
+    ("p2p", lambda e: e.stats.external_hits),
+    ("disk", lambda e: 0),
+    ("external_unspecified", lambda e: 0),
+)
+
+HISTOGRAMS: tuple[tuple[str, str, Callable[[Engine], Histogram]], ...] = (
+    ("request_prompt_tokens", "Number of prefill tokens processed.", lambda e: e.stats.request_prompt_tokens),
+    (
+        "request_generation_tokens",
+        "Number of generation tokens processed.",
+        lambda e: e.stats.request_generation_tokens,
+    ),
+    (
+        "iteration_tokens_total",
+        "Histogram of number of tokens per engine_step.",
+        lambda e: e.stats.iteration_tokens,
+    ),
+    (
+        "request_max_num_generation_tokens",
+        "Histogram of maximum number of requested generation tokens.",
+        lambda e: e.stats.request_max_num_generation_tokens,
+    ),
+    ("request_params_n", "Histogram of the n request parameter.", lambda e: e.stats.request_params_n),
+    (
+        "request_params_max_tokens",
+        "Histogram of the max_tokens request parameter.",
+        lambda e: e.stats.request_params_max_tokens,
+    ),
+    (
+        "time_to_first_token_seconds",
+        "Histogram of time to first token in seconds.",
+        lambda e: e.stats.time_to_first_token,
+    ),
+    (
+        "inter_token_latency_seconds",
+        "Histogram of inter-token latency in seconds.",
+        lambda e: e.stats.inter_token_latency,
+    ),
+    (
+        "request_time_per_output_token_seconds",
+        "Histogram of time_per_output_token_seconds per request.",
+        lambda e: e.stats.request_time_per_output_token,
+    ),
+    (
+        "e2e_request_latency_seconds",
+        "Histogram of e2e request latency in seconds.",
+        lambda e: e.stats.e2e_request_latency,
+    ),
+    (
+        "request_queue_time_seconds",
+        "Histogram of time spent in WAITING phase for request.",
+        lambda e: e.stats.request_queue_time,
+    ),
+    (
+        "request_inference_time_seconds",
+        "Histogram of time spent in RUNNING phase for request.",
+        lambda e: e.stats.request_inference_time,
+    ),
+    (
+        "request_prefill_time_seconds",
+        "Histogram of time spent in PREFILL phase for request.",
+        lambda e: e.stats.request_prefill_time,
+    ),
+    (
+        "request_decode_time_seconds",
+        "Histogram of time spent in DECODE phase for request.",
+        lambda e: e.stats.request_decode_time,
+    ),
+    (
+        "request_num_preemptions",
+        "Histogram of the number of times a request was preempted.",
+        lambda e: e.stats.request_num_preemptions,
+    ),
+    (
+        "request_prefill_kv_computed_tokens",
+        "Histogram of new KV tokens computed during prefill (excluding cached tokens).",
+        lambda e: e.stats.request_prefill_kv_computed_tokens,
+    ),
+)
+
+
+def render(
+    settings: EngineSettings,
+    engines: Sequence[Engine],
+    started: float,
+    rejected: int,
+    requests: Mapping[tuple[str, str, str], int],
+) -> bytes:
+    """The whole page. ``started``: seconds since the epoch. ``requests``: by (path, method, status class)."""
+    page = _Page(settings.served_name, engines, started)
+    _process(page, started)
+    page.gauge("num_requests_running", "Number of requests in model execution batches.", lambda e: len(e.running))
+    page.gauge("num_requests_waiting", "Number of requests waiting to be processed.", lambda e: len(e.waiting))
+    page.family("num_requests_waiting_by_reason", "gauge", "Number of waiting requests by reason.")
+    for index, engine in enumerate(engines):
+        page.sample("num_requests_waiting_by_reason", index, len(engine.waiting), reason="capacity")
+        page.sample("num_requests_waiting_by_reason", index, 0, reason="deferred")
+    page.family("engine_sleep_state", "gauge", "Engine sleep state; awake = 1 means engine is awake.")
+    for index in range(len(engines)):
+        for state in ("awake", "weights_offloaded", "discard_all"):
+            page.sample("engine_sleep_state", index, state == "awake", sleep_state=state)
+    page.gauge("kv_cache_usage_perc", "KV-cache usage. 1 means 100 percent usage.", lambda e: e.pool.usage)
+    for name, text, read in COUNTERS:
+        page.counter(name, text, [({}, read)])
+    page.counter("prompt_tokens_by_source", "Number of prompt tokens by source.", _by("source", SOURCES))
+    page.counter(
+        "prompt_tokens_cached_by_source",
+        "Prefix-cache hit tokens by the cache tier that supplied them.",
+        _by("source", TIERS),
+    )
+    ends: list[tuple[str, Read]] = [(word, lambda e, word=word: e.stats.finished[word]) for word in FINISHED]  # type: ignore[misc]
+    page.counter("request_success", "Count of successfully processed requests.", _by("finished_reason", ends))
+    _rejections(page, settings.served_name, rejected, started)
+    for name, text, histogram in HISTOGRAMS:
+        page.histogram(name, text, histogram)
+    _cache_config(page, settings)
+    page.lines.append("# HELP http_requests_total Total number of requests by method, status and handler.")
+    page.lines.append("# TYPE http_requests_total counter")
+    for (path, method, status), count in requests.items():
+        labels = _labels({"handler": path, "method": method, "status": status})
+        page.lines.append(f"http_requests_total{labels} {float(count)}")
+    return ("\n".join(page.lines) + "\n").encode()
+
+
+class _Page:
+    """Collects lines. Names are given without ``vllm:``."""
+
+    def __init__(self, model: str, engines: Sequence[Engine], started: float) -> None:
+        self.lines: list[str] = []
+        self._model = model
+        self._engines = engines
+        self._started = started
+
+    def family(self, name: str, kind: str, text: str) -> None:
+        self.lines += [f"# HELP vllm:{name} {text}", f"# TYPE vllm:{name} {kind}"]
+
+    def sample(self, name: str, engine: int, value: float, **labels: str) -> None:
+        marked = _labels({**labels, "engine": str(engine), "model_name": self._model})
+        self.lines.append(f"vllm:{name}{marked} {float(value)!r}")
+
+    def gauge(self, name: str, text: str, read: Read) -> None:
+        self.family(name, "gauge", text)
+        for index, engine in enumerate(self._engines):
+            self.sample(name, index, read(engine))
+
+    def counter(self, name: str, text: str, series: Iterable[tuple[Mapping[str, str], Read]]) -> None:
+        series = list(series)
+        self.family(f"{name}_total", "counter", text)
+        for index, engine in enumerate(self._engines):
+            for labels, read in series:
+                self.sample(f"{name}_total", index, read(engine), **labels)
+        self.family(f"{name}_created", "gauge", text)
+        for index in range(len(self._engines)):
+            for labels, _ in series:
+                self.sample(f"{name}_created", index, self._started, **labels)
+
+    def histogram(self, name: str, text: str, read: Callable[[Engine], Histogram]) -> None:
+        self.family(name, "histogram", text)
+        for index, engine in enumerate(self._engines):
+            histogram, running = read(engine), 0
+            for bound, count in zip((*histogram.bounds, float("inf")), histogram.counts, strict=True):
+                running += count
+                self.sample(f"{name}_bucket", index, running, le="+Inf" if bound == float("inf") else repr(bound))
+            self.sample(f"{name}_count", index, running)
+            self.sample(f"{name}_sum", index, histogram.total)
+        self.family(f"{name}_created", "gauge", text)
+        for index in range(len(self._engines)):
+            self.sample(f"{name}_created", index, self._started)
+
+
+def _cached(engine: Engine) -> int:
+    return engine.stats.local_hits + engine.stats.external_hits
+
+
+def _by(label: str, reads: Iterable[tuple[str, Read]]) -> list[tuple[Mapping[str, str], Read]]:
+    return [({label: value}, read) for value, read in reads]
+
+
+def _labels(labels: Mapping[str, str]) -> str:
+    escaped = ((name, value.replace("\\", r"\\").replace('"', r"\"")) for name, value in sorted(labels.items()))
+    return "{" + ",".join(f'{name}="{value}"' for name, value in escaped) + "}"
+
+
+def _process(page: _Page, started: float) -> None:
+    major, minor, patch = platform.python_version_tuple()
+    info = {
+        "implementation": platform.python_implementation(),
+        "major": major,
+        "minor": minor,
+        "patchlevel": patch,
+        "version": platform.python_version(),
+    }
+    used = resource.getrusage(resource.RUSAGE_SELF)
+    page.lines += ["# HELP python_info Python platform information", "# TYPE python_info gauge"]
+    page.lines.append(f"python_info{_labels(info)} 1.0")
+    for name, kind, text, value in (
+        ("resident_memory_bytes", "gauge", "Resident memory size in bytes.", used.ru_maxrss * 1024),
+        ("start_time_seconds", "gauge", "Start time of the process since unix epoch in seconds.", started),
+        (
+            "cpu_seconds_total",
+            "counter",
+            "Total user and system CPU time spent in seconds.",
+            used.ru_utime + used.ru_stime,
+        ),
+        ("open_fds", "gauge", "Number of open file descriptors.", _open_files()),
+    ):
+        page.lines += [f"# HELP process_{name} {text}", f"# TYPE process_{name} {kind}"]
+        page.lines.append(f"process_{name} {float(value)!r}")
+
+
+def _open_files() -> int:
+    folder = Path("/proc/self/fd")
+    return len(os.listdir(folder)) if folder.is_dir() else 0
+
+
+def _rejections(page: _Page, model: str, rejected: int, started: float) -> None:
+    text = "Number of admission attempts rejected by a queue limit, by reason."
+    for suffix, kind, values in (("total", "counter", (rejected, 0)), ("created", "gauge", (started, started))):
+        page.family(f"admission_rejections_{suffix}", kind, text)
+        for reason, value in zip(("max_num_queued_reqs", "max_num_queued_tokens"), values, strict=True):
+            marked = _labels({"model_name": model, "reason": reason})
+            page.lines.append(f"vllm:admission_rejections_{suffix}{marked} {float(value)!r}")
+
+
+def _cache_config(page: _Page, settings: EngineSettings) -> None:
+    size = str(settings.block_size)
+    labels = {
+        "_block_size_resolved": "True",
+        "block_size": size,
+        "cache_dtype": "auto",
+        "cache_hit_alignment_tokens": "None",
+        "effective_attention_block_size": size,
+        "enable_prefix_caching": "True",
+        "gpu_memory_utilization": "0.92",
+        "hash_block_size": "None",
+        "is_attention_free": "False",
+        "kv_cache_max_concurrency": str(settings.capacity_tokens / settings.max_model_len),
+        "kv_cache_size_tokens": str(settings.capacity_tokens),
+        "num_cpu_blocks": "None",
+        # vLLM sums this one over its ranks, and not the tokens: each rank has as many.
+        "num_gpu_blocks": str(settings.num_blocks * settings.ranks),
+        "num_gpu_blocks_override": "None",
+        "prefix_caching_hash_algo": "sha256",
+        "prefix_match_unit": "None",
+        "sliding_window": "None",
+        "user_specified_block_size": "True",
+    }
+    page.family("cache_config_info", "gauge", "Information of the LLMEngine CacheConfig")
+    for index in range(settings.ranks):
+        page.lines.append(f"vllm:cache_config_info{_labels({**labels, 'engine': str(index)})} 1.0")

@@ -1,0 +1,189 @@
+"""Bodies to prompts: what the engine computes, and how much it may answer. Refuses what vLLM refuses.
+
+A prompt is rendered and encoded as vLLM 0.32 does it: a chat without special tokens, a text with them.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from simulator.errors import ApiError, bad_value, invalid, missing, too_long
+from simulator.settings import EngineSettings
+from simulator.template import TemplateError
+from simulator.tokenizer import Words
+from simulator.transfer import Transfer
+
+CHARACTERS_PER_TOKEN = 13
+"""A prompt with more characters than that is refused before it is tokenized. vLLM takes its vocabulary's longest
+token; 13 is that of the captures'."""
+
+COMPLETION_TOKENS = 16
+"""``max_tokens`` of ``/v1/completions`` where none is given, as OpenAI defined it."""
+
+SALT_LENGTH = 1024
+"""Of a ``cache_salt``."""
+
+
+@dataclass(frozen=True, slots=True)
+class Ask:
+    """One sequence that is wanted. ``adapter``: its LoRA; None: the model itself. ``seed``: of the answer's text."""
+
+    ids: array[int]
+    max_tokens: int
+    ignore_eos: bool = False
+    stop: tuple[str, ...] = ()
+    salt: str | None = None
+    adapter: str | None = None
+    seed: int = 0
+    transfer: Transfer | None = None
+
+
+class Prompts:
+    """Reads the prompt-making fields of bodies. Every method raises ApiError for what the client did wrong."""
+
+    def __init__(self, settings: EngineSettings, words: Words) -> None:
+        self._settings = settings
+        self._words = words
+
+    def chat(self, body: Mapping[str, Any]) -> array[int]:
+        """Token ids of ``messages``."""
+        messages = body.get("messages")
+        if messages is None:
+            raise missing("messages", body)
+        if not isinstance(messages, list) or not all(isinstance(message, dict) for message in messages):
+            raise invalid("list_type", "body.messages", "Input should be a valid list", body)
+        if not messages:
+            raise bad_value("messages must not be empty.", "messages", messages)
+        if any(not isinstance(message.get("role"), str) for message in messages):
+            raise invalid("missing", "body.messages.0.role", "Field required", body)
+        ready = body.get("kv_transfer_params")
+        if isinstance(ready, dict) and ready.get("prompt_token_ids") is not None and _only_text(messages):
+            return self._ids(ready["prompt_token_ids"], "kv_transfer_params.prompt_token_ids")
+        kwargs = dict(body.get("chat_template_kwargs") or {})
+        if effort := body.get("reasoning_effort"):
+            kwargs = {"reasoning_effort": effort, "enable_thinking": effort != "none", **kwargs}
+        if documents := body.get("documents"):
+            kwargs["documents"] = documents
+        generate, go_on = body.get("add_generation_prompt", True), body.get("continue_final_message", False)
+        if generate and go_on:
+            if "add_generation_prompt" in body:
+                raise bad_value("Cannot set both add_generation_prompt and continue_final_message to True.", "body", "")
+            generate = False
+        try:
+            text = self._words.template.render(
+                messages,
+                tools=_tools(body.get("tools")),
+                add_generation_prompt=generate,
+                continue_final_message=go_on,
+                kwargs=kwargs,
+            )
+        except TemplateError as error:
+            raise ApiError(400, str(error)) from error
+        return self.text(text, bool(body.get("add_special_tokens", False)))
+
+    def text(self, text: str, add_special_tokens: bool) -> array[int]:
+        limit = self._settings.longest
+        if len(text) > limit * CHARACTERS_PER_TOKEN:
+            message = (
+                f"This model's maximum context length is {limit} tokens. However, your prompt contains {len(text)} "
+                f"characters (more than {limit * CHARACTERS_PER_TOKEN} characters, which is the upper bound for {limit}"
+                " input tokens). Please reduce the length of the input prompt."
+            )
+            raise bad_value(message, "input_text", len(text))
+        return array("I", self._words.encode(text, add_special_tokens))
+
+    def several(self, prompt: Any, add_special_tokens: bool, field: str = "prompt") -> list[array[int]]:
+        """A string, a list of them, token ids, or a list of those."""
+        if isinstance(prompt, str):
+            return [self.text(prompt, add_special_tokens)]
+        if isinstance(prompt, list) and prompt:
+            if all(isinstance(part, str) for part in prompt):
+                return [self.text(part, add_special_tokens) for part in prompt]
+            if all(_is_id(part) for part in prompt):
+                return [self._ids(prompt, field)]
+            if all(isinstance(part, list) for part in prompt):
+                return [self._ids(part, field) for part in prompt]
+        raise ApiError(400, f"{field} must be a string, a list of strings, or token ids.", param=field)
+
+    def limit(self, body: Mapping[str, Any], prompt: Sequence[int], default: int | None, *names: str) -> int:
+        """Tokens of the answer, from the first of ``names`` that is given; ``default`` None: all that fit."""
+        longest = self._settings.longest
+        if len(prompt) >= longest:
+            raise too_long(longest, len(prompt))
+        for name in names:
+            wanted = body.get(name)
+            if wanted is None:
+                continue
+            if not isinstance(wanted, int) or isinstance(wanted, bool):
+                raise invalid("int_type", f"body.{name}", "Input should be a valid integer", body)
+            if wanted < 1:
+                raise bad_value(f"{name} must be at least 1, got {wanted}.", name, wanted)
+            if wanted > self._settings.max_model_len:
+                message = (
+                    f"{name}={wanted} cannot be greater than max_model_len={self._settings.max_model_len}. "
+                    "Please request fewer output tokens."
+                )
+                raise bad_value(message, name, wanted)
+            if len(prompt) + wanted > longest:
+                raise too_long(longest, len(prompt), wanted)
+            return wanted
+        return min(default or longest, longest - len(prompt))
+
+    def check(self, body: Mapping[str, Any]) -> None:
+        """Sampling parameters that vLLM refuses."""
+        temperature = body.get("temperature")
+        if isinstance(temperature, int | float) and temperature < 0:
+            message = f"temperature must be non-negative, got {float(temperature)}."
+            raise bad_value(message, "temperature", float(temperature))
+        salt = body.get("cache_salt")
+        if salt is not None and not (isinstance(salt, str) and 1 <= len(salt) <= SALT_LENGTH):
+            raise bad_value("Parameter 'cache_salt' must be a non-empty string if provided.", "cache_salt", salt)
+
+    def _ids(self, ids: Any, field: str) -> array[int]:
+        if not isinstance(ids, list) or not ids or not all(_is_id(token) for token in ids):
+            raise bad_value(f"{field} must be a non-empty list of token ids.", field, "")
+        if max(ids) >= self._words.size:
+            raise bad_value(f"Token id {max(ids)} is out of vocabulary.", field, max(ids))
+        return array("I", ids)
+
+
+def stops(body: Mapping[str, Any], field: str = "stop") -> tuple[str, ...]:
+    """The strings that end an answer."""
+    value = body.get(field)
+    if isinstance(value, str):
+        return (value,) if value else ()
+    return tuple(text for text in value or () if isinstance(text, str) and text)
+
+
+def _is_id(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and 0 <= value < 2**32
+
+
+def _only_text(messages: list[dict[str, Any]]) -> bool:
+    """Whether no part of a message is anything else: an engine renders such messages itself."""
+    for message in messages:
+        content = message.get("content")
+        if isinstance(content, list):
+            for part in content:
+                if isinstance(part, dict) and part.get("type", "text") not in ("text", "input_text", "output_text"):
+                    return False
+    return True
+
+
+def _tools(tools: Any) -> list[dict[str, Any]] | None:
+    """Tools as vLLM's model dumps them: absent fields are null, but for ``strict`` and ``defer_loading``."""
+    if not isinstance(tools, list):
+        return None
+    dumped = []
+    for tool in tools:
+        function = tool.get("function") if isinstance(tool, dict) else None
+        if not isinstance(function, dict):
+            continue
+        fields = {"description": None, "parameters": None, **function}
+        kept = {name: fields[name] for name in ("name", "description", "parameters") if name in fields}
+        kept |= {name: function[name] for name in ("strict", "defer_loading") if function.get(name) is not None}
+        dumped.append({"type": tool.get("type", "function"), "function": kept})
+    return dumped

@@ -1,0 +1,121 @@
+"""The engines of all ranks behind one door: chooses the rank, makes the answer's tokens, counts what was refused.
+
+Knows prompts and tokens, and nothing of HTTP.
+"""
+
+from __future__ import annotations
+
+import random
+import uuid
+import zlib
+from array import array
+from collections.abc import Iterator, Sequence
+from functools import partial
+
+from simulator.blocks import HashChain
+from simulator.driver import Driver, Stream
+from simulator.engine import Engine
+from simulator.errors import bad_value, busy
+from simulator.generation import Generation
+from simulator.job import Job
+from simulator.prompts import Ask, Prompts
+from simulator.publisher import EventSockets
+from simulator.settings import EngineSettings
+from simulator.tokenizer import Words, load_words
+
+
+class Service:
+    """Start it on a running loop."""
+
+    def __init__(self, settings: EngineSettings) -> None:
+        self.settings = settings
+        self.words: Words = load_words(settings.tokenizer)
+        self.prompts = Prompts(settings, self.words)
+        self.sockets = EventSockets(settings)
+        self.engines = [Engine(settings) for _ in range(settings.ranks)]
+        self.engine_id = str(uuid.uuid4())
+        self.host = ""
+        build = zlib.crc32(repr(settings).encode())
+        self.fingerprint = f"vllm-{settings.version}-{build:08x}"
+        self.rejected = 0
+        self.aborted = 0
+        self._drivers = [
+            Driver(engine, partial(self.sockets.publish, rank)) for rank, engine in enumerate(self.engines)
+        ]
+        self._turn = 0
+
+    def start(self, host: str) -> None:
+        """Raises zmq.ZMQError if a port of the KV events is taken."""
+        self.host = host
+        self.sockets.start(host)
+        for driver in self._drivers:
+            driver.start()
+
+    async def close(self) -> None:
+        for driver in self._drivers:
+            await driver.close()
+        await self.sockets.close()
+
+    @property
+    def running(self) -> int:
+        return sum(len(engine.running) for engine in self.engines)
+
+    @property
+    def waiting(self) -> int:
+        return sum(len(engine.waiting) for engine in self.engines)
+
+    def generate(self, asks: Sequence[Ask], request_id: str, rank: int | None, now: float) -> Generation:
+        """Queue the sequences of one request, all on one rank. ``now``: the loop's time.
+
+        Raises ApiError: 400 for a rank that there is none of, 503 where the queue is full.
+        """
+        count = len(self._drivers)
+        if rank is not None and not 0 <= rank < count:
+            raise bad_value(f"data_parallel_rank {rank} is out of range [0, {count}).", "data_parallel_rank", rank)
+        driver = self._drivers[self._lightest() if rank is None else rank]
+        limit = self.settings.max_queued
+        if limit is not None and len(driver.engine.waiting) >= limit:
+            self.rejected += 1
+            raise busy()
+        jobs = [self._job(ask, f"{request_id}-{index}", now) for index, ask in enumerate(asks)]
+        stream: Stream = driver.submit(jobs)
+        return Generation(stream, asks, self.words, self._count_abort)
+
+    def clear(self) -> bool:
+        """Forget all cached blocks of all ranks. False, and nothing is done, while anything runs."""
+        if self.running:
+            return False
+        return all([engine.clear() for engine in self.engines])  # noqa: C419 - every one must be cleared
+
+    def _job(self, ask: Ask, job_id: str, now: float) -> Job:
+        settings = self.settings
+        return Job(
+            id=job_id,
+            tokens=array("I", ask.ids),
+            max_tokens=ask.max_tokens,
+            sampler=self._answer(ask),
+            chain=HashChain(settings.block_size, settings.seed, ask.adapter, ask.salt),
+            arrived=now,
+            eos=None if ask.ignore_eos else self.words.eos,
+            remote_tokens=ask.transfer.remote_tokens if ask.transfer and settings.nixl else 0,
+        )
+
+    def _answer(self, ask: Ask) -> Iterator[int]:
+        """The same prompt gets the same answer from every engine of the same seed, as greedy decoding would give it."""
+        chance = random.Random(zlib.crc32(ask.ids.tobytes(), self.settings.seed) + ask.seed * 2**32)
+        pieces = self.words.pieces
+        for _ in range(self.settings.answer_tokens - 1):
+            yield chance.choice(pieces)[0]
+        if not ask.ignore_eos:
+            yield self.words.eos
+        while True:
+            yield chance.choice(pieces)[0]
+
+    def _lightest(self) -> int:
+        """As vLLM's own balancer: the rank with the fewest requests, in turn where they are equal."""
+        loads = [len(engine.running) + len(engine.waiting) for engine in self.engines]
+        self._turn += 1
+        return min(range(len(loads)), key=lambda rank: (loads[rank], (rank - self._turn) % len(loads)))
+
+    def _count_abort(self) -> None:
+        self.aborted += 1
