@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from pathlib import Path
 
 import pytest
@@ -26,11 +26,12 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 @pytest.hookimpl(wrapper=True)
-def pytest_runtest_makereport(item: pytest.Item) -> Iterator[None]:
+def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, pytest.TestReport, pytest.TestReport]:
     report = yield
     if report.failed:
         folder = item.config.stash.get(LOGS, None)
-        for log in sorted(folder.glob("*.log")) if folder else ():
+        logs = sorted(folder.rglob("*.log"), key=lambda log: log.stat().st_mtime) if folder else []
+        for log in logs[-(COUNT + 1) :]:  # the engines' and the last gateway's
             report.sections.append((f"end of {log}", tail(log)))
     return report
 
@@ -84,15 +85,8 @@ def started_engines(engine_venv: Path, model_folder: Path, run_folder: Path) -> 
 
 @pytest.fixture
 def engines(started_engines: list[Engine]) -> list[Engine]:
-    """Three running engines with empty prefix caches. A test may kill or restart them: the next one finds them up."""
+    """Three running engines, whatever an earlier test did to them. Their caches hold what earlier tests sent."""
     for engine in started_engines:
         if not engine.running:
             engine.restart()
-        engine.reset_cache()
     return started_engines
-
-
-@pytest.fixture
-def engine(engines: list[Engine]) -> Engine:
-    """One of them."""
-    return engines[0]

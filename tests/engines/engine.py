@@ -18,7 +18,7 @@ from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import httpx
 from prometheus_client.parser import text_string_to_metric_families
@@ -85,8 +85,11 @@ class Engine:
             if time.monotonic() > deadline:
                 raise NotReady(f"engine {self.name} was not ready within {seconds:.0f} s\n{self.tail()}")
             time.sleep(0.2)
-        warm = {"model": SERVED_NAME, "prompt": [5], "max_tokens": 1}
-        httpx.post(f"{self.url}/v1/completions", json=warm, timeout=120.0).raise_for_status()
+        self.generate_one()
+
+    def generate_one(self) -> None:
+        """One step on one token, which caches nothing: no block is full."""
+        self.ask("/v1/completions", {"prompt": [5], "max_tokens": 1}).raise_for_status()
 
     def kill(self) -> None:
         """End the whole process group at once (SIGKILL), and wait until it is gone. Idempotent."""
@@ -99,6 +102,10 @@ class Engine:
         self.kill()
         self.start()
         self.wait_ready()
+
+    def ask(self, path: str, body: Mapping[str, Any]) -> httpx.Response:
+        """POST ``body`` for its model."""
+        return httpx.post(f"{self.url}{path}", json={"model": SERVED_NAME, **body}, timeout=60.0)
 
     def samples(self) -> dict[tuple[str, frozenset[tuple[str, str]]], float]:
         """A scrape: (sample name, its labels) -> value."""
@@ -121,9 +128,10 @@ class Engine:
         return int(self.metrics()["vllm:prefix_cache_hits_total"])
 
     def reset_cache(self) -> None:
-        """Empty the prefix cache. The engine must be idle."""
+        """Empty the prefix cache, and have it announced: that comes with the next step. The engine must be idle."""
         answer = httpx.post(f"{self.url}/reset_prefix_cache", timeout=30.0).raise_for_status()
         assert answer.json() == {"success": True}, f"engine {self.name} still holds blocks: {answer.text}"
+        self.generate_one()
 
     def tail(self) -> str:
         return "" if self.process is None else self.process.tail()

@@ -1,0 +1,160 @@
+"""Engines that die and come back, and a gateway that is told to stop."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import httpx
+import openai
+import pytest
+
+from tests.engines.chats import Body, chat, system, user
+from tests.engines.engine import BLOCK_SIZE, Engine
+from tests.engines.gateway import MODEL, Gateway, run_gateway, wait_for
+from tests.engines.prompts import passage
+
+CHAT = "/v1/chat/completions"
+SHORT: Body = {"max_tokens": 4, "temperature": 0}
+WORKERS = 12  # four on each engine
+REQUESTS = 96
+KILL_AFTER = 24  # requests that have ended
+
+
+@pytest.fixture
+def gateway(engines: list[Engine], model_folder: Path, run_folder: Path) -> Iterator[Gateway]:
+    """One for each test: what it has learned of an engine's death stays in it."""
+    endpoints = [{"url": engine.url, "name": engine.name} for engine in engines]
+    with run_gateway(run_folder, endpoints, {"tokenizer": str(model_folder)}) as gateway:
+        wait_for(lambda: set(gateway.streams().values()) == {"live"}, "the event streams", gateway.process)
+        yield gateway
+
+
+@dataclass(slots=True)
+class Sent:
+    """One request of the load. ``committed``: something of an answer reached the client. ``error``: how it failed."""
+
+    streamed: bool
+    committed: bool = False
+    error: Exception | None = None
+
+
+async def send(client: openai.AsyncOpenAI, number: int) -> Sent:
+    """One chat, every other one streamed; a failure is kept, not raised."""
+    sent = Sent(streamed=number % 2 == 1)
+    body = chat(
+        system(passage(f"load {number % 9}", 50)),
+        user(f"question {number}"),
+        temperature=0,
+        max_tokens=40,
+        extra_body={"ignore_eos": True},
+    )
+    try:
+        if sent.streamed:
+            tokens = 0
+            async for chunk in await client.chat.completions.create(model=MODEL, stream=True, **body):
+                sent.committed = True
+                tokens += bool(chunk.choices)
+        else:
+            answer = await client.chat.completions.create(model=MODEL, **body)
+            assert answer.usage is not None
+            assert answer.usage.completion_tokens == 40
+            sent.committed = True
+    except openai.OpenAIError as error:
+        sent.error = error
+    return sent
+
+
+async def test_an_engine_killed_under_load_costs_only_what_had_begun(gateway: Gateway, engines: list[Engine]) -> None:
+    victim = engines[1]
+    numbers = iter(range(REQUESTS))
+    done: list[Sent] = []
+    under_way = asyncio.Event()
+
+    async def work(client: openai.AsyncOpenAI) -> None:
+        for number in numbers:
+            sent = await send(client, number)
+            done.append(sent)
+            if len(done) == KILL_AFTER:
+                under_way.set()
+
+    def kill() -> None:
+        wait_for(
+            lambda: gateway.total("kvgate_in_flight_requests", endpoint=victim.name) >= 2,
+            "requests on the engine",
+            gateway.process,
+        )
+        victim.kill()
+
+    async with (
+        openai.AsyncOpenAI(base_url=f"{gateway.url}/v1", api_key="none", max_retries=0, timeout=120) as client,
+        asyncio.TaskGroup() as group,
+    ):
+        for _ in range(WORKERS):
+            group.create_task(work(client))
+        await under_way.wait()
+        await asyncio.to_thread(kill)
+        killed_after = len(done)
+
+    assert killed_after < REQUESTS - WORKERS, "the load was over before the engine died"
+    assert len(done) == REQUESTS
+    lost = [sent for sent in done if sent.error is not None]
+    assert [sent for sent in lost if not sent.committed] == []
+    assert all(sent.streamed for sent in lost)
+    assert len(lost) <= WORKERS
+    retried = [line for line in gateway.requests() if line["attempts"] > 1]
+    assert len(retried) + len(lost) > 0, "the engine died with nothing on it"
+    assert set(gateway.unusable()) == {victim.name}
+
+    victim.start()
+    await asyncio.to_thread(victim.wait_ready)
+    wait_for(lambda: not gateway.unusable(), "the engine's return", gateway.process)
+    wait_for(lambda: gateway.streams()[victim.name] == "live", "its event stream", gateway.process)
+    served = {
+        gateway.request(gateway.ask(CHAT, chat(user(passage(f"back {n}", 40)), **SHORT)).headers["x-request-id"])[
+            "endpoint"
+        ]
+        for n in range(30)
+    }
+    assert victim.name in served
+
+
+@pytest.mark.parametrize("which", [0, 2], ids=["new event ports", "same event paths"])
+def test_a_restarted_engine_holds_nothing_until_it_says_so(gateway: Gateway, engines: list[Engine], which: int) -> None:
+    """Its blocks are forgotten, and what it stores from then on is known."""
+    engine = engines[which]
+    mine = []
+    for group in range(24):
+        body = chat(system(passage(f"restart {which} {group}", 60)), user("hi"), **SHORT)
+        if gateway.request(gateway.ask(CHAT, body).headers["x-request-id"])["endpoint"] == engine.name:
+            mine.append(body)
+    assert mine, f"none of 24 groups went to {engine.name}"
+
+    engine.restart()
+    wait_for(lambda: not gateway.unusable(), "the engine's return", gateway.process)
+    wait_for(lambda: gateway.streams()[engine.name] == "live", "its event stream", gateway.process)
+    for body in mine:
+        for turn in range(2):
+            response = gateway.ask(CHAT, body).raise_for_status()
+            line = gateway.request(response.headers["x-request-id"])
+            reported = response.json()["usage"]["prompt_tokens_details"]["cached_tokens"]
+            assert line["expected_hit"] == reported
+            assert (reported >= 3 * BLOCK_SIZE) is bool(turn), "found before it was sent, or not found after"
+    assert gateway.total("kvgate_hit_error_tokens_total") == 0
+
+
+async def test_a_stop_lets_a_running_answer_end(gateway: Gateway) -> None:
+    body = chat(user("count"), model=MODEL, stream=True, max_tokens=400, ignore_eos=True)
+    async with (
+        httpx.AsyncClient(timeout=60.0) as client,
+        client.stream("POST", f"{gateway.url}{CHAT}", json=body) as answer,
+    ):
+        lines = answer.aiter_lines()
+        assert (await anext(lines)).startswith("data: ")
+        stopping = asyncio.create_task(asyncio.to_thread(gateway.process.terminate, 45.0))
+        rest = [line async for line in lines if line]
+    assert rest[-1] == "data: [DONE]"
+    assert len(rest) > 300
+    assert await stopping == 0
