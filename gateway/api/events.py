@@ -32,9 +32,9 @@ _ENDS: dict[Kind, re.Pattern[bytes]] = {
     ),
     Kind.MESSAGES: re.compile(rb"^event: ?message_stop\r?\n", re.MULTILINE),
 }
-_DONE = re.compile(rb"^data: ?\[DONE\]\r?\n", re.MULTILINE)
+_DONE = re.compile(rb"data: ?\[DONE\]\r?\n")
 _USAGE = re.compile(rb'"usage"\s*:\s*(?=\{)')
-_ERROR = re.compile(rb'^data: ?(\{"(?:error"\s*:\s*\{|type"\s*:\s*"error")[^\r\n]*)\r?\n', re.MULTILINE)
+_ERROR = re.compile(rb'data: ?(\{"(?:error"\s*:\s*\{|type"\s*:\s*"error")[^\r\n]*)\r?\n')
 _BRACES = re.compile(rb'[{}]|"(?:[^"\\]|\\.)*"', re.DOTALL)
 _NOT_OUTPUT = frozenset({"message_start", "ping", "content_block_start", "content_block_stop"})
 """Anthropic's events before and around the output; its others are output or the end."""
@@ -119,23 +119,31 @@ class EventObserver:
         if self._early_end:
             return True
         tail, end = self._end(), _ENDS.get(self._kind)
-        return _DONE.search(tail) is not None or (end is not None and end.search(tail) is not None)
+        start = tail.rfind(b"\ndata:") + 1  # the last data line, or the tail's start
+        return _DONE.match(tail, start) is not None or (end is not None and end.search(tail) is not None)
 
     @property
     def usage(self) -> Usage | None:
         """The last counts that the engine told; None if none so far."""
         tail = self._end()
-        for match in reversed(list(_USAGE.finditer(tail))):
-            late = usage_of(_object_at(tail, match.end()), self._kind)
+        at = tail.rfind(b'"usage"')
+        while at >= 0:
+            found = _USAGE.match(tail, at)
+            late = None if found is None else usage_of(_object_at(tail, found.end()), self._kind)
             if late is not None:
                 return late if self._early_usage is None else self._early_usage.merged(late)
+            at = tail.rfind(b'"usage"', 0, at)
         return self._early_usage
 
     @property
     def late_error(self) -> bytes | None:
         """The payload of an error event after the commit, if the stream ended in one."""
-        found = _ERROR.search(self._end()) if self.committed else None
-        return None if found is None else found.group(1)
+        tail = self._end() if self.committed else b""
+        for start in (b'{"error"', b'{"type"'):
+            found = _ERROR.match(tail, tail.rfind(b"\n", 0, max(0, tail.rfind(start))) + 1)
+            if found is not None:
+                return found.group(1)
+        return None
 
     def _end(self) -> bytes:
         """The last bytes so far, ``TAIL`` at most."""

@@ -7,8 +7,7 @@ else is the engine's to judge, and its own error then goes back unchanged. Every
 from __future__ import annotations
 
 from dataclasses import dataclass
-
-import msgspec
+from typing import TypeVar
 
 from gateway.api.body import Body, JsonBody
 from gateway.api.multipart import MultipartBody
@@ -32,6 +31,9 @@ MAX_N = 16384
 """vLLM refuses a larger ``n`` (its VLLM_MAX_N_SEQUENCES): a client's number must not make the ledger absurd before."""
 AUDIO_BYTES_PER_TOKEN = 640
 """16-bit sound at 16 kHz over Whisper's 50 encoder positions a second; compressed files come out too small."""
+
+
+T = TypeVar("T")
 
 
 @dataclass(slots=True)
@@ -129,15 +131,18 @@ def _limit(kind: Kind, fields: Fields) -> int | None:
 
 
 def _integer(fields: Fields, name: str) -> int | None:
-    """None where the field is absent or no integer: the engine will say so."""
-    try:
-        return msgspec.json.decode(fields[name], type=int) if name in fields else None
-    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
-        return None
+    return _value(fields, name, int)
 
 
 def _text(fields: Fields, name: str) -> str | None:
+    return _value(fields, name, str)
+
+
+def _value(fields: Fields, name: str, kind: type[T]) -> T | None:
+    """None where the field is absent or of another type: the engine will say so."""
+    if name not in fields:
+        return None
     try:
-        return msgspec.json.decode(fields[name], type=str) if name in fields else None
-    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
+        return decode(fields[name], kind, name)
+    except ClientError:
         return None

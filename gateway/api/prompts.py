@@ -8,6 +8,7 @@ prompt unreadable are the client's error where routing needs the value, and an `
 from __future__ import annotations
 
 from array import array
+from functools import cache
 from typing import Annotated, Any, TypeVar
 
 import msgspec
@@ -50,6 +51,7 @@ class _ChatOptions(msgspec.Struct):
     truncate_prompt_tokens: int | None = None
 
 
+_NO_OPTIONS = _ChatOptions()
 _OPTION_NAMES = _ChatOptions.__struct_fields__
 
 
@@ -72,9 +74,8 @@ def _chat(fields: Fields) -> PromptInput:
     messages = _messages(fields)
     raw = _joined(fields, ("tools", "messages"))
     try:
-        options = msgspec.convert(
-            {name: msgspec.json.decode(fields[name]) for name in _OPTION_NAMES if name in fields}, _ChatOptions
-        )
+        given = {name: msgspec.json.decode(fields[name]) for name in _OPTION_NAMES if name in fields}
+        options = msgspec.convert(given, _ChatOptions) if given else _NO_OPTIONS
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
         return OpaqueInput(raw=raw, why="malformed")
     return ChatInput(
@@ -130,6 +131,12 @@ def _completion(fields: Fields) -> PromptInput:
     )
 
 
+@cache
+def _decoder(kind: Any) -> msgspec.json.Decoder[Any]:
+    """To build a decoder costs more than to decode a short value."""
+    return msgspec.json.Decoder(kind)
+
+
 def _joined(fields: Fields, names: tuple[str, ...]) -> bytes:
     return b"".join(bytes(fields[name]) for name in names if name in fields)
 
@@ -141,8 +148,9 @@ def decode(raw: msgspec.Raw, kind: type[T], name: str) -> T:
         ClientError: it is of another type, or malformed; names the field.
     """
     try:
-        return msgspec.json.decode(raw, type=kind)
+        value: T = _decoder(kind).decode(raw)
     except (msgspec.MsgspecError, UnicodeDecodeError) as error:
         raise ClientError(f"{name}: {error}", param=name) from None
     except RecursionError:
         raise ClientError(f"{name} is nested too deeply", param=name) from None
+    return value
