@@ -8,6 +8,7 @@ prompt unreadable are the client's error where routing needs the value, and an `
 from __future__ import annotations
 
 from array import array
+from collections.abc import Callable
 from functools import cache
 from typing import Annotated, Any, TypeVar
 
@@ -50,6 +51,9 @@ class _ChatOptions(msgspec.Struct):
     add_special_tokens: bool = False
     truncate_prompt_tokens: int | None = None
 
+
+_decoder: Callable[[Any], msgspec.json.Decoder[Any]] = cache(msgspec.json.Decoder)
+"""To build a decoder costs more than to decode a short value."""
 
 _NO_OPTIONS = _ChatOptions()
 _OPTION_NAMES = _ChatOptions.__struct_fields__
@@ -129,12 +133,6 @@ def _completion(fields: Fields) -> PromptInput:
         add_special_tokens=fields.get("add_special_tokens") != FALSE,
         truncated=fields.get("truncate_prompt_tokens", NULL) != NULL,
     )
-
-
-@cache
-def _decoder(kind: Any) -> msgspec.json.Decoder[Any]:
-    """To build a decoder costs more than to decode a short value."""
-    return msgspec.json.Decoder(kind)
 
 
 def _joined(fields: Fields, names: tuple[str, ...]) -> bytes:
