@@ -27,8 +27,8 @@ OVERHEAD_BOUND = 2.0
 """Seconds. What a first token takes beyond computing the prompt: network, tokenizing, the step it waits for."""
 
 MEMORY = 0.95
-"""Weight of what was seen before at each new observation: the last 20 count, so that a change of speed (a throttled GPU,
-a neighbour) is followed within some dozens of requests although slower times weigh less."""
+"""Weight of what was seen before at each new observation: the last 20 count, so that a change of speed (a hot GPU, a
+neighbour) is followed within some dozens of requests although slower times weigh less."""
 
 NOISE = 0.3
 """Spread of an observation around the truth, as a fraction of it. Times vary in proportion to their length; weighing

@@ -7,10 +7,16 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
+from random import Random
 from typing import Any
 
 import pytest
 from aiohttp import web
+
+from gateway.fleet.fleet import Fleet
+from gateway.fleet.kv_source import KvSource
+from gateway.fleet.settings import FleetSettings, HealthSettings, ScrapeSettings
+from gateway.framework import Endpoint, Observer, SystemClock
 
 DATA = Path(__file__).parent.parent / "data" / "fleet"
 
@@ -61,9 +67,9 @@ class FakeEngine:
     async def start(self) -> FakeEngine:
         app = web.Application()
         app.router.add_route("*", "/{path:.*}", self._answer)
-        self.runner = web.AppRunner(app, access_log=None)
+        self.runner = web.AppRunner(app, access_log=None, shutdown_timeout=0.1)
         await self.runner.setup()
-        site = web.TCPSite(self.runner, "127.0.0.1", self.port, shutdown_timeout=0.1)
+        site = web.TCPSite(self.runner, "127.0.0.1", self.port)
         await site.start()
         server = site._server
         assert isinstance(server, asyncio.Server)
@@ -148,3 +154,76 @@ async def engines():
     yield start
     for engine in started:
         await engine.stop()
+
+
+class Seen(Observer):
+    """What the fleet counted and told, in order."""
+
+    def __init__(self) -> None:
+        self.states: list[tuple[str, bool, str]] = []
+        self.scrapes: list[tuple[str, bool]] = []
+        self.told: list[tuple[Any, ...]] = []
+        self.gone: list[str] = []
+        self.peek: Callable[[], Any] = lambda: None
+        self.peeked: list[Any] = []
+
+    # as an observer
+
+    def engine_state(self, engine: str, up: bool, reason: str) -> None:
+        """Also keeps what ``peek`` sees at this very moment."""
+        self.states.append((engine, up, reason))
+        self.peeked.append(self.peek())
+
+    def scraped(self, engine: str, ok: bool, at: float) -> None:
+        self.scrapes.append((engine, ok))
+
+    # as a listener, but for one name that both have
+
+    def endpoint_dropped(self, endpoint: Any) -> None:
+        if isinstance(endpoint, str):
+            self.gone.append(endpoint)
+        else:
+            self.told.append(("dropped", endpoint.name))
+
+    def endpoint_added(self, endpoint: Endpoint) -> None:
+        self.told.append(("added", endpoint.name))
+
+    def engine_restarted(self, endpoint: Endpoint) -> None:
+        self.told.append(("restarted", endpoint.name))
+
+    def kv_source(self, endpoint: Endpoint, source: KvSource | None) -> None:
+        self.told.append(("source", endpoint.name, source))
+
+
+QUICK = FleetSettings(
+    # So that a test waits for hundredths of a second; the timeout is long, for a machine that is busy with other tests.
+    scrape=ScrapeSettings(interval=0.02, timeout=10.0),
+    health=HealthSettings(failures=2, backoff=0.02, max_backoff=0.1, slow_start=0.2),
+)
+
+
+@pytest.fixture
+def seen() -> Seen:
+    return Seen()
+
+
+@pytest.fixture
+async def fleets(seen):
+    """``await fleets((model, [EndpointSettings, ...]), ...)`` starts a fleet that ``seen`` listens to."""
+    started: list[Fleet] = []
+
+    async def start(*models: Any, settings: FleetSettings = QUICK, listen: bool = True) -> Fleet:
+        fleet = Fleet(models, settings, SystemClock(), seen, Random(1))
+        started.append(fleet)
+        if listen:
+            fleet.listen(seen)
+        await fleet.start()
+        return fleet
+
+    yield start
+    before = asyncio.all_tasks()
+    for fleet in started:
+        await fleet.close()
+        await fleet.close()
+    left = [task.get_name() for task in asyncio.all_tasks() & before if task.get_name().startswith("watch ")]
+    assert not left

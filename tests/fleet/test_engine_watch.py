@@ -1,0 +1,302 @@
+from __future__ import annotations
+
+import asyncio
+import logging
+
+import pytest
+from aiohttp import web
+
+from gateway.fleet.engine_watch import BREAKS
+from gateway.fleet.health import COLDEST
+from gateway.fleet.kv_source import KvSource
+from gateway.fleet.settings import EndpointSettings, FleetSettings, HealthSettings, KvEventsSettings, ScrapeSettings
+from gateway.framework import Model, ServedModel
+
+SLOW = FleetSettings(
+    scrape=ScrapeSettings(interval=3600, timeout=10),
+    health=HealthSettings(failures=2, backoff=0.02, max_backoff=0.1),
+)
+
+
+@pytest.fixture
+async def watched(engines, fleets):
+    """An engine, its fleet, and the endpoints on it."""
+
+    async def start(endpoint=None, fleet=None, **options):
+        engine = await engines(**options)
+        model = Model("tiny")
+        settings = EndpointSettings(url=engine.url, **(endpoint or {}))
+        running = await fleets((model, [settings]), **(fleet or {}))
+        return engine, running, running.endpoints(model)
+
+    return start
+
+
+def fails(status: int, body: str = ""):
+    async def respond(request: web.Request) -> web.Response:
+        return web.Response(status=status, text=body)
+
+    return respond
+
+
+async def hang(request: web.Request) -> web.Response:
+    await asyncio.Event().wait()
+    raise AssertionError("unreachable")
+
+
+async def test_after_the_start_all_is_known(watched, seen):
+    engine, _, (endpoint,) = await watched(fleet={"settings": SLOW}, running=2, waiting=1, kv_usage=0.5, started=123.5)
+    assert endpoint.engine.up
+    assert endpoint.engine.down_reason == ""
+    assert endpoint.engine.version == "0.32.0"
+    assert endpoint.engine.served == {"tiny": ServedModel("tiny")}
+    assert endpoint.engine.started == 123.5
+    assert 0 < endpoint.engine.latency < 10
+    assert (endpoint.metrics.running, endpoint.metrics.waiting) == (2, 1)
+    assert (endpoint.metrics.kv_capacity, endpoint.metrics.block_size) == (1000, 16)
+    assert endpoint.load.foreign_requests == pytest.approx(3, rel=0.01)
+    assert endpoint.warmth == 1.0
+    assert seen.states == [(f"127.0.0.1:{engine.port}", True, "")]
+    assert seen.told == [("added", endpoint.name), ("source", endpoint.name, None)]
+
+
+async def test_it_is_scraped_again_and_again(watched, seen, until):
+    engine, _, (endpoint,) = await watched()
+    engine.running = 9
+    await until(lambda: endpoint.metrics.running == 9)
+    await until(lambda: engine.count("/metrics") > 5)
+    # The rest is asked once.
+    assert engine.count("/v1/models") == engine.count("/version") == engine.count("/health") == 1
+    assert all(ok for _, ok in seen.scrapes)
+
+
+async def test_an_engine_that_dies_and_returns(watched, seen, until):
+    engine, _, (endpoint,) = await watched()
+    seen.peek = lambda: endpoint.warmth
+    await engine.stop()
+    await until(lambda: not endpoint.engine.up)
+    await until(lambda: endpoint.engine.down_reason == "refused")
+    engine.models = [{"id": "newer"}]
+    await engine.start()
+    await until(lambda: endpoint.engine.up)
+    assert seen.peeked[-1] == COLDEST
+    assert list(endpoint.engine.served) == ["newer"]
+    await until(lambda: endpoint.warmth == 1.0)
+    assert seen.scrapes[0][1]
+    assert not all(ok for _, ok in seen.scrapes)
+    assert seen.states[-1][1:] == (True, "")
+    # The same process answers, for all we can tell: nothing of its cache is lost.
+    assert not any(told[0] == "restarted" for told in seen.told)
+
+
+async def test_an_engine_that_is_down_at_the_start(engines, fleets, until):
+    engine = await engines()
+    await engine.stop()
+    model = Model("tiny")
+    fleet = await fleets((model, [EndpointSettings(url=engine.url)]))
+    (endpoint,) = fleet.endpoints(model)
+    assert (endpoint.engine.up, endpoint.engine.down_reason) == (False, "refused")
+    await engine.start()
+    await until(lambda: endpoint.engine.up)
+    # It is new to us, not back: it has its full share at once.
+    assert endpoint.warmth == 1.0
+
+
+@pytest.mark.parametrize(
+    ("fault", "reason"),
+    [(fails(500), "status-500"), (fails(200, "<html>"), "garbage"), (fails(200, ""), "garbage")],
+)
+async def test_failed_scrapes_take_it_out(watched, until, fault, reason):
+    engine, _, (endpoint,) = await watched()
+    engine.faults["/metrics"] = fault
+    await until(lambda: not endpoint.engine.up)
+    assert endpoint.engine.down_reason == reason
+    engine.faults.clear()
+    await until(lambda: endpoint.engine.up)
+
+
+async def test_an_engine_that_hangs_delays_the_start_by_the_timeout_only(engines, fleets, until):
+    hanging = await engines(faults={"/metrics": hang})
+    good = await engines()
+    model = Model("tiny")
+    settings = FleetSettings(scrape=ScrapeSettings(interval=0.02, timeout=1.0))
+    fleet = await fleets((model, [EndpointSettings(url=e.url) for e in (hanging, good)]), settings=settings)
+    first, second = fleet.endpoints(model)
+    assert not first.engine.up
+    await until(lambda: second.engine.up)
+    await until(lambda: first.engine.down_reason == "timeout")
+
+
+async def test_a_refused_request_takes_it_out_at_once(watched, seen, until):
+    _, fleet, (endpoint,) = await watched()
+    seen.peek = lambda: endpoint.warmth
+    fleet.refused(endpoint)
+    assert (endpoint.engine.up, endpoint.engine.down_reason) == (False, "refused")
+    await until(lambda: endpoint.engine.up)
+    assert seen.peeked[-1] == COLDEST
+
+
+async def test_a_broken_answer_is_looked_into_at_once(watched, until):
+    engine, fleet, (endpoint,) = await watched(fleet={"settings": SLOW})
+    asked = engine.count("/metrics")
+    engine.faults["/health"] = fails(503)
+    for _ in range(BREAKS - 1):
+        fleet.broke(endpoint, "reset")
+    await until(lambda: not endpoint.engine.up)
+    assert endpoint.engine.down_reason == "unhealthy"
+    assert engine.count("/metrics") == asked
+    engine.faults.clear()
+    await until(lambda: endpoint.engine.up)
+
+
+async def test_a_broken_answer_of_a_good_engine_changes_nothing(watched, until):
+    engine, fleet, (endpoint,) = await watched(fleet={"settings": SLOW})
+    asked = engine.count("/metrics")
+    fleet.broke(endpoint, "reset")
+    await until(lambda: engine.count("/metrics") > asked)
+    assert endpoint.engine.up
+
+
+async def test_answers_that_keep_breaking_off_take_it_out(watched, until):
+    _, fleet, (endpoint,) = await watched()
+    for _ in range(BREAKS - 1):
+        fleet.broke(endpoint, "reset")
+    fleet.answered(endpoint, None)
+    for _ in range(BREAKS - 1):
+        fleet.broke(endpoint, "reset")
+    assert endpoint.engine.up
+    fleet.broke(endpoint, "reset")
+    assert (endpoint.engine.up, endpoint.engine.down_reason) == (False, "broken-answers")
+    await until(lambda: endpoint.engine.up)
+
+
+async def test_latency_is_a_running_mean(watched):
+    _, fleet, (endpoint,) = await watched(fleet={"settings": SLOW})
+    endpoint.engine.latency = None
+    fleet.answered(endpoint, 0.1)
+    assert endpoint.engine.latency == 0.1
+    fleet.answered(endpoint, 0.2)
+    assert endpoint.engine.latency == pytest.approx(0.12)
+    fleet.answered(endpoint)
+    assert endpoint.engine.latency == pytest.approx(0.12)
+
+
+async def test_a_sleeping_engine_is_out_until_it_wakes(watched, until):
+    engine, _, (endpoint,) = await watched()
+    engine.awake = False
+    await until(lambda: not endpoint.engine.up)
+    assert endpoint.engine.down_reason == "asleep"
+    models = engine.count("/v1/models")
+    engine.awake = True
+    await until(lambda: endpoint.engine.up)
+    assert engine.count("/v1/models") == models + 1
+
+
+@pytest.mark.parametrize("change", [{"started": 2.0}, {"queries": 1.0}])
+async def test_a_restart_is_noticed_without_a_failed_scrape(watched, seen, until, change):
+    engine, _, (endpoint,) = await watched(queries=5.0, kv_sources={"0": {"endpoint": "tcp://*:5557"}})
+    engine.kv_sources = {"0": {"endpoint": "tcp://*:6557"}}
+    engine.models = [{"id": "tiny"}, {"id": "sql", "parent": "tiny"}]
+    for name, value in change.items():
+        setattr(engine, name, value)
+    await until(lambda: len(seen.told) == 4)
+    assert seen.told == [
+        ("added", endpoint.name),
+        ("source", endpoint.name, KvSource("tcp://127.0.0.1:5557")),
+        ("restarted", endpoint.name),
+        ("source", endpoint.name, KvSource("tcp://127.0.0.1:6557")),
+    ]
+    assert list(endpoint.engine.served) == ["tiny", "sql"]
+    assert endpoint.engine.up
+
+
+async def test_a_restart_while_it_was_down(watched, seen, until):
+    engine, _, (endpoint,) = await watched()
+    await engine.stop()
+    await until(lambda: not endpoint.engine.up)
+    engine.started = 99.0
+    await engine.start()
+    await until(lambda: endpoint.engine.up)
+    assert ("restarted", endpoint.name) in seen.told
+    assert endpoint.engine.started == 99.0
+
+
+async def test_ranks_share_one_scrape_and_have_each_their_own(watched, seen):
+    engine, _, endpoints = await watched(
+        endpoint={"ranks": 2},
+        ranks=2,
+        first_rank=4,
+        running=1,
+        kv_sources={"4": {"endpoint": "tcp://*:5561"}, "5": {"endpoint": "tcp://*:5562"}},
+    )
+    assert [endpoint.rank for endpoint in endpoints] == [0, 1]
+    assert [endpoint.metrics.running for endpoint in endpoints] == [1, 2]
+    assert endpoints[0].load is not endpoints[1].load
+    assert [told[2].address for told in seen.told if told[0] == "source"] == [
+        "tcp://127.0.0.1:5561",
+        "tcp://127.0.0.1:5562",
+    ]
+    assert engine.count("/v1/models") == 1
+
+
+async def test_ranks_that_are_not_as_configured_are_told_once(watched, until, caplog):
+    engine, _, endpoints = await watched(endpoint={"ranks": 3}, ranks=2)
+    await until(lambda: engine.count("/metrics") > 3)
+    assert caplog.text.count("it has 2 data-parallel ranks, the configuration says 3") == 1
+    assert endpoints[2].metrics.at is None
+
+
+@pytest.mark.parametrize(
+    ("events", "expected"),
+    [
+        ({"endpoint": "tcp://*:7000", "replay": "tcp://*:7100"}, ("tcp://127.0.0.1:7000", "tcp://127.0.0.1:7100")),
+        ({"enabled": False}, None),
+    ],
+)
+async def test_configured_events_are_not_asked_for(watched, seen, events, expected):
+    engine, _, (endpoint,) = await watched(
+        endpoint={"kv_events": KvEventsSettings(**events)}, kv_sources={"0": {"endpoint": "tcp://*:5557"}}
+    )
+    assert engine.count("/kv_event_sources") == 0
+    assert seen.told[1:] == [("source", endpoint.name, KvSource(*expected) if expected else None)]
+
+
+async def test_what_only_helps_may_fail(watched, seen, until):
+    _, _, (endpoint,) = await watched(faults={"/kv_event_sources": fails(500), "/version": fails(500)})
+    assert endpoint.engine.up
+    assert endpoint.engine.version is None
+    assert seen.told == [("added", endpoint.name)]
+
+
+async def test_an_engine_without_its_list_of_models_is_not_up_yet(watched, until):
+    engine, _, (endpoint,) = await watched(faults={"/v1/models": fails(503)})
+    assert (endpoint.engine.up, endpoint.engine.down_reason) == (False, "status-503")
+    engine.faults.clear()
+    await until(lambda: endpoint.engine.up)
+    assert list(endpoint.engine.served) == ["tiny"]
+
+
+async def test_an_engine_that_wants_a_key_we_lack(watched, caplog):
+    _, _, (endpoint,) = await watched(key="s3cret")
+    # Clients may have the key and be let through: that is theirs to find out.
+    assert endpoint.engine.up
+    assert endpoint.engine.served == {}
+    assert "does it need an api_key?" in caplog.text
+
+
+async def test_the_engines_key_is_used_and_not_logged(watched, caplog):
+    caplog.set_level(logging.DEBUG)
+    engine, _, (endpoint,) = await watched(endpoint={"api_key": "s3cret"}, key="s3cret")
+    assert list(endpoint.engine.served) == ["tiny"]
+    assert set(engine.keys) == {"Bearer s3cret"}
+    assert "s3cret" not in caplog.text
+
+
+async def test_the_watch_survives_its_own_faults(watched, until, caplog, monkeypatch):
+    _, _, (endpoint,) = await watched()
+    with monkeypatch.context() as patched:
+        patched.setattr("gateway.fleet.core.Core.scraped", lambda *_: 1 / 0)
+        await until(lambda: not endpoint.engine.up)
+        assert endpoint.engine.down_reason == "internal"
+    await until(lambda: endpoint.engine.up)
+    assert "the watch failed" in caplog.text

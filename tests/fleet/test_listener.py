@@ -1,0 +1,39 @@
+from __future__ import annotations
+
+from gateway.fleet.kv_source import KvSource
+from gateway.fleet.listener import Listeners
+
+
+class Recorder:
+    def __init__(self) -> None:
+        self.told: list[tuple[object, ...]] = []
+
+    def endpoint_added(self, endpoint) -> None:
+        self.told.append(("added", endpoint))
+
+    def endpoint_dropped(self, endpoint) -> None:
+        self.told.append(("dropped", endpoint))
+
+    def engine_restarted(self, endpoint) -> None:
+        self.told.append(("restarted", endpoint))
+
+    def kv_source(self, endpoint, source) -> None:
+        self.told.append(("source", endpoint, source))
+
+
+class Faulty(Recorder):
+    def endpoint_added(self, endpoint) -> None:
+        raise RuntimeError("no")
+
+
+def test_one_that_fails_does_not_silence_the_others(caplog):
+    listeners, recorder = Listeners(), Recorder()
+    listeners.add(Faulty())
+    listeners.add(recorder)
+    source = KvSource("tcp://h:1")
+    listeners.endpoint_added("e")
+    listeners.kv_source("e", source)
+    listeners.engine_restarted("e")
+    listeners.endpoint_dropped("e")
+    assert recorder.told == [("added", "e"), ("source", "e", source), ("restarted", "e"), ("dropped", "e")]
+    assert "a fleet listener failed" in caplog.text
