@@ -1,0 +1,29 @@
+from __future__ import annotations
+
+import pytest
+
+from gateway.config.settings import DEFAULT_HANDLERS, DEFAULT_PLUGINS, DEFAULT_PROFILES, Config, ModelSettings
+from gateway.fleet.settings import EndpointSettings
+
+ENDPOINTS = (EndpointSettings(url="http://a:1"),)
+
+
+def test_a_model_has_a_name_and_an_engine() -> None:
+    with pytest.raises(ValueError, match="name must not be empty"):
+        ModelSettings(name="", endpoints=ENDPOINTS)
+    with pytest.raises(ValueError, match="endpoints must name at least one engine"):
+        ModelSettings(name="m", endpoints=())
+    with pytest.raises(ValueError, match="inline_bytes must be at least 0"):
+        ModelSettings(name="m", endpoints=ENDPOINTS, inline_bytes=-1)
+
+
+def test_a_configuration_has_a_model() -> None:
+    with pytest.raises(ValueError, match="models must name at least one model"):
+        Config(models=())
+
+
+def test_the_default_wiring_refers_to_itself_only() -> None:
+    plugins = {plugin.name for plugin in DEFAULT_PLUGINS}
+    for profile in DEFAULT_PROFILES:
+        assert {*profile.filters, profile.picker, *(scorer.plugin for scorer in profile.scorers)} <= plugins
+    assert [handler.parameters["profile"] for handler in DEFAULT_HANDLERS] == [p.name for p in DEFAULT_PROFILES]
