@@ -1,0 +1,37 @@
+"""A clock that stands still, and an observer that keeps the queue's lengths."""
+
+from __future__ import annotations
+
+import pytest
+
+from gateway.framework import Observer
+
+
+class ManualClock:
+    def __init__(self) -> None:
+        self.now = 1000.0
+
+    def monotonic(self) -> float:
+        return self.now
+
+    def wall(self) -> float:
+        return self.now
+
+
+class Queues(Observer):
+    def __init__(self) -> None:
+        self.lengths: list[int] = []
+
+    def queued(self, model: str, length: int) -> None:
+        assert model == "m"
+        self.lengths.append(length)
+
+
+@pytest.fixture(scope="session")
+def manual_clock() -> type[ManualClock]:
+    return ManualClock
+
+
+@pytest.fixture(scope="session")
+def queues() -> type[Queues]:
+    return Queues

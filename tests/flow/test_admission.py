@@ -1,0 +1,271 @@
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from random import Random
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from gateway.errors import Saturated
+from gateway.flow.admission import LATEST, SOONEST, Admission
+from gateway.flow.settings import FlowSettings
+from gateway.framework import NULL_OBSERVER
+
+
+@pytest.fixture
+def clock(manual_clock):
+    return manual_clock()
+
+
+@pytest.fixture
+def seen(queues):
+    return queues()
+
+
+@pytest.fixture
+def gate(clock, seen):
+    def make(max_in_flight: int = 1, max_queue: int = 10, queue_timeout: float = 30.0) -> Admission:
+        return Admission(FlowSettings(max_in_flight, max_queue, queue_timeout), "m", clock, seen)
+
+    return make
+
+
+async def steps(count: int = 5) -> None:
+    """Let every task that can go on, go on."""
+    for _ in range(count):
+        await asyncio.sleep(0)
+
+
+def entering(admission: Admission) -> asyncio.Task:
+    return asyncio.create_task(admission.enter())
+
+
+async def test_where_there_is_room_nobody_waits(gate, seen):
+    admission = gate(max_in_flight=2)
+    first, second = await admission.enter(), await admission.enter()
+    assert (admission.in_flight, admission.waiting) == (2, 0)
+    first.leave()
+    first.leave()
+    assert admission.in_flight == 1
+    second.leave()
+    assert admission.in_flight == 0
+    assert seen.lengths == []
+
+
+async def test_first_come_first_served(gate, seen):
+    admission = gate(max_in_flight=1)
+    holder = await admission.enter()
+    order: list[int] = []
+
+    async def ask(number: int) -> None:
+        permit = await admission.enter()
+        order.append(number)
+        permit.leave()
+
+    tasks = [asyncio.create_task(ask(number)) for number in range(5)]
+    await steps()
+    assert (admission.in_flight, admission.waiting) == (1, 5)
+    holder.leave()
+    # A newcomer does not overtake those who wait.
+    late = asyncio.create_task(ask(99))
+    await asyncio.gather(*tasks, late)
+    assert order == [0, 1, 2, 3, 4, 99]
+    assert (admission.in_flight, admission.waiting) == (0, 0)
+    assert seen.lengths[:5] == [1, 2, 3, 4, 5]
+    assert seen.lengths[-1] == 0
+
+
+async def test_a_full_queue_refuses_at_once(gate):
+    admission = gate(max_in_flight=1, max_queue=1)
+    holder = await admission.enter()
+    waiting = entering(admission)
+    await steps()
+    with pytest.raises(Saturated, match="1 requests are in flight and 1 are waiting") as caught:
+        await admission.enter()
+    assert caught.value.retry_after == 30
+    assert admission.waiting == 1
+    holder.leave()
+    (await waiting).leave()
+
+
+async def test_without_a_queue(gate):
+    admission = gate(max_in_flight=1, max_queue=0)
+    holder = await admission.enter()
+    with pytest.raises(Saturated):
+        await admission.enter()
+    holder.leave()
+    (await admission.enter()).leave()
+
+
+async def test_a_wait_has_an_end(gate, seen):
+    admission = gate(max_in_flight=1, queue_timeout=0.01)
+    holder = await admission.enter()
+    with pytest.raises(Saturated, match=r"no room within 0\.01 seconds"):
+        await admission.enter()
+    assert (admission.in_flight, admission.waiting) == (1, 0)
+    assert seen.lengths == [1, 0]
+    holder.leave()
+    assert admission.in_flight == 0
+
+
+async def test_cancelled_while_waiting(gate, seen):
+    admission = gate(max_in_flight=1)
+    holder = await admission.enter()
+    first, second = entering(admission), entering(admission)
+    await steps()
+    first.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await first
+    assert admission.waiting == 1
+    holder.leave()
+    permit = await second
+    assert admission.in_flight == 1
+    permit.leave()
+    assert admission.in_flight == 0
+    assert seen.lengths[-1] == 0
+
+
+async def test_cancelled_at_the_moment_of_its_turn(gate):
+    admission = gate(max_in_flight=1)
+    holder = await admission.enter()
+    first, second = entering(admission), entering(admission)
+    await steps()
+    holder.leave()  # first has its permit, and does not know yet
+    first.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await first
+    permit = await second
+    assert admission.in_flight == 1
+    permit.leave()
+    assert admission.in_flight == 0
+
+
+async def test_its_turn_comes_at_the_moment_of_its_cancellation(gate):
+    admission = gate(max_in_flight=1)
+    holder = await admission.enter()
+    first, second = entering(admission), entering(admission)
+    await steps()
+    first.cancel()
+    holder.leave()  # first is still in the queue, and no longer wants it
+    with pytest.raises(asyncio.CancelledError):
+        await first
+    (await second).leave()
+    assert admission.in_flight == 0
+
+
+async def test_cancelled_at_the_moment_of_its_deadline(gate):
+    admission = gate(max_in_flight=1, queue_timeout=3600)
+    holder = await admission.enter()
+    first = entering(admission)
+    await steps()
+    (turn,) = admission._queue
+    admission._too_long(turn)
+    first.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await first
+    assert admission.waiting == 0
+    holder.leave()
+    assert admission.in_flight == 0
+
+
+async def test_a_turn_that_came_first_beats_the_deadline(gate):
+    admission = gate(max_in_flight=1, queue_timeout=3600)
+    holder = await admission.enter()
+    first = entering(admission)
+    await steps()
+    (turn,) = admission._queue
+    holder.leave()
+    admission._too_long(turn)
+    (await first).leave()
+    assert admission.in_flight == 0
+
+
+async def test_a_deadline_that_came_first_leaves_the_turn_to_the_next(gate):
+    admission = gate(max_in_flight=1, queue_timeout=3600)
+    holder = await admission.enter()
+    first, second = entering(admission), entering(admission)
+    await steps()
+    admission._too_long(next(iter(admission._queue)))
+    holder.leave()
+    with pytest.raises(Saturated):
+        await first
+    (await second).leave()
+    assert admission.in_flight == 0
+
+
+async def test_retry_after_follows_the_rate_of_departures(gate, clock):
+    admission = gate(max_in_flight=10, max_queue=100)
+    assert admission.retry_after() == 30  # nothing is known: as long as one may wait
+    for _ in range(20):
+        (await admission.enter()).leave()
+        clock.now += 0.5
+    assert admission.retry_after() == SOONEST
+    holders = [await admission.enter() for _ in range(10)]
+    tasks = [entering(admission) for _ in range(39)]
+    await steps()
+    # 40 places at two a second.
+    assert admission.retry_after() == 20
+    clock.now += 3600
+    assert admission.retry_after() == LATEST
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)
+    for holder in holders:
+        holder.leave()
+    assert (admission.in_flight, admission.waiting) == (0, 0)
+
+
+@given(
+    seed=st.integers(0, 2**32),
+    limit=st.integers(1, 3),
+    queue=st.integers(0, 4),
+    actions=st.lists(st.sampled_from(["enter", "leave", "cancel", "expire", "step", "advance"]), max_size=60),
+)
+@settings(max_examples=150, deadline=None)
+def test_no_interleaving_loses_or_invents_a_place(manual_clock, seed, limit, queue, actions):
+    async def run() -> None:
+        clock, chance = manual_clock(), Random(seed)
+        admission = Admission(FlowSettings(limit, queue, 3600.0), "m", clock, NULL_OBSERVER)
+        tasks: deque[asyncio.Task] = deque()
+        permits = []
+
+        def collect() -> None:
+            for task in list(tasks):
+                if task.done():
+                    tasks.remove(task)
+                    if not task.cancelled() and task.exception() is None:
+                        permits.append(task.result())
+
+        for action in [*actions, "end"]:
+            if action == "enter":
+                tasks.append(entering(admission))
+            elif action == "leave" and permits:
+                permits.pop(chance.randrange(len(permits))).leave()
+            elif action == "cancel" and tasks:
+                chance.choice(tasks).cancel()
+            elif action == "expire" and admission._queue:
+                admission._too_long(chance.choice(list(admission._queue)))
+            elif action == "step":
+                await asyncio.sleep(0)
+            elif action == "advance":
+                clock.now += chance.random()
+            collect()
+            assert len(permits) <= admission.in_flight <= limit
+            assert admission.waiting <= queue
+            # Whoever waits does so because every place is taken.
+            assert admission.in_flight == limit or all(turn.done() for turn in admission._queue)
+            assert SOONEST <= admission.retry_after() <= LATEST
+        for _ in range(200):
+            await asyncio.sleep(0)
+            collect()
+            if not tasks and not permits:
+                break
+            if permits:
+                permits.pop().leave()
+        # Everyone who wanted in and stayed has been in, and nothing is left.
+        assert not tasks
+        assert (admission.in_flight, admission.waiting) == (0, 0)
+
+    asyncio.run(run())
