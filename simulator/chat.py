@@ -12,13 +12,13 @@ from simulator.prompts import Ask, stops
 from simulator.sink import encode_json
 
 
-def chat_asks(call: Call, body: dict[str, Any], *limits: str) -> tuple[str, list[Ask]]:
+async def chat_asks(call: Call, body: dict[str, Any], *limits: str) -> tuple[str, list[Ask]]:
     """The model's name and the sequences that a chat-like body asks for. Raises ApiError, EngineDead."""
     transfer = call.transfer()
     name, adapter = call.model(body.get("model"))
     prompts = call.service.prompts
     prompts.check(body)
-    ids = prompts.chat(body)
+    ids = await prompts.chat(body)
     limit = prompts.limit(body, ids, None, *limits)
     return name, [
         Ask(
@@ -42,7 +42,7 @@ def wanted_choices(body: dict[str, Any]) -> int:
 
 
 async def answer_chat(call: Call) -> web.StreamResponse:
-    name, asks = chat_asks(call, call.body, "max_completion_tokens", "max_tokens")
+    name, asks = await chat_asks(call, call.body, "max_completion_tokens", "max_tokens")
     generation = call.generate(asks)
     answer_id = f"chatcmpl-{call.base_id}"
     if call.wants_stream:

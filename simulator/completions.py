@@ -22,7 +22,7 @@ async def answer_completion(call: Call) -> web.StreamResponse:
     prompts.check(body)
     if body.get("prompt") is None:
         raise missing("prompt", body)
-    each = prompts.several(body["prompt"], body.get("add_special_tokens") is not False)
+    each = await prompts.several(body["prompt"], body.get("add_special_tokens") is not False)
     asks = [
         Ask(
             ids=ids,

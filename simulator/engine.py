@@ -174,6 +174,9 @@ class Engine:
         return job
 
     def _sample(self, job: Job, now: float) -> Output:
+        if job.pooling:
+            self._end(job, Finish.STOP)
+            return Output(job, -1, job.finish)
         token = next(job.sampler)
         job.tokens.append(token)
         stats = self.stats

@@ -24,7 +24,8 @@ class Job:
     """``tokens``: the prompt, and behind it what has been sampled. ``sampler``: the answer's tokens, without end.
 
     ``max_tokens``: of the answer, at least 1. ``eos``: the token that ends it; None: only a limit does.
-    ``remote_tokens``: leading prompt tokens whose KV another engine sends (a decode leg). Times are the engine's.
+    ``remote_tokens``: leading prompt tokens whose KV another engine sends (a decode leg). ``pooling``:
+    it ends with its prompt, and nothing is sampled. Times are the engine's.
     """
 
     id: str
@@ -35,6 +36,7 @@ class Job:
     arrived: float
     eos: int | None = None
     remote_tokens: int = 0
+    pooling: bool = False
     prompt_tokens: int = field(init=False)
     computed: int = 0  # tokens whose KV is in ``blocks``
     cached: int | None = None  # of the prompt, found at the first try; None: not yet scheduled
@@ -61,7 +63,7 @@ class Job:
 
 @dataclass(frozen=True, slots=True)
 class Output:
-    """One sampled token. ``finish`` is set on the last one."""
+    """One sampled token (-1 for a pooled prompt). ``finish`` is set on the last one."""
 
     job: Job
     token: int

@@ -5,6 +5,7 @@ A prompt is rendered and encoded as vLLM 0.32 does it: a chat without special to
 
 from __future__ import annotations
 
+import asyncio
 from array import array
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -20,6 +21,9 @@ CHARACTERS_PER_TOKEN = 13
 """A prompt with more characters than that is refused before it is tokenized. vLLM takes its vocabulary's longest
 token; 13 is that of the captures'."""
 
+INLINE_CHARACTERS = 4096
+"""Longer texts are encoded in a thread: at a megabyte a second they would stop every stream of this process."""
+
 COMPLETION_TOKENS = 16
 """``max_tokens`` of ``/v1/completions`` where none is given, as OpenAI defined it."""
 
@@ -29,7 +33,10 @@ SALT_LENGTH = 1024
 
 @dataclass(frozen=True, slots=True)
 class Ask:
-    """One sequence that is wanted. ``adapter``: its LoRA; None: the model itself. ``seed``: of the answer's text."""
+    """One sequence that is wanted. ``adapter``: its LoRA; None: the model itself. ``seed``: of the answer's text.
+
+    ``pooling``: no text is wanted, only that the prompt is computed.
+    """
 
     ids: array[int]
     max_tokens: int
@@ -39,6 +46,7 @@ class Ask:
     adapter: str | None = None
     seed: int = 0
     transfer: Transfer | None = None
+    pooling: bool = False
 
 
 class Prompts:
@@ -48,7 +56,7 @@ class Prompts:
         self._settings = settings
         self._words = words
 
-    def chat(self, body: Mapping[str, Any]) -> array[int]:
+    async def chat(self, body: Mapping[str, Any]) -> array[int]:
         """Token ids of ``messages``."""
         messages = body.get("messages")
         if messages is None:
@@ -82,9 +90,9 @@ class Prompts:
             )
         except TemplateError as error:
             raise ApiError(400, str(error)) from error
-        return self.text(text, bool(body.get("add_special_tokens", False)))
+        return await self.text(text, bool(body.get("add_special_tokens", False)))
 
-    def text(self, text: str, add_special_tokens: bool) -> array[int]:
+    async def text(self, text: str, add_special_tokens: bool) -> array[int]:
         limit = self._settings.longest
         if len(text) > limit * CHARACTERS_PER_TOKEN:
             message = (
@@ -93,15 +101,17 @@ class Prompts:
                 " input tokens). Please reduce the length of the input prompt."
             )
             raise bad_value(message, "input_text", len(text))
-        return array("I", self._words.encode(text, add_special_tokens))
+        if len(text) <= INLINE_CHARACTERS:
+            return array("I", self._words.encode(text, add_special_tokens))
+        return array("I", await asyncio.to_thread(self._words.encode, text, add_special_tokens))
 
-    def several(self, prompt: Any, add_special_tokens: bool, field: str = "prompt") -> list[array[int]]:
+    async def several(self, prompt: Any, add_special_tokens: bool, field: str = "prompt") -> list[array[int]]:
         """A string, a list of them, token ids, or a list of those."""
         if isinstance(prompt, str):
-            return [self.text(prompt, add_special_tokens)]
+            return [await self.text(prompt, add_special_tokens)]
         if isinstance(prompt, list) and prompt:
             if all(isinstance(part, str) for part in prompt):
-                return [self.text(part, add_special_tokens) for part in prompt]
+                return [await self.text(part, add_special_tokens) for part in prompt]
             if all(_is_id(part) for part in prompt):
                 return [self._ids(prompt, field)]
             if all(isinstance(part, list) for part in prompt):

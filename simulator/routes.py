@@ -12,6 +12,10 @@ from simulator.call import Call
 from simulator.chat import answer_chat
 from simulator.completions import answer_completion
 from simulator.errors import invalid, missing
+from simulator.messages import answer_message, count_tokens
+from simulator.pooling import answer_embedding, answer_rerank, answer_score
+from simulator.responses import answer_response
+from simulator.speech import answer_transcription
 
 Answer: TypeAlias = Callable[[Call], Awaitable[web.StreamResponse]]
 
@@ -71,9 +75,9 @@ async def _tokenize(call: Call) -> web.StreamResponse:
     call.model(body.get("model"))
     prompts = call.service.prompts
     if "messages" in body:
-        ids = prompts.chat(body)
+        ids = await prompts.chat(body)
     elif isinstance(body.get("prompt"), str):
-        ids = prompts.text(body["prompt"], body.get("add_special_tokens") is not False)
+        ids = await prompts.text(body["prompt"], body.get("add_special_tokens") is not False)
     else:
         raise missing("prompt", body)
     words = call.service.words
@@ -105,6 +109,16 @@ ROUTES: Mapping[str, Mapping[str, Answer]] = {
     "/detokenize": {"POST": _detokenize},
     "/v1/chat/completions": {"POST": answer_chat},
     "/v1/completions": {"POST": answer_completion},
+    "/v1/responses": {"POST": answer_response},
+    "/v1/messages": {"POST": answer_message},
+    "/v1/messages/count_tokens": {"POST": count_tokens},
+    "/v1/embeddings": {"POST": answer_embedding},
+    "/rerank": {"POST": answer_rerank},
+    "/v1/rerank": {"POST": answer_rerank},
+    "/v2/rerank": {"POST": answer_rerank},
+    "/score": {"POST": answer_score},
+    "/v1/score": {"POST": answer_score},
+    "/v1/audio/transcriptions": {"POST": answer_transcription},
 }
 
 DEV_ROUTES: Mapping[str, Mapping[str, Answer]] = {"/reset_prefix_cache": {"POST": _reset}}

@@ -37,6 +37,9 @@ RECORDED = 2000
 GRACE = 1.0
 """Seconds that running answers have when the server closes."""
 
+STREAMED = ("/v1/chat/completions", "/v1/completions", "/v1/responses", "/v1/messages")
+"""Paths whose answers may be event streams by a field of their JSON."""
+
 GUARDED = ("/v1", "/v2", "/inference", "/cohere")
 """Paths that want the api key. All others are open, as in vLLM."""
 
@@ -210,15 +213,25 @@ class EngineServer:
             case FaultKind.STATUS:
                 return await sink.raw(fault.body.encode(), fault.status)
             case FaultKind.ERROR_EVENT:
-                if not call.wants_stream:
-                    raise internal()
-                await sink.open()
-                await sink.event(encode_json(internal().body()))
-                await sink.event(b"[DONE]")
-                return await sink.end()
+                return await self._error_event(call)
             case _:
                 pass
         return None
+
+    async def _error_event(self, call: Call) -> web.StreamResponse:
+        """200, and then the error that a failed transfer or a bad number makes of a stream."""
+        error, path = internal(), call.request.path
+        streamed = path in STREAMED and call.wants_stream
+        if not streamed:
+            raise error
+        await call.sink.open()
+        if path == "/v1/messages":
+            failure = {"type": "internal_error", "message": error.message}
+            await call.sink.named_event("error", {"type": "error", "error": failure})
+        else:
+            await call.sink.event(encode_json(error.body()))
+        await call.sink.event(b"[DONE]")
+        return await call.sink.end()
 
     async def _change_faults(self, call: Call, method: str) -> web.StreamResponse:
         """``POST`` adds one (a JSON object of Fault's fields), ``DELETE`` clears; both answer how many there are."""

@@ -98,6 +98,7 @@ class Service:
             arrived=now,
             eos=None if ask.ignore_eos else self.words.eos,
             remote_tokens=ask.transfer.remote_tokens if ask.transfer and settings.nixl else 0,
+            pooling=ask.pooling,
         )
 
     def _answer(self, ask: Ask) -> Iterator[int]:

@@ -114,7 +114,8 @@ class FileWords:
         return found or [(0, "")]
 
     def encode(self, text: str, add_special_tokens: bool) -> list[int]:
-        ids: list[int] = self._tokenizer.encode(text, add_special_tokens=add_special_tokens).ids
+        # The batch call lets other threads run meanwhile, and keeps no offsets; ``encode`` does neither.
+        ids: list[int] = self._tokenizer.encode_batch_fast([text], add_special_tokens=add_special_tokens)[0].ids
         return ids
 
     def decode(self, ids: Sequence[int]) -> str:
