@@ -1,0 +1,181 @@
+"""Who may import whom: the table of ARCHITECTURE.md, held against every import of the shipped code, late ones too."""
+
+from __future__ import annotations
+
+import ast
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+PACKAGES = ("gateway", "scorers", "filters", "pickers", "simulator")
+
+ROOMS = ("api", "tokens", "kvcache", "fleet", "flow", "scheduling", "observability")
+SETTINGS = (*(f"gateway.{room}.settings" for room in (*ROOMS, "proxy")),)
+
+CONTRACT = ("gateway.framework", "gateway.errors")
+COMPOSE = ("gateway.app", "gateway.cli", "gateway.explain")
+EVERYTHING = ("gateway", "scorers", "filters", "pickers", "simulator")
+
+# Who -> what of ours it may import; whatever is below a name is part of it. The first that matches decides.
+TABLE: dict[str, tuple[str, ...]] = {
+    **dict.fromkeys(COMPOSE, EVERYTHING),
+    "gateway.framework": ("gateway.framework",),
+    "gateway.errors": (),
+    "gateway.notify": (),
+    **{f"gateway.{room}": (f"gateway.{room}", *CONTRACT) for room in ROOMS},
+    "gateway.config": ("gateway.config", *CONTRACT, "gateway.scheduling", *SETTINGS),
+    "gateway.proxy": ("gateway.proxy", *CONTRACT, "gateway.config", *(f"gateway.{room}" for room in ROOMS)),
+    "gateway.demo": ("gateway.demo", *CONTRACT),
+    "gateway": (),
+    "scorers": ("gateway.framework",),
+    "filters": ("gateway.framework",),
+    "pickers": ("gateway.framework",),
+    "simulator": ("simulator",),
+}
+
+# What of others' some may import; the rest may import any dependency.
+THIRD_PARTY: dict[str, tuple[str, ...]] = {
+    "gateway.framework": (),
+    "gateway.errors": (),
+    "gateway.notify": (),
+    "gateway.scheduling": (),
+    "gateway.demo": ("httpx", "matplotlib", "rich"),
+    "gateway.cli": ("uvloop",),
+    "scorers": (),
+    "filters": (),
+    "pickers": (),
+}
+
+# Time, chance and tasks come from outside, or a replay could not be exact.
+AMBIENT = {
+    "time": {"time", "monotonic", "perf_counter", "sleep"},
+    "random": {"random", "choice", "shuffle", "randint", "uniform", "sample"},
+    "asyncio": {"create_task", "ensure_future"},
+}
+AMBIENT_ALLOWED = (*COMPOSE, "gateway.proxy", "gateway.demo", "simulator")
+
+
+def modules() -> dict[str, Path]:
+    found = {}
+    for package in PACKAGES:
+        for path in sorted((ROOT / package).rglob("*.py")):
+            parts = path.relative_to(ROOT).with_suffix("").parts
+            found[".".join(parts[:-1] if parts[-1] == "__init__" else parts)] = path
+    return found
+
+
+MODULES = modules()
+
+
+def imports(name: str, path: Path) -> Iterator[tuple[int, str]]:
+    """(line, full name) of everything that is imported: of ``from a import b`` the module ``a.b`` if it is one."""
+    package = name if path.name == "__init__.py" else name.rpartition(".")[0]
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            for alias in node.names:
+                yield node.lineno, alias.name
+        elif isinstance(node, ast.ImportFrom):
+            base = node.module or ""
+            if node.level:
+                above = package.split(".")[: len(package.split(".")) - node.level + 1]
+                base = ".".join([*above, *filter(None, [base])])
+            for alias in node.names:
+                whole = f"{base}.{alias.name}"
+                yield node.lineno, whole if whole in MODULES else base
+
+
+def within(name: str, places: tuple[str, ...]) -> bool:
+    return any(name == place or name.startswith(place + ".") for place in places)
+
+
+def rule(name: str, table: dict[str, tuple[str, ...]]) -> tuple[str, ...] | None:
+    for who, whom in table.items():
+        if within(name, (who,)):
+            return whom
+    return None
+
+
+def breaches(name: str, path: Path) -> list[str]:
+    ours, others = rule(name, TABLE), rule(name, THIRD_PARTY)
+    assert ours is not None, f"{name} is in no room of the table: give it one"
+    if name.startswith("gateway.") and name.endswith(".settings"):
+        ours, others = (("gateway.config", *SETTINGS) if within(name, ("gateway.config",)) else ()), ()
+    found = []
+    for line, imported in imports(name, path):
+        top = imported.partition(".")[0]
+        if top in sys.stdlib_module_names:
+            continue
+        allowed = within(imported, ours) if top in PACKAGES else others is None or top in others
+        # The package itself holds the words and the version.
+        if not allowed and not (imported == "gateway" and within(name, ("gateway.proxy", *COMPOSE))):
+            found.append(f"{path.relative_to(ROOT)}:{line}: {name} may not import {imported}")
+    return found
+
+
+@pytest.mark.parametrize("name", MODULES)
+def test_imports_keep_to_the_table(name: str) -> None:
+    assert breaches(name, MODULES[name]) == []
+
+
+def test_the_rooms_are_all_in_the_table() -> None:
+    rooms = {name.split(".")[1] for name in MODULES if name.count(".") > 1 and name.startswith("gateway.")}
+    assert rooms <= {who.split(".")[1] for who in TABLE if who.count(".") == 1}
+
+
+def test_time_chance_and_tasks_come_from_outside() -> None:
+    found = [
+        f"{path.relative_to(ROOT)}:{node.lineno}: {node.func.value.id}.{node.func.attr}"
+        for name, path in MODULES.items()
+        if not within(name, AMBIENT_ALLOWED) and name not in ("gateway.framework.clock", "gateway.framework.tasks")
+        for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, ast.Call)
+        and isinstance(node.func, ast.Attribute)
+        and isinstance(node.func.value, ast.Name)
+        and node.func.attr in AMBIENT.get(node.func.value.id, ())
+    ]
+    assert found == []
+
+
+@pytest.mark.parametrize(
+    ("name", "source", "breach"),
+    [
+        ("gateway.tokens.x", "from gateway.fleet import ledger", "gateway.fleet"),
+        ("gateway.tokens.x", "def late():\n    import gateway.fleet.ledger", "gateway.fleet.ledger"),
+        ("gateway.tokens.x", "from ..fleet import ledger", "gateway.fleet"),
+        ("gateway.framework.x", "import msgspec", "msgspec"),
+        ("gateway.fleet.settings", "from gateway.framework import Clock", "gateway.framework"),
+        ("gateway.config.x", "from gateway.fleet import core", "gateway.fleet"),
+        ("gateway.demo.x", "import simulator.engine", "simulator.engine"),
+        ("gateway.demo.x", "import aiohttp", "aiohttp"),
+        ("scorers.x", "from gateway.errors import ClientError", "gateway.errors"),
+        ("scorers.x", "import numpy", "numpy"),
+        ("simulator.x", "import gateway", "gateway"),
+    ],
+)
+def test_a_breach_is_found(tmp_path, monkeypatch, name, source, breach) -> None:
+    path = tmp_path / "x.py"
+    path.write_text(source)
+    monkeypatch.setattr(sys.modules[__name__], "ROOT", tmp_path)
+    [found] = breaches(name, path)
+    assert breach in found
+
+
+@pytest.mark.parametrize(
+    ("name", "source"),
+    [
+        ("gateway.tokens.x", "from . import render\nfrom gateway.framework import Clock\nimport tokenizers"),
+        ("gateway.config.x", "from gateway.fleet.settings import FleetSettings\nimport yaml"),
+        ("gateway.config.settings", "from gateway.fleet.settings import FleetSettings"),
+        ("gateway.app", "from gateway import __version__\nfrom gateway.fleet.fleet import Fleet"),
+        ("gateway.demo.x", "import rich.table\nimport subprocess"),
+        ("simulator.x", "import zmq\nfrom simulator.engine import Engine"),
+    ],
+)
+def test_what_is_allowed_passes(tmp_path, monkeypatch, name, source) -> None:
+    path = tmp_path / "x.py"
+    path.write_text(source)
+    monkeypatch.setattr(sys.modules[__name__], "ROOT", tmp_path)
+    assert breaches(name, path) == []
