@@ -63,7 +63,6 @@ class CacheFeed:
     def endpoint_dropped(self, endpoint: Endpoint) -> None:
         self._stop_stream(endpoint)
         self._index(endpoint).drop(endpoint.slot)
-        self._observer.endpoint_dropped(endpoint.name)
         self._tasks.start(self._sweep(endpoint), name=f"sweep {endpoint.name}")
 
     def engine_restarted(self, endpoint: Endpoint) -> None:

@@ -186,7 +186,10 @@ class Director:
             if answer.status in RETRY_STATUSES:
                 await self._hold(exchange, answer)
             if answer.is_event_stream:
-                return await relay_stream(answer, http, exchange, idle=self._timeouts.idle)
+                response = await relay_stream(answer, http, exchange, idle=self._timeouts.idle)
+                if exchange.broken is not None:
+                    self._tell_fleet(exchange.broken)
+                return response
             return await relay_whole(answer, http, exchange)
 
     async def _hold(self, exchange: Exchange, answer: Answer) -> None:

@@ -80,6 +80,7 @@ class Exchange:
     attempts: Attempts | None = None
     placement: Placement | None = None
     failure: LegFailed | None = None
+    broken: LegFailed | None = None
     held: HeldAnswer | None = None
     legs: int = 0
     queue_wait: float = 0.0
@@ -158,6 +159,7 @@ class Exchange:
 
     def broke(self, failure: LegFailed) -> None:
         """After commit: the client has a part of the answer."""
+        self.failure = self.broken = failure
         self.outcome, self.error = "broken", f"{failure.cause}: {failure.detail}"
         self.end_placement(str(failure.cause))
 
