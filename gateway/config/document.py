@@ -132,7 +132,7 @@ class _Reader:
             return [self.read(item, (*path, index)) for index, item in enumerate(node.value)]
         if isinstance(node, ScalarNode):
             return self._scalar(node, path)
-        raise self.origin.error(path, f"the tag {node.tag!r} is not allowed")
+        raise self.origin.error(path, f"the tag {node.tag[:60]!r} is not allowed")
 
     def _count(self, path: KeyPath, depth: int) -> None:
         self._values += 1
@@ -176,7 +176,7 @@ class _Reader:
                 return value
         except ValueError:
             raise self.origin.error(path, f"this cannot be read as {kind}") from None
-        raise self.origin.error(path, f"the tag {node.tag!r} is not allowed")
+        raise self.origin.error(path, f"the tag {node.tag[:60]!r} is not allowed")
 
     def _substitute(self, text: str, path: KeyPath) -> str:
         if "$" not in text:

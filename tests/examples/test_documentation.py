@@ -1,0 +1,131 @@
+"""docs/configuration.md and docs/plugins.md hold what the code has: no key, default or plugin is missing or wrong."""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib
+import re
+import typing
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from gateway.config.decode import keys, required
+from gateway.config.document import read_text
+from gateway.config.load import loads
+from gateway.config.registry import PluginType, discover
+from gateway.config.settings import Config
+from gateway.config.wiring import wire
+from tests.scheduling.candidates import context
+
+DOCS = Path(__file__).parents[2] / "docs"
+CONFIGURATION = (DOCS / "configuration.md").read_text()
+PLUGINS = (DOCS / "plugins.md").read_text()
+ROW = re.compile(r"^\| `([a-z_.\[\]]+)` \| (.+?) \|", re.MULTILINE)
+HEADINGS = ("What it does", "Scheduling intent", "Inputs", "Parameters", "Example")
+
+
+def documented() -> dict[str, str]:
+    return dict(ROW.findall(CONFIGURATION))
+
+
+def every_key(kind: type[Any], prefix: str = "") -> Iterator[tuple[str, dataclasses.Field[Any]]]:
+    """Path and field of every key, through nested settings and lists of them."""
+    hints = typing.get_type_hints(kind)
+    for field in keys(kind):
+        path = f"{prefix}{field.name}"
+        yield path, field
+        inner = hints[field.name]
+        arguments = typing.get_args(inner)
+        if dataclasses.is_dataclass(inner):
+            yield from every_key(typing.cast(type[Any], inner), f"{path}.")
+        elif arguments and dataclasses.is_dataclass(arguments[0]):
+            yield from every_key(arguments[0], f"{path}[].")
+
+
+def test_every_key_is_documented_and_nothing_else() -> None:
+    assert set(documented()) == {path for path, _ in every_key(Config)}
+
+
+@pytest.mark.parametrize(("path", "field"), [*every_key(Config)], ids=[path for path, _ in every_key(Config)])
+def test_the_documented_default_is_the_code_s(path, field) -> None:
+    written = documented()[path]
+    if required(field):
+        assert written == "required"
+        return
+    default = field.default if field.default is not dataclasses.MISSING else field.default_factory()
+    if dataclasses.is_dataclass(default) or path in ("plugins", "profiles", "handlers"):
+        assert written in ("see below", "see above")
+        return
+    value, _ = read_text(written.strip("`"), "docs", {})
+    assert value == (list(default) if isinstance(default, tuple) else default)
+
+
+def test_the_documented_wiring_is_the_default() -> None:
+    block = CONFIGURATION.split("The defaults:")[1].split("```yaml")[1].split("```")[0]
+    models = "models: [{name: m, endpoints: [{url: 'http://a:1'}]}]\n"
+    assert loads(models + block, {}) == loads(models, {})
+
+
+@pytest.mark.parametrize(
+    ("document", "block"),
+    [
+        (name, block)
+        for name, text in (("configuration", CONFIGURATION), ("plugins", PLUGINS))
+        for block in re.findall(r"```yaml\n(.*?)```", text, re.DOTALL)
+    ],
+)
+def test_examples_can_be_loaded(document, block) -> None:
+    text = block if "models:" in block else "models: [{name: m, endpoints: [{url: 'http://a:1'}]}]\n" + block
+    config = loads(text, {})
+    if "fewest-tokens" not in text:
+        wire(config, context)
+
+
+def built_in() -> list[PluginType]:
+    found = discover()
+    return [
+        one for one in [*found.plugins.values(), *found.handlers.values()] if one.distribution.startswith("kvgate ")
+    ]
+
+
+@pytest.mark.parametrize("plugin", built_in(), ids=lambda one: f"{one.kind}-{one.name}")
+def test_every_plugin_is_documented_with_its_parameters(plugin) -> None:
+    (row,) = re.findall(rf"^\| `{plugin.name}` \|.*$", PLUGINS, re.MULTILINE)
+    cell = row.split("|")[-2]
+    for field in keys(plugin.parameters()):
+        found = re.search(rf"`{field.name}` \(`?([^)`:]*)", cell)
+        assert found, f"{field.name} is not in: {row}"
+        if required(field):
+            assert found[1] == "required"
+        else:
+            default = list(field.default) if isinstance(field.default, tuple) else field.default
+            assert yaml.safe_load(found[1]) == default
+
+
+@pytest.mark.parametrize("plugin", built_in(), ids=lambda one: f"{one.kind}-{one.name}")
+def test_every_plugin_s_module_has_the_fixed_headings(plugin) -> None:
+    text = importlib.import_module(plugin.entry_point.module).__doc__ or ""
+    assert f"``{plugin.name}``" in text.splitlines()[0]
+    positions = [text.find(f"\n{heading}\n    ") for heading in HEADINGS]
+    assert -1 not in positions
+    assert positions == sorted(positions)
+    for field in keys(plugin.parameters()):
+        assert f"``{field.name}``" in text
+
+
+@pytest.mark.parametrize("text", [CONFIGURATION, PLUGINS], ids=["configuration", "plugins"])
+def test_links_lead_somewhere(text) -> None:
+    headings = {
+        re.sub(r"[^a-z0-9 -]", "", line.lstrip("# ").lower()).replace(" ", "-")
+        for line in text.splitlines()
+        if line.startswith("#")
+    }
+    for target in re.findall(r"\]\(([^)]+)\)", text):
+        if target.startswith("#"):
+            assert target[1:] in headings
+        else:
+            assert (DOCS / target).exists()
