@@ -1,0 +1,204 @@
+"""Messages as a client sent them to messages as vLLM 0.32 hands them to a chat template.
+
+Source: vLLM 0.32.0, ``vllm/renderers/chat_utils.py`` and ``hf.py``, and its pydantic models, which reorder keys: a
+template that prints a whole tool call shows that order. Rules: pure; the input is never changed; what vLLM would
+refuse, or what only its media processor can count, raises ``Unrenderable``.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, Literal
+
+from gateway.tokens.reasons import Unrenderable, Why
+
+ContentFormat = Literal["string", "openai"]
+Message = dict[str, Any]
+
+TEXT_FIELDS: Mapping[str, str] = {
+    "text": "text",
+    "input_text": "text",
+    "output_text": "text",
+    "refusal": "refusal",
+    "thinking": "thinking",
+}
+"""Part types that are text, and the field that holds it."""
+SKIPPED_WITHOUT_TEXT = frozenset({"text", "refusal"})
+MEDIA_FIELDS = frozenset(
+    {
+        "audio_embeds",
+        "audio_url",
+        "file",
+        "image_embeds",
+        "image_pil",
+        "image_url",
+        "input_audio",
+        "input_image",
+        "prompt_embeds",
+        "video_embeds",
+        "video_url",
+    }
+)
+"""Types of parts that are media; also the fields that make a part one where its type is missing."""
+PART_FIELDS = MEDIA_FIELDS | {
+    "closed",
+    "data",
+    "name",
+    "prompt_cache_breakpoint",
+    "refusal",
+    "text",
+    "thinking",
+    "type",
+    "uuid",
+}
+"""Fields of parts that vLLM knows; others pass through to a template that reads parts."""
+BILLING_HEADER = "x-anthropic-billing-header"
+"""First line of a system text that Claude Code changes with each request; vLLM drops it."""
+
+
+def converse(messages: Sequence[Mapping[str, Any]], content_format: ContentFormat) -> list[Message]:
+    """The conversation for a template that takes contents as one text (``string``) or as parts (``openai``).
+
+    Raises:
+        Unrenderable: a message holds media, or is of no form that vLLM takes.
+    """
+    return [_message(message, content_format) for message in messages]
+
+
+def developers_to_system(conversation: Sequence[Message]) -> list[Message]:
+    """For templates without a developer role: such messages become system ones, and all of those the first message."""
+    turned = [_as_system(message) if message["role"] == "developer" else message for message in conversation]
+    places = [place for place, message in enumerate(turned) if message["role"] == "system"]
+    # vLLM merges only if a system message is not the first, or follows one that has text.
+    if not any(place > 0 for place in places):
+        return turned
+    texts = [text for place in places if (text := _plain(turned[place].get("content") or ""))]
+    others = [message for message in turned if message["role"] != "system"]
+    return [{"role": "system", "content": "\n\n".join(texts)}, *others]
+
+
+def _as_system(message: Message) -> Message:
+    return {name: value for name, value in (message | {"role": "system"}).items() if name != "tools"}
+
+
+def _plain(content: Any) -> str:
+    if isinstance(content, str):
+        return content
+    return "\n".join(part["text"] for part in content if "text" in part)
+
+
+def _message(message: Mapping[str, Any], content_format: ContentFormat) -> Message:
+    role = message.get("role")
+    if not isinstance(role, str):
+        raise Unrenderable(Why.MESSAGES)
+    parts = _parts(message.get("content"))
+    if role == "system":
+        parts = _without_billing(parts)
+    content: Any = [read for part in parts if (read := _part(part, content_format))]
+    if content_format == "string":
+        content = "\n".join(content)
+    out: Message = {"role": role, "content": content}
+    if role == "assistant":
+        _add_assistant(out, message)
+    elif role == "tool":
+        if "tool_call_id" in message:
+            out["tool_call_id"] = message["tool_call_id"]
+        if isinstance(content, list) and all(part["type"] == "text" for part in content):
+            out["content"] = "\n".join(part["text"] for part in content)
+    for name in ("name", "task"):
+        if isinstance(message.get(name), str):
+            out[name] = message[name]
+    if role == "developer":
+        out["tools"] = message.get("tools")
+    return out
+
+
+def _parts(content: Any) -> Sequence[Any]:
+    if content is None:
+        return ()
+    if isinstance(content, str):
+        return ({"type": "text", "text": content},)
+    if isinstance(content, list):
+        return content
+    raise Unrenderable(Why.MESSAGES)
+
+
+def _without_billing(parts: Iterable[Any]) -> list[Any]:
+    kept: list[Any] = []
+    for part in parts:
+        text = part if isinstance(part, str) else part.get("text") if _is_text(part) else None
+        if not (isinstance(text, str) and text.startswith(BILLING_HEADER)):
+            kept.append(part)
+        elif rest := text.partition("\n")[2]:
+            kept.append(rest if isinstance(part, str) else {**part, "text": rest})
+    return kept
+
+
+def _is_text(part: Any) -> bool:
+    return isinstance(part, Mapping) and part.get("type") == "text"
+
+
+def _part(part: Any, content_format: ContentFormat) -> Any:
+    """A part for the template, or something false that is left out."""
+    if isinstance(part, str):
+        return {"type": "text", "text": part} if content_format == "openai" else part
+    if not isinstance(part, Mapping):
+        raise Unrenderable(Why.MESSAGES)
+    kind = part.get("type")
+    if kind in MEDIA_FIELDS or ((kind is None or part.get("uuid") is not None) and not MEDIA_FIELDS.isdisjoint(part)):
+        raise Unrenderable(Why.MEDIA)
+    if part.get("uuid") is not None or not isinstance(kind, str):
+        raise Unrenderable(Why.MESSAGES)
+    if kind == "tool_reference":
+        name = part.get("name")
+        return {"type": "tool_reference", "name": name} if content_format == "openai" else name
+    if kind not in TEXT_FIELDS:
+        raise Unrenderable(Why.MESSAGES)
+    text = part.get(TEXT_FIELDS[kind])
+    if text is None and (kind in SKIPPED_WITHOUT_TEXT or content_format == "string"):
+        return None
+    if not isinstance(text, str):
+        raise Unrenderable(Why.MESSAGES)
+    if content_format == "string":
+        return text
+    return {"type": "text", "text": text} | {name: part[name] for name in part if name not in PART_FIELDS}
+
+
+def _add_assistant(out: Message, message: Mapping[str, Any]) -> None:
+    calls = message.get("tool_calls")
+    if calls:
+        if not isinstance(calls, list):
+            raise Unrenderable(Why.MESSAGES)
+        out["tool_calls"] = [_tool_call(call) for call in calls]
+    reasoning = message.get("reasoning")
+    if reasoning is None:
+        reasoning = message.get("reasoning_content")
+    if reasoning is not None:
+        out["reasoning"] = out["reasoning_content"] = reasoning
+
+
+def _tool_call(call: Any) -> Message:
+    function = call.get("function") if isinstance(call, Mapping) else None
+    if not isinstance(function, Mapping) or call.get("type", "function") != "function":
+        raise Unrenderable(Why.MESSAGES)
+    told = _ordered(function, ("arguments", "name"))
+    told["arguments"] = _arguments(function.get("arguments"))
+    out = _ordered(call, ("id", "function", "type"))
+    out["function"] = told
+    return out
+
+
+def _arguments(given: Any) -> Mapping[str, Any]:
+    """Templates want an object; clients send it as JSON text, sometimes broken, which vLLM takes for an empty one."""
+    if isinstance(given, str) and given:
+        try:
+            given = json.loads(given)
+        except json.JSONDecodeError:
+            return {}
+    return given if isinstance(given, Mapping) else {}
+
+
+def _ordered(values: Mapping[str, Any], first: tuple[str, ...]) -> Message:
+    known = {name: values[name] for name in first if name in values}
+    return known | {name: values[name] for name in values if name not in known}

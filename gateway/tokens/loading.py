@@ -1,0 +1,145 @@
+"""A tokenizer from a folder or the hub, and what its files say of how vLLM renders its model's chats.
+
+Rules: ``transformers`` is imported here only, and only when a tokenizer is wanted (it takes seconds). Everything that
+can go wrong is a ``ConfigError`` that names the model, the path and the remedy. Blocking: call it in a thread.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from gateway.errors import ConfigError
+from gateway.tokens.settings import TokenSettings
+
+OWN_RENDERER_TYPES = frozenset({"gpt_oss"})
+"""``model_type`` of models whose chats vLLM 0.32 renders in code: harmony has today's date in it."""
+OWN_RENDERER_ARCHITECTURES = frozenset(
+    {
+        "DeepseekV32ForCausalLM",
+        "DeepseekV41ForCausalLM",
+        "DeepseekV4ForCausalLM",
+        "DeepseekV4ForConditionalGeneration",
+        "InklingForCausalLM",
+        "InklingForConditionalGeneration",
+        "KimiK3ForConditionalGeneration",
+    }
+)
+"""For these vLLM 0.32 picks a renderer of their own (``vllm/config/model.py``)."""
+OWN_TOKENIZER_ARCHITECTURES = frozenset({"MoonshotKimiaForCausalLM"})
+MISTRAL_FILES = ("tekken.json", "tokenizer.model.v3", "tokenizer.model.v7")
+"""A repository with one of these is tokenized by mistral-common."""
+PROCESSOR_FILES = ("processor_config.json", "preprocessor_config.json")
+
+
+@dataclass(frozen=True, slots=True)
+class Loaded:
+    """``tokenizer``: of ``transformers``. ``template``: the configured file's text, or None.
+
+    ``toolless_template``: a processor's template, which vLLM takes for chats without tools. ``own_renderer``: vLLM does
+    not render its chats with a template. ``own_tokenizer``: it does not tokenize with ``transformers``.
+    """
+
+    tokenizer: Any
+    template: str | None
+    toolless_template: str | None
+    own_renderer: bool
+    own_tokenizer: bool
+
+
+def load(settings: TokenSettings, model: str) -> Loaded:
+    """Load what ``settings.tokenizer`` names; it must not be None.
+
+    Raises:
+        ConfigError: the tokenizer or the template file cannot be loaded.
+    """
+    source = settings.tokenizer or ""
+    template = None if settings.chat_template is None else _read_template(settings.chat_template, model)
+    # It would say on every start that there is no PyTorch, which nobody wants here.
+    os.environ.setdefault("TRANSFORMERS_NO_ADVISORY_WARNINGS", "1")
+    from transformers import AutoTokenizer
+
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(
+            source, revision=settings.revision, trust_remote_code=settings.trust_remote_code
+        )
+    except Exception as error:  # whatever a repository's files can make it raise
+        raise ConfigError(_refusal(settings, model, error)) from error
+    config = _json_file(settings, "config.json")
+    architectures = {name for name in config.get("architectures") or () if isinstance(name, str)}
+    mistral = any(_file(settings, name) is not None for name in MISTRAL_FILES)
+    return Loaded(
+        tokenizer=tokenizer,
+        template=template,
+        toolless_template=_processor_template(settings),
+        own_renderer=config.get("model_type") in OWN_RENDERER_TYPES
+        or not architectures.isdisjoint(OWN_RENDERER_ARCHITECTURES),
+        own_tokenizer=mistral or not architectures.isdisjoint(OWN_TOKENIZER_ARCHITECTURES),
+    )
+
+
+def _read_template(path: str, model: str) -> str:
+    try:
+        return Path(path).read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"model {model}: chat_template: {path!r} cannot be read: {error}") from error
+
+
+def _refusal(settings: TokenSettings, model: str, error: Exception) -> str:
+    text = str(error).strip() or type(error).__name__
+    path = settings.tokenizer or ""
+    if Path(path).is_dir():
+        remedy = "it must hold tokenizer.json and tokenizer_config.json, as the engines' model folder does"
+    elif path.startswith((".", "/", "~")):
+        remedy = "there is no such folder"
+    else:
+        remedy = "give a folder, or a hub id that this machine can reach or has downloaded"
+    if "trust_remote_code" in text or "requires you to execute" in text:
+        remedy = "it brings Python code of its own: set trust_remote_code: true if you trust it"
+    return (
+        f"model {model}: tokenizer: {path!r} cannot be loaded: {text.splitlines()[0]}; {remedy} "
+        "(without a tokenizer, lengths and prefixes are estimated from bytes)"
+    )
+
+
+def _processor_template(settings: TokenSettings) -> str | None:
+    """Of a model with a processor (for images, ...) whose template is in a file that tokenizers do not read."""
+    if all(_file(settings, name) is None for name in PROCESSOR_FILES):
+        return None
+    if _file(settings, "chat_template.jinja") is not None:
+        return None  # the tokenizer has read it
+    template = _json_file(settings, "chat_template.json").get("chat_template")
+    return template if isinstance(template, str) else None
+
+
+def _json_file(settings: TokenSettings, name: str) -> Mapping[str, Any]:
+    path = _file(settings, name)
+    if path is None:
+        return {}
+    try:
+        content = json.loads(Path(path).read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return {}
+    return content if isinstance(content, dict) else {}
+
+
+def _file(settings: TokenSettings, name: str) -> str | None:
+    """A file of the tokenizer's folder or repository; None if it has none, or if that cannot be found out now."""
+    from transformers.utils.hub import cached_file
+
+    try:
+        found: str | None = cached_file(
+            settings.tokenizer or "",
+            name,
+            revision=settings.revision,
+            _raise_exceptions_for_gated_repo=False,
+            _raise_exceptions_for_missing_entries=False,
+            _raise_exceptions_for_connection_errors=False,
+        )
+    except OSError:
+        return None
+    return found

@@ -1,0 +1,32 @@
+"""Why a prompt is estimated and not tokenized: a fixed set of words, for the metric's label."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+
+
+class Why(StrEnum):
+    """``gateway.api`` adds its own words for prompts that it cannot read: ``route``, ``multipart``, ``malformed``, ...
+
+    A prompt that an engine will refuse (an unknown part, a broken tool) is among these: the refusal is the engine's.
+    """
+
+    NO_TOKENIZER = "no-tokenizer"  # none is configured
+    NO_TEMPLATE = "no-template"  # a chat, and the tokenizer has no chat template
+    RENDERER = "renderer"  # vLLM renders this model's chats in code of its own, or tokenizes it with another library
+    TRUNCATED = "truncated"  # the client asks for truncation, to a length that only the engine knows
+    REQUEST_TEMPLATE = "request-template"  # the client brings a template: code that may run for ever
+    TEMPLATE_KWARGS = "template-kwargs"  # the client sets arguments that are not the template's
+    TEMPLATE_ERROR = "template-error"  # the template refused the messages, or failed
+    MEDIA = "media"  # images, audio, video: only the engine's processor knows how many tokens they are
+    MESSAGES = "messages"  # a message or a part of one that vLLM does not know
+    TOOLS = "tools"  # a tool that is no function
+    FAILED = "failed"  # something raised that should not have; it is logged
+
+
+class Unrenderable(Exception):
+    """The prompt's text cannot be had; ``why`` becomes the estimate's reason."""
+
+    def __init__(self, why: Why) -> None:
+        super().__init__(str(why))
+        self.why = why
