@@ -17,7 +17,7 @@ from gateway.errors import ConfigError
 from gateway.framework import NoParameters
 
 
-class Kind(StrEnum):
+class PluginKind(StrEnum):
     """What a plugin is; its entry points' group is ``kvgate.<kind>s``."""
 
     FILTER = "filter"
@@ -30,11 +30,11 @@ class Kind(StrEnum):
         return f"kvgate.{self.value}s"
 
 
-METHODS: Mapping[Kind, tuple[str, int]] = {
-    Kind.FILTER: ("filter", 2),
-    Kind.SCORER: ("score", 2),
-    Kind.PICKER: ("pick", 2),
-    Kind.HANDLER: ("plan", 3),
+METHODS: Mapping[PluginKind, tuple[str, int]] = {
+    PluginKind.FILTER: ("filter", 2),
+    PluginKind.SCORER: ("score", 2),
+    PluginKind.PICKER: ("pick", 2),
+    PluginKind.HANDLER: ("plan", 3),
 }
 """The method of each kind and the number of its arguments, ``self`` not counted."""
 HOOKS = (("on_placed", 2), ("on_settled", 3))
@@ -45,7 +45,7 @@ HOOKS = (("on_placed", 2), ("on_settled", 3))
 class PluginType:
     """One entry point: ``name`` is a ``type`` in plugins.yaml, ``distribution`` what it was installed with."""
 
-    kind: Kind
+    kind: PluginKind
     name: str
     entry_point: EntryPoint
 
@@ -105,7 +105,7 @@ class Registry:
         self.plugins: dict[str, PluginType] = {}
         self.handlers: dict[str, PluginType] = {}
         for new in types:
-            names = self.handlers if new.kind is Kind.HANDLER else self.plugins
+            names = self.handlers if new.kind is PluginKind.HANDLER else self.plugins
             old = names.setdefault(new.name, new)
             if (old.kind, old.entry_point.value, old.distribution) != (
                 new.kind,
@@ -119,6 +119,6 @@ def discover() -> Registry:
     """The plugins of everything that is installed. Raises ConfigError where a name is offered twice."""
     return Registry(
         PluginType(kind=kind, name=point.name, entry_point=point)
-        for kind in Kind
+        for kind in PluginKind
         for point in entry_points(group=kind.group)
     )

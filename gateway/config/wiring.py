@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 
 from gateway.config.decode import decode
 from gateway.config.origin import KeyPath, Origin, nearest
-from gateway.config.registry import Kind, PluginType, Registry, discover
+from gateway.config.registry import PluginKind, PluginType, Registry, discover
 from gateway.config.settings import Config
 from gateway.errors import ConfigError
 from gateway.framework import Context
@@ -29,7 +29,7 @@ def wire(config: Config, context: Callable[[str], Context], registry: Registry |
     """
     found = discover() if registry is None else registry
     origin = config.origin
-    plugins: dict[str, tuple[Kind, Any]] = {}
+    plugins: dict[str, tuple[PluginKind, Any]] = {}
     for i, settings in enumerate(config.plugins):
         plugin_type = find(found.plugins, settings, ("plugins", i), origin)
         plugins[settings.name] = plugin_type.kind, _construct(plugin_type, settings, ("plugins", i), origin, context)
@@ -37,18 +37,18 @@ def wire(config: Config, context: Callable[[str], Context], registry: Registry |
     for i, profile in enumerate(config.profiles):
         path: KeyPath = ("profiles", i)
         filters = [
-            (name, _instance(plugins, name, Kind.FILTER, (*path, "filters", j), origin))
+            (name, _instance(plugins, name, PluginKind.FILTER, (*path, "filters", j), origin))
             for j, name in enumerate(profile.filters)
         ]
         scorers = [
             (
                 one.plugin,
-                _instance(plugins, one.plugin, Kind.SCORER, (*path, "scorers", j, "plugin"), origin),
+                _instance(plugins, one.plugin, PluginKind.SCORER, (*path, "scorers", j, "plugin"), origin),
                 one.weight,
             )
             for j, one in enumerate(profile.scorers)
         ]
-        picker = (profile.picker, _instance(plugins, profile.picker, Kind.PICKER, (*path, "picker"), origin))
+        picker = (profile.picker, _instance(plugins, profile.picker, PluginKind.PICKER, (*path, "picker"), origin))
         profiles[profile.name] = Profile(profile.name, filters, scorers, picker)
     handlers = {}
     for i, handler in enumerate(config.handlers):
@@ -111,7 +111,9 @@ def _blaming(step: Callable[[], T], path: KeyPath, origin: Origin) -> T:
         raise origin.error((*path, "type"), error.message) from error.__cause__
 
 
-def _instance(plugins: Mapping[str, tuple[Kind, Any]], name: str, kind: Kind, path: KeyPath, origin: Origin) -> Any:
+def _instance(
+    plugins: Mapping[str, tuple[PluginKind, Any]], name: str, kind: PluginKind, path: KeyPath, origin: Origin
+) -> Any:
     if name not in plugins:
         raise origin.error(path, f"there is no plugin {name!r}{nearest(name, plugins)}")
     actual, instance = plugins[name]

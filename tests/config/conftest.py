@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from gateway.config.registry import Kind, PluginType
+from gateway.config.registry import PluginKind, PluginType
 
 
 class HandMade(EntryPoint):
@@ -30,6 +30,6 @@ class HandMade(EntryPoint):
 @pytest.fixture
 def plugin_type():
     def make(kind: str, name: str, made: Any, dist: str = "maker") -> PluginType:
-        return PluginType(kind=Kind(kind), name=name, entry_point=HandMade(name, made, dist))
+        return PluginType(kind=PluginKind(kind), name=name, entry_point=HandMade(name, made, dist))
 
     return make

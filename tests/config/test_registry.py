@@ -5,15 +5,19 @@ from dataclasses import dataclass
 
 import pytest
 
-from gateway.config.registry import Kind, Registry, discover
+from gateway.config.registry import PluginKind, Registry, discover
 from gateway.errors import ConfigError
 from gateway.framework import NoParameters
 
 
 def test_the_built_in_plugins_are_found_like_any_other() -> None:
     found = discover()
-    assert {name for name, one in found.plugins.items() if one.kind is Kind.FILTER} >= {"healthy", "role", "labels"}
-    assert {name for name, one in found.plugins.items() if one.kind is Kind.SCORER} >= {
+    assert {name for name, one in found.plugins.items() if one.kind is PluginKind.FILTER} >= {
+        "healthy",
+        "role",
+        "labels",
+    }
+    assert {name for name, one in found.plugins.items() if one.kind is PluginKind.SCORER} >= {
         "prefix-cache",
         "queue-depth",
         "kv-cache-utilization",
@@ -23,7 +27,7 @@ def test_the_built_in_plugins_are_found_like_any_other() -> None:
         "kv-memory",
         "load",
     }
-    assert {name for name, one in found.plugins.items() if one.kind is Kind.PICKER} >= {
+    assert {name for name, one in found.plugins.items() if one.kind is PluginKind.PICKER} >= {
         "max-score",
         "random",
         "round-robin",
