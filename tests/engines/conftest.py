@@ -14,7 +14,6 @@ from tests.engines.process import tail
 HERE = Path(__file__).parent
 TEST_SECONDS = 600  # the first test waits for three engines to start
 VLLM = "0.32.0"
-COUNT = 3
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -31,7 +30,7 @@ def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, pytest.TestR
     if report.failed:
         folder = item.config.stash.get(LOGS, None)
         logs = sorted(folder.rglob("*.log"), key=lambda log: log.stat().st_mtime) if folder else []
-        for log in logs[-(COUNT + 1) :]:  # the engines' and the last gateway's
+        for log in logs[-4:]:  # the engines' and the last gateway's
             report.sections.append((f"end of {log}", tail(log)))
     return report
 
@@ -70,10 +69,11 @@ def run_folder(tmp_path_factory: pytest.TempPathFactory, pytestconfig: pytest.Co
 
 @pytest.fixture(scope="session")
 def started_engines(engine_venv: Path, model_folder: Path, run_folder: Path) -> Iterator[list[Engine]]:
-    """Three engines; the last binds its events to ipc paths, the others to free tcp ports."""
+    """Three engines, no two of which announce their KV events alike."""
     engines = [
-        Engine(name, engine_venv, model_folder, run_folder, events="ipc" if name == "c" else "tcp")
-        for name in "abc"[:COUNT]
+        Engine("a", engine_venv, model_folder, run_folder),
+        Engine("b", engine_venv, model_folder, run_folder, hashes="bytes"),
+        Engine("c", engine_venv, model_folder, run_folder, events="ipc"),
     ]
     start_all(engines)
     try:
@@ -90,3 +90,9 @@ def engines(started_engines: list[Engine]) -> list[Engine]:
         if not engine.running:
             engine.restart()
     return started_engines
+
+
+@pytest.fixture
+def engine(engines: list[Engine]) -> Engine:
+    """One of them, with events on tcp ports and integer hashes."""
+    return engines[0]

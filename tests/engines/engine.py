@@ -28,7 +28,8 @@ from tests.engines.process import Process, clean_environment, free_port
 SERVED_NAME = "tiny"
 BLOCK_SIZE = 32  # tokens; the CPU attention of vLLM 0.32 takes multiples of 32 only
 MAX_MODEL_LEN = 4096  # tokens; the KV pool must hold one request of this length
-KV_BYTES = 10 * 1024 * 1024  # 160 blocks, 5120 tokens of the tiny model (2048 bytes a token)
+TOKEN_BYTES = 2048  # of KV memory, for one token of the tiny model
+KV_BYTES = 10 * 1024 * 1024  # 160 blocks, 5120 tokens
 START_SECONDS = 300.0  # three engines at once take 40 s on two idle cores, and minutes on two busy ones
 
 
@@ -41,7 +42,8 @@ class Engine:
     """One ``vllm serve``.
 
     ``events``: how its KV events are bound: ``tcp`` on ports that change with each start, or ``ipc`` on a path that
-    stays. ``folder``: where its log and ipc sockets go. ``venv``: of ``install.sh``. ``model``: of ``model.py``.
+    stays. ``hashes``: what its events call blocks by, 64-bit integers or 32 bytes. ``folder``: where its log and ipc
+    sockets go. ``venv``: of ``install.sh``. ``model``: of ``model.py``.
     """
 
     name: str
@@ -49,6 +51,7 @@ class Engine:
     model: Path
     folder: Path
     events: Literal["tcp", "ipc"] = "tcp"
+    hashes: Literal["int", "bytes"] = "int"
     kv_bytes: int = KV_BYTES
     flags: Sequence[str] = ()
     port: int = field(default_factory=free_port)
@@ -90,6 +93,10 @@ class Engine:
     def generate_one(self) -> None:
         """One step on one token, which caches nothing: no block is full."""
         self.ask("/v1/completions", {"prompt": [5], "max_tokens": 1}).raise_for_status()
+
+    def kv_source(self) -> dict[str, Any]:
+        """Where its KV events are: ``endpoint``, ``replay_endpoint``, ``topic``, ... of rank 0."""
+        return dict(httpx.get(f"{self.url}/kv_event_sources", timeout=30.0).raise_for_status().json()["0"])
 
     def kill(self) -> None:
         """End the whole process group at once (SIGKILL), and wait until it is gone. Idempotent."""
@@ -183,6 +190,7 @@ class Engine:
             # One thread each, free to move: several engines share two cores, and bound ones starve each other.
             "OMP_NUM_THREADS": "1",
             "VLLM_CPU_OMP_THREADS_BIND": "nobind",
+            "VLLM_KV_EVENTS_USE_INT_BLOCK_HASHES": "1" if self.hashes == "int" else "0",
             # Without this the uni executor is silently put back to one more process.
             "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
         }

@@ -69,8 +69,8 @@ TEMPLATE = """\
 """
 
 
-def write_tokenizer(folder: Path) -> int:
-    """Train and save the tokenizer with its template; return its number of tokens."""
+def write_tokenizer(folder: Path) -> list[str]:
+    """Train and save the tokenizer with its template; return the text of each of its tokens."""
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
     from transformers import PreTrainedTokenizerFast
 
@@ -100,17 +100,22 @@ def write_tokenizer(folder: Path) -> int:
     )
     tokenizer.chat_template = TEMPLATE
     tokenizer.save_pretrained(folder)
-    return len(tokenizer)
+    return [tokenizer.decode([token]) for token in range(len(tokenizer))]
 
 
-def write_weights(folder: Path, tokens: int) -> None:
-    """Save a model with ``tokens`` rows of random embeddings."""
+def write_weights(folder: Path, tokens: list[str]) -> None:
+    """Save a model of random weights whose answers are made of whole letters.
+
+    Random output rows would give mostly bytes that are no text, which an engine holds back until they are: streams
+    would have no events. So only tokens of plain letters have an output row, large enough for the best one to stand
+    far above the second: answers never end by themselves, and no rounding changes them.
+    """
     import torch
     from transformers import LlamaConfig, LlamaForCausalLM
 
     torch.manual_seed(SEED)
     config = LlamaConfig(
-        vocab_size=tokens,
+        vocab_size=len(tokens),
         hidden_size=128,
         intermediate_size=256,
         num_hidden_layers=2,
@@ -121,9 +126,13 @@ def write_weights(folder: Path, tokens: int) -> None:
         bos_token_id=0,
         eos_token_id=2,
         pad_token_id=3,
-        tie_word_embeddings=True,
+        tie_word_embeddings=False,
     )
-    LlamaForCausalLM(config).save_pretrained(folder)
+    model = LlamaForCausalLM(config)
+    speaks = torch.tensor([token.isascii() and token.strip().isalpha() for token in tokens])
+    with torch.no_grad():
+        model.lm_head.weight.normal_(std=1.0).mul_(speaks.unsqueeze(1))
+    model.save_pretrained(folder)
 
 
 if __name__ == "__main__":

@@ -14,8 +14,8 @@ from gateway.api.parse import parse
 from gateway.api.routes import find
 from gateway.api.settings import PassSettings
 from gateway.framework import NULL_OBSERVER, Prompt
-from gateway.tokens import ModelTokens
 from gateway.tokens.settings import TokenSettings
+from gateway.tokens.tokenizer import ModelTokens
 from tests.engines.chats import CHATS, COMPLETIONS, TEMPLATES, Body
 from tests.engines.engine import SERVED_NAME, Engine
 
