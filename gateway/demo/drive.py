@@ -1,0 +1,97 @@
+"""The client's side: conversations through the gateway's HTTP, streamed, and what each request saw."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import httpx
+
+from gateway.demo.scene import Scene
+from gateway.demo.traffic import Conversation, conversations
+from gateway.framework import Clock
+
+PATIENCE = 60.0
+"""Seconds for any one wait. A request takes about one: whoever takes sixty is counted as an error."""
+
+
+@dataclass(frozen=True, slots=True)
+class Sample:
+    """One request. ``ttft``: seconds from sending it to its first output; None where there was none."""
+
+    ttft: float | None
+    error: str = ""
+
+
+async def drive(scene: Scene, url: str, clock: Clock, progressed: Callable[[Sample], None]) -> list[Sample]:
+    """Hold all conversations, ``scene.at_once`` at a time; the samples in the order in which they ended."""
+    waiting = conversations(scene)[::-1]
+    samples: list[Sample] = []
+
+    async def user(client: httpx.AsyncClient) -> None:
+        while waiting:
+            conversation = waiting.pop()
+            for question in conversation.questions:
+                sample = await ask(client, conversation, question, scene, clock)
+                samples.append(sample)
+                progressed(sample)
+
+    # One connection for each user at a time, as browsers have; no proxy between us and loopback.
+    limits = httpx.Limits(max_connections=None, max_keepalive_connections=scene.at_once)
+    async with (
+        httpx.AsyncClient(base_url=url, timeout=PATIENCE, limits=limits, trust_env=False) as client,
+        asyncio.TaskGroup() as users,
+    ):
+        for number in range(scene.at_once):
+            users.create_task(user(client), name=f"user {number}")
+    return samples
+
+
+async def ask(
+    client: httpx.AsyncClient, conversation: Conversation, question: str, scene: Scene, clock: Clock
+) -> Sample:
+    """One turn: the question goes out with all that was said before it, and the answer is remembered."""
+    conversation.messages.append({"role": "user", "content": question})
+    body = {"model": "sim", "messages": conversation.messages, "max_tokens": scene.answer_tokens, "stream": True}
+    answer, ttft, sent = "", None, clock.monotonic()
+    try:
+        async with client.stream("POST", "/v1/chat/completions", json=body) as response:
+            if response.status_code != 200:
+                text = (await response.aread()).decode(errors="replace")
+                return Sample(None, f"{response.status_code}: {text[:300]}")
+            async for line in response.aiter_lines():
+                said = words(line)
+                if said and ttft is None:
+                    ttft = clock.monotonic() - sent
+                answer += said
+    except httpx.HTTPError as error:
+        return Sample(None, repr(error))
+    conversation.messages.append({"role": "assistant", "content": answer})
+    return Sample(ttft, "" if answer else "the answer was empty")
+
+
+def words(line: str) -> str:
+    """What a line of an event stream adds to the answer. Raises httpx.RemoteProtocolError for an error event."""
+    if not line.startswith("data: {"):
+        return ""
+    event = json.loads(line.removeprefix("data: "))
+    if "error" in event:
+        raise httpx.RemoteProtocolError(f"the stream ended with an error: {event['error']}")
+    return "".join(choice["delta"].get("content") or "" for choice in event.get("choices", ()))
+
+
+async def counted(urls: Sequence[str], *names: str) -> list[float]:
+    """The sum over all engines of each of these counters, as the engines themselves report them."""
+    async with httpx.AsyncClient(timeout=PATIENCE, trust_env=False) as client:
+        pages = [(await client.get(f"{url}/metrics")).raise_for_status().text for url in urls]
+    return [sum(counter(page, name) for page in pages) for name in names]
+
+
+def counter(page: str, name: str) -> float:
+    """The sum of a counter's series in Prometheus' text format."""
+    lines = [line for line in page.splitlines() if line.startswith((name + "{", name + " "))]
+    if not lines:
+        raise ValueError(f"the engine has no metric {name}")
+    return sum(float(line.rsplit(" ", 1)[1]) for line in lines)

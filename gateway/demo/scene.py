@@ -1,0 +1,84 @@
+"""What the demo plays: the engines, the traffic, and the two configurations that are compared.
+
+The sizes are chosen so that the choice of an engine matters and nothing else does: all system prompts together are more
+than one engine's cache holds, and fit easily into four.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+
+@dataclass(frozen=True, slots=True)
+class Scene:
+    """Engines behave like one GPU with an 8B model: 20,000 prompt tokens a second, 80 decode steps a second.
+
+    ``prefill_seconds``: per prompt token that is not in the cache. ``step_seconds``: per decode step.
+    ``cache_blocks``: of ``block_tokens`` tokens each, per engine. ``groups``: system prompts, of ``system_words`` words
+    each. ``users``: conversations on each of them, of ``turns`` requests. ``at_once``: conversations that run at the
+    same time. ``answer_tokens``: of each answer.
+    """
+
+    engines: int = 4
+    prefill_seconds: float = 50e-6
+    step_seconds: float = 12.5e-3
+    cache_blocks: int = 2500
+    block_tokens: int = 16
+    groups: int = 24
+    system_words: int = 1600
+    users: int = 3
+    turns: int = 3
+    at_once: int = 16
+    answer_tokens: int = 40
+    seed: int = 1
+
+    @property
+    def requests(self) -> int:
+        return self.groups * self.users * self.turns
+
+    @property
+    def cache_tokens(self) -> int:
+        """Of one engine."""
+        return self.cache_blocks * self.block_tokens
+
+    def engine_flags(self, tokenizer: Path) -> list[str]:
+        """Of ``python -m simulator``."""
+        return [
+            f"--tokenizer={tokenizer}",
+            f"--num-blocks={self.cache_blocks}",
+            f"--block-size={self.block_tokens}",
+            f"--prefill-token-seconds={self.prefill_seconds}",
+            f"--step-seconds={self.step_seconds}",
+            f"--answer-tokens={self.answer_tokens}",
+        ]
+
+
+@dataclass(frozen=True, slots=True)
+class Variant:
+    """One of the two that are compared. ``wiring``: what it has in plugins.yaml beside its models."""
+
+    name: str
+    wiring: Mapping[str, Any]
+
+    def config(self, urls: Sequence[str], tokenizer: Path) -> dict[str, Any]:
+        """A whole plugins.yaml (JSON is YAML)."""
+        return {
+            "listen": {"admin": ""},
+            "models": [{"name": "sim", "tokenizer": str(tokenizer), "endpoints": [{"url": url} for url in urls]}],
+            "log": {"format": "json", "requests": False},
+            **self.wiring,
+        }
+
+
+ROUND_ROBIN = Variant(
+    "round robin",
+    {
+        "plugins": [{"name": "healthy", "type": "healthy"}, {"name": "next", "type": "round-robin"}],
+        "profiles": [{"name": "default", "filters": ["healthy"], "picker": "next"}],
+    },
+)
+DEFAULT = Variant("kvgate, default profile", {})
+VARIANTS = (ROUND_ROBIN, DEFAULT)
