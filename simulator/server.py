@@ -69,6 +69,7 @@ class EngineServer:
         self._started = 0.0
         self._requests: Counter[tuple[str, str, str]] = Counter()
         self._tasks: set[asyncio.Task[None]] = set()
+        self._busy: set[asyncio.Transport] = set()
 
     async def start(self, host: str = "127.0.0.1", port: int = 0) -> None:
         """Listen. Raises OSError or zmq.ZMQError if a port is taken."""
@@ -100,7 +101,7 @@ class EngineServer:
         self.died.set()
         if self._listener is not None:
             self._listener.close()
-        for connection in list(self._web.connections) if self._web is not None else ():
+        for connection in self._web.connections if self._web is not None else ():
             if connection.transport is not None:
                 connection.transport.abort()
         await self._stop()
@@ -152,6 +153,17 @@ class EngineServer:
         return self.service.aborted
 
     async def _handle(self, request: web.BaseRequest) -> web.StreamResponse:
+        transport = request.transport
+        if transport is None:
+            # The client left before the request was looked at.
+            return web.Response()
+        self._busy.add(transport)
+        try:
+            return await self._respond(request)
+        finally:
+            self._busy.discard(transport)
+
+    async def _respond(self, request: web.BaseRequest) -> web.StreamResponse:
         raw = await request.read()
         path, method = request.path, request.method
         self._record(Received(method, path, request.headers, raw))
@@ -259,8 +271,11 @@ class EngineServer:
         if self._listener is None or self._web is None:
             return
         self._listener.refuse()
-        for connection in list(self._web.connections):
-            connection.close()
+        for connection in self._web.connections:
+            if connection.transport is not None and connection.transport not in self._busy:
+                connection.transport.close()
+            else:
+                connection.close()
         if seconds:
             asyncio.get_running_loop().call_later(seconds, self._accept)
 
