@@ -70,7 +70,8 @@ def load(settings: TokenSettings, model: str) -> Loaded:
     except Exception as error:  # whatever a repository's files can make it raise
         raise ConfigError(_refusal(settings, model, error)) from error
     config = _json_file(settings, "config.json")
-    architectures = {name for name in config.get("architectures") or () if isinstance(name, str)}
+    named = config.get("architectures")
+    architectures = {name for name in named if isinstance(name, str)} if isinstance(named, list) else set()
     mistral = any(_file(settings, name) is not None for name in MISTRAL_FILES)
     return Loaded(
         tokenizer=tokenizer,

@@ -48,6 +48,7 @@ class ModelTokens:
         self._loaded: Loaded | None = None
         self._encoder: Encoder | None = None
         self._renderer: Renderer | None = None
+        self._failures: set[str] = set()
         self._threads = ThreadPoolExecutor(
             max_workers=min(MAX_THREADS, os.cpu_count() or 1), thread_name_prefix=f"tokens-{model}"
         )
@@ -81,7 +82,11 @@ class ModelTokens:
                 return await asyncio.get_running_loop().run_in_executor(self._threads, self._encode, prompt)
             except Unrenderable as unrenderable:
                 why = unrenderable.why
-        raws = [prompt.raw] if isinstance(prompt, ChatInput) else [text.encode() for text in prompt.texts]
+        raws = (
+            [prompt.raw]
+            if isinstance(prompt, ChatInput)
+            else [text.encode("utf-8", "replace") for text in prompt.texts]
+        )
         return self._estimated(raws, why)
 
     def _load(self) -> tuple[Loaded, Encoder, Renderer]:
@@ -110,8 +115,14 @@ class ModelTokens:
         except (KeyboardInterrupt, SystemExit):
             raise
         except BaseException as error:  # a panic in the tokenizer's Rust code is no Exception
-            log.warning("model %s: a prompt could not be tokenized: %s", self._model, type(error).__name__)
+            self._log_failure(type(error).__name__)
             raise Unrenderable(Why.FAILED) from error
+
+    def _log_failure(self, name: str) -> None:
+        """The first of each kind; a client could send the next every millisecond. The prompt is not logged."""
+        if name not in self._failures:
+            self._failures.add(name)
+            log.warning("model %s: a prompt could not be tokenized: %s; further ones are counted", self._model, name)
 
     def _estimated(self, raws: Sequence[bytes], why: str) -> Prompt:
         self._observer.tokens_estimated(self._model, why)

@@ -1,0 +1,73 @@
+from __future__ import annotations
+
+from array import array
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from tokenizers import Tokenizer
+from transformers import AutoTokenizer, ByT5Tokenizer, PreTrainedTokenizerFast
+
+from gateway.tokens.encode import Encoder
+
+
+@pytest.fixture(scope="module")
+def whole(folder: Path) -> Any:
+    return AutoTokenizer.from_pretrained(str(folder))
+
+
+@pytest.fixture(scope="module")
+def encoder(whole: Any) -> Encoder:
+    return Encoder(whole, "m")
+
+
+@given(st.text(max_size=60), st.booleans())
+def test_the_ids_are_the_whole_tokenizers(whole: Any, encoder: Encoder, text: str, special: bool) -> None:
+    if any("\ud800" <= char <= "\udfff" for char in text):
+        return
+    assert encoder.fast
+    (ids,) = encoder.encode([text], add_special_tokens=special)
+    assert ids == array("I", whole(text, add_special_tokens=special)["input_ids"])
+    assert ids.itemsize == 4
+
+
+def test_special_tokens_in_a_text_are_tokens(encoder: Encoder, whole: Any) -> None:
+    (ids,) = encoder.encode(["<|im_start|>a<|im_end|>"], add_special_tokens=False)
+    assert ids[0] == whole.convert_tokens_to_ids("<|im_start|>")
+    assert ids[-1] == whole.convert_tokens_to_ids("<|im_end|>")
+
+
+def test_a_truncation_in_the_file_is_not_applied(folder: Path, tmp_path: Path) -> None:
+    backend = Tokenizer.from_file(str(folder / "tokenizer.json"))
+    backend.enable_truncation(4)
+    backend.enable_padding(length=8)
+    encoder = Encoder(PreTrainedTokenizerFast(tokenizer_object=backend, pad_token="<|endoftext|>"), "m")
+    (ids,) = encoder.encode(["many words of a long text"], add_special_tokens=False)
+    assert encoder.fast
+    assert len(ids) > 8
+
+
+def test_a_tokenizer_written_in_python_is_used_whole(caplog: pytest.LogCaptureFixture) -> None:
+    encoder = Encoder(ByT5Tokenizer(), "slow-model")
+    assert not encoder.fast
+    assert "slow-model" in caplog.text
+    assert encoder.encode(["hi", "a"], add_special_tokens=True) == [array("I", [107, 108, 1]), array("I", [100, 1])]
+    assert encoder.encode(["hi"], add_special_tokens=False) == [array("I", [107, 108])]
+
+
+class Shouting(PreTrainedTokenizerFast):
+    """Changes text before its backend sees it, as some models' own classes do."""
+
+    def __call__(self, text: Any, *args: Any, **kwargs: Any) -> Any:
+        return super().__call__(text.upper(), *args, **kwargs)
+
+
+def test_a_tokenizer_that_changes_text_in_python_is_used_whole(folder: Path, caplog: pytest.LogCaptureFixture) -> None:
+    tokenizer = Shouting(tokenizer_file=str(folder / "tokenizer.json"))
+    encoder = Encoder(tokenizer, "loud-model")
+    assert not encoder.fast
+    assert "loud-model" in caplog.text
+    (ids,) = encoder.encode(["hi"], add_special_tokens=False)
+    assert ids == array("I", tokenizer("hi", add_special_tokens=False)["input_ids"])

@@ -1,0 +1,15 @@
+from __future__ import annotations
+
+import pytest
+
+from gateway.tokens.settings import TokenSettings
+
+
+def test_the_defaults_estimate() -> None:
+    settings = TokenSettings()
+    assert (settings.tokenizer, settings.content_format, settings.trust_remote_code) == (None, "auto", False)
+
+
+def test_inline_bytes_are_not_negative() -> None:
+    with pytest.raises(ValueError, match="inline_bytes"):
+        TokenSettings(inline_bytes=-1)
