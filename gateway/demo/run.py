@@ -85,12 +85,15 @@ def save(results: Sequence[Result], scene: Scene, output: Path, console: Console
     numbers = output.with_suffix(".json")
     numbers.parent.mkdir(parents=True, exist_ok=True)
     numbers.write_text(json.dumps({"scene": asdict(scene), "runs": [r.as_json() for r in results]}, indent=1) + "\n")
+    console.print(f"numbers: {numbers}", highlight=False)
+    if not all(result.ttfts for result in results):
+        return
     try:
         draw(results, scene, output)
     except ImportError:
-        console.print(f"numbers: {numbers} (a chart needs matplotlib: pip install 'kvgate\\[demo]')", highlight=False)
+        console.print("no chart: it needs matplotlib (pip install 'kvgate\\[demo]')", highlight=False)
     else:
-        console.print(f"chart: {output}, numbers: {numbers}", highlight=False)
+        console.print(f"chart:   {output}", highlight=False)
 
 
 @contextmanager
