@@ -109,30 +109,34 @@ def _messages(fields: Fields) -> _Objects:
 
 
 def _completion(fields: Fields) -> PromptInput:
+    embeds = fields.get("prompt_embeds", NULL)
+    if embeds != NULL:
+        return OpaqueInput(raw=bytes(embeds), why="embeds")  # vLLM takes them first, whatever else is there
     raw = fields.get("prompt", NULL)
     if raw == NULL:
-        if "prompt_embeds" in fields:
-            return OpaqueInput(raw=bytes(fields["prompt_embeds"]), why="embeds")
         raise ClientError("prompt is required", param="prompt")
+    truncated = fields.get("truncate_prompt_tokens", NULL) != NULL
+    prompt = _texts_or_ids(raw)
+    if isinstance(prompt, TokenInput):
+        return OpaqueInput(raw=bytes(raw), why="truncated") if truncated else prompt
+    return TextInput(prompt, add_special_tokens=fields.get("add_special_tokens") != FALSE, truncated=truncated)
+
+
+def _texts_or_ids(raw: msgspec.Raw) -> tuple[str, ...] | TokenInput:
+    """vLLM's four forms, told apart by how they begin: "..", [".."], [1], [[1]]."""
     opening = bytes(memoryview(raw)[:64])
     first, second = opening[:1], opening[1:].lstrip()[:1]
     if first == b'"':
-        texts: tuple[str, ...] = (decode(raw, str, "prompt"),)
-    elif first != b"[" or second == b"]":
+        return (decode(raw, str, "prompt"),)
+    if first != b"[" or second == b"]":
         raise ClientError(
             "prompt must be a string, or a list of strings or token ids that is not empty", param="prompt"
         )
-    elif second == b'"':
-        texts = tuple(decode(raw, list[str], "prompt"))
-    elif second == b"[":
+    if second == b'"':
+        return tuple(decode(raw, list[str], "prompt"))
+    if second == b"[":
         return TokenInput(tuple(array("I", ids) for ids in decode(raw, list[list[_Id]], "prompt")))
-    else:
-        return TokenInput((array("I", decode(raw, list[_Id], "prompt")),))
-    return TextInput(
-        texts,
-        add_special_tokens=fields.get("add_special_tokens") != FALSE,
-        truncated=fields.get("truncate_prompt_tokens", NULL) != NULL,
-    )
+    return TokenInput((array("I", decode(raw, list[_Id], "prompt")),))
 
 
 def _joined(fields: Fields, names: tuple[str, ...]) -> bytes:

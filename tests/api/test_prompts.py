@@ -135,6 +135,13 @@ def test_other_prompts_are_the_clients_error(body: str) -> None:
 
 def test_embeddings_as_a_prompt_have_no_tokens() -> None:
     assert prompt(Kind.COMPLETION, '{"prompt_embeds":"abc"}') == OpaqueInput(b'"abc"', "embeds")
+    assert prompt(Kind.COMPLETION, '{"prompt":"x","prompt_embeds":["abc"]}') == OpaqueInput(b'["abc"]', "embeds")
+    assert prompt(Kind.COMPLETION, '{"prompt":"x","prompt_embeds":null}') == TextInput(("x",))
+
+
+def test_ids_that_the_engine_will_truncate_are_not_known() -> None:
+    read = prompt(Kind.COMPLETION, '{"prompt":[1,2,3],"truncate_prompt_tokens":2}')
+    assert read == OpaqueInput(b"[1,2,3]", "truncated")
 
 
 @pytest.mark.parametrize(
