@@ -158,7 +158,7 @@ async def test_a_missing_folder_is_named_with_the_remedy(tmp_path: Path, reasons
 
 async def test_the_loop_runs_on_while_a_hundred_thousand_tokens_are_encoded(load: Load) -> None:
     tokens = await load()
-    text = "The gateway routes each request to the engine that holds most of its prefix. " * 8_000
+    text = "The gateway routes each request to the engine that holds most of its prefix. " * 5_000
     gaps: list[float] = []
     while len(gaps) < TRIES and (not gaps or min(gaps) >= GAP):
         done = asyncio.Event()
