@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import dataclasses
+import functools
 import logging
 import random
 import signal
@@ -49,9 +50,11 @@ class CacheFeed:
         self._caches = caches
         self._clock = clock
         self._observer = observer
-        self._streams: dict[int, EventStream] = {}
+        self._streams: dict[Endpoint, EventStream] = {}
         self._tasks = TaskSet()
         self._fleet: Fleet | None = None
+        for model, (index, _) in caches.items():
+            index.on_new_unit = functools.partial(self._replay_all, model)
 
     def connect(self, fleet: Fleet) -> None:
         self._fleet = fleet
@@ -66,7 +69,7 @@ class CacheFeed:
         self._tasks.start(self._sweep(endpoint), name=f"sweep {endpoint.name}")
 
     def engine_restarted(self, endpoint: Endpoint) -> None:
-        stream = self._streams.get(endpoint.slot)
+        stream = self._streams.get(endpoint)
         if stream is not None:
             stream.restart()
         else:
@@ -90,7 +93,7 @@ class CacheFeed:
             clock=self._clock,
             settings=settings,
         )
-        self._streams[endpoint.slot] = stream
+        self._streams[endpoint] = stream
         stream.start(self._tasks)
 
     async def synced(self, timeout: float) -> bool:
@@ -111,8 +114,14 @@ class CacheFeed:
     def _index(self, endpoint: Endpoint) -> CacheIndex:
         return self._caches[endpoint.model.name][0]
 
+    def _replay_all(self, model: str) -> None:
+        """The index of ``model`` has begun anew with another block unit."""
+        for endpoint, stream in self._streams.items():
+            if endpoint.model.name == model:
+                stream.restart()
+
     def _stop_stream(self, endpoint: Endpoint) -> None:
-        if (stream := self._streams.pop(endpoint.slot, None)) is not None:
+        if (stream := self._streams.pop(endpoint, None)) is not None:
             self._tasks.start(stream.close(), name=f"close the events of {endpoint.name}")
 
     async def _sweep(self, endpoint: Endpoint) -> None:
