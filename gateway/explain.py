@@ -22,10 +22,15 @@ from gateway.scheduling.trace import ProfileTrace, Trace
 SYNC = 5.0
 """Seconds to wait for the engines' event history: a full replay buffer of 10,000 batches takes about one."""
 
+WIDTH = 200
+"""Columns of the output where there is no terminal."""
+
 
 async def explain(config: Config, model: str, prompt_file: Path) -> int:
     """Print the decision; returns 0, or 1 if no endpoint could be chosen. Raises ConfigError for a bad prompt file."""
     console = Console()
+    if not console.is_terminal:
+        console.width = WIDTH  # a table in a file or a pipe has no edge to wrap at
     path, raw = _body(prompt_file, model)
     gateway = Gateway(config)
     try:

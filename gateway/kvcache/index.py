@@ -76,7 +76,7 @@ class CacheIndex:
         holder = self._holders.get(slot)
         if holder is not None and holder.events != events:
             self.forget(slot)
-            holder.events = events
+            self._holders[slot].events = events
 
     def forget(self, slot: int) -> None:
         """The endpoint holds nothing any more: its engine restarted, or its history starts again."""
