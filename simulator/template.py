@@ -123,7 +123,7 @@ class ChatTemplate:
             )
         except TemplateError:
             raise
-        except (jinja2.TemplateError, TypeError, ValueError, KeyError) as error:
+        except Exception as error:  # a template can make anything raise; vLLM answers 400 to all of it
             raise TemplateError(f"chat template: {error}") from error
         return _cut(text) if continue_final_message else text
 
@@ -134,26 +134,32 @@ class ChatTemplate:
         # A template without the developer role gets one system message, first, of all there are.
         systems = [message["content"] for message in parsed if message["role"] in ("developer", "system")]
         rest = [message for message in parsed if message["role"] not in ("developer", "system")]
-        return [{"role": "system", "content": "\n\n".join(str(text) for text in systems)}, *rest]
+        texts = [text if isinstance(text, str) else "\n".join(part["text"] for part in text) for text in systems]
+        return [{"role": "system", "content": "\n\n".join(text for text in texts if text)}, *rest]
 
     def _message(self, message: Mapping[str, Any]) -> dict[str, Any]:
-        result = dict(message)
-        result["content"] = self._content(message.get("content"))
-        calls = [_call(call) for call in message.get("tool_calls") or ()]
-        result.pop("tool_calls", None)
-        if calls:
-            result["tool_calls"] = calls
-        if "reasoning" in result:
-            result["reasoning_content"] = result["reasoning"]
+        """The fields that vLLM hands on, in its order; all others are dropped."""
+        role = message["role"]
+        result: dict[str, Any] = {"role": role, "content": self._content(message.get("content"))}
+        if role == "assistant":
+            if calls := [_call(call) for call in message.get("tool_calls") or () if isinstance(call, dict)]:
+                result["tool_calls"] = calls
+            reasoning = message.get("reasoning", message.get("reasoning_content"))
+            if reasoning is not None:
+                result["reasoning"] = result["reasoning_content"] = reasoning
+        elif role == "tool" and "tool_call_id" in message:
+            result["tool_call_id"] = message["tool_call_id"]
+        if isinstance(message.get("name"), str):
+            result["name"] = message["name"]
         return result
 
     def _content(self, content: Any) -> Any:
-        if isinstance(content, str) and self._lists_content:
-            return [{"type": "text", "text": content}]
-        if isinstance(content, list) and not self._lists_content:
-            parts = [part if isinstance(part, str) else str(part.get("text") or "") for part in content]
-            return "\n".join(part for part in parts if part)
-        return content if content is not None else ""
+        parts = content if isinstance(content, list) else [content]
+        texts = [part.get("text") if isinstance(part, dict) else part for part in parts]
+        kept = [text for text in texts if isinstance(text, str)]
+        if self._lists_content:
+            return [{"type": "text", "text": text} for text in kept]
+        return "\n".join(text for text in kept if text)
 
 
 def _tag(conversation: list[dict[str, Any]]) -> None:
@@ -177,12 +183,12 @@ def _cut(text: str) -> str:
 
 def _call(call: Mapping[str, Any]) -> dict[str, Any]:
     """A tool call whose arguments are an object, as templates want them, not the string that clients send."""
-    function = dict(call.get("function") or {})
+    function = call.get("function") or {}
     arguments = function.get("arguments")
     if isinstance(arguments, str):
         try:
             arguments = json.loads(arguments)
         except ValueError:
             arguments = {}
-    function["arguments"] = arguments or {}
-    return {**call, "function": function}
+    told = {"arguments": arguments if isinstance(arguments, dict) else {}, "name": function.get("name")}
+    return {"id": call.get("id"), "function": told, "type": "function"}

@@ -58,7 +58,9 @@ async def start() -> AsyncIterator[Start]:
     async def begin(settings: EngineSettings | None = None, *, port: int = 0, **changes: Any) -> Running:
         server = EngineServer(settings or EngineSettings(**{"step_seconds": 0.0005, **changes}))
         await server.start(port=port)
-        running.append(Running(server, httpx.AsyncClient(base_url=server.url, timeout=20)))
+        # Without certificates: reading them takes longer than most tests.
+        client = httpx.AsyncClient(base_url=server.url, timeout=20, verify=False, trust_env=False)
+        running.append(Running(server, client))
         return running[-1]
 
     yield begin

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -59,8 +60,29 @@ def test_continues_the_final_message(reference: Any, text: str) -> None:
 
 
 def test_text_parts_are_joined_for_a_string_template() -> None:
-    parts = [{"type": "text", "text": "one"}, {"type": "text", "text": "two"}]
+    parts = [{"type": "text", "text": "one"}, {"type": "text", "text": ""}, {"type": "image_url"}, "two"]
     assert "one\ntwo" in ChatTemplate().render([{"role": "user", "content": parts}])
+
+
+def test_only_the_fields_that_vllm_hands_on_reach_the_template() -> None:
+    template = ChatTemplate("{{ messages | tojson }}")
+    given = [
+        {**USER, "mark": 1, "name": "bob"},
+        {"role": "assistant", "content": None, "tool_calls": [{**CALL, "index": 0}], "reasoning": "r"},
+        {"role": "tool", "content": "21", "tool_call_id": "call_1"},
+    ]
+    function = {"arguments": {"x": "é<&"}, "name": "f"}
+    assert json.loads(template.render(given)) == [
+        {**USER, "name": "bob"},
+        {
+            "role": "assistant",
+            "content": "",
+            "tool_calls": [{"id": "call_1", "function": function, "type": "function"}],
+            "reasoning": "r",
+            "reasoning_content": "r",
+        },
+        {"role": "tool", "content": "21", "tool_call_id": "call_1"},
+    ]
 
 
 def test_text_becomes_parts_for_a_template_that_loops_over_content() -> None:
