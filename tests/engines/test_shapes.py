@@ -9,13 +9,13 @@ from __future__ import annotations
 import json
 from collections.abc import AsyncIterator
 from pathlib import Path
-from typing import Any
 
 import httpx
 import pytest
 
 from simulator.server import EngineServer
 from simulator.settings import EngineSettings
+from tests.engines.answers import outline, shape
 from tests.engines.chats import CHATS, COMPLETIONS, WEATHER, Body, chat, system, user
 from tests.engines.engine import BLOCK_SIZE, KV_BYTES, MAX_MODEL_LEN, SERVED_NAME, TOKEN_BYTES, Engine
 from tests.engines.prompts import passage
@@ -25,6 +25,8 @@ FIXED: Body = {"max_tokens": 6, "ignore_eos": True, "temperature": 0}
 OF_THE_SERVER = {"date", "server", "content-length", "transfer-encoding", "connection", "keep-alive"}
 """Headers that say which HTTP server it is and how it frames an answer."""
 
+CONFIGURATION = "vllm:cache_config_info"
+"""Its labels are vLLM's options: the simulator has some of them."""
 NOT_SIMULATED = ("vllm:estimated_", "vllm:tool_call_parser_")
 """Of the hardware, and of what an answer's text is parsed into: no gateway reads them."""
 
@@ -69,19 +71,6 @@ async def pair(engine: Engine, simulator: EngineServer) -> AsyncIterator[Pair]:
         httpx.AsyncClient(base_url=simulator.url, timeout=60.0) as simulated,
     ):
         yield Pair(real, simulated)
-
-
-def shape(value: Any) -> Any:
-    """What stays of a JSON value without its content: keys, types, a list's distinct shapes."""
-    if isinstance(value, dict):
-        return {key: shape(inner) for key, inner in value.items()}
-    if isinstance(value, list):
-        distinct: list[Any] = []
-        for inner in map(shape, value):
-            if inner not in distinct:
-                distinct.append(inner)
-        return distinct
-    return type(value).__name__
 
 
 def head(answer: httpx.Response) -> tuple[int, str | None, set[str]]:
@@ -160,19 +149,6 @@ async def test_streams(pair: Pair, name: str) -> None:
     assert outline(simulated.text) == outline(real.text)
 
 
-def outline(text: str) -> list[tuple[str, Any]]:
-    """A stream's events: name (empty without one) and shape; equal ones in a row count once."""
-    assert text.endswith("\n\n")
-    found: list[tuple[str, Any]] = []
-    for event in text.removesuffix("\n\n").split("\n\n"):
-        name, _, data = event.rpartition("data: ")
-        assert not name or (name.startswith("event: ") and name.endswith("\n")), event
-        one = (name, data if data == "[DONE]" else shape(json.loads(data)))
-        if found[-1:] != [one]:
-            found.append(one)
-    return found
-
-
 ERRORS: dict[str, tuple[str, str, Body | bytes | None]] = {
     "unknown model": ("POST", CHAT, chat(user("hi"), model="nope")),
     "unknown path": ("GET", "/v1/nope", None),
@@ -247,6 +223,8 @@ async def test_metrics(pair: Pair, engine: Engine) -> None:
     real, simulated = await pair.send("GET", "/metrics", None)
     assert head(simulated) == head(real)
     theirs, ours = series(real.text), series(simulated.text)
+    (options,) = ours.pop(CONFIGURATION)
+    assert set(options) <= set(theirs.pop(CONFIGURATION)[0])
     assert {name: labels for name, labels in ours.items() if theirs.get(name) != labels} == {}
     assert {n for n in theirs if n.startswith("vllm:") and not n.startswith(NOT_SIMULATED)} - set(ours) == set()
     assert "process_start_time_seconds" in ours
