@@ -153,6 +153,10 @@ class BlockPool:
             block, name = blocks[index], chain.names[index]
             self._names[block] = name
             self._holders.setdefault(name, OrderedDict())[block] = None
+        self.announce(chain, tokens, start, end)
+
+    def announce(self, chain: HashChain, tokens: Sequence[int], start: int, end: int) -> None:
+        """Say again that blocks ``start`` to ``end`` of a request are held. Nothing changes but what is told."""
         size = self.block_size
         self._events.append(
             Stored(

@@ -8,7 +8,7 @@ from aiohttp import web
 
 from simulator.call import Call
 from simulator.generation import Generation, Piece
-from simulator.prompts import Ask, stops
+from simulator.prompts import Ask, reports_hits, stops
 from simulator.sink import encode_json
 
 
@@ -30,6 +30,7 @@ async def chat_asks(call: Call, body: dict[str, Any], *limits: str) -> tuple[str
             adapter=adapter,
             seed=choice,
             transfer=transfer,
+            report_hits=reports_hits(body),
         )
         for choice in range(wanted_choices(body))
     ]

@@ -10,7 +10,7 @@ from simulator.call import Call
 from simulator.chat import wanted_choices
 from simulator.errors import missing
 from simulator.generation import Generation, Piece
-from simulator.prompts import COMPLETION_TOKENS, Ask, stops
+from simulator.prompts import COMPLETION_TOKENS, Ask, reports_hits, stops
 from simulator.sink import encode_json
 
 
@@ -33,6 +33,7 @@ async def answer_completion(call: Call) -> web.StreamResponse:
             adapter=adapter,
             seed=choice,
             transfer=transfer,
+            report_hits=reports_hits(body),
         )
         for ids in each
         for choice in range(wanted_choices(body))

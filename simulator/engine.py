@@ -122,6 +122,8 @@ class Engine:
         if not self.pool.fits(hits, -(-len(job.tokens) // size) - len(hits)):
             return 0
         self.pool.touch(hits)
+        if job.report_hits and hits and job.cached is None:
+            self.pool.announce(job.chain, job.tokens, 0, len(hits))
         job.blocks = hits
         job.named = len(hits)
         job.computed = start

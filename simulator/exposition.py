@@ -6,6 +6,7 @@ import os
 import platform
 import resource
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 
 from simulator.engine import Engine
@@ -161,7 +162,7 @@ def render(
         "Prefix-cache hit tokens by the cache tier that supplied them.",
         _by("source", TIERS),
     )
-    ends: list[tuple[str, Read]] = [(word, lambda e, word=word: e.stats.finished[word]) for word in FINISHED]  # type: ignore[misc]
+    ends = [(word, partial(_finished, word)) for word in FINISHED]
     page.counter("request_success", "Count of successfully processed requests.", _by("finished_reason", ends))
     _rejections(page, settings.served_name, rejected, started)
     for name, text, histogram in HISTOGRAMS:
@@ -219,6 +220,10 @@ class _Page:
         self.family(f"{name}_created", "gauge", text)
         for index in range(len(self._engines)):
             self.sample(f"{name}_created", index, self._started)
+
+
+def _finished(word: str, engine: Engine) -> int:
+    return engine.stats.finished[word]
 
 
 def _cached(engine: Engine) -> int:

@@ -56,7 +56,7 @@ class Fault:
 
 
 class Faults:
-    """The faults in force, oldest first. Each request takes at most one."""
+    """The faults in force, oldest first. Each request takes at most one. Only a started server can refuse."""
 
     def __init__(self) -> None:
         self._faults: list[Fault] = []

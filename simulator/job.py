@@ -25,7 +25,8 @@ class Job:
 
     ``max_tokens``: of the answer, at least 1. ``eos``: the token that ends it; None: only a limit does.
     ``remote_tokens``: leading prompt tokens whose KV another engine sends (a decode leg). ``pooling``:
-    it ends with its prompt, and nothing is sampled. Times are the engine's.
+    it ends with its prompt, and nothing is sampled. ``report_hits``: the blocks that it finds are announced once more
+    (``kv_cache_report_mode: full``). Times are the engine's.
     """
 
     id: str
@@ -37,6 +38,7 @@ class Job:
     eos: int | None = None
     remote_tokens: int = 0
     pooling: bool = False
+    report_hits: bool = False
     prompt_tokens: int = field(init=False)
     computed: int = 0  # tokens whose KV is in ``blocks``
     cached: int | None = None  # of the prompt, found at the first try; None: not yet scheduled

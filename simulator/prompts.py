@@ -35,7 +35,7 @@ SALT_LENGTH = 1024
 class Ask:
     """One sequence that is wanted. ``adapter``: its LoRA; None: the model itself. ``seed``: of the answer's text.
 
-    ``pooling``: no text is wanted, only that the prompt is computed.
+    ``pooling``: no text is wanted, only that the prompt is computed. ``report_hits``: see Job.
     """
 
     ids: array[int]
@@ -47,6 +47,7 @@ class Ask:
     seed: int = 0
     transfer: Transfer | None = None
     pooling: bool = False
+    report_hits: bool = False
 
 
 class Prompts:
@@ -166,6 +167,12 @@ def stops(body: Mapping[str, Any], field: str = "stop") -> tuple[str, ...]:
     if isinstance(value, str):
         return (value,) if value else ()
     return tuple(text for text in value or () if isinstance(text, str) and text)
+
+
+def reports_hits(body: Mapping[str, Any]) -> bool:
+    """Whether the blocks that are found shall be announced again: ``vllm_xargs.kv_cache_report_mode`` is full."""
+    extra = body.get("vllm_xargs")
+    return isinstance(extra, dict) and extra.get("kv_cache_report_mode") == "full"
 
 
 def _is_id(value: Any) -> bool:

@@ -183,7 +183,8 @@ class EngineServer:
         finally:
             if call.generation is not None:
                 call.generation.close()
-        self._requests[path, method, f"{response.status // 100}xx"] += 1
+        handler = path if path in ROUTES or path in DEV_ROUTES or path == "/metrics" else "none"
+        self._requests[handler, method, f"{response.status // 100}xx"] += 1
         return response
 
     async def _answer(self, call: Call, method: str, path: str) -> web.StreamResponse:

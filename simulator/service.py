@@ -99,6 +99,7 @@ class Service:
             eos=None if ask.ignore_eos else self.words.eos,
             remote_tokens=ask.transfer.remote_tokens if ask.transfer and settings.nixl else 0,
             pooling=ask.pooling,
+            report_hits=ask.report_hits,
         )
 
     def _answer(self, ask: Ask) -> Iterator[int]:

@@ -137,6 +137,21 @@ async def test_a_lost_batch_leaves_a_gap_that_a_replay_fills(engine: Running, co
     assert (await replay(context, publisher.replay, before))[0][-1] == b"\x91\x01"
 
 
+async def test_found_blocks_are_announced_again_where_it_is_asked_for(
+    engine: Running, context: zmq.asyncio.Context
+) -> None:
+    full = {"vllm_xargs": {"kv_cache_report_mode": "full"}, "return_token_ids": True}
+    await engine.chat("a" * 40, max_tokens=1, **full)
+    publisher = engine.server.service.sockets.publishers[0]
+    seen = publisher.next_seq
+    answer = await engine.chat("a" * 40, max_tokens=1, **full)
+    assert publisher.replay is not None
+    (event,) = events((await replay(context, publisher.replay, seen))[0][-1])
+    cached = answer["usage"]["prompt_tokens_details"]["cached_tokens"]
+    assert event["parent_block_hash"] is None
+    assert event["token_ids"] == answer["prompt_token_ids"][:cached]
+
+
 async def test_an_invalid_request_gets_no_answer(engine: Running, context: zmq.asyncio.Context) -> None:
     assert engine.server.kv_replay is not None
     with context.socket(zmq.DEALER) as socket:
