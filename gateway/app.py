@@ -196,9 +196,13 @@ class Gateway:
         self.server = Server(director, self.directory, ClientKeys(config.client_keys))
         self.admin = Admin(self.metrics.render_in_slices)
 
+    async def load(self) -> None:
+        """Load the tokenizers. Raises ConfigError."""
+        await asyncio.gather(*(serving.tokens.load() for serving in self.directory.servings))
+
     async def start(self) -> None:
         """Load the tokenizers, probe the engines, follow their events. Raises ConfigError."""
-        await asyncio.gather(*(serving.tokens.load() for serving in self.directory.servings))
+        await self.load()
         await self.upstream.start()
         await self.fleet.start()
 
@@ -207,6 +211,8 @@ class Gateway:
         await self.feed.close()
         await self.fleet.close()
         await self.upstream.close()
+        for serving in self.directory.servings:
+            await serving.tokens.close()
 
 
 async def _bind(runner: web.BaseRunner, host: str, port: int, what: str) -> int:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import asyncio
 import os
 import sys
 from collections.abc import Sequence
@@ -12,6 +11,7 @@ from pathlib import Path
 import uvloop
 
 from gateway import __version__
+from gateway.config.clashes import clashes
 from gateway.config.describe import describe
 from gateway.config.load import load
 from gateway.errors import ConfigError
@@ -90,14 +90,17 @@ def _check(options: argparse.Namespace) -> int:
     async def build() -> None:
         gateway = Gateway(config)
         try:
-            await asyncio.gather(*(serving.tokens.load() for serving in gateway.directory.servings))
+            await gateway.load()
         finally:
             await gateway.close()
 
     uvloop.run(build())
     print(describe(config))
-    print(f"{options.config}: in order", file=sys.stderr)
-    return 0
+    problems = clashes()
+    for problem in problems:
+        print(f"kvgate: {problem}", file=sys.stderr)
+    print(f"{options.config}: {'in order' if not problems else 'in order, but for the above'}", file=sys.stderr)
+    return 1 if problems else 0
 
 
 def _explain(options: argparse.Namespace) -> int:

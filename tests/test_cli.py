@@ -1,0 +1,279 @@
+"""The command, as its users run it: processes, exit codes, signals, what it prints."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import os
+import re
+import signal
+import socket
+import sys
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import httpx
+import pytest
+
+from gateway import __version__
+from gateway.cli import EXIT_CONFIG, main
+from simulator.faults import FaultKind
+from simulator.server import EngineServer
+from simulator.settings import EngineSettings
+from simulator.tokenizer import build_tokenizer
+from tests.support.wait import eventually
+
+CHAT = {"model": "sim", "messages": [{"role": "user", "content": "Hello there"}], "max_tokens": 4}
+
+
+@pytest.fixture(scope="module")
+def tokenizer(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("tokenizer")
+    build_tokenizer(folder)
+    return folder
+
+
+def write(folder: Path, *urls: str, tokenizer: Path | None = None) -> Path:
+    config = {
+        "listen": {"port": 0, "admin": "127.0.0.1:0", "grace": 20},
+        "models": [
+            {"name": "sim", "tokenizer": str(tokenizer) if tokenizer else None, "endpoints": [{"url": u} for u in urls]}
+        ],
+    }
+    path = folder / "plugins.yaml"
+    path.write_text(json.dumps(config))  # JSON is YAML
+    return path
+
+
+class Process:
+    """``kvgate`` as a child; its log in ``lines``."""
+
+    def __init__(self, child: asyncio.subprocess.Process) -> None:
+        self.child = child
+        self.lines: list[str] = []
+        self.reader = asyncio.get_running_loop().create_task(self._read())
+
+    async def _read(self) -> None:
+        assert self.child.stderr is not None
+        while line := await self.child.stderr.readline():
+            self.lines.append(line.decode())
+
+    def find(self, pattern: str) -> str | None:
+        return next((found[1] for line in self.lines if (found := re.search(pattern, line))), None)
+
+    async def url(self) -> str:
+        await eventually(lambda: self.find(r"serves on (http\S+)"), f"it serves: {self.lines}", within=60)
+        return self.find(r"serves on (http://[\d.:]+)") or ""
+
+
+@contextlib.asynccontextmanager
+async def serving(config: Path, *options: str, **environ: str) -> AsyncIterator[Process]:
+    child = await asyncio.create_subprocess_exec(
+        sys.executable, "-m", "gateway.cli", "serve", str(config), *options,
+        stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE, env=os.environ | environ,
+    )  # fmt: skip
+    process = Process(child)
+    try:
+        yield process
+    finally:
+        if child.returncode is None:
+            child.kill()
+        await child.wait()
+        await process.reader
+        child._transport.close()
+
+
+@contextlib.asynccontextmanager
+async def engine(settings: EngineSettings | None = None) -> AsyncIterator[EngineServer]:
+    server = EngineServer(settings or EngineSettings())
+    await server.start()
+    try:
+        yield server
+    finally:
+        await server.close()
+
+
+async def test_it_serves_and_ends_at_sigterm_with_0(tmp_path, tokenizer):
+    async with engine(EngineSettings(tokenizer=str(tokenizer))) as server:
+        config = write(tmp_path, server.url, tokenizer=tokenizer)
+        async with serving(config, "--log-format", "json") as process, httpx.AsyncClient() as client:
+            await eventually(lambda: process.find(r"serves on (http[^\"]+)"), "it serves", within=60)
+            url = process.find(r"serves on (http://[\d.:]+)")
+            reply = await client.post(f"{url}/v1/chat/completions", json=CHAT)
+            assert reply.status_code == 200
+            process.child.send_signal(signal.SIGTERM)
+            assert await process.child.wait() == 0
+            await process.reader
+        lines = [json.loads(line) for line in process.lines]
+        (line,) = [line for line in lines if line["event"] == "request"]
+        assert (line["status"], line["model"], line["exact"]) == (200, "sim", True)
+        assert line["prompt_tokens"] == reply.json()["usage"]["prompt_tokens"]
+
+
+async def test_sigterm_lets_running_answers_end_and_accepts_no_new_connection(tmp_path):
+    async with engine(EngineSettings(step_seconds=0.02)) as server, httpx.AsyncClient(timeout=30) as client:
+        async with serving(write(tmp_path, server.url)) as process:
+            url = await process.url()
+            long = {**CHAT, "stream": True, "max_tokens": 40, "ignore_eos": True}
+            async with client.stream("POST", f"{url}/v1/chat/completions", json=long) as reply:
+                events = reply.aiter_lines()
+                await anext(events)
+                process.child.send_signal(signal.SIGTERM)
+                await eventually(lambda: process.find("(stopping)"), "it stops")
+                async with httpx.AsyncClient() as other:
+                    with pytest.raises(httpx.ConnectError):
+                        await other.get(f"{url}/health")
+                rest = [line async for line in events]
+            assert rest[-2:] == ["data: [DONE]", ""]
+            assert await process.child.wait() == 0
+
+
+async def test_an_answer_longer_than_the_grace_is_cut_off_and_the_exit_is_still_0(tmp_path):
+    async with engine() as server, httpx.AsyncClient(timeout=30) as client:
+        server.faults.inject(FaultKind.HANG_AFTER)
+        config = write(tmp_path, server.url)
+        config.write_text(config.read_text().replace('"grace": 20', '"grace": 0.1'))
+        async with serving(config) as process:
+            url = await process.url()
+            with pytest.raises(httpx.HTTPError):
+                async with client.stream("POST", f"{url}/v1/chat/completions", json={**CHAT, "stream": True}) as reply:
+                    events = reply.aiter_lines()
+                    await anext(events)
+                    process.child.send_signal(signal.SIGTERM)
+                    async for _ in events:
+                        pass
+            assert await process.child.wait() == 0
+
+
+async def test_it_tells_the_service_manager(tmp_path):
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as manager:
+        manager.bind(str(tmp_path / "notify"))
+        manager.setblocking(False)
+        async with engine() as server:
+            async with serving(write(tmp_path, server.url), NOTIFY_SOCKET=str(tmp_path / "notify")) as process:
+                loop = asyncio.get_running_loop()
+                async with asyncio.timeout(60):
+                    assert b"READY=1" in await loop.sock_recv(manager, 1000)
+                    process.child.send_signal(signal.SIGTERM)
+                    assert b"STOPPING=1" in await loop.sock_recv(manager, 1000)
+                assert await process.child.wait() == 0
+
+
+async def test_a_signal_during_the_start_ends_it(tmp_path):
+    async with engine() as server:
+        server.faults.inject(FaultKind.HANG, path="/")
+        config = write(tmp_path, server.url)
+        async with serving(config) as process:
+            await eventually(lambda: process.find("(metrics on)"), "it has begun", within=60)
+            process.child.send_signal(signal.SIGTERM)
+            assert await process.child.wait() == 0
+
+
+async def test_a_port_that_is_taken_is_said_so(tmp_path):
+    async with engine() as server:
+        config = write(tmp_path, server.url)
+        port = server.url.rpartition(":")[2]
+        async with serving(config, "--port", port) as process:
+            assert await process.child.wait() == EXIT_CONFIG
+            await process.reader
+            assert f"cannot listen on 127.0.0.1:{port}" in process.lines[-1]
+
+
+async def test_no_key_is_ever_logged(tmp_path):
+    async with engine(EngineSettings(api_key="engine-secret-1")) as server, httpx.AsyncClient() as client:
+        config = write(tmp_path, server.url)
+        content = json.loads(config.read_text())
+        content["models"][0]["endpoints"][0]["api_key"] = "${ENGINE_KEY}"
+        content["client_keys"] = {"values": ["${CLIENT_KEY}"]}
+        content["log"] = {"level": "debug"}
+        config.write_text(json.dumps(content))
+        keys = {"ENGINE_KEY": "engine-secret-1", "CLIENT_KEY": "client-secret-1"}
+        async with serving(config, **keys) as process:
+            url = await process.url()
+            headers = {"Authorization": "Bearer client-secret-1"}
+            assert (await client.post(f"{url}/v1/chat/completions", json=CHAT, headers=headers)).status_code == 200
+            headers = {"Authorization": "Bearer client-secret-2"}
+            assert (await client.post(f"{url}/v1/chat/completions", json=CHAT, headers=headers)).status_code == 401
+            process.child.send_signal(signal.SIGTERM)
+            await process.child.wait()
+            await process.reader
+        assert not [line for line in process.lines if "secret" in line]
+
+
+def test_version(capsys):
+    with pytest.raises(SystemExit) as ended:
+        main(["--version"])
+    assert ended.value.code == 0
+    assert capsys.readouterr().out == f"kvgate {__version__}\n"
+
+
+def test_check_prints_what_is_in_force(tmp_path, capsys):
+    config = write(tmp_path, "http://127.0.0.1:1")
+    assert main(["check", str(config)]) == 0
+    printed = capsys.readouterr().out
+    assert "placement-cost" in printed
+    again = tmp_path / "again.yaml"
+    again.write_text(printed)
+    assert main(["check", str(again)]) == 0
+    assert capsys.readouterr().out == printed
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ('"modles": []', "modles"),
+        ('"retries": {"attempts": "two"}', "attempts"),
+        ('"retries": {"attempts": 0}', "attempts"),
+        ('"handlers": [{"name": "default", "type": "singel"}]', "single"),
+    ],
+)
+def test_a_configuration_that_is_wrong_is_said_so_with_its_line(tmp_path, capsys, change, said):
+    config = write(tmp_path, "http://127.0.0.1:1")
+    config.write_text(config.read_text()[:-1] + ",\n" + change + "}")
+    assert main(["check", str(config)]) == EXIT_CONFIG
+    error = capsys.readouterr().err
+    assert said in error
+    assert f"{config}:2" in error
+
+
+def test_a_tokenizer_that_is_not_there_stops_the_start(tmp_path, capsys):
+    config = write(tmp_path, "http://127.0.0.1:1", tokenizer=tmp_path / "nothing")
+    assert main(["check", str(config)]) == EXIT_CONFIG
+    assert str(tmp_path / "nothing") in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("form", ["text", "json"])
+async def test_explain_says_who_holds_the_prompt(tmp_path, tokenizer, form):
+    text = "The gateway sends each prompt to the engine that holds it. " * 20
+    body = {"model": "sim", "prompt": text, "max_tokens": 2}
+    settings = EngineSettings(tokenizer=str(tokenizer))
+    async with engine(settings) as one, engine(settings) as two, httpx.AsyncClient() as client:
+        asked = await client.post(f"{two.url}/v1/completions", json=body)
+        assert asked.status_code == 200
+        config = write(tmp_path, one.url, two.url, tokenizer=tokenizer)
+        prompt = tmp_path / "prompt"
+        prompt.write_text(text if form == "text" else json.dumps(body))
+        child = await asyncio.create_subprocess_exec(
+            sys.executable, "-m", "gateway.cli", "explain", str(config), "--model", "sim", "--prompt-file", str(prompt),
+            stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE,
+        )  # fmt: skip
+        out, err = await child.communicate()
+        assert child.returncode == 0, err.decode()
+        assert f"it would go to {two.url.removeprefix('http://')}" in out.decode()
+        tokens = asked.json()["usage"]["prompt_tokens"]
+        assert f"{tokens} prompt tokens (exact)" in out.decode()
+        assert str((tokens - 1) // 16 * 16) in out.decode()
+        assert len(two.received) >= 1
+
+
+async def test_explain_without_a_usable_endpoint_is_1(tmp_path):
+    prompt = tmp_path / "prompt"
+    prompt.write_text("Hello")
+    child = await asyncio.create_subprocess_exec(
+        sys.executable, "-m", "gateway.cli", "explain", str(write(tmp_path, "http://127.0.0.1:1")),
+        "--model", "sim", "--prompt-file", str(prompt), stdout=asyncio.subprocess.PIPE,
+    )  # fmt: skip
+    out, _ = await child.communicate()
+    assert child.returncode == 1
+    assert "refused" in out.decode()
