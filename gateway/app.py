@@ -100,8 +100,8 @@ class CacheFeed:
         """Wait until every stream has replayed what there is; false if some had not after ``timeout`` seconds."""
         try:
             async with asyncio.timeout(timeout):
-                for stream in list(self._streams.values()):
-                    await stream.synced.wait()
+                while missing := [stream for stream in self._streams.values() if not stream.synced.is_set()]:
+                    await missing[0].synced.wait()
         except TimeoutError:
             return False
         return True

@@ -65,7 +65,10 @@ RunProfile: TypeAlias = Callable[[str, Sequence[Endpoint]], Sequence[Endpoint]]
 
 
 class Handler(Protocol):
-    """Runs profiles and makes a plan of their results. If it raises, the request fails."""
+    """Runs profiles and makes a plan of their results. If it raises, the request fails.
+
+    It may have an attribute ``profiles``, the names that it will run: a name that is nowhere then stops the start.
+    """
 
     def plan(self, request: Request, endpoints: Sequence[Endpoint], run: RunProfile, /) -> Plan: ...
 

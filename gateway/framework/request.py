@@ -37,7 +37,7 @@ class Request:
 
     ``prompt_tokens``: exact if ``exact``, else estimated. ``token_ids``: see ``Prompt.ids``. ``matches``: by
     ``endpoint.slot``. ``expected_output``: tokens. ``headers``: lower-case names, without credentials.
-    ``labels``: what the ``labels`` filter may select by. ``arrived``: Clock.monotonic().
+    ``arrived``: Clock.monotonic().
     """
 
     id: str

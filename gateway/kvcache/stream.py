@@ -83,7 +83,8 @@ class EventStream:
             self._task = self._tasks.start(self._run(), name=f"KV events of {self._name}")
 
     async def close(self) -> None:
-        """Ends the stream; safe before ``start`` and more than once."""
+        """Ends the stream; safe before ``start`` and more than once. Nobody waits for its history any more."""
+        self.synced.set()
         if self._task is not None:
             self._task.cancel()
             await asyncio.wait([self._task])

@@ -121,10 +121,11 @@ class Attempts:
             return True
         self.sent += 1
         if failure.cause.killed:
+            # Not from the budget: when an engine dies under load, all that was on it comes at once, and each request
+            # may do so only once. Health takes such an engine out, so that it is no load that could go on.
             self._deaths += 1
-            if self._deaths > 1:
-                return False
-        elif failure.cause in (Cause.IDLE_TIMEOUT, Cause.TOTAL_TIMEOUT):
+            return self._deaths == 1 and self._settings.attempts > 1
+        if failure.cause in (Cause.IDLE_TIMEOUT, Cause.TOTAL_TIMEOUT):
             return False  # the client's patience is spent: a second answer would come later still
         if self.sent >= self._settings.attempts:
             return False

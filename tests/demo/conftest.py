@@ -15,16 +15,17 @@ def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def small() -> Scene:
-    """A scene of a second or two: 24 requests, of which the four prompts do not fit into one cache."""
+    """A scene of a few seconds: 36 requests, whose prompts do not all fit into one cache of the two."""
     return Scene(
         engines=2,
-        prefill_seconds=2e-5,
-        step_seconds=2e-3,
-        cache_blocks=60,
-        groups=4,
-        system_words=120,
+        prefill_seconds=8e-5,
+        step_seconds=5e-3,
+        cache_blocks=320,
+        groups=6,
+        system_words=600,
         users=3,
         turns=2,
-        at_once=4,
+        at_once=3,
+        arrival_seconds=0.05,
         answer_tokens=4,
     )

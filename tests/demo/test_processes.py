@@ -10,7 +10,7 @@ import httpx
 import pytest
 
 from gateway.demo import processes
-from gateway.demo.processes import DidNotStart, Processes, environment
+from gateway.demo.processes import DidNotStart, Processes, environment, undisturbed
 from gateway.framework import SystemClock
 
 STUBBORN = (
@@ -75,6 +75,19 @@ def test_a_second_interrupt_ends_the_waiting(tmp_path: Path) -> None:
     pid, returncode = out.split()
     assert (demo.returncode, int(returncode)) == (0, -signal.SIGKILL)
     assert not Path(f"/proc/{pid}").exists()
+
+
+def test_an_interrupt_while_a_process_is_born_waits_for_our_note_of_it() -> None:
+    noted = False
+    with pytest.raises(KeyboardInterrupt), undisturbed():
+        signal.raise_signal(signal.SIGINT)
+        signal.raise_signal(signal.SIGTERM)
+        noted = True
+    assert noted
+    with undisturbed():
+        pass
+    with pytest.raises(KeyboardInterrupt):
+        signal.raise_signal(signal.SIGINT)
 
 
 def test_an_engine_that_does_not_start_says_why(tmp_path: Path) -> None:

@@ -50,8 +50,8 @@ def test_the_introduction_says_what_is_simulated() -> None:
     out = console(terminal=False)
     introduce(out, Scene())
     assert "4 simulated engines" in said(out)
-    assert "20,000 prompt tokens/s" in said(out)
-    assert "40,000 tokens" in said(out)
+    assert "12,500 prompt tokens/s" in said(out)
+    assert "25,600 tokens" in said(out)
 
 
 def test_the_table_has_both_runs_side_by_side() -> None:
@@ -59,8 +59,8 @@ def test_the_table_has_both_runs_side_by_side() -> None:
     out.print(
         table(
             [
-                Result("round robin", 216, 0, 800_000, 200_000, (0.4,) * 216, 20.0),
-                Result("kvgate, default profile", 216, 2, 800_000, 700_000, (0.05,) * 214, 10.0),
+                Result("round robin", 144, 0, 800_000, 200_000, (0.4,) * 144, 20.0),
+                Result("kvgate, default profile", 144, 2, 800_000, 700_000, (0.05,) * 142, 10.0),
             ]
         )
     )

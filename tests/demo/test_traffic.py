@@ -16,7 +16,7 @@ def test_the_same_scene_is_the_same_traffic() -> None:
 def test_users_share_system_prompts_and_ask_their_own_questions() -> None:
     scene = Scene()
     all_chats = conversations(scene)
-    assert sum(len(chat.questions) for chat in all_chats) == scene.requests == 216
+    assert sum(len(chat.questions) for chat in all_chats) == scene.requests == 144
     by_prompt: dict[str, int] = {}
     for chat in all_chats:
         [system] = chat.messages

@@ -70,6 +70,11 @@ def test_a_sick_fleet_is_not_hammered():
     assert 100 <= granted <= 100 + BUDGET_RESERVE
 
 
+def test_an_engines_death_under_load_is_not_the_budgets():
+    budget = RetryBudget(0.0)
+    assert all(Attempts(RetrySettings(), budget).may_try_another(failure(Cause.DIED)) for _ in range(1000))
+
+
 def test_no_budget_means_no_retry():
     assert not RetryBudget(0.0).withdraw()
 

@@ -1,0 +1,214 @@
+"""The main job, end to end on simulated engines: every request goes to the engine that holds most of its prefix."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import random
+from collections.abc import AsyncIterator
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from gateway.fleet.settings import EndpointSettings, ScrapeSettings
+from gateway.scheduling.settings import PluginSettings, ProfileSettings, WeightedScorer
+from simulator.server import EngineServer
+from simulator.settings import EngineSettings
+from simulator.tokenizer import build_tokenizer
+from tests.support.gateway import QUICK_FLEET, Running, config_for, running
+from tests.support.wait import eventually
+
+PATH = "/v1/chat/completions"
+
+
+@pytest.fixture(scope="module")
+def tokenizer(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("tokenizer")
+    build_tokenizer(folder)
+    return str(folder)
+
+
+@contextlib.asynccontextmanager
+async def engines(count: int, **settings: object) -> AsyncIterator[list[EngineServer]]:
+    async with contextlib.AsyncExitStack() as stack:
+        servers = []
+        for seed in range(count):
+            server = EngineServer(EngineSettings(seed=seed, **settings))
+            await server.start()
+            stack.push_async_callback(server.close)
+            servers.append(server)
+        yield servers
+
+
+def chat(group: int, question: int = 0, words: int = 300, **extra: object) -> dict[str, object]:
+    chance = random.Random(group)
+    system = " ".join(chance.choice(["engine", "block", "token", "prefix", "cache", "queue"]) for _ in range(words))
+    messages = [
+        {"role": "system", "content": f"{group}: {system}"},
+        {"role": "user", "content": f"Question {question}"},
+    ]
+    return {"model": "sim", "messages": messages, "max_tokens": 3, **extra}
+
+
+async def ask(gateway: Running, body: dict[str, object]) -> dict:
+    reply = await gateway.client.post(PATH, json=body)
+    assert reply.status_code == 200, reply.text
+    return reply.json()
+
+
+async def synced(gateway: Running) -> None:
+    assert await gateway.gateway.feed.synced(10)
+
+
+def endpoint_of(gateway: Running, server: EngineServer) -> str:
+    return server.url.removeprefix("http://")
+
+
+async def test_the_expected_hit_is_what_the_engine_reports_request_by_request(tokenizer):
+    """Caches too small for all prefixes, so that engines evict all the time."""
+    async with engines(3, tokenizer=tokenizer, num_blocks=400) as servers:
+        seldom = replace(QUICK_FLEET, scrape=ScrapeSettings(interval=1.0))
+        async with running(config_for(*(s.url for s in servers), tokenizer=tokenizer, fleet=seldom)) as gateway:
+            await synced(gateway)
+            chance = random.Random(1)
+            for number in range(120):
+                await ask(gateway, chat(chance.randrange(20), number))
+                line = gateway.lines[-1]
+                assert (line.exact, line.prompt_tokens) == (True, line.reported_prompt_tokens)
+                assert line.expected_hit == line.cached_tokens
+            assert sum(line.cached_tokens for line in gateway.lines) > 0
+            assert len({line.endpoint for line in gateway.lines}) == 3
+
+
+async def test_a_burst_of_siblings_finds_the_engine_of_the_first_before_any_event(tokenizer):
+    prefix_first: dict[str, Any] = {
+        "plugins": (
+            PluginSettings("healthy", "healthy"),
+            PluginSettings("prefix", "prefix-cache"),
+            PluginSettings("best", "max-score"),
+        ),
+        "profiles": (
+            ProfileSettings(
+                name="default", filters=("healthy",), scorers=(WeightedScorer("prefix", 1.0),), picker="best"
+            ),
+        ),
+    }
+    async with engines(3, tokenizer=tokenizer, prefill_token_seconds=1e-4) as servers:
+        async with running(config_for(*(s.url for s in servers), tokenizer=tokenizer, **prefix_first)) as gateway:
+            await synced(gateway)
+            await asyncio.gather(*(ask(gateway, chat(7, number, words=2000)) for number in range(4)))
+            assert len({line.endpoint for line in gateway.lines}) == 1
+            assert [line.match_source for line in gateway.lines].count("predicted") == 3
+
+
+async def test_a_gateway_that_starts_later_knows_what_was_cached_before(tokenizer):
+    async with engines(2, tokenizer=tokenizer) as servers:
+        config = config_for(*(s.url for s in servers), tokenizer=tokenizer)
+        async with running(config) as first:
+            await synced(first)
+            await ask(first, chat(1))
+            home = first.lines[-1].endpoint
+        async with running(config, seed=5) as second:
+            await synced(second)
+            for question in range(4):
+                await ask(second, chat(1, question))
+                assert second.lines[-1].endpoint == home
+                assert second.lines[-1].expected_hit == second.lines[-1].cached_tokens > 0
+
+
+async def test_an_engine_that_restarts_holds_nothing(tokenizer):
+    async with contextlib.AsyncExitStack() as stack:
+        first = EngineServer(EngineSettings(tokenizer=tokenizer))
+        await first.start()
+        gateway = await stack.enter_async_context(running(config_for(first.url, tokenizer=tokenizer)))
+        await synced(gateway)
+        await ask(gateway, chat(1))
+        port = first.port
+        await first.kill()
+        again = EngineServer(EngineSettings(tokenizer=tokenizer))
+        await again.start(port=port)
+        stack.push_async_callback(again.close)
+        endpoint = gateway.gateway.fleet.endpoints(gateway.gateway.directory.servings[0].model)[0]
+        await eventually(lambda: not endpoint.engine.up or endpoint.engine.started, "the restart is noticed")
+        await eventually(lambda: endpoint.engine.up, "the engine is up again")
+        index = gateway.gateway.directory.servings[0].index
+        await eventually(lambda: index.blocks == 0, "what the dead process held is forgotten")
+        await synced(gateway)
+        for question in range(3):
+            await ask(gateway, chat(2, question))
+            assert gateway.lines[-1].expected_hit == gateway.lines[-1].cached_tokens
+        assert gateway.lines[-1].cached_tokens > 0
+
+
+@pytest.mark.parametrize("why", ["no events", "no tokenizer", "neither"])
+async def test_what_is_not_told_is_estimated_from_what_was_sent_where(tokenizer, why):
+    async with engines(3, tokenizer=tokenizer, kv_events=why == "no tokenizer") as servers:
+        known = tokenizer if why == "no events" else None
+        async with running(config_for(*(s.url for s in servers), tokenizer=known)) as gateway:
+            homes: dict[int, set[str | None]] = {}
+            for number in range(24):
+                group = number % 6
+                await ask(gateway, chat(group, number))
+                homes.setdefault(group, set()).add(gateway.lines[-1].endpoint)
+            assert all(len(home) == 1 for home in homes.values())
+            assert gateway.lines[-1].match_source == "estimated"
+            assert gateway.lines[-1].exact == (why == "no events")
+
+
+async def test_killed_under_load_costs_no_request_that_had_not_committed(tokenizer):
+    async with engines(3, tokenizer=tokenizer, step_seconds=0.005, prefill_token_seconds=2e-5) as servers:
+        config = config_for(*(s.url for s in servers), tokenizer=tokenizer)
+        async with running(config) as gateway:
+            await synced(gateway)
+            results: list[tuple[int, str]] = []
+
+            async def visit(number: int) -> None:
+                reply = await gateway.client.post(PATH, json=chat(number % 10, number, max_tokens=20))
+                results.append((reply.status_code, reply.text))
+
+            visits = [asyncio.get_running_loop().create_task(visit(number)) for number in range(60)]
+            await eventually(lambda: servers[1].running > 3, "the doomed engine is at work")
+            await servers[1].kill()
+            await asyncio.gather(*visits)
+            assert [status for status, _ in results] == [200] * 60
+            assert max(line.attempts for line in gateway.lines) == 2
+            await eventually(gateway.idle, "every permit and reservation is given back")
+
+
+async def test_ranks_are_endpoints_of_one_engine_with_caches_of_their_own(tokenizer):
+    async with engines(1, tokenizer=tokenizer, ranks=2) as (server,):
+        endpoints = (EndpointSettings(url=server.url, ranks=2),)
+        async with running(config_for(endpoints=endpoints, tokenizer=tokenizer)) as gateway:
+            await synced(gateway)
+            for number in range(20):
+                await ask(gateway, chat(number % 5, number))
+                assert gateway.lines[-1].expected_hit == gateway.lines[-1].cached_tokens
+            assert {line.endpoint for line in gateway.lines} == {f"{endpoint_of(gateway, server)}/{r}" for r in (0, 1)}
+            ranks = [r.headers.get("x-data-parallel-rank") for r in server.received if r.path == PATH]
+            assert set(ranks) == {"0", "1"}
+
+
+async def test_an_adapter_is_a_name_of_its_own_with_blocks_of_its_own(tokenizer):
+    async with engines(2, tokenizer=tokenizer, adapters=("poet",)) as servers:
+        async with running(config_for(*(s.url for s in servers), tokenizer=tokenizer)) as gateway:
+            await synced(gateway)
+            listed = {e["id"]: e for e in (await gateway.client.get("/v1/models")).json()["data"]}
+            assert listed["poet"]["parent"] == "sim"
+            for model in ("sim", "poet", "sim", "poet"):
+                await ask(gateway, chat(1, 0) | {"model": model})
+                assert gateway.lines[-1].expected_hit == gateway.lines[-1].cached_tokens
+            cold, other, *again = [line.cached_tokens for line in gateway.lines]
+            assert (cold, other) == (0, 0)
+            assert min(again) > 0
+
+
+async def test_a_salt_keeps_blocks_apart(tokenizer):
+    async with engines(2, tokenizer=tokenizer) as servers:
+        async with running(config_for(*(s.url for s in servers), tokenizer=tokenizer)) as gateway:
+            await synced(gateway)
+            for salt in ("a", "b", "a", "b", None, None):
+                extra = {"cache_salt": salt} if salt else {}
+                await ask(gateway, chat(1, 0, **extra))
+                assert gateway.lines[-1].expected_hit == gateway.lines[-1].cached_tokens
+            assert [bool(line.cached_tokens) for line in gateway.lines] == [False, False, True, True, False, True]
