@@ -30,7 +30,9 @@ async def drive(scene: Scene, url: str, clock: Clock, progressed: Callable[[Samp
     waiting = conversations(scene)[::-1]
     samples: list[Sample] = []
 
-    async def user(client: httpx.AsyncClient) -> None:
+    async def user(client: httpx.AsyncClient, number: int) -> None:
+        # One after the other: nobody's users arrive all in the same instant.
+        await asyncio.sleep(number * scene.arrival_seconds)
         while waiting:
             conversation = waiting.pop()
             for question in conversation.questions:
@@ -45,7 +47,7 @@ async def drive(scene: Scene, url: str, clock: Clock, progressed: Callable[[Samp
         asyncio.TaskGroup() as users,
     ):
         for number in range(scene.at_once):
-            users.create_task(user(client), name=f"user {number}")
+            users.create_task(user(client, number), name=f"user {number}")
     return samples
 
 
@@ -54,32 +56,37 @@ async def ask(
 ) -> Sample:
     """One turn: the question goes out with all that was said before it, and the answer is remembered."""
     conversation.messages.append({"role": "user", "content": question})
-    body = {"model": "sim", "messages": conversation.messages, "max_tokens": scene.answer_tokens, "stream": True}
-    answer, ttft, sent = "", None, clock.monotonic()
+    body = {"model": "sim", "messages": conversation.messages, "max_tokens": scene.answer_tokens}
+    body |= {"stream": True, "stream_options": {"include_usage": True}}
+    received, ttft, sent = b"", None, clock.monotonic()
     try:
         async with client.stream("POST", "/v1/chat/completions", json=body) as response:
             if response.status_code != 200:
                 text = (await response.aread()).decode(errors="replace")
                 return Sample(None, f"{response.status_code}: {text[:300]}")
-            async for line in response.aiter_lines():
-                said = words(line)
-                if said and ttft is None:
+            # Only the first events are read as they come: the rest would take time from engines and gateway.
+            async for chunk in response.aiter_raw():
+                received += chunk
+                if ttft is None and words(received):
                     ttft = clock.monotonic() - sent
-                answer += said
+        answer = words(received)
     except httpx.HTTPError as error:
         return Sample(None, repr(error))
     conversation.messages.append({"role": "assistant", "content": answer})
     return Sample(ttft, "" if answer else "the answer was empty")
 
 
-def words(line: str) -> str:
-    """What a line of an event stream adds to the answer. Raises httpx.RemoteProtocolError for an error event."""
-    if not line.startswith("data: {"):
-        return ""
-    event = json.loads(line.removeprefix("data: "))
-    if "error" in event:
-        raise httpx.RemoteProtocolError(f"the stream ended with an error: {event['error']}")
-    return "".join(choice["delta"].get("content") or "" for choice in event.get("choices", ()))
+def words(stream: bytes) -> str:
+    """What a stream of events says, or as much of it as there is. Raises RemoteProtocolError for an error event."""
+    said = []
+    for line in stream.split(b"\n")[:-1]:
+        if not line.startswith(b"data: {"):
+            continue
+        event = json.loads(line.removeprefix(b"data: "))
+        if "error" in event:
+            raise httpx.RemoteProtocolError(f"the stream ended with an error: {event['error']}")
+        said += [choice["delta"].get("content") or "" for choice in event.get("choices", ())]
+    return "".join(said)
 
 
 async def counted(urls: Sequence[str], *names: str) -> list[float]:

@@ -67,7 +67,7 @@ class Processes:
     def start(self, name: str, *arguments: str) -> subprocess.Popen[str]:
         """Start ``python ARGUMENTS``; what it says on stderr is kept for the case that it fails."""
         log = self._folder / f"{name}.log"
-        with log.open("w") as stderr:
+        with log.open("w") as stderr, undisturbed():
             process = subprocess.Popen(
                 [sys.executable, *arguments],
                 stdin=subprocess.DEVNULL,
@@ -77,7 +77,7 @@ class Processes:
                 start_new_session=True,
                 env=environment(os.environ),
             )
-        self._running[process] = log
+            self._running[process] = log
         return process
 
     def engines(self, count: int, flags: Sequence[str]) -> list[str]:
@@ -113,6 +113,23 @@ class Processes:
     def _last_words(self, process: subprocess.Popen[str]) -> str:
         log = self._running[process]
         return f"{log.stem} did not start:\n{log.read_text()[-2000:]}"
+
+
+@contextlib.contextmanager
+def undisturbed() -> Iterator[None]:
+    """Hold back SIGINT and SIGTERM: an interrupt between a process's birth and our note of it would lose it."""
+    came: list[int] = []
+    before = {
+        number: signal.signal(number, lambda caught, _: came.append(caught))
+        for number in (signal.SIGINT, signal.SIGTERM)
+    }
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+    if came:
+        raise KeyboardInterrupt
 
 
 def environment(of_ours: Mapping[str, str]) -> dict[str, str]:

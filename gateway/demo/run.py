@@ -40,13 +40,14 @@ def run(output: Path = Path("out/demo.png"), scene: Scene | None = None, console
             try:
                 results.append(play(scene, variant, tokenizer, Path(folder), clock, console))
             except DidNotStart as error:
-                console.print(f"[red]{error}", highlight=False)
+                console.print(str(error), style="red", markup=False, highlight=False)
                 return 1
     console.print(table(results))
     save(results, scene, output, console)
     for result in results:
         if result.errors:
-            console.print(f"[red]{result.name}: {result.errors} requests failed, the first: {result.first_error}")
+            text = f"{result.name}: {result.errors} requests failed, the first: {result.first_error}"
+            console.print(text, style="red", markup=False, highlight=False)
     return 1 if any(result.errors for result in results) else 0
 
 
@@ -85,15 +86,15 @@ def save(results: Sequence[Result], scene: Scene, output: Path, console: Console
     numbers = output.with_suffix(".json")
     numbers.parent.mkdir(parents=True, exist_ok=True)
     numbers.write_text(json.dumps({"scene": asdict(scene), "runs": [r.as_json() for r in results]}, indent=1) + "\n")
-    console.print(f"numbers: {numbers}", highlight=False)
+    console.print(f"numbers: {numbers}", markup=False, highlight=False, soft_wrap=True)
     if not all(result.ttfts for result in results):
         return
     try:
         draw(results, scene, output)
     except ImportError:
-        console.print("no chart: it needs matplotlib (pip install 'kvgate\\[demo]')", highlight=False)
+        console.print("no chart: it needs matplotlib (pip install 'kvgate[demo]')", markup=False, highlight=False)
     else:
-        console.print(f"chart:   {output}", highlight=False)
+        console.print(f"chart:   {output}", markup=False, highlight=False, soft_wrap=True)
 
 
 @contextmanager

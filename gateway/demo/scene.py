@@ -14,25 +14,26 @@ from typing import Any
 
 @dataclass(frozen=True, slots=True)
 class Scene:
-    """Engines behave like one GPU with an 8B model: 20,000 prompt tokens a second, 80 decode steps a second.
+    """Engines behave like a 70B model on four H100: 12,500 prompt tokens a second, 50 decode steps a second.
 
     ``prefill_seconds``: per prompt token that is not in the cache. ``step_seconds``: per decode step.
     ``cache_blocks``: of ``block_tokens`` tokens each, per engine. ``groups``: system prompts, of ``system_words`` words
     each. ``users``: conversations on each of them, of ``turns`` requests. ``at_once``: conversations that run at the
-    same time. ``answer_tokens``: of each answer.
+    same time, the first of which begin ``arrival_seconds`` apart. ``answer_tokens``: of each answer.
     """
 
     engines: int = 4
-    prefill_seconds: float = 50e-6
-    step_seconds: float = 12.5e-3
-    cache_blocks: int = 2500
+    prefill_seconds: float = 80e-6
+    step_seconds: float = 20e-3
+    cache_blocks: int = 1600
     block_tokens: int = 16
-    groups: int = 24
-    system_words: int = 1600
-    users: int = 3
+    groups: int = 12
+    system_words: int = 2000
+    users: int = 4
     turns: int = 3
-    at_once: int = 16
-    answer_tokens: int = 40
+    at_once: int = 12
+    arrival_seconds: float = 0.2
+    answer_tokens: int = 32
     seed: int = 1
 
     @property

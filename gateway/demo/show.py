@@ -58,8 +58,9 @@ class Ticker:
 
 def introduce(console: Console, scene: Scene) -> None:
     console.print(
-        f"{scene.engines} simulated engines, each like a GPU with an 8B model: {1 / scene.prefill_seconds:,.0f} prompt "
-        f"tokens/s,\n{1 / scene.step_seconds:,.0f} decode steps/s, a KV cache of {scene.cache_tokens:,} tokens.\n"
+        f"{scene.engines} simulated engines, each like a 70B model on four H100:\n"
+        f"{1 / scene.prefill_seconds:,.0f} prompt tokens/s, {1 / scene.step_seconds:,.0f} decode steps/s, "
+        f"a KV cache of {scene.cache_tokens:,} tokens.\n"
         f"{scene.groups} long system prompts: together more than one cache holds, and less than {scene.engines} do.\n"
         f"{scene.users} users on each, {scene.turns} turns a chat, {scene.at_once} chats at a time.\n",
         highlight=False,
