@@ -14,6 +14,7 @@ from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
 
+import httpx
 from rich.console import Console
 
 from gateway.demo.chart import draw
@@ -39,8 +40,9 @@ def run(output: Path = Path("out/demo.png"), scene: Scene | None = None, console
         for variant in VARIANTS:
             try:
                 results.append(play(scene, variant, tokenizer, Path(folder), clock, console))
-            except DidNotStart as error:
-                console.print(str(error), style="red", markup=False, highlight=False)
+            except (DidNotStart, httpx.HTTPError) as error:
+                reason = str(error) if isinstance(error, DidNotStart) else f"an engine died: {error!r}"
+                console.print(reason, style="red", markup=False, highlight=False)
                 return 1
     console.print(table(results))
     save(results, scene, output, console)

@@ -10,6 +10,7 @@ import sys
 import uuid
 from pathlib import Path
 
+import httpx
 import pytest
 from rich.console import Console
 
@@ -31,19 +32,27 @@ def test_the_whole_of_it_on_a_small_scene(small: Scene, tmp_path: Path) -> None:
     assert round_robin["prompt_tokens"] == pytest.approx(default["prompt_tokens"], rel=0.02)
     assert default["cached_tokens"] > round_robin["cached_tokens"]
     assert output.read_bytes().startswith(b"\x89PNG")
-    text = out.file.getvalue()  # type: ignore[attr-defined]
+    text = out.file.getvalue()
     assert "36 of 36 requests, 0 failed" in text
     assert str(output.with_suffix(".json")) in text.replace("\n", "")
 
 
-def test_what_did_not_start_is_said_and_fails(small: Scene, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def refuse(*_: object) -> None:
-        raise DidNotStart("engine-0 did not start:\nno [memory] left")
+@pytest.mark.parametrize(
+    ("error", "said"),
+    [
+        (DidNotStart("engine-0 did not start:\nno [memory] left"), "no [memory] left"),
+        (httpx.ConnectError("refused"), "an engine died: ConnectError('refused')"),
+    ],
+)
+def test_what_failed_is_said_and_no_result_is_shown(small: Scene, tmp_path: Path, monkeypatch, error, said) -> None:
+    def fail(*_: object) -> None:
+        raise error
 
-    monkeypatch.setattr(demo, "play", refuse)
+    monkeypatch.setattr(demo, "play", fail)
     out = Console(file=io.StringIO(), width=100)
     assert demo.run(tmp_path / "demo.png", small, out) == 1
-    assert "no [memory] left" in out.file.getvalue()  # type: ignore[attr-defined]
+    assert said in out.file.getvalue()
+    assert list(tmp_path.iterdir()) == []
 
 
 def marked(mark: str) -> list[str]:
