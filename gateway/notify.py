@@ -16,7 +16,7 @@ log = logging.getLogger("kvgate.notify")
 
 
 def notify(*assignments: str, status: str = "", environ: Mapping[str, str] = os.environ) -> None:
-    """Send ``NAME=value`` assignments: ``READY=1``, ``STOPPING=1``, ``WATCHDOG=1``.
+    """Send ``NAME=value`` assignments: ``READY=1``, ``STOPPING=1``.
 
     ``status``: one line for people, which ``systemctl status`` shows.
     """
@@ -31,16 +31,6 @@ def notify(*assignments: str, status: str = "", environ: Mapping[str, str] = os.
             sender.sendto("\n".join(lines).encode(), address)
     except OSError as error:
         log.warning("cannot notify the service manager of %s: %s", lines[0], error)
-
-
-def watchdog_interval(environ: Mapping[str, str] = os.environ) -> float | None:
-    """Seconds between two ``WATCHDOG=1``: half of the unit's ``WatchdogSec``. None if it has none, or not for us."""
-    limit, process = environ.get("WATCHDOG_USEC", ""), environ.get("WATCHDOG_PID", "")
-    if not environ.get("NOTIFY_SOCKET") or not limit.isdecimal() or int(limit) == 0:
-        return None
-    if process and process != str(os.getpid()):
-        return None
-    return int(limit) / 2_000_000
 
 
 def _address(name: str) -> str | None:

@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import os
 import socket
 import uuid
 from collections.abc import Iterator
@@ -8,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from gateway.notify import notify, watchdog_interval
+from gateway.notify import notify
 
 
 @pytest.fixture(params=["path", "abstract"])
@@ -26,12 +25,10 @@ def test_a_services_life(manager) -> None:
     environ = {"NOTIFY_SOCKET": name}
     notify(status="waiting for the first engine", environ=environ)
     notify("READY=1", status="serving 2 models on 127.0.0.1:8000", environ=environ)
-    notify("WATCHDOG=1", environ=environ)
     notify("STOPPING=1", environ=environ)
-    assert [receiver.recv(4096) for _ in range(4)] == [
+    assert [receiver.recv(4096) for _ in range(3)] == [
         b"STATUS=waiting for the first engine",
         b"READY=1\nSTATUS=serving 2 models on 127.0.0.1:8000",
-        b"WATCHDOG=1",
         b"STOPPING=1",
     ]
 
@@ -52,9 +49,9 @@ def test_a_status_cannot_assign_anything_else(manager) -> None:
 def test_a_manager_that_does_not_read_blocks_nobody(manager, caplog) -> None:
     receiver, name = manager
     for _ in range(2000):
-        notify("WATCHDOG=1", environ={"NOTIFY_SOCKET": name})
+        notify("STATUS=busy", environ={"NOTIFY_SOCKET": name})
     assert "cannot notify" in caplog.text
-    assert receiver.recv(4096) == b"WATCHDOG=1"
+    assert receiver.recv(4096) == b"STATUS=busy"
 
 
 @pytest.mark.parametrize("environ", [{}, {"NOTIFY_SOCKET": ""}, {"NOTIFY_SOCKET": "vsock:2:1234"}])
@@ -66,19 +63,3 @@ def test_without_a_manager_nothing_happens(environ) -> None:
 def test_a_manager_that_is_gone_is_no_error(tmp_path, caplog) -> None:
     notify("READY=1", environ={"NOTIFY_SOCKET": str(tmp_path / "nobody")})
     assert "cannot notify the service manager of READY=1" in caplog.text
-
-
-@pytest.mark.parametrize(
-    ("environ", "interval"),
-    [
-        ({}, None),
-        ({"WATCHDOG_USEC": "30000000"}, 15.0),
-        ({"WATCHDOG_USEC": "30000000", "WATCHDOG_PID": str(os.getpid())}, 15.0),
-        ({"WATCHDOG_USEC": "30000000", "WATCHDOG_PID": "1"}, None),
-        ({"WATCHDOG_USEC": "0"}, None),
-        ({"WATCHDOG_USEC": "soon"}, None),
-        ({"WATCHDOG_USEC": "30000000", "NOTIFY_SOCKET": ""}, None),
-    ],
-)
-def test_the_watchdogs_interval(environ, interval) -> None:
-    assert watchdog_interval({"NOTIFY_SOCKET": "/run/notify"} | environ) == interval
