@@ -25,7 +25,7 @@ class Scene:
     engines: int = 4
     prefill_seconds: float = 80e-6
     step_seconds: float = 20e-3
-    cache_blocks: int = 1600
+    cache_blocks: int = 1400
     block_tokens: int = 16
     groups: int = 12
     system_words: int = 2000

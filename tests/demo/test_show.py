@@ -51,7 +51,7 @@ def test_the_introduction_says_what_is_simulated() -> None:
     introduce(out, Scene())
     assert "4 simulated engines" in said(out)
     assert "12,500 prompt tokens/s" in said(out)
-    assert "25,600 tokens" in said(out)
+    assert "22,400 tokens" in said(out)
 
 
 def test_the_table_has_both_runs_side_by_side() -> None:

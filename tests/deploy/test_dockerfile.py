@@ -62,6 +62,11 @@ def test_every_file_that_is_copied_is_there_and_not_ignored(stages: list[Stage])
             assert f"!{source}" in allowed
 
 
+def exit_code(process: subprocess.Popen[str]) -> int:
+    process.communicate(timeout=30)
+    return process.returncode
+
+
 def health_command(stage: Stage) -> list[str]:
     return json.loads(stage.last("HEALTHCHECK").partition(" CMD ")[2])
 
@@ -151,7 +156,7 @@ def test_the_image_installs_starts_and_stops(stages: list[Stage], tmp_path: Path
             assert b"READY=1" in manager.recv(4096).splitlines()
 
             check = [word.replace("8000", port) for word in health_command(final)]
-            assert image.start(check).wait(timeout=30) == 0
+            assert exit_code(image.start(check)) == 0
 
             gateway.send_signal(signal.SIGTERM)
             assert b"STOPPING=1" in manager.recv(4096).splitlines()
@@ -160,7 +165,7 @@ def test_the_image_installs_starts_and_stops(stages: list[Stage], tmp_path: Path
             assert all(json.loads(line)["level"] in ("info", "warning") for line in log.splitlines())
 
             # What is unhealthy says so.
-            assert image.start(check).wait(timeout=30) != 0
+            assert exit_code(image.start(check)) != 0
     finally:
         for process in (gateway, engine):
             if process is not None:
