@@ -23,7 +23,9 @@ class RequestLog(Observer):
     def settled(self, request: Settled) -> None:
         if not self._requests:
             return
-        write = self._log.warning if request.status >= 500 else self._log.info
+        # An answer that broke off after its head went out still bears the head's status.
+        failed = request.status >= 500 or request.outcome == "broken"
+        write = self._log.warning if failed else self._log.info
         write("request", **request_fields(request))
 
     def tokens_estimated(self, model: str, why: str) -> None:

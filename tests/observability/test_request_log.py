@@ -68,6 +68,11 @@ def test_a_failed_request_says_where_it_ended(seen, settled) -> None:
     assert not {"ttft", "output_tokens", "cached_tokens"} & set(line)
 
 
+def test_an_answer_that_broke_off_is_a_warning_though_its_head_said_200(seen, settled) -> None:
+    [line] = seen(lambda log: log.settled(settled(outcome="broken", error="died: connection reset")))
+    assert (line["level"], line["status"]) == ("warning", 200)
+
+
 def test_a_clients_mistake_is_no_warning(seen, settled) -> None:
     [line] = seen(lambda log: log.settled(settled(status=404, outcome="not_found", endpoint=None)))
     assert line["level"] == "info"
