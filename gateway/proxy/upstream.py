@@ -107,6 +107,7 @@ class Answer:
         self.status = 0
         self.headers: list[tuple[str, str]] = []
         self._response: aiohttp.ClientResponse | None = None
+        self._lost: asyncio.Future[None] | None = None
         self._wire = SimpleNamespace(connect_started=0.0, connect_seconds=None, reused=False, sent=False)
         self._patience = _Patience(timeouts, self._give_up)
 
@@ -148,6 +149,7 @@ class Answer:
                 self._patience.end()
         self._response = response
         self._patience.head_came()
+        self._watch(response)
         self.status = response.status
         self.headers = [(name.decode("latin-1"), value.decode("latin-1")) for name, value in response.raw_headers]
 
@@ -183,6 +185,8 @@ class Answer:
     def abort(self) -> None:
         """Close the connection unless the answer is complete, which tells the engine to stop."""
         self._patience.end()
+        if self._lost is not None:
+            self._lost.remove_done_callback(self._connection_lost)
         if self._response is not None:
             self._response.close()
 
@@ -196,8 +200,27 @@ class Answer:
         if self._response is not None:
             self._response.close()
 
+    def _watch(self, response: aiohttp.ClientResponse) -> None:
+        """aiohttp closes a connection whose chunks are garbage without a word to who reads the body (3.14.5)."""
+        protocol = None if response.connection is None else response.connection.protocol
+        self._lost = None if protocol is None else protocol.closed
+        if self._lost is not None:
+            self._lost.remove_done_callback(_seen)  # of the connection's last use: one is enough
+            self._lost.add_done_callback(_seen)
+            self._lost.add_done_callback(self._connection_lost)
+
+    def _connection_lost(self, lost: asyncio.Future[None]) -> None:
+        if self._response is not None and not self._response.content.is_eof():
+            self._response.close()
+
     def _failed(self, cause: Cause, error: BaseException | None) -> LegFailed:
         return LegFailed(cause, self.endpoint, f"{type(error).__name__}: {error}" if error else cause)
+
+
+def _seen(lost: asyncio.Future[None]) -> None:
+    """Else asyncio would log that nobody asked how an idle connection ended."""
+    if not lost.cancelled():
+        lost.exception()
 
 
 class _Patience:

@@ -142,6 +142,23 @@ async def test_a_body_cut_short_died():
         assert await failure_of(server.url) is Cause.DIED
 
 
+async def test_garbage_between_chunks_ends_the_answer_at_once():
+    async def script(connection: Connection) -> None:
+        await connection.request()
+        await connection.say(STREAM_HEAD + chunked(b"data: {}\n\n", end=False))
+        await connection.request()  # the test's word: the first chunk has been read
+        await connection.say(b"no length\r\n")
+        await connection.gone()
+
+    async with scripted(script) as server, upstream() as connections:
+        with await connections.send(leg(server.url)) as reply:
+            assert await reply.chunk() == b"data: {}\n\n"
+            server.connections[0].reader.feed_data(b"\r\n\r\n")
+            with pytest.raises(LegFailed) as failed:
+                await asyncio.wait_for(reply.chunk(), 3)
+    assert failed.value.cause is Cause.DIED
+
+
 async def test_no_head_in_time_closes_the_connection():
     async def script(connection: Connection) -> None:
         await connection.request()
