@@ -129,14 +129,12 @@ async def test_while_tokenizing():
     async with engine(held) as server, running(config_for(server.url)) as gateway:
         started, release = asyncio.Event(), asyncio.Event()
 
-        class Slow:
-            async def tokenize(self, prompt):
-                started.set()
-                await release.wait()
-                return estimate(b"x", "slow")
+        async def slow(prompt):
+            started.set()
+            await release.wait()
+            return estimate(b"x", "slow")
 
-        serving = gateway.gateway.directory.servings[0]
-        object.__setattr__(serving, "tokens", Slow())
+        gateway.gateway.directory.servings[0].tokens.tokenize = slow
         async with Client(gateway, CHAT) as client:
             await started.wait()
             client.leave("close")
