@@ -5,7 +5,7 @@ BIN    := $(VENV)/bin
 JOBS   ?= auto
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo test check format lock test-engines clean
+.PHONY: help install demo test test-slow check format lock test-engines clean
 
 help: ## this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
@@ -24,7 +24,10 @@ demo: install ## four simulated engines, round robin against the default profile
 	@$(BIN)/kvgate demo
 
 test: install ## the test suite (no engine needed)
-	$(BIN)/python -m pytest -n $(JOBS) --dist loadgroup --ignore tests/engines
+	$(BIN)/python -m pytest -n $(JOBS) --dist loadgroup --ignore tests/engines -m "not slow"
+
+test-slow: install ## what takes minutes: the container image's install and start, in an empty venv
+	$(BIN)/python -m pytest --ignore tests/engines -m slow
 
 check: install ## format, lint and types
 	$(BIN)/ruff format --check .

@@ -32,6 +32,7 @@ from gateway.proxy.admin import Admin
 from gateway.proxy.director import Director
 from gateway.proxy.directory import Directory, Serving
 from gateway.proxy.keys import ClientKeys
+from gateway.proxy.keys import read as read_keys
 from gateway.proxy.legs import RetryBudget
 from gateway.proxy.server import Server
 from gateway.proxy.upstream import Upstream
@@ -236,6 +237,7 @@ async def serve(config: Config, *, stop: asyncio.Event | None = None) -> None:
         clock = SystemClock()
         logs = configure(config.log, clock=clock, secrets=_secrets(config))
         cleanup.callback(logs.close)
+        cleanup.callback(log.info, "stopped")
         gateway = Gateway(config, observers=[RequestLog(logs.logger, clock, requests=config.log.requests)], clock=clock)
         cleanup.push_async_callback(gateway.close)
         clients = gateway.server.runner()
@@ -270,13 +272,12 @@ async def serve(config: Config, *, stop: asyncio.Event | None = None) -> None:
         for site in list(clients.sites):
             await site.stop()
         await gateway.server.drain(listen.grace)
-    log.info("stopped")
 
 
 def _secrets(config: Config) -> list[str]:
     """What no log line may hold, however it came there."""
     keys = [endpoint.api_key for model in config.models for endpoint in model.endpoints if endpoint.api_key]
-    return [*keys, *config.client_keys.values]
+    return [*keys, *read_keys(config.client_keys)]
 
 
 def override(config: Config, host: str | None, port: int | None, log_format: str | None, level: str | None) -> Config:

@@ -13,20 +13,26 @@ from gateway.proxy.settings import KeySettings
 BEARER = "bearer "
 
 
+def read(settings: KeySettings) -> list[str]:
+    """The configured keys, those in the file included. Raises ConfigError if the file cannot be read or is empty."""
+    keys = list(settings.values)
+    if settings.file is None:
+        return keys
+    try:
+        lines = Path(settings.file).read_text(encoding="utf-8").splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"client_keys.file: {settings.file} cannot be read: {error}") from error
+    keys += [line.strip() for line in lines if line.strip() and not line.lstrip().startswith("#")]
+    if not keys:
+        raise ConfigError(f"client_keys.file: {settings.file} holds no key; remove the setting to ask for none")
+    return keys
+
+
 class ClientKeys:
-    """The keys of a ``KeySettings``; with none, everyone may. Raises ConfigError if the file cannot be read."""
+    """The keys of a ``KeySettings``; with none, everyone may. Raises ConfigError as ``read`` does."""
 
     def __init__(self, settings: KeySettings) -> None:
-        keys = list(settings.values)
-        if settings.file is not None:
-            try:
-                lines = Path(settings.file).read_text(encoding="utf-8").splitlines()
-            except (OSError, UnicodeDecodeError) as error:
-                raise ConfigError(f"client_keys.file: {settings.file} cannot be read: {error}") from error
-            keys += [line.strip() for line in lines if line.strip() and not line.lstrip().startswith("#")]
-            if not keys:
-                raise ConfigError(f"client_keys.file: {settings.file} holds no key; remove the setting to ask for none")
-        self._digests = [_digest(key) for key in keys]
+        self._digests = [_digest(key) for key in read(settings)]
 
     @property
     def required(self) -> bool:
