@@ -53,7 +53,8 @@ class Observer:
     def in_flight(self, endpoint: str, change: int) -> None: ...
     def queued(self, model: str, length: int) -> None: ...
     def disconnected(self, model: str, phase: str) -> None:
-        """The client went away in ``queued``, ``tokenizing``, ``before-commit`` or ``streaming``."""
+        """The client went away in ``receiving``, ``queued``, ``tokenizing``, ``before-commit``, ``streaming``, or, with
+        the engine's answer complete, in ``done``."""
 
     # tokens
     def tokens_estimated(self, model: str, why: str) -> None: ...

@@ -141,7 +141,7 @@ class Director:
                 plan = self._place(exchange)
             except NoEndpoint:
                 if exchange.held is not None:
-                    return await relay_held(exchange.held, http, exchange)
+                    return await relay_held(exchange.held, http, exchange, idle=self._timeouts.idle)
                 if exchange.failure is not None and exchange.failure.cause.sent:
                     raise exchange.failure.error() from exchange.failure
                 raise
@@ -154,7 +154,7 @@ class Director:
                 if exchange.attempts.may_try_another(failure):
                     continue
                 if exchange.held is not None and failure.cause is Cause.STATUS:
-                    return await relay_held(exchange.held, http, exchange)
+                    return await relay_held(exchange.held, http, exchange, idle=self._timeouts.idle)
                 raise failure.error() from failure
 
     def _place(self, exchange: Exchange) -> Plan:
@@ -190,7 +190,7 @@ class Director:
                 if exchange.broken is not None:
                     self._tell_fleet(exchange.broken)
                 return response
-            return await relay_whole(answer, http, exchange)
+            return await relay_whole(answer, http, exchange, idle=self._timeouts.idle)
 
     async def _hold(self, exchange: Exchange, answer: Answer) -> None:
         """Keep an answer that another endpoint may better. Raises LegFailed."""

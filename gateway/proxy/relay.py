@@ -19,24 +19,27 @@ from gateway.proxy.exchange import Exchange, HeldAnswer, Phase
 from gateway.proxy.legs import Cause, LegFailed
 from gateway.proxy.upstream import Answer
 
+SLICE = 256 * 1024
+"""Bytes of an unstreamed answer that the client must take within the idle timeout, so that slow is not stalled."""
+
 
 class ClientGone(Exception):
     """The client closed its connection, or took nothing for too long."""
 
 
-async def relay_whole(answer: Answer, http: web.BaseRequest, exchange: Exchange) -> web.StreamResponse:
+async def relay_whole(answer: Answer, http: web.BaseRequest, exchange: Exchange, *, idle: float) -> web.StreamResponse:
     """An unstreamed answer: the client's once it is complete. Raises LegFailed before that, ClientGone after."""
     answer.committed()
     body = await answer.read()
     usage = read_usage(body, exchange.route.kind) if answer.status == 200 else None
     exchange.answered(answer.status, usage)
-    return await _write(answer.status, answer.headers, body, http, exchange.id)
+    return await _write(answer.status, answer.headers, body, http, exchange.id, idle)
 
 
-async def relay_held(held: HeldAnswer, http: web.BaseRequest, exchange: Exchange) -> web.StreamResponse:
+async def relay_held(held: HeldAnswer, http: web.BaseRequest, exchange: Exchange, *, idle: float) -> web.StreamResponse:
     """An engine's error that no other endpoint bettered, unchanged."""
     exchange.answered(held.status, None)
-    return await _write(held.status, held.headers, held.body, http, exchange.id)
+    return await _write(held.status, held.headers, held.body, http, exchange.id, idle)
 
 
 async def relay_stream(answer: Answer, http: web.BaseRequest, exchange: Exchange, *, idle: float) -> web.StreamResponse:
@@ -74,21 +77,29 @@ async def relay_stream(answer: Answer, http: web.BaseRequest, exchange: Exchange
                 exchange.outcome = "engine_error"
         except LegFailed as failure:
             exchange.broke(failure)
-            await response.write(sse_error(failure.error(), exchange.route.dialect, partial=events.partial))
-        await response.write_eof()
+            end = sse_error(failure.error(), exchange.route.dialect, partial=events.partial)
+            async with asyncio.timeout(idle):
+                await response.write(end)
+        async with asyncio.timeout(idle):
+            await response.write_eof()
     except (ConnectionError, TimeoutError) as error:
         raise ClientGone from error
     return response
 
 
 async def _write(
-    status: int, headers: list[tuple[str, str]], body: bytes, http: web.BaseRequest, request_id: str
+    status: int, headers: list[tuple[str, str]], body: bytes, http: web.BaseRequest, request_id: str, idle: float
 ) -> web.StreamResponse:
-    response = web.Response(status=status, headers=_head(headers, request_id), body=body)
+    response = web.StreamResponse(status=status, headers=_head(headers, request_id))
+    response.content_length = len(body)
     try:
         await response.prepare(http)
-        await response.write_eof()
-    except ConnectionError as error:
+        for start in range(0, len(body), SLICE):
+            async with asyncio.timeout(idle):
+                await response.write(body[start : start + SLICE])
+        async with asyncio.timeout(idle):
+            await response.write_eof()
+    except (ConnectionError, TimeoutError) as error:
         raise ClientGone from error
     return response
 

@@ -10,6 +10,7 @@ import pytest
 
 from gateway.flow.settings import FlowSettings
 from gateway.framework import estimate
+from gateway.proxy.settings import TimeoutSettings
 from tests.support.chat import CHAT, COMPLETE, ROLE, STREAMED, WORD
 from tests.support.gateway import Running, config_for, running
 from tests.support.wait import eventually
@@ -105,6 +106,18 @@ async def test_mid_answer_of_an_unstreamed_one():
             client.leave("close")
             await eventually(lambda: held.gone, "the engine's connection is closed")
             await left(gateway, "before-commit")
+
+
+@pytest.mark.parametrize("status", ["200 OK", "503 Service Unavailable"])
+async def test_one_that_takes_nothing_of_its_whole_answer_is_left_in_its_turn(status):
+    async def big(connection, head, body):
+        await connection.say(answer(b"a" * 50_000_000, status=status))
+
+    timeouts = TimeoutSettings(idle=0.3)
+    async with engine(big) as server, running(config_for(server.url, timeouts=timeouts)) as gateway:
+        async with Client(gateway, CHAT) as client:
+            await client.reader.readuntil(b"\r\n\r\n")
+            await left(gateway, "done")
 
 
 async def test_in_the_queue():
