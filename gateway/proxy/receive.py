@@ -24,8 +24,10 @@ async def receive(http: web.BaseRequest, *, limit: int, timeout: float) -> bytes
     """
     if http.content_length is not None and http.content_length > limit:
         raise BodyTooLarge(f"The body has {http.content_length} bytes; this gateway takes at most {limit}.")
-    if http.headers.get("Expect", "").lower() == "100-continue" and http.transport is not None:
-        # aiohttp's low-level server leaves this to the handler; a client may wait for it before it sends.
+    expects = http.version >= (1, 1) and http.headers.get("Expect", "").lower() == "100-continue"
+    if expects and http.transport is not None:
+        # aiohttp's low-level server leaves this to the handler; a client may wait for it before it sends. One that
+        # speaks HTTP/1.0 would take it for the answer.
         http.transport.write(b"HTTP/1.1 100 Continue\r\n\r\n")
     parts: list[bytes] = []
     size = 0

@@ -14,14 +14,14 @@ from typing import Any
 from urllib.parse import unquote
 
 import orjson
-from aiohttp import web
+from aiohttp import http_exceptions, web
 
 from gateway import __version__
 from gateway.api.errors import render
 from gateway.api.headers import request_id
 from gateway.api.models import listing, one
 from gateway.api.routes import Dialect, dialect_of, find
-from gateway.errors import GatewayError, NotFound, ShuttingDown
+from gateway.errors import ClientError, GatewayError, NotFound, ShuttingDown, UnsupportedMediaType
 from gateway.proxy.director import Director
 from gateway.proxy.directory import Directory
 from gateway.proxy.keys import ClientKeys
@@ -40,6 +40,9 @@ LINGER = 5.0
 
 DRAIN_RETRY = 1.0
 """Seconds in ``Retry-After`` during a shutdown: the time of a connection to another replica."""
+
+SHOWN_REASON = 200
+"""Characters of what is wrong with a request: it may hold the request line."""
 
 JSON = "application/json"
 
@@ -67,7 +70,7 @@ class Server:
 
     def runner(self) -> web.ServerRunner:
         """What a listener is made of. Access logs are ours, one line a request."""
-        server = web.Server(
+        server = _Listener(
             self._handle,
             handler_cancellation=True,
             access_log=None,
@@ -158,6 +161,39 @@ class Server:
             if entry["id"] == name:
                 return web.Response(body=one(entry), content_type=JSON, headers={"X-Request-Id": chosen})
         raise NotFound(f"The model {name[:128]!r} does not exist; GET /v1/models lists what there is.", param="model")
+
+
+class _Listener(web.Server):
+    def __call__(self) -> web.RequestHandler:
+        return _Connection(self, loop=self._loop, **self._kwargs)
+
+
+class _Connection(web.RequestHandler):
+    """Refuses in our shape what is no HTTP request. aiohttp would answer in plain text, and log a traceback with the
+    client's bytes in it: a prompt, or a key.
+    """
+
+    __slots__ = ()
+
+    def handle_error(
+        self,
+        request: web.BaseRequest,
+        status: int = 500,
+        exc: BaseException | None = None,
+        message: str | None = None,
+    ) -> web.StreamResponse:
+        if not isinstance(exc, http_exceptions.HttpProcessingError):
+            return super().handle_error(request, status, exc, message)
+        log.info("a request that is not valid HTTP was refused: %s", type(exc).__name__)
+        error: ClientError
+        if isinstance(exc, http_exceptions.ContentEncodingError):
+            error = UnsupportedMediaType("A body may be encoded as gzip or deflate, or not.", param="content-encoding")
+        else:
+            reason = exc.message.strip().partition("\n")[0].rstrip(":")[:SHOWN_REASON]
+            error = ClientError(f"The request is not valid HTTP: {reason}")
+        response = _refusal(error, Dialect.OPENAI, _make_id())  # nobody knows which path was meant
+        response.force_close()
+        return response
 
 
 def _json(content: Any, status: int, chosen: str) -> web.Response:

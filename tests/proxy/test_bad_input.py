@@ -267,3 +267,42 @@ async def test_a_zipped_body_is_read_and_a_bomb_is_not():
         assert bomb.status_code == 413
         broken = await gateway.client.post(CHAT_PATH, content=b"no gzip", headers=headers)
         assert broken.status_code == 400
+
+
+async def test_expect_of_a_client_that_speaks_http_1_0_is_ignored():
+    body = orjson.dumps(CHAT)
+    async with asked_engine() as (gateway, _):
+        head = b"POST /v1/chat/completions HTTP/1.0\r\nHost: g\r\nExpect: 100-continue\r\nContent-Length: %d\r\n\r\n"
+        reply = await _said(gateway, head % len(body) + body)
+        assert reply.startswith(b"HTTP/1.0 200")
+
+
+@pytest.mark.parametrize(
+    ("lines", "status"),
+    [
+        (b"Authorization: Bearer open-sesame\x00", 400),
+        (b"Content-Length: 5\r\nTransfer-Encoding: chunked", 400),
+        (b"X-Large: open-sesame" + b"x" * 100_000, 400),
+        (b"Content-Encoding: br\r\nContent-Length: 5", 415),
+    ],
+)
+async def test_what_is_not_http_is_refused_in_our_shape_and_not_logged(lines, status, caplog):
+    async with asked_engine() as (gateway, asked):
+        reply = await _said(gateway, b"POST /v1/chat/completions HTTP/1.1\r\nHost: g\r\n" + lines + b"\r\n\r\nhello")
+        head, _, body = reply.partition(b"\r\n\r\n")
+        assert head.split(b" ", 2)[1] == str(status).encode()
+        assert b"x-request-id" in head.lower()
+        assert orjson.loads(body)["error"]["type"] == "invalid_request_error"
+        assert not asked
+        assert (await gateway.client.post(CHAT_PATH, json=CHAT)).status_code == 200
+    assert "open-sesame" not in caplog.text
+    assert "Traceback" not in caplog.text
+
+
+async def _said(gateway: Running, request: bytes) -> bytes:
+    """All that a gateway says to these bytes before it closes the connection."""
+    reader, writer = await asyncio.open_connection("127.0.0.1", int(gateway.url.rpartition(":")[2]))
+    writer.write(request)
+    reply = await reader.read()
+    writer.close()
+    return reply
