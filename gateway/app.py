@@ -9,7 +9,7 @@ import functools
 import logging
 import random
 import signal
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 from aiohttp import web
 
@@ -160,13 +160,14 @@ class Gateway:
         models = [
             Model(name=m.name, aliases=m.aliases, served_name=m.served_name, handler=m.handler) for m in config.models
         ]
-        self.fleet = Fleet(
-            models=[(model, settings.endpoints) for model, settings in zip(models, config.models, strict=True)],
-            settings=config.fleet,
-            clock=self.clock,
-            observer=observer,
-            random=chance,
-        )
+        with _blaming(config, "models"):
+            self.fleet = Fleet(
+                models=[(model, settings.endpoints) for model, settings in zip(models, config.models, strict=True)],
+                settings=config.fleet,
+                clock=self.clock,
+                observer=observer,
+                random=chance,
+            )
         servings = [
             Serving(
                 model=model,
@@ -194,12 +195,13 @@ class Gateway:
             clock=self.clock,
             observer=observer,
         )
-        self.server = Server(director, self.directory, ClientKeys(config.client_keys))
+        with _blaming(config, "client_keys", "file"):
+            self.server = Server(director, self.directory, ClientKeys(config.client_keys))
         self.admin = Admin(self.metrics.render_in_slices)
 
     async def load(self) -> None:
         """Load the tokenizers. Raises ConfigError."""
-        await asyncio.gather(*(serving.tokens.load() for serving in self.directory.servings))
+        await asyncio.gather(*(self._load(i, serving) for i, serving in enumerate(self.directory.servings)))
 
     async def start(self) -> None:
         """Load the tokenizers, probe the engines, follow their events. Raises ConfigError."""
@@ -209,11 +211,27 @@ class Gateway:
 
     async def close(self) -> None:
         """Safe after a failed ``start``."""
+        await self.fleet.close()  # first: it tells the feed of event streams
         await self.feed.close()
-        await self.fleet.close()
         await self.upstream.close()
         for serving in self.directory.servings:
             await serving.tokens.close()
+
+    async def _load(self, number: int, serving: Serving) -> None:
+        try:
+            await serving.tokens.load()
+        except ConfigError as error:
+            model = ("models", number)
+            raise self.config.origin.error(model, error.message, at=(*model, error.param or "tokenizer")) from error
+
+
+@contextlib.contextmanager
+def _blaming(config: Config, *path: str) -> Iterator[None]:
+    """Adds file, line and key to the error of a room that does not know them."""
+    try:
+        yield
+    except ConfigError as error:
+        raise config.origin.error(path, error.message) from error.__cause__
 
 
 async def _bind(runner: web.BaseRunner, host: str, port: int, what: str) -> int:
@@ -252,7 +270,7 @@ async def serve(config: Config, *, stop: asyncio.Event | None = None) -> None:
             log.info("metrics on http://%s:%d/metrics", host, admin_port)
         tasks = TaskSet()
         cleanup.push_async_callback(tasks.close)
-        starting = tasks.start(gateway.start(), name="start")
+        starting = tasks.start(gateway.start(), name="start", awaited=True)
         stopping = tasks.start(stop.wait(), name="wait for a signal")
         await asyncio.wait((starting, stopping), return_when=asyncio.FIRST_COMPLETED)
         if not starting.done():
@@ -277,15 +295,19 @@ async def serve(config: Config, *, stop: asyncio.Event | None = None) -> None:
 def _secrets(config: Config) -> list[str]:
     """What no log line may hold, however it came there."""
     keys = [endpoint.api_key for model in config.models for endpoint in model.endpoints if endpoint.api_key]
-    return [*keys, *read_keys(config.client_keys)]
+    with _blaming(config, "client_keys", "file"):
+        return [*keys, *read_keys(config.client_keys)]
 
 
 def override(config: Config, host: str | None, port: int | None, log_format: str | None, level: str | None) -> Config:
-    """``config`` with what the command line says instead."""
-    listen = dataclasses.replace(
-        config.listen,
-        **{name: value for name, value in (("host", host), ("port", port)) if value is not None},  # type: ignore[arg-type]
-    )
+    """``config`` with what the command line says instead. Raises ConfigError."""
+    try:
+        listen = dataclasses.replace(
+            config.listen,
+            **{name: value for name, value in (("host", host), ("port", port)) if value is not None},  # type: ignore[arg-type]
+        )
+    except ValueError as error:
+        raise ConfigError(f"--{error}") from None
     logs = dataclasses.replace(
         config.log,
         **{name: value for name, value in (("format", log_format), ("level", level)) if value is not None},  # type: ignore[arg-type]

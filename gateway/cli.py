@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import uvloop
+from rich.console import Console
 
 from gateway import __version__
 from gateway.config.clashes import clashes
@@ -90,7 +91,8 @@ def _check(options: argparse.Namespace) -> int:
     async def build() -> None:
         gateway = Gateway(config)
         try:
-            await gateway.load()
+            with Console(stderr=True).status("loading tokenizers"):
+                await gateway.load()
         finally:
             await gateway.close()
 

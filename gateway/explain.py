@@ -9,6 +9,7 @@ from pathlib import Path
 
 import orjson
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Table
 
 from gateway.api.parse import parse
@@ -41,13 +42,13 @@ async def explain(config: Config, model: str, prompt_file: Path) -> int:
     finally:
         await gateway.close()
     if request is None:
-        console.print(f"[red]{problem}[/red]")
+        console.print(problem, style="red", markup=False)
         return 1
     _print(console, gateway, request, trace)
     if not synced:
         console.print("[yellow]some engines' event histories were not read in time: matches may be too low[/yellow]")
     if problem:
-        console.print(f"[red]{problem}[/red]")
+        console.print(problem, style="red", markup=False)
         return 1
     return 0
 
@@ -107,22 +108,23 @@ async def _decide(gateway: Gateway, path: str, raw: bytes, model: str) -> tuple[
 def _print(console: Console, gateway: Gateway, request: Request, trace: Trace) -> None:
     counted = "exact" if request.exact else "estimated"
     console.print(
-        f"model {request.model.name}, handler {trace.handler}: {request.prompt_tokens} prompt tokens ({counted})"
+        f"model {request.model.name}, handler {trace.handler}: {request.prompt_tokens} prompt tokens ({counted})",
+        markup=False,
     )
     for profile in trace.profiles:
         console.print(_table(profile, request))
     if trace.plan is not None:
-        console.print(f"[green]it would go to [bold]{trace.plan.decode.name}[/bold][/green]")
+        console.print(f"it would go to {trace.plan.decode.name}", style="bold green", markup=False)
 
 
 def _table(profile: ProfileTrace, request: Request) -> Table:
-    table = Table(title=f"profile {profile.name}", title_justify="left")
+    table = Table(title=escape(f"profile {profile.name}"), title_justify="left")
     for name in ("endpoint", "engine"):
         table.add_column(name)
     for name in ("expected hit", "match", "ours", "foreign", "waiting", "KV used"):
         table.add_column(name, justify="right")
     for name, weight in profile.weights.items():
-        table.add_column(f"{name} x {weight:g}", justify="right")
+        table.add_column(escape(f"{name} x {weight:g}"), justify="right")
     table.add_column("score", justify="right")
     table.add_column("result")
     scored = {entry.endpoint.slot: entry for entry in profile.scored}
@@ -134,9 +136,10 @@ def _table(profile: ProfileTrace, request: Request) -> Table:
         result = "picked" if endpoint.slot == picked else ""
         if endpoint.slot in removed:
             result = f"removed by {removed[endpoint.slot]}"
-        table.add_row(*_state(endpoint, request), *terms, f"{entry.score:.4f}" if entry else "", result)
+        row = (*_state(endpoint, request), *terms, f"{entry.score:.4f}" if entry else "", result)
+        table.add_row(*map(escape, row))
     for name, why in profile.silent.items():
-        table.caption = f"scorer {name} failed and counted as 0: {why}"
+        table.caption = escape(f"scorer {name} failed and counted as 0: {why}")
     return table
 
 

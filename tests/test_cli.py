@@ -237,10 +237,39 @@ def test_a_configuration_that_is_wrong_is_said_so_with_its_line(tmp_path, capsys
     assert f"{config}:2" in error
 
 
-def test_a_tokenizer_that_is_not_there_stops_the_start(tmp_path, capsys):
+@pytest.mark.parametrize("command", ["check", "serve"])
+def test_a_tokenizer_that_is_not_there_stops_the_start(tmp_path, capsys, command):
     config = write(tmp_path, "http://127.0.0.1:1", tokenizer=tmp_path / "nothing")
+    assert main([command, str(config)]) == EXIT_CONFIG
+    said = capsys.readouterr().err
+    assert f"kvgate: {config}:1: models[0]: model sim: tokenizer: '{tmp_path / 'nothing'}'" in said
+    assert "Traceback" not in said
+
+
+def test_what_a_room_finds_wrong_is_named_with_its_line(tmp_path, capsys):
+    config = tmp_path / "plugins.yaml"
+    models = "models:\n- {name: sim, endpoints: [{url: 'http://a:1'}, {url: 'http://%s:1'}]}\n"
+    config.write_text(models % "A")
     assert main(["check", str(config)]) == EXIT_CONFIG
-    assert str(tmp_path / "nothing") in capsys.readouterr().err
+    assert f"kvgate: {config}:1: models: model sim: endpoint http://a:1 is listed twice" in capsys.readouterr().err
+    config.write_text(models % "b" + "client_keys:\n  file: /nowhere/keys\n")
+    for command in ("check", "serve"):
+        assert main([command, str(config)]) == EXIT_CONFIG
+        assert f"kvgate: {config}:4: client_keys.file: /nowhere/keys cannot be read" in capsys.readouterr().err
+
+
+def test_a_port_that_is_none_is_said_so(tmp_path, capsys):
+    config = write(tmp_path, "http://127.0.0.1:1")
+    assert main(["serve", str(config), "--port", "99999"]) == EXIT_CONFIG
+    assert capsys.readouterr().err == "kvgate: --port must be in 0..65535\n"
+
+
+def test_explain_shows_brackets_as_they_are(tmp_path, capsys):
+    prompt = tmp_path / "prompt"
+    prompt.write_text("Hello")
+    config = write(tmp_path, "http://127.0.0.1:1")
+    assert main(["explain", str(config), "--model", "x[/red]", "--prompt-file", str(prompt)]) == 1
+    assert "The model 'x[/red]' does not exist" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("form", ["text", "json"])

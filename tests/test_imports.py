@@ -43,7 +43,7 @@ THIRD_PARTY: dict[str, tuple[str, ...]] = {
     "gateway.notify": (),
     "gateway.scheduling": (),
     "gateway.demo": ("httpx", "matplotlib", "rich"),
-    "gateway.cli": ("uvloop",),
+    "gateway.cli": ("rich", "uvloop"),
     "scorers": (),
     "filters": (),
     "pickers": (),

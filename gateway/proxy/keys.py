@@ -21,10 +21,10 @@ def read(settings: KeySettings) -> list[str]:
     try:
         lines = Path(settings.file).read_text(encoding="utf-8").splitlines()
     except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"client_keys.file: {settings.file} cannot be read: {error}") from error
+        raise ConfigError(f"{settings.file} cannot be read: {error}") from error
     keys += [line.strip() for line in lines if line.strip() and not line.lstrip().startswith("#")]
     if not keys:
-        raise ConfigError(f"client_keys.file: {settings.file} holds no key; remove the setting to ask for none")
+        raise ConfigError(f"{settings.file} holds no key; remove the setting to ask for none")
     return keys
 
 

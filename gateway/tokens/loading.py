@@ -87,7 +87,9 @@ def _read_template(path: str, model: str) -> str:
     try:
         return Path(path).read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"model {model}: chat_template: {path!r} cannot be read: {error}") from error
+        raise ConfigError(
+            f"model {model}: chat_template: {path!r} cannot be read: {error}", param="chat_template"
+        ) from error
 
 
 def _refusal(settings: TokenSettings, model: str, error: Exception) -> str:

@@ -61,6 +61,7 @@ class ModelTokens:
         """
         if self._settings.tokenizer is None:
             return
+        log.info("model %s: loading the tokenizer %s", self._model, self._settings.tokenizer)
         loop = asyncio.get_running_loop()
         self._loaded, self._encoder, self._renderer = await loop.run_in_executor(self._threads, self._load)
 
