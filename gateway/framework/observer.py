@@ -48,7 +48,7 @@ class Observer:
         """Match, schedule and reserve, together."""
 
     def attempted(self, model: str, endpoint: str, result: str) -> None:
-        """One leg ended: ``ok``, or why it failed (``refused``, ``reset``, ``head-timeout``, ``status-503``, ...)."""
+        """One leg ended: ``ok``, or why it failed (``refused``, ``died``, ``head-timeout``, ``status-503``, ...)."""
 
     def in_flight(self, endpoint: str, change: int) -> None: ...
     def queued(self, model: str, length: int) -> None: ...

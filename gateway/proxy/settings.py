@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 @dataclass(frozen=True, slots=True)
 class ListenSettings:
-    """``host``, ``port``: the clients' listener. ``admin``: HOST:PORT of /metrics and /debug, empty for none.
+    """``host``, ``port``: the clients' listener. ``admin``: HOST:PORT of /metrics, empty for none.
 
     ``max_body``: bytes of a request's body; beyond it 413. ``grace``: seconds that running answers have to end after
     SIGTERM.
