@@ -76,7 +76,7 @@ def read_prompt(kind: Kind, fields: Fields) -> PromptInput:
 
 def _chat(fields: Fields) -> PromptInput:
     messages = _messages(fields)
-    raw = _joined(fields, ("tools", "messages"))
+    raw = _joined(fields, ("tools", "documents", "messages"))
     try:
         given = {name: msgspec.json.decode(fields[name]) for name in _OPTION_NAMES if name in fields}
         options = msgspec.convert(given, _ChatOptions) if given else _NO_OPTIONS

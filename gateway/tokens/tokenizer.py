@@ -37,6 +37,11 @@ MAX_THREADS = 4
 """Of one model: encoding runs at a megabyte a second and thread, far above what one engine prefills; and a client with
 endless prompts must not take every core."""
 
+MAX_TEXT = 8 * 1024 * 1024
+"""Characters of a body's prompts that are encoded: two million tokens of English, twice what long contexts take. The
+library needs up to 300 bytes a token and a thread cannot be stopped: a whole ``listen.max_body`` of short words would
+take gigabytes and a minute, long after its client left."""
+
 
 class ModelTokens:
     """The tokens of one model's prompts. ``load`` must have returned before ``tokenize``."""
@@ -78,7 +83,7 @@ class ModelTokens:
         why = self._obstacle(prompt)
         if why is None:
             try:
-                if _size(prompt) <= self._settings.inline_bytes:
+                if _size(prompt) <= self._settings.inline_bytes and _plain(prompt):
                     return self._encode(prompt)
                 return await asyncio.get_running_loop().run_in_executor(self._threads, self._encode, prompt)
             except Unrenderable as unrenderable:
@@ -110,6 +115,8 @@ class ModelTokens:
         assert self._renderer is not None
         try:
             texts = prompt.texts if isinstance(prompt, TextInput) else (self._renderer.render(prompt),)
+            if sum(map(len, texts)) > MAX_TEXT:
+                raise Unrenderable(Why.TOO_LONG)
             return _exact(self._encoder.encode(texts, add_special_tokens=prompt.add_special_tokens))
         except Unrenderable:
             raise
@@ -140,3 +147,10 @@ def _exact(ids: Sequence[array[int]]) -> Prompt:
 def _size(prompt: ChatInput | TextInput) -> int:
     """Bytes, about: characters for texts, since to count their bytes would be to encode them."""
     return len(prompt.raw) if isinstance(prompt, ChatInput) else sum(map(len, prompt.texts))
+
+
+def _plain(prompt: ChatInput | TextInput) -> bool:
+    """No argument of the template could be long: it is not among the measured bytes, yet a template may print it."""
+    if isinstance(prompt, TextInput):
+        return True
+    return not any(isinstance(value, (str, list, dict)) and len(value) > 0 for value in prompt.template_kwargs.values())

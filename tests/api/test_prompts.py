@@ -39,7 +39,7 @@ def test_a_chat_with_everything_that_changes_its_rendering() -> None:
     )
     assert read == ChatInput(
         messages=[USER],
-        raw=b'[{"type":"function","function":{"name":"f"}}][{"role":"user","content":"hi"}]',
+        raw=b'[{"type":"function","function":{"name":"f"}}][{"title":"t","text":"x"}][{"role":"user","content":"hi"}]',
         tools=[{"type": "function", "function": {"name": "f"}}],
         tool_choice="none",
         documents=[{"title": "t", "text": "x"}],

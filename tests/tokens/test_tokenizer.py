@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import threading
 from array import array
 from collections.abc import Callable
 from pathlib import Path
@@ -226,3 +227,26 @@ def loaded(folder: Path) -> ModelTokens:
     tokens = ModelTokens(TokenSettings(tokenizer=str(folder), inline_bytes=10**9), "m", Reasons())
     asyncio.run(tokens.load())
     return tokens
+
+
+@pytest.mark.parametrize("prompt", [TextInput(("a " * 30, "b " * 30)), chat({"role": "user", "content": "a " * 60})])
+async def test_what_would_take_minutes_to_encode_is_estimated(
+    load: Load, reasons: Reasons, prompt: ChatInput | TextInput, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tokens = await load()
+    assert (await tokens.tokenize(prompt)).exact
+    monkeypatch.setattr("gateway.tokens.tokenizer.MAX_TEXT", 100)
+    assert not (await tokens.tokenize(prompt)).exact
+    assert reasons.seen == [("m", Why.TOO_LONG)]
+
+
+@pytest.mark.parametrize(("kwargs", "inline"), [({"enable_thinking": False}, True), ({"notes": ["a"]}, False)])
+async def test_arguments_that_may_be_long_are_not_rendered_on_the_loop(
+    load: Load, kwargs: dict[str, Any], inline: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tokens = await load(inline_bytes=10_000)
+    threads = []
+    encode = tokens._encode
+    monkeypatch.setattr(tokens, "_encode", lambda prompt: threads.append(threading.current_thread()) or encode(prompt))
+    await tokens.tokenize(chat(USER, template_kwargs=kwargs))
+    assert (threads == [threading.main_thread()]) is inline
