@@ -190,12 +190,14 @@ class Exchange:
             return
         self._settled = True
         placement = self.placement
-        if placement is not None and self.outcome == "ok":
-            self._learn(placement)
-        self.end_placement(self.outcome)
-        if self.permit is not None:
-            self.permit.leave()
-        self.observer.settled(self._line(placement))
+        try:
+            if placement is not None and self.outcome == "ok":
+                self._learn(placement)
+        finally:  # a defect in what is learned must not keep a place for ever
+            self.end_placement(self.outcome)
+            if self.permit is not None:
+                self.permit.leave()
+            self.observer.settled(self._line(placement))
 
     def _learn(self, placement: Placement) -> None:
         assert self.request is not None
