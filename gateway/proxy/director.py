@@ -149,11 +149,13 @@ class Director:
                 return await self._forward(exchange, plan, http)
             except LegFailed as failure:
                 exchange.failure = failure
-                exchange.end_placement(str(failure.cause) if failure.status is None else f"status-{failure.status}")
+                exchange.end_placement(
+                    f"status-{failure.status}" if failure.cause is Cause.STATUS else str(failure.cause)
+                )
                 self._tell_fleet(failure)
                 if exchange.attempts.may_try_another(failure):
                     continue
-                if exchange.held is not None and failure.cause is Cause.STATUS:
+                if exchange.held is not None and failure.status is not None:
                     return await relay_held(exchange.held, http, exchange, idle=self._timeouts.idle)
                 raise failure.error() from failure
 

@@ -9,7 +9,7 @@ what happened                                    then
 refused, or reset before anything was sent       another endpoint; free
 idle keep-alive connection died                  the same endpoint on a fresh connection, inside upstream.py; free
 502, 503, 504, no head in time                   another endpoint; counts as an attempt
-engine died after the body was sent              one more attempt in all: a request can be what kills an engine
+engine died after the body was sent, or says so  one more attempt in all: a request can be what kills an engine
 any other answer of the engine                   the client's, unchanged
 after commit                                     the stream ends with an error event; never a second engine
 ===============================================  =============================================================
@@ -27,6 +27,10 @@ from gateway.proxy.settings import RetrySettings
 RETRY_STATUSES = frozenset({502, 503, 504})
 """An engine that is dead or full says 503 (vLLM's admission limits are made for that); what stands before it, 502 or
 504."""
+
+ENGINE_DEAD = b"EngineCore encountered an issue"
+"""In what vLLM answers (status 500, or an error as a stream's first event) to all that was on an engine whose core
+process has died; its server ends a moment later."""
 
 BUDGET_RESERVE = 10.0
 """Retries that a model may spend before it has had many requests: a quiet fleet of two must survive the death of one
@@ -50,6 +54,7 @@ class Cause(StrEnum):
     CONNECT_TIMEOUT = "connect-timeout"
     RESET_UNSENT = "reset-unsent"
     DIED = "died"
+    ENGINE_DEAD = "engine-dead"
     GARBAGE = "garbage"
     HEAD_TIMEOUT = "head-timeout"
     IDLE_TIMEOUT = "idle-timeout"
@@ -64,7 +69,7 @@ class Cause(StrEnum):
     @property
     def killed(self) -> bool:
         """The request may be what broke the engine."""
-        return self in (Cause.DIED, Cause.GARBAGE)
+        return self in (Cause.DIED, Cause.ENGINE_DEAD, Cause.GARBAGE)
 
 
 class LegFailed(Exception):
@@ -124,7 +129,7 @@ class Attempts:
             # Not from the budget: when an engine dies under load, all that was on it comes at once, and each request
             # may do so only once. Health takes such an engine out, so that it is no load that could go on.
             self._deaths += 1
-            return self._deaths == 1 and self._settings.attempts > 1
+            return self._deaths == 1 and self.sent < self._settings.attempts
         if failure.cause in (Cause.IDLE_TIMEOUT, Cause.TOTAL_TIMEOUT):
             return False  # the client's patience is spent: a second answer would come later still
         if self.sent >= self._settings.attempts:

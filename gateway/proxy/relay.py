@@ -16,7 +16,7 @@ from gateway.api.events import EventObserver
 from gateway.api.headers import back
 from gateway.api.usage import read_usage
 from gateway.proxy.exchange import Exchange, HeldAnswer, Phase
-from gateway.proxy.legs import Cause, LegFailed
+from gateway.proxy.legs import ENGINE_DEAD, Cause, LegFailed
 from gateway.proxy.upstream import Answer
 
 SLICE = 256 * 1024
@@ -31,6 +31,9 @@ async def relay_whole(answer: Answer, http: web.BaseRequest, exchange: Exchange,
     """An unstreamed answer: the client's once it is complete. Raises LegFailed before that, ClientGone after."""
     answer.committed()
     body = await answer.read()
+    if answer.status == 500 and ENGINE_DEAD in body:
+        exchange.held = HeldAnswer(answer.status, answer.headers, body)
+        raise LegFailed(Cause.ENGINE_DEAD, answer.endpoint, "the engine says that it is dead", status=answer.status)
     usage = read_usage(body, exchange.route.kind) if answer.status == 200 else None
     exchange.answered(answer.status, usage)
     return await _write(answer.status, answer.headers, body, http, exchange.id, idle)
@@ -55,6 +58,8 @@ async def relay_stream(answer: Answer, http: web.BaseRequest, exchange: Exchange
             raise LegFailed(Cause.GARBAGE, answer.endpoint, "a stream that ended without an event")
         held.append(data)
         events.feed(data)
+    if events.error is not None and ENGINE_DEAD in events.error:
+        raise LegFailed(Cause.ENGINE_DEAD, answer.endpoint, "the engine says that it is dead")
 
     answer.committed()
     exchange.phase = Phase.STREAMING

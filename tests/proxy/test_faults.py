@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 from dataclasses import replace
 
+import httpx
 import orjson
 import pytest
 
@@ -64,7 +65,20 @@ def refuses(status: str):
     return post
 
 
+async def says_that_it_is_dead(connection, head, body):
+    message = "EngineCore encountered an issue. See stack trace (above) for the root cause."
+    error = orjson.dumps({"error": {"message": message, "type": "InternalServerError", "param": None, "code": 500}})
+    await connection.say(answer(error, status="500 Internal Server Error"))
+
+
+async def says_so_in_its_stream(connection, head, body):
+    error = orjson.dumps({"error": {"message": "EngineCore encountered an issue.", "code": 500}})
+    await connection.say(STREAM_HEAD + chunked(b"data: " + error + b"\n\n", DONE))
+
+
 FAILURES = {
+    "dead": (says_that_it_is_dead, 500),
+    "dead in its stream": (says_so_in_its_stream, 502),
     "dies": (dies, 502),
     "closes": (closes, 502),
     "hangs": (hangs, 504),
@@ -271,4 +285,16 @@ async def test_a_sick_engine_disturbs_nobody_else():
         for status, content in await asyncio.gather(*streams):
             if status == 200:
                 assert content == ROLE + WORD + WORD + DONE
+        await ends_idle(gateway)
+
+
+async def test_a_defect_of_ours_in_learning_keeps_nothing_booked(monkeypatch):
+    def fail(self, placement):
+        raise RuntimeError("a defect")
+
+    monkeypatch.setattr("gateway.proxy.exchange.Exchange._learn", fail)
+    async with gateway_before(good) as gateway:
+        with contextlib.suppress(httpx.HTTPError):
+            await gateway.client.post("/v1/chat/completions", json=CHAT)
+        await eventually(lambda: gateway.lines, "the request is settled")
         await ends_idle(gateway)

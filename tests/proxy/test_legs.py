@@ -44,7 +44,13 @@ def test_a_refusal_counts_as_an_attempt(cause):
     assert not tried.may_try_another(failure(cause, 2))
 
 
-@pytest.mark.parametrize("cause", [Cause.DIED, Cause.GARBAGE])
+def test_a_death_after_a_refusal_is_an_attempt_like_any_other():
+    tried = attempts(limit=2)
+    assert tried.may_try_another(failure(Cause.STATUS, 0))
+    assert not tried.may_try_another(failure(Cause.DIED, 1))
+
+
+@pytest.mark.parametrize("cause", [Cause.DIED, Cause.ENGINE_DEAD, Cause.GARBAGE])
 def test_a_request_that_may_kill_engines_gets_one_more_however_many_are_allowed(cause):
     tried = attempts(limit=10)
     assert tried.may_try_another(failure(cause, 0))
