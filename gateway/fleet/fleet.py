@@ -16,7 +16,7 @@ import aiohttp
 
 from gateway.errors import ConfigError
 from gateway.fleet.core import Core, Place
-from gateway.fleet.cost import FittedCost
+from gateway.fleet.cost import FittedCost, Peers
 from gateway.fleet.engine_watch import EngineWatch
 from gateway.fleet.kv_source import KvSource
 from gateway.fleet.ledger import Ledger
@@ -67,6 +67,7 @@ class Fleet:
         self._tasks = TaskSet()
         self._session: aiohttp.ClientSession | None = None
         self._engines: dict[tuple[str, str, int], _Watched] = {}
+        self._peers: dict[tuple[Model, str], Peers] = {}
         self._endpoints: dict[Model, tuple[Endpoint, ...]] = {model: () for model, _ in models}
         self._places: dict[Endpoint, tuple[Place, Core, _Watched]] = {}
         for model, entries in models:
@@ -128,6 +129,7 @@ class Fleet:
             self._engines = {key: value for key, value in self._engines.items() if value is not watched}
             if watched.task is not None:
                 watched.task.cancel()
+            self._observer.engine_dropped(watched.watch.engine.name)
         self._slots.rest(endpoint.slot)
         self._listeners.endpoint_dropped(endpoint)
         self._observer.endpoint_dropped(endpoint.name)
@@ -261,8 +263,9 @@ class Fleet:
             listeners=self._listeners,
         )
         half_life = FOREIGN_HALF_LIFE * self._settings.scrape.interval
+        peers = self._peers.setdefault((model, settings.role), Peers())
         watch.cores = [
-            Core(rank, Ledger(self._clock, half_life), FittedCost(self._settings.cost))
+            Core(rank, Ledger(self._clock, half_life), FittedCost(self._settings.cost, peers))
             for rank in (range(settings.ranks) if settings.ranks > 1 else (None,))
         ]
         watched = self._engines[key] = _Watched(watch, settings.ranks, settings.api_key)

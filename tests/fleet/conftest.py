@@ -185,6 +185,9 @@ class Seen(Observer):
         else:
             self.told.append(("dropped", endpoint.name))
 
+    def engine_dropped(self, engine: str) -> None:
+        self.gone.append(engine)
+
     def endpoint_added(self, endpoint: Endpoint) -> None:
         self.told.append(("added", endpoint.name))
 

@@ -164,7 +164,7 @@ async def test_endpoints_come_and_go_at_run_time(engines, fleets, seen, until):
     assert fleet.endpoints(model) == (new,)
     assert [engine.url for engine in fleet.engines] == [second.url]
     assert seen.told[-1] == ("dropped", old.name) or ("dropped", old.name) in seen.told
-    assert seen.gone == [old.name]
+    assert seen.gone == [old.engine.name, old.name], "the engine's series and the endpoint's"
     # What its last requests tell is heard without harm.
     fleet.refused(old)
     fleet.broke(old, "reset")
