@@ -19,8 +19,12 @@ HASH_MASK = (1 << 64) - 1
 Hash: TypeAlias = int | bytes
 
 
-class BlockStored(msgspec.Struct, tag=True):
-    """Blocks that an engine holds from now on: a contiguous run behind ``parent_block_hash`` (None: from the start)."""
+class BlockStored(msgspec.Struct, tag=True, forbid_unknown_fields=True):
+    """Blocks that an engine holds from now on: a contiguous run behind ``parent_block_hash`` (None: from the start).
+
+    ``block_size``: tokens; 0, and no ``token_ids``, where only a tier is told. ``extra_keys``: what else than tokens is
+    in each block's hash: the adapter's name, media, the cache salt, a digest of embeddings.
+    """
 
     block_hashes: list[Hash]
     parent_block_hash: Hash | None = None
@@ -32,17 +36,23 @@ class BlockStored(msgspec.Struct, tag=True):
     extra_keys: list[list[Any] | None] | None = None
     group_idx: int | None = None
     kv_cache_spec_kind: str | None = None
+    kv_cache_spec_sliding_window: Any = None
+    locality: Any = None
+    ownership: Any = None
+    session_id: Any = None
 
 
-class BlockRemoved(msgspec.Struct, tag=True):
+class BlockRemoved(msgspec.Struct, tag=True, forbid_unknown_fields=True):
     """Copies of blocks that an engine gave up."""
 
     block_hashes: list[Hash]
     medium: str | None = None
     group_idx: int | None = None
+    locality: Any = None
+    ownership: Any = None
 
 
-class AllBlocksCleared(msgspec.Struct, tag=True):
+class AllBlocksCleared(msgspec.Struct, tag=True, forbid_unknown_fields=True):
     """The engine's GPU cache was reset."""
 
 
@@ -51,7 +61,9 @@ Event: TypeAlias = BlockStored | BlockRemoved | AllBlocksCleared
 
 @dataclass(slots=True)
 class Batch:
-    """One message. ``rank``: data-parallel rank, if told. ``refused``: what was left out, by the reason's word."""
+    """One message. ``rank``: data-parallel rank, if told. ``refused``: what was not understood, by the reason's word:
+    ``malformed-batch``, ``malformed`` and ``unknown-type`` were left out, an ``unknown-key`` was read over.
+    """
 
     events: list[Event] = field(default_factory=list)
     rank: int | None = None
@@ -74,26 +86,11 @@ _BATCHES = (msgspec.msgpack.Decoder(_ArrayBatch), msgspec.msgpack.Decoder(_MapBa
 _EVENT: msgspec.msgpack.Decoder[Event] = msgspec.msgpack.Decoder(Event)
 _ANY = msgspec.msgpack.Decoder()
 
-_POSITIONS: dict[str, tuple[type[Event], tuple[str, ...]]] = {
-    "BlockStored": (
-        BlockStored,
-        (
-            "block_hashes",
-            "parent_block_hash",
-            "token_ids",
-            "block_size",
-            "lora_id",
-            "medium",
-            "lora_name",
-            "extra_keys",
-            "group_idx",
-            "kv_cache_spec_kind",
-        ),
-    ),
-    "BlockRemoved": (BlockRemoved, ("block_hashes", "medium", "group_idx")),
-    "AllBlocksCleared": (AllBlocksCleared, ()),
-}
-"""Fields of the positional form, in order; trailing ones may be absent, and newer ones are ignored."""
+_UNREADABLE = (ValueError, RecursionError, MemoryError)
+"""What garbage makes a decoder raise: msgspec's errors and bad UTF-8 are ValueErrors; a length of 2**32 is believed."""
+
+_KINDS: dict[str, type[Event]] = {kind.__name__: kind for kind in (BlockStored, BlockRemoved, AllBlocksCleared)}
+"""The fields of each are in the order of the positional form; trailing ones may be absent there."""
 
 
 def decode(payload: bytes) -> Batch:
@@ -101,15 +98,14 @@ def decode(payload: bytes) -> Batch:
     for decoder in _BATCHES:
         try:
             raw = decoder.decode(payload)
-        except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
+        except _UNREADABLE:
             continue
         batch = Batch(rank=raw.data_parallel_rank)
         for one in raw.events:
-            event = _event(one)
-            if isinstance(event, str):
-                batch.refused[event] += 1
-            else:
-                batch.events.append(event)
+            try:
+                batch.events.append(_EVENT.decode(one))
+            except _UNREADABLE:
+                _look_closer(one, batch)
         return batch
     return Batch(refused=Counter({"malformed-batch": 1}))
 
@@ -119,24 +115,31 @@ def short(value: Hash) -> int:
     return value & HASH_MASK if isinstance(value, int) else int.from_bytes(value[-8:], "big")
 
 
-def _event(raw: msgspec.Raw) -> Event | str:
-    """The event, or why it is none."""
-    try:
-        return _EVENT.decode(raw)
-    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
-        pass
+def _look_closer(raw: msgspec.Raw, batch: Batch) -> None:
+    """An event that is not just a map of vLLM 0.32: newer, older, or none."""
     try:
         value = _ANY.decode(raw)
-    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError, ValueError):
-        return "malformed"
+    except _UNREADABLE:
+        value = None
+    tag = value.get("type") if isinstance(value, dict) else value[0] if isinstance(value, list) and value else None
+    if not isinstance(tag, str):
+        batch.refused["malformed"] += 1
+        return
+    kind = _KINDS.get(tag)
+    if kind is None:
+        batch.refused["unknown-type"] += 1
+        return
+    names = kind.__struct_fields__
     if isinstance(value, dict):
-        return "malformed" if value.get("type") in _POSITIONS else "unknown-type"
-    if not (isinstance(value, list) and value and isinstance(value[0], str)):
-        return "malformed"
-    if value[0] not in _POSITIONS:
-        return "unknown-type"
-    kind, names = _POSITIONS[value[0]]
+        known = {name: value[name] for name in names if name in value}
+        newer = len(value) > len(known) + 1
+    else:
+        known = dict(zip(names, value[1:], strict=False))
+        newer = len(value) > len(names) + 1
     try:
-        return msgspec.convert(dict(zip(names, value[1:], strict=False)) | {"type": value[0]}, kind)
-    except msgspec.ValidationError:
-        return "malformed"
+        batch.events.append(msgspec.convert(known | {"type": tag}, kind))
+    except _UNREADABLE:
+        batch.refused["malformed"] += 1
+        return
+    if newer:
+        batch.refused["unknown-key"] += 1

@@ -1,39 +1,55 @@
 """Which endpoint of a model holds which blocks: one index per model.
 
-Rules: "who holds it" is one integer with a bit per slot, one per tier. Engines' events write those bits through
-``Holdings``; predictions and estimates have masks of their own, so that none of the three can erase another's. The
-index is bounded, and forgets the least recently used. Everything here is synchronous and quick; ``drop`` alone leaves
-work for ``sweep``, in slices.
+Rules: "who holds it" is one integer with a bit per endpoint, one per tier. Engines' events write those bits through
+``Holdings``; predictions and estimates have masks of their own, so that none of the three can erase another's. An
+endpoint that forgets everything gets another bit at once; the old one is cleared by ``sweep``, in slices, and then
+used again. The index is bounded, and forgets the least recently used. Everything here is synchronous and quick.
 """
 
 from __future__ import annotations
 
 import math
 from array import array
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from heapq import heappop, heappush
 from itertools import islice
 
-from gateway.framework import NO_MATCH, Clock, Endpoint, Match, Matches, Observer, Source
+from gateway.framework import Clock, Endpoint, Matches, Observer
 from gateway.kvcache.estimate import Estimate
 from gateway.kvcache.events import BlockRemoved, BlockStored, Event
-from gateway.kvcache.holdings import Change, Holdings, Tier
+from gateway.kvcache.holdings import Holdings, Tier, is_named, unset
 from gateway.kvcache.keys import BlockKeys, chain, root
+from gateway.kvcache.matching import Candidate, match_estimated, match_told
 from gateway.kvcache.overlay import Overlay
-from gateway.kvcache.search import depths
 from gateway.kvcache.settings import CacheSettings
 
 SMALLEST_UNIT = 4
 """Tokens a block key at least: below, keys cost more than they tell, and engines' blocks have 8 tokens or more."""
 
+SWEEP = 64
+"""Keys of forgotten endpoints that each event and each placement clears: some 30 us, and sooner or later all."""
+
+EVICT = 1000
+"""One in so many blocks is forgotten at once when the index is full: 1 ms of work, and rarely."""
+
 
 class _Holder:
-    """One endpoint in the index."""
+    """One endpoint in the index, since it last began anew.
 
-    def __init__(self, endpoint: Endpoint, events: bool, unit: int, max_blocks: int) -> None:
+    ``place``: of its bit. ``events``: its engine's events are followed; ``heard``: and have told of blocks at some
+    time, so that they can be believed to come. ``counted``: its part of the index's size.
+    """
+
+    def __init__(self, endpoint: Endpoint, events: bool, heard: bool, place: int, holdings: Holdings) -> None:
         self.endpoint = endpoint
         self.events = events
-        self.holdings = Holdings(unit, max_blocks)
+        self.heard = heard
+        self.place = place
+        self.holdings = holdings
         self.estimate = Estimate()
+        self.counted = 0
+        self.told: Counter[str] = Counter()
 
     @property
     def block_size(self) -> int:
@@ -55,9 +71,12 @@ class CacheIndex:
         self._observer = observer
         self._learned = False
         self._holders: dict[int, _Holder] = {}
+        self._places = 0
+        self._free: list[int] = []
         self._tiers: tuple[dict[int, int], ...] = ({}, {}, {})
         self._estimated: dict[int, int] = {}
         self._overlay = Overlay(clock, settings.prediction_seconds)
+        self._total = 0
         self._used: set[int] = set()
         self._sweeps: list[Iterator[None]] = []
 
@@ -69,32 +88,35 @@ class CacheIndex:
     # endpoints come and go
 
     def add(self, endpoint: Endpoint, events: bool) -> None:
-        self._holders[endpoint.slot] = _Holder(endpoint, events, self.unit, self._settings.max_blocks)
+        """``events``: its engine's events will tell what it holds; until they have begun to, it is estimated."""
+        self.drop(endpoint.slot)
+        self._begin(endpoint, events, heard=False)
 
     def set_events(self, slot: int, events: bool) -> None:
-        """Whether the endpoint's own events tell what it holds. A change forgets what was known the other way."""
+        """Whether the endpoint's events are followed. A change forgets what was known the other way."""
         holder = self._holders.get(slot)
         if holder is not None and holder.events != events:
-            self.forget(slot)
-            self._holders[slot].events = events
+            self.drop(slot)
+            self._begin(holder.endpoint, events, heard=False)
 
     def forget(self, slot: int) -> None:
         """The endpoint holds nothing any more: its engine restarted, or its history starts again."""
         holder = self._holders.get(slot)
-        if holder is None:
-            return
-        for _ in self._clear(slot, holder):
-            pass
-        self._holders[slot] = _Holder(holder.endpoint, holder.events, self.unit, self._settings.max_blocks)
+        if holder is not None:
+            self.drop(slot)
+            self._begin(holder.endpoint, holder.events, holder.heard)
 
     def drop(self, slot: int) -> None:
-        """The endpoint is gone. Its bits are cleared by ``sweep``; until then its slot must not be used again."""
+        """The endpoint is gone. What ``sweep`` has yet to clear of it is never matched again."""
+        self.tell(slot)
         holder = self._holders.pop(slot, None)
         if holder is not None:
-            self._sweeps.append(self._clear(slot, holder))
+            self._total -= holder.counted
+            self._overlay.forget(holder.place)
+            self._sweeps.append(self._clear(holder))
 
     def sweep(self, budget: int) -> bool:
-        """Clear bits of dropped slots, of ``budget`` keys at most; true when none is left."""
+        """Clear bits of what was dropped and forgotten, of ``budget`` keys at most; true when none is left."""
         while self._sweeps and budget > 0:
             done = sum(1 for _ in islice(self._sweeps[0], budget))
             if done < budget:
@@ -104,6 +126,11 @@ class CacheIndex:
 
     # what engines say
 
+    def believe(self, slot: int) -> None:
+        """The endpoint's events come, even if they have told of no block yet: it is estimated no more."""
+        if (holder := self._holders.get(slot)) is not None:
+            holder.heard = True
+
     def apply(self, slot: int, event: Event) -> None:
         """One event of the endpoint's stream."""
         if isinstance(event, BlockStored):
@@ -112,56 +139,89 @@ class CacheIndex:
             self.removed(slot, event)
         else:
             self.cleared(slot)
+        if self._sweeps:
+            self.sweep(SWEEP)
 
     def stored(self, slot: int, event: BlockStored) -> None:
         holder = self._holders.get(slot)
-        if holder is None or not self._fits(event.block_size):
+        if holder is None:
             return
-        holder = self._holders[slot]
-        changes, problem = holder.holdings.stored(event)
-        self._change(slot, changes)
-        self._count(holder, "stored", len(event.block_hashes), problem)
-        if len(self._tiers[Tier.GPU]) > self._settings.max_blocks:
-            self._evict()
+        problem = holder.holdings.problem(event)
+        named = not problem and is_named(event)
+        if named and (not self._learned or event.block_size % self.unit):
+            problem = self._learn(event.block_size)
+            holder = self._holders[slot]
+        if not problem:
+            if named:
+                keys, problem = holder.holdings.named(event)
+                self._overlay.confirmed(holder.place, keys)
+                holder.heard = True
+                self._recount(holder)
+            else:
+                problem = holder.holdings.stored(event)
+            holder.told["stored"] += len(event.block_hashes)
+        if problem:
+            holder.told[problem] += 1
 
     def removed(self, slot: int, event: BlockRemoved) -> None:
-        if (holder := self._holders.get(slot)) is not None:
-            changes, problem = holder.holdings.removed(event)
-            self._change(slot, changes)
-            self._count(holder, "removed", len(event.block_hashes), problem)
+        holder = self._holders.get(slot)
+        if holder is None:
+            return
+        holder.told["removed"] += len(event.block_hashes)
+        if problem := holder.holdings.removed(event):
+            holder.told[problem] += 1
+        self._recount(holder)
 
     def cleared(self, slot: int) -> None:
-        """The endpoint's GPU cache was reset."""
+        """The endpoint's GPU cache was reset; what it has on other tiers stays."""
+        holder = self._holders.get(slot)
+        if holder is None:
+            return
+        holder.told["cleared"] += 1
+        if holder.holdings.only_gpu:
+            self.forget(slot)
+            return
+        holder.holdings.cleared()
+        self._overlay.forget(holder.place)
+        self._recount(holder)
+
+    def tell(self, slot: int) -> None:
+        """Tell the observer what the endpoint's events came to since the last time: once a message, not an event."""
         if (holder := self._holders.get(slot)) is not None:
-            self._change(slot, holder.holdings.cleared())
-            self._overlay.forget(slot)
-            self._count(holder, "cleared", 1, "")
+            for kind, count in holder.told.items():
+                self._observer.kv_events(holder.endpoint.name, kind, count)
+            holder.told.clear()
+            self._observer.kv_blocks(self._model, self.blocks)
 
     # what requests ask and do
 
     def keys(self, ids: array[int], count: int, exact: bool, adapter: str | None, salt: str | None) -> BlockKeys:
         """Keys of the whole blocks of a prompt. ``ids``: as ``Prompt.ids``; ``count``: its tokens."""
-        if exact and not self._learned:
-            for holder in self._holders.values():
-                if holder.block_size:
-                    self._fits(holder.block_size)
-                    break
+        if not self._learned:
+            for size in [holder.block_size for holder in self._holders.values() if holder.block_size]:
+                self._learn(size)
         return BlockKeys(chain(ids, self.unit, root(exact, adapter, salt)), self.unit, count, exact)
 
     def match(self, keys: BlockKeys, prompt_tokens: int, endpoints: Sequence[Endpoint]) -> Matches:
-        """What each of ``endpoints`` holds of the prompt: exact for the first ``search.EXACT`` blocks."""
+        """What each of ``endpoints`` holds of the prompt: exact for the first ``search.EXACT`` blocks.
+
+        By its engine's events and by predictions where events come, else by what was routed there.
+        """
         matches = Matches()
-        if keys.unit != self.unit:  # the unit changed while the request waited
+        if keys.unit != self.unit:  # it changed while the request waited
             return matches
         self._overlay.lapse()
-        slots = 0
+        told: list[Candidate] = []
+        estimated: list[Candidate] = []
         for endpoint in endpoints:
-            slots |= 1 << endpoint.slot
-        found = depths(keys, self._held(), slots)
-        for endpoint in endpoints:
-            depth = found.get(endpoint.slot)
-            if depth and (holder := self._holders.get(endpoint.slot)) is not None:
-                matches[endpoint.slot] = self._match(keys, depth, holder, prompt_tokens)
+            holder = self._holders.get(endpoint.slot)
+            if holder is not None:
+                candidates = told if self._is_told(holder, keys) else estimated
+                candidates.append(Candidate(endpoint.slot, holder.place, holder.block_size))
+        if told:
+            matches.update(match_told(keys, prompt_tokens, told, self._tiers, self._overlay.masks))
+        if estimated:
+            matches.update(match_estimated(keys, prompt_tokens, estimated, self._estimated))
         return matches
 
     def placed(self, keys: BlockKeys, endpoint: Endpoint) -> None:
@@ -169,155 +229,94 @@ class CacheIndex:
         holder = self._holders.get(endpoint.slot)
         if holder is None or keys.unit != self.unit:
             return
-        bit = 1 << endpoint.slot
+        if self._sweeps:
+            self.sweep(SWEEP)
+        bit = 1 << holder.place
         if holder.events and keys.exact:
             gpu = self._tiers[Tier.GPU]
-            if len(self._used) > self._settings.max_blocks:
-                self._used.clear()
-            self._used.update(keys)
-            self._overlay.predict(endpoint.slot, [key for key in keys if not gpu.get(key, 0) & bit])
-            return
-        tokens = endpoint.metrics.kv_capacity or self._settings.capacity_tokens
-        new, gone = holder.estimate.sent(keys, max(1, tokens // self.unit))
-        _set(self._estimated, new, bit)
-        for key in gone:
-            _unset(self._estimated, key, bit)
+            self._overlay.predict(holder.place, [key for key in keys if not gpu.get(key, 0) & bit])
+            if self._total * 2 > self._settings.max_blocks:
+                if len(self._used) > self._settings.max_blocks:
+                    self._used.clear()
+                self._used.update(keys)
+        if not self._is_told(holder, keys):
+            tokens = endpoint.metrics.kv_capacity or self._settings.capacity_tokens
+            new, gone = holder.estimate.sent(keys, max(1, tokens // self.unit))
+            for key in new:
+                self._estimated[key] = self._estimated.get(key, 0) | bit
+            for key in gone:
+                unset(self._estimated, key, bit)
 
     def settled(self, keys: BlockKeys, endpoint: Endpoint, expected: int, reported: int | None) -> None:
         """The engine has reported ``reported`` cached tokens where ``expected`` were expected.
 
         What was predicted and did not come true is forgotten at once: the prompt is computed now, and its events, if
-        there were to be any, are on their way or here.
+        there were to be any, are on their way or here. What events had said is mended where copies were miscounted.
         """
         holder = self._holders.get(endpoint.slot)
         if holder is None or reported is None or reported >= expected or keys.unit != self.unit:
             return
-        if holder.events and keys.exact:
-            for key in keys[reported // self.unit : expected // self.unit]:
-                self._overlay.confirmed(endpoint.slot, key)
+        if self._is_told(holder, keys):
+            missed = keys[reported // self.unit : expected // self.unit]
+            self._overlay.confirmed(holder.place, missed)
+            holder.holdings.recomputed(set(missed))
 
     # how
 
-    def _held(self) -> Callable[[int], int]:
-        gpu, cpu, storage = self._tiers
-        others = [masks for masks in (cpu, storage, self._estimated, self._overlay.masks) if masks]
-        if not others:
-            return lambda key: gpu.get(key, 0)
-        if len(others) == 1:
-            (other,) = others
-            return lambda key: gpu.get(key, 0) | other.get(key, 0)
+    def _is_told(self, holder: _Holder, keys: BlockKeys) -> bool:
+        """Whether the endpoint's events can say what it holds of a prompt."""
+        return holder.events and holder.heard and keys.exact
 
-        def held(key: int) -> int:
-            mask = gpu.get(key, 0)
-            for masks in others:
-                mask |= masks.get(key, 0)
-            return mask
+    def _begin(self, endpoint: Endpoint, events: bool, heard: bool) -> None:
+        """The endpoint holds nothing, under a bit that nobody has."""
+        if self._free:
+            place = heappop(self._free)
+        else:
+            place = self._places
+            self._places += 1
+        holdings = Holdings(self.unit, self._tiers, 1 << place)
+        self._holders[endpoint.slot] = _Holder(endpoint, events, heard, place, holdings)
 
-        return held
+    def _clear(self, holder: _Holder) -> Iterator[None]:
+        """Clear all bits of a holder that is gone, yielding after each key; then its place is free."""
+        bit = 1 << holder.place
+        for key in holder.estimate:
+            unset(self._estimated, key, bit)
+            yield
+        for key in holder.holdings:
+            for masks in self._tiers:
+                if masks:
+                    unset(masks, key, bit)
+            yield
+        heappush(self._free, holder.place)
+        self._observer.kv_blocks(self._model, self.blocks)
 
-    def _match(self, keys: BlockKeys, depth: int, holder: _Holder, prompt_tokens: int) -> Match:
-        slot = holder.endpoint.slot
-        block = holder.block_size if holder.block_size >= self.unit else self.unit
-        whole = depth * self.unit // block * block
-        if not whole:
-            return NO_MATCH
-        depth = whole // self.unit
-        expected = min(whole, (prompt_tokens - 1) // block * block)
-        if not (holder.events and keys.exact):
-            return Match(gpu=whole, expected_hit=expected, source=Source.ESTIMATED)
-        bit = 1 << slot
-        gpu, cpu, storage = self._tiers
-        predicted = self._overlay.masks
-        on_cpu = on_storage = 0
-        source = Source.EVENTS
-        if predicted and predicted.get(keys[depth - 1], 0) & bit:
-            source = Source.PREDICTED
-        if cpu or storage:
-            for key in islice(keys, depth):
-                if (gpu.get(key, 0) | predicted.get(key, 0)) & bit:
-                    continue
-                if cpu.get(key, 0) & bit:
-                    on_cpu += self.unit
-                else:
-                    on_storage += self.unit
-        return Match(whole - on_cpu - on_storage, on_cpu, on_storage, expected, source)
-
-    def _fits(self, block_size: int) -> bool:
-        """Whether blocks of this size can be told in the unit: learned from the first, and it may have to shrink.
-
-        False also where it just did: streams begin anew, and the event comes again.
-        """
-        if block_size < SMALLEST_UNIT:
-            return block_size == 0  # an event without tokens
-        if not self._learned:
-            self._learned = True
-            if block_size != self.unit:
-                self._new_unit(block_size)
-        elif block_size % self.unit:
-            smaller = math.gcd(block_size, self.unit)
-            if smaller < SMALLEST_UNIT:
-                return False
-            self._new_unit(smaller)
-            self.on_new_unit()
-            return False
-        return True
-
-    def _new_unit(self, unit: int) -> None:
+    def _learn(self, block_size: int) -> str:
+        """An engine has blocks of this size: fit the unit. Returns why its blocks have no keys (yet), or ``""``."""
+        unit = math.gcd(block_size, self.unit) if self._learned else block_size
+        if unit < SMALLEST_UNIT:
+            return "block-size"
+        learned, self._learned = self._learned, True
+        if unit == self.unit:
+            return ""
         self.unit = unit
         for slot in list(self._holders):
             self.forget(slot)
+        if not learned:
+            return ""
+        self.on_new_unit()
+        return "new-unit"
 
-    def _change(self, slot: int, changes: Iterable[Change]) -> None:
-        bit = 1 << slot
-        for tier, key, held in changes:
-            masks = self._tiers[tier]
-            if held:
-                masks[key] = masks.get(key, 0) | bit
-                if tier is Tier.GPU:
-                    self._overlay.confirmed(slot, key)
-            else:
-                _unset(masks, key, bit)
-
-    def _clear(self, slot: int, holder: _Holder) -> Iterator[None]:
-        """Clear all bits of a slot, yielding after each key."""
-        bit = 1 << slot
-        self._overlay.forget(slot)
-        for key in list(holder.estimate):
-            _unset(self._estimated, key, bit)
-            yield
-        for tier, key in list(holder.holdings.keys()):
-            _unset(self._tiers[tier], key, bit)
-            yield
-        self._observer.kv_blocks(self._model, self.blocks)
-
-    def _evict(self) -> None:
-        """Forget the oldest keys; one that a request has used since gets a second chance, once."""
-        gpu = self._tiers[Tier.GPU]
-        while len(gpu) > self._settings.max_blocks:
-            key = next(iter(gpu))
-            mask = gpu.pop(key)
-            if key in self._used:
-                self._used.discard(key)
-                gpu[key] = mask
-
-    def _count(self, holder: _Holder, kind: str, count: int, problem: str) -> None:
-        self._observer.kv_events(holder.endpoint.name, kind, count)
-        if problem:
-            self._observer.kv_events(holder.endpoint.name, problem, 1)
-        self._observer.kv_blocks(self._model, self.blocks)
-
-
-def _set(masks: dict[int, int], keys: Iterable[int], bit: int) -> None:
-    for key in keys:
-        masks[key] = masks.get(key, 0) | bit
-
-
-def _unset(masks: dict[int, int], key: int, bit: int) -> None:
-    mask = masks.get(key)
-    if mask is None:
-        return
-    mask &= ~bit
-    if mask:
-        masks[key] = mask
-    else:
-        del masks[key]
+    def _recount(self, holder: _Holder) -> None:
+        """Keep the index below its bound: the largest holder loses what is oldest."""
+        size = len(holder.holdings)
+        if size == holder.counted:
+            return
+        self._total += size - holder.counted
+        holder.counted = size
+        if self._total > self._settings.max_blocks:
+            largest = max(self._holders.values(), key=lambda other: other.counted)
+            excess = self._total - self._settings.max_blocks
+            largest.holdings.forget_oldest(max(excess, self._settings.max_blocks // EVICT), self._used)
+            self._total += len(largest.holdings) - largest.counted
+            largest.counted = len(largest.holdings)

@@ -40,9 +40,11 @@ def chain(ids: array[int], unit: int, parent: int) -> list[int]:
     if not count:
         return []
     width = unit * BYTES_PER_ID
+    digest = xxh3_64_intdigest
+    if count == 1:  # most events: one block that decoding has filled
+        return [digest(ids[:unit].tobytes(), parent)]
     blocks = Struct(f"{width}s" * count).unpack(memoryview(ids).cast("B")[: count * width])
     keys = []
-    digest = xxh3_64_intdigest
     for block in blocks:
         parent = digest(block, parent)
         keys.append(parent)

@@ -7,56 +7,62 @@ prompt, many questions) so finds the endpoint of the first before that engine ha
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 from gateway.framework import Clock
 
 
 class Overlay:
-    """``masks``: key -> a bit for each slot that is predicted to hold it."""
+    """``masks``: key -> a bit for each place that is predicted to hold it (``1 << place``)."""
 
     def __init__(self, clock: Clock, seconds: float) -> None:
         self.masks: dict[int, int] = {}
         self._clock = clock
         self._seconds = seconds
-        self._until: dict[tuple[int, int], float] = {}
-        self._lapses: deque[tuple[float, int, list[int]]] = deque()
+        self._until: dict[int, dict[int, float]] = {}
+        self._lapses: deque[tuple[float, int, Sequence[int]]] = deque()
 
-    def predict(self, slot: int, keys: Iterable[int]) -> None:
+    def predict(self, place: int, keys: Sequence[int]) -> None:
+        """``place`` will hold ``keys`` (not changed by the caller afterwards); said again, they are believed longer."""
+        if not keys:
+            return
         until = self._clock.monotonic() + self._seconds
-        bit = 1 << slot
-        entered = list(keys)
-        for key in entered:
-            self.masks[key] = self.masks.get(key, 0) | bit
-            self._until[key, slot] = until
-        if entered:
-            self._lapses.append((until, slot, entered))
+        self._until.setdefault(place, {}).update(dict.fromkeys(keys, until))
+        masks, bit = self.masks, 1 << place
+        for key in keys:
+            masks[key] = masks.get(key, 0) | bit
+        self._lapses.append((until, place, keys))
 
-    def confirmed(self, slot: int, key: int) -> None:
-        """The engine has said so itself: from here on its word counts."""
-        if self._until.pop((key, slot), None) is not None:
-            self._clear(slot, key)
+    def confirmed(self, place: int, keys: Iterable[int]) -> None:
+        """The engine has said so itself, or it did not come true: from here on the engine's word counts."""
+        until = self._until.get(place)
+        if not until:
+            return
+        for key in keys:
+            if until.pop(key, None) is not None:
+                self._clear(place, key)
 
     def lapse(self) -> None:
         """Forget what has not come true in time. Cheap while nothing is due."""
+        if not self._lapses:
+            return
         now = self._clock.monotonic()
         while self._lapses and self._lapses[0][0] <= now:
-            _, slot, keys = self._lapses.popleft()
+            _, place, keys = self._lapses.popleft()
+            until = self._until.get(place, {})
             for key in keys:
-                until = self._until.get((key, slot))
-                if until is not None and until <= now:
-                    del self._until[key, slot]
-                    self._clear(slot, key)
+                if until.get(key, now + 1) <= now:
+                    del until[key]
+                    self._clear(place, key)
 
-    def forget(self, slot: int) -> None:
-        """Everything predicted of ``slot``."""
-        for key, other in [pair for pair in self._until if pair[1] == slot]:
-            del self._until[key, other]
-            self._clear(slot, key)
+    def forget(self, place: int) -> None:
+        """Everything predicted of ``place``."""
+        for key in self._until.pop(place, ()):
+            self._clear(place, key)
 
-    def _clear(self, slot: int, key: int) -> None:
-        mask = self.masks.get(key, 0) & ~(1 << slot)
+    def _clear(self, place: int, key: int) -> None:
+        mask = self.masks[key] & ~(1 << place)
         if mask:
             self.masks[key] = mask
         else:
-            self.masks.pop(key, None)
+            del self.masks[key]

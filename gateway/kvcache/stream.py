@@ -1,46 +1,59 @@
 """One endpoint's KV events, from its engine to the index, healed where they break.
 
-Rules: subscribe first, replay second, then live: so nothing falls between. The sequence counts from 0 in each engine
-process. A gap is asked for again; a sequence that goes back is another process: forget, and begin anew. History that
-has left the engine's buffer makes the endpoint *partial*: what is known is right, but not all. Work on the loop is
-done in slices, since a busy thread stalls every stream that the gateway relays.
+Rules: subscribe first, replay second, then live, so that nothing falls between. Messages count from 0 in each engine
+process. What is missing is asked for again; a number that goes back is another process, and so is a connection that
+comes back and does not know our last message: forget, and begin anew. History that has left the engine's buffer makes
+the endpoint *partial*: what is known is right, but not all. Work on the loop is done in slices, since a busy thread
+stalls every stream that the gateway relays.
 """
 
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
 from collections.abc import Iterator
+from contextlib import aclosing
+from typing import TypeAlias, cast
 
 import zmq
 import zmq.asyncio
+from msgspec.structs import replace
+from xxhash import xxh3_64_intdigest
 
 from gateway.framework import Clock, Observer, TaskSet
-from gateway.kvcache.events import BlockStored, Event, decode
+from gateway.kvcache.events import AllBlocksCleared, BlockStored, Event, decode
 from gateway.kvcache.index import CacheIndex
+from gateway.kvcache.replay import ReplayBroken, replay, sequence_of
 from gateway.kvcache.settings import CacheSettings
+from gateway.kvcache.sockets import is_connected, open_monitor, open_socket
 
 log = logging.getLogger("kvgate.kvcache")
 
-SLICE = 0.001
-"""Seconds of work between two turns of the loop."""
+SLICE = 256
+"""Blocks applied between two turns of the loop: half a millisecond."""
 
-BLOCK_SLICE = 256
-"""Blocks of one event that are applied at a time: about half a millisecond."""
+MESSAGE_COST = 8
+"""What a message costs beside its blocks, in blocks."""
 
-END = b"\xff" * 8
-"""The sequence of a replay's last message."""
+QUEUE = 100_000
+"""Messages that may wait in the subscriber while history is read: what vLLM's publisher keeps by default. Beyond, they
+are dropped, and asked for again."""
 
 TRIES = 3
 """Replays in a row that may bring nothing new before what came has to do, and the endpoint is partial."""
+
+RETRY = 30.0
+"""Seconds until a history that could not be read is asked for again."""
+
+Frames: TypeAlias = "asyncio.Future[list[bytes]]"
 
 
 class EventStream:
     """Follows one endpoint's events into ``index``, from ``start`` to ``close``.
 
     ``address`` and ``replay``: of the engine's PUB and ROUTER sockets; without ``replay`` nothing from before the
-    subscription is ever known. ``synced`` is set once the history was read, as far as there is one.
+    subscription is ever known. ``synced`` is set while the history has been read, as far as there is one. The state
+    told to the observer: ``connecting``, ``live``, ``partial``, or ``off`` where an address cannot be one.
     """
 
     def __init__(
@@ -59,175 +72,247 @@ class EventStream:
         self._slot = slot
         self._name = endpoint_name
         self._address = address
-        self._replay_address = replay
+        self._replay = replay
         self._topic = topic
         self._index = index
         self._observer = observer
         self._clock = clock
         self._settings = settings
-        self._last = -1
-        self._partial = False
         self._tasks: TaskSet | None = None
         self._task: asyncio.Task[None] | None = None
+        self._state = ""
+        self._work = 0
+        # Of the engine process that is followed: its last message that was applied (-1: none), that message's digest,
+        # the last one that came over the subscription, and whether some of its history is not known.
+        self._last = -1
+        self._digest = 0
+        self._heard = -1
+        self._partial = False
+        self._retry_at: float | None = None
 
     def start(self, tasks: TaskSet) -> None:
         self._tasks = tasks
+        self._last = self._heard = -1
+        self._partial = False
+        self._retry_at = None
         self._task = tasks.start(self._run(), name=f"KV events of {self._name}")
 
     def restart(self) -> None:
         """The engine is another process, or the index has to be told everything again: forget, and begin anew."""
         self._index.forget(self._slot)
-        self.synced.clear()
         if self._task is not None and self._tasks is not None:
             self._task.cancel()
-            self._task = self._tasks.start(self._run(), name=f"KV events of {self._name}")
+            self.synced.clear()
+            self.start(self._tasks)
 
     async def close(self) -> None:
         """Ends the stream; safe before ``start`` and more than once. Nobody waits for its history any more."""
+        self._tasks = None
         self.synced.set()
         if self._task is not None:
             self._task.cancel()
             await asyncio.wait([self._task])
 
     async def _run(self) -> None:
-        self._observer.kv_stream(self._name, "connecting")
+        self._tell("connecting")
         try:
-            with _socket(zmq.SUB) as subscriber:
+            with open_socket(zmq.SUB) as subscriber, open_monitor(subscriber) as monitor:
+                subscriber.rcvhwm = QUEUE
                 subscriber.setsockopt(zmq.SUBSCRIBE, self._topic.encode())
                 subscriber.connect(self._address)
-                while True:
-                    await self._follow(subscriber)
-        except zmq.ZMQError as error:
-            log.error("KV events of %s cannot be followed at %s: %s", self._name, self._address, error)
-            self._observer.kv_stream(self._name, "off")
+                await self._follow(subscriber, monitor)
+        except Exception as error:
+            # What it holds is not known from here on: it is estimated, like one without events.
+            trace = None if isinstance(error, zmq.ZMQError) else error
+            log.error("KV events of %s cannot be followed at %s: %r", self._name, self._address, error, exc_info=trace)
+            self._index.set_events(self._slot, False)
+            self._tell("off")
             self.synced.set()
 
-    async def _follow(self, subscriber: zmq.asyncio.Socket) -> None:
-        """One engine process: its history, then what it says; returns when the sequence goes back."""
-        self._last = -1
-        self._partial = self._replay_address is None
-        await self._catch_up()
-        self._tell()
-        self.synced.set()
-        heard = -1  # on this socket: what the replay has told already comes here again, but never twice
-        while True:
-            frames = await subscriber.recv_multipart()
-            sequence = int.from_bytes(frames[-2], "big") if len(frames) >= 2 else None
-            if sequence is None or len(frames[-2]) != 8:
-                self._observer.kv_events(self._name, "malformed-batch", 1)
-                continue
-            if sequence <= heard:
-                self._index.forget(self._slot)
-                if self._replay_address is None:
-                    self._last = sequence - 1
-                    heard = sequence
-                    await self._take(sequence, frames[-1])
-                    continue
-                return
-            heard = sequence
-            if sequence > self._last + 1 and not (self._last == -1 and self._replay_address is None):
-                await self._heal(sequence)
-            if sequence > self._last:
-                await self._take(sequence, frames[-1])
+    async def _follow(self, subscriber: zmq.asyncio.Socket, monitor: zmq.asyncio.Socket) -> None:
+        message, change = _next(subscriber), _next(monitor)
+        try:
+            while True:
+                if not message.done() and not change.done():
+                    await asyncio.wait((message, change), timeout=self._patience(), return_when=asyncio.FIRST_COMPLETED)
+                # A connection's changes come before what is heard on it.
+                if change.done():
+                    connected = is_connected(change.result())
+                    change = _next(monitor)
+                    if connected:
+                        await self._connected()
+                    else:
+                        self._tell("connecting")
+                elif message.done():
+                    frames = message.result()
+                    message = _next(subscriber)
+                    await self._hear(frames)
+                elif self._patience() == 0:
+                    await self._read_history(anew=True)
+                    self._tell_synced()
+        finally:
+            message.cancel()
+            change.cancel()
+
+    def _patience(self) -> float | None:
+        """Seconds until history is to be asked for again; None: it is known as far as it can be."""
+        return None if self._retry_at is None else max(0.0, self._retry_at - self._clock.monotonic())
+
+    async def _connected(self) -> None:
+        """The subscription stands, for the first time or again: find out what was missed, and from whom."""
+        self._heard = -1
+        if self._replay is None:
+            # What comes first tells: 0 is the beginning of a process that has said nothing yet.
+            self._partial = True
+        elif self._last < 0 or not await self._knows_our_last(self._replay):
+            await self._read_history(anew=True)
+        self._tell_synced()
+
+    async def _hear(self, frames: list[bytes]) -> None:
+        """A live message."""
+        sequence = sequence_of(frames)
+        if sequence is None:
+            self._observer.kv_events(self._name, "malformed-batch", 1)
+            return
+        payload = frames[-1]
+        heard, self._heard = self._heard, sequence
+        if sequence == heard and xxh3_64_intdigest(payload) == self._digest:
+            return
+        if sequence <= heard or (self._replay is None and 0 <= sequence <= self._last):
+            await self._forget()
+            if self._replay is not None:
+                await self._read_history(anew=True)
+            else:
+                self._partial = sequence > 0
+            self._tell_synced()
+        if sequence <= self._last:
+            return  # the replay has told it already
+        if sequence > self._last + 1:
+            await self._heal(sequence)
+        elif self._last < 0 and self._replay is None:
+            self._partial = False
+            self._tell_synced()
+        if sequence > self._last:
+            await self._take(sequence, payload)
 
     async def _heal(self, sequence: int) -> None:
         """Messages before ``sequence`` are missing: ask for them."""
-        await self._catch_up()
-        whole = self._last >= sequence - 1
+        if self._replay is None and self._last < 0:
+            return  # of what came before us nothing was ever to be known
+        whole = self._replay is not None and await self._read_history(anew=False) and self._last >= sequence - 1
         self._observer.kv_gap(self._name, "replayed" if whole else "lost")
-        if not whole and not self._partial:
+        if not whole:
             self._partial = True
-            self._tell()
+        self._tell_synced()
 
-    async def _catch_up(self) -> None:
-        """Replay from behind the last message until the end marker came and nothing is missing."""
-        if self._replay_address is None:
-            return
-        fruitless = 0
-        while fruitless < TRIES:
-            before = self._last
-            with contextlib.suppress(TimeoutError):
-                if await self._replay(self._replay_address):
-                    return
-            fruitless = fruitless + 1 if self._last == before else 0
-        log.warning("%s: its engine's event history could not be read at %s", self._name, self._replay_address)
-        self._partial = True
-
-    async def _replay(self, address: str) -> bool:
-        """Ask once; true if it came to its end without a hole. A ROUTER drops silently what a slow reader leaves.
-
-        Raises TimeoutError when nothing comes.
-        """
-        with _socket(zmq.DEALER) as dealer:
-            dealer.connect(address)
-            wanted = self._last + 1
-            await dealer.send_multipart([b"", wanted.to_bytes(8, "big")])
-            first = True
-            while True:
-                async with asyncio.timeout(self._settings.replay_timeout):
-                    frames = await dealer.recv_multipart()
-                if len(frames) < 2 or frames[-2] == END:
-                    return True
-                sequence = int.from_bytes(frames[-2], "big")
-                if sequence <= self._last:
-                    continue
-                if sequence > self._last + 1:
-                    if not first:
+    async def _knows_our_last(self, address: str) -> bool:
+        """Whether the engine sends our last message again, as it was; then what came after is applied, too."""
+        known = False
+        try:
+            async with aclosing(replay(address, self._last, self._settings.replay_timeout)) as history:
+                async for sequence, payload in history:
+                    if sequence == self._last:
+                        if xxh3_64_intdigest(payload) != self._digest:
+                            return False
+                    elif sequence == self._last + 1:
+                        await self._take(sequence, payload)
+                    else:
                         return False
-                    # The oldest that the engine still has: what came before is lost.
-                    self._partial = True
-                first = False
-                await self._take(sequence, frames[-1])
+                    known = True
+        except ReplayBroken:
+            # No answer yet: an engine that starts may publish before it replays. What we have may be another's.
+            return False
+        return known
+
+    async def _read_history(self, anew: bool) -> bool:
+        """Replay what is not known of the engine's history; true if nothing of that is missing.
+
+        ``anew``: all of it, and what is known goes as soon as there is something better.
+        """
+        assert self._replay is not None
+        self._retry_at = None
+        whole, fruitless = True, 0
+        while fruitless < TRIES:
+            start = 0 if anew else self._last + 1
+            before = self._last
+            try:
+                async with aclosing(replay(self._replay, start, self._settings.replay_timeout)) as history:
+                    async for sequence, payload in history:
+                        if anew or sequence > self._last + 1:
+                            # Where a part is lost, removals may be in it: what the buffer still has is all we know.
+                            await self._forget()
+                            self._partial = sequence > 0
+                            whole = not self._partial
+                            anew, before = False, -1
+                        await self._take(sequence, payload)
+                if anew:  # a process that has said nothing yet
+                    await self._forget()
+                    self._partial = False
+                return whole
+            except ReplayBroken as error:
+                log.info("%s: its history, from %s: %s", self._name, self._replay, error)
+                fruitless = fruitless + 1 if self._last == before else 0
+        log.warning("%s: its engine's event history cannot be read at %s", self._name, self._replay)
+        self._partial = True
+        self._retry_at = self._clock.monotonic() + RETRY
+        return False
+
+    async def _forget(self) -> None:
+        self._index.forget(self._slot)
+        self._last = -1
+        while not self._index.sweep(SLICE):  # noqa: ASYNC110 -- nothing is waited for: others run between two slices
+            await asyncio.sleep(0)
 
     async def _take(self, sequence: int, payload: bytes) -> None:
         """Apply one message, in slices."""
-        self._last = sequence
+        self._last, self._digest = sequence, xxh3_64_intdigest(payload)
         batch = decode(payload)
+        self._work += MESSAGE_COST
         for reason, count in batch.refused.items():
             self._observer.kv_events(self._name, reason, count)
-        began = self._clock.monotonic()
         for event in batch.events:
             for piece in _pieces(event):
-                self._index.apply(self._slot, piece)
-                if self._clock.monotonic() - began > SLICE:
+                if self._work >= SLICE:
+                    self._work = 0
                     await asyncio.sleep(0)
-                    began = self._clock.monotonic()
+                self._index.apply(self._slot, piece)
+                if asyncio.current_task() is not self._task:
+                    # The index changed its unit and had us restarted: the rest is for our successor, in its order.
+                    raise asyncio.CancelledError
+                self._work += 1 if isinstance(piece, AllBlocksCleared) else len(piece.block_hashes)
+        self._index.tell(self._slot)
 
-    def _tell(self) -> None:
-        self._observer.kv_stream(self._name, "partial" if self._partial else "live")
+    def _tell_synced(self) -> None:
+        if not self._partial:
+            self._index.believe(self._slot)
+        self._tell("partial" if self._partial else "live")
+        self.synced.set()
+
+    def _tell(self, state: str) -> None:
+        if state != self._state:
+            self._state = state
+            self._observer.kv_stream(self._name, state)
 
 
-@contextlib.contextmanager
-def _socket(kind: int) -> Iterator[zmq.asyncio.Socket]:
-    """A socket of the process's one context (and its one I/O thread), closed at the end."""
-    socket = zmq.asyncio.Context.instance().socket(kind)
-    # No limit: a message dropped here would be a gap. What may pile up is bounded by the engine's own limits.
-    socket.set_hwm(0)
-    socket.linger = 0
-    try:
-        yield socket
-    finally:
-        socket.close()
+def _next(socket: zmq.asyncio.Socket) -> Frames:
+    """The socket's next message, which stays in it if this is cancelled."""
+    return cast(Frames, socket.recv_multipart())
 
 
 def _pieces(event: Event) -> Iterator[Event]:
-    """``event`` in parts that take half a millisecond at most."""
-    if not isinstance(event, BlockStored) or len(event.block_hashes) <= BLOCK_SLICE or not event.token_ids:
+    """``event`` in parts of a slice each."""
+    if not isinstance(event, BlockStored) or len(event.block_hashes) <= SLICE:
         yield event
         return
     hashes, tokens, size, extra = event.block_hashes, event.token_ids, event.block_size, event.extra_keys
     if len(tokens) != len(hashes) * size:
         yield event  # it will be refused as a whole
         return
-    for start in range(0, len(hashes), BLOCK_SLICE):
-        yield BlockStored(
-            block_hashes=hashes[start : start + BLOCK_SLICE],
+    for start in range(0, len(hashes), SLICE):
+        yield replace(
+            event,
+            block_hashes=hashes[start : start + SLICE],
             parent_block_hash=hashes[start - 1] if start else event.parent_block_hash,
-            token_ids=tokens[start * size : (start + BLOCK_SLICE) * size],
-            block_size=size,
-            medium=event.medium,
-            lora_name=event.lora_name,
-            extra_keys=extra[start : start + BLOCK_SLICE] if extra is not None else None,
-            group_idx=event.group_idx,
-            kv_cache_spec_kind=event.kv_cache_spec_kind,
+            token_ids=tokens[start * size : (start + SLICE) * size],
+            extra_keys=extra[start : start + SLICE] if extra is not None else None,
         )
