@@ -1,0 +1,265 @@
+"""A clock that stands still, an observer that counts, captures, and an engine's event sockets that can misbehave."""
+
+from __future__ import annotations
+
+import asyncio
+import struct
+from array import array
+from collections import Counter
+from collections.abc import AsyncIterator, Sequence
+from pathlib import Path
+from typing import Any, cast
+
+import msgspec
+import pytest
+import zmq
+import zmq.asyncio
+
+from gateway.framework import CostModel, Endpoint, Engine, EngineMetrics, Load, Model, Observer, TaskSet
+from gateway.kvcache.events import AllBlocksCleared, BlockRemoved, BlockStored, Event
+from gateway.kvcache.index import CacheIndex
+from gateway.kvcache.settings import CacheSettings
+from gateway.kvcache.stream import EventStream
+
+DATA = Path(__file__).parent.parent / "data" / "kvcache"
+END = b"\xff" * 8
+
+
+class ManualClock:
+    """Moves only when it is told to."""
+
+    def __init__(self) -> None:
+        self.now = 1000.0
+
+    def monotonic(self) -> float:
+        return self.now
+
+    def wall(self) -> float:
+        return self.now
+
+
+class Tally(Observer):
+    """Counts what it is told. ``states``: of each endpoint's stream, in order."""
+
+    def __init__(self) -> None:
+        self.events: Counter[str] = Counter()
+        self.gaps: Counter[str] = Counter()
+        self.states: list[str] = []
+        self.blocks = 0
+
+    def kv_events(self, endpoint: str, kind: str, count: int) -> None:
+        self.events[kind] += count
+
+    def kv_gap(self, endpoint: str, result: str) -> None:
+        self.gaps[result] += 1
+
+    def kv_stream(self, endpoint: str, state: str) -> None:
+        self.states.append(state)
+
+    def kv_blocks(self, model: str, blocks: int) -> None:
+        self.blocks = blocks
+
+
+def endpoint(slot: int = 0, *, capacity: int = 0, block_size: int = 0) -> Endpoint:
+    return Endpoint(
+        slot=slot,
+        name=f"e{slot}",
+        model=Model("m"),
+        engine=Engine(f"http://e{slot}", f"e{slot}"),
+        load=cast(Load, None),
+        cost=cast(CostModel, None),
+        metrics=EngineMetrics(kv_capacity=capacity, block_size=block_size),
+    )
+
+
+def captured(name: str) -> list[list[bytes]]:
+    """The messages of a capture, each as its frames."""
+    data, at, messages = (DATA / name).read_bytes(), 0, []
+    while at < len(data):
+        (count,) = struct.unpack_from(">I", data, at)
+        at += 4
+        frames = []
+        for _ in range(count):
+            (length,) = struct.unpack_from(">I", data, at)
+            frames.append(data[at + 4 : at + 4 + length])
+            at += 4 + length
+        messages.append(frames)
+    return messages
+
+
+def ids(*numbers: int, size: int = 16) -> array[int]:
+    """Token ids of one block for each number."""
+    return array("I", [number for number in numbers for _ in range(size)])
+
+
+def stored(hashes: Sequence[int], tokens: Sequence[int], parent: int | None = None, **others: Any) -> BlockStored:
+    size = len(tokens) // len(hashes) if hashes else 16
+    return BlockStored(
+        block_hashes=list(hashes),
+        parent_block_hash=parent,
+        token_ids=list(tokens),
+        **{"block_size": size, "medium": "GPU", "group_idx": 0, "kv_cache_spec_kind": "full_attention", **others},
+    )
+
+
+def removed(*hashes: int, **others: Any) -> BlockRemoved:
+    return BlockRemoved(block_hashes=list(hashes), **{"medium": "GPU", "group_idx": 0, **others})
+
+
+def payload(*events: Event) -> bytes:
+    """A message as vLLM 0.32 encodes it."""
+    return msgspec.msgpack.encode([1.0, [msgspec.to_builtins(event) for event in events], 0])
+
+
+def tokens_held(index: CacheIndex, slot: int, prompt: array[int], **seed: Any) -> int:
+    keys = index.keys(prompt, len(prompt), True, seed.get("adapter"), seed.get("salt"))
+    return index.match(keys, len(prompt) + 1, [endpoint(slot)])[slot].tokens
+
+
+class FakeEngine:
+    """The PUB and ROUTER sockets of one engine, and what can be wrong with them.
+
+    ``lose``: so many messages more are kept, but not sent. ``holes``: sequences that each replay leaves out, once.
+    ``without_end``: so many replays more end without the marker. ``deaf``: replays are not answered. ``asked``: the
+    sequences that replays were asked from.
+    """
+
+    def __init__(self) -> None:
+        self.lose = 0
+        self.holes: set[int] = set()
+        self.without_end = 0
+        self.deaf = False
+        self.asked: list[int] = []
+        self.kept: dict[int, bytes] = {}
+        self.next = 0
+        self.topic = b"kv"
+        self.address = self.replay = "tcp://127.0.0.1:*"
+        self._task: asyncio.Task[None] | None = None
+
+    async def start(self) -> None:
+        """Listen: on the same ports as before, if it was started before."""
+        context = zmq.asyncio.Context.instance()
+        self._pub, self._router = context.socket(zmq.XPUB), context.socket(zmq.ROUTER)
+        self._pub.setsockopt(zmq.XPUB_VERBOSE, 1)
+        for socket, address in ((self._pub, self.address), (self._router, self.replay)):
+            for _ in range(1000):  # the port of a closed socket is free a moment later
+                try:
+                    socket.bind(address)
+                    break
+                except zmq.ZMQError as error:
+                    if error.errno != zmq.EADDRINUSE:
+                        raise
+                    await asyncio.sleep(0.005)
+        self.address, self.replay = (s.getsockopt_string(zmq.LAST_ENDPOINT) for s in (self._pub, self._router))
+        self._task = asyncio.get_running_loop().create_task(self._serve())
+
+    async def stop(self) -> None:
+        if self._task is not None:
+            self._task.cancel()
+            await asyncio.wait([self._task])
+            self._task = None
+            self._pub.close(linger=0)
+            self._router.close(linger=0)
+
+    async def restart(self) -> None:
+        """Another process at the same addresses, which has said nothing yet."""
+        await self.stop()
+        self.kept.clear()
+        self.next = 0
+        await self.start()
+
+    async def subscribed(self) -> None:
+        """Wait for a subscription: what is published from now on is heard."""
+        async with asyncio.timeout(10):
+            await self._pub.recv()
+
+    async def publish(self, *events: Event) -> None:
+        await self.send(payload(*events))
+
+    def send_later(self, *events: Event) -> None:
+        """Keep a message for replays that nobody could hear."""
+        self.kept[self.next] = payload(*events)
+        self.next += 1
+
+    async def send(self, message: bytes) -> None:
+        sequence, self.next = self.next, self.next + 1
+        self.kept[sequence] = message
+        if self.lose:
+            self.lose -= 1
+        else:
+            await self.send_frames(self.topic, sequence.to_bytes(8, "big"), message)
+
+    async def send_frames(self, *frames: bytes) -> None:
+        await self._pub.send_multipart(list(frames))
+
+    async def _serve(self) -> None:
+        while True:
+            client, empty, start = await self._router.recv_multipart()
+            self.asked.append(int.from_bytes(start, "big"))
+            if self.deaf:
+                continue
+            for sequence, message in list(self.kept.items()):
+                if sequence in self.holes:
+                    self.holes.discard(sequence)
+                elif sequence >= self.asked[-1]:
+                    frames = [client, empty, self.topic, sequence.to_bytes(8, "big"), message]
+                    await self._router.send_multipart(frames)
+            if self.without_end:
+                self.without_end -= 1
+            else:
+                await self._router.send_multipart([client, empty, b"", END, b""])
+
+
+class Follower:
+    """A gateway's side: an index and a stream for each engine, its slot being its number."""
+
+    def __init__(self, replay_timeout: float = 5.0) -> None:
+        self.settings = CacheSettings(replay_timeout=replay_timeout)
+        self.clock = ManualClock()
+        self.tally = Tally()
+        self.index = CacheIndex(self.settings, "m", self.clock, self.tally)
+        self.tasks = TaskSet()
+        self.streams: list[EventStream] = []
+
+    def follow(self, address: str, replay: str | None, topic: str = "") -> EventStream:
+        slot = len(self.streams)
+        self.index.add(endpoint(slot), events=True)
+        stream = EventStream(
+            slot, f"e{slot}", address, replay, self.index, self.tally, self.clock, self.settings, topic=topic
+        )
+        self.streams.append(stream)
+        stream.start(self.tasks)
+        return stream
+
+    async def close(self) -> None:
+        for stream in self.streams:
+            await stream.close()
+        await self.tasks.close()
+
+
+@pytest.fixture
+def clock() -> ManualClock:
+    return ManualClock()
+
+
+@pytest.fixture
+def tally() -> Tally:
+    return Tally()
+
+
+@pytest.fixture
+async def engine() -> AsyncIterator[FakeEngine]:
+    fake = FakeEngine()
+    await fake.start()
+    yield fake
+    await fake.stop()
+
+
+@pytest.fixture
+async def follower() -> AsyncIterator[Follower]:
+    one = Follower()
+    yield one
+    await one.close()
+
+
+CLEARED = AllBlocksCleared()

@@ -1,0 +1,518 @@
+from __future__ import annotations
+
+from array import array
+from collections import Counter
+
+import pytest
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+
+from gateway.framework import NO_MATCH, Match, Source
+from gateway.kvcache.events import BlockStored, decode
+from gateway.kvcache.index import CacheIndex
+from gateway.kvcache.settings import CacheSettings
+from tests.kvcache.conftest import (
+    CLEARED,
+    END,
+    ManualClock,
+    Tally,
+    captured,
+    endpoint,
+    ids,
+    removed,
+    stored,
+    tokens_held,
+)
+
+
+def index_of(slots=1, events=True, clock=None, tally=None, **limits):
+    index = CacheIndex(CacheSettings(**limits), "m", clock or ManualClock(), tally or Tally())
+    for slot in range(slots):
+        index.add(endpoint(slot), events)
+    return index
+
+
+def look(index, prompt, slot=0, count=None, exact=True, adapter=None, salt=None):
+    keys = index.keys(prompt, count or len(prompt), exact, adapter, salt)
+    return index.match(keys, count or len(prompt), [endpoint(slot)])[slot]
+
+
+# events
+
+
+def test_a_match_is_the_leading_blocks_that_are_held():
+    index = index_of(3)
+    index.stored(0, stored([11, 12], ids(1, 2)))
+    index.stored(1, stored([91, 92, 93], ids(1, 2, 3)))
+    prompt = ids(1, 2, 3) + array("I", [9])
+    matches = index.match(index.keys(prompt, 49, True, None, None), 49, [endpoint(slot) for slot in range(3)])
+    assert matches[0] == Match(gpu=32, expected_hit=32, source=Source.EVENTS)
+    assert matches[1] == Match(gpu=48, expected_hit=48, source=Source.EVENTS)
+    assert matches[2] is NO_MATCH
+    assert index.blocks == 3
+
+
+def test_the_last_token_is_always_computed():
+    index = index_of()
+    index.stored(0, stored([11, 12], ids(1, 2)))
+    assert look(index, ids(1, 2)) == Match(gpu=32, expected_hit=16, source=Source.EVENTS)
+    assert look(index, ids(1, 2), count=33).expected_hit == 32
+
+
+def test_adapters_and_salts_do_not_share():
+    index = index_of()
+    index.stored(0, stored([11], ids(1), extra_keys=[["s"]]))
+    assert look(index, ids(1), salt="s").tokens == 16
+    assert look(index, ids(1)).tokens == look(index, ids(1), adapter="s").tokens == 0
+
+
+def test_only_the_endpoints_that_are_asked_for_are_matched():
+    index = index_of(2)
+    index.stored(0, stored([11], ids(1)))
+    keys = index.keys(ids(1), 16, True, None, None)
+    assert index.match(keys, 16, [endpoint(1), endpoint(7)]) == {}
+
+
+def test_tiers_are_told_apart():
+    index = index_of()
+    index.stored(0, stored([11, 12, 13, 14], ids(1, 2, 3, 4)))
+    index.stored(0, BlockStored(block_hashes=[12, 13, 14], medium="CPU"))
+    index.stored(0, BlockStored(block_hashes=[14], medium="STORAGE"))
+    index.removed(0, removed(12, 14))
+    index.removed(0, removed(14, medium="CPU"))
+    assert look(index, ids(1, 2, 3, 4, 5)) == Match(32, 16, 16, 64, Source.EVENTS)
+    index.cleared(0)
+    assert look(index, ids(1, 2, 3, 4, 5)) == NO_MATCH
+    index.stored(0, stored([11], ids(1)))
+    assert look(index, ids(1, 2, 3, 4, 5)) == Match(16, 32, 16, 64, Source.EVENTS)
+
+
+def test_a_reset_is_for_one_endpoint():
+    index = index_of(2)
+    for slot in (0, 1):
+        index.apply(slot, stored([11], ids(1)))
+    index.apply(0, CLEARED)
+    assert [tokens_held(index, slot, ids(1)) for slot in (0, 1)] == [0, 16]
+    index.apply(0, stored([11], ids(1)))
+    index.apply(0, removed(11))
+    assert tokens_held(index, 0, ids(1)) == 0
+
+
+def test_what_happened_is_told_once_a_message(tally):
+    index = index_of(tally=tally)
+    index.apply(0, stored([11, 12], ids(1, 2)))
+    index.apply(0, removed(11))
+    index.apply(0, removed(77))
+    index.apply(0, stored([19], ids(9), kv_cache_spec_kind="mamba"))
+    index.apply(5, stored([19], ids(9)))
+    assert not tally.events
+    index.tell(0)
+    index.tell(5)
+    assert tally.events == {"stored": 2, "removed": 2, "unknown-hash": 1, "other-group": 1}
+    assert tally.blocks == 1
+    index.tell(0)
+    assert tally.events.total() == 6
+    index.apply(0, CLEARED)
+    assert tally.events["cleared"] == 1
+
+
+# predictions and evidence
+
+
+def test_a_placement_is_predicted_until_events_tell(clock):
+    index = index_of(2, clock=clock)
+    index.stored(0, stored([19], ids(9)))
+    keys = index.keys(ids(1, 2, 3), 48, True, None, None)
+    index.placed(keys, endpoint(0))
+    assert look(index, ids(1, 2, 3), count=49) == Match(gpu=48, expected_hit=48, source=Source.PREDICTED)
+    index.stored(0, stored([11, 12, 13], ids(1, 2, 3)))
+    assert look(index, ids(1, 2, 3), count=49).source is Source.EVENTS
+    clock.now += 100
+    assert look(index, ids(1, 2, 3), count=49).tokens == 48
+    index.removed(0, removed(13))
+    assert look(index, ids(1, 2, 3), count=49).tokens == 32
+
+
+def test_a_prediction_that_does_not_come_true_lapses(clock):
+    index = index_of(clock=clock, prediction_seconds=2)
+    index.believe(0)
+    index.placed(index.keys(ids(1), 16, True, None, None), endpoint(0))
+    assert look(index, ids(1)).source is Source.PREDICTED
+    clock.now += 2
+    assert look(index, ids(1)) == NO_MATCH
+
+
+def test_a_held_block_that_is_evicted_was_not_predicted():
+    index = index_of()
+    index.stored(0, stored([11, 12], ids(1, 2)))
+    index.placed(index.keys(ids(1, 2), 32, True, None, None), endpoint(0))
+    index.removed(0, removed(12))
+    assert look(index, ids(1, 2)).tokens == 16
+
+
+def test_what_the_engine_reports_ends_a_wrong_prediction():
+    index = index_of()
+    index.believe(0)
+    keys = index.keys(ids(1, 2, 3), 49, True, None, None)
+    index.placed(keys, endpoint(0))
+    index.settled(keys, endpoint(0), expected=48, reported=48)
+    index.settled(keys, endpoint(0), expected=48, reported=None)
+    index.settled(keys, endpoint(3), expected=48, reported=0)
+    assert look(index, ids(1, 2, 3)).tokens == 48
+    index.settled(keys, endpoint(0), expected=48, reported=16)
+    assert look(index, ids(1, 2, 3)).tokens == 16
+
+
+def test_what_the_engine_reports_mends_a_count_of_copies():
+    index = index_of()
+    index.stored(0, stored([11, 12], ids(1, 2)))
+    index.stored(0, stored([11, 12], ids(1, 2)))  # a report of what is held, no copies
+    index.removed(0, removed(12))
+    keys = index.keys(ids(1, 2), 33, True, None, None)
+    assert look(index, ids(1, 2), count=33).expected_hit == 32
+    index.stored(0, stored([12], ids(2), parent=11))  # computed again
+    index.settled(keys, endpoint(0), expected=32, reported=16)
+    index.removed(0, removed(12))
+    assert look(index, ids(1, 2), count=33).expected_hit == 16
+
+
+# estimates
+
+
+def test_where_no_events_come_what_was_sent_there_counts():
+    index = index_of(2, events=False)
+    index.placed(index.keys(ids(1, 2), 33, True, None, None), endpoint(0))
+    assert look(index, ids(1, 2, 3), count=49) == Match(gpu=32, expected_hit=32, source=Source.ESTIMATED)
+    assert look(index, ids(1, 2, 3), slot=1) == NO_MATCH
+
+
+def test_an_estimate_has_the_capacity_that_the_engine_reports():
+    index = index_of(events=False)
+    for number in range(5):
+        index.placed(index.keys(ids(number), 17, True, None, None), endpoint(0, capacity=48))
+    assert [look(index, ids(number), count=17).tokens for number in range(5)] == [0, 0, 16, 16, 16]
+    index = index_of(events=False, capacity_tokens=32)
+    for number in range(3):
+        index.placed(index.keys(ids(number), 17, True, None, None), endpoint(0))
+    assert [look(index, ids(number), count=17).tokens for number in range(3)] == [0, 16, 16]
+
+
+def test_an_endpoint_whose_events_do_not_come_is_estimated():
+    index = index_of()
+    index.placed(index.keys(ids(1), 17, True, None, None), endpoint(0))
+    assert look(index, ids(1), count=17).source is Source.ESTIMATED
+    index.stored(0, stored([19], ids(9)))
+    assert look(index, ids(1), count=17).source is Source.PREDICTED
+
+
+def test_an_estimated_prompt_is_estimated_everywhere():
+    index = index_of()
+    index.stored(0, stored([11], ids(1)))
+    assert look(index, ids(1), count=17, exact=False) == NO_MATCH
+    index.placed(index.keys(ids(1), 17, False, None, None), endpoint(0))
+    assert look(index, ids(1), count=17, exact=False).source is Source.ESTIMATED
+    index.settled(index.keys(ids(1), 17, False, None, None), endpoint(0), 16, 0)
+    assert look(index, ids(1), count=17, exact=False).tokens == 16
+
+
+# endpoints come and go
+
+
+def test_a_forgotten_endpoint_holds_nothing_at_once():
+    index = index_of(2)
+    for slot in (0, 1):
+        index.stored(slot, stored([11, 12, 13], ids(1, 2, 3)))
+    index.placed(index.keys(ids(5), 16, True, None, None), endpoint(0))
+    index.placed(index.keys(ids(5), 16, False, None, None), endpoint(0))
+    index.forget(0)
+    assert look(index, ids(1, 2, 3)) == look(index, ids(5)) == look(index, ids(5), exact=False) == NO_MATCH
+    index.stored(0, stored([11], ids(1)))
+    assert look(index, ids(1, 2, 3)).tokens == 16
+    while not index.sweep(1):
+        pass
+    assert [tokens_held(index, slot, ids(1, 2, 3)) for slot in (0, 1)] == [16, 48]
+    assert index.blocks == 3
+
+
+def test_a_dropped_endpoint_is_cleared_in_slices():
+    index = index_of(2)
+    index.stored(0, stored(range(10, 20), ids(*range(10))))
+    index.drop(0)
+    assert look(index, ids(*range(10))) == NO_MATCH
+    assert not index.sweep(9)
+    assert index.blocks == 1
+    assert index.sweep(9)
+    assert index.blocks == 0
+    assert index.sweep(9)
+    # Whatever comes late for it is ignored.
+    index.apply(0, stored([11], ids(1)))
+    index.apply(0, removed(11))
+    index.apply(0, CLEARED)
+    for late in (index.forget, index.drop, index.believe, index.tell):
+        late(0)
+    index.set_events(0, True)
+    index.placed(index.keys(ids(1), 16, True, None, None), endpoint(0))
+    assert index.blocks == 0
+
+
+def test_a_slot_is_used_again():
+    index = index_of(2)
+    index.stored(0, stored([11], ids(1)))
+    index.drop(0)
+    index.add(endpoint(0), True)
+    assert look(index, ids(1)) == NO_MATCH
+    index.sweep(100)
+    index.stored(0, stored([12], ids(2)))
+    assert (look(index, ids(1)), look(index, ids(2)).tokens) == (NO_MATCH, 16)
+
+
+def test_events_and_requests_clear_what_was_forgotten():
+    index = index_of(2)
+    index.stored(0, stored(range(10, 110), ids(*range(100))))
+    index.forget(0)
+    index.apply(1, stored([1], ids(1)))
+    assert 0 < index.blocks < 100
+    index.placed(index.keys(ids(1), 16, True, None, None), endpoint(1))
+    assert index.blocks == 1
+
+
+def test_switching_events_on_or_off_begins_anew():
+    index = index_of(events=False)
+    index.placed(index.keys(ids(1), 16, True, None, None), endpoint(0))
+    index.set_events(0, False)
+    assert look(index, ids(1)).tokens == 16
+    index.set_events(0, True)
+    assert look(index, ids(1)) == NO_MATCH
+    index.stored(0, stored([11], ids(1)))
+    index.set_events(0, False)
+    assert look(index, ids(1)) == NO_MATCH
+
+
+# the unit
+
+
+def test_the_first_engine_sets_the_unit():
+    index = index_of()
+    early = index.keys(ids(1, 2), 32, True, None, None)
+    index.stored(0, stored([11], ids(1, 2)))
+    assert index.unit == 32
+    assert look(index, ids(1, 2, 3, 4)) == Match(gpu=32, expected_hit=32, source=Source.EVENTS)
+    # A request that waited meanwhile has keys of another unit.
+    assert index.match(early, 32, [endpoint(0)]) == {}
+    index.placed(early, endpoint(0))
+    index.settled(early, endpoint(0), 32, 0)
+    assert look(index, ids(1, 2, 3, 4)).tokens == 32
+
+
+def test_the_unit_can_be_learned_from_a_scrape():
+    index = CacheIndex(CacheSettings(), "m", ManualClock(), Tally())
+    index.add(endpoint(0, block_size=128), False)
+    assert index.keys(ids(*range(8)), 128, True, None, None).unit == index.unit == 128
+
+
+def test_engines_with_multiples_share_the_index():
+    index = index_of(2)
+    index.stored(0, stored([11, 12, 13], ids(1, 2, 3)))
+    index.stored(1, stored([21], ids(1, 2)))
+    assert index.unit == 16
+    assert [tokens_held(index, slot, ids(1, 2, 3)) for slot in (0, 1)] == [48, 32]
+    # A larger block counts when it is whole, and half of one is held by nobody.
+    index.stored(1, stored([22], ids(3, 4), parent=21))
+    assert look(index, ids(1, 2, 3), slot=1).tokens == 32
+    assert look(index, ids(1, 2, 3, 4), slot=1) == Match(gpu=64, expected_hit=32, source=Source.EVENTS)
+
+
+def test_an_engine_with_another_size_makes_the_unit_smaller():
+    index = index_of(2)
+    replays = []
+    index.on_new_unit = lambda: replays.append(index.unit)
+    index.stored(0, stored([11], ids(1, 2, 3)))
+    assert (index.unit, replays) == (48, [])
+    index.stored(1, stored([21], ids(1, 2)))
+    assert (index.unit, replays) == (16, [16])
+    assert [tokens_held(index, slot, ids(1, 2, 3)) for slot in (0, 1)] == [0, 0]
+    index.stored(0, stored([11], ids(1, 2, 3)))
+    index.stored(1, stored([21], ids(1, 2)))
+    assert [tokens_held(index, slot, ids(1, 2, 3)) for slot in (0, 1)] == [48, 32]
+
+
+def test_a_size_that_does_not_fit_is_refused(tally):
+    index = index_of(tally=tally)
+    index.stored(0, stored([10], ids(0), kv_cache_spec_kind="sliding_window"))
+    index.stored(0, BlockStored(block_hashes=[10], medium="CPU"))
+    index.stored(0, stored([11], ids(1)))
+    index.stored(0, stored([12], ids(1, size=7)))
+    index.tell(0)
+    assert (index.unit, tally.events["block-size"]) == (16, 1)
+    assert tokens_held(index, 0, ids(1)) == 16
+
+
+# the bound
+
+
+def test_the_index_is_bounded_and_keeps_what_is_used():
+    index = index_of(2, max_blocks=100)
+    index.stored(0, stored([1], ids(1000)))
+    for number in range(300):
+        index.placed(index.keys(ids(1000), 17, True, None, None), endpoint(0))
+        index.stored(number % 2, stored([10 + number], ids(number)))
+        assert index.blocks <= 100
+    assert look(index, ids(1000), count=17).tokens == 16
+    assert look(index, ids(0), count=17).tokens == 0
+    assert look(index, ids(299), slot=1, count=17).tokens == 16
+    assert len(index._used) <= 101
+
+
+def test_the_bound_is_of_the_whole_index():
+    index = index_of(4, max_blocks=10)
+    for slot in range(4):
+        index.stored(slot, stored(range(8), ids(*range(8))))
+    assert sum(len(holder.holdings) for holder in index._holders.values()) <= 10
+
+
+# what vLLM really sends
+
+
+@pytest.mark.parametrize(
+    ("name", "blocks", "said"),
+    [
+        ("a_replay_from0", 6, {"stored": 17, "cleared": 2}),
+        ("a_sha256", 6, {"stored": 6, "cleared": 1}),
+        ("u_bytes_noseed", 49, {"stored": 49}),
+        ("pd_decode", 20, {"stored": 20}),
+        ("pd_prefill", 0, {"stored": 18, "orphan": 17}),  # it begins with message 4: nothing has a known parent
+    ],
+)
+def test_captures_leave_the_index_as_the_engine_was(name, blocks, said, tally):
+    index = index_of(tally=tally)
+    last = {}
+    for frames in captured(f"{name}.bin"):
+        if frames[-2] != END:
+            for event in decode(frames[-1]).events:
+                index.apply(0, event)
+                if isinstance(event, BlockStored) and event.parent_block_hash is None:
+                    last[tuple(event.token_ids)] = (event.extra_keys or [None])[0]
+            index.tell(0)
+    assert (index.unit, index.blocks) == (32, blocks)
+    assert tally.events == said
+    for prompt, extra in last.items():
+        keys = index.keys(array("I", prompt), len(prompt), True, None, extra[0] if extra else None)
+        assert index.match(keys, len(prompt), [endpoint(0)])[0].tokens == len(prompt)
+
+
+def test_a_capture_is_replayed_twice_the_same(tally):
+    """Live messages after a replay are the tail of it: the same engine, the same index."""
+    index = index_of(2, tally=tally)
+    for slot, name in enumerate(("a_replay_from0.bin", "a_sha256.bin")):
+        for frames in captured(name):
+            if frames[-2] != END:
+                for event in decode(frames[-1]).events:
+                    index.apply(slot, event)
+    assert {mask for mask in index._tiers[0].values() if mask} == {next(iter(index._tiers[0].values()))}
+
+
+# against a naive model
+
+UNIT = 4
+SIZES = (4, 8, 4)
+
+
+class Naive(RuleBasedStateMachine):
+    """Engines as sets of what they hold, copies counted; prompts of few different blocks, so that they share."""
+
+    prompts = st.lists(st.integers(0, 2), min_size=1, max_size=6)
+    engines = st.integers(0, len(SIZES) - 1)
+
+    @initialize()
+    def begin(self):
+        self.index = CacheIndex(CacheSettings(block_size=UNIT), "m", ManualClock(), Tally())
+        self.held = [Counter() for _ in SIZES]
+        for slot in range(len(SIZES)):
+            self.index.add(endpoint(slot), True)
+        self.store(0, [0])
+        for slot in range(len(SIZES)):
+            self.index.believe(slot)
+
+    def blocks(self, slot, prompt):
+        """Every whole block of ``prompt`` on the engine, each as all tokens up to its end."""
+        tokens = [number for number in prompt for _ in range(UNIT)]
+        size = SIZES[slot]
+        return [tuple(tokens[:end]) for end in range(size, len(tokens) + 1, size)]
+
+    def name(self, slot, block):
+        return None if not block else hash((slot, block)) & (2**64 - 1)
+
+    @rule(slot=engines, prompt=prompts)
+    def store(self, slot, prompt):
+        """A request computes what is not held behind its hit, as vLLM announces it."""
+        blocks, size = self.blocks(slot, prompt), SIZES[slot]
+        hit = 0
+        while hit < len(blocks) and self.held[slot][blocks[hit]]:
+            hit += 1
+        new = blocks[hit:] or blocks[-1:]  # a prompt that is held whole has its last block computed again
+        if new:
+            parent = new[0][:-size]
+            run = [self.name(slot, block) for block in new]
+            tokens = [token for block in new for token in block[-size:]]
+            self.index.apply(slot, stored(run, tokens, parent=self.name(slot, parent)))
+            self.held[slot].update(new)
+
+    @precondition(lambda self: any(self.held))
+    @rule(data=st.data())
+    def evict(self, data):
+        slot, block = data.draw(st.sampled_from([(s, b) for s, held in enumerate(self.held) for b in sorted(held)]))
+        self.index.apply(slot, removed(self.name(slot, block)))
+        self.held[slot] -= Counter([block])
+
+    @rule(slot=engines)
+    def reset(self, slot):
+        self.index.apply(slot, CLEARED)
+        self.held[slot].clear()
+
+    @rule(slot=engines)
+    def restart(self, slot):
+        self.index.forget(slot)
+        self.held[slot].clear()
+
+    @rule(slot=engines)
+    def replace(self, slot):
+        self.index.drop(slot)
+        self.index.add(endpoint(slot), True)
+        self.index.believe(slot)
+        self.held[slot].clear()
+
+    @rule(budget=st.integers(1, 5))
+    def sweep(self, budget):
+        self.index.sweep(budget)
+
+    @rule(prompt=prompts)
+    def ask(self, prompt):
+        tokens = array("I", [number for number in prompt for _ in range(UNIT)])
+        keys = self.index.keys(tokens, len(tokens), True, None, None)
+        matches = self.index.match(keys, len(tokens), [endpoint(slot) for slot in range(len(SIZES))])
+        for slot, size in enumerate(SIZES):
+            depth = 0
+            for block in self.blocks(slot, prompt):
+                if not self.held[slot][block]:
+                    break
+                depth += size
+            assert matches[slot].gpu == depth
+            assert matches[slot].expected_hit == min(depth, (len(tokens) - 1) // size * size)
+
+    @invariant()
+    def sizes_agree(self):
+        holders = getattr(self, "index", None) and self.index._holders
+        for slot, holder in (holders or {}).items():
+            assert len(holder.holdings) == sum(1 for copies in self.held[slot].values() if copies)
+
+    def teardown(self):
+        if hasattr(self, "index"):
+            for slot in range(len(SIZES)):
+                self.index.drop(slot)
+            assert self.index.sweep(10**6)
+            assert self.index.blocks == 0
+
+
+Naive.TestCase.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
+TestNaive = Naive.TestCase

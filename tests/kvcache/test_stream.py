@@ -1,0 +1,357 @@
+from __future__ import annotations
+
+import asyncio
+import itertools
+
+import pytest
+import uvloop
+
+from gateway.framework import Source
+from gateway.kvcache.stream import SLICE
+from tests.kvcache.conftest import (
+    CLEARED,
+    FakeEngine,
+    Follower,
+    endpoint,
+    ids,
+    payload,
+    removed,
+    stored,
+    tokens_held,
+)
+from tests.support.wait import eventually
+
+
+async def live(follower: Follower, engine: FakeEngine, **others: str) -> None:
+    """Follow ``engine`` until its history is read and live messages are heard."""
+    stream = follower.follow(engine.address, engine.replay, **others)
+    async with asyncio.timeout(10):
+        await engine.subscribed()
+        await stream.synced.wait()
+
+
+async def held(follower: Follower, slot: int, *numbers: int, tokens: int | None = None) -> None:
+    """Wait until the whole prompt of ``numbers`` is held, or ``tokens`` of it."""
+    wanted = 16 * len(numbers) if tokens is None else tokens
+    await eventually(lambda: tokens_held(follower.index, slot, ids(*numbers)) == wanted, f"{numbers}: {wanted} tokens")
+
+
+async def test_history_comes_first_and_then_what_is_said(engine, follower):
+    await engine.publish(stored([11, 12], ids(1, 2)))
+    await engine.publish(removed(12))
+    await live(follower, engine)
+    assert tokens_held(follower.index, 0, ids(1, 2)) == 16
+    await engine.publish(stored([12, 13], ids(2, 3), parent=11))
+    await held(follower, 0, 1, 2, 3)
+    await engine.publish(CLEARED)
+    await held(follower, 0, 1, 2, 3, tokens=0)
+    assert follower.tally.states == ["connecting", "live"]
+    assert engine.asked == [0]
+
+
+def test_it_runs_on_uvloop():
+    async def follow():
+        engine, follower = FakeEngine(), Follower()
+        await engine.start()
+        try:
+            await engine.publish(stored([11], ids(1)))
+            await live(follower, engine)
+            await engine.publish(stored([12], ids(2), parent=11))
+            await held(follower, 0, 1, 2)
+        finally:
+            await follower.close()
+            await engine.stop()
+
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        runner.run(follow())
+
+
+async def test_an_engine_that_has_said_nothing_is_believed(engine, follower):
+    await live(follower, engine)
+    keys = follower.index.keys(ids(1), 17, True, None, None)
+    follower.index.placed(keys, endpoint(0))
+    assert follower.index.match(keys, 17, [endpoint(0)])[0].source is Source.PREDICTED
+
+
+async def test_a_lost_message_is_asked_for_again(engine, follower):
+    await live(follower, engine)
+    engine.lose = 2
+    await engine.publish(stored([11], ids(1)))
+    await engine.publish(stored([12], ids(2), parent=11))
+    await engine.publish(stored([13], ids(3), parent=12))
+    await held(follower, 0, 1, 2, 3)
+    assert (follower.tally.gaps, engine.asked) == ({"replayed": 1}, [0, 0])
+    assert follower.tally.events["orphan"] == 0
+    assert follower.tally.states == ["connecting", "live"]
+
+
+async def test_history_that_is_lost_makes_it_partial(engine, follower):
+    await engine.publish(stored([11], ids(1)))
+    await engine.publish(stored([21], ids(7)))
+    del engine.kept[0]
+    await live(follower, engine)
+    assert follower.tally.states[-1] == "partial"
+    assert [tokens_held(follower.index, 0, ids(number)) for number in (1, 7)] == [0, 16]
+
+
+async def test_a_gap_that_cannot_be_filled_forgets_what_may_be_gone(engine, follower):
+    await engine.publish(stored([11], ids(1)))
+    await live(follower, engine)
+    engine.lose = 1
+    await engine.publish(removed(11))
+    await engine.publish(stored([12], ids(2)))
+    engine.kept.clear()
+    await engine.publish(stored([13], ids(3)))
+    await held(follower, 0, 3)
+    assert tokens_held(follower.index, 0, ids(1)) == 0
+    assert follower.tally.gaps == {"lost": 1}
+    assert follower.tally.states[-1] == "partial"
+
+
+async def test_a_message_that_comes_twice_counts_once(engine, follower):
+    await live(follower, engine)
+    message = payload(stored([11], ids(1)))
+    await engine.send(message)
+    await engine.send_frames(b"kv", (0).to_bytes(8, "big"), message)
+    await engine.publish(removed(11))
+    await engine.publish(stored([19], ids(9)))
+    await held(follower, 0, 9)
+    assert tokens_held(follower.index, 0, ids(1)) == 0
+    assert engine.asked == [0]
+
+
+async def test_numbers_that_go_back_are_another_process(engine, follower):
+    await live(follower, engine)
+    for number in range(5):
+        await engine.publish(stored([10 + number], ids(number)))
+    await held(follower, 0, 4)
+    engine.kept.clear()
+    engine.next = 0
+    engine.lose = 1
+    await engine.publish(stored([31], ids(31)))
+    await engine.publish(stored([32], ids(32), parent=31))
+    await held(follower, 0, 31, 32)
+    assert tokens_held(follower.index, 0, ids(4)) == 0
+    assert follower.index.blocks == 2
+
+
+async def test_a_restart_is_noticed_though_the_engine_says_nothing(engine, follower):
+    await engine.publish(stored([11], ids(1)))
+    await live(follower, engine)
+    await engine.restart()
+    await held(follower, 0, 1, tokens=0)
+    await engine.publish(stored([12], ids(2)))
+    await held(follower, 0, 2)
+
+
+async def test_a_restart_that_passes_the_old_number_is_noticed(engine, follower):
+    await engine.publish(stored([11], ids(1)))
+    await live(follower, engine)
+    await engine.stop()
+    engine.kept.clear()
+    engine.next = 0
+    engine.kept = {number: payload(stored([20 + number], ids(20 + number))) for number in range(3)}
+    engine.next = 3
+    await engine.start()
+    await held(follower, 0, 22)
+    assert [tokens_held(follower.index, 0, ids(number)) for number in (1, 20, 21)] == [0, 16, 16]
+
+
+async def test_a_connection_that_comes_back_costs_nothing(engine, follower):
+    await engine.publish(stored([11], ids(1)))
+    await live(follower, engine)
+    await engine.stop()
+    engine.send_later(stored([12], ids(2), parent=11))
+    await engine.start()
+    await held(follower, 0, 1, 2)
+    assert follower.tally.events["stored"] == 2
+    assert follower.tally.states == ["connecting", "live", "connecting", "live"]
+
+
+async def test_garbage_is_counted_and_survived(engine, follower):
+    await live(follower, engine)
+    await engine.send_frames(b"kv")
+    await engine.send_frames(b"kv", b"short", b"")
+    await engine.send(b"\xc1")
+    await engine.send(payload())
+    await engine.publish(stored([11], ids(1)))
+    await held(follower, 0, 1)
+    assert follower.tally.events["malformed-batch"] == 3
+
+
+async def test_a_number_out_of_the_blue_is_survived(engine, follower):
+    await live(follower, engine)
+    await engine.publish(stored([11], ids(1)))
+    await engine.send_frames(b"kv", (2**63).to_bytes(8, "big"), payload(stored([99], ids(99))))
+    await engine.publish(stored([12], ids(2), parent=11))
+    await held(follower, 0, 1, 2)
+    assert tokens_held(follower.index, 0, ids(99)) == 0
+
+
+async def test_a_hole_in_a_replay_is_asked_for_again(engine, follower):
+    for number in range(6):
+        await engine.publish(stored([11 + number], ids(number), parent=10 + number if number else None))
+    engine.holes = {2, 4}
+    await live(follower, engine)
+    assert tokens_held(follower.index, 0, ids(*range(6))) == 96
+    assert engine.asked[:2] == [0, 2]
+    assert follower.tally.states[-1] == "live"
+
+
+async def test_a_replay_without_end_is_asked_for_again(engine):
+    follower = Follower(replay_timeout=0.1)
+    try:
+        await engine.publish(stored([11], ids(1)))
+        engine.without_end = 1
+        await live(follower, engine)
+        assert tokens_held(follower.index, 0, ids(1)) == 16
+        assert engine.asked == [0, 1]
+        assert follower.tally.states[-1] == "live"
+    finally:
+        await follower.close()
+
+
+async def test_a_replay_that_never_answers_is_done_without(engine):
+    follower = Follower(replay_timeout=0.05)
+    try:
+        await engine.publish(stored([11], ids(1)))
+        engine.deaf = True
+        await live(follower, engine)
+        assert follower.tally.states[-1] == "partial"
+        await engine.publish(stored([12], ids(2)))
+        await held(follower, 0, 2)
+        assert tokens_held(follower.index, 0, ids(1)) == 0
+    finally:
+        await follower.close()
+
+
+async def test_without_a_replay_address_what_is_heard_counts(engine, follower):
+    await engine.publish(stored([11], ids(1)))
+    stream = follower.follow(engine.address, None)
+    await engine.subscribed()
+    await stream.synced.wait()
+    await engine.publish(stored([12], ids(2)))
+    await held(follower, 0, 2)
+    engine.lose = 1
+    await engine.publish(stored([13], ids(3)))
+    await engine.publish(stored([14], ids(4)))
+    await held(follower, 0, 4)
+    assert follower.tally.gaps == {"lost": 1}
+    assert follower.tally.states[-1] == "partial"
+    assert tokens_held(follower.index, 0, ids(2)) == 16
+    engine.next = 0
+    await engine.publish(stored([15], ids(5)))
+    await held(follower, 0, 5)
+    assert [tokens_held(follower.index, 0, ids(number)) for number in (2, 4)] == [0, 0]
+    assert follower.tally.states[-1] == "live"
+    assert engine.asked == []
+
+
+async def test_only_its_topic_is_heard(engine, follower):
+    await live(follower, engine, topic="kv")
+    await engine.send_frames(b"other", (5).to_bytes(8, "big"), payload(stored([99], ids(99))))
+    await engine.publish(stored([11], ids(1)))
+    await held(follower, 0, 1)
+    assert tokens_held(follower.index, 0, ids(99)) == 0
+
+
+async def test_a_long_message_lets_others_run(engine, follower):
+    await live(follower, engine)
+    sizes = [0]
+
+    async def watch() -> None:
+        while True:
+            sizes.append(follower.index.blocks)
+            await asyncio.sleep(0)
+
+    follower.tasks.start(watch(), name="watch")
+    prompt = range(3000)
+    await engine.publish(stored([10**6 + number for number in prompt], ids(*prompt)))
+    await held(follower, 0, *prompt)
+    assert max(later - earlier for earlier, later in itertools.pairwise(sizes)) <= SLICE
+
+
+async def test_another_block_size_begins_all_streams_anew(follower):
+    engines = [FakeEngine(), FakeEngine()]
+    follower.index.on_new_unit = lambda: [stream.restart() for stream in follower.streams]
+    try:
+        for engine in engines:
+            await engine.start()
+        await engines[0].publish(stored([11], ids(1, 2)))
+        await live(follower, engines[0])
+        assert follower.index.unit == 32
+        # More than one message, and more than one event in each: none may be applied twice, or out of its order.
+        for number in range(20):
+            events = [stored([100 + number, 200 + number], ids(100 + number, 200 + number)), stored([50], ids(5))]
+            await engines[1].publish(*events)
+        await live(follower, engines[1])
+        await held(follower, 0, 1, 2)
+        await held(follower, 1, 119, 219)
+        await held(follower, 1, 5)
+        assert follower.index.unit == 16
+        for _ in range(20):
+            await engines[1].publish(removed(50))
+        await held(follower, 1, 5, tokens=0)
+        await engines[0].publish(removed(11))
+        await held(follower, 0, 1, 2, tokens=0)
+    finally:
+        await follower.close()
+        for engine in engines:
+            await engine.stop()
+
+
+async def test_a_restart_reads_everything_again(engine, follower):
+    await engine.publish(stored([11], ids(1)))
+    await live(follower, engine)
+    follower.streams[0].restart()
+    assert tokens_held(follower.index, 0, ids(1)) == 0
+    assert not follower.streams[0].synced.is_set()
+    await held(follower, 0, 1)
+    await engine.publish(removed(11))
+    await held(follower, 0, 1, tokens=0)
+
+
+@pytest.mark.parametrize("address", ["nonsense", "tcp://", "http://127.0.0.1:1"])
+async def test_an_address_that_is_none_turns_events_off(follower, address):
+    stream = follower.follow(address, None)
+    async with asyncio.timeout(10):
+        await stream.synced.wait()
+    assert follower.tally.states == ["connecting", "off"]
+    keys = follower.index.keys(ids(1), 17, True, None, None)
+    follower.index.placed(keys, endpoint(0))
+    assert follower.index.match(keys, 17, [endpoint(0)])[0].source is Source.ESTIMATED
+
+
+async def test_what_fails_in_us_turns_events_off(engine, follower, monkeypatch):
+    await live(follower, engine)
+    monkeypatch.setattr(follower.index, "apply", lambda slot, event: 1 / 0)
+    await engine.publish(stored([11], ids(1)))
+    await eventually(lambda: follower.tally.states[-1] == "off", "the stream is off")
+
+
+async def test_an_engine_that_is_not_there_is_waited_for(follower):
+    engine = FakeEngine()
+    await engine.start()
+    await engine.stop()
+    stream = follower.follow(engine.address, engine.replay)
+    assert not stream.synced.is_set()
+    await engine.start()
+    try:
+        await engine.publish(stored([11], ids(1)))
+        await held(follower, 0, 1)
+    finally:
+        await engine.stop()
+
+
+async def test_a_closed_stream_leaves_nothing_behind(engine):
+    follower = Follower()
+    unstarted = follower.follow(engine.address, engine.replay)
+    await unstarted.close()
+    await live(follower, engine)
+    stream = follower.streams[-1]
+    await stream.close()
+    await stream.close()
+    stream.restart()
+    assert stream.synced.is_set()
+    await eventually(lambda: len(follower.tasks) == 0, "all tasks have ended")
+    await follower.close()
