@@ -61,14 +61,7 @@ class Director:
 
     async def handle(self, http: web.BaseRequest, route: Route, request_id: str) -> web.StreamResponse:
         """Answer one request. Raises GatewayError while nothing has gone to the client; CancelledError if it left."""
-        exchange = Exchange(
-            id=request_id,
-            route=route,
-            clock=self._clock,
-            observer=self._observer,
-            scheduler=self._scheduler,
-            arrived=self._clock.monotonic(),
-        )
+        exchange = self._begin(route, request_id)
         try:
             raw = await receive(http, limit=self._listen.max_body, timeout=self._timeouts.receive)
             exchange.received()
@@ -88,6 +81,22 @@ class Director:
             raise
         finally:
             exchange.settle()
+
+    def refused(self, route: Route, request_id: str, error: GatewayError) -> None:
+        """Count and log a request that was refused before it was read."""
+        exchange = self._begin(route, request_id)
+        exchange.failed(error)
+        exchange.settle()
+
+    def _begin(self, route: Route, request_id: str) -> Exchange:
+        return Exchange(
+            id=request_id,
+            route=route,
+            clock=self._clock,
+            observer=self._observer,
+            scheduler=self._scheduler,
+            arrived=self._clock.monotonic(),
+        )
 
     def _identify(self, exchange: Exchange, call: Call, http: web.BaseRequest) -> None:
         name = call.model or self._directory.only

@@ -132,9 +132,13 @@ class Server:
                 self._keys.check(http.headers)
                 return self._models(path, chosen)
         route = find(http.method, path)
-        self._keys.check(http.headers)
-        if self._draining:
-            raise ShuttingDown("The gateway is shutting down; connect again.", retry_after=DRAIN_RETRY)
+        try:
+            self._keys.check(http.headers)
+            if self._draining:
+                raise ShuttingDown("The gateway is shutting down; connect again.", retry_after=DRAIN_RETRY)
+        except GatewayError as error:
+            self._director.refused(route, chosen, error)
+            raise
         return await self._director.handle(http, route, chosen)
 
     def _alive(self, http: web.BaseRequest, chosen: str) -> web.Response:

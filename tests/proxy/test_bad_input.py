@@ -228,6 +228,8 @@ async def test_a_client_without_a_key_is_not(header):
             assert reply.status_code == 401
             assert reply.json()["error"]["type"] == "authentication_error"
         assert not asked
+        assert [(line.outcome, line.status, line.route) for line in gateway.lines] == [("unauthorized", 401, CHAT_PATH)]
+        assert 'kvgate_requests_total{model="",outcome="unauthorized"} 1.0' in await gateway.metrics()
         assert (await gateway.client.get("/health")).status_code == 200
 
 

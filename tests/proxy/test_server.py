@@ -96,6 +96,7 @@ async def test_draining_refuses_the_new_and_lets_the_running_end():
         assert refused.status_code == 503
         assert refused.headers["connection"] == "close"
         assert "Retry-After" in refused.headers
+        assert gateway.lines[-1].outcome == "shutting_down"
         assert (await gateway.client.get("/readyz")).json()["status"] == "draining"
         assert not draining.done()
         release.set()
