@@ -10,6 +10,9 @@ import msgspec
 
 from gateway.framework import Kind
 
+MAX_COUNT = 2**31
+"""A thousand times the longest context: a larger count is an engine's nonsense, and would reach the cost model."""
+
 
 @dataclass(frozen=True, slots=True)
 class Usage:
@@ -73,4 +76,4 @@ def usage_of(usage: object, kind: Kind) -> Usage | None:
 
 def _count(values: Mapping[str, Any], name: str) -> int | None:
     value = values.get(name)
-    return value if type(value) is int and value >= 0 else None
+    return value if type(value) is int and 0 <= value <= MAX_COUNT else None

@@ -41,6 +41,7 @@ def test_real_answers() -> None:
         (Kind.MESSAGES, {"input_tokens": 3, "output_tokens": 2, "cache_read_input_tokens": None}, Usage(3, 2, None)),
         (Kind.CHAT, {"prompt_tokens": "9", "completion_tokens": -2, "prompt_tokens_details": 5}, None),
         (Kind.CHAT, {"prompt_tokens": True}, None),
+        (Kind.CHAT, {"prompt_tokens": 9, "completion_tokens": 10**30}, Usage(9, None, None)),
         (Kind.CHAT, None, None),
         (Kind.CHAT, [], None),
         (Kind.CHAT, {}, None),
