@@ -152,6 +152,9 @@ class Answer:
         self._watch(response)
         self.status = response.status
         self.headers = [(name.decode("latin-1"), value.decode("latin-1")) for name, value in response.raw_headers]
+        if not 200 <= self.status <= 599:  # a 101 would tell the client to speak another protocol from here on
+            self.abort()
+            raise LegFailed(Cause.GARBAGE, self.endpoint, f"HTTP status {self.status}")
 
     async def chunk(self) -> bytes:
         """The next bytes as they came, empty at the end. Raises LegFailed."""

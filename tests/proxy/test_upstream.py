@@ -57,6 +57,18 @@ async def test_an_answer_passes_with_its_status_headers_and_bytes():
             assert reply.connect_seconds is not None
 
 
+@pytest.mark.parametrize("status", ["101 Switching Protocols", "999 Odd"])
+async def test_a_status_that_is_no_answer_is_garbage_and_its_connection_is_closed(status: str):
+    async def script(connection: Connection) -> None:
+        await connection.request()
+        await connection.say(answer(b"", status=status))
+        await connection.gone()
+
+    async with scripted(script) as server:
+        assert await failure_of(server.url) is Cause.GARBAGE
+        await eventually(lambda: server.left == len(server.connections) == 1, "the engine sees the connection closed")
+
+
 async def test_a_connection_is_used_again_and_its_round_trip_measured_once():
     async def script(connection: Connection) -> None:
         while True:
