@@ -43,6 +43,10 @@ log = logging.getLogger("kvgate.app")
 SWEEP_SLICE = 2000
 """Block keys whose bits of a dropped slot are cleared at a time: below a millisecond."""
 
+BACKLOG = 4096
+"""Connections that may wait to be accepted (Linux bounds it by its own 4096): of a burst beyond it, the rest is tried
+again by the client's kernel after a second. aiohttp's default is 128."""
+
 
 class CacheFeed:
     """Connects the fleet to the indexes: an endpoint that comes or goes, where its KV events are, that it restarted."""
@@ -238,7 +242,7 @@ async def _bind(runner: web.BaseRunner, host: str, port: int, what: str) -> int:
     """Listen; the port in use, which the system chose if ``port`` is 0. Raises ConfigError."""
     await runner.setup()
     try:
-        await web.TCPSite(runner, host, port).start()
+        await web.TCPSite(runner, host, port, backlog=BACKLOG).start()
     except OSError as error:
         raise ConfigError(f"{what}: cannot listen on {host}:{port}: {error.strerror or error}") from error
     address: Sequence[int] = runner.addresses[0]
