@@ -89,7 +89,7 @@ class Holdings:
         try:
             tokens = array("I", event.token_ids)
         except OverflowError:  # no token ids: negative, or above 32 bits
-            return [], "tokens-do-not-fit"
+            return [], "malformed"
         if event.group_idx is not None:
             self._group = event.group_idx
         self.block_size = event.block_size

@@ -167,7 +167,7 @@ def test_what_cannot_be_used_is_named(room, event, word):
 
 @pytest.mark.parametrize("token", [-1, 2**32])
 def test_numbers_that_are_no_tokens_make_no_key(room, token):
-    assert room.named(stored([101], [token] * 16)) == ([], "tokens-do-not-fit")
+    assert room.named(stored([101], [token] * 16)) == ([], "malformed")
     assert len(room) == 0
 
 

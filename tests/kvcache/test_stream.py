@@ -2,6 +2,8 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import random
+from collections import Counter
 
 import pytest
 import uvloop
@@ -355,3 +357,43 @@ async def test_a_closed_stream_leaves_nothing_behind(engine):
     assert stream.synced.is_set()
     await eventually(lambda: len(follower.tasks) == 0, "all tasks have ended")
     await follower.close()
+
+
+@pytest.mark.parametrize("seed", range(3))
+async def test_a_bad_connection_heals(engine, follower, seed):
+    """Losses, duplicates, evictions and restarts at random: in the end the index is the engine's cache."""
+    chance = random.Random(seed)
+    await live(follower, engine)
+    held_there: Counter[int] = Counter()
+    process = 0
+    for _ in range(80):
+        what = chance.random()
+        if what < 0.04:
+            process += 1
+            held_there.clear()
+            await engine.restart()
+            continue
+        engine.lose = int(chance.random() < 0.2)
+        block = chance.randrange(6)
+        if what < 0.08:
+            held_there.clear()
+            await engine.publish(CLEARED)
+        elif what < 0.4 and held_there[block]:
+            held_there[block] -= 1
+            await engine.publish(removed(1000 * process + block))
+        else:
+            held_there[block] += 1
+            await engine.publish(stored([1000 * process + block], ids(block)))
+        if chance.random() < 0.2:
+            sequence = engine.next - 1
+            await engine.send_frames(b"kv", sequence.to_bytes(8, "big"), engine.kept[sequence])
+    engine.lose = 0
+
+    async def heals() -> None:
+        # Only what comes next brings the last loss to light; block 9 is nobody else's.
+        while any(tokens_held(follower.index, 0, ids(block)) != 16 * (held_there[block] > 0) for block in range(6)):
+            await engine.publish(stored([9], ids(9)))
+            await asyncio.sleep(0.02)
+
+    async with asyncio.timeout(20):
+        await heals()
