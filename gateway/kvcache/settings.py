@@ -8,7 +8,8 @@ from dataclasses import dataclass
 @dataclass(frozen=True, slots=True)
 class CacheSettings:
     """``max_blocks``: engines' blocks in one model's index, about 200 bytes each, counted for every endpoint that
-    holds one; the least recently used are forgotten beyond it. ``block_size``: tokens; the unit until the first engine tells its own.
+    holds one; the least recently used are forgotten beyond it.
+    ``block_size``: tokens; the unit until the first engine tells its own.
     ``prediction_seconds``: how long a placement counts as held before the engine's event confirms it.
     ``capacity_tokens``: of an endpoint without events, where its engine does not report its own.
     ``replay_timeout``: seconds to wait for a replay to make progress before asking again.
