@@ -8,13 +8,18 @@ decode step reads the weights, and the KV of every resident token. Each line has
 any of these hardly moves the routing, so one scale each is enough; what matters is to be right within a factor of two
 on a tiny model on a CPU as well as on 70B on eight GPUs, soon after the start.
 
+Who gets no requests learns nothing, so one unlucky minute could make an engine look slow for ever: equal engines were
+seen to differ 20-fold, and the one that looked worst got none of 240 requests, twelve at a time. So each engine
+believes what its peers see, as far as it has seen nothing itself lately (``Peers``).
+
 Pure: no clock, no I/O.
 """
 
 from __future__ import annotations
 
+import weakref
 from dataclasses import dataclass, field
-from math import isfinite
+from math import inf, isfinite
 
 from gateway.fleet.settings import CostSettings
 from gateway.framework import Load
@@ -45,6 +50,10 @@ OVERHEAD_SPREAD = 0.02
 """Seconds around 0 in which the overhead is believed to lie before anything was seen: network and one step. Small, so
 that prompts all of one length teach the scale rather than the overhead."""
 
+PEERS_COUNT = 4.0
+"""Own observations that weigh as much as what the peers see: engines of one model mostly are of one kind, and those
+that are not show it within a dozen requests."""
+
 
 @dataclass(slots=True)
 class _Line:
@@ -61,8 +70,10 @@ class _Line:
     _wy: float = field(default=0.0, init=False)
     _wxx: float = field(default=0.0, init=False)
     _wxy: float = field(default=0.0, init=False)
+    seen: int = field(default=0, init=False)
 
     def learn(self, x: float, y: float) -> None:
+        self.seen += 1
         # An impossibly short time would outweigh everything: none weighs more than a quarter of what was expected.
         length = max(y, (self.overhead + self.scale * x) / 4, SHORTEST)
         weight = 1 / (NOISE * length) ** 2
@@ -84,44 +95,114 @@ class _Line:
         self.scale = min(max((xy - overhead * self._wx) / xx, 1 / SCALE_BOUND), SCALE_BOUND)
 
 
+def _prefill_line() -> _Line:
+    return _Line(overhead_weight=1 / OVERHEAD_SPREAD**2)
+
+
+def _step_line() -> _Line:
+    # An empty step is the constant of its own line: an overhead beside it could not be told from it.
+    return _Line(overhead_weight=inf)
+
+
+class Peers:
+    """What the engines of one model and role see together. ``count``: how many there are."""
+
+    def __init__(self) -> None:
+        self.prefill = _prefill_line()
+        self.step = _step_line()
+        self.count = 0
+
+    def join(self, member: FittedCost) -> None:
+        """Count ``member`` until it is gone."""
+        self.count += 1
+        weakref.finalize(member, self._leave).atexit = False
+
+    def _leave(self) -> None:
+        self.count -= 1
+
+
+@dataclass(slots=True)
+class _Blend:
+    """An engine's own line, and its peers' in its place as far as the own is old or young.
+
+    ``common``: the peers' line; None: there are none. ``count``: own observations, each older one ``MEMORY`` times
+    less. It fades further with every turn missed, a turn being as many observations of all peers as there are peers.
+    """
+
+    own: _Line
+    common: _Line | None
+    scale: float = 1.0
+    overhead: float = 0.0
+    count: float = field(default=0.0, init=False)
+    _learnt_at: int = field(default=0, init=False)
+    _due: int = field(default=0, init=False)
+
+    def learn(self, x: float, y: float, turn: int) -> None:
+        self.own.learn(x, y)
+        self.count = MEMORY * self.count + 1
+        if self.common is not None:
+            self.common.learn(x, y)
+            self._learnt_at = self.common.seen
+        self._mix(turn)
+
+    def now(self, turn: int) -> _Blend:
+        """Itself, with what the peers have seen taken in once a turn: this runs for every candidate of a request."""
+        if self.common is not None and self.common.seen >= self._due:
+            self._mix(turn)
+        return self
+
+    def _mix(self, turn: int) -> None:
+        own, common = self.own, self.common
+        if common is None:
+            self.scale, self.overhead = own.scale, own.overhead
+            return
+        self._due = common.seen + turn
+        count = self.count * MEMORY ** ((common.seen - self._learnt_at) / turn)
+        share = count / (count + PEERS_COUNT)
+        self.scale = common.scale ** (1 - share) * own.scale**share
+        self.overhead = (1 - share) * common.overhead + share * own.overhead
+
+
 class FittedCost:
     """``framework.CostModel``, started from settings and fitted from what the gateway sees.
 
-    ``settings.fit`` false: the settings' values stay as they are.
+    ``settings.fit`` false: the settings' values stay as they are. ``peers``: of the same model and role; None: alone.
     """
 
-    def __init__(self, settings: CostSettings) -> None:
+    def __init__(self, settings: CostSettings, peers: Peers | None = None) -> None:
         self._settings = settings
-        self._prefill = _Line(overhead_weight=1 / OVERHEAD_SPREAD**2)
-        # An empty step is the constant of its own line: an overhead beside it could not be told from it.
-        self._step = _Line(overhead_weight=float("inf"))
+        self._peers = peers
+        self._prefill = _Blend(_prefill_line(), peers.prefill if peers else None)
+        self._step = _Blend(_step_line(), peers.step if peers else None)
+        if peers is not None:
+            peers.join(self)
 
     def prefill_seconds(self, tokens: int, context: int = 0) -> float:
         """To compute ``tokens`` new prompt tokens behind ``context`` held ones; without queueing and overhead."""
-        return self._prefill.scale * self._expected_prefill(tokens, context)
+        return self.prefill_scale * self._expected_prefill(tokens, context)
 
     def step_seconds(self, running: float, kv_tokens: float) -> float:
         """One decode step of a batch of ``running`` requests with ``kv_tokens`` resident."""
-        return self._step.scale * self._expected_step(running, kv_tokens)
+        return self.step_scale * self._expected_step(running, kv_tokens)
 
     @property
     def kv_token_seconds(self) -> float:
-        return self._step.scale * self._settings.kv_token
+        return self.step_scale * self._settings.kv_token
 
     @property
     def overhead_seconds(self) -> float:
         """What a first token takes beyond computing prompts; 0 until something was seen."""
-        return self._prefill.overhead
+        return self._prefill.now(self._turn).overhead
 
     @property
     def prefill_scale(self) -> float:
         """Of the settings' prefill line, in 1/50..50."""
-        return self._prefill.scale
+        return self._prefill.now(self._turn).scale
 
     @property
     def step_scale(self) -> float:
         """Of the settings' step line, in 1/50..50."""
-        return self._step.scale
+        return self._step.now(self._turn).scale
 
     def ttft(self, load: Load, new_tokens: int, context: int = 0) -> float:
         """Predicted seconds to the first token of a request that is placed now, and is not yet in ``load``."""
@@ -138,13 +219,18 @@ class FittedCost:
         """
         expected = self._expected_prefill(tokens, context)
         if self._settings.fit and tokens > 0 and _sane(seconds) and _sane(expected):
-            self._prefill.learn(expected, seconds)
+            self._prefill.learn(expected, seconds, self._turn)
 
     def learn_step(self, running: float, kv_tokens: float, seconds: float) -> None:
         """The tokens of a request came ``seconds`` apart on average, in a batch of ``running`` (itself included)."""
         expected = self._expected_step(running, kv_tokens)
         if self._settings.fit and _sane(seconds) and _sane(expected):
-            self._step.learn(expected, seconds)
+            self._step.learn(expected, seconds, self._turn)
+
+    @property
+    def _turn(self) -> int:
+        """Observations of all peers in which each has had one, were they spread evenly."""
+        return self._peers.count if self._peers is not None else 1
 
     def _expected_prefill(self, tokens: int, context: int) -> float:
         tokens, context = max(0, tokens), max(0, context)

@@ -88,6 +88,7 @@ class Exchange:
     sent_at: float | None = None
     first_output_at: float | None = None
     outputs: int = 0
+    outputs_at_first: int = 0
     usage: Usage | None = None
     status: int = 0
     outcome: str = "ok"
@@ -142,6 +143,7 @@ class Exchange:
         assert self.placement is not None
         if self.first_output_at is None:
             self.first_output_at = self.clock.monotonic()
+            self.outputs_at_first = outputs
             self.placement.reservation.first_token()
         self.placement.reservation.generated(outputs)
 
@@ -236,10 +238,15 @@ class Exchange:
         return self.first_output_at - placement.at
 
     def time_per_token(self) -> float | None:
-        """Seconds between two events that carry output, the first not counted; None below three of them."""
-        if self.first_output_at is None or self.outputs < 3:
+        """Seconds between two events that carry output; None below three of them.
+
+        Those that came together with the first are not counted: an engine or a proxy that was held up hands over many
+        at once, and nothing can be told of the time between them.
+        """
+        since = self.outputs - self.outputs_at_first
+        if self.first_output_at is None or since < 2:
             return None
-        return (self.clock.monotonic() - self.first_output_at) / (self.outputs - 1)
+        return (self.clock.monotonic() - self.first_output_at) / since
 
     def _output_tokens(self) -> int | None:
         if self.usage is not None and self.usage.output_tokens is not None:

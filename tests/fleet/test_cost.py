@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gateway.fleet.cost import OVERHEAD_BOUND, SCALE_BOUND, FittedCost
+from gateway.fleet.cost import OVERHEAD_BOUND, SCALE_BOUND, FittedCost, Peers
 from gateway.fleet.ledger import Ledger
 from gateway.fleet.settings import CostSettings
 from gateway.framework import EngineMetrics
@@ -91,6 +91,51 @@ def test_a_change_of_speed_is_followed():
     for _ in range(60):
         cost.learn_step(4, 1000, 63e-3)
     assert cost.step_seconds(4, 1000) == pytest.approx(63e-3, rel=0.35)
+
+
+def test_a_new_engine_believes_its_peers():
+    peers = Peers()
+    known = FittedCost(BIG, peers)
+    for _ in range(10):
+        known.learn_prefill(2000, 0, 2 * FittedCost(BIG).prefill_seconds(2000))
+        known.learn_step(4, 1000, 84e-3)
+    new = FittedCost(BIG, peers)
+    assert new.prefill_seconds(2000) == pytest.approx(known.prefill_seconds(2000), rel=0.05)
+    assert new.step_seconds(4, 1000) == pytest.approx(84e-3, rel=0.1)
+
+
+def test_an_unlucky_engine_that_gets_nothing_is_like_its_peers_again():
+    peers = Peers()
+    lucky, other, unlucky = (FittedCost(BIG, peers) for _ in range(3))
+    truth = FittedCost(BIG).prefill_seconds(2000)
+    for _ in range(20):
+        lucky.learn_prefill(2000, 0, truth)
+        other.learn_prefill(2000, 0, truth)
+        unlucky.learn_prefill(2000, 0, 20 * truth)
+    assert unlucky.prefill_seconds(2000) > 5 * truth
+    for _ in range(100):
+        lucky.learn_prefill(2000, 0, truth)
+        other.learn_prefill(2000, 0, truth)
+    assert unlucky.prefill_seconds(2000) < 1.5 * truth
+
+
+def test_a_slower_engine_among_faster_ones_is_known_as_slower():
+    peers, chance = Peers(), Random(11)
+    fast, slow = [FittedCost(BIG, peers) for _ in range(3)], FittedCost(BIG, peers)
+    truth = FittedCost(BIG).prefill_seconds(2000)
+    for _ in range(60):
+        for cost in fast:
+            cost.learn_prefill(2000, 0, truth * chance.uniform(0.8, 1.25))
+        slow.learn_prefill(2000, 0, 4 * truth * chance.uniform(0.8, 1.25))
+    assert slow.prefill_seconds(2000) > 2 * max(cost.prefill_seconds(2000) for cost in fast)
+
+
+def test_engines_that_are_gone_are_no_peers():
+    peers = Peers()
+    engines = [FittedCost(BIG, peers) for _ in range(3)]
+    assert peers.count == 3
+    del engines[1:]
+    assert peers.count == 1
 
 
 def test_without_fit_nothing_is_learned():
