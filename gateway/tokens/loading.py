@@ -13,7 +13,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from jinja2 import TemplateSyntaxError
+
 from gateway.errors import ConfigError
+from gateway.tokens.content_format import variables_of
 from gateway.tokens.settings import TokenSettings
 
 OWN_RENDERER_TYPES = frozenset({"gpt_oss"})
@@ -85,11 +88,19 @@ def load(settings: TokenSettings, model: str) -> Loaded:
 
 def _read_template(path: str, model: str) -> str:
     try:
-        return Path(path).read_text(encoding="utf-8")
+        template = Path(path).read_text(encoding="utf-8")
+        variables_of(template)
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(
             f"model {model}: chat_template: {path!r} cannot be read: {error}", param="chat_template"
         ) from error
+    except TemplateSyntaxError as error:  # every chat would be estimated, and only a counter would tell
+        raise ConfigError(
+            f"model {model}: chat_template: {path!r} is no jinja template: line {error.lineno}: {error.message}; "
+            "give the file that the engines have",
+            param="chat_template",
+        ) from error
+    return template
 
 
 def _refusal(settings: TokenSettings, model: str, error: Exception) -> str:
