@@ -8,6 +8,11 @@ from typing import Literal
 from urllib.parse import urlsplit
 
 
+def _has_port(address: str) -> bool:
+    port = address.rpartition(":")[2]
+    return port.isascii() and port.isdigit() and len(port) <= 5 and 0 < int(port) <= 65535
+
+
 @dataclass(frozen=True, slots=True)
 class KvEventsSettings:
     """Addresses of an engine's KV events: ``endpoint`` of its PUB socket, ``replay`` of its ROUTER socket.
@@ -23,8 +28,13 @@ class KvEventsSettings:
     def __post_init__(self) -> None:
         for name in ("endpoint", "replay"):
             value = getattr(self, name)
-            if value is not None and not value.startswith(("tcp://", "ipc://")):
+            if value is None:
+                continue
+            if not value.startswith(("tcp://", "ipc://")):
                 raise ValueError(f"{name}: {value!r} must begin with tcp:// or ipc://")
+            # What cannot be subscribed to is estimated, which nobody would notice who has asked for events.
+            if value.startswith("tcp://") and not _has_port(value):
+                raise ValueError(f"{name}: {value!r} must be tcp://HOST:PORT")
         if self.replay is not None and self.endpoint is None:
             raise ValueError("replay needs endpoint")
 
@@ -50,7 +60,7 @@ class EndpointSettings:
         parts = urlsplit(self.url)
         if parts.username is not None or parts.password is not None:
             raise ValueError("url must not hold a user or a password (it is logged): use api_key")
-        if parts.scheme not in ("http", "https") or not parts.hostname:
+        if parts.scheme not in ("http", "https") or not parts.hostname or " " in parts.hostname:
             raise ValueError(f"url: {self.url!r} must be http://HOST:PORT or https://HOST:PORT")
         if parts.path not in ("", "/") or parts.query or parts.fragment:
             raise ValueError(f"url: {self.url!r} must end after the port: routes are added to it")

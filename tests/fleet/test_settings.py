@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from gateway.fleet.settings import EndpointSettings
+from gateway.fleet.settings import EndpointSettings, KvEventsSettings
 
 
 def test_a_url_must_not_hold_a_password_and_the_error_does_not_repeat_it():
@@ -11,7 +11,9 @@ def test_a_url_must_not_hold_a_password_and_the_error_does_not_repeat_it():
     assert "s3cret" not in str(caught.value)
 
 
-@pytest.mark.parametrize("url", ["http://engine:99999", "http://engine:x", "ftp://engine", "http://", "http://e:1/v1"])
+@pytest.mark.parametrize(
+    "url", ["http://engine:99999", "http://engine:x", "ftp://engine", "http://", "http://e:1/v1", "http://e f:1"]
+)
 def test_a_url_that_cannot_be_an_engines(url):
     with pytest.raises(ValueError, match="url"):
         EndpointSettings(url=url)
@@ -23,3 +25,13 @@ def test_a_key_that_cannot_be_sent_is_refused_without_being_shown(key):
         EndpointSettings(url="http://engine", api_key=key)
     assert key not in str(caught.value)
     assert "cret" not in repr(EndpointSettings(url="http://engine", api_key="secret"))
+
+
+@pytest.mark.parametrize(
+    "address", ["http://engine:1", "tcp://", "tcp://engine", "tcp://engine:0", "tcp://engine:99999"]
+)
+def test_an_address_of_events_that_cannot_be_subscribed_to(address):
+    with pytest.raises(ValueError, match="endpoint"):
+        KvEventsSettings(endpoint=address)
+    with pytest.raises(ValueError, match="replay"):
+        KvEventsSettings(endpoint="tcp://*:5557", replay=address)
