@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import dataclasses
-import functools
 import logging
 import random
 import signal
@@ -17,12 +16,11 @@ from gateway import __version__
 from gateway.config.settings import Config
 from gateway.config.wiring import wire
 from gateway.errors import ConfigError
-from gateway.fleet.fleet import Fleet, KvSource
+from gateway.feed import CacheFeed
+from gateway.fleet.fleet import Fleet
 from gateway.flow.admission import Admission
-from gateway.framework import Clock, Context, Endpoint, Model, Observer, SystemClock, TaskSet
+from gateway.framework import Clock, Context, Model, Observer, SystemClock, TaskSet
 from gateway.kvcache.index import CacheIndex
-from gateway.kvcache.settings import CacheSettings
-from gateway.kvcache.stream import EventStream
 from gateway.notify import notify
 from gateway.observability.logs import configure
 from gateway.observability.metrics import Metrics
@@ -40,102 +38,9 @@ from gateway.tokens.tokenizer import ModelTokens
 
 log = logging.getLogger("kvgate.app")
 
-SWEEP_SLICE = 2000
-"""Block keys whose bits of a dropped slot are cleared at a time: below a millisecond."""
-
 BACKLOG = 4096
 """Connections that may wait to be accepted (Linux bounds it by its own 4096): of a burst beyond it, the rest is tried
 again by the client's kernel after a second. aiohttp's default is 128."""
-
-
-class CacheFeed:
-    """Connects the fleet to the indexes: an endpoint that comes or goes, where its KV events are, that it restarted."""
-
-    def __init__(self, caches: dict[str, tuple[CacheIndex, CacheSettings]], clock: Clock, observer: Observer) -> None:
-        self._caches = caches
-        self._clock = clock
-        self._observer = observer
-        self._streams: dict[Endpoint, EventStream] = {}
-        self._tasks = TaskSet()
-        self._fleet: Fleet | None = None
-        for model, (index, _) in caches.items():
-            index.on_new_unit = functools.partial(self._replay_all, model)
-
-    def connect(self, fleet: Fleet) -> None:
-        self._fleet = fleet
-        fleet.listen(self)
-
-    def endpoint_added(self, endpoint: Endpoint) -> None:
-        self._index(endpoint).add(endpoint, events=False)
-
-    def endpoint_dropped(self, endpoint: Endpoint) -> None:
-        self._stop_stream(endpoint)
-        self._index(endpoint).drop(endpoint.slot)
-        self._tasks.start(self._sweep(endpoint), name=f"sweep {endpoint.name}")
-
-    def engine_restarted(self, endpoint: Endpoint) -> None:
-        stream = self._streams.get(endpoint)
-        if stream is not None:
-            stream.restart()
-        else:
-            self._index(endpoint).forget(endpoint.slot)
-
-    def kv_source(self, endpoint: Endpoint, source: KvSource | None) -> None:
-        self._stop_stream(endpoint)
-        index, settings = self._caches[endpoint.model.name]
-        index.set_events(endpoint.slot, source is not None)
-        if source is None:
-            self._observer.kv_stream(endpoint.name, "off")
-            return
-        stream = EventStream(
-            slot=endpoint.slot,
-            endpoint_name=endpoint.name,
-            address=source.address,
-            replay=source.replay,
-            topic=source.topic,
-            index=index,
-            observer=self._observer,
-            clock=self._clock,
-            settings=settings,
-        )
-        self._streams[endpoint] = stream
-        stream.start(self._tasks)
-
-    async def synced(self, timeout: float) -> bool:
-        """Wait until every stream has replayed what there is; false if some had not after ``timeout`` seconds."""
-        try:
-            async with asyncio.timeout(timeout):
-                while missing := [stream for stream in self._streams.values() if not stream.synced.is_set()]:
-                    await missing[0].synced.wait()
-        except TimeoutError:
-            return False
-        return True
-
-    async def close(self) -> None:
-        for stream in self._streams.values():
-            await stream.close()
-        await self._tasks.close()
-
-    def _index(self, endpoint: Endpoint) -> CacheIndex:
-        return self._caches[endpoint.model.name][0]
-
-    def _replay_all(self, model: str) -> None:
-        """The index of ``model`` has begun anew with another block unit."""
-        for endpoint, stream in self._streams.items():
-            if endpoint.model.name == model:
-                stream.restart()
-
-    def _stop_stream(self, endpoint: Endpoint) -> None:
-        if (stream := self._streams.pop(endpoint, None)) is not None:
-            self._tasks.start(stream.close(), name=f"close the events of {endpoint.name}")
-
-    async def _sweep(self, endpoint: Endpoint) -> None:
-        """A slot is used again only when no key bears its bit any more."""
-        index = self._index(endpoint)
-        while not index.sweep(SWEEP_SLICE):  # noqa: ASYNC110 -- nothing is waited for: streams run between two slices
-            await asyncio.sleep(0)
-        assert self._fleet is not None
-        self._fleet.release_slot(endpoint.slot)
 
 
 class Gateway:
@@ -200,7 +105,9 @@ class Gateway:
             observer=observer,
         )
         with _blaming(config, "client_keys", "file"):
-            self.server = Server(director, self.directory, ClientKeys(config.client_keys))
+            self.server = Server(
+                director, self.directory, ClientKeys(config.client_keys), patience=config.timeouts.receive
+            )
         self.admin = Admin(self.metrics.render_in_slices)
 
     async def load(self) -> None:
@@ -250,11 +157,15 @@ async def _bind(runner: web.BaseRunner, host: str, port: int, what: str) -> int:
 
 
 async def serve(config: Config, *, stop: asyncio.Event | None = None) -> None:
-    """Serve until ``stop`` is set or SIGTERM or SIGINT comes, then let running answers end. Raises ConfigError."""
+    """Serve until ``stop`` is set or SIGTERM or SIGINT comes, then let running answers end.
+
+    A second signal cuts them off. Raises ConfigError.
+    """
     stop = stop or asyncio.Event()
+    hurry = asyncio.Event()
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(number, stop.set)
+        loop.add_signal_handler(number, lambda: hurry.set() if stop.is_set() else stop.set())
     async with contextlib.AsyncExitStack() as cleanup:
         clock = SystemClock()
         logs = configure(config.log, clock=clock, secrets=_secrets(config))
@@ -293,7 +204,9 @@ async def serve(config: Config, *, stop: asyncio.Event | None = None) -> None:
         log.info("stopping: %g s of grace for running answers", listen.grace)
         for site in list(clients.sites):
             await site.stop()
-        await gateway.server.drain(listen.grace)
+        draining = tasks.start(gateway.server.drain(listen.grace), name="drain")
+        hurrying = tasks.start(hurry.wait(), name="wait for a second signal")
+        await asyncio.wait((draining, hurrying), return_when=asyncio.FIRST_COMPLETED)
 
 
 def _secrets(config: Config) -> list[str]:

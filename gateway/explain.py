@@ -18,6 +18,7 @@ from gateway.app import Gateway
 from gateway.config.settings import Config
 from gateway.errors import ConfigError, GatewayError
 from gateway.framework import Endpoint, Request
+from gateway.proxy.identify import identify, tokenized
 from gateway.scheduling.trace import ProfileTrace, Trace
 
 SYNC = 5.0
@@ -38,7 +39,7 @@ async def explain(config: Config, model: str, prompt_file: Path) -> int:
         with console.status("asking the engines"):
             await gateway.start()
             synced = await gateway.feed.synced(SYNC)
-        request, trace, problem = await _decide(gateway, path, raw, model)
+        request, trace, problem = await _decide(gateway, path, raw)
     finally:
         await gateway.close()
     if request is None:
@@ -72,32 +73,17 @@ def _body(prompt_file: Path, model: str) -> tuple[str, bytes]:
         raise ConfigError(f"--prompt-file: {prompt_file} is neither a JSON request nor UTF-8 text: {error}") from error
 
 
-async def _decide(gateway: Gateway, path: str, raw: bytes, model: str) -> tuple[Request | None, Trace, str]:
+async def _decide(gateway: Gateway, path: str, raw: bytes) -> tuple[Request | None, Trace, str]:
     trace = Trace()
     try:
         call = parse(ROUTES[path], raw, "application/json", gateway.config.pass_through)
-        serving, adapter = gateway.directory.find(model)
+        arrived = gateway.clock.monotonic()
+        serving, request = identify(call, gateway.directory, request_id="explain", arrived=arrived, headers={})
     except GatewayError as error:
         return None, trace, error.message
-    prompt = await serving.tokens.tokenize(call.input)
-    expected = serving.model.expected_output
-    request = Request(
-        id="explain",
-        model=serving.model,
-        kind=call.route.kind,
-        arrived=gateway.clock.monotonic(),
-        adapter=adapter,
-        stream=call.stream,
-        max_tokens=call.max_tokens,
-        expected_output=min(expected, call.max_tokens) if call.max_tokens else expected,
-        cache_salt=call.cache_salt,
-        token_ids=prompt.ids,
-        prompt_tokens=prompt.count,
-        exact=prompt.exact,
-    )
-    endpoints = gateway.directory.candidates(serving.model, adapter)
-    keys = serving.index.keys(prompt.ids, prompt.count, prompt.exact, adapter, call.cache_salt)
-    request.matches = serving.index.match(keys, prompt.count, endpoints)
+    keys = tokenized(serving, request, await serving.tokens.tokenize(call.input))
+    endpoints = gateway.directory.candidates(serving.model, request.adapter)
+    request.matches = serving.index.match(keys, request.prompt_tokens, endpoints)
     try:
         gateway.scheduler.schedule(request, endpoints, trace)
     except GatewayError as error:

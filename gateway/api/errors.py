@@ -22,14 +22,20 @@ ANTHROPIC_TYPES = {
 }
 """Anthropic names its errors by status; other 4xx are ``invalid_request_error`` and other 5xx ``api_error`` there."""
 
+DEFAULT_RETRY = 1.0
+"""Seconds, where a 429 or 503 does not say: a client that is told nothing comes back at once."""
+
 _ENCODER = msgspec.json.Encoder()
 
 
 def render(error: GatewayError, dialect: Dialect) -> tuple[int, dict[str, str], bytes]:
     """Status, headers (lower case, with the content type) and body."""
     headers = {"content-type": "application/json"}
-    if error.retry_after is not None:
-        headers["retry-after"] = str(max(1, math.ceil(error.retry_after)))
+    retry_after = error.retry_after
+    if retry_after is None and error.status in (429, 503):
+        retry_after = DEFAULT_RETRY
+    if retry_after is not None:
+        headers["retry-after"] = str(max(1, math.ceil(retry_after)))
     if isinstance(error, Unauthorized):
         headers["www-authenticate"] = "Bearer"
     if isinstance(error, MethodNotAllowed):

@@ -42,6 +42,7 @@ ROUTES: Mapping[str, Route] = {
         Route("/v1/embeddings", Kind.EMBEDDING),
         Route("/v1/responses", Kind.RESPONSES),
         Route("/v1/messages", Kind.MESSAGES, Dialect.ANTHROPIC),
+        Route("/v1/messages/count_tokens", Kind.TOKENIZE, Dialect.ANTHROPIC),
         Route("/tokenize", Kind.TOKENIZE),
         Route("/detokenize", Kind.DETOKENIZE),
         Route("/v1/audio/transcriptions", Kind.TRANSCRIPTION, multipart=True),
@@ -50,6 +51,7 @@ ROUTES: Mapping[str, Route] = {
         Route("/v2/rerank", Kind.RERANK),
         Route("/score", Kind.SCORE),
         Route("/v1/score", Kind.SCORE),
+        Route("/v2/score", Kind.SCORE),
     )
 }
 

@@ -12,11 +12,12 @@ from gateway.api.headers import forward, visible
 from gateway.api.parse import Call, parse
 from gateway.api.routes import Route
 from gateway.api.settings import PassSettings
-from gateway.errors import ClientError, GatewayError, NoEndpoint
+from gateway.errors import GatewayError, NoEndpoint
 from gateway.fleet.fleet import Fleet
-from gateway.framework import Clock, Observer, Plan, Request
+from gateway.framework import Clock, Observer, Plan
 from gateway.proxy.directory import Directory
 from gateway.proxy.exchange import Exchange, HeldAnswer, Phase
+from gateway.proxy.identify import identify, tokenized
 from gateway.proxy.legs import RETRY_STATUSES, Attempts, Cause, Leg, LegFailed
 from gateway.proxy.receive import receive
 from gateway.proxy.relay import ClientGone, relay_held, relay_stream, relay_whole
@@ -99,29 +100,17 @@ class Director:
         )
 
     def _identify(self, exchange: Exchange, call: Call, http: web.BaseRequest) -> None:
-        name = call.model or self._directory.only
-        if name is None:
-            raise ClientError("The body must name a model: GET /v1/models lists what there is.", param="model")
-        serving, adapter = self._directory.find(name)
-        exchange.serving = serving
-        exchange.body = call.body
-        exchange.attempts = Attempts(self._retries, serving.budget)
-        serving.budget.deposit()
-        expected = serving.model.expected_output
-        exchange.request = Request(
-            id=exchange.id,
-            model=serving.model,
-            kind=call.route.kind,
+        exchange.serving, exchange.request = identify(
+            call,
+            self._directory,
+            request_id=exchange.id,
             arrived=exchange.arrived,
-            adapter=adapter,
-            stream=call.stream,
-            max_tokens=call.max_tokens,
-            expected_output=min(expected, call.max_tokens) if call.max_tokens else expected,
-            cache_salt=call.cache_salt,
-            priority=call.priority,
-            session=call.session,
             headers=visible(http.headers.items()),
         )
+        exchange.body = call.body
+        exchange.sequences = call.n
+        exchange.attempts = Attempts(self._retries, exchange.serving.budget)
+        exchange.serving.budget.deposit()
 
     async def _admit(self, exchange: Exchange) -> None:
         assert exchange.serving is not None
@@ -135,11 +124,7 @@ class Director:
         assert exchange.request is not None
         exchange.phase = Phase.TOKENIZING
         prompt = exchange.prompt = await exchange.serving.tokens.tokenize(call.input)
-        request = exchange.request
-        request.token_ids, request.prompt_tokens, request.exact = prompt.ids, prompt.count, prompt.exact
-        exchange.keys = exchange.serving.index.keys(
-            prompt.ids, prompt.count, prompt.exact, request.adapter, request.cache_salt
-        )
+        exchange.keys = tokenized(exchange.serving, exchange.request, prompt)
         exchange.phase = Phase.BEFORE_COMMIT
 
     async def _answer(self, exchange: Exchange, http: web.BaseRequest) -> web.StreamResponse:

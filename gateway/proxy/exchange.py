@@ -62,7 +62,10 @@ class Placement:
 
 @dataclass(slots=True, eq=False)
 class Exchange:
-    """The state of one request. Times are of ``clock.monotonic()``, None until they happen."""
+    """The state of one request. Times are of ``clock.monotonic()``, None until they happen.
+
+    ``placement``: what is booked now. ``placed``: the last of those, for the record. ``sequences``: answers asked for.
+    """
 
     id: str
     route: Route
@@ -79,9 +82,11 @@ class Exchange:
     permit: Permit | None = None
     attempts: Attempts | None = None
     placement: Placement | None = None
+    placed: Placement | None = None
     failure: LegFailed | None = None
     broken: LegFailed | None = None
     held: HeldAnswer | None = None
+    sequences: int = 1
     legs: int = 0
     queue_wait: float = 0.0
     received_at: float | None = None
@@ -112,7 +117,7 @@ class Exchange:
         running = endpoint.load.requests + endpoint.load.foreign_requests
         kv_tokens = endpoint.load.kv_tokens + endpoint.load.foreign_kv_tokens
         predicted = cost.ttft(endpoint.load, new, hit)
-        self.placement = Placement(
+        self.placement = self.placed = Placement(
             plan=plan,
             reservation=ledger.reserve(
                 prefill_tokens=new,
@@ -149,12 +154,17 @@ class Exchange:
 
     # How it can end
 
-    def answered(self, status: int, usage: Usage | None) -> None:
+    def answered(self, status: int, usage: Usage | None, *, error: bool = False) -> None:
+        """The engine's answer is complete, though its client may have to read it yet: the engine is free again.
+
+        ``error``: the answer is a stream that holds an error.
+        """
         self.phase = Phase.DONE
         self.status = status
         self.usage = usage
-        if status >= 400:
+        if status >= 400 or error:
             self.outcome = "engine_error"
+        self._conclude()
 
     def failed(self, error: GatewayError) -> None:
         self.status, self.outcome, self.error = error.status, error.outcome, error.message
@@ -191,15 +201,21 @@ class Exchange:
         if self._settled:
             return
         self._settled = True
+        try:
+            self._conclude()
+        finally:
+            if self.permit is not None:
+                self.permit.leave()
+            self.observer.settled(self._line())
+
+    def _conclude(self) -> None:
+        """Learn from the placement, and give back what was booked for it; nothing if that was done before."""
         placement = self.placement
         try:
             if placement is not None and self.outcome == "ok":
                 self._learn(placement)
         finally:  # a defect in what is learned must not keep a place for ever
             self.end_placement(self.outcome)
-            if self.permit is not None:
-                self.permit.leave()
-            self.observer.settled(self._line(placement))
 
     def _learn(self, placement: Placement) -> None:
         assert self.request is not None
@@ -216,7 +232,7 @@ class Exchange:
             placement.cost.learn_step(placement.running + 1, placement.kv_tokens + self.request.prompt_tokens, step)
         output = usage.output_tokens if usage is not None and usage.output_tokens else self.outputs
         if self.request.kind in GENERATES and output:
-            model.expected_output += LEARNING_RATE * (output - model.expected_output)
+            model.expected_output += LEARNING_RATE * (output / self.sequences - model.expected_output)
         if usage is None:
             return
         if usage.prompt_tokens is not None and self.prompt.exact:
@@ -264,9 +280,9 @@ class Exchange:
             output_tokens=self._output_tokens(),
         )
 
-    def _line(self, placement: Placement | None) -> Settled:
-        request, usage = self.request, self.usage
-        endpoint = placement.plan.decode if placement is not None else self.failure and self.failure.endpoint
+    def _line(self) -> Settled:
+        request, usage, placed = self.request, self.usage, self.placed
+        endpoint = placed.plan.decode if placed is not None else None
         ready_at = self.received_at if self.received_at is not None else self.arrived
         return Settled(
             request_id=self.id,
@@ -279,7 +295,7 @@ class Exchange:
             attempts=self.legs,
             prompt_tokens=request.prompt_tokens if request else 0,
             exact=request.exact if request else False,
-            expected_hit=placement.expected_hit if placement else 0,
+            expected_hit=placed.expected_hit if placed else 0,
             duration=self.clock.monotonic() - self.arrived,
             queue_wait=self.queue_wait,
             overhead=max(0.0, self.sent_at - ready_at - self.queue_wait) if self.sent_at is not None else 0.0,

@@ -34,10 +34,6 @@ class ClientKeys:
     def __init__(self, settings: KeySettings) -> None:
         self._digests = [_digest(key) for key in read(settings)]
 
-    @property
-    def required(self) -> bool:
-        return bool(self._digests)
-
     def check(self, headers: Mapping[str, str]) -> None:
         """Raises Unauthorized unless a key is sent as ``Authorization: Bearer`` or, as Anthropic's clients do,
         ``x-api-key``. All keys are compared, so that the time taken tells nothing."""

@@ -77,9 +77,8 @@ async def relay_stream(answer: Answer, http: web.BaseRequest, exchange: Exchange
                 exchange.progressed(events.outputs)
                 data = await answer.chunk()
                 events.feed(data)
-            exchange.answered(answer.status, events.usage)
-            if events.error is not None or events.late_error is not None:
-                exchange.outcome = "engine_error"
+            failed = events.error is not None or events.late_error is not None
+            exchange.answered(answer.status, events.usage, error=failed)
         except LegFailed as failure:
             exchange.broke(failure)
             end = sse_error(failure.error(), exchange.route.dialect, partial=events.partial)

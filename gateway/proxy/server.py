@@ -9,9 +9,8 @@ from __future__ import annotations
 import asyncio
 import logging
 import uuid
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from typing import Any
-from urllib.parse import unquote
 
 import orjson
 from aiohttp import http_exceptions, web
@@ -47,12 +46,17 @@ SHOWN_REASON = 200
 JSON = "application/json"
 
 Get = Callable[[web.BaseRequest, str], web.Response]
+Handler = Callable[[web.BaseRequest], Awaitable[web.StreamResponse]]
 
 
 class Server:
-    """Handles one connection's requests, one at a time; counts those in progress, for a shutdown to wait for."""
+    """Handles one connection's requests, one at a time; counts those in progress, for a shutdown to wait for.
 
-    def __init__(self, director: Director, directory: Directory, keys: ClientKeys) -> None:
+    ``patience``: seconds for the head of a new connection's first request to arrive.
+    """
+
+    def __init__(self, director: Director, directory: Directory, keys: ClientKeys, *, patience: float) -> None:
+        self._patience = patience
         self._director = director
         self._directory = directory
         self._keys = keys
@@ -72,6 +76,7 @@ class Server:
         """What a listener is made of. Access logs are ours, one line a request."""
         server = _Listener(
             self._handle,
+            patience=self._patience,
             handler_cancellation=True,
             access_log=None,
             keepalive_timeout=KEEP_ALIVE,
@@ -93,6 +98,8 @@ class Server:
         return True
 
     async def _handle(self, http: web.BaseRequest) -> web.StreamResponse:
+        if isinstance(http.protocol, _Connection):
+            http.protocol.head_came()
         self.in_progress += 1
         self._idle.clear()
         try:
@@ -158,7 +165,7 @@ class Server:
 
     def _models(self, path: str, chosen: str) -> web.Response:
         entries = self._directory.entries()
-        name = unquote(path.removeprefix("/v1/models").removeprefix("/"))
+        name = path.removeprefix("/v1/models").removeprefix("/")
         if not name:
             return web.Response(body=listing(entries), content_type=JSON, headers={"X-Request-Id": chosen})
         for entry in entries:
@@ -168,16 +175,40 @@ class Server:
 
 
 class _Listener(web.Server):
+    """``patience``: seconds for a new connection's first request head to arrive."""
+
+    def __init__(self, handler: Handler, *, patience: float, **options: Any) -> None:
+        super().__init__(handler, **options)
+        self.patience = patience
+
     def __call__(self) -> web.RequestHandler:
-        return _Connection(self, loop=self._loop, **self._kwargs)
+        connection = _Connection(self, loop=self._loop, **self._kwargs)
+        connection.patience = self.patience
+        return connection
 
 
 class _Connection(web.RequestHandler):
     """Refuses in our shape what is no HTTP request. aiohttp would answer in plain text, and log a traceback with the
     client's bytes in it: a prompt, or a key.
+
+    Closes a connection whose first request head does not come: aiohttp's own timer starts with the first answer.
     """
 
-    __slots__ = ()
+    __slots__ = ("_silence", "patience")
+
+    patience: float
+    _silence: asyncio.TimerHandle
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        super().connection_made(transport)
+        self._silence = asyncio.get_running_loop().call_later(self.patience, self.force_close)
+
+    def connection_lost(self, exc: BaseException | None) -> None:
+        self._silence.cancel()
+        super().connection_lost(exc)
+
+    def head_came(self) -> None:
+        self._silence.cancel()
 
     def handle_error(
         self,

@@ -36,9 +36,10 @@ class ListenSettings:
 class TimeoutSettings:
     """Seconds; each guards one wait, and each can be seen in metrics by its name.
 
-    ``receive``: for a client's body to arrive, whole. ``connect``: until a connection is made. ``head``: from the
-    request sent to the answer's head or first event (a long queue and a long prefill are in it). ``idle``: between two
-    chunks of an answer, and for a client to take one. ``total``: one leg, whole.
+    ``receive``: for a client's body to arrive, whole, and for a new connection's first head. ``connect``: until a
+    connection is made. ``head``: from the request sent to the answer's head or first event (a long queue and a long
+    prefill are in it, and of an unstreamed answer all of it). ``idle``: between two chunks of an answer, and for a
+    client to take one. ``total``: one leg, whole.
     """
 
     receive: float = 60.0

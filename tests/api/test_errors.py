@@ -52,7 +52,9 @@ def test_retry_after_is_whole_seconds_and_never_zero(seconds: float, header: str
 
 
 def test_headers_that_a_status_asks_for() -> None:
-    assert "retry-after" not in render(Saturated("full"), Dialect.OPENAI)[1]
+    assert render(Saturated("full"), Dialect.OPENAI)[1]["retry-after"] == "1"
+    assert render(NoEndpoint("none"), Dialect.OPENAI)[1]["retry-after"] == "1"
+    assert "retry-after" not in render(UpstreamError("gone"), Dialect.OPENAI)[1]
     assert render(Unauthorized("key"), Dialect.OPENAI)[1]["www-authenticate"] == "Bearer"
     assert render(MethodNotAllowed("POST"), Dialect.OPENAI)[1]["allow"] == "POST"
 

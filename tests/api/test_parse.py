@@ -28,6 +28,8 @@ MINIMAL: dict[str, dict[str, object]] = {
     "/v2/rerank": {"query": "q", "documents": ["d"]},
     "/score": {"text_1": "a", "text_2": "b"},
     "/v1/score": {"text_1": "a", "text_2": "b"},
+    "/v2/score": {"text_1": "a", "text_2": "b"},
+    "/v1/messages/count_tokens": {"messages": [{"role": "user", "content": "hi"}]},
 }
 
 

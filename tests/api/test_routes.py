@@ -22,6 +22,8 @@ def test_every_inference_route_is_found() -> None:
         "/v2/rerank",
         "/score",
         "/v1/score",
+        "/v2/score",
+        "/v1/messages/count_tokens",
     }
     assert find("POST", "/v2/rerank").kind is Kind.RERANK
     assert find("POST", "/v1/messages").dialect is Dialect.ANTHROPIC

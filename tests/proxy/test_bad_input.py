@@ -308,3 +308,21 @@ async def _said(gateway: Running, request: bytes) -> bytes:
     reply = await reader.read()
     writer.close()
     return reply
+
+
+@pytest.mark.parametrize("said", [b"", b"POST /v1/chat/completions HTTP/1.1\r\nHost:"], ids=["nothing", "half a head"])
+async def test_a_connection_whose_request_does_not_come_is_closed(said):
+    async with asked_engine(timeouts=TimeoutSettings(receive=0.05)) as (gateway, _):
+        reader, writer = await asyncio.open_connection("127.0.0.1", int(gateway.url.rpartition(":")[2]))
+        writer.write(said)
+        assert await reader.read() == b""
+        writer.close()
+        assert (await gateway.client.post(CHAT_PATH, json=CHAT)).status_code == 200
+
+
+async def test_the_forms_that_anthropics_and_jinas_clients_ask_for_are_routed():
+    async with asked_engine() as (gateway, asked):
+        for path in ("/v1/messages/count_tokens", "/v2/score"):
+            reply = await gateway.client.post(path, json={**CHAT, "text_1": "a", "text_2": "b"})
+            assert reply.status_code == 200
+        assert len(asked) == 2

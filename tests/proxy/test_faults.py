@@ -298,3 +298,34 @@ async def test_a_defect_of_ours_in_learning_keeps_nothing_booked(monkeypatch):
             await gateway.client.post("/v1/chat/completions", json=CHAT)
         await eventually(lambda: gateway.lines, "the request is settled")
         await ends_idle(gateway)
+
+
+async def test_an_engine_is_free_again_before_a_slow_client_has_read_its_answer():
+    big = b'{"data": "' + b"x" * 30_000_000 + b'"}'
+
+    async def post(connection, head, body):
+        await connection.say(answer(big))
+
+    timeouts = replace(SHORT, head=10, idle=10, total=30)
+    async with gateway_before(post, timeouts=timeouts) as gateway:
+        async with gateway.client.stream("POST", "/v1/embeddings", json={"model": "sim", "input": "x"}) as reply:
+            endpoint = gateway.gateway.fleet.endpoints(gateway.gateway.directory.servings[0].model)[0]
+            assert endpoint.load.requests == 0
+            assert gateway.gateway.directory.servings[0].admission.in_flight == 1
+            assert len(await reply.aread()) == len(big)
+        await ends_idle(gateway)
+        assert gateway.lines[-1].outcome == "ok"
+
+
+async def test_what_was_expected_of_a_broken_stream_is_on_record():
+    async def post(connection, head, body):
+        await connection.say(STREAM_HEAD + chunked(ROLE, WORD, end=False))
+        connection.reset()
+
+    async with gateway_before(post) as gateway:
+        body = {"model": "sim", "prompt": list(range(200)), "stream": True}
+        for _ in range(2):
+            await gateway.client.post("/v1/completions", json=body)
+        assert gateway.lines[-1].outcome == "broken"
+        assert gateway.lines[-1].expected_hit > 0
+        assert gateway.lines[-1].endpoint is not None

@@ -1,0 +1,105 @@
+"""Connects the fleet to the cache indexes: the one thing that both know, and neither room may import from the other."""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+
+from gateway.fleet.fleet import Fleet, KvSource
+from gateway.framework import Clock, Endpoint, Observer, TaskSet
+from gateway.kvcache.index import CacheIndex
+from gateway.kvcache.settings import CacheSettings
+from gateway.kvcache.stream import EventStream
+
+SWEEP_SLICE = 2000
+"""Block keys whose bits of a dropped slot are cleared at a time: below a millisecond."""
+
+
+class CacheFeed:
+    """Connects the fleet to the indexes: an endpoint that comes or goes, where its KV events are, that it restarted."""
+
+    def __init__(self, caches: dict[str, tuple[CacheIndex, CacheSettings]], clock: Clock, observer: Observer) -> None:
+        self._caches = caches
+        self._clock = clock
+        self._observer = observer
+        self._streams: dict[Endpoint, EventStream] = {}
+        self._tasks = TaskSet()
+        self._fleet: Fleet | None = None
+        for model, (index, _) in caches.items():
+            index.on_new_unit = functools.partial(self._replay_all, model)
+
+    def connect(self, fleet: Fleet) -> None:
+        self._fleet = fleet
+        fleet.listen(self)
+
+    def endpoint_added(self, endpoint: Endpoint) -> None:
+        self._index(endpoint).add(endpoint, events=False)
+
+    def endpoint_dropped(self, endpoint: Endpoint) -> None:
+        self._stop_stream(endpoint)
+        self._index(endpoint).drop(endpoint.slot)
+        self._tasks.start(self._sweep(endpoint), name=f"sweep {endpoint.name}")
+
+    def engine_restarted(self, endpoint: Endpoint) -> None:
+        stream = self._streams.get(endpoint)
+        if stream is not None:
+            stream.restart()
+        else:
+            self._index(endpoint).forget(endpoint.slot)
+
+    def kv_source(self, endpoint: Endpoint, source: KvSource | None) -> None:
+        self._stop_stream(endpoint)
+        index, settings = self._caches[endpoint.model.name]
+        index.set_events(endpoint.slot, source is not None)
+        if source is None:
+            self._observer.kv_stream(endpoint.name, "off")
+            return
+        stream = EventStream(
+            slot=endpoint.slot,
+            endpoint_name=endpoint.name,
+            address=source.address,
+            replay=source.replay,
+            topic=source.topic,
+            index=index,
+            observer=self._observer,
+            clock=self._clock,
+            settings=settings,
+        )
+        self._streams[endpoint] = stream
+        stream.start(self._tasks)
+
+    async def synced(self, timeout: float) -> bool:
+        """Wait until every stream has replayed what there is; false if some had not after ``timeout`` seconds."""
+        try:
+            async with asyncio.timeout(timeout):
+                while missing := [stream for stream in self._streams.values() if not stream.synced.is_set()]:
+                    await missing[0].synced.wait()
+        except TimeoutError:
+            return False
+        return True
+
+    async def close(self) -> None:
+        for stream in self._streams.values():
+            await stream.close()
+        await self._tasks.close()
+
+    def _index(self, endpoint: Endpoint) -> CacheIndex:
+        return self._caches[endpoint.model.name][0]
+
+    def _replay_all(self, model: str) -> None:
+        """The index of ``model`` has begun anew with another block unit."""
+        for endpoint, stream in self._streams.items():
+            if endpoint.model.name == model:
+                stream.restart()
+
+    def _stop_stream(self, endpoint: Endpoint) -> None:
+        if (stream := self._streams.pop(endpoint, None)) is not None:
+            self._tasks.start(stream.close(), name=f"close the events of {endpoint.name}")
+
+    async def _sweep(self, endpoint: Endpoint) -> None:
+        """A slot is used again only when no key bears its bit any more."""
+        index = self._index(endpoint)
+        while not index.sweep(SWEEP_SLICE):  # noqa: ASYNC110 -- nothing is waited for: streams run between two slices
+            await asyncio.sleep(0)
+        assert self._fleet is not None
+        self._fleet.release_slot(endpoint.slot)

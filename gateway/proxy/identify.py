@@ -1,0 +1,46 @@
+"""From what a body says to a ``Request`` and its block keys. Shared by the director and ``kvgate explain``."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from gateway.api.parse import Call
+from gateway.errors import ClientError
+from gateway.framework import Prompt, Request
+from gateway.kvcache.keys import BlockKeys
+from gateway.proxy.directory import Directory, Serving
+
+
+def identify(
+    call: Call, directory: Directory, *, request_id: str, arrived: float, headers: Mapping[str, str]
+) -> tuple[Serving, Request]:
+    """The model that ``call`` means, and the request without its tokens. ``headers``: what plugins may see of them.
+
+    Raises NotFound for an unknown model, ClientError where none is named and there are several.
+    """
+    name = call.model or directory.only
+    if name is None:
+        raise ClientError("The body must name a model: GET /v1/models lists what there is.", param="model")
+    serving, adapter = directory.find(name)
+    expected = serving.model.expected_output
+    request = Request(
+        id=request_id,
+        model=serving.model,
+        kind=call.route.kind,
+        arrived=arrived,
+        adapter=adapter,
+        stream=call.stream,
+        max_tokens=call.max_tokens,
+        expected_output=call.n * (min(expected, call.max_tokens) if call.max_tokens else expected),
+        cache_salt=call.cache_salt,
+        priority=call.priority,
+        session=call.session,
+        headers=headers,
+    )
+    return serving, request
+
+
+def tokenized(serving: Serving, request: Request, prompt: Prompt) -> BlockKeys:
+    """Enter the tokens into ``request``; returns the keys of their blocks."""
+    request.token_ids, request.prompt_tokens, request.exact = prompt.ids, prompt.count, prompt.exact
+    return serving.index.keys(prompt.ids, prompt.count, prompt.exact, request.adapter, request.cache_salt)
