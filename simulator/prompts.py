@@ -27,6 +27,9 @@ INLINE_CHARACTERS = 4096
 COMPLETION_TOKENS = 16
 """``max_tokens`` of ``/v1/completions`` where none is given, as OpenAI defined it."""
 
+MAX_CHOICES = 16384
+"""Answers to one prompt: vLLM's VLLM_MAX_N_SEQUENCES."""
+
 SALT_LENGTH = 1024
 """Of a ``cache_salt``."""
 
@@ -149,6 +152,9 @@ class Prompts:
         if isinstance(temperature, int | float) and temperature < 0:
             message = f"temperature must be non-negative, got {float(temperature)}."
             raise bad_value(message, "temperature", float(temperature))
+        choices = body.get("n")
+        if choices is not None and not (isinstance(choices, int) and 1 <= choices <= MAX_CHOICES):
+            raise bad_value(f"n must be in 1..{MAX_CHOICES}, got {str(choices)[:40]}.", "n", str(choices)[:40])
         salt = body.get("cache_salt")
         if salt is not None and not (isinstance(salt, str) and 1 <= len(salt) <= SALT_LENGTH):
             raise bad_value("Parameter 'cache_salt' must be a non-empty string if provided.", "cache_salt", salt)

@@ -39,6 +39,11 @@ class KvEventsSettings:
             raise ValueError("replay needs endpoint")
 
 
+MAX_RANKS = 1024
+"""Data-parallel ranks behind one URL: beyond any deployment of vLLM, and a mistyped number must not make a million
+endpoints."""
+
+
 @dataclass(frozen=True, slots=True)
 class EndpointSettings:
     """One engine: its base URL (scheme, host, port), and what is known of it.
@@ -70,8 +75,8 @@ class EndpointSettings:
             raise ValueError(f"url: the port of {self.url!r} must be in 0..65535") from None
         if self.api_key is not None and not all("!" <= char <= "~" for char in self.api_key):
             raise ValueError("api_key must be printable ASCII without spaces: it is sent in a header")
-        if self.ranks < 1:
-            raise ValueError("ranks must be at least 1")
+        if not 1 <= self.ranks <= MAX_RANKS:
+            raise ValueError(f"ranks must be in 1..{MAX_RANKS}")
         if self.kv_capacity_tokens is not None and self.kv_capacity_tokens < 1:
             raise ValueError("kv_capacity_tokens must be at least 1")
 

@@ -152,7 +152,8 @@ class Answer:
         self._watch(response)
         self.status = response.status
         self.headers = [(name.decode("latin-1"), value.decode("latin-1")) for name, value in response.raw_headers]
-        if not 200 <= self.status <= 599:  # a 101 would tell the client to speak another protocol from here on
+        # A 101 would tell the client to speak another protocol from here on, a 3xx send it to the engine's own address.
+        if not (200 <= self.status <= 299 or 400 <= self.status <= 599):
             self.abort()
             raise LegFailed(Cause.GARBAGE, self.endpoint, f"HTTP status {self.status}")
 

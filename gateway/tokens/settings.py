@@ -28,5 +28,7 @@ class TokenSettings:
     inline_bytes: int = 2048
 
     def __post_init__(self) -> None:
+        if self.chat_template is not None and self.tokenizer is None:
+            raise ValueError("chat_template needs tokenizer: without one, prompts are estimated")
         if self.inline_bytes < 0:
             raise ValueError("inline_bytes must be at least 0")

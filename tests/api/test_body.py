@@ -6,9 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.api.body import JsonBody
+from gateway.api.body import MAX_VALUES, JsonBody
 from gateway.api.settings import PassSettings
-from gateway.errors import ClientError
+from gateway.errors import BodyTooLarge, ClientError
 
 SETTINGS = PassSettings()
 
@@ -105,3 +105,8 @@ def test_splicing_means_the_same_and_touches_no_other_value(
     for name, value in parsed.fields.items():
         assert name == "model" or bytes(value) in out
         assert bytes(value) in raw
+
+
+def test_more_values_than_any_prompt_has_are_refused_before_they_are_read() -> None:
+    with pytest.raises(BodyTooLarge):
+        JsonBody(b'{"model": "m", "prompt": [' + b"1," * (MAX_VALUES + 1) + b"1]}", PassSettings())

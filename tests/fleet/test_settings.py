@@ -35,3 +35,9 @@ def test_an_address_of_events_that_cannot_be_subscribed_to(address):
         KvEventsSettings(endpoint=address)
     with pytest.raises(ValueError, match="replay"):
         KvEventsSettings(endpoint="tcp://*:5557", replay=address)
+
+
+@pytest.mark.parametrize("ranks", [0, -1, 1_000_000])
+def test_ranks_that_no_engine_has(ranks):
+    with pytest.raises(ValueError, match="ranks"):
+        EndpointSettings(url="http://engine", ranks=ranks)

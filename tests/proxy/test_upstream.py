@@ -132,6 +132,7 @@ async def test_an_engine_that_closes_without_an_answer_died():
         b"\x00\x01\x02\x03garbage\r\n\r\n",
         b"HTTP/1.1 abc OK\r\n\r\n",
         b"HTTP/1.1 200 OK\r\nContent-Length: -5\r\n\r\n",
+        b"HTTP/1.1 302 Found\r\nLocation: http://10.0.0.1:8000/\r\nContent-Length: 0\r\n\r\n",
         b"HTTP/1.1 200 OK\r\n" + b"X: " + b"y" * 200_000 + b"\r\n\r\n",
     ],
 )

@@ -13,3 +13,8 @@ def test_the_defaults_estimate() -> None:
 def test_inline_bytes_are_not_negative() -> None:
     with pytest.raises(ValueError, match="inline_bytes"):
         TokenSettings(inline_bytes=-1)
+
+
+def test_a_template_without_a_tokenizer_would_be_of_no_use() -> None:
+    with pytest.raises(ValueError, match="chat_template needs tokenizer"):
+        TokenSettings(chat_template="template.jinja")
