@@ -14,8 +14,8 @@ help: ## this list
 $(VENV)/.installed: requirements-dev.lock pyproject.toml
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	@echo "installing kvgate and what it needs into $(VENV) (a minute or two, once)"
-	@$(BIN)/python -m pip install --quiet --require-hashes -r requirements-dev.lock
-	@$(BIN)/python -m pip install --quiet --no-deps --no-build-isolation --editable .
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --require-hashes -r requirements-dev.lock
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation --editable .
 	@touch $@
 
 install: $(VENV)/.installed ## install everything into .venv
