@@ -9,8 +9,8 @@ from scorers.placement_cost import STEP_TOKENS, PlacementCost
 from tests.scheduling.candidates import Physics, context, endpoint, request
 
 
-def scorer(**parameters) -> PlacementCost:
-    return PlacementCost(PlacementCost.Parameters(**parameters), context())
+def scorer(reuse: float = 0.0, **parameters) -> PlacementCost:
+    return PlacementCost(PlacementCost.Parameters(reuse=reuse, **parameters), context())
 
 
 def cost(asked, **work) -> float:
@@ -41,6 +41,17 @@ def test_the_formula_term_by_term() -> None:
     )
     work = {"requests": 4, "prefill_tokens": 500, "kv_tokens": 3000}
     assert cost(asked, **work, foreign_requests=2.5, foreign_kv_tokens=1000.0) == pytest.approx(expected)
+
+
+def test_a_new_token_pushes_out_another() -> None:
+    """Where the cache is full, a second copy of a prefix costs whoever comes back for what it displaced."""
+    asked = request(1000, held={0: 600})
+    prefill = 0.4 + 400 * 600e-6
+    for work in ({}, {"requests": 2, "kv_tokens": 500}):
+        there = endpoint(0, **work)
+        without, half = scorer().seconds(asked, there), scorer(reuse=0.5).seconds(asked, there)
+        assert half - without == pytest.approx(0.5 * prefill)
+    assert PlacementCost.Parameters().reuse == 0.5
 
 
 def test_a_request_without_a_decode_pays_for_none() -> None:
@@ -96,7 +107,9 @@ def test_scores_are_in_range_and_more_work_never_scores_higher(prompt, held, wor
         assert more <= score
 
 
-@pytest.mark.parametrize("bad", [{"lam": -0.1}, {"lam": float("nan")}, {"second": 0.0}])
+@pytest.mark.parametrize(
+    "bad", [{"reuse": 1.5}, {"reuse": float("nan")}, {"lam": -0.1}, {"lam": float("nan")}, {"second": 0.0}]
+)
 def test_parameters_have_ranges(bad) -> None:
     with pytest.raises(ValueError, match=next(iter(bad))):
         PlacementCost.Parameters(**bad)
