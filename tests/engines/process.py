@@ -18,7 +18,7 @@ from pathlib import Path
 
 GUARD = 'cat >/dev/null; kill -s KILL -- "-$0" 2>/dev/null'
 END_SECONDS = 30.0  # of SIGKILL, on a machine with more to do than cores
-TAIL_LINES = 60
+TAIL_LINES = 30
 
 
 @dataclass(slots=True)

@@ -18,7 +18,7 @@ import pytest
 
 from tests.engines.chats import Body, chat, system, user
 from tests.engines.engine import SERVED_NAME, Engine
-from tests.engines.gateway import MODEL, run_gateway
+from tests.engines.gateway import MODEL, run_gateway, wait_for
 from tests.engines.prompts import passage
 
 GROUPS = 30
@@ -109,6 +109,7 @@ async def through_a_gateway(
 ) -> Served:
     endpoints = [{"url": engine.url, "name": engine.name} for engine in engines]
     with run_gateway(folder, endpoints, {"tokenizer": str(model_folder)}, **config) as gateway:
+        wait_for(lambda: set(gateway.streams().values()) == {"live"}, "the event streams", gateway.process)
         return await serve(engines, chats(run), lambda _: (gateway.url, MODEL))
 
 
