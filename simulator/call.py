@@ -89,8 +89,9 @@ class Call:
         self.generation = self.service.generate(asks, self.base_id, self.rank, now)
         return self.generation
 
-    def usage(self, spent: Spent, *, whole: bool) -> dict[str, Any]:
-        """OpenAI's ``usage``. ``whole``: with the fields that are null, as unstreamed answers have them."""
+    def usage(self, spent: Spent, *, whole: bool, chat: bool) -> dict[str, Any]:
+        """OpenAI's ``usage``. ``whole``: with the fields that are null, as unstreamed answers have them. ``chat``: it
+        tells what was newly cached, which ``/v1/completions`` does not."""
         usage: dict[str, Any] = {
             "prompt_tokens": spent.prompt,
             "total_tokens": spent.prompt + spent.output,
@@ -98,7 +99,9 @@ class Call:
         }
         details: dict[str, Any] | None = None
         if self.settings.report_cached_tokens:
-            details = {"cached_tokens": spent.cached, "created_cache_tokens": spent.created}
+            details = {"cached_tokens": spent.cached}
+            if chat or whole:
+                details["created_cache_tokens"] = spent.created if chat else None
             if whole:
                 details["multimodal_tokens"] = None
         if whole or details is not None:
@@ -106,6 +109,13 @@ class Call:
         if whole:
             usage["completion_tokens_details"] = None
         return usage
+
+    def running_usage(self, prompt: int, output: int) -> dict[str, Any]:
+        """The ``usage`` that every chunk has where ``continuous_usage_stats`` asks for it; empty elsewhere."""
+        options = self.body.get("stream_options")
+        if not (self.wants_usage and isinstance(options, dict) and options.get("continuous_usage_stats") is True):
+            return {}
+        return {"usage": {"prompt_tokens": prompt, "total_tokens": prompt + output, "completion_tokens": output}}
 
     def transfer_result(self, generation: Generation, answer_id: str) -> dict[str, Any] | None:
         """What the answer of a prefill leg carries; None for any other."""

@@ -83,7 +83,7 @@ def chat_body(call: Call, generation: Generation, answer_id: str, name: str) -> 
         "choices": choices,
         "service_tier": None,
         "system_fingerprint": call.service.fingerprint,
-        "usage": call.usage(generation.spent(), whole=True),
+        "usage": call.usage(generation.spent(), whole=True, chat=True),
         "prompt_logprobs": None,
         "prompt_token_ids": list(generation.asks[0].ids) if ids else None,
         "prompt_text": None,
@@ -99,6 +99,7 @@ async def _stream(call: Call, generation: Generation, answer_id: str, name: str)
     head = {"id": answer_id, "object": "chat.completion.chunk", "created": call.created, "model": name}
     await sink.open()
     greeted = False
+    outputs = [0] * len(generation.jobs)
     unfinished = len(generation.jobs)
     async for piece in generation:
         if not greeted:
@@ -109,18 +110,28 @@ async def _stream(call: Call, generation: Generation, answer_id: str, name: str)
                 delta = {"role": "assistant", "content": ""}
                 choice = {"index": index, "delta": delta, "logprobs": None, "finish_reason": None}
                 tail = {"prompt_token_ids": prompt, "prompt_text": None}
-                await sink.event(encode_json({**head, "choices": [choice], **tail}))
+                so_far = _so_far(call, generation, index)
+                await sink.event(encode_json({**head, "choices": [choice], **so_far, **tail}))
         unfinished -= piece.finish is not None
-        chunk = {**head, "choices": [_choice(piece, ids)]}
+        outputs[piece.index] += 1
+        so_far = _so_far(call, generation, piece.index, outputs[piece.index])
+        chunk = {**head, "choices": [_choice(piece, ids)], **so_far}
         if not unfinished and not usage:
             chunk["system_fingerprint"] = call.service.fingerprint
         await sink.event(encode_json(chunk))
     if usage:
-        spent = call.usage(generation.spent(), whole=False)
+        spent = call.usage(generation.spent(), whole=False, chat=True)
         last = {**head, "choices": [], "usage": spent, "system_fingerprint": call.service.fingerprint}
         await sink.event(encode_json(last))
     await sink.event(b"[DONE]")
     return await sink.end()
+
+
+def _so_far(call: Call, generation: Generation, index: int, output: int = 0) -> dict[str, Any]:
+    usage = call.running_usage(len(generation.asks[index].ids), output)
+    if usage:
+        usage["usage"]["completion_tokens_details"] = None
+    return usage
 
 
 def _choice(piece: Piece, ids: bool) -> dict[str, Any]:

@@ -8,7 +8,7 @@ from aiohttp import web
 
 from simulator.call import Call
 from simulator.chat import wanted_choices
-from simulator.errors import missing
+from simulator.errors import ApiError
 from simulator.generation import Generation, Piece
 from simulator.prompts import COMPLETION_TOKENS, Ask, reports_hits, stops
 from simulator.sink import encode_json
@@ -21,7 +21,9 @@ async def answer_completion(call: Call) -> web.StreamResponse:
     prompts = call.service.prompts
     prompts.check(body)
     if body.get("prompt") is None:
-        raise missing("prompt", body)
+        raise ApiError(
+            400, "Either prompt or prompt_embeds must be provided and non-empty. (parameter=prompt)", param="prompt"
+        )
     each = await prompts.several(body["prompt"], body.get("add_special_tokens") is not False)
     asks = [
         Ask(
@@ -68,7 +70,7 @@ async def answer_completion(call: Call) -> web.StreamResponse:
             "choices": choices,
             "service_tier": None,
             "system_fingerprint": call.service.fingerprint,
-            "usage": call.usage(generation.spent(), whole=True),
+            "usage": call.usage(generation.spent(), whole=True, chat=False),
             "kv_transfer_params": call.transfer_result(generation, f"{answer_id}-0"),
             "ec_transfer_params": None,
             "metrics": None,
@@ -82,17 +84,20 @@ async def _stream(call: Call, generation: Generation, answer_id: str, name: str)
     head = {"id": answer_id, "object": "text_completion", "created": call.created, "model": name}
     await sink.open()
     begun: set[int] = set()
+    outputs = [0] * len(generation.jobs)
     unfinished = len(generation.jobs)
     async for piece in generation:
         prompt = list(generation.asks[piece.index].ids) if ids and piece.index not in begun else None
         begun.add(piece.index)
         unfinished -= piece.finish is not None
-        chunk = {**head, "choices": [_choice(piece, prompt, ids)]}
+        outputs[piece.index] += 1
+        so_far = call.running_usage(len(generation.asks[piece.index].ids), outputs[piece.index])
+        chunk = {**head, "choices": [_choice(piece, prompt, ids)], **so_far}
         if not unfinished and not usage:
             chunk["system_fingerprint"] = call.service.fingerprint
         await sink.event(encode_json(chunk))
     if usage:
-        spent = call.usage(generation.spent(), whole=False)
+        spent = call.usage(generation.spent(), whole=False, chat=False)
         last = {**head, "choices": [], "usage": spent, "system_fingerprint": call.service.fingerprint}
         await sink.event(encode_json(last))
     await sink.event(b"[DONE]")

@@ -51,19 +51,12 @@ def no_such_model(name: str, names: tuple[str, ...]) -> ApiError:
     return ApiError(404, f"The model `{name}` does not exist. Valid aliases: {known}.", "NotFoundError", "model")
 
 
-def too_long(limit: int, tokens: int, wanted: int | None = None) -> ApiError:
-    """A prompt that does not fit, alone or with ``wanted`` more tokens."""
-    if wanted is None:
-        message = (
-            f"This model's maximum context length is {limit} tokens. However, your prompt contains {tokens} input "
-            "tokens. Please reduce the length of the input prompt."
-        )
-    else:
-        message = (
-            f"This model's maximum context length is {limit} tokens. However, you requested {wanted} output tokens and "
-            f"your prompt contains {tokens} input tokens, for a total of {tokens + wanted} tokens. Please reduce the "
-            "length of the input prompt or the number of requested output tokens."
-        )
+def too_long(limit: int, tokens: int) -> ApiError:
+    """A prompt that does not fit. (One that leaves less room than is asked for gets a shorter answer.)"""
+    message = (
+        f"This model's maximum context length is {limit} tokens. However, your prompt contains {tokens} input tokens, "
+        "which exceeds this limit even without any output tokens. Please reduce the length of the input prompt."
+    )
     return bad_value(message, "input_tokens", tokens)
 
 

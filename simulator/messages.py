@@ -114,6 +114,9 @@ def _reason(generation: Generation) -> str:
 def _usage(call: Call, spent: Spent) -> dict[str, int]:
     usage = {"input_tokens": spent.prompt, "output_tokens": spent.output}
     if call.settings.report_cached_tokens:
+        # Anthropic's input_tokens are those that neither came from the cache nor were put into it.
+        usage["input_tokens"] -= spent.created + spent.cached
+        usage["cache_creation_input_tokens"] = spent.created
         usage["cache_read_input_tokens"] = spent.cached
     return usage
 
@@ -141,15 +144,14 @@ async def _stream(call: Call, generation: Generation, answer_id: str, name: str)
         if not begun:
             begun = True
             block = {"type": "text", "text": ""}
-            start = {"type": "content_block_start", "index": 0, "content_block": block}
+            start = {"type": "content_block_start", "content_block": block, "index": 0}
             await sink.named_event("content_block_start", start)
         delta = {"type": "text_delta", "text": piece.text}
-        await sink.named_event("content_block_delta", {"type": "content_block_delta", "index": 0, "delta": delta})
+        await sink.named_event("content_block_delta", {"type": "content_block_delta", "delta": delta, "index": 0})
     if begun:
         await sink.named_event("content_block_stop", {"type": "content_block_stop", "index": 0})
-    end = {"stop_reason": _reason(generation)}
+    end = {"stop_reason": _reason(generation), "stop_sequence": generation.stops[0]}
     usage = _usage(call, generation.spent())
     await sink.named_event("message_delta", {"type": "message_delta", "delta": end, "usage": usage})
     await sink.named_event("message_stop", {"type": "message_stop"})
-    await sink.event(b"[DONE]")
     return await sink.end()

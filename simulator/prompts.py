@@ -68,13 +68,15 @@ class Prompts:
         if not isinstance(messages, list) or not all(isinstance(message, dict) for message in messages):
             raise invalid("list_type", "body.messages", "Input should be a valid list", body)
         if not messages:
-            raise bad_value("messages must not be empty.", "messages", messages)
+            raise ApiError(400, "Cannot apply chat template to an empty conversation. Provide at least one message.")
         if any(not isinstance(message.get("role"), str) for message in messages):
             raise invalid("missing", "body.messages.0.role", "Field required", body)
         ready = body.get("kv_transfer_params")
         if isinstance(ready, dict) and ready.get("prompt_token_ids") is not None and _only_text(messages):
             return self._ids(ready["prompt_token_ids"], "kv_transfer_params.prompt_token_ids")
         kwargs = dict(body.get("chat_template_kwargs") or {})
+        for field in ("add_generation_prompt", "continue_final_message"):
+            kwargs.pop(field, None)  # the body's own field counts, given or not
         if effort := body.get("reasoning_effort"):
             kwargs = {"reasoning_effort": effort, "enable_thinking": effort != "none", **kwargs}
         if documents := body.get("documents"):
@@ -82,7 +84,7 @@ class Prompts:
         generate, go_on = body.get("add_generation_prompt", True), body.get("continue_final_message", False)
         if generate and go_on:
             if "add_generation_prompt" in body:
-                raise bad_value("Cannot set both add_generation_prompt and continue_final_message to True.", "body", "")
+                raise ApiError(400, "Cannot set both `continue_final_message` and `add_generation_prompt` to True.")
             generate = False
         try:
             text = self._words.template.render(
@@ -125,8 +127,10 @@ class Prompts:
     def limit(self, body: Mapping[str, Any], prompt: Sequence[int], default: int | None, *names: str) -> int:
         """Tokens of the answer, from the first of ``names`` that is given; ``default`` None: all that fit."""
         longest = self._settings.longest
-        if len(prompt) >= longest:
+        if len(prompt) > longest:
             raise too_long(longest, len(prompt))
+        if len(prompt) == longest:
+            raise bad_value("max_tokens must be at least 1, got 0.", "max_tokens", 0)
         for name in names:
             wanted = body.get(name)
             if wanted is None:
@@ -141,9 +145,7 @@ class Prompts:
                     "Please request fewer output tokens."
                 )
                 raise bad_value(message, name, wanted)
-            if len(prompt) + wanted > longest:
-                raise too_long(longest, len(prompt), wanted)
-            return wanted
+            return min(wanted, longest - len(prompt))
         return min(default or longest, longest - len(prompt))
 
     def check(self, body: Mapping[str, Any]) -> None:
@@ -157,13 +159,17 @@ class Prompts:
             raise bad_value(f"n must be in 1..{MAX_CHOICES}, got {str(choices)[:40]}.", "n", str(choices)[:40])
         salt = body.get("cache_salt")
         if salt is not None and not (isinstance(salt, str) and 1 <= len(salt) <= SALT_LENGTH):
-            raise bad_value("Parameter 'cache_salt' must be a non-empty string if provided.", "cache_salt", salt)
+            message = "Parameter 'cache_salt' must be a non-empty string if provided. (parameter=cache_salt)"
+            raise ApiError(400, message, param="cache_salt")
 
     def _ids(self, ids: Any, field: str) -> array[int]:
         if not isinstance(ids, list) or not ids or not all(_is_id(token) for token in ids):
             raise bad_value(f"{field} must be a non-empty list of token ids.", field, "")
         if max(ids) >= self._words.size:
-            raise bad_value(f"Token id {max(ids)} is out of vocabulary.", field, max(ids))
+            # vLLM names the field only where it is a hidden one.
+            hidden = field if field != "prompt" else None
+            where = f" (parameter={hidden})" if hidden else ""
+            raise ApiError(400, f"Token id {max(ids)} is out of vocabulary{where}", param=hidden)
         return array("I", ids)
 
 

@@ -104,19 +104,26 @@ def _shell(call: Call, answer_id: str, name: str, limit: int) -> dict[str, Any]:
         "truncation": "disabled",
         "usage": None,
         "user": body.get("user"),
+        "presence_penalty": body.get("presence_penalty", 0.0),
+        "frequency_penalty": body.get("frequency_penalty", 0.0),
         "kv_transfer_params": None,
+        "ec_transfer_params": None,
+        "input_messages": None,
+        "output_messages": None,
     }
 
 
 def _part(text: str) -> dict[str, Any]:
-    return {"annotations": [], "text": text, "type": "output_text", "logprobs": None}
+    # The part that is announced has an empty list where the finished one has null.
+    return {"annotations": [], "text": text, "type": "output_text", "logprobs": None if text else []}
 
 
 def _item(item_id: str, text: str | None) -> dict[str, Any]:
     """The message item; ``text`` None: still without content."""
     content = [] if text is None else [_part(text)]
     status = "in_progress" if text is None else "completed"
-    return {"id": item_id, "content": content, "role": "assistant", "status": status, "type": "message"}
+    shown = {"id": item_id, "content": content, "role": "assistant", "status": status, "type": "message"}
+    return {**shown, "phase": None}
 
 
 def _final(call: Call, generation: Generation, answer_id: str, item_id: str, name: str) -> dict[str, Any]:
@@ -129,9 +136,19 @@ def _final(call: Call, generation: Generation, answer_id: str, item_id: str, nam
         "status": "incomplete" if cut else "completed",
         "usage": {
             "input_tokens": spent.prompt,
-            "input_tokens_details": {"cached_tokens": spent.cached},
+            "input_tokens_details": {
+                "cached_tokens": spent.cached,
+                "cache_write_tokens": spent.created,
+                "input_tokens_per_turn": [],
+                "cached_tokens_per_turn": [],
+            },
             "output_tokens": spent.output,
-            "output_tokens_details": {"reasoning_tokens": 0, "tool_output_tokens": 0},
+            "output_tokens_details": {
+                "reasoning_tokens": 0,
+                "tool_output_tokens": 0,
+                "output_tokens_per_turn": [],
+                "tool_output_tokens_per_turn": [],
+            },
             "total_tokens": spent.prompt + spent.output,
         },
         "kv_transfer_params": call.transfer_result(generation, answer_id),
@@ -171,5 +188,6 @@ class _Events:
         self._number = 0
 
     async def send(self, kind: str, **fields: Any) -> None:
-        await self._call.sink.named_event(kind, {"type": kind, "sequence_number": self._number, **fields})
+        event = {**fields, "sequence_number": self._number, "type": kind}
+        await self._call.sink.named_event(kind, dict(sorted(event.items())))
         self._number += 1

@@ -74,7 +74,7 @@ async def _stream(call: Call, generation: Generation, name: str, usage: bool) ->
         choice = {"delta": {"content": piece.text}, "finish_reason": piece.finish, "stop_reason": None}
         await call.sink.event(encode_json({**head, "choices": [choice]}))
     if usage:
-        spent = call.usage(generation.spent(), whole=False)
+        spent = call.usage(generation.spent(), whole=False, chat=True)
         await call.sink.event(encode_json({**head, "choices": [], "usage": spent}))
     await call.sink.event(b"[DONE]")
     return await call.sink.end()

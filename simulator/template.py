@@ -60,6 +60,10 @@ TAG = "CONTINUE_FINAL_MESSAGE_TAG "
 does it)."""
 
 
+TEXT_OF = {"refusal": "refusal", "thinking": "thinking"}
+"""Kinds of parts whose text is in a field of another name."""
+
+
 class TemplateError(ValueError):
     """The template refused the messages, or cannot be parsed: the client's fault, a 400."""
 
@@ -155,7 +159,9 @@ class ChatTemplate:
 
     def _content(self, content: Any) -> Any:
         parts = content if isinstance(content, list) else [content]
-        texts = [part.get("text") if isinstance(part, dict) else part for part in parts]
+        texts = [
+            part.get(TEXT_OF.get(str(part.get("type")), "text")) if isinstance(part, dict) else part for part in parts
+        ]
         kept = [text for text in texts if isinstance(text, str)]
         if self._lists_content:
             return [{"type": "text", "text": text} for text in kept]

@@ -217,6 +217,15 @@ async def test_cached_tokens(pair: Pair) -> None:
         assert simulated.json()["usage"] == real.json()["usage"]
 
 
+async def test_cached_tokens_of_messages(pair: Pair) -> None:
+    """Anthropic's ``input_tokens`` leave out what was found in the cache and what was put into it."""
+    body = {"messages": [user(passage("shapes of messages", 60))], "max_tokens": 3}
+    for found in (False, True):
+        real, simulated = await pair.send("POST", MESSAGES, body)
+        assert simulated.json()["usage"] == real.json()["usage"]
+        assert bool(real.json()["usage"]["cache_read_input_tokens"]) is found
+
+
 async def test_metrics(pair: Pair, engine: Engine) -> None:
     """Every series of the simulator exists in vLLM with the same labels, and no series of work lacks."""
     await pair.send("POST", CHAT, chat(user("hi"), **FIXED))
