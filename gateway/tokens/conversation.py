@@ -110,7 +110,7 @@ def _message(message: Mapping[str, Any], content_format: ContentFormat) -> Messa
         if isinstance(message.get(name), str):
             out[name] = message[name]
     if role == "developer":
-        out["tools"] = message.get("tools")
+        out["tools"] = _developers_tools(message.get("tools"))
     return out
 
 
@@ -176,6 +176,21 @@ def _add_assistant(out: Message, message: Mapping[str, Any]) -> None:
         reasoning = message.get("reasoning_content")
     if reasoning is not None:
         out["reasoning"] = out["reasoning_content"] = reasoning
+
+
+def _developers_tools(tools: Any) -> Any:
+    """Tools in a message, unlike a body's, keep unknown keys and get no nulls; only the order is vLLM's."""
+    if not isinstance(tools, list):
+        return tools
+    ordered = []
+    for tool in tools:
+        function = tool.get("function") if isinstance(tool, Mapping) else None
+        if not isinstance(function, Mapping):
+            raise Unrenderable(Why.TOOLS)
+        out = _ordered(tool, ("function", "type"))
+        out["function"] = _ordered(function, ("name", "description", "parameters", "strict"))
+        ordered.append(out)
+    return ordered
 
 
 def _tool_call(call: Any) -> Message:

@@ -56,6 +56,7 @@ CHATS: dict[str, Body] = {
     "developer": chat(developer("Be brief."), user("hi")),
     "developer and system": chat(system("S."), developer("D."), user("hi")),
     "developer in the middle": chat(user("a"), developer("D."), user("b")),
+    "developer with tools": chat({**developer("Be brief."), "tools": [WEATHER]}, user("hi")),
     "two developers": chat(developer("One."), developer("Two."), user("hi")),
     "developer with parts": chat(developer([text("a"), text("b")]), user("hi")),
     # content parts
@@ -178,10 +179,14 @@ TEMPLATES: dict[str, str] = {
         "{% for part in message.content %}({{ part.type }}:{{ part.text }}){% endfor %}{% endif %}"
         "{% endfor %}{% if add_generation_prompt %}[assistant]{% endif %}"
     ),
-    # knows the developer: its turns stay where they are
+    # knows the developer: its turns stay where they are. It prints fields by name: a message as a whole also has what
+    # transformers adds and drops, which is not the same in 5.19 (vLLM 0.32's) and 5.23
     "developer": (
         "{% for message in messages %}{% if message.role == 'developer' %}<dev>{% endif %}"
-        "[{{ message.role }}]{{ message.content }}{{ message | tojson }}{% endfor %}"
+        "[{{ message.role }} {{ message.name or '' }}]{{ message.content }}"
+        "{{ message.tool_calls | default('', true) | tojson }}"
+        "{{ message.reasoning or '' }}{{ message.reasoning_content or '' }}{{ message.tool_call_id or '' }}"
+        "{% for tool in message.tools or [] %}{{ tool | tojson }}{% endfor %}{% endfor %}"
         "{% if add_generation_prompt %}[assistant]{% endif %}"
     ),
     # the extensions and globals that templates of real models use

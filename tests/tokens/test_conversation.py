@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import copy
+import json
 from typing import Any
 
 import pytest
@@ -211,3 +212,15 @@ def test_every_text_is_kept(messages: list[dict[str, Any]]) -> None:
             content = message.get("content", "")
             for part in [content] if isinstance(content, str) else [part["text"] for part in content]:
                 assert repr(part)[1:-1] in merged or "'" in part or '"' in part
+
+
+def test_tools_in_a_developers_message_come_in_the_order_that_vllm_gives_them() -> None:
+    function = {"strict": None, "x": 3, "parameters": {"b": 1, "a": 2}, "name": "n"}
+    message = {"role": "developer", "content": "x", "tools": [{"zz": 1, "type": "function", "function": function}]}
+    (told,) = converse([message], "string")
+    assert json.dumps(told["tools"]) == (
+        '[{"function": {"name": "n", "parameters": {"b": 1, "a": 2}, "strict": null, "x": 3}, '
+        '"type": "function", "zz": 1}]'
+    )
+    with pytest.raises(Unrenderable):
+        converse([{**message, "tools": [{"type": "function"}]}], "string")
