@@ -1,0 +1,9 @@
+"""What every test starts from."""
+
+from __future__ import annotations
+
+import signal
+
+# A shell that runs the suite in the background has it ignore Ctrl-C, and every process that a test starts would
+# inherit that: tests of interrupts then wait for ever.
+signal.signal(signal.SIGINT, signal.default_int_handler)
