@@ -22,6 +22,7 @@ from tests.engines.prompts import passage
 
 CHAT, COMPLETION, MESSAGES, RESPONSES = "/v1/chat/completions", "/v1/completions", "/v1/messages", "/v1/responses"
 FIXED: Body = {"max_tokens": 6, "ignore_eos": True, "temperature": 0}
+STREAM_ATTEMPTS = 20
 OF_THE_SERVER = {"date", "server", "content-length", "transfer-encoding", "connection", "keep-alive"}
 """Headers that say which HTTP server it is and how it frames an answer."""
 
@@ -141,11 +142,18 @@ STREAMS: dict[str, tuple[str, Body]] = {
 
 @pytest.mark.parametrize("name", STREAMS)
 async def test_streams(pair: Pair, name: str) -> None:
-    """Events of the same shapes in the same order; how many deltas the text is cut into is a matter of time."""
+    """Events of the same shapes in the same order.
+
+    How many deltas vLLM cuts a text into is a matter of time, and one that was held up tells first and last things in
+    one event: so it is asked again until it was not.
+    """
     path, body = STREAMS[name]
-    real, simulated = await pair.send("POST", path, {**body, "stream": True})
-    assert real.status_code == 200
-    assert head(simulated) == head(real)
+    for _ in range(STREAM_ATTEMPTS):
+        real, simulated = await pair.send("POST", path, {**body, "stream": True})
+        assert real.status_code == 200
+        assert head(simulated) == head(real)
+        if outline(simulated.text) == outline(real.text):
+            break
     assert outline(simulated.text) == outline(real.text)
 
 
