@@ -70,7 +70,7 @@ class _Line:
     _wy: float = field(default=0.0, init=False)
     _wxx: float = field(default=0.0, init=False)
     _wxy: float = field(default=0.0, init=False)
-    seen: int = field(default=0, init=False)
+    seen: int = field(default=0, init=False)  # observations, and requests that might have been some
 
     def learn(self, x: float, y: float) -> None:
         self.seen += 1
@@ -126,7 +126,7 @@ class _Blend:
     """An engine's own line, and its peers' in its place as far as the own is old or young.
 
     ``common``: the peers' line; None: there are none. ``count``: own observations, each older one ``MEMORY`` times
-    less. It fades further with every turn missed, a turn being as many observations of all peers as there are peers.
+    less. It fades further with every turn missed, a turn being as many requests of all peers as there are peers.
     """
 
     own: _Line
@@ -227,9 +227,18 @@ class FittedCost:
         if self._settings.fit and _sane(seconds) and _sane(expected):
             self._step.learn(expected, seconds, self._turn)
 
+    def learn_nothing(self, *, prefill: bool = True, step: bool = True) -> None:
+        """A request ended whose times tell nothing of its prefill or its steps: it was not streamed, or too short.
+
+        What was seen before grows older by it: else the last streams would decide on all that is not streamed.
+        """
+        if self._peers is not None:
+            self._peers.prefill.seen += prefill
+            self._peers.step.seen += step
+
     @property
     def _turn(self) -> int:
-        """Observations of all peers in which each has had one, were they spread evenly."""
+        """Requests of all peers in which each has had one, were they spread evenly."""
         return self._peers.count if self._peers is not None else 1
 
     def _expected_prefill(self, tokens: int, context: int) -> float:

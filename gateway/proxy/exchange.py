@@ -230,6 +230,7 @@ class Exchange:
         step = self.time_per_token()
         if step is not None:
             placement.cost.learn_step(placement.running + 1, placement.kv_tokens + self.request.prompt_tokens, step)
+        placement.cost.learn_nothing(prefill=self.ttft is None, step=step is None)
         output = usage.output_tokens if usage is not None and usage.output_tokens else self.outputs
         if self.request.kind in GENERATES and output:
             model.expected_output += LEARNING_RATE * (output / self.sequences - model.expected_output)

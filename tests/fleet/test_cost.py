@@ -119,6 +119,19 @@ def test_an_unlucky_engine_that_gets_nothing_is_like_its_peers_again():
     assert unlucky.prefill_seconds(2000) < 1.5 * truth
 
 
+def test_requests_that_teach_nothing_make_what_was_seen_old():
+    peers = Peers()
+    lucky, unlucky = FittedCost(BIG, peers), FittedCost(BIG, peers)
+    truth = FittedCost(BIG).prefill_seconds(2000)
+    for _ in range(20):
+        unlucky.learn_prefill(2000, 0, 20 * truth)
+        lucky.learn_prefill(2000, 0, truth)
+    assert unlucky.prefill_seconds(2000) > 5 * lucky.prefill_seconds(2000)
+    for _ in range(200):
+        lucky.learn_nothing()
+    assert unlucky.prefill_seconds(2000) == pytest.approx(lucky.prefill_seconds(2000), rel=0.1)
+
+
 def test_a_slower_engine_among_faster_ones_is_known_as_slower():
     peers, chance = Peers(), Random(11)
     fast, slow = [FittedCost(BIG, peers) for _ in range(3)], FittedCost(BIG, peers)
