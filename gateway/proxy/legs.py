@@ -33,8 +33,7 @@ ENGINE_DEAD = b"EngineCore encountered an issue"
 process has died; its server ends a moment later."""
 
 BUDGET_RESERVE = 10.0
-"""Retries that a model may spend before it has had many requests: a quiet fleet of two must survive the death of one
-engine."""
+"""Retries that a model may spend before it has had many requests: a tenth of a few would be none."""
 
 
 @dataclass(frozen=True, slots=True)

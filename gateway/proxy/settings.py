@@ -58,7 +58,8 @@ class TimeoutSettings:
 class RetrySettings:
     """``attempts``: legs that may be tried for one request, the first included.
 
-    ``budget``: of a model's requests, the fraction that may be tried again, so that a sick fleet is not hammered.
+    ``budget``: of a model's requests, the fraction that may be tried again, so that a sick fleet is not hammered. An
+    engine's death is not charged to it: each request may be sent again once after one.
     """
 
     attempts: int = 2
