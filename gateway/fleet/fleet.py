@@ -39,7 +39,7 @@ class _Watched:
     """An engine, its watch, and the key that its probe uses."""
 
     watch: EngineWatch
-    ranks: int
+    ranks: int | None
     api_key: str | None
     task: asyncio.Task[None] | None = None
 
@@ -166,6 +166,10 @@ class Fleet:
         found = self._places.get(endpoint)
         return None if found is None else found[0].settings.api_key or found[2].api_key
 
+    def bootstrap_port(self, endpoint: Endpoint) -> int:
+        """Where this endpoint's engine tells other engines how to fetch its KV (Mooncake, SGLang). Raises KeyError."""
+        return self._places[endpoint][0].settings.bootstrap_port
+
     def served_name(self, endpoint: Endpoint, model: Model, adapter: str | None = None) -> str:
         """The ``model`` of a body for this endpoint: the adapter; else as configured; else the model's own name, if
         the engine serves it; else the engine's first id that is no adapter."""
@@ -266,7 +270,7 @@ class Fleet:
         peers = self._peers.setdefault((model, settings.role), Peers())
         watch.cores = [
             Core(rank, Ledger(self._clock, half_life), FittedCost(self._settings.cost, peers))
-            for rank in (range(settings.ranks) if settings.ranks > 1 else (None,))
+            for rank in (range(settings.ranks) if settings.ranks is not None and settings.ranks > 1 else (None,))
         ]
         watched = self._engines[key] = _Watched(watch, settings.ranks, settings.api_key)
         return watched

@@ -48,8 +48,10 @@ endpoints."""
 class EndpointSettings:
     """One engine: its base URL (scheme, host, port), and what is known of it.
 
-    ``api_key``: sent to this engine as ``Authorization: Bearer``. ``ranks``: data-parallel ranks behind the URL.
+    ``api_key``: sent to this engine as ``Authorization: Bearer``. ``ranks``: data-parallel ranks behind the URL; None:
+    as many as the engine tells of; 1: one endpoint, and the engine's own balancer chooses the rank.
     ``kv_capacity_tokens``: of each rank, where the engine does not report it or reports it wrongly.
+    ``bootstrap_port``: where a prefill engine's Mooncake or SGLang bootstrap server listens.
     """
 
     url: str
@@ -57,9 +59,10 @@ class EndpointSettings:
     name: str | None = None
     labels: Mapping[str, str] = field(default_factory=dict)
     api_key: str | None = field(default=None, repr=False)
-    ranks: int = 1
+    ranks: int | None = None
     kv_events: KvEventsSettings = field(default_factory=KvEventsSettings)
     kv_capacity_tokens: int | None = None
+    bootstrap_port: int = 8998
 
     def __post_init__(self) -> None:
         parts = urlsplit(self.url)
@@ -75,10 +78,12 @@ class EndpointSettings:
             raise ValueError(f"url: the port of {self.url!r} must be in 0..65535") from None
         if self.api_key is not None and not all("!" <= char <= "~" for char in self.api_key):
             raise ValueError("api_key must be printable ASCII without spaces: it is sent in a header")
-        if not 1 <= self.ranks <= MAX_RANKS:
+        if self.ranks is not None and not 1 <= self.ranks <= MAX_RANKS:
             raise ValueError(f"ranks must be in 1..{MAX_RANKS}")
         if self.kv_capacity_tokens is not None and self.kv_capacity_tokens < 1:
             raise ValueError("kv_capacity_tokens must be at least 1")
+        if not 1 <= self.bootstrap_port <= 65535:
+            raise ValueError("bootstrap_port must be in 1..65535")
 
 
 @dataclass(frozen=True, slots=True)

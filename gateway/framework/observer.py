@@ -5,6 +5,7 @@ Label values are bounded by whoever calls: configured names, or words from the c
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 
@@ -13,7 +14,9 @@ class Settled:
     """One request's line: for the log, and for the request metrics. Seconds; None where it does not apply.
 
     ``outcome``: ``ok``, an error's word, or ``cancelled``. ``overhead``: our own time before the first byte went
-    upstream, queue wait not included. ``phase``: where a cancelled or failed request ended.
+    upstream, queue wait not included. ``phase``: where a cancelled or failed request ended. ``plan``: the handler's
+    reason. ``prefill_endpoint``: of a separate prefill, and ``prefill_time`` what it took. ``fallback``: why the decode
+    endpoint computed the prompt although a separate prefill was planned.
     """
 
     request_id: str
@@ -36,6 +39,10 @@ class Settled:
     output_tokens: int | None = None
     reported_prompt_tokens: int | None = None
     cached_tokens: int | None = None
+    plan: str = ""
+    prefill_endpoint: str | None = None
+    prefill_time: float | None = None
+    fallback: str | None = None
     error: str | None = None
 
 
@@ -47,14 +54,28 @@ class Observer:
     def decided(self, model: str, seconds: float) -> None:
         """Match, schedule and reserve, together."""
 
-    def attempted(self, model: str, endpoint: str, result: str) -> None:
-        """One leg ended: ``ok``, or why it failed (``refused``, ``died``, ``head-timeout``, ``status-503``, ...)."""
+    def planned(self, model: str, reason: str) -> None:
+        """A handler's plan: ``single``, ``split``, or why a prefill was not split off."""
+
+    def attempted(self, model: str, endpoint: str, leg: str, result: str) -> None:
+        """One leg (``prefill`` or ``decode``; a request that is not split has only the latter) ended: ``ok``, or why it
+        failed (``refused``, ``died``, ``head-timeout``, ``status-503``, ...)."""
+
+    def prefilled(self, model: str, seconds: float) -> None:
+        """A prefill leg was answered: from its sending to its answer's end."""
+
+    def handed_over(self, model: str, seconds: float) -> None:
+        """A decode leg that fetched its KV has committed: from its sending to its first event, or, unstreamed, to its
+        whole answer."""
+
+    def fell_back(self, model: str, cause: str) -> None:
+        """A separate prefill was planned, and the decode endpoint computed the prompt itself."""
 
     def in_flight(self, endpoint: str, change: int) -> None: ...
     def queued(self, model: str, length: int) -> None: ...
     def disconnected(self, model: str, phase: str) -> None:
         """The client went away in ``receiving``, ``queued``, ``tokenizing``, ``before-commit``, ``streaming``, or, with
-        the engine's answer complete, in ``done``."""
+        the engine's answer complete, in ``done``; while a separate prefill runs, in ``prefill``."""
 
     # tokens
     def tokens_estimated(self, model: str, why: str) -> None: ...
@@ -73,6 +94,9 @@ class Observer:
     def engine_state(self, engine: str, up: bool, reason: str) -> None: ...
     def scraped(self, engine: str, ok: bool, at: float) -> None:
         """``at``: Clock.monotonic()."""
+
+    def kv_transfers(self, endpoint: str, expired: float, fetching: Mapping[str, int]) -> None:
+        """What a scrape says of them: see ``EngineMetrics.kv_expired`` and ``.kv_fetching``."""
 
     def engine_dropped(self, engine: str) -> None:
         """No endpoint is left on it: its series may go."""

@@ -37,7 +37,8 @@ class Request:
 
     ``prompt_tokens``: exact if ``exact``, else estimated. ``token_ids``: see ``Prompt.ids``. ``matches``: by
     ``endpoint.slot``. ``expected_output``: tokens. ``headers``: lower-case names, without credentials.
-    ``arrived``: Clock.monotonic().
+    ``arrived``: Clock.monotonic(). ``indivisible``: a short word for why one endpoint must do all of it (``n``,
+    ``beam-search``, ``echo``, ...); empty: its prefill may be another's than its decode.
     """
 
     id: str
@@ -51,6 +52,7 @@ class Request:
     cache_salt: str | None = None
     priority: int = 0
     session: str | None = None
+    indivisible: str = ""
     headers: Mapping[str, str] = field(default_factory=dict)
     token_ids: array[int] = field(default_factory=lambda: array("I"))
     prompt_tokens: int = 0
@@ -73,11 +75,18 @@ class Scored:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """Which endpoint serves which leg. ``reason`` is a short word for logs and metrics."""
+    """Which endpoint serves which leg.
+
+    ``prefill``: None where ``decode`` does all of it. ``reason`` is a short word for logs and metrics, one of few.
+    ``connector``: how the KV gets from one to the other, by its name in ``gateway.proxy.connectors``. ``strict``: where
+    that fails the request fails; else ``decode`` computes the prompt itself.
+    """
 
     decode: Endpoint
     prefill: Endpoint | None = None
     reason: str = ""
+    connector: str = "nixl"
+    strict: bool = False
 
 
 @dataclass(frozen=True, slots=True)

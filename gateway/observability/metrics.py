@@ -94,7 +94,7 @@ class Metrics(Observer):
             "model",
         )
         self._attempts = self._counter(
-            "attempts", "Legs sent to an endpoint, by result.", "model", "endpoint", "result"
+            "attempts", "Legs sent to an endpoint, by result.", "model", "endpoint", "leg", "result"
         )
         self._disconnects = self._counter("client_disconnects", "Clients that went away, by phase.", "model", "phase")
 
@@ -149,9 +149,9 @@ class Metrics(Observer):
     def decided(self, model: str, seconds: float) -> None:
         self._decision[model,].observe(seconds)
 
-    def attempted(self, model: str, endpoint: str, result: str) -> None:
+    def attempted(self, model: str, endpoint: str, leg: str, result: str) -> None:
         if endpoint not in self._present.hidden:
-            self._attempts[model, endpoint, result].inc()
+            self._attempts[model, endpoint, leg, result].inc()
 
     def in_flight(self, endpoint: str, change: int) -> None:
         present = self._present

@@ -193,7 +193,7 @@ class Exchange:
         endpoint = placement.plan.decode
         placement.reservation.settle()
         self.observer.in_flight(endpoint.name, -1)
-        self.observer.attempted(self.model_name, endpoint.name, result)
+        self.observer.attempted(self.model_name, endpoint.name, "decode", result)
         self.scheduler.settled(self.request, placement.plan, self._told(result))
 
     def settle(self) -> None:

@@ -39,7 +39,9 @@ class TimeoutSettings:
     ``receive``: for a client's body to arrive, whole, and for a new connection's first head. ``connect``: until a
     connection is made. ``head``: from the request sent to the answer's head or first event (a long queue and a long
     prefill are in it, and of an unstreamed answer all of it). ``idle``: between two chunks of an answer, and for a
-    client to take one. ``total``: one leg, whole.
+    client to take one. ``total``: one leg, whole. ``prefill``: a separate prefill leg, whole; the decode endpoint then
+    computes the prompt. ``handover``: from a streamed decode leg that fetches its KV to its first event; it is then
+    sent again without: vLLM bounds a fetch that is stuck by nothing.
     """
 
     receive: float = 60.0
@@ -47,9 +49,11 @@ class TimeoutSettings:
     head: float = 300.0
     idle: float = 120.0
     total: float = 3600.0
+    prefill: float = 120.0
+    handover: float = 60.0
 
     def __post_init__(self) -> None:
-        for name in ("receive", "connect", "head", "idle", "total"):
+        for name in ("receive", "connect", "head", "idle", "total", "prefill", "handover"):
             if not getattr(self, name) > 0:
                 raise ValueError(f"{name} must be above 0 seconds")
 

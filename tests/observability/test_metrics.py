@@ -73,12 +73,12 @@ def test_one_output_token_has_no_time_between_tokens(metrics, settled) -> None:
 
 def test_decision_attempts_and_disconnects(metrics) -> None:
     metrics.decided("m", 0.0003)
-    metrics.attempted("m", "a", "refused")
-    metrics.attempted("m", "a", "refused")
+    metrics.attempted("m", "a", "decode", "refused")
+    metrics.attempted("m", "a", "decode", "refused")
     metrics.disconnected("m", "queued")
     assert value(metrics, "kvgate_decision_seconds_bucket", model="m", le="0.0004") == 1
     assert value(metrics, "kvgate_decision_seconds_bucket", model="m", le="0.0002") == 0
-    assert value(metrics, "kvgate_attempts_total", model="m", endpoint="a", result="refused") == 2
+    assert value(metrics, "kvgate_attempts_total", model="m", endpoint="a", leg="decode", result="refused") == 2
     assert value(metrics, "kvgate_client_disconnects_total", model="m", phase="queued") == 1
 
 
@@ -137,7 +137,7 @@ def test_an_engine_that_is_dropped_takes_its_series_along(metrics) -> None:
 
 def say_all(metrics: Metrics, endpoint: str) -> None:
     """What a request and a stream still say about an endpoint."""
-    metrics.attempted("m", endpoint, "ok")
+    metrics.attempted("m", endpoint, "decode", "ok")
     metrics.hits_compared("m", endpoint, 1, 1)
     metrics.kv_events(endpoint, "stored", 1)
     metrics.kv_gap(endpoint, "lost")

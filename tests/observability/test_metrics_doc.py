@@ -22,7 +22,7 @@ def test_the_page_describes_what_there_is(clock, settled) -> None:
     metrics = Metrics(clock, "1")
     metrics.settled(settled())
     metrics.decided("m", 0.001)
-    metrics.attempted("m", "a", "ok")
+    metrics.attempted("m", "a", "decode", "ok")
     metrics.in_flight("a", 1)
     metrics.queued("m", 1)
     metrics.disconnected("m", "queued")
