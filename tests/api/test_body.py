@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import json
 
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -110,3 +111,26 @@ def test_splicing_means_the_same_and_touches_no_other_value(
 def test_more_values_than_any_prompt_has_are_refused_before_they_are_read() -> None:
     with pytest.raises(BodyTooLarge):
         JsonBody(b'{"model": "m", "prompt": [' + b"1," * (MAX_VALUES + 1) + b"1]}", PassSettings())
+
+
+def test_raw_json_is_set_as_it_came() -> None:
+    parameters = b'{ "remote_port": 5600.0,\n "big": 123456789012345678901234567890, "x": "\\u00e9" }'
+    leg = body(b'{"model":"m","stream":true}').copy()
+    leg.set("kv_transfer_params", msgspec.Raw(parameters))
+    assert leg.encode("m") == b'{"model":"m","stream":true,"kv_transfer_params":' + parameters + b"}"
+    assert bytes(leg.fields["kv_transfer_params"]) == parameters
+
+
+def test_raw_json_is_kept_when_what_it_was_cut_from_is_gone() -> None:
+    answer = bytearray(b'{"kv_transfer_params":{"remote_host":"10.0.0.1"}}')
+    inner = msgspec.json.decode(answer, type=dict[str, msgspec.Raw])["kv_transfer_params"]
+    leg = body(b'{"model":"m"}').copy()
+    leg.set("kv_transfer_params", inner)
+    answer[:] = b" " * len(answer)
+    assert leg.encode("m") == b'{"model":"m","kv_transfer_params":{"remote_host":"10.0.0.1"}}'
+
+
+def test_a_field_of_that_name_is_replaced_in_its_place() -> None:
+    leg = body(b'{"model":"m","max_tokens":100,"prompt":"x"}').copy()
+    leg.set("max_tokens", 1)
+    assert leg.encode("m") == b'{"model":"m","max_tokens":1,"prompt":"x"}'
