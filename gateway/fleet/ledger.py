@@ -31,15 +31,17 @@ SPARE_EXPIRIES = 64
 class Reservation:
     """One request's part of a ledger. Every method may be called in any order, and more than once.
 
-    ``ahead``: prefill tokens of ours that were queued there when it was made, its own not included. ``beside``: our
-    other requests there at that moment. Both are what its time to first token is explained by.
+    ``ahead``: prefill tokens of ours that were queued there when its own were booked, which are not included; where
+    none were booked, when it was made. ``beside``: our other requests there at that moment. Both are what its time to
+    first token is explained by.
     """
 
-    __slots__ = ("_generated", "_kv", "_ledger", "_open", "_prefill", "ahead", "beside")
+    __slots__ = ("_booked", "_generated", "_kv", "_ledger", "_open", "_prefill", "ahead", "beside")
 
-    def __init__(self, ledger: Ledger, prefill_tokens: int, kv_tokens: int, ahead: int, beside: int) -> None:
+    def __init__(self, ledger: Ledger, kv_tokens: int, ahead: int, beside: int) -> None:
         self._ledger = ledger
-        self._prefill = prefill_tokens
+        self._prefill = 0
+        self._booked = False
         self._kv = kv_tokens
         self._generated = 0
         self._open = True
@@ -50,6 +52,16 @@ class Reservation:
     def open(self) -> bool:
         """Not yet settled."""
         return self._open
+
+    def computes(self, tokens: int, *, expires_prefill_at: float | None = None) -> None:
+        """The engine computes the prompt after all (its KV did not come from another): books the prefill tokens now.
+
+        Arguments as for ``Ledger.reserve``. A prompt is computed once: where prefill tokens were booked before, given
+        back or not, this changes nothing.
+        """
+        if self._open and not self._booked and tokens > 0:
+            self.ahead, self.beside = self._ledger.prefill_tokens, self._ledger._requests - 1
+            self._book(tokens, expires_prefill_at)
 
     def first_token(self) -> None:
         """The prompt is computed: gives back the prefill tokens."""
@@ -69,6 +81,13 @@ class Reservation:
         self._open = False
         self.first_token()
         self._ledger._release(self._kv + self._generated)
+
+    def _book(self, tokens: int, expires_at: float | None) -> None:
+        self._booked = True
+        self._prefill = tokens
+        self._ledger._prefill += tokens
+        if expires_at is not None:
+            self._ledger._expires(self, expires_at)
 
 
 class Ledger:
@@ -120,16 +139,11 @@ class Ledger:
         where nothing will tell (an unstreamed answer); None: only ``first_token`` and ``settle`` tell.
         Negative numbers count as 0.
         """
-        reservation = Reservation(self, max(0, prefill_tokens), max(0, kv_tokens), self.prefill_tokens, self._requests)
+        reservation = Reservation(self, max(0, kv_tokens), self.prefill_tokens, self._requests)
         self._requests += 1
-        self._prefill += reservation._prefill
         self._kv += reservation._kv
-        if expires_prefill_at is not None and reservation._prefill:
-            self._made += 1
-            heappush(self._expiring, (expires_prefill_at, self._made, reservation))
-            if len(self._expiring) > 2 * self._requests + SPARE_EXPIRIES:
-                self._expiring = [entry for entry in self._expiring if entry[2]._prefill]
-                heapify(self._expiring)
+        if prefill_tokens > 0:
+            reservation._book(prefill_tokens, expires_prefill_at)
         return reservation
 
     def scraped(self, metrics: EngineMetrics, asked: float) -> None:
@@ -162,6 +176,13 @@ class Ledger:
         settled = self._settled
         while settled and settled[0][0] < before:
             settled.popleft()
+
+    def _expires(self, reservation: Reservation, at: float) -> None:
+        self._made += 1
+        heappush(self._expiring, (at, self._made, reservation))
+        if len(self._expiring) > 2 * self._requests + SPARE_EXPIRIES:
+            self._expiring = [entry for entry in self._expiring if entry[2]._prefill]
+            heapify(self._expiring)
 
     def _expire(self) -> None:
         now = self._clock.monotonic()

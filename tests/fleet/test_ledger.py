@@ -13,6 +13,7 @@ ACTIONS = st.one_of(
     st.just(("first_token",)),
     st.just(("settle",)),
     st.tuples(st.just("generated"), st.integers(-5, 500)),
+    st.tuples(st.just("computes"), st.integers(-5, 5000), st.none() | st.floats(-1, 5)),
     st.tuples(st.just("wait"), st.floats(0, 3)),
     st.tuples(st.just("scraped"), st.integers(0, 50), st.floats(0, 1)),
 )
@@ -42,9 +43,13 @@ def test_any_interleaving_ends_at_zero_and_never_goes_below(manual_clock, reques
                 clock.now += action[1]
             elif action[0] == "scraped":
                 ledger.scraped(EngineMetrics(running=action[1], kv_usage=action[2], kv_capacity=5000), clock.now - 0.1)
+            elif action[0] == "computes":
+                at = None if action[2] is None else clock.now + action[2]
+                reservation.computes(action[1], expires_prefill_at=at)
             else:
                 getattr(reservation, action[0])(*action[1:])
         assert ledger.requests == sum(reservation.open for reservation, _ in running)
+        assert ledger.prefill_tokens == sum(reservation._prefill for reservation, _ in running)
         assert ledger.prefill_tokens >= 0
         assert ledger.kv_tokens >= 0
         assert ledger.foreign_requests >= 0
@@ -84,6 +89,47 @@ def test_prefill_that_nothing_reports_expires(manual_clock):
     assert ledger.kv_tokens == 70
     for reservation in (early, late, streamed):
         reservation.settle()
+    assert ledger.prefill_tokens == 0
+
+
+def test_a_prompt_whose_kv_does_not_come_is_booked_when_it_is_computed(manual_clock):
+    clock = manual_clock()
+    ledger = Ledger(clock)
+    fetching = ledger.reserve(0, 300)
+    assert (fetching.ahead, ledger.prefill_tokens, ledger.kv_tokens) == (0, 0, 300)
+    others = [ledger.reserve(100, 100), ledger.reserve(70, 70)]
+    fetching.computes(300, expires_prefill_at=clock.now + 2)
+    # It explains its first token by what is queued now, not by what was when it was placed.
+    assert (fetching.ahead, fetching.beside, ledger.prefill_tokens, ledger.kv_tokens) == (170, 2, 470, 470)
+    fetching.computes(300)
+    assert (fetching.ahead, ledger.prefill_tokens) == (170, 470)
+    clock.now += 2
+    assert ledger.prefill_tokens == 170
+    fetching.computes(300)
+    assert ledger.prefill_tokens == 170, "a prompt is computed once"
+    for reservation in (fetching, *others):
+        reservation.settle()
+    fetching.computes(300)
+    assert (ledger.requests, ledger.prefill_tokens, ledger.kv_tokens) == (0, 0, 0)
+
+
+@pytest.mark.parametrize("tokens", [0, -7])
+def test_nothing_to_compute_books_nothing(manual_clock, tokens):
+    ledger = Ledger(manual_clock())
+    reservation = ledger.reserve(tokens, 10)
+    reservation.computes(tokens, expires_prefill_at=0.0)
+    assert ledger.prefill_tokens == 0
+    reservation.computes(9)
+    assert ledger.prefill_tokens == 9
+
+
+def test_what_was_booked_at_once_is_not_booked_again(manual_clock):
+    ledger = Ledger(manual_clock())
+    reservation = ledger.reserve(40, 40)
+    reservation.computes(25)
+    assert ledger.prefill_tokens == 40
+    reservation.first_token()
+    reservation.computes(25)
     assert ledger.prefill_tokens == 0
 
 
