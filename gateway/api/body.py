@@ -61,7 +61,7 @@ class JsonBody:
         return other
 
     def set(self, name: str, value: object) -> None:
-        """Put ``value`` (anything JSON can hold) at a top-level field; a ``msgspec.Raw`` keeps its bytes as they are."""
+        """Put ``value`` (anything JSON can hold) at a top-level field; a ``msgspec.Raw`` keeps its bytes."""
         self.fields[name] = msgspec.Raw(_ENCODER.encode(value))
         self._changed = True
 

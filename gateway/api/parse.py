@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import TypeVar
 
 from gateway.api.body import Body, JsonBody
+from gateway.api.indivisible import indivisible
 from gateway.api.multipart import MultipartBody
 from gateway.api.passing import Fields
 from gateway.api.prompts import NULL, decode, read_prompt
@@ -42,6 +43,7 @@ class Call:
 
     ``max_tokens``: the most output tokens per sequence; None: no limit known.
     ``priority``: lower is earlier, as in vLLM. ``session``: what the body names as its session or cache key.
+    ``indivisible``: a short word for why one endpoint must serve all of it; empty: its prefill may be another's.
     """
 
     route: Route
@@ -54,6 +56,7 @@ class Call:
     cache_salt: str | None = None
     priority: int = 0
     session: str | None = None
+    indivisible: str = ""
 
 
 def parse(route: Route, raw: bytes, content_type: str, settings: PassSettings) -> Call:
@@ -72,17 +75,19 @@ def parse(route: Route, raw: bytes, content_type: str, settings: PassSettings) -
         raise UnsupportedMediaType(f"{route.path} takes application/json", param="content-type")
     body = JsonBody(raw, settings)
     fields = body.fields
+    prompt = read_prompt(route.kind, fields)
     return Call(
         route=route,
         body=body,
         model=_model(fields),
         stream=_streams(route.kind, fields),
-        input=read_prompt(route.kind, fields),
+        input=prompt,
         max_tokens=_limit(route.kind, fields),
         n=min(MAX_N, max(1, _integer(fields, "n") or 1)),
         cache_salt=_text(fields, "cache_salt"),
         priority=_integer(fields, "priority") or 0,
         session=_text(fields, "session_id") or _text(fields, "prompt_cache_key"),
+        indivisible=indivisible(route.kind, fields, prompt),
     )
 
 

@@ -35,6 +35,7 @@ def identify(
         cache_salt=call.cache_salt,
         priority=call.priority,
         session=call.session,
+        indivisible=call.indivisible,
         headers=headers,
     )
     return serving, request

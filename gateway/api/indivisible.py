@@ -1,0 +1,76 @@
+"""Why a request must be one endpoint's, prefill and decode: read from the client's JSON alone.
+
+Rules: what is harmless is listed, anything else counts. An engine may read ``"n": "2"`` or ``"echo": 1`` more kindly
+than we do, and to keep a request whole is never wrong. So nothing here raises: what is malformed is the engine's to
+judge. Checked against the protocol of vLLM 0.32 (``entrypoints/openai``, ``entrypoints/anthropic``).
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+from gateway.api.passing import Fields
+from gateway.api.prompts import FALSE, NULL
+from gateway.framework import Kind, PromptInput, TextInput, TokenInput
+
+ONE = msgspec.Raw(b"1")
+DISABLED = msgspec.Raw(b'"disabled"')
+
+FIELDS: tuple[tuple[str, str, tuple[msgspec.Raw, ...]], ...] = (
+    # The first sequence that has fetched the KV has it freed: the others would read what came after.
+    ("n", "n", (NULL, ONE)),
+    ("best_of", "n", (NULL, ONE)),
+    # Many requests inside the engine, each with the parameters of the fetch.
+    ("use_beam_search", "beam-search", (NULL, FALSE)),
+    # They need the logits of all prompt tokens, which an engine that fetched their KV has never computed.
+    ("echo", "echo", (NULL, FALSE)),
+    ("prompt_logprobs", "prompt-logprobs", (NULL,)),
+    # -1 keeps one token less where the output is limited, which a one-token prefill is: other tokens, other KV.
+    ("truncate_prompt_tokens", "truncation", (NULL,)),
+    # Its length cannot be told from its bytes; with ``prompt`` beside it, vLLM makes several prompts of them.
+    ("prompt_embeds", "prompt-embeds", (NULL,)),
+)
+"""Field, word, and the values with which the request may still be split."""
+
+RESPONSES_FIELDS: tuple[tuple[str, str, tuple[msgspec.Raw, ...]], ...] = (
+    # What they refer to, or leave behind, is in one engine's memory.
+    ("background", "background", (NULL, FALSE)),
+    ("previous_response_id", "previous-response", (NULL,)),
+    ("truncation", "truncation", (NULL, DISABLED)),
+)
+"""The same, of ``/v1/responses``."""
+
+
+class _Tool(msgspec.Struct):
+    type: str
+
+
+_TOOLS = msgspec.json.Decoder(list[_Tool] | None)
+
+
+def indivisible(kind: Kind, fields: Fields, prompt: PromptInput) -> str:
+    """A short word for why the request must not be split; empty if it may be."""
+    rules = (*FIELDS, *RESPONSES_FIELDS) if kind is Kind.RESPONSES else FIELDS
+    for name, word, harmless in rules:
+        if name in fields and fields[name] not in harmless:
+            return word
+    if kind is Kind.COMPLETION and _count(prompt) > 1:
+        return "several-prompts"
+    if kind is Kind.RESPONSES and "tools" in fields and not _only_functions(fields["tools"]):
+        return "server-tools"
+    return ""
+
+
+def _count(prompt: PromptInput) -> int:
+    if isinstance(prompt, TextInput):
+        return len(prompt.texts)
+    return len(prompt.ids) if isinstance(prompt, TokenInput) else 1
+
+
+def _only_functions(tools: msgspec.Raw) -> bool:
+    """An engine calls any other tool itself and goes on with a longer prompt, under the same parameters: it would fetch
+    KV a second time that was freed after the first."""
+    try:
+        return all(tool.type == "function" for tool in _TOOLS.decode(tools) or ())
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
+        return False
