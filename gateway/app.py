@@ -29,6 +29,8 @@ from gateway.observability.request_log import RequestLog
 from gateway.proxy.admin import Admin
 from gateway.proxy.director import Director
 from gateway.proxy.directory import Directory, Serving
+from gateway.proxy.forward import Forwarder
+from gateway.proxy.handover import Handover
 from gateway.proxy.keys import ClientKeys
 from gateway.proxy.keys import read as read_keys
 from gateway.proxy.legs import RetryBudget
@@ -92,11 +94,22 @@ class Gateway:
         self.feed = CacheFeed(caches, self.clock, observer)
         self.feed.connect(self.fleet)
         self.upstream = Upstream(config.timeouts)
+        forwarder = Forwarder(self.fleet, self.upstream, config.pass_through)
+        handover = Handover(
+            forwarder=forwarder,
+            upstream=self.upstream,
+            fleet=self.fleet,
+            timeouts=config.timeouts,
+            clock=self.clock,
+            observer=observer,
+            random=chance,
+        )
         director = Director(
             directory=self.directory,
             fleet=self.fleet,
             scheduler=self.scheduler,
-            upstream=self.upstream,
+            forwarder=forwarder,
+            handover=handover,
             listen=config.listen,
             timeouts=config.timeouts,
             retries=config.retries,

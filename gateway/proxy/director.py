@@ -5,28 +5,29 @@ settle. Each lives in the room that its call names; here is only their order, an
 from __future__ import annotations
 
 import asyncio
+from dataclasses import replace
 
 from aiohttp import web
 
-from gateway.api.headers import forward, visible
+from gateway.api.body import JsonBody
+from gateway.api.headers import visible
 from gateway.api.parse import Call, parse
 from gateway.api.routes import Route
 from gateway.api.settings import PassSettings
 from gateway.errors import GatewayError, NoEndpoint
 from gateway.fleet.fleet import Fleet
 from gateway.framework import Clock, Observer, Plan
+from gateway.proxy.commit import Committed
 from gateway.proxy.directory import Directory
-from gateway.proxy.exchange import Exchange, HeldAnswer, Phase
+from gateway.proxy.exchange import Exchange, Phase
+from gateway.proxy.forward import Forwarder
+from gateway.proxy.handover import Handover
 from gateway.proxy.identify import identify, tokenized
-from gateway.proxy.legs import RETRY_STATUSES, Attempts, Cause, Leg, LegFailed
+from gateway.proxy.legs import Attempts, LegFailed
 from gateway.proxy.receive import receive
-from gateway.proxy.relay import ClientGone, relay_held, relay_stream, relay_whole
+from gateway.proxy.relay import ClientGone, relay, relay_held
 from gateway.proxy.settings import ListenSettings, RetrySettings, TimeoutSettings
-from gateway.proxy.upstream import Answer, Upstream
 from gateway.scheduling.scheduler import Scheduler
-
-RANK_HEADER = "x-data-parallel-rank"
-"""What pins a request to one data-parallel rank of a vLLM server."""
 
 NO_ENDPOINT_RETRY = 2.0
 """Seconds in ``Retry-After`` when every endpoint failed a request: about one scrape and one back-off."""
@@ -41,7 +42,8 @@ class Director:
         directory: Directory,
         fleet: Fleet,
         scheduler: Scheduler,
-        upstream: Upstream,
+        forwarder: Forwarder,
+        handover: Handover,
         listen: ListenSettings,
         timeouts: TimeoutSettings,
         retries: RetrySettings,
@@ -52,7 +54,8 @@ class Director:
         self._directory = directory
         self._fleet = fleet
         self._scheduler = scheduler
-        self._upstream = upstream
+        self._forwarder = forwarder
+        self._handover = handover
         self._listen = listen
         self._timeouts = timeouts
         self._retries = retries
@@ -107,7 +110,7 @@ class Director:
             arrived=exchange.arrived,
             headers=visible(http.headers.items()),
         )
-        exchange.body = call.body
+        exchange.body, exchange.headers = call.body, list(http.headers.items())
         exchange.sequences = call.n
         exchange.attempts = Attempts(self._retries, exchange.serving.budget)
         exchange.serving.budget.deposit()
@@ -140,17 +143,15 @@ class Director:
                     raise exchange.failure.error() from exchange.failure
                 raise
             try:
-                return await self._forward(exchange, plan, http)
+                with await self._commit(exchange, plan) as committed:
+                    return await self._relay(exchange, committed, http)
             except LegFailed as failure:
-                exchange.failure = failure
-                exchange.end_placement(
-                    f"status-{failure.status}" if failure.cause is Cause.STATUS else str(failure.cause)
-                )
-                self._tell_fleet(failure)
+                exchange.failure, exchange.held = failure, failure.held or exchange.held
+                exchange.end_placement(failure.result)
                 if exchange.attempts.may_try_another(failure):
                     continue
-                if exchange.held is not None and failure.status is not None:
-                    return await relay_held(exchange.held, http, exchange, idle=self._timeouts.idle)
+                if failure.held is not None:
+                    return await relay_held(failure.held, http, exchange, idle=self._timeouts.idle)
                 raise failure.error() from failure
 
     def _place(self, exchange: Exchange) -> Plan:
@@ -170,44 +171,24 @@ class Director:
             raise NoEndpoint(f"No endpoint of model {model.name!r} is left to try.", retry_after=NO_ENDPOINT_RETRY)
         request.matches = exchange.serving.index.match(exchange.keys, request.prompt_tokens, endpoints)
         plan = self._scheduler.schedule(request, endpoints)
-        exchange.place(plan, self._fleet.ledger(plan.decode), self._fleet.cost(plan.decode))
+        if plan.prefill is not None and (exchange.fallback or not isinstance(exchange.body, JsonBody)):
+            # What has failed once is not tried again: its client has waited long enough.
+            plan = replace(plan, prefill=None, reason="fell-back" if exchange.fallback else "form")
+        if exchange.parcel is not None and exchange.parcel.prefill is not plan.prefill:
+            exchange.parcel = None
+        exchange.place(plan, self._fleet, prefilled=exchange.parcel is not None)
         self._observer.decided(model.name, self._clock.monotonic() - began)
         return plan
 
-    async def _forward(self, exchange: Exchange, plan: Plan, http: web.BaseRequest) -> web.StreamResponse:
-        """Send the leg and relay its answer. Raises LegFailed while nothing has gone to the client."""
-        exchange.sent()
-        with await self._upstream.send(self._leg(exchange, plan, http)) as answer:
-            self._fleet.answered(plan.decode, answer.connect_seconds)
-            if answer.status in RETRY_STATUSES:
-                await self._hold(exchange, answer)
-            if answer.is_event_stream:
-                response = await relay_stream(answer, http, exchange, idle=self._timeouts.idle)
-                if exchange.broken is not None:
-                    self._tell_fleet(exchange.broken)
-                return response
-            return await relay_whole(answer, http, exchange, idle=self._timeouts.idle)
-
-    async def _hold(self, exchange: Exchange, answer: Answer) -> None:
-        """Keep an answer that another endpoint may better. Raises LegFailed."""
-        exchange.held = HeldAnswer(answer.status, answer.headers, await answer.read())
-        raise LegFailed(Cause.STATUS, answer.endpoint, f"HTTP {answer.status}", status=answer.status)
-
-    def _leg(self, exchange: Exchange, plan: Plan, http: web.BaseRequest) -> Leg:
-        assert exchange.request is not None
+    async def _commit(self, exchange: Exchange, plan: Plan) -> Committed:
+        """Send the plan's legs, until an answer may be the client's. Raises LegFailed."""
         assert exchange.body is not None
-        endpoint = plan.decode
-        headers = forward(http.headers.items(), self._passing, api_key=self._fleet.api_key(endpoint))
-        headers.append(("content-type", exchange.body.content_type))
-        headers.append(("x-request-id", exchange.id))
-        if endpoint.rank is not None:
-            headers = [(name, value) for name, value in headers if name != RANK_HEADER]
-            headers.append((RANK_HEADER, str(endpoint.rank)))
-        name = self._fleet.served_name(endpoint, exchange.request.model, exchange.request.adapter)
-        return Leg(endpoint, exchange.route.path, headers, exchange.body.encode(name))
+        if plan.prefill is None:
+            return await self._forwarder.forward(exchange, plan.decode, exchange.body)
+        return await self._handover.commit(exchange, plan)
 
-    def _tell_fleet(self, failure: LegFailed) -> None:
-        if failure.cause in (Cause.REFUSED, Cause.CONNECT_TIMEOUT):
-            self._fleet.refused(failure.endpoint)
-        elif failure.cause is not Cause.STATUS:
-            self._fleet.broke(failure.endpoint, str(failure.cause))
+    async def _relay(self, exchange: Exchange, committed: Committed, http: web.BaseRequest) -> web.StreamResponse:
+        response = await relay(committed, http, exchange, idle=self._timeouts.idle)
+        if exchange.broken is not None:
+            self._forwarder.failed(exchange.broken)
+        return response

@@ -13,13 +13,13 @@ from gateway.api.body import Body
 from gateway.api.routes import Route
 from gateway.api.usage import Usage
 from gateway.errors import GatewayError
-from gateway.fleet.cost import FittedCost
-from gateway.fleet.ledger import Ledger, Reservation
+from gateway.fleet.fleet import Fleet
 from gateway.flow.admission import Permit
-from gateway.framework import GENERATES, Clock, Observer, Outcome, Plan, Prompt, Request, Settled
+from gateway.framework import GENERATES, Clock, Endpoint, Observer, Outcome, Plan, Prompt, Request, Settled
 from gateway.kvcache.keys import BlockKeys
 from gateway.proxy.directory import Serving
-from gateway.proxy.legs import Attempts, LegFailed
+from gateway.proxy.legs import Attempts, HeldAnswer, LegFailed
+from gateway.proxy.placement import Booking, Parcel, Placement
 from gateway.scheduling.scheduler import Scheduler
 
 LEARNING_RATE = 0.05
@@ -32,39 +32,20 @@ class Phase(StrEnum):
     RECEIVING = "receiving"
     QUEUED = "queued"
     TOKENIZING = "tokenizing"
+    PREFILL = "prefill"
     BEFORE_COMMIT = "before-commit"
     STREAMING = "streaming"
     DONE = "done"
-
-
-@dataclass(frozen=True, slots=True)
-class HeldAnswer:
-    """An engine's 502, 503 or 504: the client's, should no other endpoint do better."""
-
-    status: int
-    headers: list[tuple[str, str]]
-    body: bytes
-
-
-@dataclass(slots=True)
-class Placement:
-    """A request on an endpoint: what was booked there, and what was known when it was."""
-
-    plan: Plan
-    reservation: Reservation
-    cost: FittedCost
-    at: float
-    expected_hit: int
-    new_tokens: int
-    running: float
-    kv_tokens: float
 
 
 @dataclass(slots=True, eq=False)
 class Exchange:
     """The state of one request. Times are of ``clock.monotonic()``, None until they happen.
 
-    ``placement``: what is booked now. ``placed``: the last of those, for the record. ``sequences``: answers asked for.
+    ``placement``: what is booked now. ``plan`` and ``booked``: the last one's plan, and where its prompt was to be
+    computed, for the record. ``headers``: the client's. ``sequences``: answers asked for. ``legs``: placements.
+    ``parcel``: a prefill's answer that is not used yet. ``prefill_time``: seconds of a separate prefill. ``fallback``:
+    why a planned hand-over did not happen.
     """
 
     id: str
@@ -82,7 +63,10 @@ class Exchange:
     permit: Permit | None = None
     attempts: Attempts | None = None
     placement: Placement | None = None
-    placed: Placement | None = None
+    plan: Plan | None = None
+    booked: Booking | None = None
+    headers: list[tuple[str, str]] = field(default_factory=list)
+    parcel: Parcel | None = None
     failure: LegFailed | None = None
     broken: LegFailed | None = None
     held: HeldAnswer | None = None
@@ -94,6 +78,8 @@ class Exchange:
     first_output_at: float | None = None
     outputs: int = 0
     outputs_at_first: int = 0
+    prefill_time: float | None = None
+    fallback: str | None = None
     usage: Usage | None = None
     status: int = 0
     outcome: str = "ok"
@@ -105,38 +91,65 @@ class Exchange:
     def received(self) -> None:
         self.received_at = self.clock.monotonic()
 
-    def place(self, plan: Plan, ledger: Ledger, cost: FittedCost) -> None:
-        """Book the work. The caller read the loads in the same step of the loop, without an await between."""
+    def place(self, plan: Plan, fleet: Fleet, *, prefilled: bool) -> None:
+        """Book the work. The caller read the loads in the same step of the loop, without an await between.
+
+        ``prefilled``: the plan's prefill leg has been answered already.
+        """
         assert self.request is not None
         assert self.serving is not None
         assert self.keys is not None
-        request, endpoint = self.request, plan.decode
-        now = self.clock.monotonic()
-        new = request.new_tokens(endpoint) if request.kind in GENERATES else request.prompt_tokens
-        hit = request.matches[endpoint.slot].expected_hit
-        running = endpoint.load.requests + endpoint.load.foreign_requests
-        kv_tokens = endpoint.load.kv_tokens + endpoint.load.foreign_kv_tokens
-        predicted = cost.ttft(endpoint.load, new, hit)
-        self.placement = self.placed = Placement(
-            plan=plan,
-            reservation=ledger.reserve(
-                prefill_tokens=new,
-                kv_tokens=request.prompt_tokens,
-                expires_prefill_at=None if request.stream else now + predicted,
-            ),
-            cost=cost,
-            at=now,
-            expected_hit=hit,
-            new_tokens=new,
-            running=running,
-            kv_tokens=kv_tokens,
-        )
+        request, now = self.request, self.clock.monotonic()
+        placement = Placement(plan, Booking.make(request, plan.decode, fleet, now), split=plan.prefill is not None)
+        self.booked = placement.decode
+        if plan.prefill is None:
+            placement.decode.computes(now, told=request.stream)
+        elif not prefilled:
+            placement.prefill = self.booked = Booking.make(request, plan.prefill, fleet, now)
+            placement.prefill.computes(now, told=True)
+            self.serving.index.placed(self.keys, plan.prefill)
+            self.observer.in_flight(plan.prefill.name, 1)
+        self.placement, self.plan = placement, plan
         self.legs += 1
-        self.serving.index.placed(self.keys, endpoint)
+        self.serving.index.placed(self.keys, plan.decode)
         self.scheduler.placed(request, plan)
-        self.observer.in_flight(endpoint.name, 1)
+        self.observer.planned(self.model_name, plan.reason)
+        self.observer.in_flight(plan.decode.name, 1)
 
-    def sent(self) -> None:
+    def prefilled(self, result: str, *, usage: Usage | None = None, seconds: float | None = None) -> None:
+        """The prefill leg has ended, one way or another; harmless if it had before.
+
+        ``seconds``: what it took, where that was the prompt's computing and nothing else.
+        """
+        placement = self.placement
+        if placement is None or placement.prefill is None:
+            return
+        booking, placement.prefill = placement.prefill, None
+        booking.reservation.settle()
+        name = booking.endpoint.name
+        self.observer.in_flight(name, -1)
+        self.observer.attempted(self.model_name, name, "prefill", result)
+        if seconds is not None:
+            self.prefill_time = seconds
+            self.observer.prefilled(self.model_name, seconds)
+            booking.learn_prefill(seconds)
+            booking.cost.learn_nothing(prefill=False)
+        self._learn_hits(booking, usage)
+
+    def falls_back(self, cause: str) -> None:
+        """The hand-over failed: the decode endpoint computes the prompt, from now on."""
+        assert self.placement is not None
+        assert self.request is not None
+        self.fallback = cause
+        self.placement.split = False
+        self.booked = self.placement.decode
+        self.placement.decode.computes(self.clock.monotonic(), told=self.request.stream)
+        self.observer.fell_back(self.model_name, cause)
+
+    def sent(self, endpoint: Endpoint) -> None:
+        """A leg goes out to ``endpoint``."""
+        if self.placement is not None and endpoint is self.placement.decode.endpoint:
+            self.placement.sent = True
         if self.sent_at is None:
             self.sent_at = self.clock.monotonic()
 
@@ -149,8 +162,8 @@ class Exchange:
         if self.first_output_at is None:
             self.first_output_at = self.clock.monotonic()
             self.outputs_at_first = outputs
-            self.placement.reservation.first_token()
-        self.placement.reservation.generated(outputs)
+            self.placement.decode.reservation.first_token()
+        self.placement.decode.reservation.generated(outputs)
 
     # How it can end
 
@@ -186,14 +199,16 @@ class Exchange:
 
     def end_placement(self, result: str) -> None:
         """Give back what was booked on the endpoint, and say how the leg ended. Harmless if there is none."""
-        placement, self.placement = self.placement, None
-        if placement is None:
+        if self.placement is None:
             return
         assert self.request is not None
-        endpoint = placement.plan.decode
-        placement.reservation.settle()
+        self.prefilled("cancelled")
+        placement, self.placement = self.placement, None
+        endpoint = placement.decode.endpoint
+        placement.decode.reservation.settle()
         self.observer.in_flight(endpoint.name, -1)
-        self.observer.attempted(self.model_name, endpoint.name, "decode", result)
+        if placement.sent:
+            self.observer.attempted(self.model_name, endpoint.name, "decode", result)
         self.scheduler.settled(self.request, placement.plan, self._told(result))
 
     def settle(self) -> None:
@@ -221,27 +236,33 @@ class Exchange:
         assert self.request is not None
         assert self.serving is not None
         assert self.prompt is not None
-        assert self.keys is not None
-        endpoint, usage, model = placement.plan.decode, self.usage, self.serving.model
-        if self.ttft is not None:
-            # Prefill is served in order: what was queued ahead of us is in our time to first token.
-            tokens = placement.reservation.ahead + placement.new_tokens
-            placement.cost.learn_prefill(tokens, placement.expected_hit, self.ttft_of_leg(placement))
+        booking, usage, model = placement.decode, self.usage, self.serving.model
+        computed = self.first_output_at is not None and not placement.split
+        if computed:
+            assert self.first_output_at is not None
+            booking.learn_prefill(self.first_output_at - booking.at)
         step = self.time_per_token()
         if step is not None:
-            placement.cost.learn_step(placement.running + 1, placement.kv_tokens + self.request.prompt_tokens, step)
-        placement.cost.learn_nothing(prefill=self.ttft is None, step=step is None)
+            booking.cost.learn_step(booking.running + 1, booking.kv_tokens + self.request.prompt_tokens, step)
+        booking.cost.learn_nothing(prefill=not computed, step=step is None)
         output = usage.output_tokens if usage is not None and usage.output_tokens else self.outputs
         if self.request.kind in GENERATES and output:
             model.expected_output += LEARNING_RATE * (output / self.sequences - model.expected_output)
-        if usage is None:
-            return
-        if usage.prompt_tokens is not None and self.prompt.exact:
+        if usage is not None and usage.prompt_tokens is not None and self.prompt.exact:
             self.observer.tokens_compared(model.name, self.prompt.count, usage.prompt_tokens)
-        if usage.cached_tokens is not None and self.prompt.single:
-            self.serving.index.settled(self.keys, endpoint, placement.expected_hit, usage.cached_tokens)
-            if self.prompt.exact:
-                self.observer.hits_compared(model.name, endpoint.name, placement.expected_hit, usage.cached_tokens)
+        if not placement.split:  # what it reports is the prefill engine's figure, which had it from there
+            self._learn_hits(booking, usage)
+
+    def _learn_hits(self, booking: Booking, usage: Usage | None) -> None:
+        assert self.serving is not None
+        assert self.prompt is not None
+        assert self.keys is not None
+        if usage is None or usage.cached_tokens is None or not self.prompt.single:
+            return
+        self.serving.index.settled(self.keys, booking.endpoint, booking.expected_hit, usage.cached_tokens)
+        if self.prompt.exact:
+            name = booking.endpoint.name
+            self.observer.hits_compared(self.model_name, name, booking.expected_hit, usage.cached_tokens)
 
     # What it took
 
@@ -249,10 +270,6 @@ class Exchange:
     def ttft(self) -> float | None:
         """Seconds from arrival to the first event that carries output; None where nothing was streamed."""
         return None if self.first_output_at is None else self.first_output_at - self.arrived
-
-    def ttft_of_leg(self, placement: Placement) -> float:
-        assert self.first_output_at is not None
-        return self.first_output_at - placement.at
 
     def time_per_token(self) -> float | None:
         """Seconds between two events that carry output; None below three of them.
@@ -282,8 +299,7 @@ class Exchange:
         )
 
     def _line(self) -> Settled:
-        request, usage, placed = self.request, self.usage, self.placed
-        endpoint = placed.plan.decode if placed is not None else None
+        request, usage, plan, booked = self.request, self.usage, self.plan, self.booked
         ready_at = self.received_at if self.received_at is not None else self.arrived
         return Settled(
             request_id=self.id,
@@ -292,19 +308,23 @@ class Exchange:
             outcome=self.outcome,
             status=self.status,
             stream=request.stream if request else False,
-            endpoint=endpoint.name if endpoint else None,
+            endpoint=plan.decode.name if plan else None,
             attempts=self.legs,
             prompt_tokens=request.prompt_tokens if request else 0,
             exact=request.exact if request else False,
-            expected_hit=placed.expected_hit if placed else 0,
+            expected_hit=booked.expected_hit if booked else 0,
             duration=self.clock.monotonic() - self.arrived,
             queue_wait=self.queue_wait,
             overhead=max(0.0, self.sent_at - ready_at - self.queue_wait) if self.sent_at is not None else 0.0,
             phase=str(self.phase),
-            match_source=str(request.matches[endpoint.slot].source) if request and endpoint else "none",
+            match_source=str(request.matches[booked.endpoint.slot].source) if request and booked else "none",
             ttft=self.ttft,
             output_tokens=self._output_tokens(),
             reported_prompt_tokens=usage.prompt_tokens if usage else None,
             cached_tokens=usage.cached_tokens if usage else None,
+            plan=plan.reason if plan else "",
+            prefill_endpoint=plan.prefill.name if plan and plan.prefill else None,
+            prefill_time=self.prefill_time,
+            fallback=self.fallback,
             error=self.error,
         )

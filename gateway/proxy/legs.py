@@ -1,4 +1,5 @@
-"""What a leg is, how it can fail, and what a failure means. Pure: upstream.py does it, director.py acts on it.
+"""What a leg is, how it can fail, and what a failure means. Pure: upstream.py does it, director.py and handover.py act
+on it.
 
 The one rule behind the table: a leg may be sent again only while nothing of an answer is the client's, and a request
 that may have killed an engine gets one more, not the fleet.
@@ -10,6 +11,11 @@ refused, or reset before anything was sent       another endpoint; free
 idle keep-alive connection died                  the same endpoint on a fresh connection, inside upstream.py; free
 502, 503, 504, no head in time                   another endpoint; counts as an attempt
 engine died after the body was sent, or says so  one more attempt in all: a request can be what kills an engine
+prefill leg: 4xx                                 the client's, unchanged
+prefill leg: no good answer, or an incomplete    the decode leg alone computes the prompt; free
+decode leg older than its KV's lease             the same, without KV parameters
+decode leg with KV parameters: 500, an error as  the same endpoint once more, without them; free
+its first event, or no first event in time
 any other answer of the engine                   the client's, unchanged
 after commit                                     the stream ends with an error event; never a second engine
 ===============================================  =============================================================
@@ -38,10 +44,23 @@ BUDGET_RESERVE = 10.0
 
 @dataclass(frozen=True, slots=True)
 class Leg:
-    """One upstream request: everything but the connection. ``path`` begins with a slash."""
+    """One upstream request: everything but the connection. ``path`` begins with a slash.
+
+    ``head``: seconds to the answer's head or first event, where they are fewer than for any other leg.
+    """
 
     endpoint: Endpoint
     path: str
+    headers: list[tuple[str, str]]
+    body: bytes
+    head: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class HeldAnswer:
+    """An engine's error that another endpoint may better: the client's, should none do so."""
+
+    status: int
     headers: list[tuple[str, str]]
     body: bytes
 
@@ -72,14 +91,22 @@ class Cause(StrEnum):
 
 
 class LegFailed(Exception):
-    """A leg that failed before commit, or an answer that broke after it. ``detail`` holds no credentials."""
+    """A leg that failed before commit, or an answer that broke after it. ``detail`` holds no credentials.
 
-    def __init__(self, cause: Cause, endpoint: Endpoint, detail: str, status: int | None = None) -> None:
+    ``held``: what the engine answered, where it did.
+    """
+
+    def __init__(self, cause: Cause, endpoint: Endpoint, detail: str, held: HeldAnswer | None = None) -> None:
         super().__init__(f"{endpoint.name}: {cause}: {detail}")
         self.cause = cause
         self.endpoint = endpoint
         self.detail = detail
-        self.status = status
+        self.held = held
+
+    @property
+    def result(self) -> str:
+        """The word for it in metrics."""
+        return f"status-{self.held.status}" if self.cause is Cause.STATUS and self.held else str(self.cause)
 
     def error(self) -> GatewayError:
         """What the client is told when no attempt is left. The engine's address is not the client's business."""
@@ -117,6 +144,10 @@ class Attempts:
         self.sent = 0
         self.failed_on: set[int] = set()
         """Slots that failed this request: they are no candidates again."""
+
+    def died(self) -> None:
+        """A prefill leg's engine died of it, perhaps: one death in all may be tried to cure."""
+        self._deaths += 1
 
     def may_try_another(self, failure: LegFailed) -> bool:
         """Book ``failure``; true if the request may be placed again, on an endpoint not in ``failed_on``."""

@@ -1,7 +1,6 @@
 """From the engine to the client: bytes through, observed but not rewritten.
 
-Until commit nothing has gone to the client, headers included, and a ``LegFailed`` leaves here for the director to try
-again. After it, a failure ends the stream with an error event.
+What comes here is committed. From now on a failure ends the stream with an error event, never with another engine.
 """
 
 from __future__ import annotations
@@ -15,9 +14,9 @@ from gateway.api.errors import sse_error
 from gateway.api.events import EventObserver
 from gateway.api.headers import back
 from gateway.api.usage import read_usage
-from gateway.proxy.exchange import Exchange, HeldAnswer, Phase
-from gateway.proxy.legs import ENGINE_DEAD, Cause, LegFailed
-from gateway.proxy.upstream import Answer
+from gateway.proxy.commit import Committed
+from gateway.proxy.exchange import Exchange, Phase
+from gateway.proxy.legs import HeldAnswer, LegFailed
 
 SLICE = 256 * 1024
 """Bytes of an unstreamed answer that the client must take within the idle timeout, so that slow is not stalled."""
@@ -27,41 +26,25 @@ class ClientGone(Exception):
     """The client closed its connection, or took nothing for too long."""
 
 
-async def relay_whole(answer: Answer, http: web.BaseRequest, exchange: Exchange, *, idle: float) -> web.StreamResponse:
-    """An unstreamed answer: the client's once it is complete. Raises LegFailed before that, ClientGone after."""
-    answer.committed()
-    body = await answer.read()
-    if answer.status == 500 and ENGINE_DEAD in body:
-        exchange.held = HeldAnswer(answer.status, answer.headers, body)
-        raise LegFailed(Cause.ENGINE_DEAD, answer.endpoint, "the engine says that it is dead", status=answer.status)
-    usage = read_usage(body, exchange.route.kind) if answer.status == 200 else None
-    exchange.answered(answer.status, usage)
-    return await _write(answer.status, answer.headers, body, http, exchange.id, idle)
+async def relay(committed: Committed, http: web.BaseRequest, exchange: Exchange, *, idle: float) -> web.StreamResponse:
+    """Hand ``committed`` to the client. ``idle``: seconds that it may take nothing. Raises ClientGone."""
+    if committed.events is not None:
+        return await _stream(committed, committed.events, http, exchange, idle)
+    usage = read_usage(committed.data, exchange.route.kind) if committed.status == 200 else None
+    exchange.answered(committed.status, usage)
+    return await _whole(committed.status, committed.headers, committed.data, http, exchange.id, idle)
 
 
 async def relay_held(held: HeldAnswer, http: web.BaseRequest, exchange: Exchange, *, idle: float) -> web.StreamResponse:
-    """An engine's error that no other endpoint bettered, unchanged."""
+    """An engine's error that no other endpoint bettered, unchanged. Raises ClientGone."""
     exchange.answered(held.status, None)
-    return await _write(held.status, held.headers, held.body, http, exchange.id, idle)
+    return await _whole(held.status, held.headers, held.body, http, exchange.id, idle)
 
 
-async def relay_stream(answer: Answer, http: web.BaseRequest, exchange: Exchange, *, idle: float) -> web.StreamResponse:
-    """A streamed answer: the client's from its first event that is neither a comment nor an error.
-
-    ``idle``: seconds that the client may take nothing. Raises LegFailed before commit, ClientGone after.
-    """
-    events = EventObserver(exchange.route.kind)
-    held: list[bytes] = []
-    while not events.committed and events.error is None:
-        data = await answer.chunk()
-        if not data:
-            raise LegFailed(Cause.GARBAGE, answer.endpoint, "a stream that ended without an event")
-        held.append(data)
-        events.feed(data)
-    if events.error is not None and ENGINE_DEAD in events.error:
-        raise LegFailed(Cause.ENGINE_DEAD, answer.endpoint, "the engine says that it is dead")
-
-    answer.committed()
+async def _stream(
+    committed: Committed, events: EventObserver, http: web.BaseRequest, exchange: Exchange, idle: float
+) -> web.StreamResponse:
+    answer, data = committed.answer, committed.data
     exchange.phase = Phase.STREAMING
     exchange.status = answer.status
     response = web.StreamResponse(status=answer.status, headers=_head(answer.headers, exchange.id))
@@ -69,7 +52,6 @@ async def relay_stream(answer: Answer, http: web.BaseRequest, exchange: Exchange
         response.enable_chunked_encoding()
     try:
         await response.prepare(http)
-        data = b"".join(held)
         try:
             while data:
                 async with asyncio.timeout(idle):
@@ -91,7 +73,7 @@ async def relay_stream(answer: Answer, http: web.BaseRequest, exchange: Exchange
     return response
 
 
-async def _write(
+async def _whole(
     status: int, headers: list[tuple[str, str]], body: bytes, http: web.BaseRequest, request_id: str, idle: float
 ) -> web.StreamResponse:
     response = web.StreamResponse(status=status, headers=_head(headers, request_id))

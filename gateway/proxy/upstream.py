@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import io
 import ssl
+from dataclasses import replace
 from types import SimpleNamespace, TracebackType
 from typing import Any, Self
 
@@ -24,6 +25,9 @@ KEEP_ALIVE = 4.0
 MAX_ANSWER = 256 * 1024 * 1024
 """Bytes of an unstreamed answer that are held until it is complete: 16 times the largest batch of embeddings that vLLM
 gives at its defaults."""
+
+MAX_SMALL = 1024 * 1024
+"""Bytes of an answer to a question beside the requests: a bootstrap server's has about 100 for each worker."""
 
 LARGE_BODY = 1024 * 1024
 """Bytes above which a body is written in pieces, so that one client's upload does not hold the loop."""
@@ -57,11 +61,12 @@ class Upstream:
         """
         assert self._kept is not None, "start() comes first"
         assert self._fresh is not None
-        answer = Answer(leg.endpoint, self._timeouts)
+        timeouts = self._timeouts if leg.head is None else replace(self._timeouts, head=leg.head)
+        answer = Answer(leg.endpoint, timeouts)
         try:
             await answer.open(self._kept, leg)
         except _StaleConnection:
-            answer = Answer(leg.endpoint, self._timeouts)
+            answer = Answer(leg.endpoint, timeouts)
             try:
                 await answer.open(self._fresh, leg)
             except LegFailed as failure:
@@ -70,6 +75,20 @@ class Upstream:
                     raise LegFailed(Cause.DIED, leg.endpoint, failure.detail) from failure
                 raise
         return answer
+
+    async def get(self, url: str, timeout: float) -> bytes:
+        """The body of a 200, of at most ``MAX_SMALL`` bytes, within ``timeout`` seconds. Raises Unreachable."""
+        assert self._fresh is not None, "start() comes first"
+        try:
+            async with asyncio.timeout(timeout), self._fresh.get(url, allow_redirects=False) as response:
+                body = await response.content.read(MAX_SMALL + 1)
+                while len(body) <= MAX_SMALL and (more := await response.content.read(MAX_SMALL)):
+                    body += more
+        except (aiohttp.ClientError, OSError) as error:
+            raise Unreachable(f"{url}: {type(error).__name__}: {error}") from error
+        if response.status != 200 or len(body) > MAX_SMALL:
+            raise Unreachable(f"{url}: HTTP {response.status}, {len(body)} bytes")
+        return body
 
     def _session(self, *, force_close: bool) -> aiohttp.ClientSession:
         reuse: dict[str, Any] = {"force_close": True} if force_close else {"keepalive_timeout": KEEP_ALIVE}
@@ -90,6 +109,10 @@ class Upstream:
             max_line_size=MAX_HEADER,
             max_field_size=MAX_HEADER,
         )
+
+
+class Unreachable(Exception):
+    """A question to an engine beside its requests was not answered."""
 
 
 class _StaleConnection(Exception):

@@ -1,0 +1,93 @@
+"""From an answer's head to the moment at which it is the client's: its first event, or, unstreamed, its whole body.
+
+Nothing here knows the client: what fails leaves as a ``LegFailed``, and may be tried again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Self
+
+from gateway.api.events import EventObserver
+from gateway.framework import Kind
+from gateway.proxy.legs import ENGINE_DEAD, RETRY_STATUSES, Cause, HeldAnswer, LegFailed
+from gateway.proxy.upstream import Answer
+
+
+@dataclass(slots=True)
+class Committed:
+    """An answer that may be relayed; a context manager that leaves no connection behind.
+
+    ``data``: the whole body, or what has come of a stream. ``events``: what was seen in it; None: it is no stream.
+    ``companion``: a prefill leg that still runs, and ends with this answer at the latest.
+    """
+
+    answer: Answer
+    data: bytes
+    events: EventObserver | None = None
+    companion: asyncio.Task[Committed] | None = None
+
+    @property
+    def status(self) -> int:
+        return self.answer.status
+
+    @property
+    def headers(self) -> list[tuple[str, str]]:
+        return self.answer.headers
+
+    @property
+    def failed(self) -> bool:
+        """An engine's own failure: a 500, or a stream that begins with an error. vLLM says nothing else when it cannot
+        fetch a request's KV."""
+        return self.status == 500 or (self.events is not None and self.events.error is not None)
+
+    def accompany(self, companion: asyncio.Task[Committed]) -> None:
+        """Let a prefill leg run on beside this answer. How it ends is nobody's business any more."""
+        self.companion = companion
+        companion.add_done_callback(lambda task: task.cancelled() or task.exception())
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        self.answer.abort()
+        if self.companion is not None:
+            self.companion.cancel()
+
+
+async def commit(answer: Answer, kind: Kind) -> Committed:
+    """Read ``answer`` until it may be the client's. Raises LegFailed, and closes it, if that does not come."""
+    try:
+        if answer.status in RETRY_STATUSES:
+            held = HeldAnswer(answer.status, answer.headers, await answer.read())
+            raise LegFailed(Cause.STATUS, answer.endpoint, f"HTTP {answer.status}", held)
+        return await (_stream(answer, kind) if answer.is_event_stream else _whole(answer))
+    except BaseException:
+        answer.abort()
+        raise
+
+
+async def _whole(answer: Answer) -> Committed:
+    answer.committed()
+    body = await answer.read()
+    if answer.status == 500 and ENGINE_DEAD in body:
+        held = HeldAnswer(answer.status, answer.headers, body)
+        raise LegFailed(Cause.ENGINE_DEAD, answer.endpoint, "the engine says that it is dead", held)
+    return Committed(answer, body)
+
+
+async def _stream(answer: Answer, kind: Kind) -> Committed:
+    events = EventObserver(kind)
+    parts: list[bytes] = []
+    while not events.committed and events.error is None:
+        data = await answer.chunk()
+        if not data:
+            raise LegFailed(Cause.GARBAGE, answer.endpoint, "a stream that ended without an event")
+        parts.append(data)
+        events.feed(data)
+    if events.error is not None and ENGINE_DEAD in events.error:
+        raise LegFailed(Cause.ENGINE_DEAD, answer.endpoint, "the engine says that it is dead")
+    answer.committed()
+    return Committed(answer, b"".join(parts), events)

@@ -1,0 +1,63 @@
+"""What the gateway wants of a connector: the bodies of the two legs, and how long the KV between them lives."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from typing import Protocol
+
+from gateway.api.body import JsonBody
+from gateway.framework import Endpoint, Kind
+
+Fetch = Callable[[str], Awaitable[bytes]]
+"""``GET`` a URL of an engine's: the body of its 200. Raises HandoverFailed."""
+
+
+class HandoverFailed(Exception):
+    """The KV does not get from one engine to the other. ``cause``: a word for metrics. ``detail``: for the log."""
+
+    def __init__(self, cause: str, detail: str = "") -> None:
+        super().__init__(f"{cause}: {detail}" if detail else cause)
+        self.cause = cause
+        self.detail = detail
+
+
+@dataclass(frozen=True, slots=True)
+class Pair:
+    """The two endpoints of one request. ``bootstrap_port``: of the prefill engine."""
+
+    kind: Kind
+    prefill: Endpoint
+    decode: Endpoint
+    bootstrap_port: int
+
+
+class Transfer(Protocol):
+    """One request's hand-over.
+
+    ``lease``: seconds after the prefill's answer in which its KV may be fetched; None: it needs nobody to wait for it,
+    nor the prefill engine to be alive.
+    """
+
+    lease: float | None
+
+    def prefill(self, body: JsonBody) -> JsonBody:
+        """The prefill leg's body, of the client's."""
+        ...
+
+    def decode(self, body: JsonBody, answer: bytes) -> JsonBody:
+        """The decode leg's body, of the client's and the prefill's ``answer`` (empty where both are sent at once).
+
+        Raises HandoverFailed where the answer does not hold what the decode engine needs: it would hang or die of it.
+        """
+        ...
+
+
+class Connector(Protocol):
+    """``at_once``: both legs are sent together, since each waits for the other."""
+
+    at_once: bool
+
+    async def open(self, pair: Pair) -> Transfer:
+        """Begin one request's hand-over. Raises HandoverFailed."""
+        ...

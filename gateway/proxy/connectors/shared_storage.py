@@ -1,0 +1,29 @@
+"""A store that both engines have (vLLM's ExampleConnector, MooncakeStoreConnector, an offload tier that is shared): the
+prefill engine writes the KV there, the decode engine finds it by its tokens. No parameters.
+"""
+
+from __future__ import annotations
+
+from gateway.api.body import JsonBody
+from gateway.proxy.connectors.contract import Pair
+from gateway.proxy.connectors.one_token import one_token
+
+
+class SharedStorage:
+    at_once = False
+
+    async def open(self, pair: Pair) -> SharedStorageTransfer:
+        return SharedStorageTransfer(pair)
+
+
+class SharedStorageTransfer:
+    lease: float | None = None
+
+    def __init__(self, pair: Pair) -> None:
+        self._kind = pair.kind
+
+    def prefill(self, body: JsonBody) -> JsonBody:
+        return one_token(body, self._kind)
+
+    def decode(self, body: JsonBody, answer: bytes) -> JsonBody:
+        return body

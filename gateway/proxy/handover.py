@@ -1,0 +1,200 @@
+"""A request whose prompt is computed on one engine and whose answer on another: both legs, until an answer commits.
+
+Rules: the decode leg gets the KV's parameters whole or not at all; parameters that were sent once are spent, since the
+blocks behind them may be another request's by then; whatever fails on the way, the decode endpoint can compute the
+prompt itself, and does, unless the plan is strict.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Coroutine, Mapping
+from random import Random
+from typing import Any
+
+from gateway.api.body import JsonBody
+from gateway.api.usage import read_usage
+from gateway.errors import GatewayError, PluginFailed, UpstreamError, UpstreamTimeout
+from gateway.fleet.fleet import Fleet
+from gateway.framework import Clock, Endpoint, Observer, Plan, TaskSet
+from gateway.proxy.commit import Committed
+from gateway.proxy.connectors import Connector, HandoverFailed, Pair, connectors
+from gateway.proxy.exchange import Exchange, Phase
+from gateway.proxy.forward import Forwarder
+from gateway.proxy.legs import Cause, LegFailed
+from gateway.proxy.placement import Parcel
+from gateway.proxy.settings import TimeoutSettings
+from gateway.proxy.upstream import Unreachable, Upstream
+
+log = logging.getLogger("kvgate.handover")
+
+
+class Handover:
+    """Carries split plans out. Holds no state of any request: an ``Exchange`` does."""
+
+    def __init__(
+        self,
+        *,
+        forwarder: Forwarder,
+        upstream: Upstream,
+        fleet: Fleet,
+        timeouts: TimeoutSettings,
+        clock: Clock,
+        observer: Observer,
+        random: Random,
+    ) -> None:
+        self._forwarder = forwarder
+        self._upstream = upstream
+        self._fleet = fleet
+        self._timeouts = timeouts
+        self._clock = clock
+        self._observer = observer
+        self._tasks = TaskSet()
+        self._connectors: Mapping[str, Connector] = connectors(self._fetch, clock.monotonic, random)
+
+    async def commit(self, exchange: Exchange, plan: Plan) -> Committed:
+        """Send both legs of ``plan``. Raises LegFailed of the decode leg; GatewayError where a strict plan fails."""
+        assert plan.prefill is not None
+        assert isinstance(exchange.body, JsonBody)
+        connector = self._connectors.get(plan.connector)
+        if connector is None:
+            raise PluginFailed(f"the handler planned the connector {plan.connector!r}, which there is not")
+        try:
+            if connector.at_once:
+                return await self._at_once(connector, exchange, plan, plan.prefill, exchange.body)
+            return await self._in_turn(connector, exchange, plan, plan.prefill, exchange.body)
+        except HandoverFailed as failure:
+            names = plan.prefill.name, plan.decode.name
+            log.info("request %s: no hand-over from %s to %s: %s", exchange.id, *names, failure)
+            if plan.strict:
+                raise _error(failure) from failure
+            exchange.falls_back(failure.cause)
+        return await self._forwarder.forward(exchange, plan.decode, exchange.body)
+
+    async def _in_turn(
+        self, connector: Connector, exchange: Exchange, plan: Plan, prefill: Endpoint, body: JsonBody
+    ) -> Committed:
+        parcel = exchange.parcel
+        if parcel is None:
+            transfer = await connector.open(self._pair(exchange, plan, prefill))
+            exchange.phase = Phase.PREFILL
+            try:
+                answered = await self._prefill(exchange, prefill, transfer.prefill(body), alone=True)
+            except HandoverFailed:
+                exchange.phase = Phase.BEFORE_COMMIT
+                raise
+            exchange.phase = Phase.BEFORE_COMMIT
+            if answered.status != 200:
+                return answered
+            parcel = exchange.parcel = Parcel(prefill, transfer, answered.data, self._clock.monotonic())
+        leg = parcel.transfer.decode(body, parcel.answer)
+        if (lease := parcel.transfer.lease) is not None:
+            if self._clock.monotonic() - parcel.at > lease:
+                raise HandoverFailed("expired", f"the prefill ended more than {lease:g} s ago")
+            if not prefill.engine.up:
+                raise HandoverFailed("prefill-down", prefill.engine.down_reason)
+        try:
+            committed = await self._decode(exchange, plan.decode, leg)
+        except LegFailed as failure:
+            if failure.cause.sent:
+                exchange.parcel = None
+            raise
+        exchange.parcel = None
+        return committed
+
+    async def _at_once(
+        self, connector: Connector, exchange: Exchange, plan: Plan, prefill: Endpoint, body: JsonBody
+    ) -> Committed:
+        transfer = await connector.open(self._pair(exchange, plan, prefill))
+        # The decode leg's first: should its connection be refused at once, no engine computes for nothing.
+        second = self._start(self._decode(exchange, plan.decode, transfer.decode(body, b"")), exchange)
+        first = self._start(self._prefill(exchange, prefill, transfer.prefill(body), alone=False), exchange)
+        committed: Committed | None = None
+        try:
+            await asyncio.wait((first, second), return_when=asyncio.FIRST_COMPLETED)
+            if not second.done() and (answered := first.result()).status != 200:
+                return answered
+            committed = await second
+            return committed
+        finally:
+            # Whichever is still on its way waits for the other, which is gone; but one that has begun to hand its KV
+            # to an answer that goes to the client may finish.
+            if committed is not None and not first.done():
+                committed.accompany(first)
+            else:
+                await _end(first, second, keep=committed)
+
+    async def _prefill(self, exchange: Exchange, endpoint: Endpoint, body: JsonBody, *, alone: bool) -> Committed:
+        """The prefill leg's whole answer: a 200, or a 4xx, which is the client's. Raises HandoverFailed.
+
+        ``alone``: nothing but the prompt's computing is in its time.
+        """
+        began = self._clock.monotonic()
+        try:
+            answered = await self._forwarder.forward(exchange, endpoint, body, head=self._timeouts.prefill)
+        except LegFailed as failure:
+            exchange.prefilled(failure.result)
+            if failure.cause.killed:
+                assert exchange.attempts is not None
+                exchange.attempts.died()
+            cause = "status" if failure.cause is Cause.STATUS else failure.cause
+            raise HandoverFailed(f"prefill-{cause}", failure.detail) from failure
+        with answered:
+            if 400 <= answered.status <= 499:
+                exchange.prefilled("engine_error")
+                return answered
+            if answered.status != 200 or answered.events is not None:
+                exchange.prefilled("engine_error")
+                word = "status" if answered.status != 200 else "malformed"
+                raise HandoverFailed(f"prefill-{word}", f"HTTP {answered.status}")
+            seconds = self._clock.monotonic() - began
+            exchange.prefilled(
+                "ok", usage=read_usage(answered.data, exchange.route.kind), seconds=seconds if alone else None
+            )
+            return answered
+
+    async def _decode(self, exchange: Exchange, endpoint: Endpoint, body: JsonBody) -> Committed:
+        """The decode leg that fetches its KV. Raises LegFailed, or HandoverFailed where it may be cured without."""
+        assert exchange.request is not None
+        began = self._clock.monotonic()
+        # The head of an unstreamed answer comes after its last token: only a stream shows in time that it is stuck.
+        head = min(self._timeouts.handover, self._timeouts.head) if exchange.request.stream else None
+        try:
+            committed = await self._forwarder.forward(exchange, endpoint, body, head=head)
+        except LegFailed as failure:
+            if failure.cause is Cause.HEAD_TIMEOUT and head is not None:
+                raise HandoverFailed("decode-stuck", failure.detail) from failure
+            raise
+        if committed.failed:
+            with committed:
+                raise HandoverFailed("decode-error", f"HTTP {committed.status}")
+        if committed.status == 200:
+            self._observer.handed_over(exchange.model_name, self._clock.monotonic() - began)
+        return committed
+
+    def _start(self, leg: Coroutine[Any, Any, Committed], exchange: Exchange) -> asyncio.Task[Committed]:
+        return self._tasks.start(leg, name=f"leg of {exchange.id}", awaited=True)
+
+    def _pair(self, exchange: Exchange, plan: Plan, prefill: Endpoint) -> Pair:
+        return Pair(exchange.route.kind, prefill, plan.decode, self._fleet.bootstrap_port(prefill))
+
+    async def _fetch(self, url: str) -> bytes:
+        try:
+            return await self._upstream.get(url, self._timeouts.connect)
+        except Unreachable as error:
+            raise HandoverFailed("bootstrap", str(error)) from error
+
+
+async def _end(*legs: asyncio.Task[Committed], keep: Committed | None) -> None:
+    """Cancel what is still on its way, wait until it is gone, and close what came nevertheless, but ``keep``."""
+    for leg in legs:
+        leg.cancel()
+    for result in await asyncio.gather(*legs, return_exceptions=True):
+        if isinstance(result, Committed) and result is not keep:
+            result.answer.abort()
+
+
+def _error(failure: HandoverFailed) -> GatewayError:
+    kind = UpstreamTimeout if failure.cause.endswith(("timeout", "stuck")) else UpstreamError
+    return kind(f"the hand-over between the prefill and the decode engine failed ({failure.cause})")
