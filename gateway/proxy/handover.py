@@ -135,9 +135,8 @@ class Handover:
             answered = await self._forwarder.forward(exchange, endpoint, body, head=self._timeouts.prefill)
         except LegFailed as failure:
             exchange.prefilled(failure.result)
-            if failure.cause.killed:
-                assert exchange.attempts is not None
-                exchange.attempts.died()
+            assert exchange.attempts is not None
+            exchange.attempts.prefill_failed(failure)
             cause = "status" if failure.cause is Cause.STATUS else failure.cause
             raise HandoverFailed(f"prefill-{cause}", failure.detail) from failure
         with answered:

@@ -145,9 +145,10 @@ class Attempts:
         self.failed_on: set[int] = set()
         """Slots that failed this request: they are no candidates again."""
 
-    def died(self) -> None:
-        """A prefill leg's engine died of it, perhaps: one death in all may be tried to cure."""
-        self._deaths += 1
+    def prefill_failed(self, failure: LegFailed) -> None:
+        """Book a prefill leg's failure: the decode leg goes on alone. One death in all may be tried to cure."""
+        self.failed_on.add(failure.endpoint.slot)
+        self._deaths += failure.cause.killed
 
     def may_try_another(self, failure: LegFailed) -> bool:
         """Book ``failure``; true if the request may be placed again, on an endpoint not in ``failed_on``."""
