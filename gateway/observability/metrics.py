@@ -8,7 +8,7 @@ What each series means and what to watch is in docs/metrics.md, which a test hol
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Generic, TypeVar
 
 from prometheus_client import CONTENT_TYPE_PLAIN_0_0_4, CollectorRegistry, Counter, Histogram, generate_latest
@@ -98,6 +98,26 @@ class Metrics(Observer):
         )
         self._disconnects = self._counter("client_disconnects", "Clients that went away, by phase.", "model", "phase")
 
+        self._plans = self._counter("plans", "Handlers' plans, by what they decided.", "model", "reason")
+        self._prefill_leg = self._histogram(
+            "prefill_leg_seconds",
+            "Separate prefill legs that were answered, from sending to the answer's end.",
+            buckets.PREFILL_LEG,
+            "model",
+        )
+        self._handover = self._histogram(
+            "handover_seconds",
+            "Decode legs that fetched their KV, from sending to the first event (unstreamed: the whole answer).",
+            buckets.HANDOVER,
+            "model",
+        )
+        self._fallbacks = self._counter(
+            "handover_fallbacks",
+            "Requests whose prefill was to be another engine's, and that the decode engine computed itself.",
+            "model",
+            "cause",
+        )
+
         self._prompt_tokens = self._counter("prompt_tokens", "Prompt tokens of requests sent to an engine.", "model")
         self._output_tokens = self._counter("output_tokens", "Output tokens, where the answer tells them.", "model")
         self._estimates = self._counter(
@@ -153,6 +173,18 @@ class Metrics(Observer):
         if endpoint not in self._present.hidden:
             self._attempts[model, endpoint, leg, result].inc()
 
+    def planned(self, model: str, reason: str) -> None:
+        self._plans[model, reason].inc()
+
+    def prefilled(self, model: str, seconds: float) -> None:
+        self._prefill_leg[model,].observe(seconds)
+
+    def handed_over(self, model: str, seconds: float) -> None:
+        self._handover[model,].observe(seconds)
+
+    def fell_back(self, model: str, cause: str) -> None:
+        self._fallbacks[model, cause].inc()
+
     def in_flight(self, endpoint: str, change: int) -> None:
         present = self._present
         count = max(0, present.in_flight.get(endpoint, 0) + change)
@@ -199,6 +231,12 @@ class Metrics(Observer):
         if ok:
             self._present.scraped[engine] = at
 
+    def kv_transfers(self, endpoint: str, expired: float, fetching: Mapping[str, int]) -> None:
+        present = self._present
+        present.hidden.pop(endpoint, None)  # only endpoints that are there are scraped: this one is back
+        present.expired[endpoint] = expired
+        present.fetching[endpoint] = fetching
+
     def engine_dropped(self, engine: str) -> None:
         self._present.engines.pop(engine, None)
         self._present.scraped.pop(engine, None)
@@ -212,7 +250,8 @@ class Metrics(Observer):
             del present.hidden[next(iter(present.hidden))]
         if not present.in_flight.get(endpoint):
             present.in_flight.pop(endpoint, None)
-        present.streams.pop(endpoint, None)
+        for known in (present.streams, present.expired, present.fetching):
+            known.pop(endpoint, None)
         for family in (
             self._attempts,
             self._expected,

@@ -7,7 +7,7 @@ goes when the state changes: a scrape shows one state, never a former one.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
 from prometheus_client.core import GaugeMetricFamily
 from prometheus_client.registry import Collector
@@ -20,6 +20,8 @@ class Present(Collector):
 
     ``in_flight``: requests by endpoint. ``queued``: requests by model. ``engines``: (up, why not). ``scraped``:
     Clock.monotonic() of the last good scrape by engine. ``streams``: state by endpoint. ``blocks``: by model.
+    ``expired``: the engine's own count of KV leases that ran out, by endpoint. ``fetching``: by endpoint, its waiting
+    requests by the stage of fetching their KV. The mappings in it are replaced, never changed.
     ``hidden``: endpoints that are dropped, though requests on them may still run.
     """
 
@@ -32,6 +34,8 @@ class Present(Collector):
         self.scraped: dict[str, float] = {}
         self.streams: dict[str, str] = {}
         self.blocks: dict[str, int] = {}
+        self.expired: dict[str, float] = {}
+        self.fetching: dict[str, Mapping[str, int]] = {}
         self.hidden: dict[str, None] = {}
 
     def collect(self) -> Iterator[GaugeMetricFamily]:
@@ -82,6 +86,19 @@ class Present(Collector):
             "Block keys in a model's cache index.",
             {(name,): count for name, count in self.blocks.copy().items()},
             "model",
+        )
+        yield _gauge(
+            "kvgate_engine_kv_expired_requests",
+            "The engine's own count, since its start: requests whose KV it computed for another, and nobody fetched.",
+            {(name,): count for name, count in self.expired.copy().items()},
+            "endpoint",
+        )
+        yield _gauge(
+            "kvgate_engine_kv_fetching_requests",
+            "Requests that wait in the engine, by the stage of fetching their KV from another engine.",
+            {(name, stage): count for name, at in self.fetching.copy().items() for stage, count in at.items()},
+            "endpoint",
+            "stage",
         )
 
 

@@ -2,12 +2,25 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from dataclasses import dataclass
+
 from structlog.typing import FilteringBoundLogger
 
 from gateway.framework import Clock, Observer, Settled
 
-# A plugin that fails fails on every request: its traceback is worth a line a minute, the counter has the rest.
+# Seconds. A plugin that fails fails on every request, and so expire the leases of an engine whose peer cannot reach it:
+# that is worth a line a minute, the counters have the rest.
 _REPEAT_AFTER = 60.0
+
+
+@dataclass(slots=True)
+class _Expired:
+    """An endpoint's expired leases: its counter as last seen, how many of them are not yet told, and when some were."""
+
+    counter: float
+    untold: float = 0.0
+    told_at: float | None = None
 
 
 class RequestLog(Observer):
@@ -19,6 +32,7 @@ class RequestLog(Observer):
         self._requests = requests
         self._said: set[tuple[str, ...]] = set()
         self._failed: dict[tuple[str, str], tuple[float | None, int]] = {}
+        self._expired: dict[str, _Expired] = {}
 
     def settled(self, request: Settled) -> None:
         if not self._requests:
@@ -61,6 +75,28 @@ class RequestLog(Observer):
     def kv_gap(self, endpoint: str, result: str) -> None:
         self._log.warning("gap in the KV event stream", endpoint=endpoint, result=result)
 
+    def kv_transfers(self, endpoint: str, expired: float, fetching: Mapping[str, int]) -> None:
+        seen = self._expired.setdefault(endpoint, _Expired(expired))
+        # A counter that fell has begun anew with its engine, which lost the KV itself: nothing was left to expire.
+        seen.untold += max(0.0, expired - seen.counter)
+        seen.counter = expired
+        if not seen.untold:
+            return
+        now = self._clock.monotonic()
+        if seen.told_at is not None and now - seen.told_at < _REPEAT_AFTER:
+            return
+        self._log.warning(
+            "KV that was computed for another engine expired before that one fetched it: the decode engines are "
+            "overloaded and fetch too late, or cannot reach this engine's side channel (set "
+            "VLLM_NIXL_SIDE_CHANNEL_HOST on it to an address that they reach; its default is localhost)",
+            endpoint=endpoint,
+            expired=int(seen.untold),
+        )
+        seen.untold, seen.told_at = 0.0, now
+
+    def endpoint_dropped(self, endpoint: str) -> None:
+        self._expired.pop(endpoint, None)
+
     def _first(self, *what: str) -> bool:
         """Whether this is said for the first time. Bounded: models, reasons and plugins are configured."""
         if what in self._said:
@@ -90,6 +126,10 @@ def request_fields(request: Settled) -> dict[str, object]:
         "duration": _seconds(request.duration),
         "queue_wait": _seconds(request.queue_wait),
         "overhead": _seconds(request.overhead),
+        "plan": request.plan or None,
+        "prefill_endpoint": request.prefill_endpoint,
+        "prefill_time": _seconds(request.prefill_time),
+        "fallback": request.fallback,
         "error": request.error,
     }
     if request.reported_prompt_tokens not in (None, request.prompt_tokens):

@@ -20,3 +20,5 @@ def test_the_default_timeouts_are_within_the_last_bucket() -> None:
     assert buckets.TTFT[-1] >= 300  # timeouts.head
     assert buckets.DURATION[-1] >= 3600  # timeouts.total
     assert buckets.QUEUE_WAIT[-1] >= 30  # limits.queue_timeout
+    assert buckets.PREFILL_LEG[-1] >= 120  # timeouts.prefill
+    assert buckets.HANDOVER[-1] >= 60  # timeouts.handover

@@ -124,6 +124,36 @@ def test_kv_cache(metrics) -> None:
     assert value(metrics, "kvgate_kv_index_blocks", model="m") == 1234
 
 
+def test_plans_legs_and_hand_overs(metrics) -> None:
+    metrics.planned("m", "split")
+    metrics.planned("m", "split")
+    metrics.planned("m", "short")
+    metrics.attempted("m", "p", "prefill", "ok")
+    metrics.prefilled("m", 0.3)
+    metrics.handed_over("m", 0.05)
+    metrics.fell_back("m", "late")
+    assert value(metrics, "kvgate_plans_total", model="m", reason="split") == 2
+    assert value(metrics, "kvgate_plans_total", model="m", reason="short") == 1
+    assert value(metrics, "kvgate_attempts_total", model="m", endpoint="p", leg="prefill", result="ok") == 1
+    assert value(metrics, "kvgate_prefill_leg_seconds_sum", model="m") == pytest.approx(0.3)
+    assert value(metrics, "kvgate_handover_seconds_bucket", model="m", le="0.04") == 0
+    assert value(metrics, "kvgate_handover_seconds_bucket", model="m", le="0.07") == 1
+    assert value(metrics, "kvgate_handover_fallbacks_total", model="m", cause="late") == 1
+
+
+def test_what_engines_say_of_their_transfers(metrics) -> None:
+    metrics.kv_transfers("p", 7.0, {})
+    metrics.kv_transfers("d", 0.0, {"waiting_to_start": 3, "in_progress": 1})
+    metrics.kv_transfers("d", 0.0, {"waiting_to_start": 0, "in_progress": 2})
+    assert value(metrics, "kvgate_engine_kv_expired_requests", endpoint="p") == 7
+    assert value(metrics, "kvgate_engine_kv_expired_requests", endpoint="d") == 0
+    assert value(metrics, "kvgate_engine_kv_fetching_requests", endpoint="d", stage="waiting_to_start") == 0
+    assert value(metrics, "kvgate_engine_kv_fetching_requests", endpoint="d", stage="in_progress") == 2
+    assert labelled(metrics, "endpoint", "p") == {"kvgate_engine_kv_expired_requests"}
+    metrics.kv_transfers("d", 0.0, {})
+    assert labelled(metrics, "endpoint", "d") == {"kvgate_engine_kv_expired_requests"}
+
+
 def test_an_engine_that_is_dropped_takes_its_series_along(metrics) -> None:
     metrics.engine_state("e", False, "refused")
     metrics.scraped("e", True, 1000.0)
@@ -147,11 +177,12 @@ def test_an_endpoint_that_is_dropped_takes_its_series_along(metrics) -> None:
     for endpoint in ("a", "b"):
         metrics.in_flight(endpoint, 1)
         metrics.kv_stream(endpoint, "live")
+        metrics.kv_transfers(endpoint, 1.0, {"in_progress": 1})
         say_all(metrics, endpoint)
     metrics.in_flight("a", -1)
     metrics.endpoint_dropped("a")
     assert labelled(metrics, "endpoint", "a") == set()
-    assert len(labelled(metrics, "endpoint", "b")) == 8
+    assert len(labelled(metrics, "endpoint", "b")) == 10
 
 
 def test_a_dropped_endpoints_last_requests_do_not_bring_it_back(metrics) -> None:
@@ -179,6 +210,10 @@ def test_an_endpoint_that_comes_back_is_shown_again(metrics) -> None:
     metrics.kv_stream("a", "connecting")
     metrics.kv_events("a", "stored", 3)
     assert value(metrics, "kvgate_kv_events_total", endpoint="a", kind="stored") == 3
+    metrics.endpoint_dropped("a")
+    metrics.kv_transfers("a", 2.0, {})
+    metrics.attempted("m", "a", "prefill", "ok")
+    assert labelled(metrics, "endpoint", "a") == {"kvgate_engine_kv_expired_requests", "kvgate_attempts_total"}
 
 
 def test_names_of_dropped_endpoints_are_not_kept_for_ever(metrics) -> None:

@@ -131,3 +131,64 @@ def test_a_plugin_that_always_fails_is_a_line_a_minute(seen, clock) -> None:
 def test_a_gap_is_logged(seen) -> None:
     [line] = seen(lambda log: log.kv_gap("a", "lost"))
     assert (line["level"], line["endpoint"], line["result"]) == ("warning", "a", "lost")
+
+
+def test_a_split_requests_line_names_both_endpoints(seen, settled) -> None:
+    [line] = seen(lambda log: log.settled(settled(plan="split", prefill_endpoint="p", prefill_time=0.1234567)))
+    assert (line["plan"], line["prefill_endpoint"], line["prefill_time"]) == ("split", "p", 0.123457)
+    assert "fallback" not in line
+
+
+def test_a_line_says_why_a_prefill_was_not_used(settled) -> None:
+    fields = request_fields(settled(plan="split", prefill_endpoint="p", fallback="late"))
+    assert fields["fallback"] == "late"
+    assert "prefill_time" not in fields
+    assert "plan" not in request_fields(settled())
+
+
+def test_expired_leases_are_told_at_once_and_then_once_a_minute(seen, clock) -> None:
+    def use(log: RequestLog) -> None:
+        log.kv_transfers("p", 40.0, {})  # from before we came
+        for expired in (40.0, 42.0, 43.0, 43.0):
+            log.kv_transfers("p", expired, {})
+            log.kv_transfers("other", 0.0, {"in_progress": 1})
+            clock.now += 1.0
+        clock.now += 60.0
+        log.kv_transfers("p", 48.0, {})
+        clock.now += 120.0
+        log.kv_transfers("p", 48.0, {})
+
+    lines = seen(use)
+    assert [(line["endpoint"], line["expired"]) for line in lines] == [("p", 2), ("p", 6)]
+    assert lines[0]["level"] == "warning"
+    assert "VLLM_NIXL_SIDE_CHANNEL_HOST" in lines[0]["event"]
+
+
+def test_each_endpoints_leases_are_told(seen) -> None:
+    def use(log: RequestLog) -> None:
+        for expired in (0.0, 1.0):
+            log.kv_transfers("p", expired, {})
+            log.kv_transfers("q", expired, {})
+
+    assert [line["endpoint"] for line in seen(use)] == ["p", "q"]
+
+
+def test_an_engines_restart_is_no_expired_lease(seen) -> None:
+    def use(log: RequestLog) -> None:
+        for expired in (9.0, 2.0, 2.0, 3.0):
+            log.kv_transfers("p", expired, {})
+
+    assert [line["expired"] for line in seen(use)] == [1]
+
+
+def test_an_endpoint_that_was_dropped_begins_anew(seen) -> None:
+    def use(log: RequestLog) -> None:
+        log.kv_transfers("p", 0.0, {})
+        log.endpoint_dropped("p")
+        log.kv_transfers("p", 5.0, {})
+        log.kv_transfers("p", 6.0, {})
+        assert list(log._expired) == ["p"]
+        log.endpoint_dropped("p")
+        assert not log._expired
+
+    assert [line["expired"] for line in seen(use)] == [1]
