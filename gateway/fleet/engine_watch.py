@@ -168,12 +168,18 @@ class EngineWatch:
             self._state_changed()
 
     def _take(self, scrape: Scrape, asked: float) -> None:
+        # One that has lost its connector says so once more, by what is missing.
+        transfers = scrape.transfers or (self._last is not None and self._last.transfers)
         self._last = scrape
         if scrape.started is not None:
             self.engine.started = scrape.started
         for core in self.cores:
-            if (metrics := scrape.rank(core.rank)) is not None:
-                core.scraped(metrics, asked)
+            if (metrics := scrape.rank(core.rank)) is None:
+                continue
+            core.scraped(metrics, asked)
+            if transfers:
+                for place in core.places:
+                    self._observer.kv_transfers(place.endpoint.name, metrics.kv_expired, metrics.kv_fetching)
         configured_ranks = len({core.rank for core in self.cores})
         if len(scrape.engines) != configured_ranks:
             self._warn(

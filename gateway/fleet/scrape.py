@@ -1,8 +1,9 @@
 """What an engine's ``GET /metrics`` says, read from the few lines that matter.
 
 Rules: nothing here raises, whatever the bytes are; a text that is not an engine's metrics is None. Only whole lines
-count (the last one ends in a newline too). Of a 60 KB scrape thirteen lines are wanted: they are found with
-``bytes.find``, beginning where they were found last time, which costs a two-hundredth of parsing it all.
+count (the last one ends in a newline too). Of a 60 KB scrape some thirteen lines are wanted: they are found with
+``bytes.find``, beginning where they were found last time, which costs a two-hundredth of parsing it all. Names that
+only engines with a KV connector have are not looked for in every text of one that has none.
 
 Names are those of vLLM 0.32; those that older versions used are accepted where the new ones are missing.
 """
@@ -25,9 +26,15 @@ CREATED = b"\nvllm:prefix_cache_queries_created{"
 CONFIG = b"\nvllm:cache_config_info{"
 SLEEP = b"\nvllm:engine_sleep_state{"
 STARTED = b"\nprocess_start_time_seconds "
+EXPIRED = b"\nvllm:nixl_num_kv_expired_reqs_total{"
+FETCHING = b"\nvllm:num_requests_kv_fetch_by_stage{"
 
 SLACK = 2048
 """Bytes before the remembered place where the search begins: lines above it may have become shorter."""
+
+LOOK_AGAIN = 32
+"""Texts of one process after which a name that it did not have is looked for again. To find nothing in 60 KB takes
+10 us, a fifth of reading all the rest. Names come with a process: only one that does not tell its start needs this."""
 
 MAX_SAMPLES = 512
 """Lines of one name that are read. Engines have at most some dozens of ranks; more is not an engine's text."""
@@ -35,10 +42,14 @@ MAX_SAMPLES = 512
 MAX_NUMBER = 1e15
 """Beyond it a float counts no single tokens any more: no counter of an engine comes near."""
 
+MAX_STAGES = 8
+"""Of fetching KV, each of which becomes a metric's label of ours. vLLM has three."""
+
 MAX_DIGITS = 15
 """Of a number in a label, for the same reason."""
 
 _ENGINE = re.compile(rb'[{,]engine="([^"\\]{0,32})"')
+_STAGE = re.compile(rb'[{,]stage="([a-z_]{1,32})"')
 _BLOCK_SIZE = re.compile(rb'[{,]block_size="(\d{1,%d})"' % MAX_DIGITS)
 _NUM_BLOCKS = re.compile(rb'[{,]num_gpu_blocks="(\d{1,%d})"' % MAX_DIGITS)
 _CAPACITY = re.compile(rb'[{,]kv_cache_size_tokens="(\d{1,%d})"' % MAX_DIGITS)
@@ -51,12 +62,14 @@ class Scrape:
     ``engines``: by the ``engine`` label, which is the data-parallel rank, in numeric order; empty label: none given.
     ``started``: seconds since the epoch; None where the server does not tell (several API processes).
     ``created``: by engine label, seconds since the epoch when its counters were made. ``asleep``: a rank is not awake.
+    ``transfers``: it has a connector that fetches KV from other engines, or has others fetch it.
     """
 
     engines: Mapping[str, EngineMetrics]
     started: float | None = None
     created: Mapping[str, float] | None = None
     asleep: bool = False
+    transfers: bool = False
 
     def rank(self, rank: int | None) -> EngineMetrics | None:
         """The metrics of one data-parallel rank: the ``rank``-th in order, since behind a hybrid load balancer labels
@@ -93,6 +106,8 @@ class ScrapeReader:
     def __init__(self) -> None:
         self._places: dict[bytes, int] = {}
         self._known: dict[bytes, tuple[int, int, int]] = {}
+        self._process: tuple[float | None, Mapping[str, float]] | None = None
+        self._absent: dict[bytes, int] = {}
 
     def read(self, text: bytes, at: float | None = None) -> Scrape | None:
         """``at``: Clock.monotonic() of the text. None if it does not say how many requests are running."""
@@ -104,6 +119,12 @@ class ScrapeReader:
         usage = self._by_engine(text, *KV_USAGE)
         configs = self._configs(text)
         queries, hits = self._tokens(text, QUERIES, configs), self._tokens(text, HITS, configs)
+        started, created = self._by_engine(text, STARTED).get(""), self._by_engine(text, CREATED)
+        if self._process != (started, created):
+            self._process = started, created
+            self._absent.clear()
+        expired = {_label(labels): number for labels, number in self._rare(text, EXPIRED)}
+        fetching = self._fetching(text)
         engines = {}
         for label in sorted(running, key=_numeric):
             block_size, blocks, capacity = configs.get(label) or configs.get("") or (0, 0, 0)
@@ -117,14 +138,17 @@ class ScrapeReader:
                 block_size=block_size,
                 prefix_queries=queries.get(label, 0.0),
                 prefix_hits=hits.get(label, 0.0),
+                kv_expired=expired.get(label, 0.0),
+                kv_fetching=fetching.get(label, {}),
             )
         return Scrape(
             engines=engines,
-            started=self._by_engine(text, STARTED).get(""),
-            created=self._by_engine(text, CREATED),
+            started=started,
+            created=created,
             asleep=any(
                 number == 0 for labels, number in self._samples(text, SLEEP) if b'sleep_state="awake"' in labels
             ),
+            transfers=bool(expired or fetching),
         )
 
     def _tokens(
@@ -146,6 +170,25 @@ class ScrapeReader:
             for labels in found
         }
         return {_label(labels): self._known[labels] for labels in found}
+
+    def _fetching(self, text: bytes) -> dict[str, dict[str, int]]:
+        """By engine: waiting requests by stage."""
+        found: dict[str, dict[str, int]] = {}
+        for labels, number in self._rare(text, FETCHING):
+            stages = found.setdefault(_label(labels), {})
+            if (stage := _STAGE.search(labels)) and len(stages) < MAX_STAGES:
+                stages[stage[1].decode()] = int(number)
+        return found
+
+    def _rare(self, text: bytes, name: bytes) -> list[tuple[bytes, float]]:
+        """The samples of a name that most engines do not have, and never get while a process lives."""
+        if left := self._absent.get(name, 0):
+            self._absent[name] = left - 1
+            return []
+        samples = self._samples(text, name)
+        if not samples:
+            self._absent[name] = LOOK_AGAIN - 1
+        return samples
 
     def _by_engine(self, text: bytes, *names: bytes) -> dict[str, float]:
         """The values of the first of ``names`` that is there, by engine label."""
@@ -171,9 +214,10 @@ class ScrapeReader:
     def _find(self, text: bytes, name: bytes) -> int:
         """Where the first line of ``name`` begins, or -1."""
         place = self._places.get(name, 0)
-        position = text.find(name, max(0, place - SLACK))
-        if position < 0:
-            position = text.find(name)
+        start = max(0, place - SLACK)
+        position = text.find(name, start)
+        if position < 0 and start:
+            position = text.find(name, 0, start + len(name))
         # The search may have begun among the lines of this name: go back to the first.
         while position > 0 and text.startswith(name, previous := text.rfind(b"\n", 0, position)):
             position = previous
@@ -185,6 +229,7 @@ class ScrapeReader:
 def _together(ranks: list[EngineMetrics]) -> EngineMetrics:
     """Several ranks seen as one engine, whose own load balancer places the requests."""
     capacity = sum(rank.kv_capacity for rank in ranks)
+    stages = dict.fromkeys(stage for rank in ranks for stage in rank.kv_fetching)
     used = sum(rank.kv_usage * rank.kv_capacity for rank in ranks)
     return replace(
         ranks[0],
@@ -194,6 +239,8 @@ def _together(ranks: list[EngineMetrics]) -> EngineMetrics:
         kv_capacity=capacity,
         prefix_queries=sum(rank.prefix_queries for rank in ranks),
         prefix_hits=sum(rank.prefix_hits for rank in ranks),
+        kv_expired=sum(rank.kv_expired for rank in ranks),
+        kv_fetching={stage: sum(rank.kv_fetching.get(stage, 0) for rank in ranks) for stage in stages},
     )
 
 

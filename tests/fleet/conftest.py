@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from random import Random
@@ -47,6 +47,8 @@ class FakeEngine:
     block_size: int = 16
     queries: float = 0.0
     started: float = 1.0
+    expired: float | None = None
+    fetching: dict[str, int] = field(default_factory=dict)
     awake: bool = True
     key: str | None = None
     models: list[dict[str, Any]] = field(default_factory=lambda: [{"id": "tiny", "parent": None}])
@@ -94,6 +96,12 @@ class FakeEngine:
                 f'vllm:engine_sleep_state{{{labels},sleep_state="awake"}} {float(self.awake)}',
                 f'vllm:cache_config_info{{block_size="{self.block_size}",engine="{rank}",'
                 f'kv_cache_size_tokens="{self.capacity}",num_gpu_blocks="10"}} 1.0',
+            ]
+            if self.expired is not None:
+                lines.append(f"vllm:nixl_num_kv_expired_reqs_total{{{labels}}} {self.expired + rank - self.first_rank}")
+            lines += [
+                f'vllm:num_requests_kv_fetch_by_stage{{{labels},stage="{stage}"}} {count}.0'
+                for stage, count in self.fetching.items()
             ]
         # The format wants all samples of one name together.
         return "\n".join(sorted(lines)) + "\n"
@@ -162,6 +170,7 @@ class Seen(Observer):
     def __init__(self) -> None:
         self.states: list[tuple[str, bool, str]] = []
         self.scrapes: list[tuple[str, bool]] = []
+        self.transfers: dict[str, tuple[float, Mapping[str, int]]] = {}
         self.told: list[tuple[Any, ...]] = []
         self.gone: list[str] = []
         self.peek: Callable[[], Any] = lambda: None
@@ -176,6 +185,9 @@ class Seen(Observer):
 
     def scraped(self, engine: str, ok: bool, at: float) -> None:
         self.scrapes.append((engine, ok))
+
+    def kv_transfers(self, endpoint: str, expired: float, fetching: Mapping[str, int]) -> None:
+        self.transfers[endpoint] = expired, fetching
 
     # as a listener, but for one name that both have
 

@@ -239,6 +239,21 @@ async def test_ranks_share_one_scrape_and_have_each_their_own(watched, seen):
     assert engine.count("/v1/models") == 1
 
 
+async def test_transfers_of_kv_are_told_per_endpoint_where_there_is_a_connector(watched, seen, until):
+    engine, _, endpoints = await watched(endpoint={"ranks": 2}, ranks=2, expired=4.0, fetching={"in_progress": 3})
+    plain, _, _ = await watched()
+    names = [endpoint.name for endpoint in endpoints]
+    assert seen.transfers == {names[0]: (4, {"in_progress": 3}), names[1]: (5, {"in_progress": 3})}
+    assert endpoints[1].metrics.kv_expired == 5
+    # A restart without it: its last figures do not stand for ever.
+    engine.expired, engine.fetching, engine.started = None, {}, 2.0
+    await until(lambda: seen.transfers == dict.fromkeys(names, (0, {})))
+    seen.transfers.clear()
+    asked = engine.count("/metrics"), plain.count("/metrics")
+    await until(lambda: engine.count("/metrics") > asked[0] + 2 and plain.count("/metrics") > asked[1] + 2)
+    assert seen.transfers == {}
+
+
 async def test_ranks_that_are_not_as_configured_are_told_once(watched, until, caplog):
     engine, _, endpoints = await watched(endpoint={"ranks": 3}, ranks=2)
     await until(lambda: engine.count("/metrics") > 3)

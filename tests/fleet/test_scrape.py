@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gateway.fleet.scrape import MAX_SAMPLES, Scrape, ScrapeReader, read, restarted
+from gateway.fleet.scrape import LOOK_AGAIN, MAX_SAMPLES, Scrape, ScrapeReader, read, restarted
 from gateway.framework import EngineMetrics
 
 ONE = b"""# HELP process_start_time_seconds Start time
@@ -33,6 +33,10 @@ def test_real_scrapes(data):
     assert nixl.engines["0"].block_size == 32
     assert nixl.engines["0"].prefix_hits == 320.0
     assert not nixl.asleep
+    # Both lines are there from its start, before anything was handed over.
+    assert (plain.transfers, nixl.transfers) == (False, True)
+    assert nixl.engines["0"].kv_expired == 0
+    assert nixl.engines["0"].kv_fetching == {"waiting_to_start": 0, "in_progress": 0, "completed_waiting": 0}
 
 
 def test_every_wanted_line():
@@ -99,6 +103,51 @@ def test_blocks_of_all_ranks_are_shared_out():
     scrape = read(text)
     assert scrape is not None
     assert scrape.engines["1"].kv_capacity == 160
+
+
+FETCHING = b'vllm:num_requests_kv_fetch_by_stage{engine="%s",model_name="m",stage="%s"} %d\n'
+
+
+def test_transfers_of_kv_are_told_apart_by_rank_and_add_up():
+    scrape = read(
+        ranks("0", "1")
+        + b'vllm:nixl_num_kv_expired_reqs_total{engine="0"} 2\nvllm:nixl_num_kv_expired_reqs_total{engine="1"} 3\n'
+        + FETCHING % (b"0", b"in_progress", 1)
+        + FETCHING % (b"1", b"in_progress", 4)
+        + FETCHING % (b"1", b"waiting_to_start", 5)
+    )
+    assert scrape is not None
+    assert scrape.transfers
+    assert [engine.kv_expired for engine in scrape.engines.values()] == [2, 3]
+    assert [engine.kv_fetching for engine in scrape.engines.values()] == [
+        {"in_progress": 1},
+        {"in_progress": 4, "waiting_to_start": 5},
+    ]
+    together = scrape.rank(None)
+    assert together is not None
+    assert (together.kv_expired, together.kv_fetching) == (5, {"in_progress": 5, "waiting_to_start": 5})
+
+
+def test_a_stage_is_one_of_few_short_words():
+    stages = [b"Not A Word", b"x" * 33, *(b"stage_%s" % letter.encode() for letter in "abcdefghijkl")]
+    scrape = read(ONE + b"".join(FETCHING % (b"0", stage, 1) for stage in stages))
+    assert scrape is not None
+    assert list(scrape.engines["0"].kv_fetching) == [f"stage_{letter}" for letter in "abcdefgh"]
+
+
+def test_a_name_that_is_absent_is_looked_for_again():
+    expired = b'vllm:nixl_num_kv_expired_reqs_total{engine="0"} 2\n'
+    reader = ScrapeReader()
+    reader.read(ONE)
+    other_process = ONE.replace(b"process_start_time_seconds 1.5e+09", b"process_start_time_seconds 1.6e+09")
+    scrape = reader.read(other_process + expired)
+    assert scrape is not None
+    assert scrape.engines["0"].kv_expired == 2
+    # Nothing says that the process is another: then within some dozens of texts.
+    silent = ranks("0")
+    reader.read(silent)
+    scrapes = [reader.read(silent + expired) for _ in range(LOOK_AGAIN)]
+    assert [scrape.transfers for scrape in scrapes if scrape] == [False] * (LOOK_AGAIN - 1) + [True]
 
 
 def test_old_names():
