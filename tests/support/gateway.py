@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -15,7 +15,7 @@ from gateway.config.settings import Config, ModelSettings
 from gateway.fleet.settings import EndpointSettings, FleetSettings, HealthSettings, ScrapeSettings
 from gateway.framework import Observer, Settled
 from gateway.observability.settings import LogSettings
-from gateway.scheduling.settings import PluginSettings, ProfileSettings
+from gateway.scheduling.settings import HandlerSettings, PluginSettings, ProfileSettings
 
 QUICK_FLEET = FleetSettings(
     scrape=ScrapeSettings(interval=0.05, timeout=1.0),
@@ -93,3 +93,20 @@ async def _listen(runner: web.ServerRunner | web.AppRunner) -> str:
     await web.TCPSite(runner, "127.0.0.1", 0).start()
     host, port = runner.addresses[0][:2]
     return f"http://{host}:{port}"
+
+
+def split_config(
+    prefill: Sequence[str], decode: Sequence[str], *, parameters: dict[str, Any], **changes: Any
+) -> Config:
+    """One model named ``sim`` whose prompts are computed on ``prefill`` and answered on ``decode``.
+
+    Every prompt is split, and every usable endpoint is asked in turn. ``parameters``: of the handler.
+    """
+    endpoints = (
+        *(EndpointSettings(url=url, role="prefill") for url in prefill),
+        *(EndpointSettings(url=url, role="decode") for url in decode),
+    )
+    handler = HandlerSettings("split", "prefill-decode", {"threshold": 0, **parameters})
+    profiles = tuple(ProfileSettings(name=name, filters=("healthy",), picker="turn") for name in ("prefill", "decode"))
+    split = {"endpoints": endpoints, "handler": "split", "handlers": (handler,), "profiles": profiles}
+    return config_for(**({"plugins": IN_TURN["plugins"]} | split | changes))

@@ -50,6 +50,12 @@ class ScriptedServer:
     port: int
     connections: list[Connection] = field(default_factory=list)
     left: int = 0
+    server: asyncio.Server | None = None
+
+    def refuse(self) -> None:
+        """Take no connection any more; those that there are go on."""
+        assert self.server is not None
+        self.server.close()
 
 
 @contextlib.asynccontextmanager
@@ -70,7 +76,7 @@ async def scripted(script: Script, port: int = 0) -> AsyncIterator[ScriptedServe
             with contextlib.suppress(ConnectionError):
                 await writer.wait_closed()
 
-    server = await asyncio.start_server(serve, "127.0.0.1", port)
+    server = state.server = await asyncio.start_server(serve, "127.0.0.1", port)
     state.port = server.sockets[0].getsockname()[1]
     state.url = f"http://127.0.0.1:{state.port}"
     try:

@@ -1,0 +1,380 @@
+"""A split request's two legs, and every way in which they fail, on engines that say what bytes a test wants."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import orjson
+import pytest
+
+from gateway.proxy.settings import RetrySettings, TimeoutSettings
+from tests.support.chat import CHAT, COMPLETE, DONE, ROLE, STREAMED, WORD
+from tests.support.gateway import QUICK_FLEET, Running, running, split_config
+from tests.support.wait import eventually
+from tests.support.wire import STREAM_HEAD, Connection, ScriptedServer, answer, chunked, engine
+
+SHORT = TimeoutSettings(connect=1, head=2, idle=2, total=5, prefill=0.3, handover=0.3)
+
+UNWATCHED = replace(QUICK_FLEET, scrape=replace(QUICK_FLEET.scrape, interval=60))
+"""No scrape sees what happens to an engine before a request does."""
+
+PARAMETERS = {
+    "do_remote_prefill": True,
+    "do_remote_decode": False,
+    "remote_block_ids": [[1]],
+    "remote_engine_id": "e",
+    "remote_request_id": "r",
+    "remote_host": "127.0.0.1",
+    "remote_port": 1,
+    "tp_size": 1,
+    "remote_prefill_cached_tokens": 2,
+}
+USAGE = {"prompt_tokens": 4, "completion_tokens": 1, "total_tokens": 5}
+PREFILLED = orjson.dumps({"id": "chatcmpl-p", "choices": [], "usage": USAGE, "kv_transfer_params": PARAMETERS})
+ERROR = {"error": {"message": "Internal server error", "type": "InternalServerError", "param": None, "code": 500}}
+FAILED = answer(orjson.dumps(ERROR), status="500 Internal Server Error")
+FAILED_STREAM = STREAM_HEAD + chunked(b"data: " + orjson.dumps(ERROR) + b"\n\n", DONE)
+
+Post = Callable[[Connection, bytes, bytes], Awaitable[None]]
+
+
+@dataclass
+class Told:
+    """An engine that acts by ``post``, and keeps what it was asked."""
+
+    post: Post
+    heads: list[bytes] = field(default_factory=list)
+    bodies: list[dict[str, Any]] = field(default_factory=list)
+    gone: int = 0
+
+    async def __call__(self, connection: Connection, head: bytes, body: bytes) -> None:
+        self.heads.append(head)
+        self.bodies.append(orjson.loads(body))
+        await self.post(connection, head, body)
+
+    @property
+    def with_parameters(self) -> list[bool]:
+        return ["kv_transfer_params" in body for body in self.bodies]
+
+
+async def prefills(connection: Connection, head: bytes, body: bytes) -> None:
+    await connection.say(answer(PREFILLED))
+
+
+async def decodes(connection: Connection, head: bytes, body: bytes) -> None:
+    streamed = orjson.loads(body).get("stream")
+    await connection.say(STREAM_HEAD + chunked(ROLE, WORD, DONE) if streamed else answer(COMPLETE))
+
+
+async def resets(connection: Connection, head: bytes, body: bytes) -> None:
+    connection.reset()
+
+
+async def hangs(connection: Connection, head: bytes, body: bytes) -> None:
+    await connection.gone()
+    connection.writer.close()
+
+
+async def talks_garbage(connection: Connection, head: bytes, body: bytes) -> None:
+    await connection.say(b"\x16\x03\x01 no HTTP\r\n\r\n")
+    connection.writer.close()
+
+
+async def dies_half_way(connection: Connection, head: bytes, body: bytes) -> None:
+    await connection.say(b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nContent-Length: 999\r\n\r\n{")
+    connection.reset()
+
+
+def says(data: bytes) -> Post:
+    async def post(connection: Connection, head: bytes, body: bytes) -> None:
+        await connection.say(data)
+
+    return post
+
+
+def without_parameters_only(failure: Post) -> Post:
+    """Fails as ``failure`` where it would have to fetch KV, and decodes what it computes itself."""
+
+    async def post(connection: Connection, head: bytes, body: bytes) -> None:
+        await (failure if "kv_transfer_params" in orjson.loads(body) else decodes)(connection, head, body)
+
+    return post
+
+
+@dataclass
+class Setting:
+    gateway: Running
+    prefill: Told
+    decode: Told
+    servers: list[ScriptedServer]
+
+    async def ask(self, body: dict[str, Any], **headers: str) -> tuple[int, bytes]:
+        reply = await self.gateway.client.post("/v1/chat/completions", json=body, headers=headers)
+        return reply.status_code, reply.content
+
+    async def settled(self) -> Any:
+        """The request's line, with nothing left booked."""
+        await eventually(lambda: self.gateway.lines, "the request is settled")
+        await eventually(self.gateway.idle, "every permit and reservation is given back")
+        metrics = await self.gateway.metrics()
+        assert not [line for line in metrics.splitlines() if line.startswith("kvgate_in_flight") and line[-3:] != "0.0"]
+        return self.gateway.lines[-1]
+
+
+@contextlib.asynccontextmanager
+async def pair(prefill: Post = prefills, decode: Post = decodes, *more: Post, **parameters: Any):
+    """One prefill engine, and decode engines that act by ``decode`` and ``more``."""
+    timeouts = parameters.pop("timeouts", SHORT)
+    retries = parameters.pop("retries", RetrySettings(budget=1.0))
+    fleet = parameters.pop("fleet", QUICK_FLEET)
+    async with contextlib.AsyncExitStack() as stack:
+        first, second = Told(prefill), Told(decode)
+        servers = [await stack.enter_async_context(engine(post)) for post in (first, second, *more)]
+        urls = [server.url for server in servers]
+        config = split_config(
+            urls[:1], urls[1:], parameters=parameters, timeouts=timeouts, retries=retries, fleet=fleet
+        )
+        gateway = await stack.enter_async_context(running(config))
+        yield Setting(gateway, first, second, servers)
+
+
+def answered(body: dict[str, Any], status: int, content: bytes) -> bool:
+    return status == 200 and content == (ROLE + WORD + DONE if body.get("stream") else COMPLETE)
+
+
+BODIES = pytest.mark.parametrize("body", [CHAT, STREAMED], ids=["whole", "streamed"])
+
+
+@BODIES
+async def test_the_two_legs(body):
+    sent = {**body, "min_tokens": 3, "logprobs": True, "max_tokens": 50, "temperature": 0.5}
+    if body is STREAMED:
+        sent["stream_options"] = {"include_usage": True}
+    async with pair() as setting:
+        assert answered(body, *await setting.ask(sent, **{"x-request-id": "one", "x-trace": "t"}))
+        (first,), (second,) = setting.prefill.bodies, setting.decode.bodies
+        asked = first.pop("kv_transfer_params")
+        assert (asked["do_remote_decode"], asked["do_remote_prefill"]) == (True, False)
+        assert first == {
+            **{name: sent[name] for name in ("model", "messages", "temperature")},
+            "stream": False,
+            "max_tokens": 1,
+            "max_completion_tokens": 1,
+        }
+        assert second == {**sent, "kv_transfer_params": PARAMETERS}
+        for (head,) in (setting.prefill.heads, setting.decode.heads):
+            assert head.lower().count(b"x-request-id: one\r\n") == 1
+            assert b"x-trace: t" in head.lower()
+        line = await setting.settled()
+        names = [server.url.removeprefix("http://") for server in setting.servers]
+        assert (line.plan, line.fallback, [line.prefill_endpoint, line.endpoint]) == ("split", None, names)
+        assert line.prefill_time > 0
+        metrics = await setting.gateway.metrics()
+        assert 'kvgate_plans_total{model="sim",reason="split"} 1.0' in metrics
+        for name, leg in zip(names, ("prefill", "decode"), strict=True):
+            assert f'kvgate_attempts_total{{endpoint="{name}",leg="{leg}",model="sim",result="ok"}} 1.0' in metrics
+        assert 'kvgate_prefill_leg_seconds_count{model="sim"} 1.0' in metrics
+        assert 'kvgate_handover_seconds_count{model="sim"} 1.0' in metrics
+
+
+PREFILL_FAILURES = {
+    "prefill-died": resets,
+    "prefill-head-timeout": hangs,
+    "prefill-garbage": talks_garbage,
+    "prefill-died half way": dies_half_way,
+    "prefill-status": says(FAILED),
+    "prefill-status 503": says(answer(b"{}", status="503 Service Unavailable")),
+    "prefill-malformed": says(answer(b"no JSON")),
+    "prefill-malformed stream": says(STREAM_HEAD + chunked(ROLE, WORD, DONE)),
+    "prefill-incomplete": says(answer(COMPLETE)),
+    "prefill-incomplete object": says(answer(PREFILLED.replace(b'"remote_engine_id"', b'"x"'))),
+}
+
+
+@BODIES
+@pytest.mark.parametrize("name", list(PREFILL_FAILURES))
+async def test_without_a_good_prefill_the_decode_endpoint_computes_the_prompt(name, body):
+    async with pair(PREFILL_FAILURES[name]) as setting:
+        assert answered(body, *await setting.ask(body))
+        assert setting.decode.bodies == [body]
+        line = await setting.settled()
+        assert (line.outcome, line.fallback) == ("ok", name.partition(" ")[0])
+        metrics = await setting.gateway.metrics()
+        assert f'kvgate_handover_fallbacks_total{{cause="{line.fallback}",model="sim"}} 1.0' in metrics
+
+
+async def test_a_prefill_that_is_refused():
+    async with pair(fleet=UNWATCHED) as setting:
+        setting.servers[0].refuse()
+        assert answered(CHAT, *await setting.ask(CHAT))
+        assert (await setting.settled()).fallback == "prefill-refused"
+
+
+@BODIES
+@pytest.mark.parametrize("status", ["400 Bad Request", "404 Not Found", "422 Unprocessable Entity"])
+async def test_a_prefills_4xx_is_the_clients(status, body):
+    said = b'{"error": {"message":"no  such\\u0020thing","code":400}}'
+    async with pair(says(answer(said, status=status))) as setting:
+        assert await setting.ask(body) == (int(status[:3]), said)
+        assert setting.decode.bodies == []
+        line = await setting.settled()
+        assert (line.outcome, line.attempts) == ("engine_error", 1)
+
+
+@pytest.mark.parametrize(
+    ("body", "failure", "cause"),
+    [
+        (CHAT, says(FAILED), "decode-error"),
+        (STREAMED, says(FAILED), "decode-error"),
+        (STREAMED, says(FAILED_STREAM), "decode-error"),
+        (STREAMED, hangs, "decode-stuck"),
+        (STREAMED, says(STREAM_HEAD + chunked(b": ping\n\n", end=False)), "decode-stuck"),
+    ],
+    ids=["whole", "head", "first event", "no head", "no event"],
+)
+async def test_a_decode_leg_that_cannot_fetch_is_sent_once_more_without(body, failure, cause):
+    async with pair(decode=without_parameters_only(failure)) as setting:
+        assert answered(body, *await setting.ask(body))
+        assert setting.decode.with_parameters == [True, False]
+        line = await setting.settled()
+        assert (line.fallback, line.attempts) == (cause, 1)
+
+
+@BODIES
+async def test_an_engine_that_fails_without_parameters_as_well_has_the_last_word(body):
+    async with pair(decode=says(FAILED)) as setting:
+        status, content = await setting.ask(body)
+        assert (status, orjson.loads(content)) == (500, ERROR)
+        assert setting.decode.with_parameters == [True, False]
+        assert (await setting.settled()).outcome == "engine_error"
+
+
+@BODIES
+@pytest.mark.parametrize("failure", [resets, talks_garbage, says(answer(b"{}", status="503 Busy"))])
+async def test_a_decode_engine_that_dies_is_replaced(failure, body):
+    second = Told(decodes)
+    async with pair(prefills, failure, second) as setting:
+        for _ in range(6):
+            assert answered(body, *await setting.ask(body))
+            line = await setting.settled()
+            if line.attempts == 2:
+                break
+        else:
+            pytest.fail("the engine that dies was never asked")
+        assert second.with_parameters[-1], "the prompt is handed over anew"
+        assert len(setting.prefill.bodies) > len(setting.gateway.lines), "parameters that were sent once are spent"
+
+
+async def test_a_decode_engine_that_was_never_reached_leaves_the_parameters_for_another():
+    held = asyncio.Event()
+
+    async def waits(connection: Connection, head: bytes, body: bytes) -> None:
+        await held.wait()
+        await prefills(connection, head, body)
+
+    first, second = Told(decodes), Told(decodes)
+    async with pair(waits, first, second, timeouts=TimeoutSettings()) as setting:
+        asked = asyncio.get_running_loop().create_task(setting.ask(CHAT))
+        await eventually(lambda: setting.prefill.bodies, "the prefill runs")
+        endpoints = setting.gateway.gateway.fleet.endpoints(setting.gateway.gateway.directory.servings[0].model)
+        chosen = next(e for e in endpoints if e.role == "decode" and e.load.requests)
+        server = next(s for s in setting.servers if s.url == chosen.engine.url)
+        server.refuse()
+        held.set()
+        assert answered(CHAT, *await asked)
+        assert len(setting.prefill.bodies) == 1
+        other = second if server is setting.servers[1] else setting.decode
+        assert other.with_parameters == [True]
+        line = await setting.settled()
+        assert (line.attempts, line.fallback) == (2, None)
+
+
+async def test_kv_that_is_too_old_is_not_asked_for(monkeypatch):
+    monkeypatch.setattr("gateway.proxy.connectors.nixl.PULL_LEASE", -1.0)
+    async with pair() as setting:
+        assert answered(CHAT, *await setting.ask(CHAT))
+        assert setting.decode.bodies == [CHAT]
+        assert (await setting.settled()).fallback == "expired"
+
+
+@BODIES
+@pytest.mark.parametrize("name", ["prefill-died", "prefill-head-timeout", "prefill-incomplete", "prefill-status"])
+async def test_strict_makes_a_failed_hand_over_an_error(name, body):
+    async with pair(PREFILL_FAILURES[name], strict=True) as setting:
+        status, content = await setting.ask(body)
+        assert status == (504 if "timeout" in name else 502)
+        assert name in orjson.loads(content)["error"]["message"]
+        assert b"127.0.0.1" not in content
+        assert setting.decode.bodies == []
+        await setting.settled()
+
+
+async def test_strict_and_a_decode_leg_that_cannot_fetch():
+    async with pair(decode=without_parameters_only(says(FAILED)), strict=True) as setting:
+        status, content = await setting.ask(CHAT)
+        assert (status, setting.decode.with_parameters) == (502, [True])
+        assert b"decode-error" in content
+        await setting.settled()
+
+
+async def test_a_request_that_kills_a_prefill_engine_may_kill_one_more_at_most():
+    killed = []
+
+    async def kills(connection: Connection, head: bytes, body: bytes) -> None:
+        killed.append(connection)
+        connection.reset()
+
+    retries = RetrySettings(attempts=10, budget=1.0)
+    async with pair(kills, kills, kills, kills, retries=retries) as setting:
+        assert (await setting.ask(CHAT))[0] == 502
+        assert len(killed) == 2
+        await setting.settled()
+
+
+async def test_what_is_booked_on_which_engine_and_when():
+    prefilled, decoded = asyncio.Event(), asyncio.Event()
+
+    async def first(connection: Connection, head: bytes, body: bytes) -> None:
+        await prefilled.wait()
+        await prefills(connection, head, body)
+
+    async def second(connection: Connection, head: bytes, body: bytes) -> None:
+        await decoded.wait()
+        await decodes(connection, head, body)
+
+    async with pair(first, second, timeouts=TimeoutSettings()) as setting:
+        gateway = setting.gateway.gateway
+        p, d = gateway.fleet.endpoints(gateway.directory.servings[0].model)
+        asked = asyncio.get_running_loop().create_task(setting.ask(CHAT))
+        await eventually(lambda: setting.prefill.bodies, "the prefill runs")
+        assert (p.load.requests, p.load.prefill_tokens > 0, p.load.kv_tokens > 0) == (1, True, True)
+        assert (d.load.requests, d.load.prefill_tokens, d.load.kv_tokens > 0) == (1, 0, True)
+        prefilled.set()
+        await eventually(lambda: setting.decode.bodies, "the decode leg runs")
+        assert (p.load.requests, p.load.prefill_tokens, p.load.kv_tokens) == (0, 0, 0)
+        assert (d.load.requests, d.load.prefill_tokens, d.load.kv_tokens > 0) == (1, 0, True)
+        decoded.set()
+        assert answered(CHAT, *await asked)
+        await setting.settled()
+
+
+async def test_a_fallback_books_the_prompts_computing_where_it_happens():
+    decoded = asyncio.Event()
+
+    async def second(connection: Connection, head: bytes, body: bytes) -> None:
+        await decoded.wait()
+        await decodes(connection, head, body)
+
+    async with pair(resets, second, timeouts=TimeoutSettings()) as setting:
+        gateway = setting.gateway.gateway
+        _, d = gateway.fleet.endpoints(gateway.directory.servings[0].model)
+        asked = asyncio.get_running_loop().create_task(setting.ask(STREAMED))
+        await eventually(lambda: setting.decode.bodies, "the decode leg runs")
+        assert d.load.prefill_tokens > 0
+        decoded.set()
+        assert answered(STREAMED, *await asked)
+        await setting.settled()
