@@ -6,6 +6,8 @@ the culprit and the remedy, and never holds a key, a prompt or an engine's crede
 
 from __future__ import annotations
 
+from gateway import framework
+
 
 class GatewayError(Exception):
     """The base: never raised itself.
@@ -70,8 +72,11 @@ class Saturated(GatewayError):
     outcome = "saturated"
 
 
-class NoEndpoint(GatewayError):
-    """No endpoint may serve the request now: all down, draining, or removed by a filter (which the message names)."""
+class NoEndpoint(GatewayError, framework.NoEndpoint):
+    """No endpoint may serve the request now: all down, draining, or removed by a filter (which the message names).
+
+    Plugins' handlers know it by its second base.
+    """
 
     status = 503
     type = "service_unavailable"

@@ -16,14 +16,14 @@ ROOMS = ("api", "tokens", "kvcache", "fleet", "flow", "scheduling", "observabili
 SETTINGS = (*(f"gateway.{room}.settings" for room in (*ROOMS, "proxy")),)
 
 CONTRACT = ("gateway.framework", "gateway.errors")
-COMPOSE = ("gateway.app", "gateway.cli", "gateway.explain", "gateway.feed")
+COMPOSE = ("gateway.app", "gateway.check", "gateway.cli", "gateway.explain", "gateway.feed")
 EVERYTHING = ("gateway", "scorers", "filters", "pickers", "simulator")
 
 # Who -> what of ours it may import; whatever is below a name is part of it. The first that matches decides.
 TABLE: dict[str, tuple[str, ...]] = {
     **dict.fromkeys(COMPOSE, EVERYTHING),
     "gateway.framework": ("gateway.framework",),
-    "gateway.errors": (),
+    "gateway.errors": ("gateway.framework",),
     "gateway.notify": (),
     **{f"gateway.{room}": (f"gateway.{room}", *CONTRACT) for room in ROOMS},
     "gateway.config": ("gateway.config", *CONTRACT, "gateway.scheduling", *SETTINGS),

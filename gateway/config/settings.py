@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from gateway.api.settings import PassSettings
@@ -27,8 +28,26 @@ DEFAULT_PROFILES = (
         scorers=(WeightedScorer(plugin="cost"),),
         picker="best",
     ),
+    # The handler asks no endpoint to prefill that may not: no filter for that, so that the list of plugins stays short.
+    ProfileSettings(
+        name="prefill",
+        filters=("healthy",),
+        scorers=(WeightedScorer(plugin="cost"),),
+        picker="best",
+    ),
+    ProfileSettings(
+        name="decode",
+        filters=("healthy", "role"),
+        scorers=(WeightedScorer(plugin="cost"),),
+        picker="best",
+    ),
 )
-DEFAULT_HANDLERS = (HandlerSettings(name="default", type="single", parameters={"profile": "default"}),)
+DEFAULT_HANDLERS = (
+    HandlerSettings(name="default", type="single", parameters={"profile": "default"}),
+    HandlerSettings(
+        name="prefill-decode", type="prefill-decode", parameters={"prefill": "prefill", "decode": "decode"}
+    ),
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,6 +77,8 @@ class ModelSettings(TokenSettings):
 class Config:
     """plugins.yaml. ``plugins``, ``profiles`` and ``handlers`` replace the defaults as a whole where they are given.
 
+    A default handler whose profiles are not among those given is dropped, unless a model asks for it.
+
     ``origin`` is no key: where each value came from, for errors found later (``wiring``) and for ``describe``.
     """
 
@@ -77,3 +98,12 @@ class Config:
     def __post_init__(self) -> None:
         if not self.models:
             raise ValueError("models must name at least one model")
+        if self.handlers is DEFAULT_HANDLERS and self.profiles is not DEFAULT_PROFILES:
+            asked, profiles = {model.handler for model in self.models}, {profile.name for profile in self.profiles}
+            kept = tuple(one for one in DEFAULT_HANDLERS if one.name in asked or profiles.issuperset(_profiles(one)))
+            object.__setattr__(self, "handlers", kept)
+
+
+def _profiles(handler: HandlerSettings) -> Iterable[str]:
+    """Those that a default handler runs: all its parameters are names of profiles."""
+    return handler.parameters.values()

@@ -130,5 +130,8 @@ def _check_profiles(
     named: Iterable[str] = getattr(instance, "profiles", ())
     for name in named:
         if name not in profiles:
+            if "handlers" not in origin.given and "profiles" in origin.given:
+                problem = f"the default handlers need the profile {name!r}, which the file's own profiles lack"
+                raise origin.error(("profiles",), f"{problem}; give 'handlers' too")
             problem = f"there is no profile {name!r}{nearest(name, profiles)}"
             raise origin.error((*path, "parameters"), problem)

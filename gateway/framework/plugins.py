@@ -60,6 +60,10 @@ class Picker(Protocol):
     def pick(self, request: Request, scored: Sequence[Scored], /) -> Sequence[Endpoint]: ...
 
 
+class NoEndpoint(Exception):
+    """A profile has left no endpoint: what a handler may catch from ``run``, to plan without it."""
+
+
 RunProfile: TypeAlias = Callable[[str, Sequence[Endpoint]], Sequence[Endpoint]]
 """``run(profile_name, endpoints)`` -> best first, never empty; raises NoEndpoint naming the filter that emptied it."""
 

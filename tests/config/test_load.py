@@ -178,7 +178,8 @@ def test_names_are_given_once(text, message) -> None:
     [
         (
             MODELS + "  handler: defualt\n",
-            "models[0].handler: there is no handler 'defualt'; did you mean 'default'? Allowed: default",
+            "models[0].handler: there is no handler 'defualt'; did you mean 'default'? "
+            "Allowed: default, prefill-decode",
         ),
         (
             MODELS + "profiles:\n- name: default\n  picker: bst\n",

@@ -73,7 +73,8 @@ profiles:
         ),
         (
             "handlers:\n- name: default\n  type: singel\n",
-            "plugins.yaml:4: handlers[0].type: no plugin 'singel' is installed; did you mean 'single'? Allowed: single",
+            "plugins.yaml:4: handlers[0].type: no plugin 'singel' is installed; did you mean 'single'? "
+            "Allowed: prefill-decode, single",
         ),
         (
             "plugins:\n- name: best\n  type: max-score\n  parameters:\n    x: 1\n"
@@ -114,7 +115,21 @@ profiles:
         ),
         (
             "profiles:\n- name: fast\n  picker: best\n",
-            "handlers[0].parameters: there is no profile 'default'. Allowed: fast",
+            "plugins.yaml:2: profiles: the default handlers need the profile 'default', which the file's own profiles "
+            "lack; give 'handlers' too",
+        ),
+        (
+            "handlers:\n- name: default\n  type: prefill-decode\n  parameters: {connector: nxil}\n",
+            "plugins.yaml:5: handlers[0].parameters.connector: the string 'nxil' is not one of these; "
+            "did you mean 'nixl'? Allowed: mooncake, nixl, sglang, shared-storage",
+        ),
+        (
+            "handlers:\n- name: default\n  type: prefill-decode\n  parameters: {threshold: -1}\n",
+            "plugins.yaml:5: handlers[0].parameters: threshold must be at least 0 tokens",
+        ),
+        (
+            "handlers:\n- name: default\n  type: prefill-decode\n  parameters: {prefill: prefil}\n",
+            "plugins.yaml:5: handlers[0].parameters: there is no profile 'prefil'; did you mean 'prefill'?",
         ),
         (
             "handlers:\n- name: default\n  type: single\n  parameters:\n    profile: defualt\n",

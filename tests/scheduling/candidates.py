@@ -89,14 +89,16 @@ def endpoint(
     latency: float | None = None,
     metrics: EngineMetrics | None = None,
     cost: Physics | None = None,
+    version: str | None = None,
+    engine: Engine | None = None,
     **work: Any,
 ) -> Endpoint:
-    """``work``: fields of ``Work``."""
+    """``engine``: one of its own if not given. ``work``: fields of ``Work``."""
     return Endpoint(
         slot=slot,
         name=f"e{slot}",
         model=model,
-        engine=Engine(url=f"http://e{slot}:8000", name=f"e{slot}", up=up, latency=latency),
+        engine=engine or Engine(url=f"http://e{slot}:8000", name=f"e{slot}", up=up, latency=latency, version=version),
         load=Work(**work),
         cost=cost or Physics(),
         role=role,
