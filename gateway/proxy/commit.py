@@ -41,7 +41,7 @@ class Committed:
     def failed(self) -> bool:
         """An engine's own failure: a 500, or a stream that begins with an error. vLLM says nothing else when it cannot
         fetch a request's KV."""
-        return self.status == 500 or (self.events is not None and self.events.error is not None)
+        return self.status == 500 or (self.events is not None and _failed(self.events))
 
     def accompany(self, companion: asyncio.Task[Committed]) -> None:
         """Let a prefill leg run on beside this answer. How it ends is nobody's business any more."""
@@ -57,13 +57,17 @@ class Committed:
             self.companion.cancel()
 
 
-async def commit(answer: Answer, kind: Kind) -> Committed:
-    """Read ``answer`` until it may be the client's. Raises LegFailed, and closes it, if that does not come."""
+async def commit(answer: Answer, kind: Kind, *, until_output: bool = False) -> Committed:
+    """Read ``answer`` until it may be the client's. Raises LegFailed, and closes it, if that does not come.
+
+    ``until_output``: a stream is held until it has output, or has failed: vLLM's ``response.created`` comes before it
+    has tried to fetch a request's KV.
+    """
     try:
         if answer.status in RETRY_STATUSES:
             held = HeldAnswer(answer.status, answer.headers, await answer.read())
             raise LegFailed(Cause.STATUS, answer.endpoint, f"HTTP {answer.status}", held)
-        return await (_stream(answer, kind) if answer.is_event_stream else _whole(answer))
+        return await (_stream(answer, kind, until_output) if answer.is_event_stream else _whole(answer))
     except BaseException:
         answer.abort()
         raise
@@ -78,11 +82,13 @@ async def _whole(answer: Answer) -> Committed:
     return Committed(answer, body)
 
 
-async def _stream(answer: Answer, kind: Kind) -> Committed:
+async def _stream(answer: Answer, kind: Kind, until_output: bool) -> Committed:
     events = EventObserver(kind)
     parts: list[bytes] = []
-    while not events.committed and events.error is None:
+    while not _failed(events) and not (events.first_output if until_output else events.committed):
         data = await answer.chunk()
+        if not data and events.committed:
+            break
         if not data:
             raise LegFailed(Cause.GARBAGE, answer.endpoint, "a stream that ended without an event")
         parts.append(data)
@@ -91,3 +97,8 @@ async def _stream(answer: Answer, kind: Kind) -> Committed:
         raise LegFailed(Cause.ENGINE_DEAD, answer.endpoint, "the engine says that it is dead")
     answer.committed()
     return Committed(answer, b"".join(parts), events)
+
+
+def _failed(events: EventObserver) -> bool:
+    """An error is all that has come, but for what announces an answer."""
+    return events.error is not None or (not events.first_output and events.late_error is not None)

@@ -28,15 +28,24 @@ class Forwarder:
         self._passing = passing
 
     async def forward(
-        self, exchange: Exchange, endpoint: Endpoint, body: Body, *, head: float | None = None
+        self,
+        exchange: Exchange,
+        endpoint: Endpoint,
+        body: Body,
+        *,
+        head: float | None = None,
+        until_output: bool = False,
     ) -> Committed:
-        """Send ``body`` to ``endpoint``. ``head``: as ``Leg.head``. Raises LegFailed."""
+        """Send ``body`` to ``endpoint``. ``head``: as ``Leg.head``. ``until_output``: as for ``commit``.
+
+        Raises LegFailed.
+        """
         leg = self._leg(exchange, endpoint, body, head)
         exchange.sent(endpoint)
         try:
             answer = await self._upstream.send(leg)
             self._fleet.answered(endpoint, answer.connect_seconds)
-            return await commit(answer, exchange.route.kind)
+            return await commit(answer, exchange.route.kind, until_output=until_output)
         except LegFailed as failure:
             self.failed(failure)
             raise

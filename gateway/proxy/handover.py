@@ -160,7 +160,7 @@ class Handover:
         # The head of an unstreamed answer comes after its last token: only a stream shows in time that it is stuck.
         head = min(self._timeouts.handover, self._timeouts.head) if exchange.request.stream else None
         try:
-            committed = await self._forwarder.forward(exchange, endpoint, body, head=head)
+            committed = await self._forwarder.forward(exchange, endpoint, body, head=head, until_output=True)
         except LegFailed as failure:
             if failure.cause is Cause.HEAD_TIMEOUT and head is not None:
                 raise HandoverFailed("decode-stuck", failure.detail) from failure

@@ -3,148 +3,33 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
-from collections.abc import Awaitable, Callable
-from dataclasses import dataclass, field, replace
-from typing import Any
 
 import orjson
 import pytest
 
 from gateway.proxy.settings import RetrySettings, TimeoutSettings
 from tests.support.chat import CHAT, COMPLETE, DONE, ROLE, STREAMED, WORD
-from tests.support.gateway import QUICK_FLEET, Running, running, split_config
+from tests.support.split import (
+    ERROR,
+    FAILED,
+    FAILED_STREAM,
+    PARAMETERS,
+    PREFILLED,
+    UNWATCHED,
+    Told,
+    answered,
+    decodes,
+    dies_half_way,
+    fetching_fails,
+    hangs,
+    pair,
+    prefills,
+    resets,
+    says,
+    talks_garbage,
+)
 from tests.support.wait import eventually
-from tests.support.wire import STREAM_HEAD, Connection, ScriptedServer, answer, chunked, engine
-
-SHORT = TimeoutSettings(connect=1, head=2, idle=2, total=5, prefill=0.3, handover=0.3)
-
-UNWATCHED = replace(QUICK_FLEET, scrape=replace(QUICK_FLEET.scrape, interval=60))
-"""No scrape sees what happens to an engine before a request does."""
-
-PARAMETERS = {
-    "do_remote_prefill": True,
-    "do_remote_decode": False,
-    "remote_block_ids": [[1]],
-    "remote_engine_id": "e",
-    "remote_request_id": "r",
-    "remote_host": "127.0.0.1",
-    "remote_port": 1,
-    "tp_size": 1,
-    "remote_prefill_cached_tokens": 2,
-}
-USAGE = {"prompt_tokens": 4, "completion_tokens": 1, "total_tokens": 5}
-PREFILLED = orjson.dumps({"id": "chatcmpl-p", "choices": [], "usage": USAGE, "kv_transfer_params": PARAMETERS})
-ERROR = {"error": {"message": "Internal server error", "type": "InternalServerError", "param": None, "code": 500}}
-FAILED = answer(orjson.dumps(ERROR), status="500 Internal Server Error")
-FAILED_STREAM = STREAM_HEAD + chunked(b"data: " + orjson.dumps(ERROR) + b"\n\n", DONE)
-
-Post = Callable[[Connection, bytes, bytes], Awaitable[None]]
-
-
-@dataclass
-class Told:
-    """An engine that acts by ``post``, and keeps what it was asked."""
-
-    post: Post
-    heads: list[bytes] = field(default_factory=list)
-    bodies: list[dict[str, Any]] = field(default_factory=list)
-    gone: int = 0
-
-    async def __call__(self, connection: Connection, head: bytes, body: bytes) -> None:
-        self.heads.append(head)
-        self.bodies.append(orjson.loads(body))
-        await self.post(connection, head, body)
-
-    @property
-    def with_parameters(self) -> list[bool]:
-        return ["kv_transfer_params" in body for body in self.bodies]
-
-
-async def prefills(connection: Connection, head: bytes, body: bytes) -> None:
-    await connection.say(answer(PREFILLED))
-
-
-async def decodes(connection: Connection, head: bytes, body: bytes) -> None:
-    streamed = orjson.loads(body).get("stream")
-    await connection.say(STREAM_HEAD + chunked(ROLE, WORD, DONE) if streamed else answer(COMPLETE))
-
-
-async def resets(connection: Connection, head: bytes, body: bytes) -> None:
-    connection.reset()
-
-
-async def hangs(connection: Connection, head: bytes, body: bytes) -> None:
-    await connection.gone()
-    connection.writer.close()
-
-
-async def talks_garbage(connection: Connection, head: bytes, body: bytes) -> None:
-    await connection.say(b"\x16\x03\x01 no HTTP\r\n\r\n")
-    connection.writer.close()
-
-
-async def dies_half_way(connection: Connection, head: bytes, body: bytes) -> None:
-    await connection.say(b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nContent-Length: 999\r\n\r\n{")
-    connection.reset()
-
-
-def says(data: bytes) -> Post:
-    async def post(connection: Connection, head: bytes, body: bytes) -> None:
-        await connection.say(data)
-
-    return post
-
-
-def without_parameters_only(failure: Post) -> Post:
-    """Fails as ``failure`` where it would have to fetch KV, and decodes what it computes itself."""
-
-    async def post(connection: Connection, head: bytes, body: bytes) -> None:
-        await (failure if "kv_transfer_params" in orjson.loads(body) else decodes)(connection, head, body)
-
-    return post
-
-
-@dataclass
-class Setting:
-    gateway: Running
-    prefill: Told
-    decode: Told
-    servers: list[ScriptedServer]
-
-    async def ask(self, body: dict[str, Any], **headers: str) -> tuple[int, bytes]:
-        reply = await self.gateway.client.post("/v1/chat/completions", json=body, headers=headers)
-        return reply.status_code, reply.content
-
-    async def settled(self) -> Any:
-        """The request's line, with nothing left booked."""
-        await eventually(lambda: self.gateway.lines, "the request is settled")
-        await eventually(self.gateway.idle, "every permit and reservation is given back")
-        metrics = await self.gateway.metrics()
-        assert not [line for line in metrics.splitlines() if line.startswith("kvgate_in_flight") and line[-3:] != "0.0"]
-        return self.gateway.lines[-1]
-
-
-@contextlib.asynccontextmanager
-async def pair(prefill: Post = prefills, decode: Post = decodes, *more: Post, **parameters: Any):
-    """One prefill engine, and decode engines that act by ``decode`` and ``more``."""
-    timeouts = parameters.pop("timeouts", SHORT)
-    retries = parameters.pop("retries", RetrySettings(budget=1.0))
-    fleet = parameters.pop("fleet", QUICK_FLEET)
-    async with contextlib.AsyncExitStack() as stack:
-        first, second = Told(prefill), Told(decode)
-        servers = [await stack.enter_async_context(engine(post)) for post in (first, second, *more)]
-        urls = [server.url for server in servers]
-        config = split_config(
-            urls[:1], urls[1:], parameters=parameters, timeouts=timeouts, retries=retries, fleet=fleet
-        )
-        gateway = await stack.enter_async_context(running(config))
-        yield Setting(gateway, first, second, servers)
-
-
-def answered(body: dict[str, Any], status: int, content: bytes) -> bool:
-    return status == 200 and content == (ROLE + WORD + DONE if body.get("stream") else COMPLETE)
-
+from tests.support.wire import STREAM_HEAD, Connection, answer, chunked
 
 BODIES = pytest.mark.parametrize("body", [CHAT, STREAMED], ids=["whole", "streamed"])
 
@@ -237,7 +122,7 @@ async def test_a_prefills_4xx_is_the_clients(status, body):
     ids=["whole", "head", "first event", "no head", "no event"],
 )
 async def test_a_decode_leg_that_cannot_fetch_is_sent_once_more_without(body, failure, cause):
-    async with pair(decode=without_parameters_only(failure)) as setting:
+    async with pair(decode=fetching_fails(failure)) as setting:
         assert answered(body, *await setting.ask(body))
         assert setting.decode.with_parameters == [True, False]
         line = await setting.settled()
@@ -314,7 +199,7 @@ async def test_strict_makes_a_failed_hand_over_an_error(name, body):
 
 
 async def test_strict_and_a_decode_leg_that_cannot_fetch():
-    async with pair(decode=without_parameters_only(says(FAILED)), strict=True) as setting:
+    async with pair(decode=fetching_fails(says(FAILED)), strict=True) as setting:
         status, content = await setting.ask(CHAT)
         assert (status, setting.decode.with_parameters) == (502, [True])
         assert b"decode-error" in content
@@ -378,3 +263,68 @@ async def test_a_fallback_books_the_prompts_computing_where_it_happens():
         decoded.set()
         assert answered(STREAMED, *await asked)
         await setting.settled()
+
+
+def response_event(kind: str, **fields: object) -> bytes:
+    return f"event: {kind}\n".encode() + b"data: " + orjson.dumps({"type": kind, **fields}) + b"\n\n"
+
+
+CREATED = response_event("response.created", response={"id": "r", "usage": None})
+SPOKEN = response_event("response.output_text.delta", delta="Hi") + response_event("response.completed", response={})
+
+
+@pytest.mark.parametrize("failure", ["error", "stuck"])
+async def test_a_response_that_was_only_announced_is_not_the_clients_yet(failure):
+    async def post(connection: Connection, head: bytes, body: bytes) -> None:
+        if "kv_transfer_params" not in orjson.loads(body):
+            await connection.say(STREAM_HEAD + chunked(CREATED, SPOKEN))
+        elif failure == "error":
+            await connection.say(STREAM_HEAD + chunked(CREATED, b"data: " + orjson.dumps(ERROR) + b"\n\n"))
+        else:
+            await connection.say(STREAM_HEAD + chunked(CREATED, end=False))
+            await connection.gone()
+
+    async with pair(decode=post) as setting:
+        body = {"model": "sim", "input": "Hello", "stream": True}
+        reply = await setting.gateway.client.post("/v1/responses", json=body)
+        assert (reply.status_code, reply.content) == (200, CREATED + SPOKEN)
+        assert setting.decode.with_parameters == [True, False]
+        assert (await setting.settled()).fallback == f"decode-{failure}"
+
+
+@pytest.mark.parametrize("path", ["/v1/completions", "/v1/responses", "/v1/messages"])
+async def test_an_answer_without_output_is_an_answer(path):
+    announced = {
+        "/v1/completions": b'data: {"choices": [], "usage": null}\n\n' + DONE,
+        "/v1/responses": CREATED,
+        "/v1/messages": b'event: message_start\ndata: {"type": "message_start", "message": {}}\n\n',
+    }[path]
+    async with pair(decode=says(STREAM_HEAD + chunked(announced))) as setting:
+        body = {"model": "sim", "prompt": "x", "input": "x", "messages": [{"role": "user", "content": "x"}]}
+        reply = await setting.gateway.client.post(path, json={**body, "max_tokens": 5, "stream": True})
+        assert (reply.status_code, reply.content) == (200, announced)
+        assert (await setting.settled()).fallback is None
+
+
+@BODIES
+@pytest.mark.parametrize("leg", ["prefill", "decode"])
+async def test_a_client_that_leaves_cancels_the_leg_that_runs(leg, body):
+    gone = asyncio.Event()
+
+    async def waits(connection: Connection, head: bytes, request: bytes) -> None:
+        await connection.gone()
+        gone.set()
+        connection.writer.close()
+
+    posts = (waits, decodes) if leg == "prefill" else (prefills, waits)
+    async with pair(*posts, timeouts=TimeoutSettings()) as setting:
+        told = setting.prefill if leg == "prefill" else setting.decode
+        asked = asyncio.get_running_loop().create_task(setting.ask(body))
+        await eventually(lambda: told.bodies, f"the {leg} leg runs")
+        asked.cancel()
+        await eventually(gone.is_set, "its connection is closed")
+        line = await setting.settled()
+        assert (line.outcome, line.phase) == ("cancelled", "prefill" if leg == "prefill" else "before-commit")
+        assert bool(setting.decode.bodies) == (leg == "decode")
+        phase = f'kvgate_client_disconnects_total{{model="sim",phase="{line.phase}"}} 1.0'
+        assert phase in await setting.gateway.metrics()

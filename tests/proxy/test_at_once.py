@@ -1,0 +1,190 @@
+"""Connectors whose legs wait for each other: both go out at once, and neither is left alone."""
+
+from __future__ import annotations
+
+import asyncio
+
+import orjson
+import pytest
+
+from gateway.proxy.settings import TimeoutSettings
+from tests.support.chat import CHAT, DONE, ROLE, STREAMED, WORD
+from tests.support.split import FAILED, Told, answered, decodes, pair, resets, says, talks_garbage
+from tests.support.wait import eventually
+from tests.support.wire import STREAM_HEAD, Connection, answer, chunked
+
+PATIENT = TimeoutSettings(prefill=20, handover=20)
+BODIES = pytest.mark.parametrize("body", [CHAT, STREAMED], ids=["whole", "streamed"])
+
+
+class Room:
+    """Two scripted SGLang engines: each answers when the other has been asked with the same room."""
+
+    def __init__(self) -> None:
+        self.prefilling: dict[int, asyncio.Event] = {}
+        self.decoding: dict[int, asyncio.Event] = {}
+        self.gone = 0
+
+    async def prefill(self, connection: Connection, head: bytes, body: bytes) -> None:
+        if await self._meets(connection, body, self.prefilling, self.decoding):
+            await connection.say(answer(b"{}"))
+
+    async def decode(self, connection: Connection, head: bytes, body: bytes) -> None:
+        if await self._meets(connection, body, self.decoding, self.prefilling):
+            await decodes(connection, head, body)
+
+    async def _meets(self, connection, body, mine, others) -> bool:
+        """False if the peer left before the other leg came. A body without a room is served at once."""
+        room = orjson.loads(body).get("bootstrap_room")
+        if room is None:
+            return True
+        mine.setdefault(room, asyncio.Event()).set()
+        loop = asyncio.get_running_loop()
+        came = loop.create_task(others.setdefault(room, asyncio.Event()).wait())
+        left = loop.create_task(connection.reader.read(1))
+        await asyncio.wait((came, left), return_when=asyncio.FIRST_COMPLETED)
+        if came.done():
+            left.cancel()
+            await asyncio.gather(left, return_exceptions=True)
+            return True
+        came.cancel()
+        self.gone += 1
+        connection.writer.close()
+        return False
+
+
+def sglang(*posts, **parameters):
+    return pair(*posts, connector="sglang", **({"timeouts": PATIENT} | parameters))
+
+
+@BODIES
+async def test_both_legs_meet(body):
+    room = Room()
+    async with sglang(room.prefill, room.decode) as setting:
+        for _ in range(3):
+            assert answered(body, *await setting.ask(body))
+        assert len(room.prefilling) == 3
+        assert room.prefilling.keys() == room.decoding.keys()
+        assert setting.prefill.bodies[0] == setting.decode.bodies[0]
+        assert setting.decode.bodies[0].items() >= {**body, "bootstrap_host": "127.0.0.1"}.items()
+        line = await setting.settled()
+        assert (line.plan, line.fallback) == ("split", None)
+
+
+@BODIES
+@pytest.mark.parametrize("failure", [resets, talks_garbage, says(FAILED), says(answer(b"{}", status="503 Busy"))])
+async def test_a_prefill_that_fails_takes_the_decode_leg_back(failure, body):
+    room = Room()
+    async with sglang(failure, room.decode) as setting:
+        assert answered(body, *await setting.ask(body))
+        await eventually(lambda: room.gone == 1, "the leg that waited in vain is closed")
+        assert ["bootstrap_room" in asked for asked in setting.decode.bodies] == [True, False]
+        line = await setting.settled()
+        assert line.fallback is not None
+        assert line.fallback.startswith("prefill-")
+
+
+@BODIES
+async def test_a_prefills_4xx_is_the_clients(body):
+    room, said = Room(), b'{"error": {"code":422}}'
+    async with sglang(says(answer(said, status="422 Unprocessable Entity")), room.decode) as setting:
+        assert await setting.ask(body) == (422, said)
+        await eventually(lambda: room.gone == 1, "the leg that waited in vain is closed")
+        await setting.settled()
+
+
+@BODIES
+async def test_a_decode_engine_that_dies_takes_the_prefill_leg_back(body):
+    room, other = Room(), Room()
+    second = Told(other.decode)
+
+    async def prefill(connection, head, request):
+        await (other if second.bodies else room).prefill(connection, head, request)
+
+    async with sglang(prefill, resets, second) as setting:
+        for _ in range(4):
+            assert answered(body, *await setting.ask(body))
+            if setting.gateway.lines[-1].attempts == 2:
+                break
+        await eventually(lambda: room.gone == 1, "the leg that waited in vain is closed")
+        await setting.settled()
+
+
+@pytest.mark.parametrize("body", [CHAT, STREAMED], ids=["whole", "streamed"])
+async def test_a_decode_leg_that_fails_is_sent_once_more_alone(body):
+    room = Room()
+
+    async def decode(connection, head, request):
+        await (says(FAILED) if "bootstrap_room" in orjson.loads(request) else decodes)(connection, head, request)
+
+    async with sglang(room.prefill, decode) as setting:
+        assert answered(body, *await setting.ask(body))
+        await eventually(lambda: room.gone == 1, "the leg that waited in vain is closed")
+        assert (await setting.settled()).fallback == "decode-error"
+
+
+@BODIES
+async def test_strict(body):
+    room = Room()
+    async with sglang(resets, room.decode, strict=True) as setting:
+        assert (await setting.ask(body))[0] == 502
+        await eventually(lambda: room.gone == 1, "the leg that waited in vain is closed")
+        await setting.settled()
+
+
+async def test_a_prefill_that_goes_on_beside_the_answer_ends_with_it():
+    held = asyncio.Event()
+
+    async def decode(connection, head, body):
+        await connection.say(STREAM_HEAD + chunked(ROLE, WORD, end=False))
+        await held.wait()
+        await connection.say(chunked(DONE))
+
+    gone = asyncio.Event()
+
+    async def prefill(connection, head, body):
+        await connection.gone()
+        gone.set()
+        connection.writer.close()
+
+    async with sglang(prefill, decode) as setting:
+        asked = asyncio.get_running_loop().create_task(setting.ask(STREAMED))
+        await eventually(lambda: setting.prefill.bodies and setting.decode.bodies, "both legs run")
+        held.set()
+        assert answered(STREAMED, *await asked)
+        await eventually(gone.is_set, "the prefill leg is closed")
+        await setting.settled()
+
+
+@pytest.mark.parametrize("committed", [False, True])
+async def test_a_client_that_leaves_takes_both_legs_back(committed):
+    left: list[str] = []
+
+    async def decode(connection, head, body):
+        if committed:
+            await connection.say(STREAM_HEAD + chunked(ROLE, WORD, end=False))
+        await connection.gone()
+        left.append("decode")
+        connection.writer.close()
+
+    async def prefill(connection, head, body):
+        await connection.gone()
+        left.append("prefill")
+        connection.writer.close()
+
+    async with sglang(prefill, decode) as setting:
+        read = asyncio.Event()
+
+        async def leaves():
+            async with setting.gateway.client.stream("POST", "/v1/chat/completions", json=STREAMED) as reply:
+                async for _ in reply.aiter_raw():
+                    read.set()
+
+        asked = asyncio.get_running_loop().create_task(leaves())
+        await eventually(lambda: setting.prefill.bodies and setting.decode.bodies, "both legs run")
+        if committed:
+            await read.wait()
+        asked.cancel()
+        await eventually(lambda: sorted(left) == ["decode", "prefill"], "both connections are closed")
+        line = await setting.settled()
+        assert (line.outcome, line.phase) == ("cancelled", "streaming" if committed else "before-commit")
