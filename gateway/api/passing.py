@@ -1,7 +1,8 @@
 """What never passes from a client to an engine, wherever a body may hide it.
 
-One malformed ``kv_transfer_params`` hangs a request for ever or kills a whole vLLM decode engine; ``vllm_xargs`` and
-the ``extra_args`` of sampling parameters end in the same place, so that of those only listed keys pass.
+One malformed ``kv_transfer_params`` hangs a request for ever or kills a whole vLLM decode engine, and a well-formed one
+has it read another engine's memory; ``vllm_xargs`` and the ``extra_args`` of sampling parameters end in the same place,
+so that of those only listed keys pass.
 
 Rule: where one of these names is present at all, the object around it is written anew from its parsed keys. So an
 escaped spelling (``"\\u006bv_transfer_params"``) or a second copy of a key cannot be seen by an engine and not by us.
@@ -11,9 +12,8 @@ from __future__ import annotations
 
 import msgspec
 
-from gateway.api.settings import PassSettings
+from gateway.api.settings import NEVER, PassSettings
 
-NEVER = frozenset({"kv_transfer_params", "ec_transfer_params"})
 EXTRAS = frozenset({"vllm_xargs", "extra_args"})
 """Objects that become an engine's ``SamplingParams.extra_args``: filtered by ``PassSettings.vllm_xargs``."""
 NESTS = frozenset({"sampling_params"})

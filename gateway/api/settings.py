@@ -4,6 +4,26 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+NEVER = frozenset(
+    {
+        "kv_transfer_params",
+        "ec_transfer_params",
+        # SGLang: where a decode engine fetches KV from, and which rank serves.
+        "bootstrap_host",
+        "bootstrap_port",
+        "bootstrap_room",
+        "bootstrap_pair_key",
+        "decode_tp_size",
+        "data_parallel_rank",
+        "data_parallel_rank_decode",
+        "routed_dp_rank",
+        "disagg_prefill_dp_rank",
+        # TensorRT-LLM: the same.
+        "disaggregated_params",
+    }
+)
+"""What only the gateway may say: it decides who prefills and who decodes."""
+
 
 @dataclass(frozen=True, slots=True)
 class PassSettings:
@@ -22,5 +42,6 @@ class PassSettings:
         for name in self.steering_headers:
             if name != name.lower():
                 raise ValueError(f"steering_headers: {name!r} must be lower case")
-        if "kv_transfer_params" in self.vllm_xargs or "ec_transfer_params" in self.vllm_xargs:
-            raise ValueError("vllm_xargs: kv_transfer_params and ec_transfer_params never pass")
+        for name in self.vllm_xargs:
+            if name in NEVER:
+                raise ValueError(f"vllm_xargs: {name!r} never passes: it steers a hand-over between engines")

@@ -7,8 +7,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.api.passing import NEVER, sensitive, strip, strip_form_value
-from gateway.api.settings import PassSettings
+from gateway.api.parse import parse
+from gateway.api.passing import sensitive, strip, strip_form_value
+from gateway.api.routes import ROUTES
+from gateway.api.settings import NEVER, PassSettings
 
 NOTHING = PassSettings()
 
@@ -56,6 +58,61 @@ def test_nests_of_sampling_parameters_are_searched() -> None:
     assert stripped(body) == ({"sampling_params": {"n": 1}}, True)
     kept = {"sampling_params": {"n": 1, "extra_args": {"mode": 1}}}
     assert stripped(body, PassSettings(vllm_xargs=("mode",))) == (kept, True)
+
+
+DISGUISES = {
+    "plain": '{"model":"m","NAME":VALUE,"prompt":"p"}',
+    "twice": '{"NAME":1,"model":"m","prompt":"p","NAME":VALUE}',
+    "harmless second copy": '{"NAME":VALUE,"model":"m","prompt":"p","NAME":null}',
+    "escaped": '{"model":"m","ESCAPED":VALUE,"prompt":"p"}',
+    "escaped and plain": '{"model":"m","ESCAPED":VALUE,"NAME":null,"prompt":"p"}',
+    "in xargs": '{"model":"m","vllm_xargs":{"NAME":VALUE,"mode":1},"prompt":"p"}',
+    "escaped in xargs": '{"model":"m","vllm_xargs":{"ESCAPED":VALUE,"mode":1},"prompt":"p"}',
+    "in escaped xargs": '{"model":"m","vllm\\u005fxargs":{"NAME":VALUE},"prompt":"p"}',
+    "in the first of two xargs": '{"model":"m","vllm_xargs":{"NAME":VALUE},"vllm_xargs":{"mode":1},"prompt":"p"}',
+    "in extra_args": '{"model":"m","extra_args":{"NAME":VALUE},"prompt":"p"}',
+    "in sampling_params": '{"model":"m","sampling_params":{"NAME":VALUE,"n":1},"prompt":"p"}',
+    "in extra_args of sampling_params": '{"model":"m","sampling_params":{"extra_args":{"NAME":VALUE}},"prompt":"p"}',
+    "escaped there": '{"model":"m","sampling\\u005fparams":{"extra_args":{"ESCAPED":VALUE}},"prompt":"p"}',
+    "twice there": '{"model":"m","sampling_params":{"extra_args":{"NAME":1,"NAME":VALUE},"n":1},"prompt":"p"}',
+    "in sampling_params of sampling_params": '{"model":"m","sampling_params":{"sampling_params":{"NAME":VALUE}},'
+    '"prompt":"p"}',
+}
+
+
+@pytest.mark.parametrize("disguise", DISGUISES.values(), ids=DISGUISES)
+@pytest.mark.parametrize("name", sorted(NEVER))
+@pytest.mark.parametrize("xargs", [(), ("mode",), ("mode", "do_remote_prefill")])
+def test_no_disguise_passes(name: str, disguise: str, xargs: tuple[str, ...]) -> None:
+    escaped = f"\\u{ord(name[0]):04x}" + name[1:-1] + f"\\u{ord(name[-1]):04X}"
+    value = '{"do_remote_prefill":true}'
+    raw = disguise.replace("NAME", name).replace("ESCAPED", escaped).replace("VALUE", value).encode()
+    body = parse(ROUTES["/v1/completions"], raw, "application/json", PassSettings(vllm_xargs=xargs)).body
+    for model in ("m", "served"):  # with the client's own name the very bytes might go on
+        sent = body.encode(model)
+        assert b"do_remote_prefill" not in sent
+        assert name.encode() not in sent
+        assert escaped.encode() not in sent
+        assert json.loads(sent)["prompt"] == "p"
+
+
+@pytest.mark.parametrize("name", sorted(NEVER))
+def test_no_disguise_passes_in_a_form(name: str) -> None:
+    fields = {
+        name: b"1",
+        f"{name}[a]": b"1",
+        f"vllm_xargs[{name}]": b"1",
+        "vllm_xargs": f'{{"{name}":1}}'.encode(),
+        "language": b"en",
+    }
+    parts = b"".join(
+        f'--b\r\nContent-Disposition: form-data; name="{field}"\r\n\r\n'.encode() + value + b"\r\n"
+        for field, value in {"model": b"m", "file": b"RIFF", **fields}.items()
+    )
+    route = ROUTES["/v1/audio/transcriptions"]
+    sent = parse(route, parts + b"--b--\r\n", "multipart/form-data; boundary=b", NOTHING).body.encode("m")
+    assert name.encode() not in sent
+    assert b"language" in sent
 
 
 def test_a_body_without_them_is_left_alone() -> None:
