@@ -12,12 +12,12 @@ from typing import Any
 
 from aiohttp import web
 
-from simulator.errors import EngineDead, invalid, no_such_model
+from simulator.errors import invalid, no_such_model
 from simulator.generation import Generation, Spent
 from simulator.prompts import Ask
 from simulator.service import Service
 from simulator.sink import Sink
-from simulator.transfer import Transfer, prefill_result, read_transfer
+from simulator.transfer.parameters import Leg, Transfer
 
 
 class Call:
@@ -31,6 +31,7 @@ class Call:
         self.sink = sink
         self.created = int(time.time())
         self.generation: Generation | None = None
+        self.leg: Transfer | None = None
 
     @cached_property
     def body(self) -> dict[str, Any]:
@@ -75,19 +76,20 @@ class Call:
         return name, None
 
     def transfer(self) -> Transfer | None:
-        """The body's KV parameters. Raises EngineDead for those that kill; a plain engine ignores them all."""
-        try:
-            return read_transfer(self.body)
-        except EngineDead:
-            if self.settings.nixl:
-                raise
-            return None
+        """The leg that the body asks of the KV connector. Raises EngineDead for what kills."""
+        self.leg = self.service.connector(self.rank).read(self.body)
+        return self.leg
 
-    def generate(self, asks: Sequence[Ask]) -> Generation:
-        """Start the answer. The server closes it when the call is over, however that comes."""
+    def generate(self, asks: Sequence[Ask], name: str | None = None) -> Generation:
+        """Start the answer, as requests of this name. The server closes it when the call is over, come what may."""
         now = asyncio.get_running_loop().time()
-        self.generation = self.service.generate(asks, self.base_id, self.rank, now)
+        self.generation = self.service.generate(asks, name or self.base_id, self.rank, now)
         return self.generation
+
+    def reject(self) -> None:
+        """Let the prefill engine free the blocks of a decode leg that had no answer. Raises EngineDead."""
+        if self.leg is not None and self.leg.leg is Leg.DECODE:
+            self.service.connector(self.rank).reject(self.leg)
 
     def usage(self, spent: Spent, *, whole: bool, chat: bool) -> dict[str, Any]:
         """OpenAI's ``usage``. ``whole``: with the fields that are null, as unstreamed answers have them. ``chat``: it
@@ -116,15 +118,6 @@ class Call:
         if not (self.wants_usage and isinstance(options, dict) and options.get("continuous_usage_stats") is True):
             return {}
         return {"usage": {"prompt_tokens": prompt, "total_tokens": prompt + output, "completion_tokens": output}}
-
-    def transfer_result(self, generation: Generation, answer_id: str) -> dict[str, Any] | None:
-        """What the answer of a prefill leg carries; None for any other."""
-        transfer = generation.asks[0].transfer
-        if transfer is None or not transfer.prefill or not self.settings.nixl:
-            return None
-        job = generation.jobs[0]
-        request_id = f"{answer_id}-{uuid.uuid4().hex[:8]}"
-        return prefill_result(job, job.blocks, request_id, self.service.engine_id, self.service.host)
 
     @property
     def wants_stream(self) -> bool:

@@ -44,8 +44,8 @@ def wanted_choices(body: dict[str, Any]) -> int:
 
 async def answer_chat(call: Call) -> web.StreamResponse:
     name, asks = await chat_asks(call, call.body, "max_completion_tokens", "max_tokens")
-    generation = call.generate(asks)
     answer_id = f"chatcmpl-{call.base_id}"
+    generation = call.generate(asks, answer_id)
     if call.wants_stream:
         return await _stream(call, generation, answer_id, name)
     await generation.complete()
@@ -87,7 +87,7 @@ def chat_body(call: Call, generation: Generation, answer_id: str, name: str) -> 
         "prompt_logprobs": None,
         "prompt_token_ids": list(generation.asks[0].ids) if ids else None,
         "prompt_text": None,
-        "kv_transfer_params": call.transfer_result(generation, answer_id),
+        "kv_transfer_params": generation.handover,
         "ec_transfer_params": None,
         "metrics": None,
     }

@@ -40,8 +40,8 @@ async def answer_completion(call: Call) -> web.StreamResponse:
         for ids in each
         for choice in range(wanted_choices(body))
     ]
-    generation = call.generate(asks)
     answer_id = f"cmpl-{call.base_id}"
+    generation = call.generate(asks, f"{answer_id}-0")
     if call.wants_stream:
         return await _stream(call, generation, answer_id, name)
     await generation.complete()
@@ -71,7 +71,7 @@ async def answer_completion(call: Call) -> web.StreamResponse:
             "service_tier": None,
             "system_fingerprint": call.service.fingerprint,
             "usage": call.usage(generation.spent(), whole=True, chat=False),
-            "kv_transfer_params": call.transfer_result(generation, f"{answer_id}-0"),
+            "kv_transfer_params": generation.handover,
             "ec_transfer_params": None,
             "metrics": None,
         }

@@ -9,10 +9,12 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import AsyncIterator, Callable, Sequence
+from typing import Any
 
 from simulator.blocks import KvEvent
 from simulator.engine import Engine
 from simulator.job import Finish, Job, Output
+from simulator.transfer.connector import Connector, Load
 
 log = logging.getLogger("simulator")
 
@@ -36,6 +38,14 @@ class Stream:
             self._running -= output.finish is not None
             yield output
 
+    async def deliver(self, job: Job) -> bool:
+        """Wait until an ended job's answer may go out; False: it has failed meanwhile."""
+        return await self._driver.connector.deliver(job)
+
+    def handover(self, job: Job) -> dict[str, Any] | None:
+        """What an ended job's answer carries for another engine."""
+        return self._driver.connector.answer(job)
+
     def end(self, job: Job, reason: Finish) -> None:
         """End one job early (a stop string); no more outputs of it are due."""
         if self._driver.abort(job, reason):
@@ -48,13 +58,16 @@ class Stream:
 
 
 class Driver:
-    """Owns the engine's task. ``publish`` gets the events of each step that has some."""
+    """Owns the engine's task. ``publish`` gets the events of each step that has some; ``connector`` moves KV."""
 
-    def __init__(self, engine: Engine, publish: Callable[[list[KvEvent]], None]) -> None:
+    def __init__(self, engine: Engine, publish: Callable[[list[KvEvent]], None], connector: Connector) -> None:
         self.engine = engine
+        self.connector = connector
         self._publish = publish
         self._streams: dict[Job, Stream] = {}
         self._work = asyncio.Event()
+        connector.loaded = self._load
+        connector.freed = self._work.set
         self._task: asyncio.Task[None] | None = None
 
     def start(self) -> None:
@@ -71,6 +84,7 @@ class Driver:
         """Queue jobs that belong to one request. Raises ValueError for one that can never run."""
         stream = Stream(self, jobs)
         for job in jobs:
+            self.connector.enter(job)
             self.engine.submit(job)
             self._streams[job] = stream
         self._work.set()
@@ -78,14 +92,23 @@ class Driver:
 
     def abort(self, job: Job, reason: Finish) -> bool:
         self._streams.pop(job, None)
-        return self.engine.abort(job, reason)
+        if not self.engine.abort(job, reason):
+            return False
+        self.connector.ended(job)
+        self._work.set()
+        return True
 
     async def _run(self) -> None:
         loop = asyncio.get_running_loop()
         ended = loop.time()
         while True:
             step = self.engine.begin(loop.time())
+            begun = self.engine.begun()
+            for job in begun:
+                self.connector.fetch(job)
             if step is None:
+                if begun:
+                    self._announce()
                 self._work.clear()
                 await self._work.wait()
                 ended = loop.time()
@@ -98,14 +121,33 @@ class Driver:
             await asyncio.sleep(max(0.0, ended - now))
             outputs = self.engine.finish(step, loop.time())
             # Before the tokens: who has an answer may expect its blocks to have been announced.
-            if events := self.engine.events():
-                self._publish(events)
+            self._announce()
             for output in outputs:
-                stream = self._streams.get(output.job)
-                if stream is not None:
-                    stream.put(output)
-                if output.finish is not None:
-                    self._streams.pop(output.job, None)
+                self._hand_out(output)
+
+    def _announce(self) -> None:
+        if events := self.engine.events():
+            self._publish(events)
+
+    def _hand_out(self, output: Output) -> None:
+        stream = self._streams.get(output.job)
+        if output.finish is not None:
+            # First: who has the answer may send the other leg.
+            self.connector.ended(output.job)
+            self._streams.pop(output.job, None)
+        if stream is not None:
+            stream.put(output)
+
+    def _load(self, job: Job, load: Load) -> None:
+        """The connector's word on the KV that a job waits for."""
+        if load is Load.FAILED:
+            recompute = self.engine.settings.kv_load_failure_policy == "recompute"
+            if output := self.engine.lose(job, recompute=recompute):
+                self._hand_out(output)
+        else:
+            job.garbled = load is Load.GARBLED
+            self.engine.arrive(job)
+        self._work.set()
 
 
 def _report(task: asyncio.Task[None]) -> None:

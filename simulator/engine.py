@@ -6,6 +6,9 @@
 
 vLLM V1's scheduler in its default settings: first come first served, running requests first, a prompt is computed in
 chunks, a request that finds no block takes those of the youngest. Pure: no clock, no chance, no sockets.
+
+A job that waits for KV from elsewhere takes its blocks and leaves the queue: ``begun`` names it, and whoever moves the
+KV says ``arrive`` or ``lose``. The blocks of a job that keeps them stay in use until ``free``.
 """
 
 from __future__ import annotations
@@ -35,7 +38,25 @@ class Engine:
         self.pool = BlockPool(settings.num_blocks, settings.block_size)
         self.running: list[Job] = []
         self.waiting: deque[Job] = deque()
+        self.loading: dict[Job, None] = {}
+        self.loaded: deque[Job] = deque()
+        self.kept: dict[Job, None] = {}
         self.stats = EngineStats()
+        self._begun: list[Job] = []
+
+    @property
+    def queued(self) -> int:
+        """Jobs that are not in the batch, whatever they wait for."""
+        return len(self.waiting) + len(self.loaded) + sum(1 for job in self.loading if job.finish is None)
+
+    @property
+    def fetching(self) -> dict[str, int]:
+        """Jobs whose KV comes from elsewhere, by how far that is: vLLM's words."""
+        return {
+            "waiting_to_start": sum(1 for job in self.waiting if job.waits),
+            "in_progress": sum(1 for job in self.loading if job.finish is None),
+            "completed_waiting": len(self.loaded),
+        }
 
     @property
     def queued_tokens(self) -> int:
@@ -49,14 +70,59 @@ class Engine:
         self.waiting.append(job)
 
     def abort(self, job: Job, reason: Finish = Finish.ABORT) -> bool:
-        """End a job now, whatever it is doing; its blocks are free at once. False if it had ended already."""
+        """End a job now, whatever it is doing; its blocks are free at once. False if it had ended already.
+
+        But the blocks of one whose KV is on its way stay in use until that has come: somebody writes into them.
+        None are kept for others, not even where a stop string is the reason.
+        """
         if job.finish is not None:
             return False
+        job.keeps = ()
         if job in self.running:
             self.running.remove(job)
-        else:
+        elif job in self.loaded:
+            self.loaded.remove(job)
+        elif job not in self.loading:
             self.waiting.remove(job)
         self._end(job, reason)
+        return True
+
+    def begun(self) -> list[Job]:
+        """The jobs that have taken their blocks and wait for KV since the last call."""
+        begun, self._begun = self._begun, []
+        return begun
+
+    def arrive(self, job: Job) -> None:
+        """The KV of a job that waits is in its blocks."""
+        if job in self.loading:
+            del self.loading[job]
+            if job.finish is None:
+                self.loaded.append(job)
+            else:
+                self.pool.release(job.blocks)
+
+    def lose(self, job: Job, *, recompute: bool) -> Output | None:
+        """The KV of a job that waits does not come: it is computed here, or the job ends (its last output)."""
+        if job not in self.loading:
+            return None
+        del self.loading[job]
+        self.pool.release(job.blocks)
+        if job.finish is not None:
+            return None
+        job.blocks, job.named, job.computed = [], 0, 0
+        job.remote_tokens, job.cached = 0, None
+        if recompute:
+            self.waiting.appendleft(job)
+            return None
+        self._end(job, Finish.ERROR)
+        return Output(job, -1, Finish.ERROR)
+
+    def free(self, job: Job) -> bool:
+        """Give up the blocks that an ended job kept. False if it keeps none."""
+        if job not in self.kept:
+            return False
+        del self.kept[job]
+        self.pool.release(job.blocks)
         return True
 
     def begin(self, now: float) -> Step | None:
@@ -78,11 +144,21 @@ class Engine:
                 index += 1
                 continue
             break
-        while self.waiting and budget > 0 and not preempted and len(self.running) < self.settings.max_num_seqs:
-            count = self._admit(self.waiting[0], budget, now)
+        while budget > 0 and not preempted and len(self.running) < self.settings.max_num_seqs:
+            # First those that hold blocks already.
+            queue = self.loaded or self.waiting
+            if not queue:
+                break
+            job = queue[0]
+            if job.waits:
+                if not self._reserve(job):
+                    break
+                queue.popleft()
+                continue
+            count = self._resume(job, budget, now) if queue is self.loaded else self._admit(job, budget, now)
             if not count:
                 break
-            job = self.waiting.popleft()
+            queue.popleft()
             self.running.append(job)
             batch.append((job, count))
             budget -= count
@@ -109,44 +185,77 @@ class Engine:
         """What the steps so far have to announce."""
         return self.pool.drain()
 
+    def _reserve(self, job: Job) -> bool:
+        """Take the blocks that a job's KV will come into. False: there is no room."""
+        hits = self._hits(job)
+        local = len(hits) * self.settings.block_size
+        known = max(local, min(job.remote_tokens, len(job.tokens)))
+        wanted = -(-known // self.settings.block_size) - len(hits)
+        if not self.pool.fits(hits, wanted):
+            return False
+        self._use(job, hits, known)
+        job.blocks = [*hits, *self.pool.take(wanted)]
+        job.waits = False
+        self.loading[job] = None
+        self._begun.append(job)
+        return True
+
+    def _resume(self, job: Job, budget: int, now: float) -> int:
+        """Let a job go on whose KV has come. Returns the tokens that it computes in this step; 0: there is no room."""
+        if not self.pool.fits((), -(-len(job.tokens) // self.settings.block_size) - len(job.blocks)):
+            return 0
+        full = job.computed // self.settings.block_size
+        self.pool.name(job.blocks, job.chain, job.tokens, job.named, full)
+        job.named = max(job.named, full)
+        return self._schedule(job, budget, now)
+
     def _admit(self, job: Job, budget: int, now: float) -> int:
         """Give a waiting job its blocks. Returns the tokens that it computes in this step; 0: there is no room."""
+        hits = self._hits(job)
+        local = len(hits) * self.settings.block_size
+        # The whole prompt must find room, not only its first chunk: else long prompts preempt each other for ever.
+        if not self.pool.fits(hits, -(-len(job.tokens) // self.settings.block_size) - len(hits)):
+            return 0
+        self._use(job, hits, max(local, min(job.remote_tokens, len(job.tokens))))
+        return self._schedule(job, budget, now)
+
+    def _hits(self, job: Job) -> list[int]:
         job.chain.extend(job.tokens)
-        size = self.settings.block_size
         # At least the last token must be computed: there is nothing to sample from otherwise. So the last block of a
         # prompt that ends with a block is computed, and announced, again.
-        hits = self.pool.match(job.chain.names, (len(job.tokens) - 1) // size)
-        local = len(hits) * size
-        start = max(local, min(job.remote_tokens, len(job.tokens) - 1))
-        # The whole prompt must find room, not only its first chunk: else long prompts preempt each other for ever.
-        if not self.pool.fits(hits, -(-len(job.tokens) // size) - len(hits)):
-            return 0
+        return self.pool.match(job.chain.names, (len(job.tokens) - 1) // self.settings.block_size)
+
+    def _use(self, job: Job, hits: list[int], known: int) -> None:
+        """Begin a job with the blocks that hold its first tokens; ``known``: those that need not be computed."""
         self.pool.touch(hits)
         if job.report_hits and hits and job.cached is None:
             self.pool.announce(job.chain, job.tokens, 0, len(hits))
-        job.blocks = hits
-        job.named = len(hits)
-        job.computed = start
-        count = min(len(job.tokens) - start, budget)
-        if not self._grow(job, count):
-            raise AssertionError("the pool was asked first")
-        if job.cached is None:
-            job.cached = start
-            job.scheduled_at = now
-            self._count_prompt(job, local, start)
-        return count
-
-    def _count_prompt(self, job: Job, local: int, start: int) -> None:
+        job.blocks, job.named, job.computed = hits, len(hits), known
+        if job.preemptions:
+            return
+        job.local, job.cached = len(hits) * self.settings.block_size, known
         stats = self.stats
         stats.prefix_queries += job.prompt_tokens
-        stats.prefix_hits += local
-        stats.local_hits += local
-        stats.prompt_tokens += job.prompt_tokens
-        if self.settings.nixl:
-            stats.external_queries += job.prompt_tokens - local
-            stats.external_hits += max(0, min(job.remote_tokens, job.prompt_tokens) - local)
-        stats.request_queue_time.observe(job.scheduled_at - job.arrived)
-        stats.request_prefill_kv_computed_tokens.observe(job.prompt_tokens - start)
+        stats.prefix_hits += job.local
+        if self.settings.connector != "none":
+            stats.external_queries += job.prompt_tokens - job.local
+            stats.external_hits += known - job.local
+
+    def _schedule(self, job: Job, budget: int, now: float) -> int:
+        """Take blocks for the first tokens that a job computes itself; there must be some. Returns how many tokens."""
+        job.computed = min(job.computed, len(job.tokens) - 1)
+        count = min(job.pending, budget)
+        if not self._grow(job, count):
+            raise AssertionError("the pool was asked first")
+        if job.scheduled_at is None:
+            job.scheduled_at = now
+            stats = self.stats
+            stats.prompt_tokens += job.prompt_tokens
+            stats.local_hits += job.local
+            stats.transferred += (job.cached or 0) - job.local
+            stats.request_queue_time.observe(now - job.arrived)
+            stats.request_prefill_kv_computed_tokens.observe(job.prompt_tokens - (job.cached or 0))
+        return count
 
     def _grow(self, job: Job, count: int) -> bool:
         """Blocks for ``count`` more tokens, and names for those that they fill. False if there are too few."""
@@ -186,7 +295,7 @@ class Engine:
         if job.generated == 1:
             job.first_token_at = now
             stats.time_to_first_token.observe(now - job.arrived)
-            stats.request_prefill_time.observe(now - job.scheduled_at)
+            stats.request_prefill_time.observe(now - (job.scheduled_at or 0.0))
         else:
             stats.inter_token_latency.observe(now - job.last_token_at)
         job.last_token_at = now
@@ -198,13 +307,16 @@ class Engine:
 
     def _end(self, job: Job, reason: Finish) -> None:
         job.finish = reason
-        self.pool.release(job.blocks)
+        if reason in job.keeps:
+            self.kept[job] = None
+        elif job not in self.loading:
+            self.pool.release(job.blocks)
         stats = self.stats
         stats.finished[reason] += 1
         if job.generated:
             decode = job.last_token_at - job.first_token_at
             stats.e2e_request_latency.observe(job.last_token_at - job.arrived)
-            stats.request_inference_time.observe(job.last_token_at - job.scheduled_at)
+            stats.request_inference_time.observe(job.last_token_at - (job.scheduled_at or 0.0))
             stats.request_decode_time.observe(decode)
             stats.request_time_per_output_token.observe(decode / max(1, job.generated - 1))
         stats.request_prompt_tokens.observe(job.prompt_tokens)

@@ -10,127 +10,21 @@ from functools import partial
 from pathlib import Path
 
 from simulator.engine import Engine
+from simulator.families import (
+    COUNTERS,
+    FETCH_BY_STAGE,
+    HISTOGRAMS,
+    NIXL_COUNTERS,
+    NIXL_HISTOGRAMS,
+    SOURCES,
+    TIERS,
+    WAITING_BY_REASON,
+    Read,
+)
 from simulator.settings import EngineSettings
 from simulator.stats import FINISHED, Histogram
 
 CONTENT_TYPE = "text/plain; version=1.0.0; charset=utf-8"
-
-Read = Callable[[Engine], float]
-
-COUNTERS: tuple[tuple[str, str, Read], ...] = (
-    (
-        "prefix_cache_queries",
-        "Prefix cache queries, in terms of number of queried tokens.",
-        lambda e: e.stats.prefix_queries,
-    ),
-    ("prefix_cache_hits", "Prefix cache hits, in terms of number of cached tokens.", lambda e: e.stats.prefix_hits),
-    (
-        "external_prefix_cache_queries",
-        "External prefix cache queries from KV connector cross-instance cache sharing, in terms of number of queried "
-        "tokens.",
-        lambda e: e.stats.external_queries,
-    ),
-    (
-        "external_prefix_cache_hits",
-        "External prefix cache hits from KV connector cross-instance cache sharing, in terms of number of cached "
-        "tokens.",
-        lambda e: e.stats.external_hits,
-    ),
-    ("mm_cache_queries", "Multi-modal cache queries, in terms of number of queried items.", lambda e: 0),
-    ("mm_cache_hits", "Multi-modal cache hits, in terms of number of cached items.", lambda e: 0),
-    ("num_preemptions", "Cumulative number of preemption from the engine.", lambda e: e.stats.preemptions),
-    ("prompt_tokens", "Number of prefill tokens processed.", lambda e: e.stats.prompt_tokens),
-    ("prompt_tokens_cached", "Number of cached prompt tokens (local + external).", lambda e: _cached(e)),
-    ("generation_tokens", "Number of generation tokens processed.", lambda e: e.stats.generation_tokens),
-)
-
-SOURCES: tuple[tuple[str, Read], ...] = (
-    ("local_compute", lambda e: e.stats.prompt_tokens - _cached(e)),
-    ("local_cache_hit", lambda e: e.stats.local_hits),
-    ("external_kv_transfer", lambda e: e.stats.external_hits),
-)
-TIERS: tuple[tuple[str, Read], ...] = (
-    ("device", lambda e: e.stats.local_hits),
-    ("host", lambda e: 0),
-    ("p2p", lambda e: e.stats.external_hits),
-    ("disk", lambda e: 0),
-    ("external_unspecified", lambda e: 0),
-)
-
-HISTOGRAMS: tuple[tuple[str, str, Callable[[Engine], Histogram]], ...] = (
-    ("request_prompt_tokens", "Number of prefill tokens processed.", lambda e: e.stats.request_prompt_tokens),
-    (
-        "request_generation_tokens",
-        "Number of generation tokens processed.",
-        lambda e: e.stats.request_generation_tokens,
-    ),
-    (
-        "iteration_tokens_total",
-        "Histogram of number of tokens per engine_step.",
-        lambda e: e.stats.iteration_tokens,
-    ),
-    (
-        "request_max_num_generation_tokens",
-        "Histogram of maximum number of requested generation tokens.",
-        lambda e: e.stats.request_max_num_generation_tokens,
-    ),
-    ("request_params_n", "Histogram of the n request parameter.", lambda e: e.stats.request_params_n),
-    (
-        "request_params_max_tokens",
-        "Histogram of the max_tokens request parameter.",
-        lambda e: e.stats.request_params_max_tokens,
-    ),
-    (
-        "time_to_first_token_seconds",
-        "Histogram of time to first token in seconds.",
-        lambda e: e.stats.time_to_first_token,
-    ),
-    (
-        "inter_token_latency_seconds",
-        "Histogram of inter-token latency in seconds.",
-        lambda e: e.stats.inter_token_latency,
-    ),
-    (
-        "request_time_per_output_token_seconds",
-        "Histogram of time_per_output_token_seconds per request.",
-        lambda e: e.stats.request_time_per_output_token,
-    ),
-    (
-        "e2e_request_latency_seconds",
-        "Histogram of e2e request latency in seconds.",
-        lambda e: e.stats.e2e_request_latency,
-    ),
-    (
-        "request_queue_time_seconds",
-        "Histogram of time spent in WAITING phase for request.",
-        lambda e: e.stats.request_queue_time,
-    ),
-    (
-        "request_inference_time_seconds",
-        "Histogram of time spent in RUNNING phase for request.",
-        lambda e: e.stats.request_inference_time,
-    ),
-    (
-        "request_prefill_time_seconds",
-        "Histogram of time spent in PREFILL phase for request.",
-        lambda e: e.stats.request_prefill_time,
-    ),
-    (
-        "request_decode_time_seconds",
-        "Histogram of time spent in DECODE phase for request.",
-        lambda e: e.stats.request_decode_time,
-    ),
-    (
-        "request_num_preemptions",
-        "Histogram of the number of times a request was preempted.",
-        lambda e: e.stats.request_num_preemptions,
-    ),
-    (
-        "request_prefill_kv_computed_tokens",
-        "Histogram of new KV tokens computed during prefill (excluding cached tokens).",
-        lambda e: e.stats.request_prefill_kv_computed_tokens,
-    ),
-)
 
 
 def render(
@@ -143,12 +37,22 @@ def render(
     """The whole page. ``started``: seconds since the epoch. ``requests``: by (path, method, status class)."""
     page = _Page(settings.served_name, engines, started)
     _process(page, started)
+    if settings.connector.startswith("nixl"):
+        for name, text, histogram in NIXL_HISTOGRAMS:
+            page.histogram(name, text, histogram)
+        for name, text, read in NIXL_COUNTERS:
+            page.counter(name, text, [({}, read)])
     page.gauge("num_requests_running", "Number of requests in model execution batches.", lambda e: len(e.running))
-    page.gauge("num_requests_waiting", "Number of requests waiting to be processed.", lambda e: len(e.waiting))
-    page.family("num_requests_waiting_by_reason", "gauge", "Number of waiting requests by reason.")
+    page.gauge("num_requests_waiting", "Number of requests waiting to be processed.", lambda e: e.queued)
+    page.family("num_requests_waiting_by_reason", "gauge", WAITING_BY_REASON)
     for index, engine in enumerate(engines):
         page.sample("num_requests_waiting_by_reason", index, len(engine.waiting), reason="capacity")
-        page.sample("num_requests_waiting_by_reason", index, 0, reason="deferred")
+        page.sample("num_requests_waiting_by_reason", index, engine.queued - len(engine.waiting), reason="deferred")
+    if settings.connector != "none" and settings.kv_role != "producer":
+        page.family("num_requests_kv_fetch_by_stage", "gauge", FETCH_BY_STAGE)
+        for index, engine in enumerate(engines):
+            for stage, count in engine.fetching.items():
+                page.sample("num_requests_kv_fetch_by_stage", index, count, stage=stage)
     page.family("engine_sleep_state", "gauge", "Engine sleep state; awake = 1 means engine is awake.")
     for index in range(len(engines)):
         for state in ("awake", "weights_offloaded", "discard_all"):
@@ -190,7 +94,7 @@ class _Page:
 
     def sample(self, name: str, engine: int, value: float, **labels: str) -> None:
         marked = _labels({**labels, "engine": str(engine), "model_name": self._model})
-        self.lines.append(f"vllm:{name}{marked} {float(value)!r}")
+        self.lines.append(f"vllm:{name}{marked} {_number(value)}")
 
     def gauge(self, name: str, text: str, read: Read) -> None:
         self.family(name, "gauge", text)
@@ -214,7 +118,7 @@ class _Page:
             histogram, running = read(engine), 0
             for bound, count in zip((*histogram.bounds, float("inf")), histogram.counts, strict=True):
                 running += count
-                self.sample(f"{name}_bucket", index, running, le="+Inf" if bound == float("inf") else repr(bound))
+                self.sample(f"{name}_bucket", index, running, le=_number(bound))
             self.sample(f"{name}_count", index, running)
             self.sample(f"{name}_sum", index, histogram.total)
         self.family(f"{name}_created", "gauge", text)
@@ -222,12 +126,20 @@ class _Page:
             self.sample(f"{name}_created", index, self._started)
 
 
+def _number(value: float) -> str:
+    """As Prometheus's client writes it: with an exponent from a million on."""
+    if value == float("inf"):
+        return "+Inf"
+    text = repr(float(value))
+    whole = text.find(".")
+    if value <= 0 or whole <= 6:
+        return text
+    mantissa = f"{text[0]}.{text[1:whole]}{text[whole + 1 :]}".rstrip("0.")
+    return f"{mantissa}e+{whole - 1:02d}"
+
+
 def _finished(word: str, engine: Engine) -> int:
     return engine.stats.finished[word]
-
-
-def _cached(engine: Engine) -> int:
-    return engine.stats.local_hits + engine.stats.external_hits
 
 
 def _by(label: str, reads: Iterable[tuple[str, Read]]) -> list[tuple[Mapping[str, str], Read]]:

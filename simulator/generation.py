@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from simulator.driver import Stream
+from simulator.errors import internal
 from simulator.job import Finish, Job, Output
 from simulator.prompts import Ask
 from simulator.tokenizer import Words
@@ -33,7 +35,10 @@ class Spent:
 
 
 class Generation:
-    """Iterate it for the pieces, in the order in which they were sampled; ``close`` it whatever happened."""
+    """Iterate it for the pieces, in the order in which they were sampled; ``close`` it whatever happened.
+
+    Raises ApiError 500 where a sequence ends with an error.
+    """
 
     def __init__(
         self, stream: Stream, asks: Sequence[Ask], words: Words, on_abort: Callable[[], None] = lambda: None
@@ -52,6 +57,9 @@ class Generation:
 
     async def __aiter__(self) -> AsyncIterator[Piece]:
         async for output in self._stream:
+            failed = output.finish is Finish.ERROR
+            if failed or (output.finish is not None and not await self._stream.deliver(output.job)):
+                raise internal()
             index = self._places[output.job]
             if self.finishes[index] is None:
                 yield self._piece(index, output)
@@ -60,6 +68,16 @@ class Generation:
         """Wait for all of it."""
         async for _ in self:
             pass
+
+    @property
+    def handover(self) -> dict[str, Any] | None:
+        """``kv_transfer_params`` of the whole answer; None: it is no prefill leg that came to an end.
+
+        Of several sequences of a prompt vLLM tells the last one's and keeps the blocks of all, of several prompts the
+        first one's.
+        """
+        first = [job for job, ask in zip(self.jobs, self.asks, strict=True) if ask.ids is self.asks[0].ids]
+        return self._stream.handover(first[-1])
 
     def close(self) -> None:
         """Abort what still runs."""

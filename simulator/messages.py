@@ -23,8 +23,8 @@ async def answer_message(call: Call) -> web.StreamResponse:
         raise missing("max_tokens", body)
     chat = {**_chat(body), "stop": body.get("stop_sequences")}
     name, asks = await chat_asks(call, chat, "max_tokens")
-    generation = call.generate(asks[:1])
     answer_id = f"chatcmpl-{call.base_id}"
+    generation = call.generate(asks[:1], answer_id)
     if call.wants_stream:
         return await _stream(call, generation, answer_id, name)
     await generation.complete()
@@ -39,7 +39,7 @@ async def answer_message(call: Call) -> web.StreamResponse:
     }
     if generation.stops[0] is not None:
         answer["stop_sequence"] = generation.stops[0]
-    if result := call.transfer_result(generation, answer_id):
+    if result := generation.handover:
         answer["kv_transfer_params"] = result
     return await call.sink.json(answer)
 

@@ -15,7 +15,7 @@ from simulator.errors import ApiError, bad_value, invalid, missing, too_long
 from simulator.settings import EngineSettings
 from simulator.template import TemplateError
 from simulator.tokenizer import Words
-from simulator.transfer import Transfer
+from simulator.transfer.parameters import Transfer
 
 CHARACTERS_PER_TOKEN = 13
 """A prompt with more characters than that is refused before it is tokenized. vLLM takes its vocabulary's longest

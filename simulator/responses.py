@@ -18,10 +18,10 @@ async def answer_response(call: Call) -> web.StreamResponse:
     body = call.body
     chat = {**body, "messages": _messages(body), "tools": _tools(body.get("tools"))}
     name, asks = await chat_asks(call, chat, "max_output_tokens")
-    generation = call.generate(asks[:1])
     header = call.request.headers.get("X-Request-Id")
     answer_id = header or f"resp_{call.base_id}"
     item_id = f"msg_{call.base_id}"
+    generation = call.generate(asks[:1], answer_id)
     if call.wants_stream:
         return await _stream(call, generation, answer_id, item_id, name)
     await generation.complete()
@@ -151,7 +151,7 @@ def _final(call: Call, generation: Generation, answer_id: str, item_id: str, nam
             },
             "total_tokens": spent.prompt + spent.output,
         },
-        "kv_transfer_params": call.transfer_result(generation, answer_id),
+        "kv_transfer_params": generation.handover,
     }
 
 

@@ -75,7 +75,7 @@ class EngineServer:
         """Listen. Raises OSError or zmq.ZMQError if a port is taken."""
         self._host = host
         self._started = time.time()
-        self.service.start(host)
+        await self.service.start(host, self._die)
         self._web = web.Server(
             self._handle, request_factory=_request, handler_cancellation=True, access_log=None, auto_decompress=False
         )
@@ -170,19 +170,24 @@ class EngineServer:
         fault = self.faults.take(method, path) if not path.startswith("/simulator/") else None
         headers = self._echo(request)
         call = Call(self.service, request, raw, Sink(request, fault, headers))
+        answered = False
         try:
             response = await self._fail(call, fault) if fault is not None else None
             if response is None:
                 response = await self._answer(call, method, path)
+            answered = True
         except ApiError as error:
-            body = error.anthropic_body() if path.startswith("/v1/messages") else error.body()
-            response = await call.sink.json(body, error.status)
-        except EngineDead:
-            self._spawn(self.kill())
+            # What pydantic refuses never comes as far as the connector.
+            answered = call.sink.opened or error.kind == "Bad Request"
+            response = await self._tell(call, error)
+        except EngineDead as error:
+            self._die(str(error))
             await hang()
         finally:
             if call.generation is not None:
                 call.generation.close()
+            if not (answered or call.sink.opened):
+                self._reject(call)
         handler = path if path in ROUTES or path in DEV_ROUTES or path == "/metrics" else "none"
         self._requests[handler, method, f"{response.status // 100}xx"] += 1
         return response
@@ -238,13 +243,30 @@ class EngineServer:
         if not streamed:
             raise error
         await call.sink.open()
-        if path == "/v1/messages":
+        return await self._tell(call, error)
+
+    async def _tell(self, call: Call, error: ApiError) -> web.StreamResponse:
+        """An error, as an answer or as the end of a stream that has begun."""
+        messages = call.request.path.startswith("/v1/messages")
+        if not call.sink.opened:
+            return await call.sink.json(error.anthropic_body() if messages else error.body(), error.status)
+        if messages:
             failure = {"type": "internal_error", "message": error.message}
             await call.sink.named_event("error", {"type": "error", "error": failure})
         else:
             await call.sink.event(encode_json(error.body()))
         await call.sink.event(b"[DONE]")
         return await call.sink.end()
+
+    def _reject(self, call: Call) -> None:
+        try:
+            call.reject()
+        except EngineDead as error:
+            self._die(str(error))
+
+    def _die(self, reason: str) -> None:
+        """A request has killed the engine."""
+        self._spawn(self.kill())
 
     async def _change_faults(self, call: Call, method: str) -> web.StreamResponse:
         """``POST`` adds one (a JSON object of Fault's fields), ``DELETE`` clears; both answer how many there are."""

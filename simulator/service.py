@@ -5,11 +5,12 @@ Knows prompts and tokens, and nothing of HTTP.
 
 from __future__ import annotations
 
+import itertools
 import random
 import uuid
 import zlib
 from array import array
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 
 from simulator.blocks import HashChain
@@ -22,6 +23,8 @@ from simulator.prompts import Ask, Prompts
 from simulator.publisher import EventSockets
 from simulator.settings import EngineSettings
 from simulator.tokenizer import Words, load_words
+from simulator.transfer.connector import Connector
+from simulator.transfer.protocols import connect
 
 
 class Service:
@@ -33,28 +36,41 @@ class Service:
         self.prompts = Prompts(settings, self.words)
         self.sockets = EventSockets(settings)
         self.engines = [Engine(settings) for _ in range(settings.ranks)]
-        self.engine_id = str(uuid.uuid4())
-        self.host = ""
+        engine_id = str(uuid.uuid4())
+        self.connectors = [connect(settings, engine, engine_id, rank) for rank, engine in enumerate(self.engines)]
         build = zlib.crc32(repr(settings).encode())
         self.fingerprint = f"vllm-{settings.version}-{build:08x}"
         self.rejected = 0
         self.aborted = 0
         self._drivers = [
-            Driver(engine, partial(self.sockets.publish, rank)) for rank, engine in enumerate(self.engines)
+            Driver(connector.engine, partial(self.sockets.publish, connector.rank), connector)
+            for connector in self.connectors
         ]
         self._turn = 0
 
-    def start(self, host: str) -> None:
-        """Raises zmq.ZMQError if a port of the KV events is taken."""
-        self.host = host
+    async def start(self, host: str, died: Callable[[str], None] = lambda reason: None) -> None:
+        """Raises zmq.ZMQError or OSError if a port is taken. ``died`` is called when a request kills the engine."""
         self.sockets.start(host)
+        try:
+            for connector in self.connectors:
+                connector.died = died
+                await connector.start(host)
+        except BaseException:
+            await self.close()
+            raise
         for driver in self._drivers:
             driver.start()
 
     async def close(self) -> None:
         for driver in self._drivers:
             await driver.close()
+        for connector in self.connectors:
+            await connector.close()
         await self.sockets.close()
+
+    def connector(self, rank: int | None) -> Connector:
+        """The rank's, or, where none is chosen or there is no such rank, the first one's."""
+        return self.connectors[rank if rank is not None and 0 <= rank < len(self.connectors) else 0]
 
     @property
     def running(self) -> int:
@@ -62,7 +78,7 @@ class Service:
 
     @property
     def waiting(self) -> int:
-        return sum(len(engine.waiting) for engine in self.engines)
+        return sum(engine.queued for engine in self.engines)
 
     def generate(self, asks: Sequence[Ask], request_id: str, rank: int | None, now: float) -> Generation:
         """Queue the sequences of one request, all on one rank. ``now``: the loop's time.
@@ -74,10 +90,14 @@ class Service:
             raise bad_value(f"data_parallel_rank {rank} is out of range [0, {count}).", "data_parallel_rank", rank)
         driver = self._drivers[self._lightest() if rank is None else rank]
         limit = self.settings.max_queued
-        if limit is not None and len(driver.engine.waiting) >= limit:
+        if limit is not None and driver.engine.queued >= limit:
             self.rejected += 1
             raise busy()
-        jobs = [self._job(ask, f"{request_id}-{index}", now) for index, ask in enumerate(asks)]
+        jobs = []
+        for index, ask in enumerate(asks):
+            # What vLLM makes of a client's name, so that one that comes twice is two requests.
+            name = f"{request_id}-{uuid.uuid4().hex[:8]}"
+            jobs.append(self._job(ask, name if len(asks) == 1 else f"{index}_{name}", now))
         stream: Stream = driver.submit(jobs)
         return Generation(stream, asks, self.words, self._count_abort)
 
@@ -89,33 +109,38 @@ class Service:
 
     def _job(self, ask: Ask, job_id: str, now: float) -> Job:
         settings = self.settings
-        return Job(
+        job = Job(
             id=job_id,
             tokens=array("I", ask.ids),
             max_tokens=ask.max_tokens,
-            sampler=self._answer(ask),
+            sampler=iter(()),
             chain=HashChain(settings.block_size, settings.seed, ask.adapter, ask.salt),
             arrived=now,
             eos=None if ask.ignore_eos else self.words.eos,
-            remote_tokens=ask.transfer.remote_tokens if ask.transfer and settings.nixl else 0,
             pooling=ask.pooling,
             report_hits=ask.report_hits,
+            transfer=ask.transfer,
         )
+        job.sampler = self._answer(ask, job)
+        return job
 
-    def _answer(self, ask: Ask) -> Iterator[int]:
-        """The same prompt gets the same answer from every engine of the same seed, as greedy decoding would give it."""
+    def _answer(self, ask: Ask, job: Job) -> Iterator[int]:
+        """The same prompt gets the same answer from every engine of the same seed, as greedy decoding would give it.
+
+        One from garbled KV differs from that in every token.
+        """
         chance = random.Random(zlib.crc32(ask.ids.tobytes(), self.settings.seed) + ask.seed * 2**32)
         pieces = self.words.pieces
-        for _ in range(self.settings.answer_tokens - 1):
-            yield chance.choice(pieces)[0]
-        if not ask.ignore_eos:
-            yield self.words.eos
-        while True:
-            yield chance.choice(pieces)[0]
+        for count in itertools.count(1):
+            if count == self.settings.answer_tokens and not ask.ignore_eos:
+                yield self.words.eos
+            else:
+                place = chance.randrange(len(pieces))
+                yield pieces[(place + job.garbled) % len(pieces)][0]
 
     def _lightest(self) -> int:
         """As vLLM's own balancer: the rank with the fewest requests, in turn where they are equal."""
-        loads = [len(engine.running) + len(engine.waiting) for engine in self.engines]
+        loads = [len(engine.running) + engine.queued for engine in self.engines]
         self._turn += 1
         return min(range(len(loads)), key=lambda rank: (loads[rank], (rank - self._turn) % len(loads)))
 

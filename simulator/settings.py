@@ -4,6 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+CONNECTORS = ("none", "nixl", "nixl-push", "mooncake", "sglang", "shared-storage")
+ROLES = ("both", "producer", "consumer")
+FAILURE_POLICIES = ("fail", "recompute")
+
 
 @dataclass(frozen=True, slots=True)
 class EngineSettings:
@@ -29,9 +33,17 @@ class EngineSettings:
     the rest is dropped without a word (vLLM: 1000); 0: no limit.
 
     ``ranks``: data-parallel ranks, each with its own blocks and queue. ``report_cached_tokens``:
-    ``--enable-prompt-tokens-details``. ``echo_request_id``: ``--enable-request-id-headers``. ``nixl``: it runs the
-    NixlConnector, so that ``kv_transfer_params`` are obeyed, and malformed ones kill it. ``dev_mode``:
-    ``/reset_prefix_cache`` exists.
+    ``--enable-prompt-tokens-details``. ``echo_request_id``: ``--enable-request-id-headers``. ``dev_mode``:
+    ``/reset_prefix_cache`` and ``/server_info`` exist.
+
+    KV hand-over: ``connector`` is the protocol (see ``simulator.transfer``), ``kv_role`` which legs it takes (SGLang's
+    must be one of the two). ``kv_lease_seconds``: how long a NIXL prefill engine keeps blocks that nobody reads.
+    ``kv_load_failure_policy``: what becomes of a request whose KV does not come. ``handshake_timeout``: seconds until
+    a silent remote engine has failed; vLLM's is fixed. ``side_channel_host`` is told to the decode engine (vLLM's
+    default is "localhost"), ``side_channel_port`` is rank 0's, the others' follow; 0: any. ``kv_transfer_seconds``: of
+    each token that is moved. ``bootstrap_port``: of a Mooncake or SGLang producer; 0: any. ``pairing_timeout``: seconds
+    that one leg waits for the other where both are sent at once (Mooncake's abort timeout, SGLang's bootstrap
+    timeout). ``storage``: the folder of a shared storage.
     """
 
     served_name: str = "sim"
@@ -66,8 +78,18 @@ class EngineSettings:
     version: str = "0.32.0"
     report_cached_tokens: bool = True
     echo_request_id: bool = False
-    nixl: bool = True
     dev_mode: bool = True
+    connector: str = "nixl"
+    kv_role: str = "both"
+    kv_lease_seconds: float = 30.0
+    kv_load_failure_policy: str = "fail"
+    handshake_timeout: float = 5.0
+    side_channel_host: str = "127.0.0.1"
+    side_channel_port: int = 0
+    kv_transfer_seconds: float = 0.0
+    bootstrap_port: int = 0
+    pairing_timeout: float = 480.0
+    storage: str | None = None
 
     def __post_init__(self) -> None:
         for name in ("block_size", "max_model_len", "max_num_seqs", "max_batched_tokens", "answer_tokens", "ranks"):
@@ -84,9 +106,24 @@ class EngineSettings:
             "prefill_base_seconds",
             "prefill_token_seconds",
             "prefill_context_seconds",
+            "kv_lease_seconds",
+            "kv_transfer_seconds",
+            "handshake_timeout",
+            "pairing_timeout",
         ):
             if getattr(self, name) < 0:
                 raise ValueError(f"{name} must be at least 0 seconds")
+        for name, allowed in (
+            ("connector", CONNECTORS),
+            ("kv_role", ROLES),
+            ("kv_load_failure_policy", FAILURE_POLICIES),
+        ):
+            if getattr(self, name) not in allowed:
+                raise ValueError(f"{name} must be one of {', '.join(allowed)}")
+        if self.connector == "sglang" and self.kv_role == "both":
+            raise ValueError("an SGLang engine has one kv_role: producer or consumer")
+        if self.connector == "shared-storage" and self.storage is None:
+            raise ValueError("shared-storage needs a folder: storage")
 
     @property
     def names(self) -> tuple[str, ...]:

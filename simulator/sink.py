@@ -54,6 +54,11 @@ class Sink:
         self._response: web.StreamResponse | None = None
         self._events = 0
 
+    @property
+    def opened(self) -> bool:
+        """Whether an event stream has begun."""
+        return self._response is not None
+
     async def json(self, body: Any, status: int = 200) -> web.StreamResponse:
         """Answer with a JSON body."""
         return await self.raw(body if isinstance(body, bytes) else encode_json(body), status)

@@ -18,6 +18,11 @@ TOKEN_SECONDS: tuple[float, ...] = (
 )
 REQUEST_TOKENS: tuple[float, ...] = (1.0, 2.0, 5.0, 10.0, 20.0, 50.0, 100.0, 200.0, 500.0, 1000.0)
 STEP_TOKENS = tuple(float(bound) for bound in (1, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384))
+TRANSFER_SECONDS: tuple[float, ...] = (0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.2, 0.3, 0.5, 0.75, 1.0, 5.0)
+TRANSFER_BYTES = tuple(float(2 ** (10 + power)) for power in range(1, 25, 2))
+TRANSFER_PARTS: tuple[float, ...] = (
+    *(10.0, 20.0, 30.0, 50.0, 75.0, 100.0, 200.0, 400.0, 1000.0, 2000.0, 4000.0, 10000.0, 20000.0, 50000.0),
+)
 """Bucket bounds as vLLM 0.32 exposes them. Those of token counts depend on its max_model_len; these are a 4,096's."""
 
 FINISHED = ("stop", "length", "abort", "error", "repetition")
@@ -43,8 +48,25 @@ class Histogram:
         return sum(self.counts)
 
 
+class TransferStats:
+    """What a NIXL connector counts: KV that came, and on both sides what did not."""
+
+    def __init__(self) -> None:
+        self.seconds = Histogram(TRANSFER_SECONDS)
+        self.post_seconds = Histogram((0.001, *TRANSFER_SECONDS))
+        self.bytes = Histogram(TRANSFER_BYTES)
+        self.descriptors = Histogram(TRANSFER_PARTS)
+        self.failed = 0
+        self.failed_notifications = 0
+        self.expired = 0
+        self.notifications_after_expiry = 0
+
+
 class EngineStats:
-    """Counters in tokens or requests since the start, and histograms; one object for each rank."""
+    """Counters in tokens or requests since the start, and histograms; one object for each rank.
+
+    ``external_hits`` counts tokens when a request looks for them, ``transferred`` when it is computed with them.
+    """
 
     def __init__(self) -> None:
         self.prefix_queries = 0
@@ -54,6 +76,7 @@ class EngineStats:
         self.preemptions = 0
         self.prompt_tokens = 0
         self.local_hits = 0
+        self.transferred = 0
         self.generation_tokens = 0
         self.finished = dict.fromkeys(FINISHED, 0)
         self.request_prompt_tokens = Histogram(REQUEST_TOKENS)
@@ -72,3 +95,4 @@ class EngineStats:
         self.request_decode_time = Histogram(REQUEST_SECONDS)
         self.request_num_preemptions = Histogram((1.0, 2.0, 3.0, 4.0, 5.0, 10.0, 20.0))
         self.request_prefill_kv_computed_tokens = Histogram(REQUEST_TOKENS)
+        self.transfers = TransferStats()

@@ -18,7 +18,7 @@ from simulator.tokenizer import build_tokenizer
 DATA = Path(__file__).parents[1] / "data" / "simulator"
 
 CAPTURED = EngineSettings(
-    served_name="tiny", block_size=32, num_blocks=256, max_model_len=4096, report_cached_tokens=False, nixl=False
+    served_name="tiny", block_size=32, num_blocks=256, max_model_len=4096, report_cached_tokens=False, connector="none"
 )
 """Started as the engine of the captures was."""
 

@@ -14,6 +14,7 @@ from simulator.driver import Driver, Stream
 from simulator.engine import Engine
 from simulator.job import Finish, Job
 from simulator.settings import EngineSettings
+from simulator.transfer.connector import Connector
 from tests.support.wait import eventually
 
 
@@ -31,7 +32,9 @@ def job(start: int = 0, max_tokens: int = 5, first: int = 900) -> Job:
 @pytest.fixture
 async def driver() -> AsyncIterator[Driver]:
     """One whose steps take no time at all."""
-    made = Driver(Engine(EngineSettings(step_seconds=0.0, prefill_token_seconds=0.0)), heard.append)
+    settings = EngineSettings(step_seconds=0.0, prefill_token_seconds=0.0)
+    engine = Engine(settings)
+    made = Driver(engine, heard.append, Connector(settings, engine, "", 0))
     heard.clear()
     made.start()
     yield made

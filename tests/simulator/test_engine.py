@@ -211,15 +211,22 @@ def test_an_abort_frees_at_once(when: str) -> None:
 
 
 def test_a_decode_leg_computes_only_the_last_token_and_announces_what_it_received() -> None:
-    it = engine(nixl=True)
-    one = job(range(79), max_tokens=2, remote_tokens=79)
+    it = engine()
+    one = job(range(79), max_tokens=2, remote_tokens=79, waits=True)
     it.submit(one)
+    assert it.begin(0.0) is None
+    assert it.begun() == [one]
+    assert it.fetching == {"waiting_to_start": 0, "in_progress": 1, "completed_waiting": 0}
+    assert it.events() == [], "nothing is named before it is there"
+    it.arrive(one)
+    assert it.fetching["completed_waiting"] == 1
     step = it.begin(0.0)
     assert step is not None
     assert [count for _, count in step.batch] == [1]
     assert len(stored([it.events()])[0].hashes) == 2
     # The captured deltas of a real one.
     assert (it.stats.external_queries, it.stats.external_hits, it.stats.prefix_hits) == (79, 79, 0)
+    assert (it.stats.prompt_tokens, it.stats.transferred) == (79, 79)
 
 
 def test_a_pooled_prompt_ends_without_a_token() -> None:

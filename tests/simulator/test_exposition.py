@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import re
 
+import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from tests.simulator.conftest import DATA, Running, Start
 
 SAMPLE = re.compile(r"^([\w:]+)(?:\{(.*)\})? (\S+)$")
-REAL = (DATA / "metrics_plain.txt").read_text()
+REAL = {
+    connector: (DATA / f"metrics_{name}.txt").read_text() for connector, name in (("none", "plain"), ("nixl", "nixl"))
+}
 LABEL = re.compile(r'(\w+)="')
 
 
@@ -29,10 +32,12 @@ def types(text: str) -> dict[str, str]:
     return dict(line.split()[2:4] for line in text.splitlines() if line.startswith("# TYPE"))
 
 
-async def test_every_vllm_metric_is_there_with_its_labels(engine: Running) -> None:
+@pytest.mark.parametrize("connector", REAL)
+async def test_every_vllm_metric_is_there_with_its_labels(start: Start, connector: str) -> None:
+    engine = await start(connector=connector)
     await engine.chat(max_tokens=2)
     ours = (await engine.client.get("/metrics")).text
-    real = REAL
+    real = REAL[connector]
     optional = re.compile(
         r"vllm:estimated_|http_request_|http_response_|http_requests_created|python_gc|process_max|"
         r"process_virtual"
@@ -49,7 +54,9 @@ async def test_every_vllm_metric_is_there_with_its_labels(engine: Running) -> No
     assert found["vllm:cache_config_info"] <= wanted["vllm:cache_config_info"]
 
 
-async def test_buckets_are_the_real_ones(engine: Running) -> None:
+@pytest.mark.parametrize("connector", REAL)
+async def test_buckets_are_the_real_ones(start: Start, connector: str) -> None:
+    engine = await start(connector=connector)
     ours = (await engine.client.get("/metrics")).text
 
     def buckets(text: str) -> dict[str, list[str]]:
@@ -58,7 +65,7 @@ async def test_buckets_are_the_real_ones(engine: Running) -> None:
             found.setdefault(name, []).append(bound)
         return found
 
-    assert buckets(ours) == buckets(REAL)
+    assert buckets(ours) == buckets(REAL[connector])
 
 
 async def test_prometheus_reads_it(engine: Running) -> None:

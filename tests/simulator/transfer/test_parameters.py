@@ -66,7 +66,7 @@ async def test_incomplete_parameters_kill_the_engine(engine: Running, path: str,
 
 
 async def test_an_engine_without_the_connector_ignores_them(start: Start) -> None:
-    running = await start(nixl=False)
+    running = await start(connector="none")
     for params in ({"do_remote_prefill": True}, PREFILL):
         answer = await running.client.post(CHAT, json={**BODY, "kv_transfer_params": params})
         assert (answer.status_code, answer.json()["kv_transfer_params"]) == (200, None)
