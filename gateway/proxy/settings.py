@@ -50,7 +50,7 @@ class TimeoutSettings:
     idle: float = 120.0
     total: float = 3600.0
     prefill: float = 120.0
-    handover: float = 60.0
+    handover: float = 120.0
 
     def __post_init__(self) -> None:
         for name in ("receive", "connect", "head", "idle", "total", "prefill", "handover"):

@@ -19,7 +19,13 @@ from gateway.proxy.connectors.one_token import one_token
 )
 def test_what_is_left_of_a_request(kind, limits, make_body, read):
     kept = {"messages": [{"role": "user", "content": "x"}], "temperature": 0.5, "tools": [], "seed": 3}
-    dropped = {"stream_options": {"include_usage": True}, "min_tokens": 5, "logprobs": True, "top_logprobs": 3}
+    dropped = {
+        "stream_options": {"include_usage": True},
+        "min_tokens": 5,
+        "logprobs": True,
+        "top_logprobs": 3,
+        "return_token_ids": True,
+    }
     asked = {"stream": True, "max_tokens": 200, "max_completion_tokens": 100, "max_output_tokens": 9}
     body = make_body(**kept, **dropped, **asked)
     leg = read(one_token(body, kind))
