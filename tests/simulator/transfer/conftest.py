@@ -18,7 +18,7 @@ PREFILL = {"do_remote_decode": True, "do_remote_prefill": False}
 
 
 def body(text: str = "a" * 90, max_tokens: int = 6, **more: Any) -> dict[str, Any]:
-    """A chat; its prompt is 26 tokens longer than its text."""
+    """A chat; its prompt is 19 tokens longer than its text."""
     message = {"role": "user", "content": text}
     return {"messages": [message], "max_tokens": max_tokens, "ignore_eos": True, **more}
 
