@@ -11,6 +11,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import signal
 import subprocess
 import sys
 import time
@@ -43,7 +44,8 @@ class Engine:
 
     ``events``: how its KV events are bound: ``tcp`` on ports that change with each start, or ``ipc`` on a path that
     stays. ``hashes``: what its events call blocks by, 64-bit integers or 32 bytes. ``folder``: where its log and ipc
-    sockets go. ``venv``: of ``install.sh``. ``model``: of ``model.py``.
+    sockets go. ``venv``: of ``install.sh``. ``model``: of ``model.py``. ``flags``, ``variables``: more of the command
+    line and of the environment.
     """
 
     name: str
@@ -54,6 +56,7 @@ class Engine:
     hashes: Literal["int", "bytes"] = "int"
     kv_bytes: int = KV_BYTES
     flags: Sequence[str] = ()
+    variables: Mapping[str, str] = field(default_factory=dict)
     port: int = field(default_factory=free_port)
     process: Process | None = None
 
@@ -103,6 +106,13 @@ class Engine:
         if self.process is not None:
             self.process.kill()
             self.process = None
+
+    def pause(self) -> None:
+        """Stop the whole group (SIGSTOP): its kernel goes on taking connections and bytes, and nobody answers."""
+        os.killpg(self.pid, signal.SIGSTOP)
+
+    def resume(self) -> None:
+        os.killpg(self.pid, signal.SIGCONT)
 
     def restart(self) -> None:
         """Kill, start on the same port, and wait."""
@@ -193,6 +203,7 @@ class Engine:
             "VLLM_KV_EVENTS_USE_INT_BLOCK_HASHES": "1" if self.hashes == "int" else "0",
             # Without this the uni executor is silently put back to one more process.
             "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
+            **self.variables,
         }
 
 
