@@ -16,13 +16,18 @@ from gateway.framework import Endpoint, EngineMetrics
 
 
 @dataclass(slots=True, eq=False)
-class Place:
-    """An endpoint and what it was made of. ``source``: its KV events', once ``source_known``."""
+class Place(Endpoint):
+    """An endpoint as the fleet makes it, with what only the fleet knows of it.
 
-    endpoint: Endpoint
-    settings: EndpointSettings
-    source: KvSource | None = None
-    source_known: bool = False
+    All of that stays when the endpoint is dropped: requests that are under way to it still need its key.
+    ``api_key``: for requests to it, its own or its engine's. ``source``: its KV events', once ``source_known``.
+    """
+
+    core: Core = field(kw_only=True, repr=False)
+    settings: EndpointSettings = field(kw_only=True, repr=False)
+    api_key: str | None = field(kw_only=True, repr=False, default=None)
+    source: KvSource | None = field(kw_only=True, repr=False, default=None)
+    source_known: bool = field(kw_only=True, repr=False, default=False)
 
 
 @dataclass(slots=True, eq=False)
@@ -38,7 +43,7 @@ class Core:
         """Hand new metrics to the endpoints, and what others sent to the ledger. ``asked``: when the scrape began."""
         seen = metrics
         for place in self.places:
-            seen = place.endpoint.metrics = _corrected(metrics, place.settings)
+            seen = place.metrics = _corrected(metrics, place.settings)
         self.ledger.scraped(seen, asked)
 
 

@@ -1,23 +1,26 @@
 """One engine, watched: a loop that scrapes it, judges its health and learns what it serves.
 
 Rules: everything that changes an ``Engine`` or the metrics and warmth of its endpoints is here. One question at a time
-is under way to an engine. Before an engine is called up, its models are known, so that the first request goes out
-under the right name. The loop survives whatever an engine answers.
+is under way to an engine. Before an engine is called up, its ranks and models are known, so that the first request goes
+to the right place under the right name. The loop survives whatever an engine answers.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from random import Random
+from typing import Any
 from urllib.parse import urlsplit
 
+from gateway.errors import ConfigError
 from gateway.fleet.core import Core, Place
 from gateway.fleet.health import Health
 from gateway.fleet.kv_source import KvSource, configured, reported
 from gateway.fleet.listener import Listeners
 from gateway.fleet.probe import EngineProbe, ProbeFailed
+from gateway.fleet.ranks import rank_count
 from gateway.fleet.scrape import Scrape, ScrapeReader, restarted
 from gateway.fleet.settings import FleetSettings
 from gateway.framework import Clock, Engine, Observer
@@ -34,7 +37,8 @@ LEARN_AGAIN = 5.0
 """Seconds after which they are asked again if one of them was not to be had."""
 
 SOONEST = 0.1
-"""Seconds between two scrapes that broken answers ask for, so that a storm of them does not become one of scrapes."""
+"""Seconds between two scrapes that broken answers ask for, so that a storm of them does not become one of scrapes; and
+between the two answers that change an engine's number of ranks, so that not both fall into the moment of a change."""
 
 BREAKS = 5
 """Answers broken off in a row, none good between them, that take an engine out although it can be scraped: idle because
@@ -45,7 +49,11 @@ NO_LIST = frozenset({"status-401", "status-403", "status-404", "status-405"})
 
 
 class EngineWatch:
-    """``run`` is the loop; ``refused``, ``broke`` and ``answered`` are what requests tell it."""
+    """``run`` is the loop; ``refused``, ``broke`` and ``answered`` are what requests tell it.
+
+    ``ranks_are``: told how many data-parallel ranks the engine has, when that is not how many ``cores`` stand for; it
+    makes as many, or raises ConfigError. None: the configuration says how many.
+    """
 
     def __init__(
         self,
@@ -56,6 +64,7 @@ class EngineWatch:
         observer: Observer,
         random: Random,
         listeners: Listeners,
+        ranks_are: Callable[[int], None] | None,
     ) -> None:
         self.engine = engine
         self.cores: list[Core] = []
@@ -66,6 +75,9 @@ class EngineWatch:
         self._observer = observer
         self._random = random
         self._listeners = listeners
+        self._ranks_are = ranks_are
+        self._ranks: int | None = None
+        self._sources: Mapping[str, Any] | None = None
         self._health = Health(settings.health, clock, random)
         self._reader = ScrapeReader()
         self._last: Scrape | None = None
@@ -152,20 +164,71 @@ class EngineWatch:
         suspect, self._suspect = self._suspect, False
         if suspect or not self.engine.up:
             await probe.healthy()
-        text = await probe.metrics()
-        now = self._clock.monotonic()
-        scrape = self._reader.read(text, now)
-        if scrape is None:
-            raise ProbeFailed("garbage")
-        again = self._last is not None and restarted(self._last, scrape)
-        self._take(scrape, asked)
-        if again:
+        scrape = await self._scrape(probe)
+        if self._last is not None and restarted(self._last, scrape):
             self._restarted()
-        if not scrape.asleep and (not self.engine.up or now >= self._learn_at):
-            await self._learn(probe)
-        self._observer.scraped(self.engine.name, True, now)
+        due = not scrape.asleep and (not self.engine.up or self._clock.monotonic() >= self._learn_at)
+        complete = True
+        if due or (self._last is not None and len(scrape.engines) != len(self._last.engines)):
+            complete = await self._ask_sources(probe)
+        if self._ranks_are is not None and not scrape.asleep:
+            before = self._ranks
+            scrape = await self._count(probe, scrape, self._ranks_are)
+            due = due or self._ranks != before
+        self._take(scrape, asked)
+        if due:
+            await self._learn(probe, complete)
+        self._observer.scraped(self.engine.name, True, self._clock.monotonic())
         if self._health.resting("asleep") if scrape.asleep else self._health.succeeded(asked):
             self._state_changed()
+
+    async def _scrape(self, probe: EngineProbe) -> Scrape:
+        text = await probe.metrics()
+        scrape = self._reader.read(text, self._clock.monotonic())
+        if scrape is None:
+            raise ProbeFailed("garbage")
+        return scrape
+
+    async def _ask_sources(self, probe: EngineProbe) -> bool:
+        """False if there was no answer: then what it said before still stands."""
+        wanted = [place.settings.kv_events for place in self._places()]
+        if self._ranks_are is None and not any(events.enabled and events.endpoint is None for events in wanted):
+            return True
+        try:
+            self._sources = await probe.kv_sources()
+        except ProbeFailed as failure:
+            log.info("engine %s: event sources: %s", self.engine.name, failure.reason)
+            return False
+        return True
+
+    async def _count(self, probe: EngineProbe, scrape: Scrape, ranks_are: Callable[[int], None]) -> Scrape:
+        """Make the cores fit the number of ranks; a known number changes only if the engine says so twice.
+
+        Returns the scrape that holds now: of two, the second.
+        """
+        number = rank_count(scrape, self._sources or {})
+        if number == self._ranks:
+            return scrape
+        if self._ranks is not None:
+            await asyncio.sleep(min(SOONEST, self._interval))
+            try:
+                scrape = await self._scrape(probe)
+            except ProbeFailed:
+                return scrape
+            told = await self._ask_sources(probe) or not self._sources
+            if not told or rank_count(scrape, self._sources or {}) != number:
+                return scrape
+        try:
+            ranks_are(number)
+        except ConfigError as error:
+            self._warn("names", f"it has {number} data-parallel ranks, and its endpoints stay as they were: {error}")
+        if number != (self._ranks or 1):
+            log.info("engine %s: data-parallel ranks: %d", self.engine.name, number)
+        self._ranks = number
+        self._warm()
+        if not self._places():
+            await asyncio.sleep(0)  # the ranks that are left had been dropped, and so is the engine now: end here
+        return scrape
 
     def _take(self, scrape: Scrape, asked: float) -> None:
         # One that has lost its connector says so once more, by what is missing.
@@ -173,28 +236,30 @@ class EngineWatch:
         self._last = scrape
         if scrape.started is not None:
             self.engine.started = scrape.started
+        # Labels of ranks that were scaled away stay behind, and must not be added to the one that is left.
+        alone = self._ranks == 1 and len(scrape.engines) > 1
         for core in self.cores:
-            if (metrics := scrape.rank(core.rank)) is None:
+            if (metrics := scrape.rank(0 if alone else core.rank)) is None:
                 continue
             core.scraped(metrics, asked)
             if transfers:
                 for place in core.places:
-                    self._observer.kv_transfers(place.endpoint.name, metrics.kv_expired, metrics.kv_fetching)
-        configured_ranks = len({core.rank for core in self.cores})
-        if len(scrape.engines) != configured_ranks:
-            self._warn(
-                "ranks", f"it has {len(scrape.engines)} data-parallel ranks, the configuration says {configured_ranks}"
-            )
+                    self._observer.kv_transfers(place.name, metrics.kv_expired, metrics.kv_fetching)
+        told, configured_ranks = rank_count(scrape, self._sources or {}), len({core.rank for core in self.cores})
+        if self._ranks_are is None and told != configured_ranks:
+            self._warn("ranks", f"it has {told} data-parallel ranks, the configuration says {configured_ranks}")
 
     def _restarted(self) -> None:
         log.info("engine %s restarted", self.engine.name)
         self._learn_at = 0.0
         for place in self._places():
-            self._listeners.engine_restarted(place.endpoint)
+            self._listeners.engine_restarted(place)
 
-    async def _learn(self, probe: EngineProbe) -> None:
-        """What it serves, its version, and where its events come from. One that is up already does not fail by it."""
-        complete = True
+    async def _learn(self, probe: EngineProbe, complete: bool) -> None:
+        """What it serves, its version, and where its events come from. One that is up already does not fail by it.
+
+        ``complete``: whether all that was asked before had an answer.
+        """
         try:
             self.engine.served = await probe.models()
         except ProbeFailed as failure:
@@ -206,29 +271,28 @@ class EngineWatch:
                 complete = False
         try:
             self.engine.version = await probe.version()
-            await self._learn_sources(probe)
         except ProbeFailed as failure:
-            log.info("engine %s: version or event sources: %s", self.engine.name, failure.reason)
+            log.info("engine %s: version: %s", self.engine.name, failure.reason)
             complete = False
+        self._tell_sources()
         self._learn_at = self._clock.monotonic() + (RELEARN if complete else LEARN_AGAIN)
 
-    async def _learn_sources(self, probe: EngineProbe) -> None:
-        wanted = [place.settings.kv_events for place in self._places()]
-        ask = any(events.enabled and events.endpoint is None for events in wanted)
-        sources = await probe.kv_sources() if ask else {}
+    def _tell_sources(self) -> None:
         for core in self.cores:
             for place in core.places:
                 events = place.settings.kv_events
                 source = configured(events, core.rank, self._host)
                 if source is None and events.enabled and events.endpoint is None:
-                    source = reported(sources, core.rank, self._host, events.topic)
+                    if self._sources is None:
+                        continue
+                    source = reported(self._sources, core.rank, self._host, events.topic)
                 self._source_is(place, source)
 
     def _source_is(self, place: Place, source: KvSource | None) -> None:
         if place.source_known and place.source == source:
             return
         place.source, place.source_known = source, True
-        self._listeners.kv_source(place.endpoint, source)
+        self._listeners.kv_source(place, source)
 
     def _failed(self, reason: str) -> None:
         self._observer.scraped(self.engine.name, False, self._clock.monotonic())
@@ -248,7 +312,7 @@ class EngineWatch:
     def _warm(self) -> None:
         warmth = self._health.warmth()
         for place in self._places():
-            place.endpoint.warmth = warmth
+            place.warmth = warmth
 
     def _places(self) -> Sequence[Place]:
         return [place for core in self.cores for place in core.places]

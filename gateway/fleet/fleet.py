@@ -1,16 +1,15 @@
 """All engines and endpoints. Only the fleet creates and drops them, and hands out slots.
 
-Rules: one URL is one engine, watched once, however many models name it. The sequence that ``endpoints`` returns never
-changes: it is replaced. Every background task belongs to the fleet, and ends with ``close``.
+Rules: the sequence that ``endpoints`` returns never changes: it is replaced. An endpoint that was dropped still has all
+that the requests under way to it ask of the fleet. Every background task belongs to the fleet, and ends with ``close``.
 """
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from functools import partial
 from random import Random
-from urllib.parse import SplitResult, urlsplit
 
 import aiohttp
 
@@ -22,26 +21,16 @@ from gateway.fleet.kv_source import KvSource
 from gateway.fleet.ledger import Ledger
 from gateway.fleet.listener import FleetListener, Listeners
 from gateway.fleet.probe import EngineProbe, open_session
+from gateway.fleet.ranks import ranks_of
 from gateway.fleet.settings import EndpointSettings, FleetSettings
+from gateway.fleet.site import Address, Entry, Names, Site, same_name
 from gateway.fleet.slots import Slots
-from gateway.framework import Clock, Endpoint, Engine, Model, Observer, Role, ServedModel, TaskSet
+from gateway.framework import Clock, Endpoint, Engine, Model, Observer, ServedModel, TaskSet
 
 __all__ = ["Fleet", "FleetListener", "KvSource"]
 
-DEFAULT_PORTS = {"http": 80, "https": 443}
-
 FOREIGN_HALF_LIFE = 5.0
 """Scrape intervals after which foreign load counts half: one lost scrape changes it by an eighth."""
-
-
-@dataclass(slots=True, eq=False)
-class _Watched:
-    """An engine, its watch, and the key that its probe uses."""
-
-    watch: EngineWatch
-    ranks: int | None
-    api_key: str | None
-    task: asyncio.Task[None] | None = None
 
 
 class Fleet:
@@ -66,10 +55,9 @@ class Fleet:
         self._slots = Slots()
         self._tasks = TaskSet()
         self._session: aiohttp.ClientSession | None = None
-        self._engines: dict[tuple[str, str, int], _Watched] = {}
+        self._sites: dict[Engine, Site] = {}
         self._peers: dict[tuple[Model, str], Peers] = {}
-        self._endpoints: dict[Model, tuple[Endpoint, ...]] = {model: () for model, _ in models}
-        self._places: dict[Endpoint, tuple[Place, Core, _Watched]] = {}
+        self._endpoints: dict[Model, tuple[Place, ...]] = {model: () for model, _ in models}
         for model, entries in models:
             for entry in entries:
                 self._create(model, entry)
@@ -77,16 +65,17 @@ class Fleet:
     # life
 
     async def start(self) -> None:
-        """Watch all engines; returns when each was looked at once, or after the scrape timeout."""
+        """Watch all engines; returns when each was looked at once and has as many endpoints as ranks, or after the
+        scrape timeout."""
         self._session = open_session(self._clock, keepalive=max(15.0, 2 * self._settings.scrape.interval))
-        for endpoint in self._places:
-            self._listeners.endpoint_added(endpoint)
-        for watched in self._engines.values():
-            self._watch(watched)
+        for place in self._places():
+            self._listeners.endpoint_added(place)
+        for site in self._sites.values():
+            self._watch(site)
         try:
             async with asyncio.timeout(self._settings.scrape.timeout):
-                for watched in list(self._engines.values()):
-                    await watched.watch.probed.wait()
+                for site in list(self._sites.values()):
+                    await site.watch.probed.wait()
         except TimeoutError:
             return
 
@@ -102,37 +91,34 @@ class Fleet:
         self._listeners.add(listener)
         if self._session is None:
             return
-        for endpoint, (place, _, _) in self._places.items():
-            listener.endpoint_added(endpoint)
+        for place in self._places():
+            listener.endpoint_added(place)
             if place.source_known:
-                listener.kv_source(endpoint, place.source)
+                listener.kv_source(place, place.source)
 
     # endpoints come and go
 
     def add(self, model: Model, settings: EndpointSettings) -> Sequence[Endpoint]:
-        """Add the endpoints of one more entry: one for each rank. Raises ConfigError as the constructor does."""
+        """Add the endpoints of one more entry: one for each rank that is known. Raises ConfigError as the constructor
+        does."""
         self._endpoints.setdefault(model, ())
-        created = self._create(model, settings)
+        site, created = self._create(model, settings)
         if self._session is not None:
-            for endpoint in created:
-                self._listeners.endpoint_added(endpoint)
-            self._watch(self._places[created[0]][2])
+            for place in created:
+                self._listeners.endpoint_added(place)
+            self._watch(site)
         return created
 
     def drop(self, endpoint: Endpoint) -> None:
-        """Take one endpoint away; its engine too if that was the last on it. Its requests may end in peace."""
-        place, core, watched = self._places.pop(endpoint)
-        core.places.remove(place)
-        others = self._endpoints[endpoint.model]
-        self._endpoints[endpoint.model] = tuple(other for other in others if other is not endpoint)
-        if not any(core.places for core in watched.watch.cores):
-            self._engines = {key: value for key, value in self._engines.items() if value is not watched}
-            if watched.task is not None:
-                watched.task.cancel()
-            self._observer.engine_dropped(watched.watch.engine.name)
-        self._slots.rest(endpoint.slot)
-        self._listeners.endpoint_dropped(endpoint)
-        self._observer.endpoint_dropped(endpoint.name)
+        """Take one endpoint away; its engine too if that was the last on it. Its requests may end in peace.
+
+        Raises KeyError if it was dropped before.
+        """
+        place = _place(endpoint)
+        if place not in self._endpoints.get(place.model, ()):
+            raise KeyError(f"{place.name} is not an endpoint any more")
+        self._take_away(place)
+        self._clean_up(self._sites[place.engine])
 
     def release_slot(self, slot: int) -> None:
         """No index has bits of the dropped endpoint that had this slot: it may be another's. Raises KeyError else."""
@@ -145,7 +131,7 @@ class Fleet:
 
     @property
     def engines(self) -> Sequence[Engine]:
-        return [watched.watch.engine for watched in self._engines.values()]
+        return list(self._sites)
 
     def ready(self, model: Model) -> int:
         """How many of the model's endpoints can be used now."""
@@ -163,12 +149,11 @@ class Fleet:
 
     def api_key(self, endpoint: Endpoint) -> str | None:
         """The key for requests to this endpoint's engine."""
-        found = self._places.get(endpoint)
-        return None if found is None else found[0].settings.api_key or found[2].api_key
+        return _place(endpoint).api_key
 
     def bootstrap_port(self, endpoint: Endpoint) -> int:
-        """Where this endpoint's engine tells other engines how to fetch its KV (Mooncake, SGLang). Raises KeyError."""
-        return self._places[endpoint][0].settings.bootstrap_port
+        """Where this endpoint's engine tells other engines how to fetch its KV (Mooncake, SGLang)."""
+        return _place(endpoint).settings.bootstrap_port
 
     def served_name(self, endpoint: Endpoint, model: Model, adapter: str | None = None) -> str:
         """The ``model`` of a body for this endpoint: the adapter; else as configured; else the model's own name, if
@@ -195,114 +180,129 @@ class Fleet:
 
     def refused(self, endpoint: Endpoint) -> None:
         """A connection was refused: the engine is out at once."""
-        if found := self._places.get(endpoint):
-            found[2].watch.refused()
+        if site := self._sites.get(endpoint.engine):
+            site.watch.refused()
 
     def broke(self, endpoint: Endpoint, why: str) -> None:
         """An answer broke off: the engine is looked at now. ``why``: a short word."""
-        if found := self._places.get(endpoint):
-            found[2].watch.broke(why)
+        if site := self._sites.get(endpoint.engine):
+            site.watch.broke(why)
 
     def answered(self, endpoint: Endpoint, connect_seconds: float | None = None) -> None:
         """An answer's head came. ``connect_seconds``: what a new connection took; None: it was there already."""
-        if found := self._places.get(endpoint):
-            found[2].watch.answered(connect_seconds)
+        if site := self._sites.get(endpoint.engine):
+            site.watch.answered(connect_seconds)
 
     # making
 
-    def _create(self, model: Model, settings: EndpointSettings) -> list[Endpoint]:
-        watched = self._engine(model, settings)
-        created = []
-        for core, name in zip(watched.watch.cores, self._names(model, settings, watched), strict=True):
-            endpoint = Endpoint(
-                slot=self._slots.take(),
-                name=name,
-                model=model,
-                engine=watched.watch.engine,
-                load=core.ledger,
-                cost=core.cost,
-                rank=core.rank,
-                role=Role(settings.role),
-                labels=dict(settings.labels),
-            )
-            if core.places:
-                # The core has been there for another model: what is known of it holds for this one too.
-                endpoint.metrics = core.places[0].endpoint.metrics
-                endpoint.warmth = core.places[0].endpoint.warmth
-            place = Place(endpoint, settings)
-            core.places.append(place)
-            self._places[endpoint] = place, core, watched
-            created.append(endpoint)
-        self._endpoints[model] = (*self._endpoints[model], *created)
-        return created
+    def _create(self, model: Model, settings: EndpointSettings) -> tuple[Site, list[Place]]:
+        site = self._site(model, settings)
+        try:
+            entry = Names(self._sites.values()).choose(model, settings, site)
+        except ConfigError:
+            self._clean_up(site)
+            raise
+        site.entries.append(entry)
+        site.give_key(settings.api_key)
+        return site, self._stand(site, [entry], site.watch.cores)
 
-    def _engine(self, model: Model, settings: EndpointSettings) -> _Watched:
+    def _site(self, model: Model, settings: EndpointSettings) -> Site:
         """The engine at this URL: the one that is known, or a new one."""
-        parts = urlsplit(settings.url)
-        host, port = _address(parts)
-        key = parts.scheme, host, port
-        if watched := self._engines.get(key):
-            engine = watched.watch.engine
-            if any(endpoint.engine is engine for endpoint in self._endpoints[model]):
-                raise ConfigError(f"model {model.name}: endpoint {engine.url} is listed twice")
-            if watched.ranks != settings.ranks:
+        address = Address.of(settings.url)
+        site = next((site for site in self._sites.values() if site.address == address), None)
+        if site is not None:
+            if any(entry.model is model for entry in site.entries):
+                raise ConfigError(f"model {model.name}: endpoint {site.engine.url} is listed twice")
+            if site.ranks != settings.ranks:
                 raise ConfigError(
-                    f"model {model.name}: endpoint {engine.url} has ranks: {settings.ranks}, "
-                    f"but another model says ranks: {watched.ranks}"
+                    f"model {model.name}: endpoint {site.engine.url} {_said(settings.ranks)}, "
+                    f"but another model {_said(site.ranks)}"
                 )
-            watched.api_key = watched.api_key or settings.api_key
-            return watched
-        bracketed = f"[{host}]" if ":" in host else host
-        url = f"{parts.scheme}://{bracketed}" + (f":{parts.port}" if parts.port is not None else "")
-        name = settings.name or f"{bracketed}:{port}"
-        for other in self.engines:
-            if other.name == name:
-                raise ConfigError(f"endpoints {other.url} and {url} both have the name {name}: give each its own")
+            return site
+        engine = Engine(url=address.url, name=settings.name or address.authority)
+        for other in self._sites:
+            if other.name == engine.name:
+                raise same_name(other, engine, engine.name)
         watch = EngineWatch(
-            Engine(url=url, name=name),
+            engine,
             self._settings,
             clock=self._clock,
             observer=self._observer,
             random=self._random,
             listeners=self._listeners,
+            ranks_are=partial(self._ranks_are, engine) if settings.ranks is None else None,
         )
+        watch.cores = [self._core(model, settings, rank) for rank in ranks_of(settings.ranks or 1)]
+        site = self._sites[engine] = Site(address, watch, settings.ranks)
+        return site
+
+    def _core(self, model: Model, settings: EndpointSettings, rank: int | None) -> Core:
         half_life = FOREIGN_HALF_LIFE * self._settings.scrape.interval
         peers = self._peers.setdefault((model, settings.role), Peers())
-        watch.cores = [
-            Core(rank, Ledger(self._clock, half_life), FittedCost(self._settings.cost, peers))
-            for rank in (range(settings.ranks) if settings.ranks is not None and settings.ranks > 1 else (None,))
-        ]
-        watched = self._engines[key] = _Watched(watch, settings.ranks, settings.api_key)
-        return watched
+        return Core(rank, Ledger(self._clock, half_life), FittedCost(self._settings.cost, peers))
 
-    def _names(self, model: Model, settings: EndpointSettings, watched: _Watched) -> list[str]:
-        """Of the new endpoints: the engine's name and the rank; with the model's where another model has taken that."""
-        engine = watched.watch.engine
-        base = settings.name or engine.name
-        taken = {endpoint.name: endpoint.engine for endpoint in self._places}
-        for candidate in (base, f"{base}@{model.name}"):
-            names = [candidate if core.rank is None else f"{candidate}/{core.rank}" for core in watched.watch.cores]
-            owners = [taken[name] for name in names if name in taken]
-            if not owners:
-                return names
-            if owners[0] is not engine:
-                break
-        raise ConfigError(f"endpoints {owners[0].url} and {engine.url} both have the name {base}: give each its own")
+    def _stand(self, site: Site, entries: Sequence[Entry], cores: Sequence[Core]) -> list[Place]:
+        """New endpoints, of each entry on each core."""
+        created = []
+        for entry in entries:
+            places = [site.place(entry, core, self._slots.take()) for core in cores]
+            self._endpoints[entry.model] = (*self._endpoints[entry.model], *places)
+            created += places
+        return created
 
-    def _watch(self, watched: _Watched) -> None:
-        if watched.task is not None or self._session is None:
+    def _ranks_are(self, engine: Engine, number: int) -> None:
+        """The engine has this many ranks: makes cores and endpoints for those that are new, drops those of others.
+
+        Raises ConfigError, with nothing changed, if a new endpoint would have another's name.
+        """
+        site, ranks = self._sites[engine], ranks_of(number)
+        Names(self._sites.values()).check(site.entries, ranks)
+        before = {core.rank: core for core in site.watch.cores}
+        first = site.entries[0]
+        cores = [before.get(rank) or self._core(first.model, first.settings, rank) for rank in ranks]
+        for place in self._stand(site, site.entries, [core for core in cores if core.rank not in before]):
+            self._listeners.endpoint_added(place)
+        for core in before.values():
+            if core not in cores:
+                for place in tuple(core.places):
+                    self._take_away(place)
+        site.watch.cores = cores
+        self._clean_up(site)
+
+    def _take_away(self, place: Place) -> None:
+        place.core.places.remove(place)
+        self._endpoints[place.model] = tuple(other for other in self._endpoints[place.model] if other is not place)
+        ledger = place.core.ledger
+        self._slots.rest(place.slot, busy=lambda: ledger.requests > 0)
+        self._listeners.endpoint_dropped(place)
+        self._observer.endpoint_dropped(place.name)
+
+    def _clean_up(self, site: Site) -> None:
+        """Forget the models that have no endpoint at ``site`` any more, and with the last one the engine."""
+        site.forget_entries()
+        if site.entries:
             return
-        engine = watched.watch.engine
+        del self._sites[site.engine]
+        if site.task is not None:
+            site.task.cancel()
+        self._observer.engine_dropped(site.engine.name)
+
+    def _watch(self, site: Site) -> None:
+        if site.task is not None or self._session is None:
+            return
         probe = EngineProbe(
-            self._session,
-            engine.url,
-            watched.api_key,
-            self._settings.scrape.timeout,
-            watched.watch.connected,
+            self._session, site.engine.url, site.api_key, self._settings.scrape.timeout, site.watch.connected
         )
-        watched.task = self._tasks.start(watched.watch.run(probe), name=f"watch {engine.name}")
+        site.task = self._tasks.start(site.watch.run(probe), name=f"watch {site.engine.name}")
+
+    def _places(self) -> list[Place]:
+        return [place for places in self._endpoints.values() for place in places]
 
 
-def _address(parts: SplitResult) -> tuple[str, int]:
-    """Host and port that a URL means, so that two spellings of it are one engine."""
-    return (parts.hostname or "").lower(), parts.port or DEFAULT_PORTS[parts.scheme]
+def _place(endpoint: Endpoint) -> Place:
+    assert isinstance(endpoint, Place)
+    return endpoint
+
+
+def _said(ranks: int | None) -> str:
+    return "leaves ranks to the engine" if ranks is None else f"says ranks: {ranks}"

@@ -48,7 +48,7 @@ def reported(sources: Mapping[str, Any], rank: int | None, host: str, topic: str
 
     Of an endpoint without a rank only if the engine has a single one: events of several ranks belong to several caches.
     """
-    ranks = sorted((key for key in sources if key.isascii() and key.isdigit() and len(key) < 10), key=int)
+    ranks = numbered(sources)
     if rank is None:
         if len(ranks) != 1:
             return None
@@ -65,6 +65,11 @@ def reported(sources: Mapping[str, Any], rank: int | None, host: str, topic: str
     told = entry.get("topic")
     # A prefix subscribes: the configured topic narrows, and an engine's own is only used where it is a string.
     return KvSource(address, _resolve(entry.get("replay_endpoint"), host, 0), topic or _text(told))
+
+
+def numbered(sources: Mapping[str, Any]) -> list[str]:
+    """The keys that are ranks, in their order."""
+    return sorted((key for key in sources if key.isascii() and key.isdigit() and len(key) < 10), key=int)
 
 
 def _text(value: Any) -> str:

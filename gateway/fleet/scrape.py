@@ -74,9 +74,12 @@ class Scrape:
     def rank(self, rank: int | None) -> EngineMetrics | None:
         """The metrics of one data-parallel rank: the ``rank``-th in order, since behind a hybrid load balancer labels
         count from the node's first rank, and the header that chooses one counts from 0. None: of all ranks together.
+        Without labels nothing is known of a single rank.
         """
         found = list(self.engines.values())
         if rank is not None:
+            if "" in self.engines:
+                return None
             return found[rank] if rank < len(found) else None
         return found[0] if len(found) == 1 else _together(found)
 

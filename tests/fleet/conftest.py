@@ -15,8 +15,8 @@ from aiohttp import web
 
 from gateway.fleet.fleet import Fleet
 from gateway.fleet.kv_source import KvSource
-from gateway.fleet.settings import FleetSettings, HealthSettings, ScrapeSettings
-from gateway.framework import Endpoint, Observer, SystemClock
+from gateway.fleet.settings import EndpointSettings, FleetSettings, HealthSettings, ScrapeSettings
+from gateway.framework import Endpoint, Model, Observer, SystemClock
 
 DATA = Path(__file__).parent.parent / "data" / "fleet"
 
@@ -242,3 +242,19 @@ async def fleets(seen):
         await fleet.close()
     left = [task.get_name() for task in asyncio.all_tasks() & before if task.get_name().startswith("watch ")]
     assert not left
+
+
+@pytest.fixture
+def model() -> Model:
+    return Model("tiny")
+
+
+@pytest.fixture
+def served(engines, fleets, model):
+    """``await served({...}, ranks=2, ...)``: an engine, and a fleet of it alone. The first: its endpoint's settings."""
+
+    async def start(endpoint: dict[str, Any] | None = None, **options: Any) -> tuple[FakeEngine, Fleet]:
+        engine = await engines(**options)
+        return engine, await fleets((model, [EndpointSettings(url=engine.url, **(endpoint or {}))]))
+
+    return start

@@ -270,7 +270,7 @@ async def test_ranks_that_are_not_as_configured_are_told_once(watched, until, ca
 )
 async def test_configured_events_are_not_asked_for(watched, seen, events, expected):
     engine, _, (endpoint,) = await watched(
-        endpoint={"kv_events": KvEventsSettings(**events)}, kv_sources={"0": {"endpoint": "tcp://*:5557"}}
+        endpoint={"ranks": 1, "kv_events": KvEventsSettings(**events)}, kv_sources={"0": {"endpoint": "tcp://*:5557"}}
     )
     assert engine.count("/kv_event_sources") == 0
     assert seen.told[1:] == [("source", endpoint.name, KvSource(*expected) if expected else None)]

@@ -1,0 +1,157 @@
+"""One URL: its engine, the watch over it, and the models that name it.
+
+Rules: one URL is one engine, watched once, however many models name it. Every core has an endpoint for each of them,
+under a name that no other endpoint has.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from urllib.parse import urlsplit
+
+from gateway.errors import ConfigError
+from gateway.fleet.core import Core, Place
+from gateway.fleet.engine_watch import EngineWatch
+from gateway.fleet.settings import EndpointSettings
+from gateway.framework import Engine, Model, Role
+
+DEFAULT_PORTS = {"http": 80, "https": 443}
+
+
+@dataclass(frozen=True, slots=True)
+class Address:
+    """What a URL means, so that two spellings of it are one engine."""
+
+    scheme: str
+    host: str
+    port: int
+
+    @classmethod
+    def of(cls, url: str) -> Address:
+        parts = urlsplit(url)
+        return cls(parts.scheme, (parts.hostname or "").lower(), parts.port or DEFAULT_PORTS[parts.scheme])
+
+    @property
+    def authority(self) -> str:
+        """``HOST:PORT``, an IPv6 address in brackets: an engine's name where none is given."""
+        return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
+
+    @property
+    def url(self) -> str:
+        """Without a trailing slash, and without a port that goes without saying."""
+        authority = self.authority
+        if self.port == DEFAULT_PORTS[self.scheme]:
+            authority = authority.rpartition(":")[0]
+        return f"{self.scheme}://{authority}"
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Entry:
+    """A model on an engine. ``name``: of its endpoint there, or what all its endpoints are called before the rank."""
+
+    model: Model
+    engine: Engine
+    settings: EndpointSettings
+    name: str
+
+    def endpoint_name(self, rank: int | None) -> str:
+        return self.name if rank is None else f"{self.name}/{rank}"
+
+
+@dataclass(slots=True, eq=False)
+class Site:
+    """``ranks``: as configured; None: as many as the engine says. ``api_key``: for every endpoint that has none of its
+    own. ``task``: the watch, once it runs."""
+
+    address: Address
+    watch: EngineWatch
+    ranks: int | None
+    api_key: str | None = None
+    entries: list[Entry] = field(default_factory=list)
+    task: asyncio.Task[None] | None = None
+
+    @property
+    def engine(self) -> Engine:
+        return self.watch.engine
+
+    @property
+    def places(self) -> Sequence[Place]:
+        return [place for core in self.watch.cores for place in core.places]
+
+    def give_key(self, api_key: str | None) -> None:
+        """An entry names the engine's key: the first one is used wherever an endpoint has none of its own."""
+        self.api_key = self.api_key or api_key
+        for place in self.places:
+            place.api_key = place.api_key or self.api_key
+
+    def place(self, entry: Entry, core: Core, slot: int) -> Place:
+        """A new endpoint: of this entry, on this core."""
+        place = Place(
+            slot=slot,
+            name=entry.endpoint_name(core.rank),
+            model=entry.model,
+            engine=self.engine,
+            load=core.ledger,
+            cost=core.cost,
+            rank=core.rank,
+            role=Role(entry.settings.role),
+            labels=dict(entry.settings.labels),
+            core=core,
+            settings=entry.settings,
+            api_key=entry.settings.api_key or self.api_key,
+        )
+        if core.places:
+            # The core has been there for another model: what is known of it holds for this one too.
+            place.metrics = core.places[0].metrics
+            place.warmth = core.places[0].warmth
+        core.places.append(place)
+        return place
+
+    def forget_entries(self) -> None:
+        """Forget the models that have no endpoint here any more."""
+        models = {place.model for place in self.places}
+        self.entries = [entry for entry in self.entries if entry.model in models]
+
+
+class Names:
+    """The names that endpoints have, or may get when an engine turns out to have ranks."""
+
+    def __init__(self, sites: Iterable[Site]) -> None:
+        self._taken: dict[str, Entry] = {}
+        for site in sites:
+            for entry in site.entries:
+                self._taken[entry.name] = entry
+                for core in site.watch.cores:
+                    self._taken[entry.endpoint_name(core.rank)] = entry
+
+    def choose(self, model: Model, settings: EndpointSettings, site: Site) -> Entry:
+        """The entry's name, or the engine's; with the model's where another model on the engine has that.
+
+        Raises ConfigError if an endpoint elsewhere has it.
+        """
+        base = settings.name or site.engine.name
+        for name in (base, f"{base}@{model.name}"):
+            entry = Entry(model, site.engine, settings, name)
+            other = self._taken.get(name) or self._other(entry, [core.rank for core in site.watch.cores])
+            if other is None:
+                return entry
+            if other.engine is not site.engine:
+                break
+        assert other is not None
+        raise same_name(other.engine, site.engine, base)
+
+    def check(self, entries: Iterable[Entry], ranks: Sequence[int | None]) -> None:
+        """Raises ConfigError if others have a name that these entries' endpoints would get with ``ranks``."""
+        for entry in entries:
+            if other := self._other(entry, ranks):
+                raise same_name(other.engine, entry.engine, other.name)
+
+    def _other(self, entry: Entry, ranks: Sequence[int | None]) -> Entry | None:
+        owners = (self._taken.get(entry.endpoint_name(rank)) for rank in ranks)
+        return next((owner for owner in owners if owner is not None and owner is not entry), None)
+
+
+def same_name(one: Engine, other: Engine, name: str) -> ConfigError:
+    return ConfigError(f"endpoints {one.url} and {other.url} both have the name {name}: give each its own")

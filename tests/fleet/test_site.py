@@ -1,0 +1,136 @@
+from __future__ import annotations
+
+from random import Random
+
+import pytest
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+
+from gateway.errors import ConfigError
+from gateway.fleet.fleet import Fleet
+from gateway.fleet.ranks import ranks_of
+from gateway.fleet.settings import EndpointSettings, FleetSettings
+from gateway.fleet.site import Address
+from gateway.framework import NULL_OBSERVER, Model, SystemClock
+
+
+@pytest.mark.parametrize(
+    ("url", "expected", "authority"),
+    [
+        ("http://A:80/", "http://a", "a:80"),
+        ("http://a:8000", "http://a:8000", "a:8000"),
+        ("https://a", "https://a", "a:443"),
+        ("http://[FD00::1]", "http://[fd00::1]", "[fd00::1]:80"),
+        ("http://[fd00::1]:8000", "http://[fd00::1]:8000", "[fd00::1]:8000"),
+    ],
+)
+def test_an_address_is_what_a_url_means(url, expected, authority):
+    address = Address.of(url)
+    assert (address.url, address.authority) == (expected, authority)
+    assert Address.of(expected) == address
+
+
+class Places(RuleBasedStateMachine):
+    """Engines that change their ranks, models that come and go, and requests that outlive both."""
+
+    URLS = ("http://a:1", "http://b:1")
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.models = [Model("one"), Model("other")]
+        self.fleet = Fleet(
+            [(model, []) for model in self.models], FleetSettings(), SystemClock(), NULL_OBSERVER, Random(1)
+        )
+        self.live: set[int] = set()
+        self.resting: set[int] = set()
+        self.names: set[str] = set()
+        self.numbers: dict[str, int] = {}
+        self.fleet._listeners.add(self)
+        self.reserved = []
+
+    # as a listener
+
+    def endpoint_added(self, endpoint) -> None:
+        assert endpoint.slot not in self.live | self.resting
+        assert endpoint.slot not in {place.slot for place, _ in self.reserved if place is not endpoint}
+        assert endpoint.name not in self.names
+        self.live.add(endpoint.slot)
+        self.names.add(endpoint.name)
+
+    def endpoint_dropped(self, endpoint) -> None:
+        self.live.remove(endpoint.slot)
+        self.names.remove(endpoint.name)
+        self.resting.add(endpoint.slot)
+
+    # what happens
+
+    @rule(model=st.sampled_from([0, 1]), url=st.sampled_from(URLS))
+    def add(self, model, url) -> None:
+        try:
+            created = self.fleet.add(self.models[model], EndpointSettings(url=url, api_key=f"k{model}"))
+        except ConfigError:  # listed twice
+            return
+        for endpoint in created:
+            self.endpoint_added(endpoint)
+        self.numbers.setdefault(url, 1)
+
+    @rule(url=st.sampled_from(URLS), number=st.integers(1, 4))
+    def ranks_are(self, url, number) -> None:
+        engine = next((engine for engine in self.fleet.engines if engine.url == url), None)
+        if engine is not None:
+            self.fleet._ranks_are(engine, number)
+            self.numbers[url] = number
+            if engine not in self.fleet.engines:
+                del self.numbers[url]
+
+    @precondition(lambda self: self.live)
+    @rule(data=st.data())
+    def drop(self, data) -> None:
+        endpoint = data.draw(st.sampled_from([e for model in self.models for e in self.fleet.endpoints(model)]))
+        self.fleet.drop(endpoint)
+        if endpoint.engine not in self.fleet.engines:
+            del self.numbers[endpoint.engine.url]
+
+    @precondition(lambda self: self.live)
+    @rule(data=st.data())
+    def place(self, data) -> None:
+        endpoint = data.draw(st.sampled_from([e for model in self.models for e in self.fleet.endpoints(model)]))
+        self.reserved.append((endpoint, self.fleet.ledger(endpoint).reserve(5, 7)))
+
+    @precondition(lambda self: self.reserved)
+    @rule(data=st.data())
+    def settle(self, data) -> None:
+        index = data.draw(st.integers(0, len(self.reserved) - 1))
+        endpoint, reservation = self.reserved.pop(index)
+        assert self.fleet.api_key(endpoint) == ("k0" if endpoint.model is self.models[0] else "k1")
+        reservation.settle()
+
+    @rule()
+    def sweep(self) -> None:
+        for slot in self.resting:
+            self.fleet.release_slot(slot)
+        self.resting.clear()
+
+    # what is always so
+
+    @invariant()
+    def all_is_told_and_every_rank_is_there(self) -> None:
+        places = [endpoint for model in self.models for endpoint in self.fleet.endpoints(model)]
+        assert {endpoint.slot for endpoint in places} == self.live
+        assert {endpoint.name for endpoint in places} == self.names
+        assert len(places) == len(self.live)
+        assert {engine.url for engine in self.fleet.engines} == set(self.numbers)
+        for site in self.fleet._sites.values():
+            assert [core.rank for core in site.watch.cores] == list(ranks_of(self.numbers[site.engine.url]))
+            assert set(site.places) == {place for place in places if place.engine is site.engine}
+
+    @invariant()
+    def ledgers_hold_what_is_under_way(self) -> None:
+        for endpoint in {endpoint for endpoint, _ in self.reserved}:
+            shared = [1 for other, _ in self.reserved if other.load is endpoint.load]
+            assert endpoint.load.requests == len(shared)
+
+
+Places.TestCase.settings = settings(max_examples=60, stateful_step_count=30, deadline=None)
+TestPlaces = Places.TestCase
