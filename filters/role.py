@@ -36,7 +36,7 @@ class RoleFilter:
                 raise ValueError("allow must name at least one role")
 
     def __init__(self, parameters: Parameters, context: Context) -> None:
-        self._allowed = frozenset(parameters.allow)
+        self.allowed = frozenset(parameters.allow)
 
     def filter(self, request: Request, endpoints: Sequence[Endpoint], /) -> Sequence[Endpoint]:
-        return [endpoint for endpoint in endpoints if endpoint.role in self._allowed]
+        return [endpoint for endpoint in endpoints if endpoint.role in self.allowed]

@@ -54,6 +54,12 @@ def _parser() -> argparse.ArgumentParser:
 
     check = commands.add_parser("check", help="check a configuration and print it with its defaults filled in")
     check.add_argument("config", type=Path, metavar="CONFIG")
+    check.add_argument(
+        "--probe",
+        action="store_true",
+        help="let each prefill engine compute one short prompt, to learn where its KV can be fetched; "
+        "it holds the prompt's blocks for 30 s",
+    )
     check.set_defaults(run=_check)
 
     explain = commands.add_parser("explain", help="say where a prompt would go now, and why")
@@ -85,23 +91,27 @@ def _serve(options: argparse.Namespace) -> int:
 
 def _check(options: argparse.Namespace) -> int:
     from gateway.app import Gateway
+    from gateway.check import check
 
     config = load(options.config, os.environ)
 
-    async def build() -> None:
+    async def examine() -> tuple[list[str], list[str]]:
         gateway = Gateway(config)
+        console = Console(stderr=True)
         try:
-            with Console(stderr=True).status("loading tokenizers"):
+            with console.status("loading tokenizers"):
                 await gateway.load()
+            with console.status("asking the engines"):
+                return await check(config, gateway.scheduler, gateway.clock, probe=options.probe)
         finally:
             await gateway.close()
 
-    uvloop.run(build())
+    warnings, notes = uvloop.run(examine())
     print(describe(config))
     problems = clashes()
-    for problem in problems:
-        print(f"kvgate: {problem}", file=sys.stderr)
-    print(f"{options.config}: {'in order' if not problems else 'in order, but for the above'}", file=sys.stderr)
+    for line in (*notes, *(f"warning: {warning}" for warning in warnings), *problems):
+        print(f"kvgate: {line}", file=sys.stderr)
+    print(f"{options.config}: {'in order, but for the above' if problems or warnings else 'in order'}", file=sys.stderr)
     return 1 if problems else 0
 
 

@@ -17,7 +17,7 @@ from gateway.api.routes import ROUTES
 from gateway.app import Gateway
 from gateway.config.settings import Config
 from gateway.errors import ConfigError, GatewayError
-from gateway.framework import Endpoint, Request
+from gateway.framework import Endpoint, Plan, Request
 from gateway.proxy.identify import identify, tokenized
 from gateway.scheduling.trace import ProfileTrace, Trace
 
@@ -100,12 +100,36 @@ def _print(console: Console, gateway: Gateway, request: Request, trace: Trace) -
     for profile in trace.profiles:
         console.print(_table(profile, request))
     if trace.plan is not None:
-        console.print(f"it would go to {trace.plan.decode.name}", style="bold green", markup=False)
+        console.print(_verdict(trace.plan, request), style="bold green", markup=False)
+
+
+def _verdict(plan: Plan, request: Request) -> str:
+    if plan.prefill is not None:
+        new = request.new_tokens(plan.decode)
+        return (
+            f"it would go to two: prefill on {plan.prefill.name}, decode on {plan.decode.name}, which would have to "
+            f"compute {new} tokens; by {plan.connector}{', strictly' if plan.strict else ''}"
+        )
+    verdict = f"it would go to {plan.decode.name}"
+    return verdict if plan.reason in ("", "single") else f"{verdict}, whole: {_why(plan, request)}"
+
+
+def _why(plan: Plan, request: Request) -> str:
+    """Why the handler ``prefill-decode`` did not split; another's reason as it is."""
+    if plan.reason == "short":
+        return f"short, the {request.new_tokens(plan.decode)} tokens that it would have to compute are too few to split"
+    if plan.reason == "version":
+        return (
+            f"version, none of those that could prefill runs {plan.decode.engine.version or 'an unknown version'} too"
+        )
+    if plan.reason == "no-prefill-endpoint":
+        return "no-prefill-endpoint, none that is usable pairs with it"
+    return plan.reason
 
 
 def _table(profile: ProfileTrace, request: Request) -> Table:
     table = Table(title=escape(f"profile {profile.name}"), title_justify="left")
-    for name in ("endpoint", "engine"):
+    for name in ("endpoint", "role", "engine"):
         table.add_column(name)
     for name in ("expected hit", "match", "ours", "foreign", "waiting", "KV used"):
         table.add_column(name, justify="right")
@@ -133,6 +157,7 @@ def _state(endpoint: Endpoint, request: Request) -> list[str]:
     match, load, metrics = request.matches[endpoint.slot], endpoint.load, endpoint.metrics
     return [
         endpoint.name,
+        str(endpoint.role),
         "up" if endpoint.engine.up else endpoint.engine.down_reason,
         str(match.expected_hit),
         str(match.source),

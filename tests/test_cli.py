@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import dataclasses
 import json
 import os
 import re
@@ -219,6 +220,19 @@ def test_check_prints_what_is_in_force(tmp_path, capsys):
     assert capsys.readouterr().out == printed
 
 
+def test_check_warns_of_what_will_disappoint_and_is_0(tmp_path, capsys):
+    config = write(tmp_path, "http://127.0.0.1:1", "http://127.0.0.1:2")
+    assert main(["check", str(config)]) == 0
+    assert capsys.readouterr().err == f"{config}: in order\n"
+    split = config.read_text().replace('"name": "sim"', '"name": "sim", "handler": "prefill-decode"')
+    config.write_text(split.replace('"url"', '"role": "decode", "url"'))
+    assert main(["check", str(config), "--probe"]) == 0
+    lines = capsys.readouterr().err.splitlines()
+    assert lines[0].startswith("kvgate: warning: model sim: no endpoint may prefill, so that every request is served")
+    assert [line for line in lines if "127.0.0.1:2 cannot be asked (refused)" in line]
+    assert lines[-1] == f"{config}: in order, but for the above"
+
+
 @pytest.mark.parametrize(
     ("change", "said"),
     [
@@ -294,6 +308,45 @@ async def test_explain_says_who_holds_the_prompt(tmp_path, tokenizer, form):
         assert f"{tokens} prompt tokens (exact)" in out.decode()
         assert str((tokens - 1) // 16 * 16) in out.decode()
         assert len(two.received) >= 1
+
+
+@pytest.mark.parametrize(
+    ("version", "body", "verdict"),
+    [
+        (
+            "0.32.0",
+            {},
+            "it would go to two: prefill on {p}, decode on {d}, which would have to compute {tokens} tokens; by nixl",
+        ),
+        ("0.32.0", {"n": 2}, "it would go to {d}, whole: n"),
+        ("0.32.0", {"prompt": "Hello"}, "it would go to {d}, whole: short, the {tokens} tokens that it would have to"),
+        ("0.31.0", {}, "it would go to {d}, whole: version, none of those that could prefill runs 0.32.0 too"),
+    ],
+    ids=["split", "n", "short", "version"],
+)
+async def test_explain_shows_both_profiles_and_who_does_what(tmp_path, tokenizer, version, body, verdict):
+    settings = EngineSettings(tokenizer=str(tokenizer))
+    async with engine(dataclasses.replace(settings, version=version)) as prefill, engine(settings) as decode:
+        config = write(tmp_path, prefill.url, decode.url, tokenizer=tokenizer)
+        content = json.loads(config.read_text())
+        content["models"][0]["handler"] = "prefill-decode"
+        for role, one in zip(("prefill", "decode"), content["models"][0]["endpoints"], strict=True):
+            one["role"] = role
+        config.write_text(json.dumps(content))
+        prompt = tmp_path / "prompt.json"
+        prompt.write_text(json.dumps({"prompt": "One computes the prompt, another the answer. " * 100} | body))
+        child = await asyncio.create_subprocess_exec(
+            sys.executable, "-m", "gateway.cli", "explain", str(config), "--model", "sim", "--prompt-file", str(prompt),
+            stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE,
+        )  # fmt: skip
+        out, err = await child.communicate()
+        assert child.returncode == 0, err.decode()
+        shown = out.decode()
+        names = {"p": prefill.url.removeprefix("http://"), "d": decode.url.removeprefix("http://")}
+        tokens = re.search(r"(\d+) prompt tokens", shown)
+        assert verdict.format(**names, tokens=tokens[1]) in shown
+        assert "profile decode" in shown
+        assert ("profile prefill" in shown) == ("prefill on" in verdict)
 
 
 async def test_explain_without_a_usable_endpoint_is_1(tmp_path):

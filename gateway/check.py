@@ -1,0 +1,228 @@
+"""``kvgate check``: what of a configuration is in order and will disappoint all the same, where prefill is split off.
+
+Two steps: what the file alone says, and what the engines of models that split say of themselves. An engine that cannot
+be asked is a warning; nothing here fails. Each warning names the model, the endpoint and the remedy.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from ipaddress import ip_address
+from urllib.parse import urlsplit
+
+from filters.role import RoleFilter
+from gateway.config.settings import Config, ModelSettings
+from gateway.fleet.probe import ProbeFailed, open_session
+from gateway.fleet.settings import EndpointSettings
+from gateway.framework import Clock, Role
+from gateway.interview import Told, ask
+from gateway.scheduling.prefill_decode import PrefillDecode
+from gateway.scheduling.scheduler import Scheduler
+from gateway.scheduling.single import Single
+
+VLLM_CONNECTORS = {
+    "nixl": ("NixlConnector", "NixlPullConnector", "NixlPushConnector", "MultiConnector"),
+    "mooncake": ("MooncakeConnector", "MultiConnector"),
+}
+"""vLLM 0.32's names of what speaks a protocol; storage can be shared through many."""
+
+NIXL_FLAG = """--kv-transfer-config '{"kv_connector":"NixlConnector","kv_role":"kv_both"}'"""
+
+
+@dataclass(frozen=True, slots=True)
+class Split:
+    """A model whose handler plans two legs."""
+
+    model: ModelSettings
+    rules: PrefillDecode.Parameters
+
+    @property
+    def prefilling(self) -> list[EndpointSettings]:
+        return [one for one in self.model.endpoints if one.role != "decode"]
+
+    @property
+    def decoding(self) -> list[EndpointSettings]:
+        return [one for one in self.model.endpoints if one.role != "prefill"]
+
+    @property
+    def sides(self) -> tuple[tuple[list[EndpointSettings], list[EndpointSettings], str], ...]:
+        """Those of a role, whom they need, and what it means where nobody fits."""
+        return (
+            (
+                [one for one in self.prefilling if one.role == "prefill"],
+                self.decoding,
+                "will never prefill for any that may decode",
+            ),
+            (self.decoding, self.prefilling, "will serve every request whole, with none to prefill for it"),
+        )
+
+    def partners(self, one: EndpointSettings, others: Iterable[EndpointSettings]) -> list[EndpointSettings]:
+        """Those of ``others`` that pair with ``one`` by what the file says."""
+        return [
+            other
+            for other in others
+            if other.url != one.url and all(other.labels.get(k) == one.labels.get(k) for k in self.rules.same)
+        ]
+
+
+async def check(config: Config, scheduler: Scheduler, clock: Clock, *, probe: bool) -> tuple[list[str], list[str]]:
+    """Warnings and notes. ``probe``: also let each prefill endpoint compute a few tokens."""
+    warnings, notes = [], []
+    async with open_session(clock, keepalive=1.0) as session:
+        for model in config.models:
+            handler = scheduler.handlers[model.handler]
+            if not isinstance(handler, PrefillDecode):
+                warnings += [f"model {model.name}: {warning}" for warning in _of_whole(model, scheduler)]
+                continue
+            split = Split(model, handler.parameters)
+            probed = split.prefilling if probe and split.rules.connector == "nixl" else []
+            told = await asyncio.gather(*(ask(session, model, one, probe=one in probed) for one in model.endpoints))
+            found = (*_of_split(split), *_of_engines(split, told))
+            warnings += [f"model {model.name}: {warning}" for warning in found]
+            if probed:
+                names = ", ".join(map(_name, probed))
+                notes.append(
+                    f"model {model.name}: probed {names}; a block or two are held there until their lease ends"
+                )
+            elif probe and split.rules.connector != "nixl":
+                notes.append(f"model {model.name}: not probed: only NIXL's prefill says where its KV can be fetched")
+    return warnings, notes
+
+
+def _of_whole(model: ModelSettings, scheduler: Scheduler) -> Iterator[str]:
+    """Of a model whose handler never splits; a third party's may."""
+    handler = scheduler.handlers[model.handler]
+    if not isinstance(handler, Single):
+        return
+    filters = [plugin for name in handler.profiles for _, plugin in scheduler.profiles[name].filters]
+    if not any(isinstance(one, RoleFilter) and Role.PREFILL not in one.allowed for one in filters):
+        return
+    if idle := [_name(one) for one in model.endpoints if one.role == "prefill"]:
+        yield (
+            f"{', '.join(idle)} will idle: the handler {model.handler!r} never splits off a prefill; "
+            "give the model the handler prefill-decode, or the endpoint the role both"
+        )
+
+
+def _of_split(split: Split) -> Iterator[str]:
+    model, rules = split.model, split.rules
+    if not split.prefilling:
+        yield "no endpoint may prefill, so that every request is served whole: give one the role prefill"
+    elif not split.decoding:
+        yield "no endpoint may decode, so that every request is refused with 503: give one the role decode"
+    elif len(model.endpoints) == 1:
+        yield (
+            f"{_name(model.endpoints[0])} would have to prefill and decode, and no engine hands over to itself: "
+            "add an endpoint, or take a handler that never splits"
+        )
+    else:
+        yield from _of_labels(split)
+    for key, labels in (("same", rules.same), ("prefer", rules.prefer)):
+        for label in labels:
+            if not any(label in one.labels for one in model.endpoints):
+                yield f"no endpoint has the label {label!r}, which {key!r} of its handler names: give it to some"
+    if model.tokenizer is None and rules.threshold > 0:
+        yield (
+            f"without a tokenizer the handler's threshold of {rules.threshold} tokens is compared with a quarter of "
+            "the prompt's bytes: set tokenizer"
+        )
+
+
+def _of_labels(split: Split) -> Iterator[str]:
+    if not split.rules.same:
+        return
+    for ones, others, lack in split.sides:
+        for one in ones:
+            if not split.partners(one, others):
+                labels = ", ".join(f"{label}={one.labels.get(label, '')}" for label in split.rules.same)
+                yield f"{_name(one)} {lack}: none has {labels}, as 'same' of its handler asks"
+
+
+def _of_engines(split: Split, told: Sequence[Told]) -> Iterator[str]:
+    for one in told:
+        if one.unreachable:
+            yield (
+                f"{_name(one.endpoint)} cannot be asked ({one.unreachable}), and what it would say is not checked: "
+                "start it, and check again"
+            )
+    yield from _of_versions(split, {one.endpoint.url: one for one in told if not one.unreachable})
+    for one in told:
+        if not one.unreachable:
+            yield from (f"{_name(one.endpoint)}: {warning}" for warning in _of_engine(split, one))
+
+
+def _of_versions(split: Split, told: Mapping[str, Told]) -> Iterator[str]:
+    for ones, others, lack in split.sides:
+        for one in ones:
+            partners = split.partners(one, others)
+            if not partners or one.url not in told or any(other.url not in told for other in partners):
+                continue
+            version, versions = told[one.url].version, {told[other.url].version for other in partners}
+            if version not in versions:
+                shown = ", ".join(sorted(map(_version, versions)))
+                yield (
+                    f"{_name(one)} {lack}: it runs {_version(version)}, and those {shown}; KV is handed over within "
+                    "one version only, so upgrade one side"
+                )
+
+
+def _of_engine(split: Split, one: Told) -> Iterator[str]:
+    yield from _of_connector(split, one)
+    if one.endpoint.role != "decode" and split.rules.connector == "nixl":
+        yield from _of_side_channel(one)
+    if one.endpoint.role != "prefill" and one.transfer.get("kv_load_failure_policy") == "fail":
+        yield (
+            "its kv_load_failure_policy is 'fail', vLLM's default: where KV cannot be fetched it refuses the request, "
+            "and kvgate sends it a second time, without; with 'recompute' the engine computes the prompt itself at once"
+        )
+
+
+def _of_connector(split: Split, one: Told) -> Iterator[str]:
+    connector, role = split.rules.connector, one.endpoint.role
+    fitting = VLLM_CONNECTORS.get(connector, ())
+    running, kv_role = one.transfer.get("kv_connector"), one.transfer.get("kv_role")
+    if one.configured and (running is None or (fitting and running not in fitting)):
+        names = f" ({', '.join(fitting)})" if fitting else ""
+        yield (
+            f"its KV connector is {running or 'none'}, and that of the model's handler {connector}{names}: "
+            "start it with the --kv-transfer-config for that"
+        )
+    elif not one.configured and connector == "nixl" and one.metrics is not None and b"vllm:nixl_" not in one.metrics:
+        yield f"no KV connector is to be seen, no vllm:nixl_* in its metrics: start it with {NIXL_FLAG}"
+    fits = {"kv_producer": "prefill", "kv_consumer": "decode"}
+    if fits.get(str(kv_role), role) != role:
+        yield f"its kv_role is {kv_role} and its role here {role}: start it with kv_both, or change the role"
+
+
+def _of_side_channel(one: Told) -> Iterator[str]:
+    probed = one.probed
+    if isinstance(probed, ProbeFailed):
+        yield f"it did not answer a probe ({probed.reason}): no separate prefill will work either"
+        return
+    if probed is not None and "remote_host" not in probed:
+        yield f"its answer to a probe has no kv_transfer_params, as without a KV connector: start it with {NIXL_FLAG}"
+        return
+    host = one.side_channel if probed is None else str(probed["remote_host"])
+    if host is not None and _is_local(host) and not _is_local(urlsplit(one.endpoint.url).hostname or ""):
+        yield (
+            f"it tells decode engines to fetch its KV from {host!r}, which on other hosts is themselves: set "
+            "VLLM_NIXL_SIDE_CHANNEL_HOST to an address that they can reach"
+        )
+
+
+def _is_local(host: str) -> bool:
+    """Whether ``host`` means the very machine that resolves it."""
+    try:
+        return ip_address(host).is_loopback
+    except ValueError:
+        return host.lower() == "localhost" or host.lower().endswith(".localhost")
+
+
+def _version(version: str | None) -> str:
+    return version or "an unknown version"
+
+
+def _name(endpoint: EndpointSettings) -> str:
+    return endpoint.name or urlsplit(endpoint.url).netloc

@@ -1,0 +1,122 @@
+"""What ``kvgate check`` asks an engine: its version, its metrics, its configuration, and, if allowed, one prefill."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import aiohttp
+import orjson
+
+from gateway.config.settings import ModelSettings
+from gateway.fleet.probe import MAX_JSON, EngineProbe, ProbeFailed
+from gateway.fleet.settings import EndpointSettings
+
+TIMEOUT = 3.0
+"""Seconds for one question: a person waits for the answer."""
+
+PREFILL_TIMEOUT = 30.0
+"""Seconds for a prefill: it waits in the engine's queue like any other."""
+
+PROMPT = "kvgate check asks where your KV can be fetched."
+PARAMETERS = {"do_remote_decode": True, "do_remote_prefill": False}
+
+
+@dataclass(slots=True)
+class Told:
+    """What an engine said. ``unreachable``: why it said nothing, a short word; then the rest is empty.
+
+    ``configured``: it told its configuration, as vLLM does in development mode only; ``transfer`` is the part of it on
+    KV transfer, ``side_channel`` its VLLM_NIXL_SIDE_CHANNEL_HOST. ``probed``: the ``kv_transfer_params`` of a prefill's
+    answer, empty if it had none; None if there was no probe.
+    """
+
+    endpoint: EndpointSettings
+    unreachable: str = ""
+    version: str | None = None
+    metrics: bytes | None = None
+    configured: bool = False
+    transfer: Mapping[str, Any] = field(default_factory=dict)
+    side_channel: str | None = None
+    probed: Mapping[str, Any] | ProbeFailed | None = None
+
+
+async def ask(session: aiohttp.ClientSession, model: ModelSettings, endpoint: EndpointSettings, *, probe: bool) -> Told:
+    """Never raises: an engine that cannot be reached has said so."""
+    told = Told(endpoint)
+    engine = Interview(session, endpoint.url.rstrip("/"), endpoint.api_key, TIMEOUT, _ignore)
+    try:
+        told.version = await engine.version()
+    except ProbeFailed as failure:
+        told.unreachable = failure.reason
+        return told
+    try:
+        told.metrics = await engine.metrics()
+    except ProbeFailed:
+        told.metrics = None  # not vLLM's, or not open: nothing to be seen in them
+    info = await engine.server_info()
+    config, environ = _mapping(info.get("vllm_config")), _mapping(info.get("vllm_env"))
+    told.configured = bool(config)
+    told.transfer = _mapping(config.get("kv_transfer_config"))
+    side_channel = environ.get("VLLM_NIXL_SIDE_CHANNEL_HOST")
+    if isinstance(side_channel, str) and told.transfer:
+        told.side_channel = side_channel
+    if probe:
+        try:
+            told.probed = await engine.prefill(model)
+        except ProbeFailed as failure:
+            told.probed = failure
+    return told
+
+
+class Interview(EngineProbe):
+    """The fleet's questions, and those that only a person has a use for."""
+
+    async def server_info(self) -> Mapping[str, Any]:
+        """``/server_info``; empty where there is none: it exists in vLLM's development mode only."""
+        try:
+            return _mapping(await self._json("/server_info?config_format=json"))
+        except ProbeFailed:
+            return {}
+
+    async def prefill(self, model: ModelSettings) -> Mapping[str, Any]:
+        """Compute a few tokens for another engine; the ``kv_transfer_params`` of the answer. Raises ProbeFailed."""
+        name = model.served_name or await self._served_name(model.name)
+        body = {"model": name, "prompt": PROMPT, "max_tokens": 1, "kv_transfer_params": PARAMETERS}
+        try:
+            async with self._session.post(
+                f"{self._url}/v1/completions",
+                data=orjson.dumps(body),
+                headers={**self._headers, "content-type": "application/json"},
+                timeout=aiohttp.ClientTimeout(total=PREFILL_TIMEOUT),
+                allow_redirects=False,
+                trace_request_ctx=_ignore,
+            ) as answer:
+                if answer.status != 200:
+                    raise ProbeFailed(f"status-{answer.status}")
+                content = b""
+                async for chunk in answer.content.iter_any():
+                    content += chunk
+                    if len(content) > MAX_JSON:
+                        raise ProbeFailed("too-large")
+            return _mapping(_mapping(orjson.loads(content)).get("kv_transfer_params"))
+        except TimeoutError:
+            raise ProbeFailed("timeout") from None
+        except aiohttp.ClientError:
+            raise ProbeFailed("reset") from None
+        except ValueError:
+            raise ProbeFailed("garbage") from None
+
+    async def _served_name(self, name: str) -> str:
+        """As the fleet has it: the model's own if the engine serves it, else its first that is no adapter."""
+        served = await self.models()
+        return name if name in served else next((one.id for one in served.values() if one.parent is None), name)
+
+
+def _mapping(value: Any) -> Mapping[str, Any]:
+    return value if isinstance(value, dict) else {}
+
+
+def _ignore(_: float) -> None:
+    """How long a connection takes to make is the fleet's concern."""
