@@ -62,6 +62,7 @@ async def serve(settings: EngineSettings, host: str, port: int) -> int:
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stop.set)
     addresses = {"url": server.url, "kv_endpoint": server.kv_endpoint, "kv_replay": server.kv_replay}
+    addresses["bootstrap"] = server.bootstrap
     print(json.dumps({**addresses, "pid": os.getpid()}), flush=True)
     async with asyncio.TaskGroup() as group:
         waits = [group.create_task(stop.wait()), group.create_task(server.died.wait())]

@@ -134,6 +134,11 @@ class EngineServer:
         return publishers[0].replay if publishers else None
 
     @property
+    def bootstrap(self) -> str | None:
+        """host:port of the bootstrap server of a Mooncake or SGLang producer; None: there is none."""
+        return self.service.connectors[0].bootstrap
+
+    @property
     def cache(self) -> BlockPool:
         """What rank 0 really holds."""
         return self.service.engines[0].pool

@@ -37,7 +37,7 @@ class Service:
         self.sockets = EventSockets(settings)
         self.engines = [Engine(settings) for _ in range(settings.ranks)]
         engine_id = str(uuid.uuid4())
-        self.connectors = [connect(settings, engine, engine_id, rank) for rank, engine in enumerate(self.engines)]
+        self.connectors = connect(settings, self.engines, engine_id)
         build = zlib.crc32(repr(settings).encode())
         self.fingerprint = f"vllm-{settings.version}-{build:08x}"
         self.rejected = 0

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Coroutine, Mapping
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from enum import Enum, auto
 from typing import Any
 
@@ -26,7 +26,7 @@ class Load(Enum):
 
 
 class Connector:
-    """One rank's side of a protocol. ``name`` is the rank's engine id.
+    """One rank's side of a protocol. ``name`` is the rank's engine id; ``ranks`` are all, this one included.
 
     The order of calls: ``read`` a body, ``enter`` its jobs, ``fetch`` those that wait once they have their blocks
     (``loaded`` is called back), ``ended`` for each, ``answer`` for the first. Instead of all that ``reject``.
@@ -39,6 +39,7 @@ class Connector:
         self.name = name
         self.rank = rank
         self.loaded: Callable[[Job, Load], None] = lambda job, load: None
+        self.ranks: Sequence[Connector] = (self,)
         self.freed: Callable[[], None] = lambda: None
         self.died: Callable[[str], None] = lambda reason: None
         self._tasks: set[asyncio.Task[None]] = set()
@@ -67,6 +68,11 @@ class Connector:
 
     def answer(self, job: Job) -> dict[str, Any] | None:
         """``kv_transfer_params`` of an ended job's unstreamed answer."""
+        return None
+
+    @property
+    def bootstrap(self) -> str | None:
+        """Where the other engine, or a gateway, asks for this one: host:port; None: the protocol has no such place."""
         return None
 
     async def deliver(self, job: Job) -> bool:

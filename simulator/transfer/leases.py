@@ -17,7 +17,7 @@ class _Lease:
 
 
 class Leases:
-    """Jobs by their request id. ``expire`` is called with each that nobody took before its lease ended."""
+    """Jobs by the name that the other engine calls them. ``expire`` gets each that nobody took before its end."""
 
     def __init__(self, expire: Callable[[Job], None]) -> None:
         self._expire = expire
@@ -26,10 +26,10 @@ class Leases:
     def __len__(self) -> int:
         return len(self._leases)
 
-    def add(self, job: Job, seconds: float) -> None:
+    def add(self, name: str, job: Job, seconds: float) -> None:
         loop = asyncio.get_running_loop()
         ends = loop.time() + seconds
-        self._leases[job.id] = _Lease(job, ends, loop.call_at(ends, self._end, job.id))
+        self._leases[name] = _Lease(job, ends, loop.call_at(ends, self._end, name))
 
     def extend(self, names: Iterable[str], seconds: float) -> None:
         """Let leases end no sooner than in so many seconds. Unknown names are passed over."""

@@ -23,6 +23,11 @@ def body(text: str = "a" * 90, max_tokens: int = 6, **more: Any) -> dict[str, An
     return {"messages": [message], "max_tokens": max_tokens, "ignore_eos": True, **more}
 
 
+async def plain(running: Running, asked: dict[str, Any]) -> Any:
+    """What an engine answers on its own."""
+    return (await running.client.post(CHAT, json=asked)).json()["choices"]
+
+
 @dataclass
 class Pair:
     """A prefill engine and a decode engine."""

@@ -14,7 +14,7 @@ import zmq
 import zmq.asyncio
 
 from tests.simulator.conftest import DATA, Running, Start
-from tests.simulator.transfer.conftest import CHAT, MakePair, Pair, body, silent_port
+from tests.simulator.transfer.conftest import CHAT, MakePair, Pair, body, plain, silent_port
 from tests.support.wait import eventually
 
 INTERNAL = {"message": "Internal server error", "type": "InternalServerError", "param": None, "code": 500}
@@ -22,11 +22,6 @@ INTERNAL = {"message": "Internal server error", "type": "InternalServerError", "
 
 def captured(name: str) -> Any:
     return json.loads((DATA / f"{name}.json").read_text())
-
-
-async def plain(running: Running, asked: dict[str, Any]) -> Any:
-    """What an engine answers on its own."""
-    return (await running.client.post(CHAT, json=asked)).json()["choices"]
 
 
 async def counter(running: Running, name: str) -> float:
