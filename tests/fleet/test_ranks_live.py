@@ -1,0 +1,138 @@
+"""Ranks in front of simulated engines, through a whole gateway: what is learned is what requests are sent with."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import random
+from collections.abc import AsyncIterator
+
+import pytest
+
+from gateway.fleet.settings import EndpointSettings
+from gateway.framework import Endpoint
+from simulator.server import EngineServer
+from simulator.settings import EngineSettings
+from simulator.tokenizer import build_tokenizer
+from tests.support.gateway import Running, config_for, running
+from tests.support.wait import eventually
+
+PATH = "/v1/chat/completions"
+
+
+@pytest.fixture(scope="module")
+def tokenizer(tmp_path_factory) -> str:
+    folder = tmp_path_factory.mktemp("tokenizer")
+    build_tokenizer(folder)
+    return str(folder)
+
+
+@contextlib.asynccontextmanager
+async def engine(port: int = 0, **settings: object) -> AsyncIterator[EngineServer]:
+    server = EngineServer(EngineSettings(**settings))
+    await server.start(port=port)
+    try:
+        yield server
+    finally:
+        await server.close()
+
+
+def chat(group: int, question: int = 0, **extra: object) -> dict[str, object]:
+    chance = random.Random(group)
+    system = " ".join(chance.choice(["engine", "block", "token", "prefix", "cache", "queue"]) for _ in range(300))
+    messages = [
+        {"role": "system", "content": f"{group}: {system}"},
+        {"role": "user", "content": f"Question {question}"},
+    ]
+    return {"model": "sim", "messages": messages, "max_tokens": 3, **extra}
+
+
+def headers(server: EngineServer) -> set[str | None]:
+    """The ranks that its requests asked for."""
+    return {request.headers.get("x-data-parallel-rank") for request in server.received if request.path == PATH}
+
+
+def endpoints(gateway: Running) -> list[Endpoint]:
+    (serving,) = gateway.gateway.directory.servings
+    return list(gateway.gateway.fleet.endpoints(serving.model))
+
+
+async def test_every_rank_has_its_header_its_events_and_its_cache(tokenizer):
+    async with engine(tokenizer=tokenizer, ranks=3) as server:
+        async with running(config_for(server.url, tokenizer=tokenizer)) as gateway:
+            assert [endpoint.rank for endpoint in endpoints(gateway)] == [0, 1, 2]
+            assert await gateway.gateway.feed.synced(10)
+            for number in range(30):
+                reply = await gateway.client.post(PATH, json=chat(number % 6, number))
+                assert reply.status_code == 200, reply.text
+                line = gateway.lines[-1]
+                # Events of another rank than the one that computed it would make this wrong at once.
+                assert line.expected_hit == line.cached_tokens
+            assert sum(line.cached_tokens for line in gateway.lines) > 0
+            name = server.url.removeprefix("http://")
+            assert {line.endpoint for line in gateway.lines} == {f"{name}/{rank}" for rank in range(3)}
+            assert headers(server) == {"0", "1", "2"}
+            shown = await gateway.metrics()
+            assert f'kvgate_kv_stream_state{{endpoint="{name}/2",state="live"}} 1.0' in shown
+            assert f'endpoint="{name}"' not in shown, "the endpoint it was taken for at first has left no series"
+
+
+async def test_one_rank_by_configuration_is_sent_no_header(tokenizer):
+    async with engine(tokenizer=tokenizer, ranks=2) as server:
+        configured = (EndpointSettings(url=server.url, ranks=1),)
+        async with running(config_for(endpoints=configured, tokenizer=tokenizer)) as gateway:
+            for number in range(4):
+                assert (await gateway.client.post(PATH, json=chat(number))).status_code == 200
+            assert headers(server) == {None}
+
+
+@pytest.mark.parametrize(("before", "after"), [(2, 3), (3, 2), (2, 1), (1, 2)])
+async def test_an_engine_that_comes_back_with_other_ranks_serves_on_all_of_them(tokenizer, before, after):
+    async with contextlib.AsyncExitStack() as stack:
+        server = await stack.enter_async_context(engine(tokenizer=tokenizer, ranks=before))
+        gateway = await stack.enter_async_context(running(config_for(server.url, tokenizer=tokenizer)))
+        old = endpoints(gateway)
+        port = int(server.url.rpartition(":")[2])
+
+        async def visit(number: int, tokens: int = 3) -> int:
+            body = chat(number, stream=True, max_tokens=tokens)
+            return (await gateway.client.post(PATH, json=body)).status_code
+
+        visits = [asyncio.get_running_loop().create_task(visit(number, 200)) for number in range(12)]
+        await eventually(lambda: server.running > 2, "requests are under way")
+        await server.kill()
+        again = await stack.enter_async_context(engine(port=port, tokenizer=tokenizer, ranks=after))
+        await eventually(lambda: [e.engine.up for e in endpoints(gateway)] == [True] * after, "all its ranks are up")
+        await asyncio.gather(*visits)
+        assert await gateway.gateway.feed.synced(10)
+        for number in range(12):
+            assert await visit(number) == 200
+        assert headers(again) == ({str(rank) for rank in range(after)} if after > 1 else {None})
+        await eventually(gateway.idle, "nothing is booked")
+        for endpoint in old:  # those that were dropped too
+            assert (endpoint.load.requests, endpoint.load.prefill_tokens, endpoint.load.kv_tokens) == (0, 0, 0)
+
+
+async def test_a_rank_that_is_dropped_between_placement_and_sending_still_gets_the_key(tokenizer, monkeypatch):
+    async with engine(tokenizer=tokenizer, ranks=2, api_key="engine-key") as server:
+        configured = (EndpointSettings(url=server.url, api_key="engine-key"),)
+        async with running(config_for(endpoints=configured, tokenizer=tokenizer)) as gateway:
+            fleet = gateway.gateway.fleet
+            key_of = fleet.api_key
+            dropped: list[Endpoint] = []
+
+            def drop_first(endpoint: Endpoint) -> str | None:
+                if not dropped:
+                    assert endpoint.load.requests == 1, "it is placed"
+                    fleet.drop(endpoint)
+                    dropped.append(endpoint)
+                return key_of(endpoint)
+
+            monkeypatch.setattr(fleet, "api_key", drop_first)
+            reply = await gateway.client.post(PATH, json=chat(1))
+            assert reply.status_code == 200, reply.text
+            assert [line.endpoint for line in gateway.lines] == [dropped[0].name]
+            assert headers(server) == {str(dropped[0].rank)}
+            assert (dropped[0].load.requests, dropped[0].load.kv_tokens) == (0, 0)
+            assert len(endpoints(gateway)) == 1
+            assert f'endpoint="{dropped[0].name}"' not in await gateway.metrics()
