@@ -31,7 +31,7 @@ OVERHEAD = (0.00025, 0.0005, 0.001, 0.002, 0.004, 0.008, 0.015, 0.03, 0.06, 0.12
 # take ten seconds, and behind a queue as long as the default prefill timeout, which is the last step.
 PREFILL_LEG = (0.02, 0.05, 0.1, 0.2, 0.4, 0.7, 1.0, 1.5, 2.5, 5.0, 10.0, 20.0, 40.0, 80.0, 120.0)
 
-# From a decode leg's sending to its first event: 3 GB of KV (10,000 tokens of a 70B model) take 60 ms between GPUs
+# From a decode leg's sending to its first output: 3 GB of KV (10,000 tokens of a 70B model) take 60 ms between GPUs
 # with RDMA, three seconds over 10 Gbit TCP, and the first hand-over of a pair some seconds more for NIXL's handshake.
 # The default handover timeout is the last step; only unstreamed answers, which are measured whole, are beyond it.
 HANDOVER = (0.01, 0.02, 0.04, 0.07, 0.1, 0.15, 0.25, 0.5, 1.0, 2.0, 4.0, 7.0, 12.0, 20.0, 40.0, 60.0)

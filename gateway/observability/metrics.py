@@ -107,7 +107,7 @@ class Metrics(Observer):
         )
         self._handover = self._histogram(
             "handover_seconds",
-            "Decode legs that fetched their KV, from sending to the first event (unstreamed: the whole answer).",
+            "Decode legs that fetched their KV, from sending to the first output (unstreamed: the whole answer).",
             buckets.HANDOVER,
             "model",
         )
