@@ -13,22 +13,29 @@ from typing import Any
 from aiohttp import web
 
 from simulator.errors import invalid, no_such_model
+from simulator.faults import Fault, FaultKind
 from simulator.generation import Generation, Spent
 from simulator.prompts import Ask
 from simulator.service import Service
 from simulator.sink import Sink
 from simulator.transfer.parameters import Leg, Transfer
 
+LOADS = {FaultKind.KV_HANG: "hang", FaultKind.KV_FAIL: "fail"}
+"""Faults of a decode leg's load."""
+
 
 class Call:
     """``raw``: the body as it came."""
 
-    def __init__(self, service: Service, request: web.BaseRequest, raw: bytes, sink: Sink) -> None:
+    def __init__(
+        self, service: Service, request: web.BaseRequest, raw: bytes, sink: Sink, fault: Fault | None = None
+    ) -> None:
         self.service = service
         self.settings = service.settings
         self.request = request
         self.raw = raw
         self.sink = sink
+        self.fault = fault
         self.created = int(time.time())
         self.generation: Generation | None = None
         self.leg: Transfer | None = None
@@ -78,7 +85,14 @@ class Call:
     def transfer(self) -> Transfer | None:
         """The leg that the body asks of the KV connector. Raises EngineDead for what kills."""
         self.leg = self.service.connector(self.rank).read(self.body)
+        if self.leg is not None and self.fault is not None and self.fault.kind in LOADS:
+            self.leg = self.leg.break_by(LOADS[self.fault.kind])
         return self.leg
+
+    def handover(self, generation: Generation) -> dict[str, Any] | None:
+        """``kv_transfer_params`` of a whole answer; None: it is no prefill leg that came to an end."""
+        params = generation.handover
+        return params if params is None or self.fault is None else self.fault.spoil(params)
 
     def generate(self, asks: Sequence[Ask], name: str | None = None) -> Generation:
         """Start the answer, as requests of this name. The server closes it when the call is over, come what may."""

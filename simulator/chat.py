@@ -87,7 +87,7 @@ def chat_body(call: Call, generation: Generation, answer_id: str, name: str) -> 
         "prompt_logprobs": None,
         "prompt_token_ids": list(generation.asks[0].ids) if ids else None,
         "prompt_text": None,
-        "kv_transfer_params": generation.handover,
+        "kv_transfer_params": call.handover(generation),
         "ec_transfer_params": None,
         "metrics": None,
     }

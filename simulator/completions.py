@@ -71,7 +71,7 @@ async def answer_completion(call: Call) -> web.StreamResponse:
             "service_tier": None,
             "system_fingerprint": call.service.fingerprint,
             "usage": call.usage(generation.spent(), whole=True, chat=False),
-            "kv_transfer_params": generation.handover,
+            "kv_transfer_params": call.handover(generation),
             "ec_transfer_params": None,
             "metrics": None,
         }

@@ -102,6 +102,7 @@ class Driver:
         loop = asyncio.get_running_loop()
         ended = loop.time()
         while True:
+            self._work.clear()
             step = self.engine.begin(loop.time())
             begun = self.engine.begun()
             for job in begun:
@@ -109,7 +110,6 @@ class Driver:
             if step is None:
                 if begun:
                     self._announce()
-                self._work.clear()
                 await self._work.wait()
                 ended = loop.time()
                 continue
@@ -141,8 +141,7 @@ class Driver:
     def _load(self, job: Job, load: Load) -> None:
         """The connector's word on the KV that a job waits for."""
         if load is Load.FAILED:
-            recompute = self.engine.settings.kv_load_failure_policy == "recompute"
-            if output := self.engine.lose(job, recompute=recompute):
+            if output := self.engine.lose(job, recompute=self.connector.recomputes):
                 self._hand_out(output)
         else:
             job.garbled = load is Load.GARBLED

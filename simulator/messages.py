@@ -39,7 +39,7 @@ async def answer_message(call: Call) -> web.StreamResponse:
     }
     if generation.stops[0] is not None:
         answer["stop_sequence"] = generation.stops[0]
-    if result := generation.handover:
+    if result := call.handover(generation):
         answer["kv_transfer_params"] = result
     return await call.sink.json(answer)
 

@@ -151,7 +151,7 @@ def _final(call: Call, generation: Generation, answer_id: str, item_id: str, nam
             },
             "total_tokens": spent.prompt + spent.output,
         },
-        "kv_transfer_params": generation.handover,
+        "kv_transfer_params": call.handover(generation),
     }
 
 

@@ -15,6 +15,7 @@ from simulator.errors import invalid, missing
 from simulator.messages import answer_message, count_tokens
 from simulator.pooling import answer_embedding, answer_rerank, answer_score
 from simulator.responses import answer_response
+from simulator.server_info import answer_server_info
 from simulator.speech import answer_transcription
 
 Answer: TypeAlias = Callable[[Call], Awaitable[web.StreamResponse]]
@@ -121,5 +122,8 @@ ROUTES: Mapping[str, Mapping[str, Answer]] = {
     "/v1/audio/transcriptions": {"POST": answer_transcription},
 }
 
-DEV_ROUTES: Mapping[str, Mapping[str, Answer]] = {"/reset_prefix_cache": {"POST": _reset}}
+DEV_ROUTES: Mapping[str, Mapping[str, Answer]] = {
+    "/reset_prefix_cache": {"POST": _reset},
+    "/server_info": {"GET": answer_server_info},
+}
 """Only in development mode, as in vLLM."""

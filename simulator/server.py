@@ -9,10 +9,12 @@ await server.close()
 from __future__ import annotations
 
 import asyncio
+import json
 import time
 from collections import Counter
 from collections.abc import Coroutine, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from aiohttp import web
@@ -27,6 +29,7 @@ from simulator.routes import DEV_ROUTES, ROUTES, Answer
 from simulator.service import Service
 from simulator.settings import EngineSettings
 from simulator.sink import Sink, encode_json, hang
+from simulator.transfer.parameters import Leg, leg_of
 
 MAX_BODY = 256 * 1024 * 1024
 """vLLM has no limit of its own; this one keeps a test from eating the machine."""
@@ -172,9 +175,11 @@ class EngineServer:
         raw = await request.read()
         path, method = request.path, request.method
         self._record(Received(method, path, request.headers, raw))
-        fault = self.faults.take(method, path) if not path.startswith("/simulator/") else None
+        fault = None
+        if not path.startswith("/simulator/"):
+            fault = self.faults.take(method, path, partial(self._leg, raw))
         headers = self._echo(request)
-        call = Call(self.service, request, raw, Sink(request, fault, headers))
+        call = Call(self.service, request, raw, Sink(request, fault, headers), fault)
         answered = False
         try:
             response = await self._fail(call, fault) if fault is not None else None
@@ -284,6 +289,13 @@ class EngineServer:
             except (TypeError, ValueError) as error:
                 raise ApiError(400, str(error)) from error
         return await call.sink.json({"faults": len(self.faults)})
+
+    def _leg(self, raw: bytes) -> Leg | None:
+        """Which leg a body is, whatever else is wrong with it."""
+        try:
+            return leg_of(json.loads(raw), self.settings)
+        except (ValueError, RecursionError):
+            return None
 
     def _record(self, received: Received) -> None:
         self.received.append(received)

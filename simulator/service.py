@@ -36,8 +36,8 @@ class Service:
         self.prompts = Prompts(settings, self.words)
         self.sockets = EventSockets(settings)
         self.engines = [Engine(settings) for _ in range(settings.ranks)]
-        engine_id = str(uuid.uuid4())
-        self.connectors = connect(settings, self.engines, engine_id)
+        self.engine_id = str(uuid.uuid4())
+        self.connectors = connect(settings, self.engines, self.engine_id)
         build = zlib.crc32(repr(settings).encode())
         self.fingerprint = f"vllm-{settings.version}-{build:08x}"
         self.rejected = 0

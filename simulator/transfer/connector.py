@@ -71,6 +71,11 @@ class Connector:
         return None
 
     @property
+    def recomputes(self) -> bool:
+        """Whether a prompt whose KV does not come is computed here; else its request fails."""
+        return self.settings.kv_load_failure_policy == "recompute"
+
+    @property
     def bootstrap(self) -> str | None:
         """Where the other engine, or a gateway, asks for this one: host:port; None: the protocol has no such place."""
         return None
@@ -87,11 +92,12 @@ class Connector:
         if self.engine.free(job):
             self.freed()
 
-    def spawn(self, work: Coroutine[Any, Any, None], what: str) -> None:
+    def spawn(self, work: Coroutine[Any, Any, None], what: str) -> asyncio.Task[None]:
         """Run something in the background until it ends or the engine does; a deadly request ends the engine."""
         task = asyncio.get_running_loop().create_task(self._guard(work, what), name=f"simulated-{what}")
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
+        return task
 
     async def _guard(self, work: Coroutine[Any, Any, None], what: str) -> None:
         try:

@@ -27,6 +27,8 @@ class Leases:
         return len(self._leases)
 
     def add(self, name: str, job: Job, seconds: float) -> None:
+        """Begin a lease; one of the same name ends."""
+        self._end(name)
         loop = asyncio.get_running_loop()
         ends = loop.time() + seconds
         self._leases[name] = _Lease(job, ends, loop.call_at(ends, self._end, name))

@@ -11,6 +11,7 @@ from enum import StrEnum
 from typing import Any
 
 from simulator.errors import EngineDead, invalid
+from simulator.settings import EngineSettings
 
 
 class Leg(StrEnum):
@@ -52,8 +53,10 @@ def read_params(body: Mapping[str, Any]) -> dict[str, Any] | None:
     return params or None
 
 
-def leg_of(body: Any) -> Leg | None:
-    """The leg that a body is by its flags or, SGLang's, cannot tell; for faults, which look before anybody checks."""
+def leg_of(body: Any, settings: EngineSettings) -> Leg | None:
+    """The leg that a body is at an engine, before anything of it is checked. SGLang's say the same to both."""
+    if settings.connector == "sglang":
+        return Leg.PREFILL if settings.kv_role == "producer" else Leg.DECODE
     params = body.get("kv_transfer_params") if isinstance(body, dict) else None
     if not isinstance(params, dict):
         return None

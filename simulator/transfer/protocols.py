@@ -10,12 +10,16 @@ from simulator.transfer.connector import Connector
 from simulator.transfer.mooncake import Mooncake
 from simulator.transfer.nixl_pull import NixlPull
 from simulator.transfer.nixl_push import NixlPush
+from simulator.transfer.sglang import Sglang
+from simulator.transfer.storage import SharedStorage
 
 PROTOCOLS: Mapping[str, type[Connector]] = {
     "none": Connector,
     "nixl": NixlPull,
     "nixl-push": NixlPush,
     "mooncake": Mooncake,
+    "sglang": Sglang,
+    "shared-storage": SharedStorage,
 }
 
 

@@ -10,6 +10,7 @@ import httpx
 import pytest
 
 from simulator.faults import FaultKind, Faults
+from simulator.transfer.parameters import Leg
 from tests.simulator.conftest import Running
 from tests.support.wait import eventually
 
@@ -42,6 +43,14 @@ class TestFaults:
         assert taken is not None
         assert taken.kind is FaultKind.HANG
 
+    def test_a_fault_is_for_a_leg(self) -> None:
+        faults = Faults()
+        faults.inject("hang", leg="decode", times=1)
+        faults.inject("no-params", times=1)
+        legs: list[Leg | None] = [None, Leg.PREFILL, Leg.DECODE]
+        taken = [faults.take("POST", CHAT, lambda leg=leg: leg) for leg in legs]  # type: ignore[misc]
+        assert [fault and fault.kind for fault in taken] == [None, FaultKind.NO_PARAMS, FaultKind.HANG]
+
     def test_the_oldest_comes_first(self) -> None:
         faults = Faults()
         faults.inject("drop", times=1)
@@ -57,6 +66,7 @@ class TestFaults:
             ("hang", {"times": 0}),
             ("slow", {"seconds": -1}),
             ("status", {"status": 9}),
+            ("hang", {"leg": "middle time"}),
         ],
     )
     def test_a_mistake_is_named(self, kind: str, options: dict[str, Any]) -> None:
