@@ -71,7 +71,7 @@ def render(
     _rejections(page, settings.served_name, rejected, started)
     for name, text, histogram in HISTOGRAMS:
         page.histogram(name, text, histogram)
-    _cache_config(page, settings)
+    _cache_config(page, settings, len(engines))
     page.lines.append("# HELP http_requests_total Total number of requests by method, status and handler.")
     page.lines.append("# TYPE http_requests_total counter")
     for (path, method, status), count in requests.items():
@@ -192,7 +192,7 @@ def _rejections(page: _Page, model: str, rejected: int, started: float) -> None:
             page.lines.append(f"vllm:admission_rejections_{suffix}{marked} {float(value)!r}")
 
 
-def _cache_config(page: _Page, settings: EngineSettings) -> None:
+def _cache_config(page: _Page, settings: EngineSettings, ranks: int) -> None:
     size = str(settings.block_size)
     labels = {
         "_block_size_resolved": "True",
@@ -208,7 +208,7 @@ def _cache_config(page: _Page, settings: EngineSettings) -> None:
         "kv_cache_size_tokens": str(settings.capacity_tokens),
         "num_cpu_blocks": "None",
         # vLLM sums this one over its ranks, and not the tokens: each rank has as many.
-        "num_gpu_blocks": str(settings.num_blocks * settings.ranks),
+        "num_gpu_blocks": str(settings.num_blocks * ranks),
         "num_gpu_blocks_override": "None",
         "prefix_caching_hash_algo": "sha256",
         "prefix_match_unit": "None",
@@ -216,5 +216,5 @@ def _cache_config(page: _Page, settings: EngineSettings) -> None:
         "user_specified_block_size": "True",
     }
     page.family("cache_config_info", "gauge", "Information of the LLMEngine CacheConfig")
-    for index in range(settings.ranks):
+    for index in range(ranks):
         page.lines.append(f"vllm:cache_config_info{_labels({**labels, 'engine': str(index)})} 1.0")

@@ -123,12 +123,13 @@ class EventSockets:
         self.settings = settings
         self.publishers = [Publisher(settings, rank) for rank in range(settings.ranks if settings.kv_events else 0)]
         self._context: zmq.Context[zmq.Socket[bytes]] | None = None
+        self._host = ""
 
     def start(self, host: str) -> None:
         """Bind all, on ports in a row. Raises zmq.ZMQError if there is no such run."""
         if not self.publishers:
             return
-        self._context = zmq.Context()
+        self._context, self._host = zmq.Context(), host
         for attempt in range(PORT_ATTEMPTS):
             try:
                 self._bind(self._context, host)
@@ -141,6 +142,24 @@ class EventSockets:
                 break
         for publisher in self.publishers:
             publisher.start()
+
+    async def resize(self, ranks: int) -> None:
+        """Have so many publishers from now on, each new one on the ports behind the last one's.
+
+        Raises zmq.ZMQError if one of these is taken.
+        """
+        if self._context is None:
+            return
+        while len(self.publishers) > ranks:
+            publisher = self.publishers.pop()
+            await publisher.stop()
+            publisher.unbind()
+        while len(self.publishers) < ranks:
+            last = self.publishers[-1]
+            publisher = Publisher(self.settings, len(self.publishers))
+            publisher.bind(self._context, self._host, _port(last.endpoint) + 1, _port(last.replay) + 1)
+            publisher.start()
+            self.publishers.append(publisher)
 
     async def close(self) -> None:
         for publisher in self.publishers:

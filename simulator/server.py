@@ -211,6 +211,8 @@ class EngineServer:
             return await call.sink.raw(page, kind=CONTENT_TYPE)
         if path == "/simulator/faults":
             return await self._change_faults(call, method)
+        if path == "/simulator/ranks":
+            return await self._change_ranks(call, method)
         methods: Mapping[str, Answer] | None = ROUTES.get(path)
         if methods is None and self.settings.dev_mode:
             methods = DEV_ROUTES.get(path)
@@ -289,6 +291,15 @@ class EngineServer:
             except (TypeError, ValueError) as error:
                 raise ApiError(400, str(error)) from error
         return await call.sink.json({"faults": len(self.faults)})
+
+    async def _change_ranks(self, call: Call, method: str) -> web.StreamResponse:
+        """``POST`` says how many ranks there shall be (``{"ranks": 2}``), as elastic scaling does; both answer that."""
+        if method == "POST":
+            ranks = call.body.get("ranks")
+            if not isinstance(ranks, int) or ranks < 1:
+                raise ApiError(400, "ranks must be a number, at least 1")
+            await self.service.resize(ranks)
+        return await call.sink.json({"ranks": len(self.service.engines)})
 
     def _leg(self, raw: bytes) -> Leg | None:
         """Which leg a body is, whatever else is wrong with it."""

@@ -31,12 +31,12 @@ async def answer_server_info(call: Call) -> web.StreamResponse:
     config: Any = {
         "model_config": {"model": settings.tokenizer or settings.served_name, "max_model_len": settings.max_model_len},
         "cache_config": {"block_size": settings.block_size, "num_gpu_blocks": settings.num_blocks},
-        "parallel_config": {"tensor_parallel_size": 1, "data_parallel_size": settings.ranks},
+        "parallel_config": {"tensor_parallel_size": 1, "data_parallel_size": len(call.service.engines)},
         "kv_transfer_config": _transfer_config(call),
     }
     if wanted == "text":
         # What vLLM's text says of the configuration leaves the connector out.
-        config = f"model='{settings.tokenizer or settings.served_name}', data_parallel_size={settings.ranks}"
+        config = f"model='{settings.tokenizer or settings.served_name}', data_parallel_size={len(call.service.engines)}"
     environment = {
         "VLLM_MOONCAKE_BOOTSTRAP_PORT": settings.bootstrap_port,
         "VLLM_NIXL_SIDE_CHANNEL_HOST": settings.side_channel_host,

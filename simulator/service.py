@@ -16,7 +16,7 @@ from functools import partial
 from simulator.blocks import HashChain
 from simulator.driver import Driver, Stream
 from simulator.engine import Engine
-from simulator.errors import bad_value, busy
+from simulator.errors import ApiError, bad_value, busy
 from simulator.generation import Generation
 from simulator.job import Job
 from simulator.prompts import Ask, Prompts
@@ -35,31 +35,30 @@ class Service:
         self.words: Words = load_words(settings.tokenizer)
         self.prompts = Prompts(settings, self.words)
         self.sockets = EventSockets(settings)
-        self.engines = [Engine(settings) for _ in range(settings.ranks)]
         self.engine_id = str(uuid.uuid4())
-        self.connectors = connect(settings, self.engines, self.engine_id)
+        self.engines: list[Engine] = []
+        self.connectors: list[Connector] = []
+        self._drivers: list[Driver] = []
+        for _ in range(settings.ranks):
+            self._add_rank()
         build = zlib.crc32(repr(settings).encode())
         self.fingerprint = f"vllm-{settings.version}-{build:08x}"
         self.rejected = 0
         self.aborted = 0
-        self._drivers = [
-            Driver(connector.engine, partial(self.sockets.publish, connector.rank), connector)
-            for connector in self.connectors
-        ]
         self._turn = 0
+        self._host = ""
+        self._died: Callable[[str], None] = lambda reason: None
 
     async def start(self, host: str, died: Callable[[str], None] = lambda reason: None) -> None:
         """Raises zmq.ZMQError or OSError if a port is taken. ``died`` is called when a request kills the engine."""
+        self._host, self._died = host, died
         self.sockets.start(host)
         try:
-            for connector in self.connectors:
-                connector.died = died
-                await connector.start(host)
+            for rank in range(len(self.engines)):
+                await self._start_rank(rank)
         except BaseException:
             await self.close()
             raise
-        for driver in self._drivers:
-            driver.start()
 
     async def close(self) -> None:
         for driver in self._drivers:
@@ -67,6 +66,22 @@ class Service:
         for connector in self.connectors:
             await connector.close()
         await self.sockets.close()
+
+    async def resize(self, ranks: int) -> None:
+        """Have so many ranks from now on: the last ones go, or new ones come on the ports behind the others'.
+
+        Raises ApiError 409 for ranks that are busy, zmq.ZMQError where a port is taken.
+        """
+        if any(engine.running or engine.queued for engine in self.engines[ranks:]):
+            raise ApiError(409, "The ranks that shall go are busy.", "Conflict")
+        while len(self.engines) > ranks:
+            await self._drivers.pop().close()
+            await self.connectors.pop().close()
+            self.engines.pop()
+        await self.sockets.resize(ranks)
+        while len(self.engines) < ranks:
+            self._add_rank()
+            await self._start_rank(len(self.engines) - 1)
 
     def connector(self, rank: int | None) -> Connector:
         """The rank's, or, where none is chosen or there is no such rank, the first one's."""
@@ -106,6 +121,22 @@ class Service:
         if self.running:
             return False
         return all([engine.clear() for engine in self.engines])  # noqa: C419 - every one must be cleared
+
+    def _add_rank(self) -> None:
+        rank = len(self.engines)
+        engine = Engine(self.settings)
+        connector = connect(self.settings, engine, self.engine_id, rank)
+        self.engines.append(engine)
+        self.connectors.append(connector)
+        # The same list for all: who comes later is seen by those who were there.
+        connector.ranks = self.connectors
+        self._drivers.append(Driver(engine, partial(self.sockets.publish, rank), connector))
+
+    async def _start_rank(self, rank: int) -> None:
+        connector = self.connectors[rank]
+        connector.died = self._died
+        await connector.start(self._host)
+        self._drivers[rank].start()
 
     def _job(self, ask: Ask, job_id: str, now: float) -> Job:
         settings = self.settings

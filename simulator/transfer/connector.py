@@ -43,12 +43,14 @@ class Connector:
         self.freed: Callable[[], None] = lambda: None
         self.died: Callable[[str], None] = lambda reason: None
         self._tasks: set[asyncio.Task[None]] = set()
+        self._closed = False
 
     async def start(self, host: str) -> None:
         """Listen where the protocol wants it. Raises OSError or zmq.ZMQError if a port is taken."""
 
     async def close(self) -> None:
-        """Drop everything that is under way; whoever waits for it is left waiting."""
+        """Drop everything that is under way, and begin nothing more; whoever waits for it is left waiting."""
+        self._closed = True
         for task in list(self._tasks):
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
@@ -94,6 +96,10 @@ class Connector:
 
     def spawn(self, work: Coroutine[Any, Any, None], what: str) -> asyncio.Task[None]:
         """Run something in the background until it ends or the engine does; a deadly request ends the engine."""
+        if self._closed:
+            # Requests that end with the engine still have something to tell. A socket now would outlive it.
+            work.close()
+            work = _nothing()
         task = asyncio.get_running_loop().create_task(self._guard(work, what), name=f"simulated-{what}")
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
@@ -106,3 +112,7 @@ class Connector:
             self.died(str(error))
         except Exception:
             log.exception("the simulated %s failed", what)
+
+
+async def _nothing() -> None:
+    return

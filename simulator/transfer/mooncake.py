@@ -81,7 +81,7 @@ class Mooncake(Connector):
             self._listener.close(linger=0)
             self._listener = None
         if self._context is not None:
-            self._context.term()
+            self._context.destroy(linger=0)
             self._context = None
 
     def read(self, body: Mapping[str, Any]) -> Transfer | None:

@@ -78,7 +78,7 @@ class Nixl(Connector):
             remote.close()
         self._remotes.clear()
         if self._context is not None:
-            self._context.term()
+            self._context.destroy(linger=0)
             self._context = None
 
     def read(self, body: Mapping[str, Any]) -> Transfer | None:

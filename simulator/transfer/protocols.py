@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 
 from simulator.engine import Engine
 from simulator.settings import EngineSettings
@@ -23,14 +23,7 @@ PROTOCOLS: Mapping[str, type[Connector]] = {
 }
 
 
-def connect(settings: EngineSettings, engines: Sequence[Engine], engine_id: str) -> list[Connector]:
-    """A connector for each rank. Where there are several each has an engine id of its own, as vLLM makes it."""
-    made = [
-        PROTOCOLS[settings.connector](
-            settings, engine, f"{engine_id}_dp{rank}" if len(engines) > 1 else engine_id, rank
-        )
-        for rank, engine in enumerate(engines)
-    ]
-    for connector in made:
-        connector.ranks = made
-    return made
+def connect(settings: EngineSettings, engine: Engine, engine_id: str, rank: int) -> Connector:
+    """One rank's connector. Where there are several each has an engine id of its own, as vLLM makes it."""
+    name = f"{engine_id}_dp{rank}" if settings.ranks > 1 or rank else engine_id
+    return PROTOCOLS[settings.connector](settings, engine, name, rank)
