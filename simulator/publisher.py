@@ -144,9 +144,10 @@ class EventSockets:
             publisher.start()
 
     async def resize(self, ranks: int) -> None:
-        """Have so many publishers from now on, each new one on the ports behind the last one's.
+        """Have so many publishers from now on: each new one on the ports behind the last one's, or, where the settings
+        name none and these are taken, on any.
 
-        Raises zmq.ZMQError if one of these is taken.
+        Raises zmq.ZMQError if a port that the settings mean is taken.
         """
         if self._context is None:
             return
@@ -157,7 +158,13 @@ class EventSockets:
         while len(self.publishers) < ranks:
             last = self.publishers[-1]
             publisher = Publisher(self.settings, len(self.publishers))
-            publisher.bind(self._context, self._host, _port(last.endpoint) + 1, _port(last.replay) + 1)
+            try:
+                publisher.bind(self._context, self._host, _port(last.endpoint) + 1, _port(last.replay) + 1)
+            except zmq.ZMQError:
+                publisher.unbind()
+                if self.settings.kv_port or self.settings.replay_port:
+                    raise
+                publisher.bind(self._context, self._host, 0, 0)
             publisher.start()
             self.publishers.append(publisher)
 
