@@ -2,5 +2,6 @@
 
 ``engine`` (with ``blocks``, ``job``, ``stats``) is a pure model that replay steps in virtual time; ``driver`` steps it
 in real time; ``service`` puts prompts and answers around it; ``server`` speaks vLLM's HTTP; ``publisher`` sends its KV
-events. Imports nothing of the gateway: what they share, they share over the wire.
+events; ``transfer`` hands KV over to other engines, in a file for each protocol. Imports nothing of the gateway: what
+they share, they share over the wire.
 """

@@ -97,14 +97,21 @@ def test_every_setting_is_a_flag() -> None:
             "k",
             "--max-queued",
             "4",
+            "--connector",
+            "mooncake",
+            "--kv-role",
+            "producer",
+            "--handshake-timeout",
+            "0.5",
         ]
     )
     assert (host, port, settings.aliases, settings.kv_events) == ("0.0.0.0", 9, ("a", "b"), False)
     assert (settings.api_key, settings.max_queued, settings.tokenizer) == ("k", 4, None)
-    assert parse([])[0].served_name == "sim"
+    assert (settings.connector, settings.kv_role, settings.handshake_timeout) == ("mooncake", "producer", 0.5)
+    assert (parse([])[0].served_name, parse([])[0].connector) == ("sim", "nixl")
 
 
-@pytest.mark.parametrize("arguments", [["--block-size", "0"], ["--nope"], ["--ranks", "x"]])
+@pytest.mark.parametrize("arguments", [["--block-size", "0"], ["--nope"], ["--ranks", "x"], ["--connector", "nope"]])
 def test_a_wrong_flag_is_told(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as caught:
         parse(arguments)
