@@ -143,7 +143,7 @@ async def test_not_the_engine_that_was_meant(pair: MakePair, field: str, value: 
 
 
 async def test_a_dead_prefill_engine(pair: MakePair) -> None:
-    two = await mooncakes(pair, pairing_timeout=0.2)
+    two = await mooncakes(pair, pairing_timeout=1)
     first, second = await params(two)
     await asyncio.gather(two.begin(body(), first), two.end(body(), second))
     _, second = await params(two)

@@ -279,7 +279,7 @@ class TestLeases:
 
     async def test_heartbeats_keep_what_is_waited_for(self, pair: MakePair) -> None:
         """The load takes several leases' time."""
-        two = await pair(kv_lease_seconds=0.12, decode={"kv_transfer_seconds": 0.6 / 109})
+        two = await pair(kv_lease_seconds=0.4, decode={"kv_transfer_seconds": 1 / 109})
         assert (await two.split(body()))["choices"] == await plain(two.prefill, body())
         assert await counter(two.prefill, "num_kv_expired_reqs") == 0
         await two.settled()
@@ -293,7 +293,7 @@ class TestLeases:
         assert await counter(two.prefill, "num_kv_expired_reqs") == 1
 
     async def test_what_waits_in_the_queue_is_kept_too(self, pair: MakePair) -> None:
-        two = await pair(kv_lease_seconds=0.12, decode={"max_num_seqs": 1, "step_seconds": 0.01})
+        two = await pair(kv_lease_seconds=0.4, decode={"max_num_seqs": 1, "step_seconds": 0.01})
         busy = asyncio.create_task(plain(two.decode, body("busy", 80)))
         await eventually(lambda: two.decode.server.running == 1, "it is busy")
         leg = asyncio.create_task(two.end(body(), await two.begin(body())))
@@ -372,7 +372,7 @@ class TestFailures:
         assert await counter(two.decode, "num_failed_transfers") == 1
 
     async def test_an_engine_that_dies_later_fails_reads_and_then_fast(self, pair: MakePair) -> None:
-        two = await pair(handshake_timeout=0.05)
+        two = await pair(handshake_timeout=1)
         params = await two.begin(body())
         await two.split(body("first"))
         await two.prefill.server.kill()
@@ -380,7 +380,7 @@ class TestFailures:
             assert (await two.end(body(), params)).status_code == 500
 
     async def test_a_new_engine_at_the_same_address_is_not_the_old_one(self, start: Start) -> None:
-        decode, old = await start(handshake_timeout=0.2), await start()
+        decode, old = await start(handshake_timeout=2), await start()
         two = Pair(old, decode)
         assert (await two.split(body()))["choices"]
         params = await two.begin(body("later"))
