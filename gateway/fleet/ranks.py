@@ -3,7 +3,8 @@
 What vLLM 0.32 says, read in its source and seen live: a scrape has the lines of every rank from the server's start,
 idle or not, under labels that begin at the node's first rank. Elastic scaling up adds labels; scaling down takes none
 away. ``/kv_event_sources`` has an entry for each rank, and loses those that are scaled away; where the engine has no KV
-events it is empty. So it decides where it says anything, and else the labels do.
+events it is empty. So it decides where it says anything, and else the labels do: an engine without KV events that is
+scaled down keeps its endpoints, and answers 400 on those that are gone, since nothing of it tells.
 
 Evidence: the first word is believed, since no endpoint is lost by it. Later a single one is not: a text may have been
 cut short on its way, or written while the engine was changing. ``EngineWatch`` asks again, and both must say the same.

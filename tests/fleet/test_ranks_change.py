@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+
 import pytest
 from aiohttp import web
 
@@ -74,6 +76,17 @@ async def test_a_scale_down_is_told_by_the_event_sources_alone(served, model, un
     await until(lambda: ranks(fleet, model) == [None])
     # The labels that stayed behind are nobody's.
     await until(lambda: fleet.endpoints(model)[0].metrics.running == 1)
+
+
+async def test_cores_that_are_gone_are_no_peers_of_those_that_are_left(served, model, until):
+    engine, fleet = await served(ranks=3)
+    (peers,) = fleet._peers.values()
+    gc.collect()
+    assert peers.count == 3
+    engine.ranks = 2
+    await until(lambda: len(fleet.endpoints(model)) == 2)
+    gc.collect()
+    assert peers.count == 2
 
 
 async def test_a_partial_scrape_changes_nothing(served, model, seen, until):
