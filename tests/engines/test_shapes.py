@@ -41,7 +41,7 @@ async def simulator(model_folder: Path) -> AsyncIterator[EngineServer]:
         num_blocks=KV_BYTES // TOKEN_BYTES // BLOCK_SIZE,
         max_model_len=MAX_MODEL_LEN,
         tokenizer=str(model_folder),
-        nixl=False,
+        connector="none",
     )
     server = EngineServer(settings)
     await server.start()
