@@ -48,6 +48,7 @@ class EventObserver:
 
     ``committed``: an event was seen that is neither a comment nor an error. ``error``: the payload of the first event,
     if that is an error. Neither: only comments and parts of events so far, and the bytes may still be held back.
+    ``early_error``: that of an error behind events that only announce an answer (a role, ``message_start``, ...).
     ``first_output``: an event with output was seen. ``outputs``: such events so far, about one per token and sequence;
     a closing usage event of the OpenAI dialect counts as one.
     """
@@ -67,6 +68,7 @@ class EventObserver:
         "_tail_size",
         "_waiting",
         "committed",
+        "early_error",
         "error",
         "first_output",
         "outputs",
@@ -75,6 +77,7 @@ class EventObserver:
     def __init__(self, kind: Kind) -> None:
         self.committed = False
         self.error: bytes | None = None
+        self.early_error: bytes | None = None
         self.first_output = False
         self.outputs = 0
         self._kind = kind
@@ -209,12 +212,16 @@ class EventObserver:
             return
         fields = _fields(payload)
         kind = _text(fields.get("type")) or self._event.decode("latin-1")
+        failed = kind == "error" or self._event == b"error" or fields.get("error", _NULL) != _NULL
         if not self.committed:
-            if kind == "error" or self._event == b"error" or fields.get("error", _NULL) != _NULL:
+            if failed:
                 self.error = self.error or payload
             if self.error is not None:
                 return
             self.committed = True
+        elif failed:
+            self.early_error = self.early_error or payload
+            return
         for holder in (fields, _inner(fields, "message"), _inner(fields, "response")):
             found = usage_of(_value(holder.get("usage")), self._kind)
             if found is not None:

@@ -60,8 +60,8 @@ class Committed:
 async def commit(answer: Answer, kind: Kind, *, until_output: bool = False) -> Committed:
     """Read ``answer`` until it may be the client's. Raises LegFailed, and closes it, if that does not come.
 
-    ``until_output``: a stream is held until it has output, or has failed: vLLM's ``response.created`` comes before it
-    has tried to fetch a request's KV.
+    ``until_output``: a stream is held until it has output, or has failed: vLLM announces an answer (a role,
+    ``message_start``, ``response.created``) although it cannot fetch the request's KV.
     """
     try:
         if answer.status in RETRY_STATUSES:
@@ -86,7 +86,11 @@ async def _stream(answer: Answer, kind: Kind, until_output: bool) -> Committed:
     events = EventObserver(kind)
     parts: list[bytes] = []
     while not _failed(events) and not (events.first_output if until_output else events.committed):
-        data = await answer.chunk()
+        try:
+            data = await answer.chunk()
+        except LegFailed as failure:
+            failure.announced = events.committed
+            raise
         if not data and events.committed:
             break
         if not data:
@@ -101,4 +105,4 @@ async def _stream(answer: Answer, kind: Kind, until_output: bool) -> Committed:
 
 def _failed(events: EventObserver) -> bool:
     """An error is all that has come, but for what announces an answer."""
-    return events.error is not None or (not events.first_output and events.late_error is not None)
+    return events.error is not None or events.early_error is not None

@@ -162,8 +162,12 @@ class Handover:
         try:
             committed = await self._forwarder.forward(exchange, endpoint, body, head=head, until_output=True)
         except LegFailed as failure:
-            if failure.cause is Cause.HEAD_TIMEOUT and head is not None:
+            if failure.cause in (Cause.HEAD_TIMEOUT, Cause.IDLE_TIMEOUT):
                 raise HandoverFailed("decode-stuck", failure.detail) from failure
+            if failure.announced:
+                assert exchange.attempts is not None
+                exchange.attempts.broke(failure)
+                raise HandoverFailed("decode-error", failure.detail) from failure
             raise
         if committed.failed:
             with committed:

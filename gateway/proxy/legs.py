@@ -14,8 +14,8 @@ engine died after the body was sent, or says so  one more attempt in all: a requ
 prefill leg: 4xx                                 the client's, unchanged
 prefill leg: no good answer, or an incomplete    the decode leg alone computes the prompt; free
 decode leg older than its KV's lease             the same, without KV parameters
-decode leg with KV parameters: 500, an error as  the same endpoint once more, without them; free
-its first event, or no first event in time
+decode leg with KV parameters: 500; an error or  the same endpoint once more, without them; free
+a break before its first output; none in time
 any other answer of the engine                   the client's, unchanged
 after commit                                     the stream ends with an error event; never a second engine
 ===============================================  =============================================================
@@ -93,7 +93,7 @@ class Cause(StrEnum):
 class LegFailed(Exception):
     """A leg that failed before commit, or an answer that broke after it. ``detail`` holds no credentials.
 
-    ``held``: what the engine answered, where it did.
+    ``held``: what the engine answered, where it did. ``announced``: a stream that broke off had begun, without output.
     """
 
     def __init__(self, cause: Cause, endpoint: Endpoint, detail: str, held: HeldAnswer | None = None) -> None:
@@ -102,6 +102,7 @@ class LegFailed(Exception):
         self.endpoint = endpoint
         self.detail = detail
         self.held = held
+        self.announced = False
 
     @property
     def result(self) -> str:
@@ -146,8 +147,12 @@ class Attempts:
         """Slots that failed this request: they are no candidates again."""
 
     def prefill_failed(self, failure: LegFailed) -> None:
-        """Book a prefill leg's failure: the decode leg goes on alone. One death in all may be tried to cure."""
+        """Book a prefill leg's failure: the decode leg goes on alone."""
         self.failed_on.add(failure.endpoint.slot)
+        self.broke(failure)
+
+    def broke(self, failure: LegFailed) -> None:
+        """Book what may have been an engine's death, cured without another attempt: one in all may be cured."""
         self._deaths += failure.cause.killed
 
     def may_try_another(self, failure: LegFailed) -> bool:

@@ -125,7 +125,8 @@ class Remote:
             await self._socket.send_multipart([b"", encode([kind, number, self.engine_id, *arguments])])
             async with asyncio.timeout(self._timeout):
                 results = await answer
-        except TimeoutError as error:
+        except (TimeoutError, zmq.ZMQError) as error:
+            # The latter: another request has found the engine dead, and closed the connection.
             raise RemoteLost(f"{self.engine_id} does not answer {kind}") from error
         finally:
             del self._pending[number]
@@ -134,8 +135,9 @@ class Remote:
         return results
 
     async def tell(self, kind: str, *arguments: Any) -> None:
-        """A message that is not answered."""
-        await self._socket.send_multipart([b"", encode([kind, 0, self.engine_id, *arguments])])
+        """A message that is not answered, and lost if the connection is."""
+        with contextlib.suppress(zmq.ZMQError):
+            await self._socket.send_multipart([b"", encode([kind, 0, self.engine_id, *arguments])])
 
     def close(self) -> None:
         if self._task is not None:

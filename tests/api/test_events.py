@@ -303,3 +303,25 @@ def test_asking_in_between_changes_nothing(steps: list[tuple[str, int]]) -> None
             quiet.feed(event.encode())
             state(asked)
     assert state(asked) == state(quiet)
+
+
+@pytest.mark.parametrize(
+    ("kind", "announced", "error"),
+    [
+        (Kind.CHAT, b'data: {"choices":[{"delta":{"role":"assistant","content":""}}]}\n\n', b'data: {"error":{}}\n\n'),
+        (Kind.RESPONSES, b'event: response.created\ndata: {"type":"response.created"}\n\n', b'data: {"error":{}}\n\n'),
+        (
+            Kind.MESSAGES,
+            b'event: message_start\ndata: {"type":"message_start","message":{}}\n\n',
+            b'event: error\ndata: {"type":"error","error":{}}\n\n',
+        ),
+    ],
+)
+def test_an_error_before_any_output_is_none(kind, announced, error):
+    events = EventObserver(kind)
+    events.feed(announced + error)
+    assert (events.committed, events.error, events.first_output, events.outputs) == (True, None, False, 0)
+    assert events.early_error is not None
+    late = EventObserver(kind)
+    late.feed(announced)
+    assert late.early_error is None

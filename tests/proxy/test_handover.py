@@ -273,23 +273,44 @@ CREATED = response_event("response.created", response={"id": "r", "usage": None}
 SPOKEN = response_event("response.output_text.delta", delta="Hi") + response_event("response.completed", response={})
 
 
-@pytest.mark.parametrize("failure", ["error", "stuck"])
-async def test_a_response_that_was_only_announced_is_not_the_clients_yet(failure):
+ERROR_EVENT = b"data: " + orjson.dumps(ERROR) + b"\n\n"
+MESSAGE_START = b'event: message_start\ndata: {"type": "message_start", "message": {}}\n\n'
+MESSAGE_ERROR = b'event: error\ndata: {"type": "error", "error": {"type": "internal_error", "message": "x"}}\n\n'
+MESSAGE = MESSAGE_START + b'event: content_block_delta\ndata: {"type": "content_block_delta", "delta": {}}\n\n'
+ANNOUNCED = {
+    "/v1/chat/completions": (ROLE, ERROR_EVENT + DONE, ROLE + WORD + DONE),
+    "/v1/responses": (CREATED, ERROR_EVENT, CREATED + SPOKEN),
+    "/v1/messages": (MESSAGE_START, MESSAGE_ERROR, MESSAGE),
+}
+"""By route: what vLLM sends before it knows whether it can fetch the KV, the error if it cannot, and a whole answer."""
+
+
+@pytest.mark.parametrize("path", list(ANNOUNCED))
+@pytest.mark.parametrize("failure", ["error", "error in one piece", "cut", "reset", "stuck"])
+async def test_an_answer_that_was_only_announced_is_not_the_clients_yet(failure, path):
+    announced, error, whole = ANNOUNCED[path]
+
     async def post(connection: Connection, head: bytes, body: bytes) -> None:
         if "kv_transfer_params" not in orjson.loads(body):
-            await connection.say(STREAM_HEAD + chunked(CREATED, SPOKEN))
-        elif failure == "error":
-            await connection.say(STREAM_HEAD + chunked(CREATED, b"data: " + orjson.dumps(ERROR) + b"\n\n"))
+            await connection.say(STREAM_HEAD + chunked(whole))
+        elif failure.startswith("error"):
+            pieces = (announced + error,) if failure.endswith("piece") else (announced, error)
+            await connection.say(STREAM_HEAD + chunked(*pieces))
         else:
-            await connection.say(STREAM_HEAD + chunked(CREATED, end=False))
-            await connection.gone()
+            await connection.say(STREAM_HEAD + chunked(announced, end=False))
+            if failure == "stuck":
+                await connection.gone()
+            elif failure == "reset":
+                connection.reset()
+            else:
+                connection.writer.close()
 
     async with pair(decode=post) as setting:
-        body = {"model": "sim", "input": "Hello", "stream": True}
-        reply = await setting.gateway.client.post("/v1/responses", json=body)
-        assert (reply.status_code, reply.content) == (200, CREATED + SPOKEN)
+        body = {"model": "sim", "input": "Hello", "messages": [{"role": "user", "content": "x"}], "max_tokens": 9}
+        reply = await setting.gateway.client.post(path, json={**body, "stream": True})
+        assert (reply.status_code, reply.content) == (200, whole)
         assert setting.decode.with_parameters == [True, False]
-        assert (await setting.settled()).fallback == f"decode-{failure}"
+        assert (await setting.settled()).fallback == ("decode-stuck" if failure == "stuck" else "decode-error")
 
 
 @pytest.mark.parametrize("path", ["/v1/completions", "/v1/responses", "/v1/messages"])
