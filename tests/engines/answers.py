@@ -1,4 +1,4 @@
-"""What two answers to the same request have in common."""
+"""What two answers to the same request have in common, and two scrapes."""
 
 from __future__ import annotations
 
@@ -54,3 +54,17 @@ def without_identity(answer: Any) -> Any:
     if isinstance(answer, list):
         return [without_identity(value) for value in answer]
     return answer
+
+
+def series(text: str) -> dict[str, list[tuple[str, ...]]]:
+    """Sample name -> the distinct sets of label names it has, each in the order of the text."""
+    found: dict[str, list[tuple[str, ...]]] = {}
+    for line in text.splitlines():
+        if line.startswith("#") or not line:
+            continue
+        name, _, labels = line.rpartition(" ")[0].partition("{")
+        names = tuple(part.partition("=")[0] for part in labels.removesuffix("}").split('",') if part)
+        sets = found.setdefault(name, [])
+        if names not in sets:
+            sets.append(names)
+    return found

@@ -91,6 +91,9 @@ class Engine:
             if time.monotonic() > deadline:
                 raise NotReady(f"engine {self.name} was not ready within {seconds:.0f} s\n{self.tail()}")
             time.sleep(0.2)
+        assert self.process is not None
+        # On a CPU vLLM's NIXL connector binds its thread to the last core, where several engines would starve.
+        self.process.unpin()
         self.generate_one()
 
     def generate_one(self) -> None:

@@ -12,7 +12,8 @@ import signal
 import socket
 import subprocess
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -71,12 +72,26 @@ class Process:
             assert time.monotonic() < deadline, f"processes of group {self.pid} outlive SIGKILL"
             time.sleep(0.02)
 
+    def unpin(self) -> None:
+        """Let every thread of the group run on any of our cores, whatever it has bound itself to."""
+        cores = os.sched_getaffinity(0)
+        for process in group_members(self.pid):
+            with suppress(FileNotFoundError, ProcessLookupError):
+                for task in (process / "task").iterdir():
+                    with suppress(ProcessLookupError):
+                        os.sched_setaffinity(int(task.name), cores)
+
     def tail(self) -> str:
         return tail(self.log)
 
 
 def group_runs(group: int) -> bool:
-    """Whether a process of the group runs; those that only wait to be reaped do not count."""
+    """Whether a process of the group runs."""
+    return next(group_members(group), None) is not None
+
+
+def group_members(group: int) -> Iterator[Path]:
+    """The running processes of a group, in /proc; those that only wait to be reaped are none."""
     for entry in Path("/proc").iterdir():
         if not entry.name.isdigit():
             continue
@@ -85,8 +100,7 @@ def group_runs(group: int) -> bool:
         except (FileNotFoundError, ProcessLookupError):
             continue
         if int(its_group) == group and state != "Z":
-            return True
-    return False
+            yield entry
 
 
 def clean_environment(*, without: tuple[str, ...]) -> dict[str, str]:

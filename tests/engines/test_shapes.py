@@ -15,7 +15,7 @@ import pytest
 
 from simulator.server import EngineServer
 from simulator.settings import EngineSettings
-from tests.engines.answers import outline, shape
+from tests.engines.answers import outline, series, shape
 from tests.engines.chats import CHATS, COMPLETIONS, WEATHER, Body, chat, system, user
 from tests.engines.engine import BLOCK_SIZE, KV_BYTES, MAX_MODEL_LEN, SERVED_NAME, TOKEN_BYTES, Engine
 from tests.engines.prompts import passage
@@ -245,17 +245,3 @@ async def test_metrics(pair: Pair, engine: Engine) -> None:
     assert {name: labels for name, labels in ours.items() if theirs.get(name) != labels} == {}
     assert {n for n in theirs if n.startswith("vllm:") and not n.startswith(NOT_SIMULATED)} - set(ours) == set()
     assert "process_start_time_seconds" in ours
-
-
-def series(text: str) -> dict[str, list[tuple[str, ...]]]:
-    """Sample name -> the distinct sets of label names it has, each in the order of the text."""
-    found: dict[str, list[tuple[str, ...]]] = {}
-    for line in text.splitlines():
-        if line.startswith("#") or not line:
-            continue
-        name, _, labels = line.rpartition(" ")[0].partition("{")
-        names = tuple(part.partition("=")[0] for part in labels.removesuffix("}").split('",') if part)
-        sets = found.setdefault(name, [])
-        if names not in sets:
-            sets.append(names)
-    return found
