@@ -40,7 +40,8 @@ format: install ## rewrite the sources in the house's format
 
 test-engines: install ## the tests against real vLLM servers on the CPU
 	tests/engines/install.sh
-	$(BIN)/python -m pytest tests/engines
+	$(BIN)/python -m pytest tests/engines --ignore tests/engines/disaggregation
+	$(BIN)/python -m pytest tests/engines/disaggregation # with engines of its own, which two cores do not carry beside those
 
 lock: ## pin the newest allowed versions again (needs uv)
 	uv pip compile --universal --python-version 3.11 --generate-hashes --no-emit-index-url -q --upgrade -o requirements.lock pyproject.toml

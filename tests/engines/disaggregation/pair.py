@@ -30,7 +30,6 @@ def transferring(
     config = {
         "kv_connector": "NixlConnector",
         "kv_role": role,
-        "kv_buffer_device": "cpu",
         "kv_load_failure_policy": policy,
         "kv_connector_extra_config": {"kv_lease_duration": LEASE_SECONDS},
     }
