@@ -38,10 +38,11 @@ format: install ## rewrite the sources in the house's format
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
 
+# In two turns, since each has engines of its own, and two cores do not carry both sets.
 test-engines: install ## the tests against real vLLM servers on the CPU
 	tests/engines/install.sh
 	$(BIN)/python -m pytest tests/engines --ignore tests/engines/disaggregation
-	$(BIN)/python -m pytest tests/engines/disaggregation # with engines of its own, which two cores do not carry beside those
+	$(BIN)/python -m pytest tests/engines/disaggregation
 
 lock: ## pin the newest allowed versions again (needs uv)
 	uv pip compile --universal --python-version 3.11 --generate-hashes --no-emit-index-url -q --upgrade -o requirements.lock pyproject.toml
