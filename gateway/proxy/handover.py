@@ -69,6 +69,13 @@ class Handover:
             log.info("request %s: no hand-over from %s to %s: %s", exchange.id, *names, failure)
             if plan.strict:
                 raise _error(failure) from failure
+            leg = failure.__cause__
+            if not connector.alone:
+                # Another pair may cure it.
+                raise (leg if isinstance(leg, LegFailed) else _error(failure)) from failure
+            if isinstance(leg, LegFailed):
+                assert exchange.attempts is not None
+                exchange.attempts.cured(leg)
             exchange.falls_back(failure.cause)
         return await self._forwarder.forward(exchange, plan.decode, exchange.body)
 
@@ -135,8 +142,6 @@ class Handover:
             answered = await self._forwarder.forward(exchange, endpoint, body, head=self._timeouts.prefill)
         except LegFailed as failure:
             exchange.prefilled(failure.result)
-            assert exchange.attempts is not None
-            exchange.attempts.prefill_failed(failure)
             cause = "status" if failure.cause is Cause.STATUS else failure.cause
             raise HandoverFailed(f"prefill-{cause}", failure.detail) from failure
         with answered:
@@ -165,8 +170,6 @@ class Handover:
             if failure.cause in (Cause.HEAD_TIMEOUT, Cause.IDLE_TIMEOUT):
                 raise HandoverFailed("decode-stuck", failure.detail) from failure
             if failure.announced:
-                assert exchange.attempts is not None
-                exchange.attempts.broke(failure)
                 raise HandoverFailed("decode-error", failure.detail) from failure
             raise
         if committed.failed:

@@ -146,13 +146,8 @@ class Attempts:
         self.failed_on: set[int] = set()
         """Slots that failed this request: they are no candidates again."""
 
-    def prefill_failed(self, failure: LegFailed) -> None:
-        """Book a prefill leg's failure: the decode leg goes on alone."""
-        self.failed_on.add(failure.endpoint.slot)
-        self.broke(failure)
-
-    def broke(self, failure: LegFailed) -> None:
-        """Book what may have been an engine's death, cured without another attempt: one in all may be cured."""
+    def cured(self, failure: LegFailed) -> None:
+        """Book a failure that the request survives on the decode endpoint it has: one death in all may be cured."""
         self._deaths += failure.cause.killed
 
     def may_try_another(self, failure: LegFailed) -> bool:

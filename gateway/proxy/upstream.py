@@ -80,7 +80,9 @@ class Upstream:
         """The body of a 200, of at most ``MAX_SMALL`` bytes, within ``timeout`` seconds. Raises Unreachable."""
         assert self._fresh is not None, "start() comes first"
         try:
-            async with asyncio.timeout(timeout), self._fresh.get(url, allow_redirects=False) as response:
+            wire = SimpleNamespace()
+            asked = self._fresh.get(url, allow_redirects=False, trace_request_ctx=wire)
+            async with asyncio.timeout(timeout), asked as response:
                 body = await response.content.read(MAX_SMALL + 1)
                 while len(body) <= MAX_SMALL and (more := await response.content.read(MAX_SMALL)):
                     body += more

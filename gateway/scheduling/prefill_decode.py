@@ -27,7 +27,7 @@ Parameters
     Endpoints that both lack one agree.
     ``prefer`` (default none): labels that should be.
     ``connector`` (default ``nixl``): what the engines move KV with: ``nixl``, ``mooncake``, ``sglang`` or
-    ``shared-storage``.
+    ``shared-storage``. SGLang's engines serve nothing alone: with it every request is split, or fails.
     ``strict`` (default ``false``): where a separate prefill would pay and cannot be had, or fails, the request fails.
 
 Example
@@ -45,6 +45,9 @@ from gateway.framework import GENERATES, Context, Endpoint, NoEndpoint, Plan, Re
 THRESHOLD = 512
 """Tokens. A 70B model on four H100 computes one in 79 us, so 512 stall every answer that runs beside them for 40 ms:
 about two steps, and above the 10 to 20 ms that a second leg and the moving of the KV cost the request itself."""
+
+NEVER_WHOLE = frozenset({"sglang"})
+"""Connectors whose engines take no request without a partner: each is split, whatever it is, or fails."""
 
 
 class PrefillDecode:
@@ -72,7 +75,7 @@ class PrefillDecode:
         # Roles are kept here as well: a profile without their filter must not decode where no KV would ever come.
         decode = run(self.parameters.decode, [one for one in endpoints if one.role is not Role.PREFILL])[0]
         whole = self._whole(request, decode)
-        if whole:
+        if whole and self.parameters.connector not in NEVER_WHOLE:
             return Plan(decode, reason=whole)
         pairs, reason = self._pairs(decode, endpoints)
         prefill = self._best(decode, pairs, run)
@@ -105,7 +108,7 @@ class PrefillDecode:
         preferred = [one for one in pairs if _agree(one, decode, self.parameters.prefer)]
         if len(preferred) < len(pairs) and (best := self._first(preferred, run)):
             return best
-        if self.parameters.strict:
+        if self.parameters.strict or self.parameters.connector in NEVER_WHOLE:
             return run(self.parameters.prefill, pairs)[0]
         return self._first(pairs, run)
 

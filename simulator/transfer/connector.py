@@ -103,6 +103,8 @@ class Connector:
         task = asyncio.get_running_loop().create_task(self._guard(work, what), name=f"simulated-{what}")
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
+        # One that is cancelled before its first step would leave the work unawaited, which Python warns of.
+        task.add_done_callback(lambda _: work.close())
         return task
 
     async def _guard(self, work: Coroutine[Any, Any, None], what: str) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 
 import orjson
 import pytest
@@ -11,18 +12,18 @@ from gateway.proxy.settings import TimeoutSettings
 from tests.support.chat import CHAT, DONE, ROLE, STREAMED, WORD
 from tests.support.split import FAILED, Told, answered, decodes, pair, resets, says, talks_garbage
 from tests.support.wait import eventually
-from tests.support.wire import STREAM_HEAD, Connection, answer, chunked
+from tests.support.wire import STREAM_HEAD, Connection, answer, chunked, scripted
 
 PATIENT = TimeoutSettings(prefill=20, handover=20)
 BODIES = pytest.mark.parametrize("body", [CHAT, STREAMED], ids=["whole", "streamed"])
 
 
 class Room:
-    """Two scripted SGLang engines: each answers when the other has been asked with the same room."""
+    """Two scripted engines: each answers when the other has been asked with the same room, or the same transfer."""
 
     def __init__(self) -> None:
-        self.prefilling: dict[int, asyncio.Event] = {}
-        self.decoding: dict[int, asyncio.Event] = {}
+        self.prefilling: dict[int | str, asyncio.Event] = {}
+        self.decoding: dict[int | str, asyncio.Event] = {}
         self.gone = 0
 
     async def prefill(self, connection: Connection, head: bytes, body: bytes) -> None:
@@ -34,8 +35,9 @@ class Room:
             await decodes(connection, head, body)
 
     async def _meets(self, connection, body, mine, others) -> bool:
-        """False if the peer left before the other leg came. A body without a room is served at once."""
-        room = orjson.loads(body).get("bootstrap_room")
+        """False if the peer left before the other leg came. A body without a meeting is served at once."""
+        fields = orjson.loads(body)
+        room = fields.get("bootstrap_room") or fields.get("kv_transfer_params", {}).get("transfer_id")
         if room is None:
             return True
         mine.setdefault(room, asyncio.Event()).set()
@@ -57,6 +59,19 @@ def sglang(*posts, **parameters):
     return pair(*posts, connector="sglang", **({"timeouts": PATIENT} | parameters))
 
 
+@contextlib.asynccontextmanager
+async def mooncake(*posts, **parameters):
+    async def says_who_it_is(connection: Connection) -> None:
+        while True:
+            await connection.request()
+            await connection.say(answer(b'{"0": {"engine_id": "e"}}'))
+
+    async with scripted(says_who_it_is) as server:
+        options = {"timeouts": PATIENT, "bootstrap_port": server.port} | parameters
+        async with pair(*posts, connector="mooncake", **options) as setting:
+            yield setting
+
+
 @BODIES
 async def test_both_legs_meet(body):
     room = Room()
@@ -71,17 +86,43 @@ async def test_both_legs_meet(body):
         assert (line.plan, line.fallback) == ("split", None)
 
 
+FAILURES = pytest.mark.parametrize(
+    "failure", [resets, talks_garbage, says(FAILED), says(answer(b"{}", status="503 Busy"))]
+)
+
+
 @BODIES
-@pytest.mark.parametrize("failure", [resets, talks_garbage, says(FAILED), says(answer(b"{}", status="503 Busy"))])
+@FAILURES
 async def test_a_prefill_that_fails_takes_the_decode_leg_back(failure, body):
     room = Room()
-    async with sglang(failure, room.decode) as setting:
+    async with mooncake(failure, room.decode) as setting:
         assert answered(body, *await setting.ask(body))
         await eventually(lambda: room.gone == 1, "the leg that waited in vain is closed")
-        assert ["bootstrap_room" in asked for asked in setting.decode.bodies] == [True, False]
+        assert setting.decode.with_parameters == [True, False]
         line = await setting.settled()
         assert line.fallback is not None
         assert line.fallback.startswith("prefill-")
+
+
+@BODIES
+@pytest.mark.parametrize("failure", [resets, talks_garbage, says(answer(b"{}", status="503 Busy"))])
+async def test_where_no_engine_serves_alone_another_pair_cures_it(failure, body):
+    room = Room()
+    async with sglang(failure, room.decode, room.decode, also_prefills=(room.prefill,)) as setting:
+        for _ in range(3):
+            assert answered(body, *await setting.ask(body))
+        assert room.gone >= 1
+        assert all("bootstrap_room" in asked for asked in setting.decode.bodies)
+        await setting.settled()
+
+
+@BODIES
+async def test_where_no_engine_serves_alone_and_there_is_no_other_pair(body):
+    room = Room()
+    async with sglang(resets, room.decode) as setting:
+        assert (await setting.ask(body))[0] == 502
+        assert ["bootstrap_room" in asked for asked in setting.decode.bodies] == [True]
+        await setting.settled()
 
 
 @BODIES
@@ -115,9 +156,9 @@ async def test_a_decode_leg_that_fails_is_sent_once_more_alone(body):
     room = Room()
 
     async def decode(connection, head, request):
-        await (says(FAILED) if "bootstrap_room" in orjson.loads(request) else decodes)(connection, head, request)
+        await (says(FAILED) if "kv_transfer_params" in orjson.loads(request) else decodes)(connection, head, request)
 
-    async with sglang(room.prefill, decode) as setting:
+    async with mooncake(room.prefill, decode) as setting:
         assert answered(body, *await setting.ask(body))
         await eventually(lambda: room.gone == 1, "the leg that waited in vain is closed")
         assert (await setting.settled()).fallback == "decode-error"

@@ -96,14 +96,19 @@ async def _listen(runner: web.ServerRunner | web.AppRunner) -> str:
 
 
 def split_config(
-    prefill: Sequence[str], decode: Sequence[str], *, parameters: dict[str, Any], **changes: Any
+    prefill: Sequence[str],
+    decode: Sequence[str],
+    *,
+    parameters: dict[str, Any],
+    bootstrap_port: int = 8998,
+    **changes: Any,
 ) -> Config:
     """One model named ``sim`` whose prompts are computed on ``prefill`` and answered on ``decode``.
 
     Every prompt is split, and every usable endpoint is asked in turn. ``parameters``: of the handler.
     """
     endpoints = (
-        *(EndpointSettings(url=url, role="prefill") for url in prefill),
+        *(EndpointSettings(url=url, role="prefill", bootstrap_port=bootstrap_port) for url in prefill),
         *(EndpointSettings(url=url, role="decode") for url in decode),
     )
     handler = HandlerSettings("split", "prefill-decode", {"threshold": 0, **parameters})

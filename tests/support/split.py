@@ -129,12 +129,21 @@ async def pair(prefill: Post = prefills, decode: Post = decodes, *more: Post, **
     timeouts = parameters.pop("timeouts", SHORT)
     retries = parameters.pop("retries", RetrySettings(budget=1.0))
     fleet = parameters.pop("fleet", QUICK_FLEET)
+    also_prefills = parameters.pop("also_prefills", ())
+    port = parameters.pop("bootstrap_port", 8998)
     async with contextlib.AsyncExitStack() as stack:
         first, second = Told(prefill), Told(decode)
         servers = [await stack.enter_async_context(engine(post)) for post in (first, second, *more)]
+        others = [(await stack.enter_async_context(engine(post))).url for post in also_prefills]
         urls = [server.url for server in servers]
         config = split_config(
-            urls[:1], urls[1:], parameters=parameters, timeouts=timeouts, retries=retries, fleet=fleet
+            [urls[0], *others],
+            urls[1:],
+            parameters=parameters,
+            bootstrap_port=port,
+            timeouts=timeouts,
+            retries=retries,
+            fleet=fleet,
         )
         gateway = await stack.enter_async_context(running(config))
         yield Setting(gateway, first, second, servers)

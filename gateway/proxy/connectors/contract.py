@@ -42,7 +42,7 @@ class Transfer(Protocol):
     lease: float | None
 
     def prefill(self, body: JsonBody) -> JsonBody:
-        """The prefill leg's body, of the client's."""
+        """The prefill leg's body, of the client's. Raises HandoverFailed where this connector has none for it."""
         ...
 
     def decode(self, body: JsonBody, answer: bytes) -> JsonBody:
@@ -54,9 +54,12 @@ class Transfer(Protocol):
 
 
 class Connector(Protocol):
-    """``at_once``: both legs are sent together, since each waits for the other."""
+    """``at_once``: both legs are sent together, since each waits for the other. ``alone``: where a hand-over fails, the
+    decode engine computes the prompt itself.
+    """
 
     at_once: bool
+    alone: bool
 
     async def open(self, pair: Pair) -> Transfer:
         """Begin one request's hand-over. Raises HandoverFailed."""

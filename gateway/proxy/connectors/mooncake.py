@@ -5,7 +5,7 @@ bootstrap server says who it is. Both legs go out at once, and the decode engine
 from __future__ import annotations
 
 import uuid
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Sequence
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -26,11 +26,12 @@ class Mooncake:
     """``fetch``: asks a bootstrap server. ``now``: seconds."""
 
     at_once = True
+    alone = True
 
     def __init__(self, fetch: Fetch, now: Callable[[], float]) -> None:
         self._fetch = fetch
         self._now = now
-        self._known: dict[str, tuple[float, Engine, float | None, Mapping[str, str]]] = {}
+        self._known: dict[str, tuple[float, Engine, float | None, Sequence[str]]] = {}
 
     async def open(self, pair: Pair) -> MooncakeTransfer:
         host = urlsplit(pair.prefill.engine.url).hostname or ""
@@ -40,22 +41,23 @@ class Mooncake:
         rank = pair.prefill.rank
         if rank is None and len(ids) > 1:
             raise HandoverFailed("bootstrap", f"{address} has {len(ids)} ranks, and the endpoint is none of them")
-        engine_id = next(iter(ids.values())) if rank is None else ids.get(str(rank))
-        if engine_id is None:
+        if rank is not None and rank >= len(ids):
             raise HandoverFailed("bootstrap", f"{address} does not know rank {rank}")
-        return MooncakeTransfer(pair, engine_id, address)
+        # Counted, not named: behind a hybrid load balancer the ranks of a node begin above 0, but ours at 0.
+        return MooncakeTransfer(pair, ids[rank or 0], address)
 
-    async def _ids(self, address: str, engine: Engine) -> Mapping[str, str]:
-        """The engine ids by rank; not empty."""
+    async def _ids(self, address: str, engine: Engine) -> Sequence[str]:
+        """The engine ids in the order of their ranks; not empty."""
         known = self._known.get(address)
         if known is not None and known[0] > self._now() and known[1] is engine and known[2] == engine.started:
             return known[3]
         answer = await self._fetch(f"{address}/query")
         try:
-            ids = {rank: entry["engine_id"] for rank, entry in _RANKS.decode(answer).items()}
-        except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError, KeyError) as error:
+            ranks = _RANKS.decode(answer)
+            ids = [ranks[rank]["engine_id"] for rank in sorted(ranks, key=int)]
+        except (msgspec.MsgspecError, ValueError, RecursionError, KeyError) as error:
             raise HandoverFailed("bootstrap", f"{address}/query: {error}") from None
-        if not ids or not all(isinstance(value, str) and value for value in ids.values()):
+        if not ids or not all(isinstance(value, str) and value for value in ids):
             raise HandoverFailed("bootstrap", f"{address}/query names no engine")
         self._known[address] = self._now() + KNOWN_FOR, engine, engine.started, ids
         return ids

@@ -56,6 +56,7 @@ _PARAMETERS = msgspec.json.Decoder(_Parameters)
 
 class Nixl:
     at_once = False
+    alone = True
 
     async def open(self, pair: Pair) -> NixlTransfer:
         return NixlTransfer(pair)

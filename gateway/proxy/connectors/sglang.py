@@ -1,7 +1,8 @@
 """SGLang's disaggregation: both legs bear the same room at the prefill engine's bootstrap server, and meet there.
 
 Both get the client's body as it is: the prefill engine's sampled token, with its probabilities if they were asked for,
-goes to the decode engine along with the KV. The prefill leg's own answer is nobody's.
+goes to the decode engine along with the KV. The prefill leg's own answer is nobody's. Neither engine takes a request
+without a room, so that a failed hand-over is cured by another pair, or by nobody.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ ROOMS = 2**63
 
 class Sglang:
     at_once = True
+    alone = False
 
     def __init__(self, random: Random) -> None:
         self._random = random

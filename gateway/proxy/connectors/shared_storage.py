@@ -5,12 +5,14 @@ prefill engine writes the KV there, the decode engine finds it by its tokens. No
 from __future__ import annotations
 
 from gateway.api.body import JsonBody
-from gateway.proxy.connectors.contract import Pair
+from gateway.framework import Kind
+from gateway.proxy.connectors.contract import HandoverFailed, Pair
 from gateway.proxy.connectors.one_token import one_token
 
 
 class SharedStorage:
     at_once = False
+    alone = True
 
     async def open(self, pair: Pair) -> SharedStorageTransfer:
         return SharedStorageTransfer(pair)
@@ -23,6 +25,9 @@ class SharedStorageTransfer:
         self._kind = pair.kind
 
     def prefill(self, body: JsonBody) -> JsonBody:
+        if self._kind is Kind.MESSAGES and "thinking" in body.fields:
+            # vLLM refuses a budget of thinking above the one token, unless the leg bears parameters.
+            raise HandoverFailed("thinking")
         return one_token(body, self._kind)
 
     def decode(self, body: JsonBody, answer: bytes) -> JsonBody:
