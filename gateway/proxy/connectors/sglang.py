@@ -1,8 +1,8 @@
 """SGLang's disaggregation: both legs bear the same room at the prefill engine's bootstrap server, and meet there.
 
-Both get the client's body as it is: the prefill engine's sampled token, with its probabilities if they were asked for,
-goes to the decode engine along with the KV. The prefill leg's own answer is nobody's. Neither engine takes a request
-without a room, so that a failed hand-over is cured by another pair, or by nobody.
+Both get the client's body, its limits included: the prefill engine's sampled token, with its probabilities if they were
+asked for, goes to the decode engine along with the KV. The prefill leg's own answer is nobody's. Neither engine takes a
+request without a room, so that a failed hand-over is cured by another pair, or by nobody.
 """
 
 from __future__ import annotations
@@ -36,7 +36,10 @@ class SglangTransfer:
         self._fields = {"bootstrap_host": host, "bootstrap_port": port, "bootstrap_room": room}
 
     def prefill(self, body: JsonBody) -> JsonBody:
-        return self._meet(body)
+        leg = self._meet(body)
+        leg.set("stream", False)  # its answer is read whole, to see whether it is one
+        leg.drop("stream_options")
+        return leg
 
     def decode(self, body: JsonBody, answer: bytes) -> JsonBody:
         return self._meet(body)
