@@ -101,7 +101,7 @@ async def sources(
         max_batched_tokens=STEP_TOKENS,
         tokenizer=str(model_folder),
         bytes_hashes=request.param == "bytes",
-        nixl=False,
+        connector="none",
     )
     server = EngineServer(settings)
     await server.start()
