@@ -74,8 +74,9 @@ class Gateway:
         return {labels["endpoint"]: labels["state"] for labels in states}
 
     def lines(self) -> list[dict[str, Any]]:
-        """The log, one object a line."""
-        return [json.loads(line) for line in self.process.log.read_text().splitlines() if line.startswith("{")]
+        """The log, one object a line, without the line that is being written now."""
+        whole, _, _ = self.process.log.read_text().rpartition("\n")
+        return [json.loads(line) for line in whole.split("\n") if line.startswith("{")]
 
     def requests(self) -> list[dict[str, Any]]:
         """The log lines that tell of a settled request, in the order of settling."""
