@@ -12,6 +12,8 @@ from dataclasses import dataclass
 from ipaddress import ip_address
 from urllib.parse import urlsplit
 
+import aiohttp
+
 from filters.role import RoleFilter
 from gateway.config.settings import Config, ModelSettings
 from gateway.fleet.probe import ProbeFailed, open_session
@@ -68,27 +70,36 @@ class Split:
 
 
 async def check(config: Config, scheduler: Scheduler, clock: Clock, *, probe: bool) -> tuple[list[str], list[str]]:
-    """Warnings and notes. ``probe``: also let each prefill endpoint compute a few tokens."""
-    warnings, notes = [], []
+    """Warnings and notes; the engines of all models are asked at once.
+
+    ``probe``: also let each prefill endpoint compute a few tokens.
+    """
     async with open_session(clock, keepalive=1.0) as session:
-        for model in config.models:
-            handler = scheduler.handlers[model.handler]
-            if not isinstance(handler, PrefillDecode):
-                warnings += [f"model {model.name}: {warning}" for warning in _of_whole(model, scheduler)]
-                continue
-            split = Split(model, handler.parameters)
-            probed = split.prefilling if probe and split.rules.connector == "nixl" else []
-            told = await asyncio.gather(*(ask(session, model, one, probe=one in probed) for one in model.endpoints))
-            found = (*_of_split(split), *_of_engines(split, told))
-            warnings += [f"model {model.name}: {warning}" for warning in found]
-            if probed:
-                names = ", ".join(map(_name, probed))
-                notes.append(
-                    f"model {model.name}: probed {names}; a block or two are held there until their lease ends"
-                )
-            elif probe and split.rules.connector != "nixl":
-                notes.append(f"model {model.name}: not probed: only NIXL's prefill says where its KV can be fetched")
+        found = await asyncio.gather(*(_of_model(session, scheduler, model, probe=probe) for model in config.models))
+    warnings, notes = [], []
+    for model, (its_warnings, its_notes) in zip(config.models, found, strict=True):
+        warnings += [f"model {model.name}: {warning}" for warning in its_warnings]
+        notes += [f"model {model.name}: {note}" for note in its_notes]
     return warnings, notes
+
+
+async def _of_model(
+    session: aiohttp.ClientSession, scheduler: Scheduler, model: ModelSettings, *, probe: bool
+) -> tuple[Sequence[str], Sequence[str]]:
+    handler = scheduler.handlers[model.handler]
+    if not isinstance(handler, PrefillDecode):
+        return list(_of_whole(model, scheduler)), ()
+    split = Split(model, handler.parameters)
+    probed = split.prefilling if probe and split.rules.connector == "nixl" else []
+    told = await asyncio.gather(*(ask(session, model, one, probe=one in probed) for one in model.endpoints))
+    warnings = [*_of_split(split), *_of_engines(split, told)]
+    if probed:
+        return warnings, [
+            f"probed {', '.join(map(_name, probed))}; a block or two are held there until their lease ends"
+        ]
+    if probe and split.rules.connector != "nixl":
+        return warnings, ["not probed: only NIXL's prefill says where its KV can be fetched"]
+    return warnings, ()
 
 
 def _of_whole(model: ModelSettings, scheduler: Scheduler) -> Iterator[str]:
@@ -169,6 +180,11 @@ def _of_versions(split: Split, told: Mapping[str, Told]) -> Iterator[str]:
 
 
 def _of_engine(split: Split, one: Told) -> Iterator[str]:
+    if one.late:
+        yield (
+            f"it did not answer {' and '.join(one.late)} in time, and what it would say there is not checked: "
+            "check again when it has less to do"
+        )
     yield from _of_connector(split, one)
     if one.endpoint.role != "decode" and split.rules.connector == "nixl":
         yield from _of_side_channel(one)

@@ -16,6 +16,10 @@ from gateway.fleet.settings import EndpointSettings
 TIMEOUT = 3.0
 """Seconds for one question: a person waits for the answer."""
 
+CONFIGURATION_TIMEOUT = 30.0
+"""Seconds for ``/server_info``: for the first of them vLLM looks around on its machine with a dozen commands (``pip``,
+``lscpu``, ``nvidia-smi``, ...), 3 s where it has nothing else to do and a multiple of that where it has."""
+
 PREFILL_TIMEOUT = 30.0
 """Seconds for a prefill: it waits in the engine's queue like any other."""
 
@@ -28,7 +32,8 @@ class Told:
     """What an engine said. ``unreachable``: why it said nothing, a short word; then the rest is empty.
 
     ``configured``: it told its configuration, as vLLM does in development mode only; ``transfer`` is the part of it on
-    KV transfer, ``side_channel`` its VLLM_NIXL_SIDE_CHANNEL_HOST. ``probed``: the ``kv_transfer_params`` of a prefill's
+    KV transfer, ``side_channel`` its VLLM_NIXL_SIDE_CHANNEL_HOST. ``late``: paths that it did not answer in time: what
+    they would have told is missing, and nothing is known by that. ``probed``: the ``kv_transfer_params`` of a prefill's
     answer, empty if it had none; None if there was no probe.
     """
 
@@ -39,13 +44,15 @@ class Told:
     configured: bool = False
     transfer: Mapping[str, Any] = field(default_factory=dict)
     side_channel: str | None = None
+    late: list[str] = field(default_factory=list)
     probed: Mapping[str, Any] | ProbeFailed | None = None
 
 
 async def ask(session: aiohttp.ClientSession, model: ModelSettings, endpoint: EndpointSettings, *, probe: bool) -> Told:
     """Never raises: an engine that cannot be reached has said so."""
     told = Told(endpoint)
-    engine = Interview(session, endpoint.url.rstrip("/"), endpoint.api_key, TIMEOUT, _ignore)
+    url = endpoint.url.rstrip("/")
+    engine = Interview(session, url, endpoint.api_key, TIMEOUT, _ignore)
     try:
         told.version = await engine.version()
     except ProbeFailed as failure:
@@ -53,9 +60,15 @@ async def ask(session: aiohttp.ClientSession, model: ModelSettings, endpoint: En
         return told
     try:
         told.metrics = await engine.metrics()
-    except ProbeFailed:
-        told.metrics = None  # not vLLM's, or not open: nothing to be seen in them
-    info = await engine.server_info()
+    except ProbeFailed as failure:  # or not vLLM's, or not open: nothing to be seen in them
+        if failure.reason == "timeout":
+            told.late.append("/metrics")
+    info: Mapping[str, Any] = {}
+    try:
+        info = await Interview(session, url, endpoint.api_key, CONFIGURATION_TIMEOUT, _ignore).server_info()
+    except ProbeFailed as failure:  # or not in development mode
+        if failure.reason == "timeout":
+            told.late.append("/server_info")
     config, environ = _mapping(info.get("vllm_config")), _mapping(info.get("vllm_env"))
     told.configured = bool(config)
     told.transfer = _mapping(config.get("kv_transfer_config"))
@@ -74,11 +87,8 @@ class Interview(EngineProbe):
     """The fleet's questions, and those that only a person has a use for."""
 
     async def server_info(self) -> Mapping[str, Any]:
-        """``/server_info``; empty where there is none: it exists in vLLM's development mode only."""
-        try:
-            return _mapping(await self._json("/server_info?config_format=json"))
-        except ProbeFailed:
-            return {}
+        """``/server_info``, which exists in vLLM's development mode only. Raises ProbeFailed."""
+        return _mapping(await self._json("/server_info?config_format=json"))
 
     async def prefill(self, model: ModelSettings) -> Mapping[str, Any]:
         """Compute a few tokens for another engine; the ``kv_transfer_params`` of the answer. Raises ProbeFailed."""

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any
 
 import pytest
@@ -13,6 +14,7 @@ from gateway.check import check
 from gateway.config.load import loads
 from gateway.config.wiring import wire
 from gateway.framework import SystemClock
+from gateway.interview import CONFIGURATION_TIMEOUT, TIMEOUT
 from simulator.server import EngineServer
 from simulator.settings import EngineSettings
 from tests.scheduling.candidates import context
@@ -205,14 +207,20 @@ class TestTheProbe:
 
 
 class Talker:
-    """An engine that answers ``answers[path]`` and nothing else; bytes as they are, all else as JSON."""
+    """An engine that answers ``answers[path]`` and nothing else; bytes as they are, all else as JSON.
+
+    ``held``: what the answer on a path waits for.
+    """
 
     def __init__(self, answers: dict[str, Any]) -> None:
         self.answers = answers
         self.asked: list[str] = []
+        self.held: dict[str, Callable[[], Awaitable[object]]] = {}
 
     async def __call__(self, request: web.BaseRequest) -> web.StreamResponse:
         self.asked.append(request.path_qs)
+        if request.path in self.held:
+            await self.held[request.path]()
         answer = self.answers.get(request.path)
         if answer is None:
             return web.Response(status=404)
@@ -270,6 +278,41 @@ class TestItsConfiguration:
             (warning,) = await warned(pair(p.replace("127.0.0.1", "0.0.0.0"), d))
             assert warning.startswith("model m: p: it tells decode engines to fetch its KV from 'localhost'")
             assert await warned(pair(p, d)) == []
+
+    async def test_it_may_take_longer_than_anything_else(self) -> None:
+        """For the first one vLLM runs commands for seconds."""
+        assert CONFIGURATION_TIMEOUT >= 20.0 > TIMEOUT
+        fails = NIXL | {"kv_load_failure_policy": "fail"}
+        async with talking(transfer=NIXL) as (p, _), talking(transfer=fails) as (d, slow):
+            slow.held["/server_info"] = lambda: asyncio.sleep(TIMEOUT + 0.2)
+            (warning,) = await warned(pair(p, d))
+        assert warning.startswith("model m: d: its kv_load_failure_policy is 'fail'")
+
+    @pytest.mark.parametrize("path", ["/server_info", "/metrics"])
+    async def test_what_it_does_not_say_in_time_is_warned_of(self, path: str, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr("gateway.interview.CONFIGURATION_TIMEOUT", 0.5 if path == "/server_info" else 30.0)
+        over = asyncio.Event()
+        async with talking(transfer=NIXL) as (p, one), talking(transfer=NIXL) as (d, other):
+            one.held[path] = other.held[path] = over.wait
+            found = await warned(pair(p, d))
+            over.set()
+        assert found == [
+            f"model m: {name}: it did not answer {path} in time, and what it would say there is not checked: "
+            "check again when it has less to do"
+            for name in ("p", "d")
+        ]
+
+    async def test_all_engines_of_all_models_are_asked_at_once(self) -> None:
+        """None of them answers before each has been asked."""
+        together = asyncio.Barrier(4)
+        async with contextlib.AsyncExitStack() as stack:
+            urls = []
+            for _ in range(4):
+                url, talker = await stack.enter_async_context(talking(transfer=NIXL))
+                talker.held["/server_info"] = together.wait
+                urls.append(url)
+            other = pair(*urls[2:]).removeprefix("models:\n").replace("name: ", "name: other-")
+            assert await warned(pair(*urls[:2]) + other) == []
 
     @pytest.mark.parametrize(
         "answers",
