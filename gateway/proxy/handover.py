@@ -29,6 +29,10 @@ from gateway.proxy.upstream import Unreachable, Upstream
 
 log = logging.getLogger("kvgate.handover")
 
+LOOK = 1.0
+"""Seconds between two looks at the engines of a hand-over that is under way: what they show comes from scrapes, which
+are as far apart by default."""
+
 
 class Handover:
     """Carries split plans out. Holds no state of any request: an ``Exchange`` does."""
@@ -102,7 +106,10 @@ class Handover:
             if not prefill.engine.up:
                 raise HandoverFailed("prefill-down", prefill.engine.down_reason)
         try:
-            committed = await self._decode(exchange, plan.decode, leg)
+            if lease is None:
+                committed = await self._decode(exchange, plan.decode, leg)
+            else:
+                committed = await self._fetching(exchange, prefill, plan.decode, leg)
         except LegFailed as failure:
             if failure.cause.sent:
                 exchange.parcel = None
@@ -178,6 +185,29 @@ class Handover:
         if committed.status == 200:
             self._observer.handed_over(exchange.model_name, self._clock.monotonic() - began)
         return committed
+
+    async def _fetching(self, exchange: Exchange, prefill: Endpoint, decode: Endpoint, body: JsonBody) -> Committed:
+        """The decode leg, ended where its KV will not come: the prefill engine is down, and the decode engine, asked
+        after that was seen, is fetching still. vLLM waits for an engine that stands still without an end.
+
+        Raises as ``_decode``.
+        """
+        leg = self._start(self._decode(exchange, decode, body), exchange)
+        committed: Committed | None = None
+        down_at: float | None = None
+        try:
+            while not (await asyncio.wait((leg,), timeout=LOOK))[0]:
+                if prefill.engine.up:
+                    down_at = None
+                elif down_at is None:
+                    down_at = self._clock.monotonic()
+                elif (decode.metrics.at or 0.0) > down_at and any(decode.metrics.kv_fetching.values()):
+                    raise HandoverFailed("prefill-down", f"{prefill.engine.down_reason}, while its KV was fetched")
+            committed = leg.result()
+            return committed
+        finally:
+            if committed is None:
+                await _end(leg, keep=None)
 
     def _start(self, leg: Coroutine[Any, Any, Committed], exchange: Exchange) -> asyncio.Task[Committed]:
         return self._tasks.start(leg, name=f"leg of {exchange.id}", awaited=True)

@@ -15,7 +15,8 @@ prefill leg: 4xx                                 the client's, unchanged
 prefill leg: no good answer, or an incomplete    the decode leg alone computes the prompt; free
 decode leg older than its KV's lease             the same, without KV parameters
 decode leg with KV parameters: 500; an error or  the same endpoint once more, without them; free
-a break before its first output; none in time
+a break before its first output; none in time;
+the prefill engine goes down while it fetches
 any other answer of the engine                   the client's, unchanged
 after commit                                     the stream ends with an error event; never a second engine
 ===============================================  =============================================================

@@ -10,9 +10,7 @@ import pytest
 from gateway.proxy.settings import RetrySettings, TimeoutSettings
 from tests.support.chat import CHAT, COMPLETE, DONE, ROLE, STREAMED, WORD
 from tests.support.split import (
-    ERROR,
     FAILED,
-    FAILED_STREAM,
     PARAMETERS,
     PREFILLED,
     UNWATCHED,
@@ -110,34 +108,6 @@ async def test_a_prefills_4xx_is_the_clients(status, body):
         assert (line.outcome, line.attempts) == ("engine_error", 1)
 
 
-@pytest.mark.parametrize(
-    ("body", "failure", "cause"),
-    [
-        (CHAT, says(FAILED), "decode-error"),
-        (STREAMED, says(FAILED), "decode-error"),
-        (STREAMED, says(FAILED_STREAM), "decode-error"),
-        (STREAMED, hangs, "decode-stuck"),
-        (STREAMED, says(STREAM_HEAD + chunked(b": ping\n\n", end=False)), "decode-stuck"),
-    ],
-    ids=["whole", "head", "first event", "no head", "no event"],
-)
-async def test_a_decode_leg_that_cannot_fetch_is_sent_once_more_without(body, failure, cause):
-    async with pair(decode=fetching_fails(failure)) as setting:
-        assert answered(body, *await setting.ask(body))
-        assert setting.decode.with_parameters == [True, False]
-        line = await setting.settled()
-        assert (line.fallback, line.attempts) == (cause, 1)
-
-
-@BODIES
-async def test_an_engine_that_fails_without_parameters_as_well_has_the_last_word(body):
-    async with pair(decode=says(FAILED)) as setting:
-        status, content = await setting.ask(body)
-        assert (status, orjson.loads(content)) == (500, ERROR)
-        assert setting.decode.with_parameters == [True, False]
-        assert (await setting.settled()).outcome == "engine_error"
-
-
 @BODIES
 @pytest.mark.parametrize("failure", [resets, talks_garbage, says(answer(b"{}", status="503 Busy"))])
 async def test_a_decode_engine_that_dies_is_replaced(failure, body):
@@ -176,14 +146,6 @@ async def test_a_decode_engine_that_was_never_reached_leaves_the_parameters_for_
         assert other.with_parameters == [True]
         line = await setting.settled()
         assert (line.attempts, line.fallback) == (2, None)
-
-
-async def test_kv_that_is_too_old_is_not_asked_for(monkeypatch):
-    monkeypatch.setattr("gateway.proxy.connectors.nixl.PULL_LEASE", -1.0)
-    async with pair() as setting:
-        assert answered(CHAT, *await setting.ask(CHAT))
-        assert setting.decode.bodies == [CHAT]
-        assert (await setting.settled()).fallback == "expired"
 
 
 @BODIES
@@ -263,68 +225,6 @@ async def test_a_fallback_books_the_prompts_computing_where_it_happens():
         decoded.set()
         assert answered(STREAMED, *await asked)
         await setting.settled()
-
-
-def response_event(kind: str, **fields: object) -> bytes:
-    return f"event: {kind}\n".encode() + b"data: " + orjson.dumps({"type": kind, **fields}) + b"\n\n"
-
-
-CREATED = response_event("response.created", response={"id": "r", "usage": None})
-SPOKEN = response_event("response.output_text.delta", delta="Hi") + response_event("response.completed", response={})
-
-
-ERROR_EVENT = b"data: " + orjson.dumps(ERROR) + b"\n\n"
-MESSAGE_START = b'event: message_start\ndata: {"type": "message_start", "message": {}}\n\n'
-MESSAGE_ERROR = b'event: error\ndata: {"type": "error", "error": {"type": "internal_error", "message": "x"}}\n\n'
-MESSAGE = MESSAGE_START + b'event: content_block_delta\ndata: {"type": "content_block_delta", "delta": {}}\n\n'
-ANNOUNCED = {
-    "/v1/chat/completions": (ROLE, ERROR_EVENT + DONE, ROLE + WORD + DONE),
-    "/v1/responses": (CREATED, ERROR_EVENT, CREATED + SPOKEN),
-    "/v1/messages": (MESSAGE_START, MESSAGE_ERROR, MESSAGE),
-}
-"""By route: what vLLM sends before it knows whether it can fetch the KV, the error if it cannot, and a whole answer."""
-
-
-@pytest.mark.parametrize("path", list(ANNOUNCED))
-@pytest.mark.parametrize("failure", ["error", "error in one piece", "cut", "reset", "stuck"])
-async def test_an_answer_that_was_only_announced_is_not_the_clients_yet(failure, path):
-    announced, error, whole = ANNOUNCED[path]
-
-    async def post(connection: Connection, head: bytes, body: bytes) -> None:
-        if "kv_transfer_params" not in orjson.loads(body):
-            await connection.say(STREAM_HEAD + chunked(whole))
-        elif failure.startswith("error"):
-            pieces = (announced + error,) if failure.endswith("piece") else (announced, error)
-            await connection.say(STREAM_HEAD + chunked(*pieces))
-        else:
-            await connection.say(STREAM_HEAD + chunked(announced, end=False))
-            if failure == "stuck":
-                await connection.gone()
-            elif failure == "reset":
-                connection.reset()
-            else:
-                connection.writer.close()
-
-    async with pair(decode=post) as setting:
-        body = {"model": "sim", "input": "Hello", "messages": [{"role": "user", "content": "x"}], "max_tokens": 9}
-        reply = await setting.gateway.client.post(path, json={**body, "stream": True})
-        assert (reply.status_code, reply.content) == (200, whole)
-        assert setting.decode.with_parameters == [True, False]
-        assert (await setting.settled()).fallback == ("decode-stuck" if failure == "stuck" else "decode-error")
-
-
-@pytest.mark.parametrize("path", ["/v1/completions", "/v1/responses", "/v1/messages"])
-async def test_an_answer_without_output_is_an_answer(path):
-    announced = {
-        "/v1/completions": b'data: {"choices": [], "usage": null}\n\n' + DONE,
-        "/v1/responses": CREATED,
-        "/v1/messages": b'event: message_start\ndata: {"type": "message_start", "message": {}}\n\n',
-    }[path]
-    async with pair(decode=says(STREAM_HEAD + chunked(announced))) as setting:
-        body = {"model": "sim", "prompt": "x", "input": "x", "messages": [{"role": "user", "content": "x"}]}
-        reply = await setting.gateway.client.post(path, json={**body, "max_tokens": 5, "stream": True})
-        assert (reply.status_code, reply.content) == (200, announced)
-        assert (await setting.settled()).fallback is None
 
 
 @BODIES

@@ -49,6 +49,12 @@ class Running:
             for e in self.gateway.fleet.endpoints(s.model)
         )
 
+    def down(self, url: str) -> bool:
+        """No endpoint of the engine at ``url`` is sent to."""
+        servings = self.gateway.directory.servings
+        endpoints = [e for s in servings for e in self.gateway.fleet.endpoints(s.model)]
+        return not any(e.engine.up for e in endpoints if e.engine.url == url)
+
     async def metrics(self) -> str:
         return (await self.client.get(f"{self.admin_url}/metrics")).text
 

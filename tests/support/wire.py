@@ -44,18 +44,29 @@ class Connection:
 
 @dataclass
 class ScriptedServer:
-    """``url``; ``connections``: accepted so far; ``left``: how many of them ended."""
+    """``url``; ``connections``: accepted so far; ``left``: how many of them ended.
+
+    ``metrics``: what an ``engine`` says of itself; ``scrapes``: how often it did.
+    """
 
     url: str
     port: int
     connections: list[Connection] = field(default_factory=list)
     left: int = 0
     server: asyncio.Server | None = None
+    metrics: bytes = b""
+    scrapes: int = 0
 
     def refuse(self) -> None:
         """Take no connection any more; those that there are go on."""
         assert self.server is not None
         self.server.close()
+
+    def kill(self) -> None:
+        """End every connection, and take none any more."""
+        self.refuse()
+        for connection in self.connections:
+            connection.reset()
 
 
 @contextlib.asynccontextmanager
@@ -121,8 +132,7 @@ async def engine(post: Answer, port: int = 0) -> AsyncIterator[ScriptedServer]:
 
     A connection goes on after ``post`` returns, unless it closed it.
     """
-    stock = {b"/metrics": ("text/plain", METRICS), b"/v1/models": ("application/json", MODELS)}
-    stock[b"/version"] = ("application/json", b'{"version":"0.32.0"}')
+    stock = {b"/v1/models": MODELS, b"/version": b'{"version":"0.32.0"}'}
 
     async def script(connection: Connection) -> None:
         while True:
@@ -133,8 +143,12 @@ async def engine(post: Answer, port: int = 0) -> AsyncIterator[ScriptedServer]:
                 if connection.writer.is_closing():
                     return
                 continue
-            kind, content = stock.get(path, ("application/json", b"{}"))
-            await connection.say(answer(content, content_type=kind))
+            if path == b"/metrics":
+                await connection.say(answer(server.metrics, content_type="text/plain"))
+                server.scrapes += 1
+            else:
+                await connection.say(answer(stock.get(path, b"{}")))
 
     async with scripted(script, port) as server:
+        server.metrics = METRICS
         yield server
