@@ -1,13 +1,28 @@
-"""docs/metrics.md names every series that there is, with its type and labels, and none that there is not."""
+"""docs/metrics.md names every series that there is, with its type and labels, and every word that the code puts into
+them, and none that there is not.
+
+The words that are in no enumeration are read in the source: it has no list of them either, that could be forgotten.
+"""
 
 from __future__ import annotations
 
+import ast
+import itertools
 import re
+from collections.abc import Iterator
 from pathlib import Path
 
-from gateway.observability.metrics import Metrics
+import pytest
 
-PAGE = Path(__file__).parents[2] / "docs" / "metrics.md"
+from gateway import errors
+from gateway.api import indivisible
+from gateway.observability.metrics import Metrics
+from gateway.proxy.exchange import Phase
+from gateway.proxy.legs import RETRY_STATUSES, Cause
+from gateway.tokens.reasons import Why
+
+ROOT = Path(__file__).parents[2]
+PAGE = ROOT / "docs" / "metrics.md"
 ROW = re.compile(r"^\| `(?P<name>kvgate_\w+)` \| (?P<type>\w+) \| (?P<labels>[^|]*?) \| .+ \|$", re.MULTILINE)
 
 
@@ -58,3 +73,83 @@ def test_the_queries_use_metrics_that_there_are() -> None:
     for query in re.findall(r"```promql\n(.*?)```", PAGE.read_text(), re.DOTALL):
         for used in re.findall(r"kvgate_\w+", query):
             assert re.sub(r"_(bucket|sum|count)$", "", used) in names
+
+
+LEG_FAILURES = {str(cause) for cause in Cause} - {"status"}
+
+
+def row(name: str) -> set[str]:
+    """The words in the meaning of a metric."""
+    (meaning,) = re.findall(rf"^\| `{name}` \|.*?\|.*?\| (.*) \|$", PAGE.read_text(), re.MULTILINE)
+    return set(re.findall(r"`([\w-]+)`", meaning))
+
+
+def listed(heading: str) -> set[str]:
+    """The words in the first column of the table below a heading."""
+    _, _, below = PAGE.read_text().partition(f"### {heading}\n")
+    rows = itertools.dropwhile(lambda line: not line.startswith("|"), below.splitlines())
+    _head, _line, *table = itertools.takewhile(lambda line: line.startswith("|"), rows)
+    return {word for line in table for word in re.findall(r"`([\w-]+)`", line.split("|")[1])}
+
+
+def constants(node: ast.AST) -> Iterator[str]:
+    """Words of a label's form that an expression may come to; what it only compares with is none."""
+    if isinstance(node, ast.Constant) and re.fullmatch("[a-z]+(-[a-z]+)*", str(node.value)):
+        yield str(node.value)
+    elif not isinstance(node, ast.Compare):
+        for inner in ast.iter_child_nodes(node):
+            yield from constants(inner)
+
+
+def tree(path: str) -> ast.AST:
+    return ast.parse((ROOT / path).read_text())
+
+
+def planned() -> Iterator[str]:
+    """Reasons of plans: what fields of a body forbid, what functions return, and what is given as ``reason``."""
+    for _, word, _ in (*indivisible.FIELDS, *indivisible.RESPONSES_FIELDS):
+        yield word
+    for path in ("api/indivisible.py", "scheduling/prefill_decode.py", "scheduling/single.py", "proxy/director.py"):
+        for node in ast.walk(tree(f"gateway/{path}")):
+            if isinstance(node, ast.Return) or (isinstance(node, ast.keyword) and node.arg == "reason"):
+                yield from constants(node)
+
+
+def handed_over_not() -> Iterator[str]:
+    """Causes: the first argument of each ``HandoverFailed``. One that is put together says how a prefill failed."""
+    for path in (ROOT / "gateway" / "proxy").rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.Call) and getattr(node.func, "id", "") == "HandoverFailed":
+                if isinstance(node.args[0], ast.Constant):
+                    yield str(node.args[0].value)
+                else:
+                    assert ast.unparse(node.args[0]) in ("f'prefill-{cause}'", "f'prefill-{word}'")
+    for word in (*LEG_FAILURES, "status", "malformed"):
+        yield f"prefill-{word}"
+
+
+def test_the_page_has_every_reason_of_a_plan() -> None:
+    there = {"single", "split"}
+    assert listed("Why a prefill was not split off") == set(planned()) - there
+    assert there <= row("kvgate_plans_total")
+
+
+def test_the_page_has_every_cause_of_a_fallback() -> None:
+    assert listed("Why a hand-over failed") == set(handed_over_not())
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("kvgate_attempts_total", LEG_FAILURES | {f"status-{status}" for status in RETRY_STATUSES}),
+        ("kvgate_client_disconnects_total", set(Phase)),
+        ("kvgate_prompts_estimated_total", set(Why)),
+        (
+            "kvgate_requests_total",
+            {one.outcome for one in vars(errors).values() if isinstance(one, type) and hasattr(one, "outcome")}
+            - {errors.GatewayError.outcome, errors.ConfigError.outcome},
+        ),
+    ],
+)
+def test_the_page_has_every_word_of_a_label(name: str, words: set[str]) -> None:
+    assert words - row(name) == set()
