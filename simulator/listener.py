@@ -1,27 +1,41 @@
-"""The listening socket of a simulated engine: it can be taken away and given back on the same port."""
+"""The listening socket of a simulated engine: it can be taken away and given back on the same port.
+
+It accepts by itself, not by ``loop.create_server``: asyncio makes a connection some turns of the loop after it has
+accepted the socket, and where its server is closed in between it forgets the socket, open, until some garbage
+collection. A client on it would wait for an engine that is gone.
+"""
 
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import socket
-from collections.abc import Callable
+from typing import Any
+
+from aiohttp import web
 
 BACKLOG = 512
 """Connections that wait to be accepted: a load test opens hundreds at once."""
 
-CLOSING_STEPS, CLOSING_SECONDS = 100, 0.01
-"""How often, and how far apart, a port is tried that our own closing socket may still have."""
+
+class Connections(web.Server):
+    """aiohttp's server. While it is not ``accepting`` it closes what comes: what was under way then."""
+
+    accepting = False
+
+    def connection_made(self, handler: Any, transport: asyncio.Transport) -> None:
+        super().connection_made(handler, transport)
+        if not self.accepting:
+            transport.abort()
 
 
 class Listener:
     """``open`` first; ``refuse`` and ``accept`` then switch between refused and accepted connections."""
 
-    def __init__(self, factory: Callable[[], asyncio.BaseProtocol]) -> None:
-        self._factory = factory
-        self._server: asyncio.Server | None = None
-        self._placeholder: socket.socket | None = None
+    def __init__(self, connections: Connections) -> None:
+        self._connections = connections
+        self._socket: socket.socket | None = None
         self._address: tuple[str, int] = ("", 0)
+        self._tasks: set[asyncio.Task[Any]] = set()
 
     @property
     def port(self) -> int:
@@ -29,49 +43,48 @@ class Listener:
 
     @property
     def refusing(self) -> bool:
-        return self._server is None
+        return not self._connections.accepting
 
-    async def open(self, host: str, port: int) -> None:
+    def open(self, host: str, port: int) -> None:
         """Raises OSError if the port is taken."""
         self._address = (host, port)
-        self._placeholder = self._bind()
-        await self.accept()
+        self._socket = self._bind()
+        self.accept()
 
-    async def accept(self) -> None:
-        """Take connections. Does nothing if it does so already. Raises OSError if somebody took the port meanwhile."""
-        if self._server is not None:
+    def accept(self) -> None:
+        """Take connections. Does nothing if it does so already, or if it is closed."""
+        if self._connections.accepting or self._socket is None:
             return
-        for _ in range(CLOSING_STEPS):
-            if self._reserve():
-                break
-            await asyncio.sleep(CLOSING_SECONDS)
-        bound = self._placeholder or self._bind()
-        self._placeholder = None
-        self._server = await asyncio.get_running_loop().create_server(self._factory, sock=bound, backlog=BACKLOG)
+        self._socket.listen(BACKLOG)
+        self._connections.accepting = True
+        asyncio.get_running_loop().add_reader(self._socket, self._take, self._socket)
 
     def refuse(self) -> None:
         """Refuse connections from now on. The port stays taken: bound, but not listening."""
-        if self._server is None:
-            return
-        self._server.close()
-        self._server = None
-        # uvloop closes its socket a moment later: then ``accept`` takes the port again.
-        self._reserve()
+        if self._connections.accepting:
+            self.close()
+            self._socket = self._bind()
 
     def close(self) -> None:
-        if self._server is not None:
-            self._server.close()
-            self._server = None
-        if self._placeholder is not None:
-            self._placeholder.close()
-            self._placeholder = None
+        if self._socket is None:
+            return
+        if self._connections.accepting:
+            asyncio.get_running_loop().remove_reader(self._socket)
+        self._connections.accepting = False
+        self._socket.close()
+        self._socket = None
 
-    def _reserve(self) -> bool:
-        """Keep the port without listening on it. False if the old socket still has it."""
-        if self._placeholder is None:
-            with contextlib.suppress(OSError):
-                self._placeholder = self._bind()
-        return self._placeholder is not None
+    def _take(self, listening: socket.socket) -> None:
+        loop = asyncio.get_running_loop()
+        for _ in range(BACKLOG):
+            try:
+                taken, _ = listening.accept()
+            except (BlockingIOError, ConnectionAbortedError):
+                return
+            taken.setblocking(False)
+            task = loop.create_task(loop.connect_accepted_socket(self._connections, taken), name="accepted")
+            self._tasks.add(task)
+            task.add_done_callback(self._tasks.discard)
 
     def _bind(self) -> socket.socket:
         family = socket.AF_INET6 if ":" in self._address[0] else socket.AF_INET

@@ -24,7 +24,7 @@ from simulator.call import Call
 from simulator.errors import ApiError, EngineDead, busy, internal
 from simulator.exposition import CONTENT_TYPE, render
 from simulator.faults import Fault, FaultKind, Faults
-from simulator.listener import Listener
+from simulator.listener import Connections, Listener
 from simulator.routes import DEV_ROUTES, ROUTES, Answer
 from simulator.service import Service
 from simulator.settings import EngineSettings
@@ -66,7 +66,7 @@ class EngineServer:
         self.service = Service(self.settings)
         self.received: list[Received] = []
         self.died = asyncio.Event()
-        self._web: web.Server | None = None
+        self._web: Connections | None = None
         self._listener: Listener | None = None
         self._host = ""
         self._started = 0.0
@@ -79,14 +79,14 @@ class EngineServer:
         self._host = host
         self._started = time.time()
         await self.service.start(host, self._die)
-        self._web = web.Server(
+        self._web = Connections(
             self._handle, request_factory=_request, handler_cancellation=True, access_log=None, auto_decompress=False
         )
         self._listener = Listener(self._web)
         self.faults.refuse = self._refuse
         self.faults.accept = self._accept
         try:
-            await self._listener.open(host, port)
+            self._listener.open(host, port)
         except OSError:
             await self.service.close()
             raise
@@ -96,6 +96,8 @@ class EngineServer:
         if self._listener is not None:
             self._listener.close()
         if self._web is not None:
+            # First those that are idle: the grace is for answers.
+            self._web.pre_shutdown()
             await self._web.shutdown(GRACE)
         await self._stop()
 
@@ -331,8 +333,8 @@ class EngineServer:
             asyncio.get_running_loop().call_later(seconds, self._accept)
 
     def _accept(self) -> None:
-        if self._listener is not None and self._listener.refusing and not self.died.is_set():
-            self._spawn(self._listener.accept())
+        if self._listener is not None:
+            self._listener.accept()
 
     def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
         task = asyncio.get_running_loop().create_task(work, name="simulator")
