@@ -118,6 +118,9 @@ class Remote:
 
     async def ask(self, kind: str, *arguments: Any) -> list[Any]:
         """A message's results. Raises RemoteLost."""
+        if self._socket.closed:
+            # Another request has found the engine dead. Not left to the socket: pyzmq forgets a future with its error.
+            raise RemoteLost(f"{self.engine_id} does not answer {kind}")
         number = next(self._numbers)
         answer: asyncio.Future[list[Any]] = asyncio.get_running_loop().create_future()
         self._pending[number] = answer
@@ -125,8 +128,7 @@ class Remote:
             await self._socket.send_multipart([b"", encode([kind, number, self.engine_id, *arguments])])
             async with asyncio.timeout(self._timeout):
                 results = await answer
-        except (TimeoutError, zmq.ZMQError) as error:
-            # The latter: another request has found the engine dead, and closed the connection.
+        except TimeoutError as error:
             raise RemoteLost(f"{self.engine_id} does not answer {kind}") from error
         finally:
             del self._pending[number]
@@ -136,7 +138,7 @@ class Remote:
 
     async def tell(self, kind: str, *arguments: Any) -> None:
         """A message that is not answered, and lost if the connection is."""
-        with contextlib.suppress(zmq.ZMQError):
+        if not self._socket.closed:
             await self._socket.send_multipart([b"", encode([kind, 0, self.engine_id, *arguments])])
 
     def close(self) -> None:
