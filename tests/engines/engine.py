@@ -31,6 +31,7 @@ BLOCK_SIZE = 32  # tokens; the CPU attention of vLLM 0.32 takes multiples of 32 
 MAX_MODEL_LEN = 4096  # tokens; the KV pool must hold one request of this length
 TOKEN_BYTES = 2048  # of KV memory, for one token of the tiny model
 KV_BYTES = 10 * 1024 * 1024  # 160 blocks, 5120 tokens
+IDLE_SECONDS = 10.0  # until a request that has been answered holds no blocks any more
 START_SECONDS = 300.0  # three engines at once take 40 s on two idle cores, and minutes on two busy ones
 
 
@@ -149,8 +150,10 @@ class Engine:
 
     def reset_cache(self) -> None:
         """Empty the prefix cache, and have it announced: that comes with the next step. The engine must be idle."""
-        answer = httpx.post(f"{self.url}/reset_prefix_cache", timeout=30.0).raise_for_status()
-        assert answer.json() == {"success": True}, f"engine {self.name} still holds blocks: {answer.text}"
+        deadline = time.monotonic() + IDLE_SECONDS
+        while httpx.post(f"{self.url}/reset_prefix_cache", timeout=30.0).raise_for_status().json() != {"success": True}:
+            assert time.monotonic() < deadline, f"engine {self.name} still holds blocks\n{self.tail()}"
+            time.sleep(0.05)
         self.generate_one()
 
     def tail(self) -> str:

@@ -96,7 +96,7 @@ class Gateway:
 def run_gateway(
     folder: Path, endpoints: Sequence[Mapping[str, Any]], model: Mapping[str, Any], **config: Any
 ) -> Iterator[Gateway]:
-    """Serve ``endpoints`` as one model; at the end SIGTERM, which must exit 0.
+    """Serve ``endpoints``, which must all be usable, as one model; at the end SIGTERM, which must exit 0.
 
     ``config``: more top-level keys of the file. File and log go into a new folder in ``folder``.
     """
@@ -116,6 +116,8 @@ def run_gateway(
     gateway = Gateway(process, port, admin_port)
     try:
         wait_for(lambda: answers_ready(gateway), "the gateway", process, READY_SECONDS)
+        # An engine that was late with its first answer, on a machine with more to do than cores, is asked again.
+        wait_for(lambda: not gateway.unusable(), "all endpoints to be usable", process, READY_SECONDS)
         yield gateway
         assert process.terminate(STOP_SECONDS) == 0, f"kvgate serve did not exit 0\n{process.tail()}"
     finally:

@@ -7,6 +7,7 @@ it reaches the child alone, and an engine's core goes on when its API server is 
 
 from __future__ import annotations
 
+import itertools
 import os
 import signal
 import socket
@@ -20,6 +21,12 @@ from pathlib import Path
 GUARD = 'cat >/dev/null; kill -s KILL -- "-$0" 2>/dev/null'
 END_SECONDS = 30.0  # of SIGKILL, on a machine with more to do than cores
 TAIL_LINES = 30
+FIRST_PORT = 10_000
+LAST_PORT = 32_000
+"""Below the ports that Linux gives to connections (32,768 and more by default): one of those could be taken before who
+asked for it listens, or while its engine is dead."""
+_PORTS = itertools.count(os.getpid() * 61)
+"""Two sessions at once begin in different places."""
 
 
 @dataclass(slots=True)
@@ -109,11 +116,13 @@ def clean_environment(*, without: tuple[str, ...]) -> dict[str, str]:
 
 
 def free_port() -> int:
-    """A loopback port that nothing listens on now."""
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        port: int = listener.getsockname()[1]
-        return port
+    """A loopback port that nothing uses now, another one with each call."""
+    for number in _PORTS:
+        port = FIRST_PORT + number % (LAST_PORT - FIRST_PORT)
+        with socket.socket() as listener, suppress(OSError):
+            listener.bind(("127.0.0.1", port))
+            return port
+    raise AssertionError  # the numbers do not end
 
 
 def tail(path: Path, lines: int = TAIL_LINES) -> str:

@@ -106,9 +106,10 @@ async def test_an_engine_killed_under_load_costs_only_what_had_begun(gateway: Ga
     assert [sent for sent in lost if not sent.committed] == []
     assert all(sent.streamed for sent in lost)
     assert len(lost) <= WORKERS
+    wait_for(lambda: len(gateway.requests()) == REQUESTS, "the log lines of all requests", gateway.process)
     retried = [line for line in gateway.requests() if line["attempts"] > 1]
     assert len(retried) + len(lost) > 0, "the engine died with nothing on it"
-    assert set(gateway.unusable()) == {victim.name}
+    wait_for(lambda: set(gateway.unusable()) == {victim.name}, "the dead engine alone to be out", gateway.process)
 
     victim.start()
     await asyncio.to_thread(victim.wait_ready)

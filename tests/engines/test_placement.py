@@ -79,10 +79,10 @@ async def serve(engines: Sequence[Engine], todo: Sequence[Chat], place: Callable
         engine.reset_cache()
     before = [engine.metrics() for engine in engines]
     waiting = iter(todo)
-    errors = 0
+    errors = asked = 0
 
     async def work(client: httpx.AsyncClient) -> None:
-        nonlocal errors
+        nonlocal errors, asked
         for one in waiting:
             url, model = place(one)
             try:
@@ -91,16 +91,19 @@ async def serve(engines: Sequence[Engine], todo: Sequence[Chat], place: Callable
                 errors += 1
             else:
                 errors += answer.status_code != 200
+                asked += answer.json().get("usage", {}).get("prompt_tokens", 0)
 
     async with httpx.AsyncClient(timeout=120.0) as client, asyncio.TaskGroup() as group:
         for _ in range(AT_A_TIME):
             group.create_task(work(client))
 
-    after = [engine.metrics() for engine in engines]
-
     def grown(name: str) -> int:
-        return int(sum(b[name] - a[name] for a, b in zip(before, after, strict=True)))
+        return int(sum(engine.metrics()[name] - old[name] for engine, old in zip(engines, before, strict=True)))
 
+    process = engines[0].process
+    assert process is not None
+    # An engine counts a little later than it answers.
+    wait_for(lambda: grown("vllm:prefix_cache_queries_total") >= asked, "the engines' counts", process)
     return Served(grown("vllm:prefix_cache_hits_total"), grown("vllm:prefix_cache_queries_total"), errors)
 
 

@@ -24,8 +24,6 @@ WORDS = 120
 LONG = 700  # words: a prompt that takes some hundred milliseconds to compute
 CHAT = ROUTES["chat"]
 IN_FLIGHT = "kvgate_in_flight_requests"
-IMPATIENT = {"prefill": 3.0, "handover": 3.0, "head": 8.0}
-"""Timeouts, seconds, for engines that stand still."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,7 +87,7 @@ def warm(gateway: Gateway) -> None:
 
 def test_prefill_stands_still_before_its_leg(fleet: Fleet, model_folder: Path, run_folder: Path) -> None:
     asked = one_of_each(fleet, "frozen")
-    with run_split(run_folder, model_folder, fleet.prefill, [fleet.decode], timeouts=IMPATIENT) as gateway:
+    with run_split(run_folder, model_folder, fleet.prefill, [fleet.decode], timeouts={"prefill": 3.0}) as gateway:
         warm(gateway)
         fleet.prefill.pause()
         try:
@@ -101,25 +99,36 @@ def test_prefill_stands_still_before_its_leg(fleet: Fleet, model_folder: Path, r
 
 
 def test_prefill_stands_still_after_its_leg(fleet: Fleet, model_folder: Path, run_folder: Path) -> None:
-    """The decode engine waits for the KV without an end, and nothing shows it but time: of a stream the time to its
-    first output. An unstreamed request has no such sign, and goes to another engine when its time is up."""
-    asked = one_of_each(fleet, "stuck")
-    decode = [fleet.decode, fleet.spare]
-    with run_split(run_folder, model_folder, fleet.prefill, decode, timeouts=IMPATIENT) as gateway:
-        warm(gateway)
-        before = prefilled(gateway)
-        for engine in decode:
-            engine.pause()
+    """The decode engine would wait for the KV without an end, and says no more than that it fetches: it is left by the
+    time that the prefill engine counts as down. An impatient gateway leaves a stream that has no output before that."""
+    asked, others = one_of_each(fleet, "stuck"), one_of_each(fleet, "stuck, impatient")
+    with (
+        run_split(run_folder, model_folder, fleet.prefill, [fleet.decode]) as gateway,
+        run_split(run_folder, model_folder, fleet.prefill, [fleet.decode], timeouts={"handover": 3.0}) as impatient,
+    ):
+        both = gateway, impatient
+        for each in both:
+            warm(each)
+        before = sum(map(prefilled, both))
+        fleet.decode.pause()
         try:
-            with sent(gateway, asked):
-                wait_for(lambda: prefilled(gateway) == before + len(asked), "all prefills", gateway.process)
+            with sent(gateway, asked), sent(impatient, others):
+                wait_for(
+                    lambda: sum(map(prefilled, both)) == before + len(asked) + len(others),
+                    "all prefills",
+                    gateway.process,
+                )
                 fleet.prefill.pause()
-                for engine in decode:
-                    engine.resume()
+                fleet.decode.resume()
         finally:
-            for engine in (fleet.prefill, *decode):
+            for engine in (fleet.prefill, fleet.decode):
                 engine.resume()
-        assert sum(fallbacks(gateway).values()) > 0
+        assert fallbacks(gateway) == {"prefill-down": len(asked)}
+        streams = [one for one in others if one.body["stream"]]
+        assert fallbacks(impatient) == {
+            "decode-stuck": len(streams),
+            "prefill-down": len(others) - len(streams),
+        }
 
 
 @dataclass(slots=True)
@@ -164,7 +173,11 @@ def test_decode_killed(fleet: Fleet, model_folder: Path, run_folder: Path) -> No
             assert CHAT.text(one.answer.result()) == CHAT.text(answer)
         at_rest(gateway)
         for engine in (fleet.prefill, *(engine for engine in decode if engine is not victim)):
-            assert engine.metrics()["vllm:num_requests_running"] == 0
+            wait_for(
+                lambda engine=engine: engine.metrics()["vllm:num_requests_running"] == 0,
+                f"engine {engine.name} to be idle",
+                gateway.process,
+            )
 
 
 def start(pool: ThreadPoolExecutor, client: httpx.Client, number: int, *, stream: bool) -> Running:
@@ -228,11 +241,12 @@ def test_prefill_killed_after_its_leg_and_before(fleet: Fleet, model_folder: Pat
                     pass
         finally:
             fleet.decode.resume()
-        assert fallbacks(gateway) == {"decode-error": len(asked)}
+        # It says so at once; on a machine with more to do than cores the gateway may be first to see why.
+        assert set(fallbacks(gateway)) <= {"decode-error", "prefill-down"}
+        assert sum(fallbacks(gateway).values()) == len(asked)
         assert set(fallbacks(other)) <= {"prefill-refused", "prefill-reset-unsent", "prefill-died"}
         for each in (gateway, other):
-            assert each.total("kvgate_engine_up", engine=fleet.decode.name) == 1
-            wait_for(lambda each=each: fleet.prefill.name in each.unusable(), "the engine to be out", each.process)
+            wait_for(lambda each=each: set(each.unusable()) == {fleet.prefill.name}, "it alone to be out", each.process)
             answer = each.ask(CHAT.path, CHAT.body(passage("later", WORDS)))
             line = each.request(answer.headers["x-request-id"])
             assert (line["plan"], line["outcome"]) == ("no-prefill-endpoint", "ok")
