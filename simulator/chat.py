@@ -98,20 +98,18 @@ async def _stream(call: Call, generation: Generation, answer_id: str, name: str)
     ids = call.body.get("return_token_ids") is True
     head = {"id": answer_id, "object": "chat.completion.chunk", "created": call.created, "model": name}
     await sink.open()
-    greeted = False
+    # The roles go out with the first token, or with the error in its place, not before: the head alone came at once.
+    await generation.begin()
+    prompt = list(generation.asks[0].ids) if ids else None
+    for index in range(len(generation.jobs)):
+        delta = {"role": "assistant", "content": ""}
+        choice = {"index": index, "delta": delta, "logprobs": None, "finish_reason": None}
+        tail = {"prompt_token_ids": prompt, "prompt_text": None}
+        so_far = _so_far(call, generation, index)
+        await sink.event(encode_json({**head, "choices": [choice], **so_far, **tail}))
     outputs = [0] * len(generation.jobs)
     unfinished = len(generation.jobs)
     async for piece in generation:
-        if not greeted:
-            # The roles go out with the first token, not before: the head alone came at once.
-            greeted = True
-            prompt = list(generation.asks[0].ids) if ids else None
-            for index in range(unfinished):
-                delta = {"role": "assistant", "content": ""}
-                choice = {"index": index, "delta": delta, "logprobs": None, "finish_reason": None}
-                tail = {"prompt_token_ids": prompt, "prompt_text": None}
-                so_far = _so_far(call, generation, index)
-                await sink.event(encode_json({**head, "choices": [choice], **so_far, **tail}))
         unfinished -= piece.finish is not None
         outputs[piece.index] += 1
         so_far = _so_far(call, generation, piece.index, outputs[piece.index])

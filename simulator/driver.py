@@ -26,10 +26,16 @@ class Stream:
         self.jobs = jobs
         self._driver = driver
         self._outputs: asyncio.Queue[Output] = asyncio.Queue()
+        self._begun = asyncio.Event()
         self._running = len(jobs)
 
     def put(self, output: Output) -> None:
         self._outputs.put_nowait(output)
+        self._begun.set()
+
+    async def begin(self) -> None:
+        """Wait until there is an output."""
+        await self._begun.wait()
 
     async def __aiter__(self) -> AsyncIterator[Output]:
         """Outputs until every job has ended. Never ends if a job was aborted by somebody else."""

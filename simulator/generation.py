@@ -26,7 +26,8 @@ class Piece:
 
 @dataclass(frozen=True, slots=True)
 class Spent:
-    """Tokens of a request. ``cached``: of the prompt, found in a cache. ``created``: of it, new in full blocks."""
+    """Tokens of a request. ``cached``: of the prompt, found in a cache; of a decode leg, what the prefill engine found.
+    ``created``: of it, computed here, in full blocks."""
 
     prompt: int
     output: int
@@ -64,6 +65,10 @@ class Generation:
             if self.finishes[index] is None:
                 yield self._piece(index, output)
 
+    async def begin(self) -> None:
+        """Wait until the engine says something, be it that a sequence failed: what announces an answer goes out now."""
+        await self._stream.begin()
+
     async def complete(self) -> None:
         """Wait for all of it."""
         async for _ in self:
@@ -88,13 +93,12 @@ class Generation:
         """By one sequence, or by all: a prompt that several sequences share is counted once."""
         chosen = [job for place, job in enumerate(self.jobs) if index is None or place == index]
         prompts = [job for job in chosen if index is not None or self._first(job)]
-        cached = sum(self._cached(job) for job in prompts)
         size = self.jobs[0].chain.block_size
         return Spent(
             prompt=sum(job.prompt_tokens for job in prompts),
             output=sum(len(self.tokens[self._places[job]]) for job in chosen),
-            cached=cached,
-            created=max(0, sum(job.prompt_tokens // size * size for job in prompts) - cached),
+            cached=sum(self._cached(job) for job in prompts),
+            created=sum(max(0, job.prompt_tokens // size * size - (job.cached or 0)) for job in prompts),
         )
 
     def _first(self, job: Job) -> bool:

@@ -124,21 +124,20 @@ def _usage(call: Call, spent: Spent) -> dict[str, int]:
 async def _stream(call: Call, generation: Generation, answer_id: str, name: str) -> web.StreamResponse:
     sink = call.sink
     await sink.open()
-    greeted = begun = False
+    await generation.begin()
+    message: dict[str, Any] = {
+        "id": answer_id,
+        "type": "message",
+        "role": "assistant",
+        "content": [],
+        "model": name,
+        "stop_reason": None,
+        "stop_sequence": None,
+        "usage": {"input_tokens": generation.spent().prompt, "output_tokens": 0},
+    }
+    await sink.named_event("message_start", {"type": "message_start", "message": message})
+    begun = False
     async for piece in generation:
-        if not greeted:
-            greeted = True
-            message: dict[str, Any] = {
-                "id": answer_id,
-                "type": "message",
-                "role": "assistant",
-                "content": [],
-                "model": name,
-                "stop_reason": None,
-                "stop_sequence": None,
-                "usage": {"input_tokens": generation.spent().prompt, "output_tokens": 0},
-            }
-            await sink.named_event("message_start", {"type": "message_start", "message": message})
         if not piece.text:
             continue
         if not begun:

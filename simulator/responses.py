@@ -87,10 +87,10 @@ def _shell(call: Call, answer_id: str, name: str, limit: int) -> dict[str, Any]:
         "object": "response",
         "output": [],
         "parallel_tool_calls": body.get("parallel_tool_calls", True),
-        "temperature": body.get("temperature", 1.0),
+        "temperature": _decimal(body, "temperature", 1.0),
         "tool_choice": body.get("tool_choice", "auto"),
         "tools": body.get("tools") or [],
-        "top_p": body.get("top_p", 1.0),
+        "top_p": _decimal(body, "top_p", 1.0),
         "background": False,
         "max_output_tokens": limit,
         "max_tool_calls": None,
@@ -104,13 +104,19 @@ def _shell(call: Call, answer_id: str, name: str, limit: int) -> dict[str, Any]:
         "truncation": "disabled",
         "usage": None,
         "user": body.get("user"),
-        "presence_penalty": body.get("presence_penalty", 0.0),
-        "frequency_penalty": body.get("frequency_penalty", 0.0),
+        "presence_penalty": _decimal(body, "presence_penalty", 0.0),
+        "frequency_penalty": _decimal(body, "frequency_penalty", 0.0),
         "kv_transfer_params": None,
         "ec_transfer_params": None,
         "input_messages": None,
         "output_messages": None,
     }
+
+
+def _decimal(body: Mapping[str, Any], field: str, default: float) -> Any:
+    """A number as vLLM tells it back: 0.0 for 0."""
+    value = body.get(field, default)
+    return float(value) if isinstance(value, int) else value
 
 
 def _part(text: str) -> dict[str, Any]:

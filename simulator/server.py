@@ -21,14 +21,15 @@ from aiohttp import web
 
 from simulator.blocks import BlockPool
 from simulator.call import Call
-from simulator.errors import ApiError, EngineDead, busy, internal
+from simulator.errors import ApiError, EngineDead, busy
 from simulator.exposition import CONTENT_TYPE, render
+from simulator.failure import begin_with_error, tell
 from simulator.faults import Fault, FaultKind, Faults
 from simulator.listener import Connections, Listener
 from simulator.routes import DEV_ROUTES, ROUTES, Answer
 from simulator.service import Service
 from simulator.settings import EngineSettings
-from simulator.sink import Sink, encode_json, hang
+from simulator.sink import Sink, hang
 from simulator.transfer.parameters import Leg, leg_of
 
 MAX_BODY = 256 * 1024 * 1024
@@ -39,9 +40,6 @@ RECORDED = 2000
 
 GRACE = 1.0
 """Seconds that running answers have when the server closes."""
-
-STREAMED = ("/v1/chat/completions", "/v1/completions", "/v1/responses", "/v1/messages")
-"""Paths whose answers may be event streams by a field of their JSON."""
 
 GUARDED = ("/v1", "/v2", "/inference", "/cohere")
 """Paths that want the api key. All others are open, as in vLLM."""
@@ -191,7 +189,7 @@ class EngineServer:
         except ApiError as error:
             # What pydantic refuses never comes as far as the connector.
             answered = call.sink.opened or error.kind == "Bad Request"
-            response = await self._tell(call, error)
+            response = await tell(call, error)
         except EngineDead as error:
             self._die(str(error))
             await hang()
@@ -245,32 +243,10 @@ class EngineServer:
             case FaultKind.STATUS:
                 return await sink.raw(fault.body.encode(), fault.status)
             case FaultKind.ERROR_EVENT:
-                return await self._error_event(call)
+                return await begin_with_error(call)
             case _:
                 pass
         return None
-
-    async def _error_event(self, call: Call) -> web.StreamResponse:
-        """200, and then the error that a failed transfer or a bad number makes of a stream."""
-        error, path = internal(), call.request.path
-        streamed = path in STREAMED and call.wants_stream
-        if not streamed:
-            raise error
-        await call.sink.open()
-        return await self._tell(call, error)
-
-    async def _tell(self, call: Call, error: ApiError) -> web.StreamResponse:
-        """An error, as an answer or as the end of a stream that has begun."""
-        messages = call.request.path.startswith("/v1/messages")
-        if not call.sink.opened:
-            return await call.sink.json(error.anthropic_body() if messages else error.body(), error.status)
-        if messages:
-            failure = {"type": "internal_error", "message": error.message}
-            await call.sink.named_event("error", {"type": "error", "error": failure})
-        else:
-            await call.sink.event(encode_json(error.body()))
-        await call.sink.event(b"[DONE]")
-        return await call.sink.end()
 
     def _reject(self, call: Call) -> None:
         try:
