@@ -120,6 +120,15 @@ def test_the_gateway_loads_the_yaml(block: str) -> None:
     assert all(isinstance(scheduler.handlers[model.handler], PrefillDecode) for model in config.models)
 
 
+def test_the_request_to_try_it_with_is_split(tmp_path: Path) -> None:
+    """Its file is made as the page says, and is worth a prefill even if each of its numbers were one token."""
+    (line,) = re.findall(r"^printf .*$", PAGE, re.MULTILINE)
+    subprocess.run(["/bin/sh", "-c", line], cwd=tmp_path, check=True, timeout=10)
+    body = json.loads((tmp_path / "request.json").read_text())
+    assert body["model"] in PAGE.partition("models:")[2]
+    assert len(body["prompt"].split()) > PrefillDecode.Parameters().threshold
+
+
 def test_its_numbers_and_names_are_the_gateways() -> None:
     defaults = {field.name: field.default for field in dataclasses.fields(TimeoutSettings)}
     written = re.findall(r"`timeouts\.(\w+)` \((\d+) s\)", PAGE)
