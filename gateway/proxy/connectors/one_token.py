@@ -15,9 +15,10 @@ LIMITS: Mapping[Kind, tuple[str, ...]] = {
 }
 """Where each kind limits its output."""
 
-DROPPED = ("stream_options", "min_tokens", "logprobs", "top_logprobs", "return_token_ids")
-"""``stream_options`` is refused without ``stream``, and ``min_tokens`` above the limit; probabilities are work for
-nothing, whose first use took a real engine 24 s; nobody reads the prompt's ids."""
+DROPPED = ("stream_options", "min_tokens", "logprobs", "top_logprobs", "logprob_token_ids", "return_token_ids")
+"""``stream_options`` is refused without ``stream``, ``min_tokens`` above the limit, and ``logprob_token_ids`` without
+``logprobs``; probabilities are work for nothing, whose first use took a real engine 24 s; nobody reads the prompt's
+ids."""
 
 
 def one_token(body: JsonBody, kind: Kind) -> JsonBody:

@@ -24,6 +24,7 @@ def test_what_is_left_of_a_request(kind, limits, make_body, read):
         "min_tokens": 5,
         "logprobs": True,
         "top_logprobs": 3,
+        "logprob_token_ids": [1, 2],
         "return_token_ids": True,
     }
     asked = {"stream": True, "max_tokens": 200, "max_completion_tokens": 100, "max_output_tokens": 9}
