@@ -95,7 +95,7 @@ class Gateway:
         self.feed.connect(self.fleet)
         self.upstream = Upstream(config.timeouts)
         forwarder = Forwarder(self.fleet, self.upstream, config.pass_through)
-        handover = Handover(
+        self.handover = Handover(
             forwarder=forwarder,
             upstream=self.upstream,
             fleet=self.fleet,
@@ -109,7 +109,7 @@ class Gateway:
             fleet=self.fleet,
             scheduler=self.scheduler,
             forwarder=forwarder,
-            handover=handover,
+            handover=self.handover,
             listen=config.listen,
             timeouts=config.timeouts,
             retries=config.retries,
@@ -137,6 +137,7 @@ class Gateway:
         """Safe after a failed ``start``."""
         await self.fleet.close()  # first: it tells the feed of event streams
         await self.feed.close()
+        await self.handover.close()
         await self.upstream.close()
         for serving in self.directory.servings:
             await serving.tokens.close()

@@ -30,6 +30,8 @@ MAX_VALUES = 4_000_000
 """Commas in a body: four prompts of a million token ids. A million values take up to half a second to read, and nothing
 else runs meanwhile: the parser holds the interpreter."""
 
+TOO_DEEP = "the body is nested too deeply"
+
 _FIELDS = msgspec.json.Decoder(Fields)
 _ENCODER = msgspec.json.Encoder()
 
@@ -50,7 +52,10 @@ class JsonBody:
             raise BodyTooLarge(f"The body holds more than {MAX_VALUES} commas: too many values for one request.")
         self._raw = raw
         self.fields: Fields = _decode(raw)
-        self._changed = strip(self.fields, settings)
+        try:
+            self._changed = strip(self.fields, settings)
+        except RecursionError:
+            raise ClientError(TOO_DEEP) from None
         self._model = self.fields.get("model")
 
     def copy(self) -> JsonBody:
@@ -93,4 +98,4 @@ def _decode(raw: bytes) -> Fields:
     except msgspec.DecodeError as error:
         raise ClientError(f"the body is not valid JSON: {error}") from None
     except RecursionError:
-        raise ClientError("the body is nested too deeply") from None
+        raise ClientError(TOO_DEEP) from None

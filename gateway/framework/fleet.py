@@ -79,6 +79,11 @@ class EngineMetrics:
     kv_expired: float = 0.0
     kv_fetching: Mapping[str, int] = field(default_factory=dict)
 
+    @property
+    def fetches(self) -> int:
+        """Requests whose KV has yet to come from another engine. vLLM's last stage is of those that have it."""
+        return sum(count for stage, count in self.kv_fetching.items() if stage != "completed_waiting")
+
 
 class Load(Protocol):
     """A read-only view of an endpoint's ledger: the work that we sent and have not got back, and what others sent.

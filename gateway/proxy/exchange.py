@@ -43,9 +43,9 @@ class Exchange:
     """The state of one request. Times are of ``clock.monotonic()``, None until they happen.
 
     ``placement``: what is booked now. ``plan`` and ``booked``: the last one's plan, and where its prompt was to be
-    computed, for the record. ``headers``: the client's. ``sequences``: answers asked for. ``legs``: placements.
-    ``parcel``: a prefill's answer that is not used yet. ``prefill_time``: seconds of a separate prefill. ``fallback``:
-    why a planned hand-over did not happen.
+    computed, for the record. ``under_way``: legs that were sent and have not ended. ``headers``: the client's.
+    ``sequences``: answers asked for. ``legs``: placements. ``parcel``: a prefill's answer that is not used yet.
+    ``prefill_time``: seconds of a separate prefill. ``fallback``: why a planned hand-over did not happen.
     """
 
     id: str
@@ -65,6 +65,7 @@ class Exchange:
     placement: Placement | None = None
     plan: Plan | None = None
     booked: Booking | None = None
+    under_way: dict[str, Endpoint] = field(default_factory=dict)
     headers: list[tuple[str, str]] = field(default_factory=list)
     parcel: Parcel | None = None
     failure: LegFailed | None = None
@@ -117,18 +118,17 @@ class Exchange:
         self.observer.in_flight(plan.decode.name, 1)
 
     def prefilled(self, result: str, *, usage: Usage | None = None, seconds: float | None = None) -> None:
-        """The prefill leg has ended, one way or another; harmless if it had before.
+        """The prefill leg has ended, or will not be sent; harmless if it had before.
 
         ``seconds``: what it took, where that was the prompt's computing and nothing else.
         """
+        self.ended("prefill", result)
         placement = self.placement
         if placement is None or placement.prefill is None:
             return
         booking, placement.prefill = placement.prefill, None
         booking.reservation.settle()
-        name = booking.endpoint.name
-        self.observer.in_flight(name, -1)
-        self.observer.attempted(self.model_name, name, "prefill", result)
+        self.observer.in_flight(booking.endpoint.name, -1)
         if seconds is not None:
             self.prefill_time = seconds
             self.observer.prefilled(self.model_name, seconds)
@@ -140,18 +140,24 @@ class Exchange:
         """The hand-over failed: the decode endpoint computes the prompt, from now on."""
         assert self.placement is not None
         assert self.request is not None
+        self.prefilled("cancelled")
+        self.ended("decode", "cancelled")
         self.fallback = cause
         self.placement.split = False
         self.booked = self.placement.decode
         self.placement.decode.computes(self.clock.monotonic(), told=self.request.stream)
         self.observer.fell_back(self.model_name, cause)
 
-    def sent(self, endpoint: Endpoint) -> None:
-        """A leg goes out to ``endpoint``."""
-        if self.placement is not None and endpoint is self.placement.decode.endpoint:
-            self.placement.sent = True
+    def sent(self, leg: str, endpoint: Endpoint) -> None:
+        """A leg (``prefill`` or ``decode``) goes out to ``endpoint``."""
+        self.under_way[leg] = endpoint
         if self.sent_at is None:
             self.sent_at = self.clock.monotonic()
+
+    def ended(self, leg: str, result: str) -> None:
+        """A leg is over; harmless if it was before, or was never sent."""
+        if (endpoint := self.under_way.pop(leg, None)) is not None:
+            self.observer.attempted(self.model_name, endpoint.name, leg, result)
 
     def progressed(self, outputs: int) -> None:
         """A stream has brought ``outputs`` events that carry output, in all."""
@@ -207,8 +213,7 @@ class Exchange:
         endpoint = placement.decode.endpoint
         placement.decode.reservation.settle()
         self.observer.in_flight(endpoint.name, -1)
-        if placement.sent:
-            self.observer.attempted(self.model_name, endpoint.name, "decode", result)
+        self.ended("decode", result)
         self.scheduler.settled(self.request, placement.plan, self._told(result))
 
     def settle(self) -> None:

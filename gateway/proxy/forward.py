@@ -5,6 +5,8 @@ What an engine shows of its health by that is told to the fleet here, whichever 
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from gateway.api.body import Body
 from gateway.api.headers import forward
 from gateway.api.settings import PassSettings
@@ -33,20 +35,26 @@ class Forwarder:
         endpoint: Endpoint,
         body: Body,
         *,
+        name: str = "decode",
         head: float | None = None,
+        total: float | None = None,
         until_output: bool = False,
     ) -> Committed:
-        """Send ``body`` to ``endpoint``. ``head``: as ``Leg.head``. ``until_output``: as for ``commit``.
+        """Send ``body`` to ``endpoint`` as the leg of this ``name``. ``head``, ``total``: as in ``Leg``.
+        ``until_output``: as for ``commit``.
 
-        Raises LegFailed.
+        Raises LegFailed; the leg is over then.
         """
-        leg = self._leg(exchange, endpoint, body, head)
-        exchange.sent(endpoint)
+        leg = self._leg(exchange, endpoint, body)
+        if head is not None or total is not None:
+            leg = replace(leg, head=head, total=total)
+        exchange.sent(name, endpoint)
         try:
             answer = await self._upstream.send(leg)
             self._fleet.answered(endpoint, answer.connect_seconds)
             return await commit(answer, exchange.route.kind, until_output=until_output)
         except LegFailed as failure:
+            exchange.ended(name, failure.result)
             self.failed(failure)
             raise
 
@@ -57,7 +65,7 @@ class Forwarder:
         elif failure.cause is not Cause.STATUS:
             self._fleet.broke(failure.endpoint, str(failure.cause))
 
-    def _leg(self, exchange: Exchange, endpoint: Endpoint, body: Body, head: float | None) -> Leg:
+    def _leg(self, exchange: Exchange, endpoint: Endpoint, body: Body) -> Leg:
         assert exchange.request is not None
         headers = forward(exchange.headers, self._passing, api_key=self._fleet.api_key(endpoint))
         headers.append(("content-type", body.content_type))
@@ -66,4 +74,4 @@ class Forwarder:
             headers = [(name, value) for name, value in headers if name != RANK_HEADER]
             headers.append((RANK_HEADER, str(endpoint.rank)))
         name = self._fleet.served_name(endpoint, exchange.request.model, exchange.request.adapter)
-        return Leg(endpoint, exchange.route.path, headers, body.encode(name), head)
+        return Leg(endpoint, exchange.route.path, headers, body.encode(name))

@@ -22,7 +22,7 @@ from gateway.proxy.commit import Committed
 from gateway.proxy.connectors import Connector, HandoverFailed, Pair, connectors
 from gateway.proxy.exchange import Exchange, Phase
 from gateway.proxy.forward import Forwarder
-from gateway.proxy.legs import Cause, LegFailed
+from gateway.proxy.legs import Cause, HeldAnswer, LegFailed
 from gateway.proxy.placement import Parcel
 from gateway.proxy.settings import TimeoutSettings
 from gateway.proxy.upstream import Unreachable, Upstream
@@ -32,6 +32,13 @@ log = logging.getLogger("kvgate.handover")
 LOOK = 1.0
 """Seconds between two looks at the engines of a hand-over that is under way: what they show comes from scrapes, which
 are as far apart by default."""
+
+SILENT = frozenset({"timeout", "connect"})
+"""Reasons for which an engine is down without a word. One whose process is gone is noticed by who fetches from it."""
+
+FETCHED = 10.0
+"""Seconds after which a fetch counts as done if the prefill engine was well all the while: it takes a tenth of them,
+and an unstreamed answer that is half written shall not be thrown away."""
 
 
 class Handover:
@@ -56,6 +63,10 @@ class Handover:
         self._observer = observer
         self._tasks = TaskSet()
         self._connectors: Mapping[str, Connector] = connectors(self._fetch, clock.monotonic, random)
+
+    async def close(self) -> None:
+        """End the legs that no answer waits for any more."""
+        await self._tasks.close()
 
     async def commit(self, exchange: Exchange, plan: Plan) -> Committed:
         """Send both legs of ``plan``. Raises LegFailed of the decode leg; GatewayError where a strict plan fails."""
@@ -138,6 +149,8 @@ class Handover:
                 committed.accompany(first)
             else:
                 await _end(first, second, keep=committed)
+            if committed is None:
+                exchange.ended("decode", "cancelled")
 
     async def _prefill(self, exchange: Exchange, endpoint: Endpoint, body: JsonBody, *, alone: bool) -> Committed:
         """The prefill leg's whole answer: a 200, or a 4xx, which is the client's. Raises HandoverFailed.
@@ -146,19 +159,20 @@ class Handover:
         """
         began = self._clock.monotonic()
         try:
-            answered = await self._forwarder.forward(exchange, endpoint, body, head=self._timeouts.prefill)
+            limit = self._timeouts.prefill
+            answered = await self._forwarder.forward(exchange, endpoint, body, name="prefill", head=limit, total=limit)
         except LegFailed as failure:
             exchange.prefilled(failure.result)
-            cause = "status" if failure.cause is Cause.STATUS else failure.cause
-            raise HandoverFailed(f"prefill-{cause}", failure.detail) from failure
+            raise HandoverFailed(f"prefill-{failure.cause}", failure.detail) from failure
         with answered:
             if 400 <= answered.status <= 499:
                 exchange.prefilled("engine_error")
                 return answered
             if answered.status != 200 or answered.events is not None:
                 exchange.prefilled("engine_error")
-                word = "status" if answered.status != 200 else "malformed"
-                raise HandoverFailed(f"prefill-{word}", f"HTTP {answered.status}")
+                if answered.status == 200:
+                    raise HandoverFailed("prefill-malformed", "a stream, where none was asked for")
+                raise HandoverFailed("prefill-status", f"HTTP {answered.status}") from _error_of(answered)
             seconds = self._clock.monotonic() - began
             exchange.prefilled(
                 "ok", usage=read_usage(answered.data, exchange.route.kind), seconds=seconds if alone else None
@@ -174,34 +188,42 @@ class Handover:
         try:
             committed = await self._forwarder.forward(exchange, endpoint, body, head=head, until_output=True)
         except LegFailed as failure:
-            if failure.cause in (Cause.HEAD_TIMEOUT, Cause.IDLE_TIMEOUT):
+            if exchange.request.stream and failure.cause in (Cause.HEAD_TIMEOUT, Cause.IDLE_TIMEOUT):
                 raise HandoverFailed("decode-stuck", failure.detail) from failure
             if failure.announced:
                 raise HandoverFailed("decode-error", failure.detail) from failure
             raise
         if committed.failed:
+            exchange.ended("decode", "engine_error")
             with committed:
-                raise HandoverFailed("decode-error", f"HTTP {committed.status}")
+                raise HandoverFailed("decode-error", f"HTTP {committed.status}") from _error_of(committed)
         if committed.status == 200:
             self._observer.handed_over(exchange.model_name, self._clock.monotonic() - began)
         return committed
 
     async def _fetching(self, exchange: Exchange, prefill: Endpoint, decode: Endpoint, body: JsonBody) -> Committed:
-        """The decode leg, ended where its KV will not come: the prefill engine is down, and the decode engine, asked
-        after that was seen, is fetching still. vLLM waits for an engine that stands still without an end.
+        """The decode leg, ended where its KV will not come: the prefill engine stands still, and the decode engine,
+        asked after that was seen, is fetching still. vLLM waits for such an engine without an end.
 
         Raises as ``_decode``.
         """
+        assert exchange.request is not None
         leg = self._start(self._decode(exchange, decode, body), exchange)
+        began = self._clock.monotonic()
         committed: Committed | None = None
-        down_at: float | None = None
+        silent_at: float | None = None
         try:
             while not (await asyncio.wait((leg,), timeout=LOOK))[0]:
-                if prefill.engine.up:
-                    down_at = None
-                elif down_at is None:
-                    down_at = self._clock.monotonic()
-                elif (decode.metrics.at or 0.0) > down_at and any(decode.metrics.kv_fetching.values()):
+                if prefill.engine.down_reason not in SILENT:
+                    silent_at = None
+                elif silent_at is None:
+                    silent_at = self._clock.monotonic()
+                # What a decode engine fetches may be another request's: an answer that may be half written goes on.
+                elif (
+                    (exchange.request.stream or began > (prefill.metrics.at or 0.0) - FETCHED)
+                    and (decode.metrics.at or 0.0) > silent_at
+                    and decode.metrics.fetches
+                ):
                     raise HandoverFailed("prefill-down", f"{prefill.engine.down_reason}, while its KV was fetched")
             committed = leg.result()
             return committed
@@ -229,6 +251,12 @@ async def _end(*legs: asyncio.Task[Committed], keep: Committed | None) -> None:
     for result in await asyncio.gather(*legs, return_exceptions=True):
         if isinstance(result, Committed) and result is not keep:
             result.answer.abort()
+
+
+def _error_of(answered: Committed) -> LegFailed:
+    """An engine's own error, or its stream that holds nothing else, as what another endpoint may better."""
+    held = HeldAnswer(answered.status, answered.headers, answered.data)
+    return LegFailed(Cause.STATUS, answered.answer.endpoint, f"HTTP {answered.status}", held)
 
 
 def _error(failure: HandoverFailed) -> GatewayError:

@@ -47,7 +47,8 @@ BUDGET_RESERVE = 10.0
 class Leg:
     """One upstream request: everything but the connection. ``path`` begins with a slash.
 
-    ``head``: seconds to the answer's head or first event, where they are fewer than for any other leg.
+    ``head``, ``total``: seconds to the answer's head or first event and to its end, where they are fewer than for any
+    other leg.
     """
 
     endpoint: Endpoint
@@ -55,6 +56,7 @@ class Leg:
     headers: list[tuple[str, str]]
     body: bytes
     head: float | None = None
+    total: float | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -58,14 +58,13 @@ class Booking:
 class Placement:
     """A request on its endpoints. ``prefill``: of a separate prefill leg that has not ended.
 
-    ``split``: the decode leg fetches the prompt's KV, and does not compute it. ``sent``: the decode leg is on its way.
+    ``split``: the decode leg fetches the prompt's KV, and does not compute it.
     """
 
     plan: Plan
     decode: Booking
     prefill: Booking | None = None
     split: bool = False
-    sent: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -37,7 +37,7 @@ async def relay(committed: Committed, http: web.BaseRequest, exchange: Exchange,
 
 async def relay_held(held: HeldAnswer, http: web.BaseRequest, exchange: Exchange, *, idle: float) -> web.StreamResponse:
     """An engine's error that no other endpoint bettered, unchanged. Raises ClientGone."""
-    exchange.answered(held.status, None)
+    exchange.answered(held.status, None, error=True)
     return await _whole(held.status, held.headers, held.body, http, exchange.id, idle)
 
 

@@ -61,7 +61,9 @@ class Upstream:
         """
         assert self._kept is not None, "start() comes first"
         assert self._fresh is not None
-        timeouts = self._timeouts if leg.head is None else replace(self._timeouts, head=leg.head)
+        timeouts = self._timeouts
+        if leg.head is not None or leg.total is not None:
+            timeouts = replace(timeouts, head=leg.head or timeouts.head, total=leg.total or timeouts.total)
         answer = Answer(leg.endpoint, timeouts)
         try:
             await answer.open(self._kept, leg)

@@ -72,6 +72,7 @@ def test_edits_of_a_copy_leave_the_original() -> None:
         (b'{"\xff":1}', "not UTF-8"),
         (b'{"a":' + b"[" * 200_000 + b"]" * 200_000 + b"}", "nested too deeply"),
         (b'{"a":' * 5000 + b"1" + b"}" * 5000, "nested too deeply"),
+        (b'{"sampling_params":' * 900 + b"1" + b"}" * 900, "nested too deeply"),
     ],
 )
 def test_what_is_no_json_object_is_refused_with_a_reason(raw: bytes, says: str) -> None:

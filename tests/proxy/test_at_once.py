@@ -10,7 +10,7 @@ import pytest
 
 from gateway.proxy.settings import TimeoutSettings
 from tests.support.chat import CHAT, DONE, ROLE, STREAMED, WORD
-from tests.support.split import FAILED, Told, answered, decodes, pair, resets, says, talks_garbage
+from tests.support.split import ERROR, FAILED, FAILED_STREAM, Told, answered, decodes, pair, resets, says, talks_garbage
 from tests.support.wait import eventually
 from tests.support.wire import STREAM_HEAD, Connection, answer, chunked, scripted
 
@@ -105,7 +105,7 @@ async def test_a_prefill_that_fails_takes_the_decode_leg_back(failure, body):
 
 
 @BODIES
-@pytest.mark.parametrize("failure", [resets, talks_garbage, says(answer(b"{}", status="503 Busy"))])
+@FAILURES
 async def test_where_no_engine_serves_alone_another_pair_cures_it(failure, body):
     room = Room()
     async with sglang(failure, room.decode, room.decode, also_prefills=(room.prefill,)) as setting:
@@ -114,6 +114,31 @@ async def test_where_no_engine_serves_alone_another_pair_cures_it(failure, body)
         assert room.gone >= 1
         assert all("bootstrap_room" in asked for asked in setting.decode.bodies)
         await setting.settled()
+
+
+@pytest.mark.parametrize(
+    ("body", "failure"),
+    [(CHAT, FAILED), (STREAMED, FAILED), (STREAMED, FAILED_STREAM)],
+    ids=["whole", "head", "first event"],
+)
+async def test_where_no_engine_serves_alone_a_decode_engine_that_fails_is_replaced(body, failure):
+    room = Room()
+    async with sglang(room.prefill, says(failure), room.decode) as setting:
+        for _ in range(6):
+            assert answered(body, *await setting.ask(body))
+            if (await setting.settled()).attempts == 2:
+                break
+        else:
+            pytest.fail("the engine that fails was never asked")
+
+
+@BODIES
+async def test_where_no_engine_serves_alone_the_engines_error_is_the_last_word(body):
+    room = Room()
+    async with sglang(room.prefill, says(FAILED)) as setting:
+        status, content = await setting.ask(body)
+        assert (status, orjson.loads(content)) == (500, ERROR)
+        assert (await setting.settled()).outcome == "engine_error"
 
 
 @BODIES

@@ -13,17 +13,26 @@ from tests.support.split import (
     ERROR,
     FAILED,
     FAILED_STREAM,
+    Told,
     answered,
     decodes,
     fetching_fails,
     hangs,
     pair,
+    prefills,
     says,
 )
 from tests.support.wait import eventually
 from tests.support.wire import METRICS, STREAM_HEAD, Connection, chunked
 
-FETCHING = b'vllm:num_requests_kv_fetch_by_stage{engine="0",model_name="sim",stage="in_progress"} %d\n'
+FETCHING = b'vllm:num_requests_kv_fetch_by_stage{engine="0",model_name="sim",stage="%s"} 1\n'
+
+KEPT = [
+    ("completed_waiting", "still", "just now"),
+    ("in_progress", "refuses", "just now"),
+    ("in_progress", "still", "long ago"),
+]
+"""A prefill engine that is down, and yet no reason to give up an answer (but a stream's, of which nothing has come)."""
 
 BODIES = pytest.mark.parametrize("body", [CHAT, STREAMED], ids=["whole", "streamed"])
 
@@ -45,12 +54,19 @@ async def test_a_decode_leg_that_cannot_fetch_is_sent_once_more_without(body, fa
         assert setting.decode.with_parameters == [True, False]
         line = await setting.settled()
         assert (line.fallback, line.attempts) == (cause, 1)
+        assert await setting.attempts() == {("prefill", "ok"): 1, ("decode", "bad"): 1, ("decode", "ok"): 1}
 
 
 @BODIES
-@pytest.mark.parametrize("fetching", [True, False], ids=["fetching", "fetched"])
-async def test_a_prefill_engine_that_goes_down_while_its_kv_is_fetched(fetching, body, monkeypatch):
+@pytest.mark.parametrize(
+    ("stage", "down", "sent"),
+    [("in_progress", "still", "just now"), *KEPT],
+    ids=["fetching", *(" ".join(words) for words in KEPT)],
+)
+async def test_a_prefill_engine_that_goes_down_while_its_kv_is_fetched(stage, down, sent, body, monkeypatch):
     monkeypatch.setattr("gateway.proxy.handover.LOOK", 0.02)
+    monkeypatch.setattr("gateway.proxy.handover.FETCHED", 10.0 if sent == "just now" else -10.0)
+    fetching = (stage, down) == ("in_progress", "still") and (sent == "just now" or body is STREAMED)
     decided = asyncio.Event()
 
     async def fetches(connection: Connection, head: bytes, request: bytes) -> None:
@@ -59,10 +75,13 @@ async def test_a_prefill_engine_that_goes_down_while_its_kv_is_fetched(fetching,
 
     async with pair(decode=fetching_fails(fetches), timeouts=TimeoutSettings()) as setting:
         first, second = setting.servers
-        second.metrics = METRICS + FETCHING % fetching
+        second.metrics = METRICS + FETCHING % stage.encode()
         asked = asyncio.get_running_loop().create_task(setting.ask(body))
         await eventually(lambda: setting.decode.bodies, "the decode leg runs")
-        first.kill()
+        if down == "still":
+            first.still = True
+        else:
+            first.kill()
         await eventually(lambda: setting.gateway.down(first.url), "the prefill engine is seen to be down")
         until = second.scrapes + 5
         await eventually(lambda: second.scrapes >= until, "the decode engine was asked since")
@@ -149,3 +168,18 @@ async def test_an_answer_without_output_is_an_answer(path):
         reply = await setting.gateway.client.post(path, json={**body, "max_tokens": 5, "stream": True})
         assert (reply.status_code, reply.content) == (200, announced)
         assert (await setting.settled()).fallback is None
+
+
+async def test_an_unstreamed_answer_that_is_late_goes_to_another_engine():
+    """Nothing tells it from one that cannot fetch, and a third of the client's patience is enough for each."""
+    second = Told(decodes)
+    timeouts = TimeoutSettings(connect=1, head=0.3, idle=5, total=20, prefill=5, handover=5)
+    async with pair(prefills, hangs, second, timeouts=timeouts) as setting:
+        for _ in range(6):
+            assert answered(CHAT, *await setting.ask(CHAT))
+            if (await setting.settled()).attempts == 2:
+                break
+        else:
+            pytest.fail("the engine that hangs was never asked")
+        assert all(setting.decode.with_parameters), "it is not asked again"
+        assert second.with_parameters[-1], "the prompt is handed over anew"

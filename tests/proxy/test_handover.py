@@ -24,6 +24,7 @@ from tests.support.split import (
     prefills,
     resets,
     says,
+    stalls_half_way,
     talks_garbage,
 )
 from tests.support.wait import eventually
@@ -69,6 +70,7 @@ PREFILL_FAILURES = {
     "prefill-head-timeout": hangs,
     "prefill-garbage": talks_garbage,
     "prefill-died half way": dies_half_way,
+    "prefill-total-timeout": stalls_half_way,
     "prefill-status": says(FAILED),
     "prefill-status 503": says(answer(b"{}", status="503 Service Unavailable")),
     "prefill-malformed": says(answer(b"no JSON")),
@@ -86,6 +88,8 @@ async def test_without_a_good_prefill_the_decode_endpoint_computes_the_prompt(na
         assert setting.decode.bodies == [body]
         line = await setting.settled()
         assert (line.outcome, line.fallback) == ("ok", name.partition(" ")[0])
+        counted = await setting.attempts()
+        assert (sorted(leg for leg, _ in counted), set(counted.values())) == (["decode", "prefill"], {1})
         metrics = await setting.gateway.metrics()
         assert f'kvgate_handover_fallbacks_total{{cause="{line.fallback}",model="sim"}} 1.0' in metrics
 
@@ -209,22 +213,28 @@ async def test_what_is_booked_on_which_engine_and_when():
         await setting.settled()
 
 
-async def test_a_fallback_books_the_prompts_computing_where_it_happens():
+@pytest.mark.parametrize("connector", ["nixl", "mooncake"])
+async def test_a_fallback_books_the_prompts_computing_where_it_happens(connector):
+    """Mooncake's fails before a leg is sent: there is no bootstrap server."""
     decoded = asyncio.Event()
 
     async def second(connection: Connection, head: bytes, body: bytes) -> None:
         await decoded.wait()
         await decodes(connection, head, body)
 
-    async with pair(resets, second, timeouts=TimeoutSettings()) as setting:
+    options = {"connector": connector, "bootstrap_port": 1, "timeouts": TimeoutSettings()}
+    async with pair(resets, second, **options) as setting:
         gateway = setting.gateway.gateway
-        _, d = gateway.fleet.endpoints(gateway.directory.servings[0].model)
+        p, d = gateway.fleet.endpoints(gateway.directory.servings[0].model)
         asked = asyncio.get_running_loop().create_task(setting.ask(STREAMED))
         await eventually(lambda: setting.decode.bodies, "the decode leg runs")
         assert d.load.prefill_tokens > 0
+        assert (p.load.requests, p.load.prefill_tokens, p.load.kv_tokens) == (0, 0, 0)
         decoded.set()
         assert answered(STREAMED, *await asked)
         await setting.settled()
+        prefills_sent = {("prefill", "bad"): 1} if connector == "nixl" else {}
+        assert await setting.attempts() == {("decode", "ok"): 1, **prefills_sent}
 
 
 @BODIES

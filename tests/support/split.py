@@ -87,6 +87,12 @@ async def dies_half_way(connection: Connection, head: bytes, body: bytes) -> Non
     connection.reset()
 
 
+async def stalls_half_way(connection: Connection, head: bytes, body: bytes) -> None:
+    await connection.say(b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nContent-Length: 999\r\n\r\n{")
+    await connection.gone()
+    connection.writer.close()
+
+
 def says(data: bytes) -> Post:
     async def post(connection: Connection, head: bytes, body: bytes) -> None:
         await connection.say(data)
@@ -113,6 +119,16 @@ class Setting:
     async def ask(self, body: dict[str, Any], **headers: str) -> tuple[int, bytes]:
         reply = await self.gateway.client.post("/v1/chat/completions", json=body, headers=headers)
         return reply.status_code, reply.content
+
+    async def attempts(self) -> dict[tuple[str, str], int]:
+        """(leg, ``ok`` or ``bad``) -> how many were counted."""
+        counted: dict[tuple[str, str], int] = {}
+        for line in (await self.gateway.metrics()).splitlines():
+            if line.startswith("kvgate_attempts_total{"):
+                leg, result = (line.partition(f'{label}="')[2].partition('"')[0] for label in ("leg", "result"))
+                key = leg, "ok" if result == "ok" else "bad"
+                counted[key] = counted.get(key, 0) + round(float(line.rpartition(" ")[2]))
+        return counted
 
     async def settled(self) -> Any:
         """The request's line, with nothing left booked."""

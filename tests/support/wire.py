@@ -46,7 +46,7 @@ class Connection:
 class ScriptedServer:
     """``url``; ``connections``: accepted so far; ``left``: how many of them ended.
 
-    ``metrics``: what an ``engine`` says of itself; ``scrapes``: how often it did.
+    ``metrics``: what an ``engine`` says of itself; ``scrapes``: how often it did. ``still``: it says nothing more.
     """
 
     url: str
@@ -56,6 +56,7 @@ class ScriptedServer:
     server: asyncio.Server | None = None
     metrics: bytes = b""
     scrapes: int = 0
+    still: bool = False
 
     def refuse(self) -> None:
         """Take no connection any more; those that there are go on."""
@@ -143,6 +144,9 @@ async def engine(post: Answer, port: int = 0) -> AsyncIterator[ScriptedServer]:
                 if connection.writer.is_closing():
                     return
                 continue
+            if server.still:
+                await connection.gone()
+                return
             if path == b"/metrics":
                 await connection.say(answer(server.metrics, content_type="text/plain"))
                 server.scrapes += 1
