@@ -36,6 +36,8 @@ from gateway.proxy.keys import read as read_keys
 from gateway.proxy.legs import RetryBudget
 from gateway.proxy.server import Server
 from gateway.proxy.upstream import Upstream
+from gateway.proxy.witness import Witness
+from gateway.tokens.parity import Parity
 from gateway.tokens.tokenizer import ModelTokens
 
 log = logging.getLogger("kvgate.app")
@@ -82,7 +84,12 @@ class Gateway:
         servings = [
             Serving(
                 model=model,
-                tokens=ModelTokens(settings, model.name, observer),
+                tokens=ModelTokens(
+                    settings,
+                    model.name,
+                    observer,
+                    parity=Parity(model.name, self.clock, observer, sample=settings.parity.sample),
+                ),
                 index=CacheIndex(settings.kv_cache, model.name, self.clock, observer),
                 admission=Admission(settings.limits, model.name, self.clock, observer),
                 budget=RetryBudget(config.retries.budget),
@@ -104,12 +111,14 @@ class Gateway:
             observer=observer,
             random=chance,
         )
+        self.witness = Witness(forwarder, self.upstream, chance)
         director = Director(
             directory=self.directory,
             fleet=self.fleet,
             scheduler=self.scheduler,
             forwarder=forwarder,
             handover=self.handover,
+            witness=self.witness,
             listen=config.listen,
             timeouts=config.timeouts,
             retries=config.retries,
@@ -138,6 +147,7 @@ class Gateway:
         await self.fleet.close()  # first: it tells the feed of event streams
         await self.feed.close()
         await self.handover.close()
+        await self.witness.close()
         await self.upstream.close()
         for serving in self.directory.servings:
             await serving.tokens.close()

@@ -82,6 +82,12 @@ class Observer:
     def tokens_compared(self, model: str, ours: int, reported: int) -> None:
         """Our exact count against ``usage.prompt_tokens``."""
 
+    def ids_compared(self, model: str, equal: bool) -> None:
+        """Our token ids of a prompt against the engine's."""
+
+    def parity(self, model: str, trusted: bool) -> None:
+        """Whether the prompts of a model with a tokenizer are placed by our ids: else they are estimated."""
+
     def hits_compared(self, model: str, endpoint: str, expected: int, reported: int) -> None:
         """Expected hit against ``cached_tokens``."""
 

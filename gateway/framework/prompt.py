@@ -73,6 +73,8 @@ class Prompt:
     bytes, four to an id: equal prefixes still have equal leading ids, and no such id is ever compared with an engine's.
     ``count``: tokens of all prompts together. ``why``: the reason for an estimate, empty if exact.
     ``single``: the body holds one prompt, so that expected and reported hits can be compared.
+    ``own``: the ids that our tokenizer made of one prompt, to be compared with the engine's; they are ``ids`` unless
+    they are not trusted. None: the client gave ids, or there are none.
     """
 
     ids: array[int]
@@ -80,6 +82,7 @@ class Prompt:
     exact: bool
     why: str = ""
     single: bool = True
+    own: array[int] | None = None
 
 
 def estimate(raw: bytes, why: str) -> Prompt:

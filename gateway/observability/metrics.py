@@ -127,6 +127,10 @@ class Metrics(Observer):
         self._mismatches = self._counter(
             "token_count_mismatches", "Exact counts that differed from the engine's.", "model"
         )
+        self._ids = self._counter("token_ids_compared", "Prompts whose ids were compared with the engine's.", "model")
+        self._id_mismatches = self._counter(
+            "token_id_mismatches", "Prompts whose ids differed from the engine's.", "model"
+        )
         self._expected = self._counter(
             "expected_hit_tokens",
             "Prompt tokens that we expected in the engine's cache, of answers that report theirs.",
@@ -208,6 +212,13 @@ class Metrics(Observer):
     def tokens_compared(self, model: str, ours: int, reported: int) -> None:
         self._counts[model,].inc()
         self._mismatches[model,].inc(ours != reported)
+
+    def ids_compared(self, model: str, equal: bool) -> None:
+        self._ids[model,].inc()
+        self._id_mismatches[model,].inc(not equal)
+
+    def parity(self, model: str, trusted: bool) -> None:
+        self._present.trusted[model] = trusted
 
     def hits_compared(self, model: str, endpoint: str, expected: int, reported: int) -> None:
         if endpoint not in self._present.hidden:

@@ -20,6 +20,7 @@ class Present(Collector):
 
     ``in_flight``: requests by endpoint. ``queued``: requests by model. ``engines``: (up, why not). ``scraped``:
     Clock.monotonic() of the last good scrape by engine. ``streams``: state by endpoint. ``blocks``: by model.
+    ``trusted``: by model, whether its prompts are placed by our token ids.
     ``expired``: the engine's own count of KV leases that ran out, by endpoint. ``fetching``: by endpoint, its waiting
     requests by the stage of fetching their KV. The mappings in it are replaced, never changed.
     ``hidden``: endpoints that are dropped, though requests on them may still run.
@@ -34,6 +35,7 @@ class Present(Collector):
         self.scraped: dict[str, float] = {}
         self.streams: dict[str, str] = {}
         self.blocks: dict[str, int] = {}
+        self.trusted: dict[str, bool] = {}
         self.expired: dict[str, float] = {}
         self.fetching: dict[str, Mapping[str, int]] = {}
         self.hidden: dict[str, None] = {}
@@ -85,6 +87,12 @@ class Present(Collector):
             "kvgate_kv_index_blocks",
             "Block keys in a model's cache index.",
             {(name,): count for name, count in self.blocks.copy().items()},
+            "model",
+        )
+        yield _gauge(
+            "kvgate_token_parity",
+            "1 while our token ids agree with the engines'; 0: they do not, and prompts are estimated.",
+            {(name,): trusted for name, trusted in self.trusted.copy().items()},
             "model",
         )
         yield _gauge(

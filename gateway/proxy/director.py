@@ -27,6 +27,7 @@ from gateway.proxy.legs import Attempts, LegFailed
 from gateway.proxy.receive import receive
 from gateway.proxy.relay import ClientGone, relay, relay_held
 from gateway.proxy.settings import ListenSettings, RetrySettings, TimeoutSettings
+from gateway.proxy.witness import Witness
 from gateway.scheduling.scheduler import Scheduler
 
 NO_ENDPOINT_RETRY = 2.0
@@ -44,6 +45,7 @@ class Director:
         scheduler: Scheduler,
         forwarder: Forwarder,
         handover: Handover,
+        witness: Witness,
         listen: ListenSettings,
         timeouts: TimeoutSettings,
         retries: RetrySettings,
@@ -56,6 +58,7 @@ class Director:
         self._scheduler = scheduler
         self._forwarder = forwarder
         self._handover = handover
+        self._witness = witness
         self._listen = listen
         self._timeouts = timeouts
         self._retries = retries
@@ -85,6 +88,7 @@ class Director:
             raise
         finally:
             exchange.settle()
+            self._witness.settled(exchange)
 
     def refused(self, route: Route, request_id: str, error: GatewayError) -> None:
         """Count and log a request that was refused before it was read."""

@@ -89,13 +89,15 @@ class Directory:
         return entries
 
     def readiness(self) -> dict[str, dict[str, Any]]:
-        """Per model: endpoints in all, and those usable now, with the reason of the others."""
+        """Per model: endpoints in all, and those usable now, with the reason of the others; how its prompts become
+        tokens, and why not exactly."""
         report = {}
         for serving in self._servings:
             endpoints = self._fleet.endpoints(serving.model)
             usable = [e for e in endpoints if e.engine.up and not e.draining]
             report[serving.model.name] = {
                 "ready": bool(usable),
+                "tokens": serving.tokens.state,
                 "endpoints": len(endpoints),
                 "usable": len(usable),
                 "unusable": {

@@ -134,6 +134,7 @@ class Exchange:
             self.observer.prefilled(self.model_name, seconds)
             booking.learn_prefill(seconds)
             booking.cost.learn_nothing(prefill=False)
+        self._learn_parity(booking, usage)
         self._learn_hits(booking, usage)
 
     def falls_back(self, cause: str) -> None:
@@ -256,7 +257,21 @@ class Exchange:
         if usage is not None and usage.prompt_tokens is not None and self.prompt.exact:
             self.observer.tokens_compared(model.name, self.prompt.count, usage.prompt_tokens)
         if not placement.split:  # what it reports is the prefill engine's figure, which had it from there
+            self._learn_parity(booking, usage)
             self._learn_hits(booking, usage)
+
+    def _learn_parity(self, booking: Booking, usage: Usage | None) -> None:
+        """Where the engine's count can differ from ours only because its ids do."""
+        assert self.serving is not None
+        assert self.request is not None
+        assert self.prompt is not None
+        if usage is None or self.prompt.own is None or self.request.indivisible or self.request.adapter is not None:
+            return
+        parity = self.serving.tokens.parity
+        if usage.prompt_tokens is not None:
+            parity.counted(booking.endpoint.name, len(self.prompt.own), usage.prompt_tokens)
+        if usage.cached_tokens is not None and self.prompt.exact:
+            parity.hit(booking.endpoint.name, booking.expected_hit, usage.cached_tokens)
 
     def _learn_hits(self, booking: Booking, usage: Usage | None) -> None:
         assert self.serving is not None

@@ -45,7 +45,7 @@ class Forwarder:
 
         Raises LegFailed; the leg is over then.
         """
-        leg = self._leg(exchange, endpoint, body)
+        leg = self.leg(exchange, endpoint, body)
         if head is not None or total is not None:
             leg = replace(leg, head=head, total=total)
         exchange.sent(name, endpoint)
@@ -65,7 +65,8 @@ class Forwarder:
         elif failure.cause is not Cause.STATUS:
             self._fleet.broke(failure.endpoint, str(failure.cause))
 
-    def _leg(self, exchange: Exchange, endpoint: Endpoint, body: Body) -> Leg:
+    def leg(self, exchange: Exchange, endpoint: Endpoint, body: Body) -> Leg:
+        """``body`` on its way to ``endpoint``: its path, its headers, the model's name there."""
         assert exchange.request is not None
         headers = forward(exchange.headers, self._passing, api_key=self._fleet.api_key(endpoint))
         headers.append(("content-type", body.content_type))

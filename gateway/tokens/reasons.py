@@ -22,6 +22,7 @@ class Why(StrEnum):
     MEDIA = "media"  # images, audio, video: only the engine's processor knows how many tokens they are
     MESSAGES = "messages"  # a message or a part of one that vLLM does not know
     TOOLS = "tools"  # a tool that is no function
+    PARITY = "parity"  # the engines make other ids of this model's prompts than we do
     FAILED = "failed"  # something raised that should not have; it is logged
 
 

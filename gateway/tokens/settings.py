@@ -8,6 +8,18 @@ from typing import Any, Literal
 
 
 @dataclass(frozen=True, slots=True)
+class ParitySettings:
+    """``sample``: 0..1 of the answered prompts whose token ids are compared with the engine's own, after the answer and
+    one at a time: each costs the engine's API process one more tokenization, and its GPU nothing."""
+
+    sample: float = 0.0
+
+    def __post_init__(self) -> None:
+        if not 0.0 <= self.sample <= 1.0:
+            raise ValueError("sample must be in 0..1")
+
+
+@dataclass(frozen=True, slots=True)
 class TokenSettings:
     """``tokenizer``: a local folder or a hub id; None: lengths and prefixes are estimated from bytes.
 
@@ -26,6 +38,7 @@ class TokenSettings:
     chat_template_kwargs: Mapping[str, Any] = field(default_factory=dict)
     content_format: Literal["auto", "string", "openai"] = "auto"
     inline_bytes: int = 2048
+    parity: ParitySettings = field(default_factory=ParitySettings)
 
     def __post_init__(self) -> None:
         if self.chat_template is not None and self.tokenizer is None:

@@ -27,6 +27,7 @@ from gateway.framework import (
 )
 from gateway.tokens.encode import Encoder
 from gateway.tokens.loading import Loaded, load
+from gateway.tokens.parity import Parity
 from gateway.tokens.reasons import Unrenderable, Why
 from gateway.tokens.render import Renderer
 from gateway.tokens.settings import TokenSettings
@@ -46,7 +47,11 @@ take gigabytes and a minute, long after its client left."""
 class ModelTokens:
     """The tokens of one model's prompts. ``load`` must have returned before ``tokenize``."""
 
-    def __init__(self, settings: TokenSettings, model: str, observer: Observer) -> None:
+    def __init__(
+        self, settings: TokenSettings, model: str, observer: Observer, *, parity: Parity | None = None
+    ) -> None:
+        """``parity``: the judge of our ids; None: they are always believed."""
+        self.parity = parity or Parity(model)
         self._settings = settings
         self._model = model
         self._observer = observer
@@ -57,6 +62,13 @@ class ModelTokens:
         self._threads = ThreadPoolExecutor(
             max_workers=min(MAX_THREADS, os.cpu_count() or 1), thread_name_prefix=f"tokens-{model}"
         )
+
+    @property
+    def state(self) -> str:
+        """How prompts become tokens now, for people: ``exact``, or ``estimated`` and why."""
+        if self._settings.tokenizer is None:
+            return "estimated: no tokenizer is configured"
+        return "exact" if self.parity.trusted else f"estimated: {self.parity.lost}"
 
     async def load(self) -> None:
         """Load the configured tokenizer, if there is one, in a thread.
@@ -69,6 +81,7 @@ class ModelTokens:
         log.info("model %s: loading the tokenizer %s", self._model, self._settings.tokenizer)
         loop = asyncio.get_running_loop()
         self._loaded, self._encoder, self._renderer = await loop.run_in_executor(self._threads, self._load)
+        self.parity.begin()
 
     async def close(self) -> None:
         """Let the threads end; what they are at is of no use any more."""
@@ -80,12 +93,17 @@ class ModelTokens:
             return self._estimated([prompt.raw], prompt.why)
         if isinstance(prompt, TokenInput):
             return _exact([ids if isinstance(ids, array) else array("I", ids) for ids in prompt.ids])
-        why = self._obstacle(prompt)
+        why, own = self._obstacle(prompt), None
         if why is None:
             try:
                 if _size(prompt) <= self._settings.inline_bytes and _plain(prompt):
-                    return self._encode(prompt)
-                return await asyncio.get_running_loop().run_in_executor(self._threads, self._encode, prompt)
+                    found = self._encode(prompt)
+                else:
+                    found = await asyncio.get_running_loop().run_in_executor(self._threads, self._encode, prompt)
+                own = found.ids if found.single and not found.why else None
+                if self.parity.trusted:
+                    return replace(found, own=own)
+                why = Why.PARITY
             except Unrenderable as unrenderable:
                 why = unrenderable.why
         raws = (
@@ -93,7 +111,8 @@ class ModelTokens:
             if isinstance(prompt, ChatInput)
             else [text.encode("utf-8", "replace") for text in prompt.texts]
         )
-        return self._estimated(raws, why)
+        estimated = self._estimated(raws, why)
+        return estimated if own is None else replace(estimated, own=own)
 
     def _load(self) -> tuple[Loaded, Encoder, Renderer]:
         loaded = load(self._settings, self._model)

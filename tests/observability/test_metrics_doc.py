@@ -47,6 +47,8 @@ def test_the_page_describes_what_there_is(clock, settled) -> None:
     metrics.disconnected("m", "queued")
     metrics.tokens_estimated("m", "x")
     metrics.tokens_compared("m", 1, 2)
+    metrics.ids_compared("m", False)
+    metrics.parity("m", True)
     metrics.hits_compared("m", "a", 1, 2)
     metrics.plugin_failed("scorer", "x", ValueError())
     metrics.score_refused("x")

@@ -1,0 +1,126 @@
+"""Asks an engine, after an answer, which token ids it makes of the same body: the sample that parity is judged by.
+
+Rules: in the background, one question at a time for a model, never one that a client waits for; what comes of it goes
+to ``tokens.parity`` and nowhere else: an engine that does not answer is no sicker for it. The route that renders is
+asked first (``.../render``: the very ids, but vLLM has it only with ``--enable-scale-out``), then ``/tokenize``, which
+does not know of every field of a body.
+"""
+
+from __future__ import annotations
+
+import logging
+import random
+from dataclasses import replace
+from typing import Any
+
+import msgspec
+
+from gateway.api.body import JsonBody
+from gateway.framework import Endpoint, Kind, TaskSet
+from gateway.proxy.exchange import Exchange
+from gateway.proxy.forward import Forwarder
+from gateway.proxy.legs import Leg, LegFailed
+from gateway.proxy.upstream import Upstream
+
+log = logging.getLogger("kvgate.parity")
+
+PATIENCE = 10.0
+"""Seconds for one question: an engine that needs longer for a text has better things to do."""
+
+MAX_BODY = 1024 * 1024
+"""Bytes of a body that is sent a second time: a quarter of a million tokens."""
+
+RENDERED = frozenset({Kind.CHAT, Kind.COMPLETION, Kind.RESPONSES, Kind.MESSAGES})
+TOKENIZED = frozenset({Kind.CHAT, Kind.COMPLETION})
+UNTOLD = ("documents", "reasoning_effort")
+"""Fields of a chat that vLLM's ``/tokenize`` ignores."""
+
+ABSENT = (403, 404, 405)
+"""Statuses of a route that is switched off or is not there."""
+
+TOKENIZE = "/tokenize"
+
+
+class Witness:
+    """Compares the ids of some answered prompts. ``chance``: draws the sample."""
+
+    def __init__(self, forwarder: Forwarder, upstream: Upstream, chance: random.Random) -> None:
+        self._forwarder = forwarder
+        self._upstream = upstream
+        self._chance = chance
+        self._tasks = TaskSet()
+        self._busy: set[str] = set()
+        self._absent: set[tuple[str, str]] = set()
+
+    async def close(self) -> None:
+        await self._tasks.close()
+
+    def settled(self, exchange: Exchange) -> None:
+        """A request has ended: compare its ids, if it is one of the sample. Returns at once."""
+        serving, prompt, plan, body = exchange.serving, exchange.prompt, exchange.plan, exchange.body
+        if serving is None or prompt is None or plan is None or prompt.own is None or exchange.outcome != "ok":
+            return
+        if not isinstance(body, JsonBody) or exchange.route.kind not in RENDERED:
+            return
+        assert exchange.request is not None
+        if exchange.request.indivisible or exchange.request.adapter is not None or serving.model.name in self._busy:
+            return
+        if not serving.tokens.parity.wants_ids(self._chance.random()):
+            return
+        endpoint = plan.decode
+        legs = [leg for path in self._paths(exchange, endpoint, body) if (leg := self._leg(exchange, endpoint, path))]
+        if legs:
+            self._busy.add(serving.model.name)
+            self._tasks.start(self._compare(exchange, legs), name=f"compare ids of {serving.model.name}")
+
+    def _paths(self, exchange: Exchange, endpoint: Endpoint, body: JsonBody) -> list[str]:
+        paths = [f"{exchange.route.path}/render"]
+        if exchange.route.kind in TOKENIZED and not any(name in body.fields for name in UNTOLD):
+            paths.append(TOKENIZE)
+        return [path for path in paths if (endpoint.engine.url, path) not in self._absent]
+
+    def _leg(self, exchange: Exchange, endpoint: Endpoint, path: str) -> Leg | None:
+        assert exchange.body is not None
+        leg = self._forwarder.leg(exchange, endpoint, exchange.body)
+        return None if len(leg.body) > MAX_BODY else replace(leg, path=path, head=PATIENCE, total=PATIENCE)
+
+    async def _compare(self, exchange: Exchange, legs: list[Leg]) -> None:
+        assert exchange.serving is not None
+        assert exchange.prompt is not None
+        assert exchange.prompt.own is not None
+        try:
+            for leg in legs:
+                ids = await self._ask(leg)
+                if ids is not None:
+                    exchange.serving.tokens.parity.rendered(leg.endpoint.name, exchange.prompt.own, ids)
+                    return
+        finally:
+            self._busy.discard(exchange.serving.model.name)
+
+    async def _ask(self, leg: Leg) -> list[int] | None:
+        """The ids; None: it does not tell."""
+        try:
+            with await self._upstream.send(leg) as answer:
+                raw = await answer.read()
+        except LegFailed as failure:
+            log.info("%s: its ids cannot be asked: %s", leg.endpoint.name, failure.cause)
+            return None
+        if answer.status in ABSENT:
+            self._absent.add((leg.endpoint.engine.url, leg.path))
+        if answer.status != 200:
+            return None
+        return _ids(raw)
+
+
+def _ids(raw: bytes) -> list[int] | None:
+    """``token_ids`` of a rendered request, or of the only one in a list; ``tokens`` of ``/tokenize``."""
+    try:
+        told: Any = msgspec.json.decode(raw)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        return None
+    if isinstance(told, list) and len(told) == 1:
+        told = told[0]
+    if not isinstance(told, dict):
+        return None
+    ids = told.get("token_ids", told.get("tokens"))
+    return ids if isinstance(ids, list) else None

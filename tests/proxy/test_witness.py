@@ -1,0 +1,151 @@
+"""Parity on live traffic: a gateway whose tokenizer is another than its engines', and one that asks for their ids."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gateway.tokens.parity import LEAST, RECOVERY
+from gateway.tokens.settings import ParitySettings
+from simulator.server import EngineServer
+from simulator.settings import EngineSettings
+from simulator.tokenizer import build_tokenizer
+from tests.support.gateway import Running, config_for, running
+from tests.support.wait import eventually
+
+CHAT = {"model": "sim", "messages": [{"role": "user", "content": "What is the weather in Paris?"}], "max_tokens": 1}
+EVERY = ParitySettings(sample=1.0)
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+    """Two tokenizers that differ in the ids of any text."""
+    base = tmp_path_factory.mktemp("tokenizers")
+    return build_tokenizer(base / "one"), build_tokenizer(base / "other", vocabulary=512)
+
+
+@pytest.fixture
+async def engine(folders: tuple[Path, Path]):
+    server = EngineServer(EngineSettings(tokenizer=str(folders[0])))
+    await server.start()
+    yield server
+    await server.close()
+
+
+async def ask(gateway: Running, body: dict[str, Any] = CHAT, times: int = 1, path: str = "chat/completions") -> None:
+    for _ in range(times):
+        (await gateway.client.post(f"/v1/{path}", json=body)).raise_for_status()
+
+
+async def tokens(gateway: Running) -> str:
+    readiness = (await gateway.client.get("/readyz")).json()
+    return str(readiness["models"]["sim"]["tokens"])
+
+
+def asked(engine: EngineServer, path: str) -> int:
+    return sum(received.path == path for received in engine.received)
+
+
+async def test_the_same_tokenizer_is_trusted(engine: EngineServer, folders: tuple[Path, Path]) -> None:
+    async with running(config_for(engine.url, tokenizer=str(folders[0]))) as gateway:
+        await ask(gateway, times=2 * LEAST)
+        assert await tokens(gateway) == "exact"
+        assert 'kvgate_token_parity{model="sim"} 1.0' in await gateway.metrics()
+        assert asked(engine, "/tokenize") == 0, "no engine is asked without a sample"
+
+
+async def test_another_tokenizer_is_noticed(engine: EngineServer, folders: tuple[Path, Path]) -> None:
+    async with running(config_for(engine.url, tokenizer=str(folders[1]))) as gateway:
+        await ask(gateway, times=LEAST)
+        await eventually(lambda: len(gateway.lines) == LEAST, "all are settled")
+        assert all(line.exact for line in gateway.lines)
+        await ask(gateway)
+        await eventually(lambda: len(gateway.lines) == LEAST + 1, "it is settled")
+        assert not gateway.lines[-1].exact
+        assert "the engines counted other tokens" in await tokens(gateway)
+        metrics = await gateway.metrics()
+        assert 'kvgate_token_parity{model="sim"} 0.0' in metrics
+        assert 'kvgate_prompts_estimated_total{model="sim",reason="parity"} 1.0' in metrics
+        ready = await gateway.client.get("/readyz")
+        assert ready.status_code == 200, "estimates serve"
+
+
+async def test_it_comes_back_by_itself(engine: EngineServer, folders: tuple[Path, Path]) -> None:
+    """The engines are set right, or were replaced."""
+    async with running(config_for(engine.url, tokenizer=str(folders[0]))) as gateway:
+        parity = gateway.gateway.directory.servings[0].tokens.parity
+        for _ in range(LEAST):
+            parity.counted("elsewhere", 1, 2)
+        await ask(gateway, times=RECOVERY)
+        assert await tokens(gateway) == "exact"
+
+
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        ("completions", {"model": "sim", "prompt": ["Hello there", "Hello"], "max_tokens": 1}),
+        ("completions", {"model": "sim", "prompt": [5, 6, 7], "max_tokens": 1}),
+        ("chat/completions", {**CHAT, "n": 2}),
+    ],
+    ids=["several prompts", "the client's ids", "several choices"],
+)
+async def test_what_may_differ_is_no_evidence(
+    engine: EngineServer, folders: tuple[Path, Path], path: str, body: dict[str, Any]
+) -> None:
+    async with running(config_for(engine.url, tokenizer=str(folders[1]), parity=EVERY)) as gateway:
+        await ask(gateway, body, times=2 * LEAST, path=path)
+        assert await tokens(gateway) == "exact"
+        assert asked(engine, "/tokenize") == 0
+
+
+async def test_a_sample_of_ids_is_compared(engine: EngineServer, folders: tuple[Path, Path]) -> None:
+    async with running(config_for(engine.url, tokenizer=str(folders[0]), parity=EVERY)) as gateway:
+        await ask(gateway)
+        await eventually(lambda: asked(engine, "/tokenize") == 1, "the engine was asked")
+        await ask(gateway, {"model": "sim", "prompt": "Hello there", "max_tokens": 1}, path="completions")
+        await eventually(lambda: asked(engine, "/tokenize") == 2, "the engine was asked again")
+        await eventually(lambda: not gateway.gateway.witness._busy, "both are compared")
+        metrics = await gateway.metrics()
+        assert 'kvgate_token_ids_compared_total{model="sim"} 2.0' in metrics
+        assert 'kvgate_token_id_mismatches_total{model="sim"} 0.0' in metrics
+        assert asked(engine, "/v1/chat/completions/render") == 1
+        await ask(gateway)
+        await eventually(lambda: asked(engine, "/tokenize") == 3, "the engine was asked again")
+        assert asked(engine, "/v1/chat/completions/render") == 1, "a route that is not there is asked for once"
+
+
+async def test_ids_that_differ_in_no_count_are_noticed(engine: EngineServer, folders: tuple[Path, Path]) -> None:
+    """A template whose text is another of the same length."""
+    template = folders[0].parent / "template.jinja"
+    template.write_text((folders[0] / "chat_template.jinja").read_text().replace("assistant\\n", "assistant "))
+    config = config_for(engine.url, tokenizer=str(folders[0]), chat_template=str(template), parity=EVERY)
+    async with running(config) as gateway:
+        for count in range(1, LEAST + 1):
+            await ask(gateway)
+            await eventually(lambda n=count: asked(engine, "/tokenize") == n, "the engine was asked")
+            await eventually(lambda: not gateway.gateway.witness._busy, "the ids are compared")
+        assert "the engines made other token ids" in await tokens(gateway)
+        assert 'kvgate_token_count_mismatches_total{model="sim"} 0.0' in await gateway.metrics()
+
+
+async def test_fields_that_tokenize_does_not_know_are_left_alone(
+    engine: EngineServer, folders: tuple[Path, Path]
+) -> None:
+    async with running(config_for(engine.url, tokenizer=str(folders[0]), parity=EVERY)) as gateway:
+        await ask(gateway, {**CHAT, "reasoning_effort": "low"})
+        await eventually(lambda: asked(engine, "/v1/chat/completions/render") == 1, "the engine was asked")
+        await eventually(lambda: not gateway.gateway.witness._busy, "it has answered")
+        assert asked(engine, "/tokenize") == 0
+
+
+async def test_an_engine_that_does_not_answer_costs_nobody_anything(
+    engine: EngineServer, folders: tuple[Path, Path]
+) -> None:
+    engine.faults.inject("hang", path="/v1/chat/completions/render")
+    async with running(config_for(engine.url, tokenizer=str(folders[0]), parity=EVERY)) as gateway:
+        await ask(gateway, times=3)
+        await eventually(lambda: asked(engine, "/v1/chat/completions/render") == 1, "the engine was asked")
+        assert gateway.idle()
+        assert gateway.gateway.witness._busy == {"sim"}, "one question at a time"
