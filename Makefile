@@ -5,7 +5,7 @@ BIN    := $(VENV)/bin
 JOBS   ?= auto
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo test test-slow check format lock test-engines clean
+.PHONY: help install demo test test-slow check format lock test-engines bench-kv clean
 
 help: ## this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
@@ -43,6 +43,11 @@ test-engines: install ## the tests against real vLLM servers on the CPU
 	tests/engines/install.sh
 	$(BIN)/python -m pytest tests/engines --ignore tests/engines/disaggregation
 	$(BIN)/python -m pytest tests/engines/disaggregation
+
+bench-kv: install ## what knowing the caches costs: matches, ingest, memory (a few minutes, on a quiet machine)
+	$(BIN)/python -m benchmarks.kv_match
+	$(BIN)/python -m benchmarks.kv_ingest
+	$(BIN)/python -m benchmarks.kv_memory
 
 lock: ## pin the newest allowed versions again (needs uv)
 	uv pip compile --universal --python-version 3.11 --generate-hashes --no-emit-index-url -q --upgrade -o requirements.lock pyproject.toml

@@ -1,0 +1,49 @@
+"""How many blocks of events an index takes a second, from a message's bytes on, on one core."""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import random
+
+from benchmarks.kv_scene import decoding, endpoint, evictions, fill, index_of, ingest, prefilling
+from benchmarks.kv_table import Figure, cpu, show
+
+ENDPOINTS = 8
+ROUNDS = 5
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--blocks", type=int, default=100_000, help="in each of five rounds (default 100,000)")
+    parser.add_argument("--held", type=int, default=500_000, help="indexed before (default 500,000)")
+    options = parser.parse_args()
+    chance = random.Random(4)
+    endpoints = [endpoint(slot) for slot in range(ENDPOINTS)]
+    index = index_of(endpoints, max_blocks=4 * options.held + 20 * options.blocks)
+    fill(index, chance, endpoints, options.held)
+    seconds: dict[str, list[float]] = {"one": [], "gone": [], "run": [], "gone again": []}
+    for _ in range(ROUNDS):
+        slot = chance.randrange(ENDPOINTS)
+        for shape, name, ends in ((decoding, "one", "gone"), (prefilling, "run", "gone again")):
+            messages, hashes = shape(chance, options.blocks)
+            gone = evictions(hashes[::-1])
+            gc.collect()
+            gc.freeze()  # as in a gateway, whose collector has better to do than to walk the index
+            seconds[name].append(cpu(lambda: ingest(index, slot, messages)) / len(hashes))  # noqa: B023 -- run at once
+            seconds[ends].append(cpu(lambda: ingest(index, slot, gone)) / len(hashes))  # noqa: B023 -- run at once
+
+    def rate(name: str) -> float:
+        return 1 / sorted(seconds[name])[ROUNDS // 2]
+
+    figures = [
+        Figure("stored, events of one block", rate("one"), "blocks/s", 300_000, most=False),
+        Figure("removed, those", rate("gone"), "blocks/s", 300_000, most=False),
+        Figure("stored, events of 64 blocks", rate("run"), "blocks/s", 600_000, most=False),
+        Figure("removed, those", rate("gone again"), "blocks/s", 600_000, most=False),
+    ]
+    show(f"ingest, {options.held:,} blocks held before", figures)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,156 @@
+"""Engines' caches and their events, made up as vLLM 0.32 would announce them. Same seed, same scene."""
+
+from __future__ import annotations
+
+import random
+from array import array
+from collections.abc import Sequence
+from typing import Any, cast
+
+import msgspec
+
+from gateway.framework import NULL_OBSERVER, Clock, CostModel, Endpoint, Engine, EngineMetrics, Load, Model
+from gateway.kvcache.events import BlockStored, decode
+from gateway.kvcache.index import CacheIndex
+from gateway.kvcache.settings import CacheSettings
+
+UNIT = 16
+"""Tokens a block: vLLM's default on GPUs."""
+
+VOCABULARY = 128_000
+PROMPT = 1024
+"""Blocks of a prompt of a filled index: 16,384 tokens."""
+
+EVENTS = 64
+"""In a batch: an engine that decodes 64 answers fills about 4 blocks a step; under prefill and eviction it is more."""
+
+
+class ManualClock:
+    """Moves only when it is told to."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+
+    def monotonic(self) -> float:
+        return self.now
+
+    def wall(self) -> float:
+        return self.now
+
+
+def endpoint(slot: int) -> Endpoint:
+    """One that exists for the index only."""
+    return Endpoint(
+        slot=slot,
+        name=f"engine-{slot}",
+        model=Model("m"),
+        engine=Engine(f"http://engine-{slot}", f"engine-{slot}"),
+        load=cast(Load, None),
+        cost=cast(CostModel, None),
+        metrics=EngineMetrics(),
+    )
+
+
+def index_of(endpoints: Sequence[Endpoint], max_blocks: int, clock: Clock | None = None) -> CacheIndex:
+    """An index whose endpoints all have events."""
+    index = CacheIndex(CacheSettings(max_blocks=max_blocks), "m", clock or ManualClock(), NULL_OBSERVER)
+    for each in endpoints:
+        index.add(each, events=True)
+        index.believe(each.slot)
+    return index
+
+
+def tokens(chance: random.Random, blocks: int) -> array[int]:
+    return array("I", chance.choices(range(VOCABULARY), k=blocks * UNIT))
+
+
+def stored(hashes: list[int], parent: int | None, ids: Sequence[int]) -> dict[str, Any]:
+    return {
+        "type": "BlockStored",
+        "block_hashes": hashes,
+        "parent_block_hash": parent,
+        "token_ids": list(ids),
+        "block_size": UNIT,
+        "lora_id": None,
+        "medium": "GPU",
+        "lora_name": None,
+        "extra_keys": [None] * len(hashes),
+        "group_idx": 0,
+        "kv_cache_spec_kind": "full_attention",
+    }
+
+
+def removed(name: int) -> dict[str, Any]:
+    """vLLM announces each eviction in an event of its own."""
+    return {"type": "BlockRemoved", "block_hashes": [name], "medium": "GPU", "group_idx": 0}
+
+
+def message(events: list[dict[str, Any]]) -> bytes:
+    return msgspec.msgpack.encode([1_795_218_048.63, events, 0])
+
+
+def decoding(chance: random.Random, blocks: int) -> tuple[list[bytes], list[int]]:
+    """Messages of ``EVENTS`` one-block events, each of another answer that has filled a block; and all hashes."""
+    messages: list[bytes] = []
+    hashes: list[int] = []
+    ends: list[int | None] = [None] * EVENTS
+    while len(hashes) < blocks:
+        events = []
+        for answer, parent in enumerate(ends):
+            name = chance.getrandbits(64)
+            events.append(stored([name], parent, tokens(chance, 1)))
+            ends[answer] = name
+            hashes.append(name)
+        messages.append(message(events))
+    return messages, hashes
+
+
+def prefilling(chance: random.Random, blocks: int, run: int = 64) -> tuple[list[bytes], list[int]]:
+    """Messages of one event of ``run`` blocks, sixteen of them a prompt; and all hashes."""
+    messages: list[bytes] = []
+    hashes: list[int] = []
+    parent: int | None = None
+    while len(hashes) < blocks:
+        if len(messages) % 16 == 0:
+            parent = None
+        names = [chance.getrandbits(64) for _ in range(run)]
+        messages.append(message([stored(names, parent, tokens(chance, run))]))
+        hashes += names
+        parent = names[-1]
+    return messages, hashes
+
+
+def evictions(hashes: Sequence[int]) -> list[bytes]:
+    return [
+        message([removed(name) for name in hashes[start : start + EVENTS]]) for start in range(0, len(hashes), EVENTS)
+    ]
+
+
+def ingest(index: CacheIndex, slot: int, messages: Sequence[bytes]) -> None:
+    """From bytes to the index, as a stream does it but for the turns that it lets others have."""
+    for each in messages:
+        for event in decode(each).events:
+            index.apply(slot, event)
+        index.tell(slot)
+
+
+def fill(index: CacheIndex, chance: random.Random, endpoints: Sequence[Endpoint], blocks: int) -> None:
+    """Each endpoint holds its share of ``blocks``, which nobody else has, in prompts of ``PROMPT`` blocks."""
+    for each in endpoints:
+        for _ in range(blocks // len(endpoints) // PROMPT):
+            hold(index, each.slot, chance, tokens(chance, PROMPT))
+
+
+def hold(index: CacheIndex, slot: int, chance: random.Random, ids: array[int]) -> list[int]:
+    """The endpoint has a prompt's whole blocks from now on; their hashes."""
+    hashes = [chance.getrandbits(64) for _ in range(len(ids) // UNIT)]
+    event = BlockStored(
+        block_hashes=list(hashes),
+        token_ids=list(ids[: len(hashes) * UNIT]),
+        block_size=UNIT,
+        medium="GPU",
+        group_idx=0,
+        kv_cache_spec_kind="full_attention",
+    )
+    index.apply(slot, event)
+    return hashes
