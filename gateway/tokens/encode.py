@@ -2,7 +2,7 @@
 
 Rules: ``encode_batch_fast`` of the Rust backend releases the GIL; plain ``encode`` keeps it, and stops every stream for
 as long as it takes. The backend is used alone only if it gives the ids that the whole tokenizer gives, which is tried
-at start.
+at start. What was encoded before is remembered in parts (``segments``, ``memory``), and only the rest is encoded.
 """
 
 from __future__ import annotations
@@ -10,7 +10,11 @@ from __future__ import annotations
 import logging
 from array import array
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
+
+from gateway.tokens.memory import Memory, Recalled, Segment
+from gateway.tokens.segments import Cuts, find_cuts
 
 log = logging.getLogger("kvgate.tokens")
 
@@ -25,25 +29,90 @@ SAMPLES = (
 """Blanks at the ends, digits, scripts, combining marks, line ends, and what often are special tokens."""
 
 
+@dataclass(frozen=True, slots=True)
+class Reading:
+    """Texts of one prompt, and what is known of their ids. ``recalled``: of each; empty where nothing is kept."""
+
+    texts: Sequence[str]
+    add_special_tokens: bool
+    recalled: Sequence[Recalled] = ()
+
+    @property
+    def new(self) -> int:
+        """Characters to encode."""
+        return sum(one.new for one in self.recalled) if self.recalled else sum(map(len, self.texts))
+
+
 class Encoder:
     """One tokenizer's encoding. May be called from any thread."""
 
-    def __init__(self, tokenizer: Any, name: str) -> None:
-        """``tokenizer``: a loaded ``transformers`` tokenizer. ``name``: the model's, for a log line."""
+    def __init__(self, tokenizer: Any, name: str, memory_bytes: int = 0) -> None:
+        """``tokenizer``: a loaded ``transformers`` tokenizer. ``name``: the model's, for a log line.
+
+        ``memory_bytes``: for texts and their ids; 0: nothing is kept.
+        """
         self._tokenizer = tokenizer
         self._backend = self._agreeing_backend(name)
+        self._cuts = Cuts(None, "python", {})
+        self._memory: Memory | None = None
+        if self._backend is not None and memory_bytes:
+            self._cuts = find_cuts(self._backend)
+            self._memory = Memory(memory_bytes, self._cuts)
+            if self._cuts.pattern is None:
+                log.info("model %s: its tokenizer allows no cut (%s): each turn is encoded whole", name, self._cuts.why)
 
     @property
     def fast(self) -> bool:
         """Encoding lets other threads run."""
         return self._backend is not None
 
+    @property
+    def cuts(self) -> Cuts:
+        """Where texts are cut."""
+        return self._cuts
+
     def encode(self, texts: Sequence[str], *, add_special_tokens: bool) -> list[array[int]]:
         """The uint32 ids of each text."""
+        return self.finish(self.read(texts, add_special_tokens=add_special_tokens))
+
+    def read(self, texts: Sequence[str], *, add_special_tokens: bool) -> Reading:
+        """What is known of the texts' ids. Takes a third of a millisecond for 100,000 tokens that are all known."""
+        if self._memory is None or add_special_tokens not in self._cuts.added:
+            return Reading(texts, add_special_tokens)
+        return Reading(texts, add_special_tokens, [self._memory.recall(text) for text in texts])
+
+    def finish(self, reading: Reading) -> list[array[int]]:
+        """The uint32 ids of each text; what is not known is encoded, and remembered."""
         if self._backend is None:
-            return [array("I", self._whole(text, add_special_tokens)) for text in texts]
-        found = self._backend.encode_batch_fast(list(texts), add_special_tokens=add_special_tokens)
-        return [array("I", one.ids) for one in found]
+            return [array("I", self._whole(text, reading.add_special_tokens)) for text in reading.texts]
+        if self._memory is None or not reading.recalled:
+            found = self._backend.encode_batch_fast(list(reading.texts), add_special_tokens=reading.add_special_tokens)
+            return [array("I", one.ids) for one in found]
+        self._complete(self._memory, [segment for one in reading.recalled for segment in one.missing])
+        before, after = self._cuts.added[reading.add_special_tokens]
+        whole = []
+        for one in reading.recalled:
+            ids = array("I", before)
+            ids.frombytes(b"".join([segment.ids or b"" for segment in one.segments]))
+            ids.frombytes(after)
+            whole.append(ids)
+            self._memory.remember(one.segments)
+        return whole
+
+    def _complete(self, memory: Memory, missing: list[Segment]) -> None:
+        """Give each segment its ids. The same text is encoded once, and not at all if that was done meanwhile."""
+        memory.look_again(missing)
+        wanted: dict[str, list[Segment]] = {}
+        for segment in missing:
+            if segment.ids is None:
+                wanted.setdefault(segment.text, []).append(segment)
+        if not wanted:
+            return
+        found = self._backend.encode_batch_fast(list(wanted), add_special_tokens=False)
+        for segments, one in zip(wanted.values(), found, strict=True):
+            ids = array("I", one.ids).tobytes()
+            for segment in segments:
+                segment.ids = ids
 
     def _whole(self, text: str, add_special_tokens: bool) -> list[int]:
         ids: list[int] = self._tokenizer(text, add_special_tokens=add_special_tokens)["input_ids"]

@@ -1,7 +1,8 @@
 """Prompts to the token ids that an engine will see, or to an estimate with a reason. Never an error for a prompt.
 
-Rules: short prompts are done on the loop, long ones in threads of our own, rendering and encoding in one hand-over. An
-estimate is counted with its reason, so that it never goes unseen.
+Rules: what takes longer than a hand-over is done in threads of our own: mostly encoding what no earlier prompt had in
+it. The rest, a conversation's next turn with a short message included, is done on the loop. An estimate is counted with
+its reason, so that it never goes unseen.
 """
 
 from __future__ import annotations
@@ -10,9 +11,10 @@ import asyncio
 import logging
 import os
 from array import array
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from typing import ParamSpec, TypeVar
 
 from gateway.framework import (
     BYTES_PER_TOKEN,
@@ -25,7 +27,8 @@ from gateway.framework import (
     TokenInput,
     estimate,
 )
-from gateway.tokens.encode import Encoder
+from gateway.tokens.effort import LOOP_CHARACTERS, LOOP_TEXTS, is_light
+from gateway.tokens.encode import Encoder, Reading
 from gateway.tokens.loading import Loaded, load
 from gateway.tokens.parity import Parity
 from gateway.tokens.reasons import Unrenderable, Why
@@ -33,6 +36,9 @@ from gateway.tokens.render import Renderer
 from gateway.tokens.settings import TokenSettings
 
 log = logging.getLogger("kvgate.tokens")
+
+P = ParamSpec("P")
+T = TypeVar("T")
 
 MAX_THREADS = 4
 """Of one model: encoding runs at a megabyte a second and thread, far above what one engine prefills; and a client with
@@ -96,10 +102,7 @@ class ModelTokens:
         why, own = self._obstacle(prompt), None
         if why is None:
             try:
-                if _size(prompt) <= self._settings.inline_bytes and _plain(prompt):
-                    found = self._encode(prompt)
-                else:
-                    found = await asyncio.get_running_loop().run_in_executor(self._threads, self._encode, prompt)
+                found = await self._tokens_of(prompt)
                 own = found.ids if found.single and not found.why else None
                 if self.parity.trusted:
                     return replace(found, own=own)
@@ -116,7 +119,8 @@ class ModelTokens:
 
     def _load(self) -> tuple[Loaded, Encoder, Renderer]:
         loaded = load(self._settings, self._model)
-        return loaded, Encoder(loaded.tokenizer, self._model), Renderer(loaded, self._settings)
+        encoder = Encoder(loaded.tokenizer, self._model, self._settings.memory_bytes)
+        return loaded, encoder, Renderer(loaded, self._settings)
 
     def _obstacle(self, prompt: ChatInput | TextInput) -> Why | None:
         """What is known before any work to make the ids unknowable."""
@@ -128,15 +132,42 @@ class ModelTokens:
             return Why.RENDERER
         return None
 
-    def _encode(self, prompt: ChatInput | TextInput) -> Prompt:
-        """Blocking. Raises Unrenderable, and nothing else."""
-        assert self._encoder is not None
+    async def _tokens_of(self, prompt: ChatInput | TextInput) -> Prompt:
+        """The ids. Raises Unrenderable, and nothing else."""
+        loop = asyncio.get_running_loop()
+        if isinstance(prompt, ChatInput) and not is_light(prompt):
+            return await loop.run_in_executor(self._threads, self._guarded, self._encode, prompt)
+        texts = self._guarded(self._texts_of, prompt)
+        # A text of few characters may be in many parts, and one that is known is done by copying its ids.
+        if len(texts) <= LOOP_TEXTS and sum(map(len, texts)) <= LOOP_CHARACTERS:
+            reading = self._guarded(self._read, prompt, texts)
+            if reading.new <= self._settings.inline_bytes:
+                return self._guarded(self._finish, reading)
+            return await loop.run_in_executor(self._threads, self._guarded, self._finish, reading)
+        return await loop.run_in_executor(self._threads, self._guarded, self._encode, prompt, texts)
+
+    def _encode(self, prompt: ChatInput | TextInput, texts: Sequence[str] | None = None) -> Prompt:
+        return self._finish(self._read(prompt, self._texts_of(prompt) if texts is None else texts))
+
+    def _texts_of(self, prompt: ChatInput | TextInput) -> Sequence[str]:
         assert self._renderer is not None
+        texts = prompt.texts if isinstance(prompt, TextInput) else (self._renderer.render(prompt),)
+        if sum(map(len, texts)) > MAX_TEXT:
+            raise Unrenderable(Why.TOO_LONG)
+        return texts
+
+    def _read(self, prompt: ChatInput | TextInput, texts: Sequence[str]) -> Reading:
+        assert self._encoder is not None
+        return self._encoder.read(texts, add_special_tokens=prompt.add_special_tokens)
+
+    def _finish(self, reading: Reading) -> Prompt:
+        assert self._encoder is not None
+        return _exact(self._encoder.finish(reading))
+
+    def _guarded(self, step: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+        """Blocking. Whatever ``step`` raises is Unrenderable."""
         try:
-            texts = prompt.texts if isinstance(prompt, TextInput) else (self._renderer.render(prompt),)
-            if sum(map(len, texts)) > MAX_TEXT:
-                raise Unrenderable(Why.TOO_LONG)
-            return _exact(self._encoder.encode(texts, add_special_tokens=prompt.add_special_tokens))
+            return step(*args, **kwargs)
         except Unrenderable:
             raise
         except (KeyboardInterrupt, SystemExit):
@@ -161,15 +192,3 @@ class ModelTokens:
 
 def _exact(ids: Sequence[array[int]]) -> Prompt:
     return Prompt(ids=ids[0], count=sum(map(len, ids)), exact=True, single=len(ids) == 1)
-
-
-def _size(prompt: ChatInput | TextInput) -> int:
-    """Bytes, about: characters for texts, since to count their bytes would be to encode them."""
-    return len(prompt.raw) if isinstance(prompt, ChatInput) else sum(map(len, prompt.texts))
-
-
-def _plain(prompt: ChatInput | TextInput) -> bool:
-    """No argument of the template could be long: it is not among the measured bytes, yet a template may print it."""
-    if isinstance(prompt, TextInput):
-        return True
-    return not any(isinstance(value, (str, list, dict)) and len(value) > 0 for value in prompt.template_kwargs.values())

@@ -10,9 +10,10 @@ def test_the_defaults_estimate() -> None:
     assert (settings.tokenizer, settings.content_format, settings.trust_remote_code) == (None, "auto", False)
 
 
-def test_inline_bytes_are_not_negative() -> None:
-    with pytest.raises(ValueError, match="inline_bytes"):
-        TokenSettings(inline_bytes=-1)
+@pytest.mark.parametrize("name", ["inline_bytes", "memory_bytes"])
+def test_bytes_are_not_negative(name: str) -> None:
+    with pytest.raises(ValueError, match=f"{name} must be at least 0"):
+        TokenSettings(**{name: -1})
 
 
 def test_a_template_without_a_tokenizer_would_be_of_no_use() -> None:

@@ -18,6 +18,7 @@ from gateway.framework import ChatInput, OpaqueInput, TextInput, TokenInput, est
 from gateway.tokens import ModelTokens
 from gateway.tokens.reasons import Why
 from gateway.tokens.settings import TokenSettings
+from gateway.tokens.tokenizer import MAX_THREADS
 from tests.tokens.conftest import Load, Reasons
 
 GAP = 0.050
@@ -240,13 +241,106 @@ async def test_what_would_take_minutes_to_encode_is_estimated(
     assert reasons.seen == [("m", Why.TOO_LONG)]
 
 
-@pytest.mark.parametrize(("kwargs", "inline"), [({"enable_thinking": False}, True), ({"notes": ["a"]}, False)])
-async def test_arguments_that_may_be_long_are_not_rendered_on_the_loop(
-    load: Load, kwargs: dict[str, Any], inline: bool, monkeypatch: pytest.MonkeyPatch
+def watch(tokens: ModelTokens, monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, bool]]:
+    """The steps that are done from now on, each with whether it was done on the loop's own thread."""
+    done: list[tuple[str, bool]] = []
+
+    def watched(name: str) -> None:
+        step = getattr(tokens, name)
+
+        def watching(*given: Any) -> Any:
+            done.append((name.strip("_"), threading.current_thread() is threading.main_thread()))
+            return step(*given)
+
+        monkeypatch.setattr(tokens, name, watching)
+
+    for name in ("_texts_of", "_read", "_finish"):
+        watched(name)
+    return done
+
+
+def turns(count: int, size: int = 4000) -> ChatInput:
+    return chat(
+        *(
+            {"role": ("user", "assistant")[n % 2], "content": f"turn {n} " + "word " * (size // 5)}
+            for n in range(count)
+        ),
+        USER,
+    )
+
+
+TOOL = {"type": "function", "function": {"name": "f", "parameters": {"type": "object", "properties": {}}}}
+
+
+@pytest.mark.parametrize(
+    ("asked", "steps"),
+    [
+        (chat(USER), {"texts_of": True, "read": True, "finish": True}),
+        (turns(2), {"texts_of": True, "read": True, "finish": False}),
+        (turns(2000, 5), {"texts_of": False, "read": False, "finish": False}),
+        (turns(300), {"texts_of": False, "read": False, "finish": False}),
+        (chat(USER, template_kwargs={"enable_thinking": False}), {"texts_of": True, "read": True, "finish": True}),
+        (chat(USER, template_kwargs={"notes": ["a"] * 2000}), {"texts_of": False, "read": False, "finish": False}),
+        (chat(USER, tools=[TOOL] * 3), {"texts_of": True, "read": True, "finish": True}),
+        (chat(USER, tools=[TOOL] * 400), {"texts_of": False, "read": False, "finish": False}),
+        (chat(USER, tools=[{**TOOL, "a": "b" * 5_000_000}]), {"texts_of": False, "read": False, "finish": False}),
+        (TextInput(("a word ",)), {"texts_of": True, "read": True, "finish": True}),
+        (TextInput(("a word " * 1000,)), {"texts_of": True, "read": True, "finish": False}),
+        (TextInput(("a word " * 200_000,)), {"texts_of": True, "read": False, "finish": False}),
+        (TextInput(("",) * 1000), {"texts_of": True, "read": False, "finish": False}),
+    ],
+)
+async def test_only_what_takes_no_longer_than_a_hand_over_is_done_on_the_loop(
+    load: Load, asked: ChatInput | TextInput, steps: dict[str, bool], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    tokens = await load(inline_bytes=10_000)
-    threads = []
-    encode = tokens._encode
-    monkeypatch.setattr(tokens, "_encode", lambda prompt: threads.append(threading.current_thread()) or encode(prompt))
-    await tokens.tokenize(chat(USER, template_kwargs=kwargs))
-    assert (threads == [threading.main_thread()]) is inline
+    tokens = await load()
+    done = watch(tokens, monkeypatch)
+    assert (await tokens.tokenize(asked)).exact
+    assert dict(done) == steps
+    assert len(done) == 3, "no step is done twice"
+
+
+async def test_a_long_conversations_short_next_turn_is_done_on_the_loop(
+    load: Load, reference: Tokenizer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tokens = await load()
+    first = turns(80)
+    await tokens.tokenize(first)
+    done = watch(tokens, monkeypatch)
+    answered = [*first.messages, {"role": "assistant", "content": "Yes."}, USER]
+    prompt = await tokens.tokenize(chat(*answered))
+    assert done == [("texts_of", True), ("read", True), ("finish", True)]
+    texts = [f"<|im_start|>{message['role']}\n{message['content']}<|im_end|>\n" for message in answered]
+    whole = reference.encode("".join(texts) + "<|im_start|>assistant\n", add_special_tokens=False).ids
+    assert prompt.ids == array("I", whole)
+    done.clear()
+    await tokens.tokenize(chat(*answered, {"role": "assistant", "content": "Yes. " * 1000}, USER))
+    assert done == [("texts_of", True), ("read", True), ("finish", False)]
+
+
+async def test_a_burst_of_one_prompt_is_encoded_once_by_each_thread_at_most(
+    load: Load, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tokens = await load()
+    encoder = tokens._encoder
+    assert encoder is not None
+    sizes: list[int] = []
+    backend = encoder._backend
+
+    class Counting:
+        def encode_batch_fast(self, texts: list[str], **how: Any) -> Any:
+            sizes.append(sum(map(len, texts)))
+            return backend.encode_batch_fast(texts, **how)
+
+    monkeypatch.setattr(encoder, "_backend", Counting())
+    prompts = await asyncio.gather(*(tokens.tokenize(turns(40)) for _ in range(30)))
+    assert all(prompt == prompts[0] for prompt in prompts)
+    assert sum(size > 100_000 for size in sizes) <= MAX_THREADS
+
+
+async def test_without_a_memory_every_prompt_is_encoded_whole(load: Load, monkeypatch: pytest.MonkeyPatch) -> None:
+    tokens = await load(memory_bytes=0)
+    exact = await tokens.tokenize(turns(10))
+    done = watch(tokens, monkeypatch)
+    assert await tokens.tokenize(turns(10)) == exact
+    assert dict(done)["finish"] is False

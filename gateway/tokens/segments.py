@@ -1,0 +1,276 @@
+"""Where a tokenizer's texts may be cut, so that the ids of the parts, one after the other, are those of the whole.
+
+Why that can hold: the library (``tokenizers``, ``added_vocabulary.rs``) first splits the raw text at its *raw* tokens,
+the added tokens that are not ``normalized``; only then is each piece between them normalized, searched for other added
+tokens, split into words and encoded, by itself. A cut just before a raw token is a split that is made anyway. Every
+segment but a text's first begins with such a token, so that what asks for a text's beginning (Metaspace's
+``prepend_scheme: first``) finds what it found in the whole. Rules, for a token to be cut at:
+
+- It is raw, and takes no blanks to its left (``lstrip``): they would lie in the segment before. What it takes to its
+  right (``rstrip``) lies in its own.
+- Wherever its letters stand, it is found: no raw token contains it, or ends with its beginning, itself included. So
+  each cut can be decided without looking at the rest of the text.
+- No raw token asks for its neighbours (``single_word``), no special token is read as text, chance has no part in the
+  model (``dropout``), and every step is one that is known here.
+
+What the structure allows is tried out at start; a single difference, and no text is cut.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from array import array
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import takewhile
+from typing import Any
+
+LEAST = 512
+"""Characters of a segment at least, but a text's last: a remembered one costs about 0.7 KB beside its text and its ids,
+and this many are encoded again, at most, in 0.15 ms."""
+
+NORMALIZERS = frozenset(
+    {
+        "BertNormalizer",
+        "ByteLevel",
+        "Lowercase",
+        "NFC",
+        "NFD",
+        "NFKC",
+        "NFKD",
+        "Nmt",
+        "Precompiled",
+        "Prepend",
+        "Replace",
+        "Sequence",
+        "Strip",
+        "StripAccents",
+    }
+)
+PRE_TOKENIZERS = frozenset(
+    {
+        "BertPreTokenizer",
+        "ByteLevel",
+        "CharDelimiterSplit",
+        "Digits",
+        "FixedLength",
+        "Metaspace",
+        "Punctuation",
+        "Sequence",
+        "Split",
+        "UnicodeScripts",
+        "Whitespace",
+        "WhitespaceSplit",
+    }
+)
+MODELS = frozenset({"BPE", "Unigram", "WordLevel", "WordPiece"})
+"""Of ``tokenizers`` 0.23: each sees one piece, and of the text around it at most whether it is the first."""
+
+FRAGMENTS = (
+    "",
+    " ",
+    "  \n\n ",
+    "a word",
+    " two  words ",
+    "\u0301",
+    "e\u0301\u00a0\u3000",
+    "\U0001f600\u200d\U0001f525",
+    "12,345.6",
+    "'s \u2581_",
+    "\ufb01\u1100\u1161",
+    "<|",
+    "|>\t",
+)
+"""What stands between tokens in a trial: blanks of all kinds, what combines with a letter before it, halves of tags."""
+
+TRIED = 64
+"""Tokens with which every fragment is tried; of the others, each is tried once."""
+
+
+@dataclass(frozen=True, slots=True)
+class Cuts:
+    """``pattern``: finds the tokens that a text may be cut at; None: never. ``why``: then the reason, as a short word.
+
+    ``added``: the ids that the tokenizer puts before and after a text, without and with ``add_special_tokens``; a
+    missing entry: not known, and such texts are encoded whole.
+    """
+
+    pattern: re.Pattern[str] | None
+    why: str
+    added: Mapping[bool, tuple[bytes, bytes]]
+
+    def end(self, text: str, start: int, least: int = LEAST) -> int:
+        """Where the segment ends that begins at ``start``."""
+        if self.pattern is None:
+            return len(text)
+        found = self.pattern.search(text, start + least)
+        return len(text) if found is None else found.start()
+
+    def ends(self, text: str, position: int) -> bool:
+        """A segment of at least ``LEAST`` characters that reaches ``position`` ends there."""
+        if position == len(text):
+            return True
+        return self.pattern is not None and self.pattern.match(text, position) is not None
+
+    def segments(self, text: str, least: int = LEAST) -> Iterator[str]:
+        """``text`` in parts, none for an empty one. The parts of a prefix are the same but for its last."""
+        start = 0
+        while start < len(text):
+            end = self.end(text, start, least)
+            yield text[start:end]
+            start = end
+
+
+def find_cuts(backend: Any) -> Cuts:
+    """Where texts may be cut for a ``tokenizers.Tokenizer`` without truncation and padding. Takes some 10 ms."""
+    added = _added(backend)
+    try:
+        tokens, why = _safe_tokens(backend)
+        pattern = re.compile(_any_of(tokens)) if tokens else None
+    except (RecursionError, re.error, OverflowError):
+        tokens, why, pattern = [], "pattern", None
+    if pattern is not None and not _holds(backend, pattern, tokens):
+        why, pattern = "trial", None
+    return Cuts(pattern, why, {flag: ids for flag, ids in added.items() if _surrounds(backend, flag, ids)})
+
+
+def _safe_tokens(backend: Any) -> tuple[list[str], str]:
+    """The tokens to cut at by the structure alone; where there are none, why."""
+    raw = [token for token in backend.get_added_tokens_decoder().values() if not token.normalized and token.content]
+    why = ""
+    if backend.encode_special_tokens:
+        why = "split-specials"
+    elif backend.truncation is not None or backend.padding is not None:
+        why = "length"
+    elif not _known(backend.normalizer, NORMALIZERS):
+        why = "normalizer"
+    elif not _known(backend.pre_tokenizer, PRE_TOKENIZERS):
+        why = "pre-tokenizer"
+    elif type(backend.model).__name__ not in MODELS or getattr(backend.model, "dropout", None):
+        why = "model"
+    elif any(token.single_word for token in raw):
+        why = "single-word"
+    if why:
+        return [], why
+    contents = [token.content for token in raw]
+    disturbed = _disturbed(contents)
+    safe = [
+        token.content
+        for token in raw
+        if not token.lstrip and not token.content[0].isspace() and token.content not in disturbed
+    ]
+    return safe, "" if safe else "tokens"
+
+
+def _disturbed(contents: Sequence[str]) -> set[str]:
+    """Those that may stand in a text and not be found, since another's match, or their own, reaches over them."""
+    known = set(contents)
+    beginnings: dict[str, list[str]] = {}
+    for content in known:
+        for length in range(1, len(content)):
+            beginnings.setdefault(content[:length], []).append(content)
+    disturbed: set[str] = set()
+    for content in known:
+        size = len(content)
+        for start in range(size):
+            for end in range(start + 1, size + 1):
+                if end - start < size and content[start:end] in known:
+                    disturbed.add(content[start:end])
+            if start:
+                disturbed.update(beginnings.get(content[start:], ()))
+    return disturbed
+
+
+def _state(step: Any) -> dict[str, Any]:
+    """A step of the tokenizer as in tokenizer.json; empty if it is Python code, which has no such form."""
+    try:
+        state = json.loads(step.__getstate__())
+    except Exception:  # the library raises plain Exception
+        return {}
+    return state if isinstance(state, dict) else {}
+
+
+def _known(step: Any, names: frozenset[str]) -> bool:
+    return step is None or _all_known(_state(step), names)
+
+
+def _all_known(state: Mapping[str, Any], names: frozenset[str]) -> bool:
+    inner = [*state.get("normalizers", ()), *state.get("pretokenizers", ())]
+    return state.get("type") in names and all(_all_known(one, names) for one in inner)
+
+
+def _added(backend: Any) -> dict[bool, tuple[bytes, bytes]]:
+    """What is put around each text, where it is known."""
+    known = {False: (b"", b"")}
+    step = backend.post_processor
+    around = ([], []) if step is None else _around(_state(step))
+    if around is not None:
+        known[True] = (array("I", around[0]).tobytes(), array("I", around[1]).tobytes())
+    return known
+
+
+def _around(state: Mapping[str, Any]) -> tuple[list[int], list[int]] | None:
+    """Ids that a post-processor puts before and after one text; None if it does more, or what it does is not known."""
+    match state.get("type"):
+        case "ByteLevel":  # moves offsets only
+            return [], []
+        case "BertProcessing" | "RobertaProcessing":
+            return [state["cls"][1]], [state["sep"][1]]
+        case "TemplateProcessing":
+            before: list[int] = []
+            after: list[int] = []
+            texts = 0
+            for part in state["single"]:
+                if "Sequence" in part:
+                    texts += 1
+                else:
+                    (after if texts else before).extend(state["special_tokens"][part["SpecialToken"]["id"]]["ids"])
+            return (before, after) if texts == 1 else None
+        case "Sequence":
+            # The library itself knows no more than one that adds ids.
+            adding = [around for inner in state["processors"] if (around := _around(inner)) != ([], [])]
+            return adding[0] if len(adding) == 1 else None if adding else ([], [])
+    return None
+
+
+def _any_of(words: Sequence[str]) -> str:
+    """A pattern that finds any of ``words``, of which none begins another, and looks at each letter of a text once:
+    vocabularies have thousands of added tokens, and a plain list of them would be tried one by one at each ``<``."""
+    by_letter: dict[str, list[str]] = {}
+    for word in sorted(set(words)):
+        by_letter.setdefault(word[0], []).append(word)
+    branches = []
+    for group in by_letter.values():
+        shared = takewhile(lambda letters: letters[0] == letters[1], zip(group[0], group[-1], strict=False))
+        start = "".join(letter for letter, _ in shared)  # of the first and the last in order, and so of all
+        rests = [word[len(start) :] for word in group]
+        branches.append(re.escape(start) + (_any_of(rests) if len(group) > 1 else ""))
+    return branches[0] if len(branches) == 1 else f"(?:{'|'.join(branches)})"
+
+
+def _holds(backend: Any, pattern: re.Pattern[str], tokens: Sequence[str]) -> bool:
+    """Whether texts of the tokens and of what may stand between them have the ids of their parts."""
+    texts = [
+        f"{fragment}{token}{other}{token}{fragment}"
+        for token in tokens[:TRIED]
+        for fragment, other in zip(FRAGMENTS, (*FRAGMENTS[1:], FRAGMENTS[0]), strict=True)
+    ]
+    pairs = zip(tokens, (*tokens[1:], tokens[0]), strict=True)
+    texts += [f" x {first}{second} y{second} {first}" for first, second in pairs]
+    cuts = Cuts(pattern, "", {})
+    parts = [list(cuts.segments(text, least=1)) for text in texts]
+    whole = backend.encode_batch_fast(texts, add_special_tokens=False)
+    apart = iter(backend.encode_batch_fast([part for some in parts for part in some], add_special_tokens=False))
+    return all(
+        one.ids == [token for _ in some for token in next(apart).ids] for one, some in zip(whole, parts, strict=True)
+    )
+
+
+def _surrounds(backend: Any, flag: bool, around: tuple[bytes, bytes]) -> bool:
+    """Whether the ids put around a text are ``around``, for an empty text as well."""
+    texts = [*FRAGMENTS, "Some words."]
+    bare = backend.encode_batch_fast(texts, add_special_tokens=False)
+    found = backend.encode_batch_fast(texts, add_special_tokens=flag)
+    before, after = array("I", around[0]), array("I", around[1])
+    return all([*before, *inner.ids, *after] == one.ids for inner, one in zip(bare, found, strict=True))
