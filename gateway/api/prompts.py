@@ -14,7 +14,9 @@ from typing import Annotated, Any, TypeVar
 
 import msgspec
 
+from gateway.api import anthropic, responses
 from gateway.api.passing import Fields
+from gateway.api.unreadable import Unreadable
 from gateway.errors import ClientError
 from gateway.framework import ChatInput, Kind, OpaqueInput, PromptInput, TextInput, TokenInput
 
@@ -70,7 +72,12 @@ def read_prompt(kind: Kind, fields: Fields) -> PromptInput:
     if kind is Kind.COMPLETION:
         return _completion(fields)
     if kind is Kind.MESSAGES:
-        _messages(fields)
+        _messages(fields)  # they are read again, as what they mean
+        return _converted(fields, kind, anthropic.FIELDS, anthropic.read_messages)
+    if kind is Kind.RESPONSES:
+        if fields.get("previous_response_id", NULL) != NULL:
+            return OpaqueInput(raw=_joined(fields, OPAQUE_FIELDS[kind]), why="previous-response")
+        return _converted(fields, kind, responses.FIELDS, responses.read_response)
     return OpaqueInput(raw=_joined(fields, OPAQUE_FIELDS[kind]), why="route")
 
 
@@ -96,6 +103,17 @@ def _chat(fields: Fields) -> PromptInput:
         add_special_tokens=options.add_special_tokens,
         truncated=options.truncate_prompt_tokens is not None,
     )
+
+
+def _converted(
+    fields: Fields, kind: Kind, names: tuple[str, ...], read: Callable[[dict[str, Any], bytes], ChatInput]
+) -> PromptInput:
+    """A chat in another form."""
+    raw = _joined(fields, OPAQUE_FIELDS[kind])
+    try:
+        return read({name: msgspec.json.decode(fields[name]) for name in names if name in fields}, raw)
+    except (Unreadable, msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
+        return OpaqueInput(raw=raw, why="malformed")
 
 
 def _messages(fields: Fields) -> _Objects:

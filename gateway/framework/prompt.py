@@ -35,6 +35,13 @@ class ChatInput:
     add_special_tokens: bool = False
     truncated: bool = False
     """The body asks for truncation: the engine's ids are not the whole rendering's."""
+    built: bool = False
+    """The messages are what vLLM itself builds of another route's input: its chat models, which put a client's keys
+    into their own order, never see them."""
+    system_first: bool = False
+    """All system messages become the first one, if the template takes none later (``/v1/messages``)."""
+    thinking_disabled: bool = False
+    """The reasoning effort is the one with which the template does not think (``/v1/messages``)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,10 +78,13 @@ class Prompt:
 
     ``ids``: uint32 token ids of the first prompt (``array('I')``). Where ``exact`` is false they are the prompt's
     bytes, four to an id: equal prefixes still have equal leading ids, and no such id is ever compared with an engine's.
-    ``count``: tokens of all prompts together. ``why``: the reason for an estimate, empty if exact.
+    ``count``: tokens of all prompts together. ``why``: the reason for an estimate, empty if there is none.
     ``single``: the body holds one prompt, so that expected and reported hits can be compared.
     ``own``: the ids that our tokenizer made of one prompt, to be compared with the engine's; they are ``ids`` unless
     they are not trusted. None: the client gave ids, or there are none.
+
+    ``exact`` with a ``why``: only the first ids are the engine's, up to an image. The others stand in for what only the
+    engine knows: they say whether two prompts are alike, never equal an engine's ids, and ``count`` is an estimate.
     """
 
     ids: array[int]
@@ -83,6 +93,11 @@ class Prompt:
     why: str = ""
     single: bool = True
     own: array[int] | None = None
+
+    @property
+    def whole(self) -> bool:
+        """Ids and count are the engine's to the last."""
+        return self.exact and not self.why
 
 
 def estimate(raw: bytes, why: str) -> Prompt:

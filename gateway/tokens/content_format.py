@@ -36,6 +36,9 @@ _ENVIRONMENT = ImmutableSandboxedEnvironment(
 )
 
 
+_PLAIN = ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True, extensions=[loopcontrols])
+
+
 class _Unreadable(Exception):
     """The template assigns in a way that is not followed."""
 
@@ -53,6 +56,24 @@ def content_format_of(template: str) -> ContentFormat:
 def variables_of(template: str) -> frozenset[str]:
     """The names that ``template`` reads and does not set itself. Raises jinja2.TemplateError if it cannot be parsed."""
     return frozenset(meta.find_undeclared_variables(_ENVIRONMENT.parse(template)))
+
+
+@lru_cache(TEMPLATES_KEPT)
+def takes_later_systems(template: str) -> bool:
+    """Whether ``template`` renders a system message that is not the first.
+
+    Source: ``_detect_merge_inline_system`` of vLLM 0.32.0 (``vllm/entrypoints/anthropic/serving.py``), environment and
+    all: what transformers gives to templates (``raise_exception``, ``strftime_now``, ``generation``) is not there, so
+    that a template which uses it on the way counts as one that refuses.
+    """
+    roles = ("system", "user", "system", "user")
+    try:
+        _PLAIN.from_string(template).render(
+            messages=[{"role": role, "content": "t"} for role in roles], add_generation_prompt=False
+        )
+    except Exception:  # vLLM would not start with a template that raises anything but a TemplateError
+        return False
+    return True
 
 
 def supports_developer(template: str) -> bool:

@@ -15,6 +15,11 @@ from gateway.tokens.reasons import Unrenderable, Why
 
 ContentFormat = Literal["string", "openai"]
 Message = dict[str, Any]
+Media = Literal["refused", "shown", "marked"]
+"""What becomes of a part that is media. ``shown``: what a template with parts sees of it. ``marked``: ``MARK`` stands
+where its tokens begin: in the part's place, or, where contents are texts, ahead of its message's text."""
+MARK = "\ue000media\ue001"
+"""Of characters that no text has; not blank, since templates strip blanks."""
 
 TEXT_FIELDS: Mapping[str, str] = {
     "text": "text",
@@ -41,6 +46,17 @@ MEDIA_FIELDS = frozenset(
     }
 )
 """Types of parts that are media; also the fields that make a part one where its type is missing."""
+MODALITIES: Mapping[str, str] = {
+    "image_url": "image",
+    "image_embeds": "image",
+    "audio_embeds": "audio",
+    "video_embeds": "video",
+    "audio_url": "audio",
+    "input_audio": "audio",
+    "video_url": "video",
+}
+"""What a template sees as the type of media; by the field that holds them, in the order in which vLLM looks for it
+where a part has no type. Embeddings of text and files are not among them."""
 PART_FIELDS = MEDIA_FIELDS | {
     "closed",
     "data",
@@ -57,13 +73,41 @@ BILLING_HEADER = "x-anthropic-billing-header"
 """First line of a system text that Claude Code changes with each request; vLLM drops it."""
 
 
-def converse(messages: Sequence[Mapping[str, Any]], content_format: ContentFormat) -> list[Message]:
+def converse(
+    messages: Sequence[Mapping[str, Any]],
+    content_format: ContentFormat,
+    *,
+    built: bool = False,
+    media: Media = "refused",
+) -> list[Message]:
     """The conversation for a template that takes contents as one text (``string``) or as parts (``openai``).
 
+    ``built``: as in ``ChatInput``.
+
     Raises:
-        Unrenderable: a message holds media, or is of no form that vLLM takes.
+        Unrenderable: a message holds media that are refused or that nothing is known of, or is of no form that vLLM
+            takes.
     """
-    return [_message(message, content_format) for message in messages]
+    return [_message(message, content_format, built, media) for message in messages]
+
+
+def media_of(messages: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
+    """The parts that are media, in order."""
+    return [
+        part
+        for message in messages
+        if isinstance(content := message.get("content"), list)
+        for part in content
+        if isinstance(part, Mapping) and _is_media(part)
+    ]
+
+
+def join_systems(messages: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
+    """All system messages as the first one, without anything between their texts: what vLLM makes of Anthropic's for a
+    template that takes none later."""
+    texts = [message["content"] for message in messages if message["role"] == "system"]
+    others = [message for message in messages if message["role"] != "system"]
+    return [{"role": "system", "content": "".join(texts)}, *others] if texts else others
 
 
 def developers_to_system(conversation: Sequence[Message]) -> list[Message]:
@@ -88,19 +132,21 @@ def _plain(content: Any) -> str:
     return "\n".join(part["text"] for part in content if "text" in part)
 
 
-def _message(message: Mapping[str, Any], content_format: ContentFormat) -> Message:
+def _message(message: Mapping[str, Any], content_format: ContentFormat, built: bool, media: Media) -> Message:
     role = message.get("role")
     if not isinstance(role, str):
         raise Unrenderable(Why.MESSAGES)
     parts = _parts(message.get("content"))
     if role == "system":
         parts = _without_billing(parts)
-    content: Any = [read for part in parts if (read := _part(part, content_format))]
+    content: Any = [read for part in parts if (read := _part(part, content_format, media))]
     if content_format == "string":
-        content = "\n".join(content)
+        # vLLM puts what stands for media ahead of a message's text, but for models that it knows to interleave them.
+        marks = [text for text in content if text is MARK]
+        content = "\n".join([*marks, *(text for text in content if text is not MARK)])
     out: Message = {"role": role, "content": content}
     if role == "assistant":
-        _add_assistant(out, message)
+        _add_assistant(out, message, built)
     elif role == "tool":
         if "tool_call_id" in message:
             out["tool_call_id"] = message["tool_call_id"]
@@ -110,7 +156,7 @@ def _message(message: Mapping[str, Any], content_format: ContentFormat) -> Messa
         if isinstance(message.get(name), str):
             out[name] = message[name]
     if role == "developer":
-        out["tools"] = _developers_tools(message.get("tools"))
+        out["tools"] = message.get("tools") if built else _developers_tools(message.get("tools"))
     return out
 
 
@@ -139,15 +185,37 @@ def _is_text(part: Any) -> bool:
     return isinstance(part, Mapping) and part.get("type") == "text"
 
 
-def _part(part: Any, content_format: ContentFormat) -> Any:
+def _is_media(part: Mapping[str, Any]) -> bool:
+    kind = part.get("type")
+    untyped = kind is None or part.get("uuid") is not None
+    return kind in MEDIA_FIELDS or (untyped and not MEDIA_FIELDS.isdisjoint(part))
+
+
+def _media(part: Mapping[str, Any], content_format: ContentFormat, media: Media) -> Any:
+    kind = part.get("type")
+    if not isinstance(kind, str) or part.get("uuid") is not None:
+        kind = next((name for name in MODALITIES if name in part), None)
+    modality = "image" if kind == "input_image" else MODALITIES.get(kind or "")
+    if media == "refused" or modality is None:
+        raise Unrenderable(Why.MEDIA)
+    if media == "shown":
+        return {"type": modality} | _unknown_fields(part) if content_format == "openai" else None
+    return {"type": "text", "text": MARK} if content_format == "openai" else MARK
+
+
+def _unknown_fields(part: Mapping[str, Any]) -> Message:
+    return {name: part[name] for name in part if name not in PART_FIELDS}
+
+
+def _part(part: Any, content_format: ContentFormat, media: Media) -> Any:
     """A part for the template, or something false that is left out."""
     if isinstance(part, str):
         return {"type": "text", "text": part} if content_format == "openai" else part
     if not isinstance(part, Mapping):
         raise Unrenderable(Why.MESSAGES)
+    if _is_media(part):
+        return _media(part, content_format, media)
     kind = part.get("type")
-    if kind in MEDIA_FIELDS or ((kind is None or part.get("uuid") is not None) and not MEDIA_FIELDS.isdisjoint(part)):
-        raise Unrenderable(Why.MEDIA)
     if part.get("uuid") is not None or not isinstance(kind, str):
         raise Unrenderable(Why.MESSAGES)
     if kind == "tool_reference":
@@ -162,15 +230,15 @@ def _part(part: Any, content_format: ContentFormat) -> Any:
         raise Unrenderable(Why.MESSAGES)
     if content_format == "string":
         return text
-    return {"type": "text", "text": text} | {name: part[name] for name in part if name not in PART_FIELDS}
+    return {"type": "text", "text": text} | _unknown_fields(part)
 
 
-def _add_assistant(out: Message, message: Mapping[str, Any]) -> None:
+def _add_assistant(out: Message, message: Mapping[str, Any], built: bool) -> None:
     calls = message.get("tool_calls")
     if calls:
         if not isinstance(calls, list):
             raise Unrenderable(Why.MESSAGES)
-        out["tool_calls"] = [_tool_call(call) for call in calls]
+        out["tool_calls"] = [_tool_call(call, built) for call in calls]
     reasoning = message.get("reasoning")
     if reasoning is None:
         reasoning = message.get("reasoning_content")
@@ -193,13 +261,13 @@ def _developers_tools(tools: Any) -> Any:
     return ordered
 
 
-def _tool_call(call: Any) -> Message:
+def _tool_call(call: Any, built: bool) -> Message:
     function = call.get("function") if isinstance(call, Mapping) else None
     if not isinstance(function, Mapping) or call.get("type", "function") != "function":
         raise Unrenderable(Why.MESSAGES)
-    told = _ordered(function, ("arguments", "name"))
+    told = dict(function) if built else _ordered(function, ("arguments", "name"))
     told["arguments"] = _arguments(function.get("arguments"))
-    out = _ordered(call, ("id", "function", "type"))
+    out = dict(call) if built else _ordered(call, ("id", "function", "type"))
     out["function"] = told
     return out
 

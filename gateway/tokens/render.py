@@ -10,11 +10,12 @@ from __future__ import annotations
 import inspect
 import logging
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 from gateway.framework import ChatInput
-from gateway.tokens.content_format import content_format_of, supports_developer, variables_of
-from gateway.tokens.conversation import converse, developers_to_system
+from gateway.tokens.content_format import content_format_of, supports_developer, takes_later_systems, variables_of
+from gateway.tokens.conversation import ContentFormat, Media, converse, developers_to_system, join_systems
 from gateway.tokens.loading import Loaded
 from gateway.tokens.reasons import Unrenderable, Why
 from gateway.tokens.settings import TokenSettings
@@ -43,6 +44,10 @@ RESERVED = frozenset(
 and others make it return something else."""
 
 
+EFFORTS = ("low", "medium", "high", "xhigh", "max")
+"""Of thinking, in Anthropic's dialect."""
+
+
 class Renderer:
     """Renders one model's chats."""
 
@@ -53,18 +58,25 @@ class Renderer:
         self._format = settings.content_format
         self._defaults = dict(settings.chat_template_kwargs)
         self._parameters = frozenset(inspect.signature(loaded.tokenizer.apply_chat_template).parameters)
+        self._thoughtless: str | None = None
+        self._systems_first: bool | None = None
 
-    def render(self, chat: ChatInput) -> str:
-        """The text.
+    def render(self, chat: ChatInput, media: Media = "refused") -> str:
+        """The text. ``media``: as for ``converse``.
 
         Raises:
             Unrenderable: it cannot be had; says why.
         """
         if chat.template is not None:
             raise Unrenderable(Why.REQUEST_TEMPLATE)
+        if chat.thinking_disabled:
+            chat = replace(chat, reasoning_effort=self._thoughtless_effort(), thinking_disabled=False)
         tools = None if chat.tools is None else dump_tools(chat.tools)
         template = self._pick(tools)
-        conversation = converse(chat.messages, content_format_of(template) if self._format == "auto" else self._format)
+        messages = chat.messages
+        if chat.system_first and self._wants_systems_first():
+            messages = join_systems(messages)
+        conversation = converse(messages, self._format_for(template), built=chat.built, media=media)
         if any(message["role"] == "developer" for message in conversation) and not supports_developer(template):
             conversation = developers_to_system(conversation)
         arguments = self._arguments(chat)
@@ -83,6 +95,37 @@ class Renderer:
         if not isinstance(text, str):
             raise Unrenderable(Why.TEMPLATE_ERROR)
         return text
+
+    def content_format(self, chat: ChatInput) -> ContentFormat:
+        """The form in which the template takes the contents of ``chat``. Raises Unrenderable if there is none."""
+        return self._format_for(self._pick(None if chat.tools is None else dump_tools(chat.tools)))
+
+    def _format_for(self, template: str) -> ContentFormat:
+        return content_format_of(template) if self._format == "auto" else self._format
+
+    def _wants_systems_first(self) -> bool:
+        """As vLLM's, which asks both templates, if there are two, whatever a chat needs."""
+        if self._systems_first is None:
+            templates = {self._pick(None), self._pick([])}
+            self._systems_first = not all(map(takes_later_systems, templates))
+        return self._systems_first
+
+    def _thoughtless_effort(self) -> str:
+        """The effort that switches thinking off: ``none``, if the template knows it, else ``low``.
+
+        Source: ``_probe_disabled_thinking_effort`` of vLLM 0.32.0 (``vllm/entrypoints/anthropic/serving.py``).
+        """
+        if self._thoughtless is None:
+            none = self._probe("none")
+            known = none is not None and all(self._probe(effort) != none for effort in EFFORTS)
+            self._thoughtless = "none" if known else "low"
+        return self._thoughtless
+
+    def _probe(self, effort: str) -> str | None:
+        try:
+            return self.render(ChatInput([{"role": "user", "content": "Hi"}], b"", reasoning_effort=effort))
+        except Unrenderable:
+            return None
 
     def _pick(self, tools: list[dict[str, Any]] | None) -> str:
         """The configured one; else a processor's, for chats without tools; else the tokenizer's."""

@@ -147,8 +147,6 @@ def test_ids_that_the_engine_will_truncate_are_not_known() -> None:
 @pytest.mark.parametrize(
     ("kind", "body", "raw"),
     [
-        (Kind.RESPONSES, {"input": "b", "instructions": "a", "model": "m"}, b'"a""b"'),
-        (Kind.MESSAGES, {"messages": [USER], "system": "s", "max_tokens": 5}, b'"s"[{"role":"user","content":"hi"}]'),
         (Kind.EMBEDDING, {"input": ["a"], "dimensions": 3}, b'["a"]'),
         (Kind.RERANK, {"documents": ["d"], "query": "q", "top_n": 1}, b'"q"["d"]'),
         (Kind.SCORE, {"text_2": "b", "text_1": "a"}, b'"a""b"'),
@@ -160,6 +158,33 @@ def test_of_other_kinds_the_prompt_is_its_bytes_in_rendering_order(
     kind: Kind, body: dict[str, object], raw: bytes
 ) -> None:
     assert prompt(kind, body) == OpaqueInput(raw, "route")
+
+
+def test_responses_and_anthropics_messages_are_chats() -> None:
+    read = prompt(Kind.RESPONSES, {"input": "b", "instructions": "a", "model": "m"})
+    messages = [{"role": "system", "content": "a"}, {"role": "user", "content": "b"}]
+    assert read == ChatInput(messages, b'"a""b"', add_special_tokens=True, built=True)
+    read = prompt(Kind.MESSAGES, {"messages": [USER], "system": "s", "max_tokens": 5})
+    messages = [{"role": "system", "content": "s"}, USER]
+    assert read == ChatInput(messages, b'"s"[{"role":"user","content":"hi"}]', system_first=True)
+
+
+@pytest.mark.parametrize(
+    ("kind", "body", "why"),
+    [
+        (Kind.RESPONSES, {"input": "b", "previous_response_id": "resp_1"}, "previous-response"),
+        (Kind.RESPONSES, {"input": "b", "previous_response_id": 5}, "previous-response"),
+        (Kind.RESPONSES, {}, "malformed"),
+        (Kind.RESPONSES, {"input": [{"type": "item_reference", "id": "x"}]}, "malformed"),
+        (Kind.RESPONSES, {"input": [{"type": ["message"]}]}, "malformed"),
+        (Kind.MESSAGES, {"messages": [{"role": "tool", "content": "x"}]}, "malformed"),
+        (Kind.MESSAGES, {"messages": [USER], "tools": [1]}, "malformed"),
+    ],
+)
+def test_what_is_not_known_of_them_has_a_reason(kind: Kind, body: dict[str, object], why: str) -> None:
+    read = prompt(kind, body)
+    assert isinstance(read, OpaqueInput)
+    assert read.why == why
 
 
 def test_a_longer_conversation_begins_with_the_shorter_ones_bytes() -> None:

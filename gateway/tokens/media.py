@@ -1,0 +1,100 @@
+"""Chats with images, sound or video: exact ids up to the first of them, and what tells two such chats apart behind it.
+
+How many tokens an image becomes only the engine's processor knows, and the engine's hash of a block with a part of one
+is of the image too. So the ids that an engine will see end with the last token ahead of the first. Behind it come ids
+of our own: a digest of the image, about as often as it will have tokens, and the tokens of the text that follows. They
+keep the turns of a conversation together, and are never taken for an engine's.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Mapping, Sequence
+from typing import Any, Protocol
+
+import msgspec
+from xxhash import xxh3_128_digest
+
+from gateway.framework import ChatInput, Prompt
+from gateway.tokens.conversation import MARK, media_of
+from gateway.tokens.reasons import Unrenderable, Why
+from gateway.tokens.render import Renderer
+
+TOKENS = 1024
+"""Of one image, about: 256 in Gemma 3, 576 in LLaVA 1.5, 1,369 in Qwen2.5-VL at 1024 pixels squared; half a minute of
+sound has 750 in Qwen2-Audio. Videos have more, as their makers like."""
+DIGEST_IDS = 4
+"""Of 32 bits in a digest. Their first bit is set: an id that no vocabulary has."""
+BEYOND_VOCABULARY = 1 << 31
+
+
+class Encodes(Protocol):
+    def encode(self, texts: Sequence[str], *, add_special_tokens: bool) -> list[array[int]]: ...
+
+
+def holds_media(chat: ChatInput) -> bool:
+    """Whether any message has a part that is no text."""
+    return bool(media_of(chat.messages))
+
+
+def around_media(renderer: Renderer, encoder: Encodes, chat: ChatInput, specials: Sequence[str]) -> Prompt:
+    """The prompt of a chat that holds media. ``specials``: the tokenizer's special tokens, as text.
+
+    Raises:
+        Unrenderable: nothing can be had; says why.
+    """
+    media = media_of(chat.messages)
+    marked = renderer.render(chat, "marked")
+    segments = marked.split(MARK)
+    if len(segments) != len(media) + 1:  # the template drops or repeats contents
+        raise Unrenderable(Why.MEDIA)
+    if renderer.content_format(chat) == "openai":
+        head = _shown_head(renderer.render(chat, "shown"), segments[0], encoder, chat.add_special_tokens)
+    else:
+        head = _special_head(segments[0], encoder, chat.add_special_tokens, specials)
+    ids = head[:]
+    texts = encoder.encode(segments, add_special_tokens=False)
+    own = encoder.encode(segments[:1], add_special_tokens=chat.add_special_tokens)[0]
+    ids += own[len(head) :]
+    for part, text in zip(media, texts[1:], strict=True):
+        ids += _stand_in(part)
+        ids += text
+    return Prompt(ids=ids, count=len(ids), exact=True, why=str(Why.MEDIA))
+
+
+def _shown_head(shown: str, before: str, encoder: Encodes, add_special_tokens: bool) -> array[int]:
+    """Leading ids of ``shown``, the very text that the engine tokenizes, as far as they are text of both.
+
+    ``before``: the text ahead of the first mark. A template may write what stands for an image somewhere else, or
+    another text because there is one: then both differ from there on.
+    """
+    text = before[: _common(before, shown)]
+    whole, alone = encoder.encode([shown, text], add_special_tokens=add_special_tokens)
+    return alone[: _common(alone, whole)]
+
+
+def _special_head(before: str, encoder: Encodes, add_special_tokens: bool, specials: Sequence[str]) -> array[int]:
+    """Leading ids of ``before``, up to its last special token: what follows it is not known, and could be one token
+    with the end of the text."""
+    end = max((at + len(token) for token in specials if token and (at := before.rfind(token)) >= 0), default=0)
+    if not end:
+        return array("I")
+    alone, longer = encoder.encode([before[:end], before], add_special_tokens=add_special_tokens)
+    return alone[: _common(alone, longer)]
+
+
+def _common(a: Sequence[Any], b: Sequence[Any]) -> int:
+    """Length of the common beginning."""
+    low, high = 0, min(len(a), len(b))
+    while low < high:
+        middle = (low + high + 1) // 2
+        if a[low:middle] == b[low:middle]:
+            low = middle
+        else:
+            high = middle - 1
+    return low
+
+
+def _stand_in(part: Mapping[str, Any]) -> array[int]:
+    digest = array("I", xxh3_128_digest(msgspec.json.encode(part)))
+    return array("I", [one | BEYOND_VOCABULARY for one in digest]) * (TOKENS // DIGEST_IDS)
