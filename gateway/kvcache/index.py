@@ -16,10 +16,11 @@ from heapq import heappop, heappush
 from itertools import islice
 
 from gateway.framework import Clock, Endpoint, Matches, Observer
+from gateway.kvcache.chains import Chains
 from gateway.kvcache.estimate import Estimate
 from gateway.kvcache.events import BlockRemoved, BlockStored, Event
 from gateway.kvcache.holdings import Holdings, Tier, is_named, unset
-from gateway.kvcache.keys import BlockKeys, chain, root
+from gateway.kvcache.keys import BlockKeys, root
 from gateway.kvcache.matching import Candidate, match_estimated, match_told
 from gateway.kvcache.overlay import Overlay
 from gateway.kvcache.settings import CacheSettings
@@ -70,6 +71,7 @@ class CacheIndex:
         self._model = model
         self._observer = observer
         self._learned = False
+        self._chains = Chains()
         self._holders: dict[int, _Holder] = {}
         self._places = 0
         self._free: list[int] = []
@@ -200,7 +202,7 @@ class CacheIndex:
         if not self._learned:
             for size in [holder.block_size for holder in self._holders.values() if holder.block_size]:
                 self._learn(size)
-        return BlockKeys(chain(ids, self.unit, root(exact, adapter, salt)), self.unit, count, exact)
+        return BlockKeys(self._chains.keys(ids, self.unit, root(exact, adapter, salt)), self.unit, count, exact)
 
     def match(self, keys: BlockKeys, prompt_tokens: int, endpoints: Sequence[Endpoint]) -> Matches:
         """What each of ``endpoints`` holds of the prompt: exact for the first ``search.EXACT`` blocks.
