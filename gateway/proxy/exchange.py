@@ -254,7 +254,7 @@ class Exchange:
         output = usage.output_tokens if usage is not None and usage.output_tokens else self.outputs
         if self.request.kind in GENERATES and output:
             model.expected_output += LEARNING_RATE * (output / self.sequences - model.expected_output)
-        if usage is not None and usage.prompt_tokens is not None and self.prompt.exact:
+        if usage is not None and usage.prompt_tokens is not None and self.prompt.whole:
             self.observer.tokens_compared(model.name, self.prompt.count, usage.prompt_tokens)
         if not placement.split:  # what it reports is the prefill engine's figure, which had it from there
             self._learn_parity(booking, usage)
@@ -280,7 +280,7 @@ class Exchange:
         if usage is None or usage.cached_tokens is None or not self.prompt.single:
             return
         self.serving.index.settled(self.keys, booking.endpoint, booking.expected_hit, usage.cached_tokens)
-        if self.prompt.exact:
+        if self.prompt.whole:
             name = booking.endpoint.name
             self.observer.hits_compared(self.model_name, name, booking.expected_hit, usage.cached_tokens)
 

@@ -10,13 +10,14 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Mapping, Sequence
-from typing import Any, Protocol
+from typing import Any
 
 import msgspec
 from xxhash import xxh3_128_digest
 
 from gateway.framework import ChatInput, Prompt
 from gateway.tokens.conversation import MARK, media_of
+from gateway.tokens.encode import Encoder
 from gateway.tokens.reasons import Unrenderable, Why
 from gateway.tokens.render import Renderer
 
@@ -28,41 +29,37 @@ DIGEST_IDS = 4
 BEYOND_VOCABULARY = 1 << 31
 
 
-class Encodes(Protocol):
-    def encode(self, texts: Sequence[str], *, add_special_tokens: bool) -> list[array[int]]: ...
-
-
 def holds_media(chat: ChatInput) -> bool:
     """Whether any message has a part that is no text."""
     return bool(media_of(chat.messages))
 
 
-def around_media(renderer: Renderer, encoder: Encodes, chat: ChatInput, specials: Sequence[str]) -> Prompt:
-    """The prompt of a chat that holds media. ``specials``: the tokenizer's special tokens, as text.
+def around_media(renderer: Renderer, encoder: Encoder, chat: ChatInput, *, limit: int) -> Prompt:
+    """The prompt of a chat that holds media. ``limit``: characters of its text.
 
     Raises:
         Unrenderable: nothing can be had; says why.
     """
     media = media_of(chat.messages)
     marked = renderer.render(chat, "marked")
-    segments = marked.split(MARK)
-    if len(segments) != len(media) + 1:  # the template drops or repeats contents
+    if len(marked) > limit:
+        raise Unrenderable(Why.TOO_LONG)
+    before, *behind = marked.split(MARK)
+    if len(behind) != len(media):  # the template drops or repeats contents
         raise Unrenderable(Why.MEDIA)
     if renderer.content_format(chat) == "openai":
-        head = _shown_head(renderer.render(chat, "shown"), segments[0], encoder, chat.add_special_tokens)
+        head = _shown_head(renderer.render(chat, "shown"), before, encoder, chat.add_special_tokens)
     else:
-        head = _special_head(segments[0], encoder, chat.add_special_tokens, specials)
-    ids = head[:]
-    texts = encoder.encode(segments, add_special_tokens=False)
-    own = encoder.encode(segments[:1], add_special_tokens=chat.add_special_tokens)[0]
-    ids += own[len(head) :]
-    for part, text in zip(media, texts[1:], strict=True):
+        head = _special_head(before, renderer.special_tokens, encoder, chat.add_special_tokens)
+    (own,) = encoder.encode([before], add_special_tokens=chat.add_special_tokens)
+    ids = head + own[len(head) :]
+    for part, text in zip(media, encoder.encode(behind, add_special_tokens=False), strict=True):
         ids += _stand_in(part)
         ids += text
     return Prompt(ids=ids, count=len(ids), exact=True, why=str(Why.MEDIA))
 
 
-def _shown_head(shown: str, before: str, encoder: Encodes, add_special_tokens: bool) -> array[int]:
+def _shown_head(shown: str, before: str, encoder: Encoder, add_special_tokens: bool) -> array[int]:
     """Leading ids of ``shown``, the very text that the engine tokenizes, as far as they are text of both.
 
     ``before``: the text ahead of the first mark. A template may write what stands for an image somewhere else, or
@@ -73,9 +70,9 @@ def _shown_head(shown: str, before: str, encoder: Encodes, add_special_tokens: b
     return alone[: _common(alone, whole)]
 
 
-def _special_head(before: str, encoder: Encodes, add_special_tokens: bool, specials: Sequence[str]) -> array[int]:
-    """Leading ids of ``before``, up to its last special token: what follows it is not known, and could be one token
-    with the end of the text."""
+def _special_head(before: str, specials: Sequence[str], encoder: Encoder, add_special_tokens: bool) -> array[int]:
+    """Leading ids of ``before``, up to its last special token: what the engine puts there for an image is not known,
+    and its beginning could be one token with the end of the text."""
     end = max((at + len(token) for token in specials if token and (at := before.rfind(token)) >= 0), default=0)
     if not end:
         return array("I")

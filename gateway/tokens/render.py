@@ -100,6 +100,11 @@ class Renderer:
         """The form in which the template takes the contents of ``chat``. Raises Unrenderable if there is none."""
         return self._format_for(self._pick(None if chat.tools is None else dump_tools(chat.tools)))
 
+    @property
+    def special_tokens(self) -> list[str]:
+        """The tokenizer's, as text."""
+        return [str(token) for token in self._tokenizer.all_special_tokens]
+
     def _format_for(self, template: str) -> ContentFormat:
         return content_format_of(template) if self._format == "auto" else self._format
 

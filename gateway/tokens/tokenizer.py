@@ -30,6 +30,7 @@ from gateway.framework import (
 from gateway.tokens.effort import LOOP_CHARACTERS, LOOP_TEXTS, is_light
 from gateway.tokens.encode import Encoder, Reading
 from gateway.tokens.loading import Loaded, load
+from gateway.tokens.media import around_media, holds_media
 from gateway.tokens.parity import Parity
 from gateway.tokens.reasons import Unrenderable, Why
 from gateway.tokens.render import Renderer
@@ -105,6 +106,8 @@ class ModelTokens:
                 found = await self._tokens_of(prompt)
                 own = found.ids if found.single and not found.why else None
                 if self.parity.trusted:
+                    if found.why:
+                        self._observer.tokens_estimated(self._model, found.why)
                     return replace(found, own=own)
                 why = Why.PARITY
             except Unrenderable as unrenderable:
@@ -135,6 +138,8 @@ class ModelTokens:
     async def _tokens_of(self, prompt: ChatInput | TextInput) -> Prompt:
         """The ids. Raises Unrenderable, and nothing else."""
         loop = asyncio.get_running_loop()
+        if isinstance(prompt, ChatInput) and holds_media(prompt):
+            return await loop.run_in_executor(self._threads, self._guarded, self._around_media, prompt)
         if isinstance(prompt, ChatInput) and not is_light(prompt):
             return await loop.run_in_executor(self._threads, self._guarded, self._encode, prompt)
         texts = self._guarded(self._texts_of, prompt)
@@ -148,6 +153,11 @@ class ModelTokens:
 
     def _encode(self, prompt: ChatInput | TextInput, texts: Sequence[str] | None = None) -> Prompt:
         return self._finish(self._read(prompt, self._texts_of(prompt) if texts is None else texts))
+
+    def _around_media(self, prompt: ChatInput) -> Prompt:
+        assert self._encoder is not None
+        assert self._renderer is not None
+        return around_media(self._renderer, self._encoder, prompt, limit=MAX_TEXT)
 
     def _texts_of(self, prompt: ChatInput | TextInput) -> Sequence[str]:
         assert self._renderer is not None

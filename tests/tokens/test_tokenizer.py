@@ -102,7 +102,7 @@ async def test_what_only_has_bytes_keeps_its_reason(load: Load, reasons: Reasons
         (chat(USER, template="{{ 1 }}"), Why.REQUEST_TEMPLATE),
         (chat(USER, template_kwargs={"tokenize": True}), Why.TEMPLATE_KWARGS),
         (chat(USER, tools=[{"type": "function"}]), Why.TOOLS),
-        (chat({"role": "user", "content": [{"type": "image_url", "image_url": {"url": "x"}}]}), Why.MEDIA),
+        (chat({"role": "user", "content": [{"type": "file", "file": {}}]}), Why.MEDIA),
         (chat({"role": "user", "content": [{"type": "hologram"}]}), Why.MESSAGES),
         (chat({"content": "no role"}), Why.MESSAGES),
         (chat(USER, add_generation_prompt=True, continue_final_message=True), Why.TEMPLATE_ERROR),
