@@ -1,8 +1,9 @@
-"""The command ``kvgate``: serve, check, explain, demo."""
+"""The command ``kvgate``: serve, check, doctor, explain, demo."""
 
 from __future__ import annotations
 
 import argparse
+import json
 import os
 import sys
 from collections.abc import Sequence
@@ -15,6 +16,7 @@ from gateway import __version__
 from gateway.config.clashes import clashes
 from gateway.config.describe import describe
 from gateway.config.load import load
+from gateway.doctor.finding import Report
 from gateway.errors import ConfigError
 
 EXIT_CONFIG = 2
@@ -61,6 +63,25 @@ def _parser() -> argparse.ArgumentParser:
         "it holds the prompt's blocks for 30 s",
     )
     check.set_defaults(run=_check)
+
+    doctor = commands.add_parser(
+        "doctor",
+        help="ask each engine whether what the gateway would know of it is true",
+        description="Asks each engine whether what the gateway would know of it is true: the model that it serves, its "
+        "token ids, its block size, its KV events and their replay. Needs no running gateway. Sends each engine a "
+        "handful of small GETs, three texts to tokenize, and for each data-parallel rank one completion of one token "
+        "from a prompt of little more than a block (a second one if the first is not announced).",
+        epilog="Exit code: 0 all is well, 1 something is red, 2 the configuration cannot be used.",
+    )
+    doctor.add_argument("config", type=Path, metavar="CONFIG")
+    doctor.add_argument("--json", action="store_true", help="print the findings as JSON")
+    doctor.add_argument(
+        "--timeout", type=float, default=90.0, metavar="SECONDS", help="for one engine; all are asked at once (90)"
+    )
+    doctor.add_argument(
+        "--hash-seed", action="append", default=[], metavar="SEED", help="a PYTHONHASHSEED that engines have"
+    )
+    doctor.set_defaults(run=_doctor)
 
     explain = commands.add_parser("explain", help="say where a prompt would go now, and why")
     explain.add_argument("config", type=Path, metavar="CONFIG")
@@ -113,6 +134,35 @@ def _check(options: argparse.Namespace) -> int:
         print(f"kvgate: {line}", file=sys.stderr)
     print(f"{options.config}: {'in order, but for the above' if problems or warnings else 'in order'}", file=sys.stderr)
     return 1 if problems else 0
+
+
+def _doctor(options: argparse.Namespace) -> int:
+    from gateway.app import Gateway
+    from gateway.doctor.finding import healthy
+    from gateway.doctor.run import as_json, diagnose
+    from gateway.doctor.show import show
+
+    if not options.timeout > 0:
+        raise ConfigError("--timeout must be above 0 seconds")
+    config = load(options.config, os.environ)
+
+    async def examine() -> tuple[list[Report], dict[str, list[str]]]:
+        gateway = Gateway(config)
+        console = Console(stderr=True)
+        try:
+            with console.status("loading tokenizers"):
+                await gateway.load()
+            with console.status("asking the engines"):
+                return await diagnose(gateway, timeout=options.timeout, seeds=options.hash_seed)
+        finally:
+            await gateway.close()
+
+    reports, notes = uvloop.run(examine())
+    if options.json:
+        print(json.dumps(as_json(reports, notes), indent=1))
+    else:
+        show(reports, notes)
+    return 0 if healthy(reports) else 1
 
 
 def _explain(options: argparse.Namespace) -> int:

@@ -90,15 +90,28 @@ class Interview(EngineProbe):
         """``/server_info``, which exists in vLLM's development mode only. Raises ProbeFailed."""
         return _mapping(await self._json("/server_info?config_format=json"))
 
+    async def kv_sources_told(self) -> Mapping[str, Any] | None:
+        """As ``kv_sources``; None where there is no such route. Raises ProbeFailed."""
+        try:
+            return _mapping(await self._json("/kv_event_sources"))
+        except ProbeFailed as failure:
+            if failure.reason.startswith("status-4"):
+                return None
+            raise
+
     async def prefill(self, model: ModelSettings) -> Mapping[str, Any]:
         """Compute a few tokens for another engine; the ``kv_transfer_params`` of the answer. Raises ProbeFailed."""
-        name = model.served_name or await self._served_name(model.name)
+        name = model.served_name or await self.served_name(model.name)
         body = {"model": name, "prompt": PROMPT, "max_tokens": 1, "kv_transfer_params": PARAMETERS}
+        return _mapping(_mapping(await self.post("/v1/completions", body)).get("kv_transfer_params"))
+
+    async def post(self, path: str, body: Mapping[str, Any], **headers: str) -> Any:
+        """The JSON that answers ``body``. Raises ProbeFailed."""
         try:
             async with self._session.post(
-                f"{self._url}/v1/completions",
+                self._url + path,
                 data=orjson.dumps(body),
-                headers={**self._headers, "content-type": "application/json"},
+                headers={**self._headers, "content-type": "application/json", **headers},
                 timeout=aiohttp.ClientTimeout(total=PREFILL_TIMEOUT),
                 allow_redirects=False,
                 trace_request_ctx=_ignore,
@@ -110,7 +123,7 @@ class Interview(EngineProbe):
                     content += chunk
                     if len(content) > MAX_JSON:
                         raise ProbeFailed("too-large")
-            return _mapping(_mapping(orjson.loads(content)).get("kv_transfer_params"))
+            return orjson.loads(content)
         except TimeoutError:
             raise ProbeFailed("timeout") from None
         except aiohttp.ClientError:
@@ -118,7 +131,7 @@ class Interview(EngineProbe):
         except ValueError:
             raise ProbeFailed("garbage") from None
 
-    async def _served_name(self, name: str) -> str:
+    async def served_name(self, name: str) -> str:
         """As the fleet has it: the model's own if the engine serves it, else its first that is no adapter."""
         served = await self.models()
         return name if name in served else next((one.id for one in served.values() if one.parent is None), name)

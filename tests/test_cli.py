@@ -233,6 +233,36 @@ def test_check_warns_of_what_will_disappoint_and_is_0(tmp_path, capsys):
     assert lines[-1] == f"{config}: in order, but for the above"
 
 
+async def test_doctor_says_what_is_wrong_and_is_1(tmp_path, tokenizer):
+    async with engine(EngineSettings(tokenizer=str(tokenizer))) as good, engine(EngineSettings(kv_events=False)) as bad:
+        assert await doctored(write(tmp_path, good.url, tokenizer=tokenizer)) == (0, "1 of 1 endpoints are in order")
+        code, last = await doctored(write(tmp_path, good.url, bad.url, tokenizer=tokenizer))
+        assert (code, last) == (1, "1 of 2 endpoints are not in order")
+        code, told = await doctored(write(tmp_path, good.url, bad.url, tokenizer=tokenizer), "--json", line=None)
+    assert code == 1
+    one, other = json.loads(told)["models"][0]["endpoints"]
+    assert (one["level"], other["level"]) == ("note", "failed")
+    red = [finding["check"] for finding in other["findings"] if finding["level"] == "failed"]
+    assert red == ["tokens", "events"]
+
+
+async def doctored(config: Path, *options: str, line: int | None = -1) -> tuple[int | None, str]:
+    """``kvgate doctor``'s exit code, and a line of what it prints, or all."""
+    child = await asyncio.create_subprocess_exec(
+        sys.executable, "-m", "gateway.cli", "doctor", str(config), *options, stdout=asyncio.subprocess.PIPE
+    )
+    out, _ = await child.communicate()
+    return child.returncode, out.decode() if line is None else out.decode().splitlines()[line]
+
+
+def test_doctor_says_what_it_sends(capsys):
+    with pytest.raises(SystemExit):
+        main(["doctor", "--help"])
+    said = " ".join(capsys.readouterr().out.split())
+    assert "one completion of one token" in said
+    assert "three texts to tokenize" in said
+
+
 @pytest.mark.parametrize(
     ("change", "said"),
     [
@@ -251,7 +281,7 @@ def test_a_configuration_that_is_wrong_is_said_so_with_its_line(tmp_path, capsys
     assert f"{config}:2" in error
 
 
-@pytest.mark.parametrize("command", ["check", "serve"])
+@pytest.mark.parametrize("command", ["check", "doctor", "serve"])
 def test_a_tokenizer_that_is_not_there_stops_the_start(tmp_path, capsys, command):
     config = write(tmp_path, "http://127.0.0.1:1", tokenizer=tmp_path / "nothing")
     assert main([command, str(config)]) == EXIT_CONFIG

@@ -16,7 +16,10 @@ ROOMS = ("api", "tokens", "kvcache", "fleet", "flow", "scheduling", "observabili
 SETTINGS = (*(f"gateway.{room}.settings" for room in (*ROOMS, "proxy")),)
 
 CONTRACT = ("gateway.framework", "gateway.errors")
-COMPOSE = ("gateway.app", "gateway.check", "gateway.cli", "gateway.explain", "gateway.feed", "gateway.interview")
+COMPOSE = (
+    *("gateway.app", "gateway.check", "gateway.cli", "gateway.doctor", "gateway.explain", "gateway.feed"),
+    "gateway.interview",
+)
 EVERYTHING = ("gateway", "scorers", "filters", "pickers", "simulator")
 
 # Who -> what of ours it may import; whatever is below a name is part of it. The first that matches decides.

@@ -1,0 +1,77 @@
+"""All engines of a configuration at once, each within its time."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import aiohttp
+
+from gateway.app import Gateway
+from gateway.doctor.examine import Patient, examine, silent, together, unexpected
+from gateway.doctor.finding import Report, healthy
+from gateway.doctor.hashes import DEFAULT_SEED
+from gateway.fleet.probe import open_session
+from gateway.framework import Clock
+
+AT_ONCE = 64
+"""Engines that are examined at the same time: of a thousand, this host would be what is slow."""
+
+SEEDS = (DEFAULT_SEED, "0")
+"""Of block hashes: vLLM's own, and what its documents advise where caches are shared."""
+
+
+async def diagnose(
+    gateway: Gateway, *, timeout: float, seeds: Sequence[str] = ()
+) -> tuple[list[Report], dict[str, list[str]]]:
+    """Every endpoint's report, in the configuration's order, and by model what its engines together show.
+
+    ``gateway``: its tokenizers are loaded. ``timeout``: seconds for one engine.
+    """
+    lines = gateway.config.origin.lines
+    patients, reports = [], []
+    for number, (model, serving) in enumerate(zip(gateway.config.models, gateway.directory.servings, strict=True)):
+        given = ("models", number, "kv_cache", "block_size") in lines
+        for endpoint in model.endpoints:
+            unit = model.kv_cache.block_size if given else None
+            patients.append(Patient(model, endpoint, serving.tokens, unit, (*seeds, *SEEDS)))
+            reports.append(Report(model.name, patients[-1].name, endpoint.url))
+    room = asyncio.Semaphore(AT_ONCE)
+    async with open_session(gateway.clock, keepalive=1.0) as session:
+        pairs = zip(patients, reports, strict=True)
+        await asyncio.gather(*(_one(session, one, report, gateway.clock, room, timeout) for one, report in pairs))
+    models = {model.name: [one for one in reports if one.model == model.name] for model in gateway.config.models}
+    return reports, {name: said for name, of_model in models.items() if (said := together(of_model))}
+
+
+async def _one(
+    session: aiohttp.ClientSession,
+    patient: Patient,
+    report: Report,
+    clock: Clock,
+    room: asyncio.Semaphore,
+    timeout: float,
+) -> None:
+    async with room:
+        try:
+            async with asyncio.timeout(timeout):
+                await examine(session, patient, report, clock)
+        except TimeoutError:
+            silent(report, timeout)
+        except Exception as error:
+            unexpected(report, error)
+
+
+def as_json(reports: Sequence[Report], notes: Mapping[str, Sequence[str]]) -> dict[str, Any]:
+    """What ``--json`` prints."""
+    names = dict.fromkeys(report.model for report in reports)
+    models = [
+        {
+            "model": name,
+            "notes": list(notes.get(name, ())),
+            "endpoints": [report.as_json() for report in reports if report.model == name],
+        }
+        for name in names
+    ]
+    return {"healthy": healthy(reports), "models": models}

@@ -1,0 +1,139 @@
+"""Whether the engine makes of three prompts the token ids that we make of them.
+
+A plain text, a chat with a system message, a chat with a tool: where the text fits and a chat does not, it is the
+template that differs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import chain, cycle, islice
+from typing import Any
+
+import orjson
+
+from gateway.doctor.finding import Finding, Level
+from gateway.fleet.probe import ProbeFailed
+from gateway.framework import ChatInput, PromptInput, TextInput
+from gateway.interview import Interview
+from gateway.tokens import ModelTokens
+
+CHECK = "tokens"
+
+TEXT = "Kind words: caf\u00e9, \u65e5\u672c\u8a9e, na\u00efve \U0001f600\n\tdef f(x): return x ** 2  # 3.14159"
+CHAT: list[dict[str, Any]] = [
+    {"role": "system", "content": "You answer in one short sentence."},
+    {"role": "user", "content": "What is the capital of \u00d6sterreich?"},
+]
+TOOL: dict[str, Any] = {
+    "type": "function",
+    "function": {
+        "name": "weather",
+        "description": "The weather of a city",
+        "parameters": {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]},
+    },
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Probe:
+    """``name``: completes "of a ..."."""
+
+    name: str
+    body: dict[str, Any]
+    ours: PromptInput
+
+
+def _chat(**fields: Any) -> ChatInput:
+    return ChatInput(messages=CHAT, raw=orjson.dumps(CHAT), **fields)
+
+
+PROBES = (
+    Probe("plain text", {"prompt": TEXT}, TextInput((TEXT,))),
+    Probe("chat", {"messages": CHAT}, _chat()),
+    Probe("chat with a tool", {"messages": CHAT, "tools": [TOOL]}, _chat(tools=[TOOL])),
+)
+
+
+async def compare(engine: Interview, name: str, root: str | None, tokens: ModelTokens, ours: str | None) -> Finding:
+    """``name``: the engine's of the model, ``root`` its path there; ``ours``: our tokenizer's."""
+    if ours is None:
+        return Finding(
+            CHECK,
+            Level.WARNING,
+            "none",
+            "the model has no tokenizer here, so that its prompts are estimated and hits cannot be predicted exactly",
+            f"set tokenizer to the engine's: {root or 'the folder or hub id that it was started with'}",
+        )
+    compared: list[str] = []
+    for probe in PROBES:
+        prompt = await tokens.tokenize(probe.ours)
+        if prompt.own is None:
+            if probe is PROBES[0]:
+                return _not_ours(prompt.why)
+            continue
+        try:
+            answer = await engine.post("/tokenize", {"model": name, **probe.body})
+        except ProbeFailed as failure:
+            if failure.reason == "status-400":
+                continue  # the template refuses it, as ours did, or takes no tools
+            return Finding(
+                CHECK,
+                Level.WARNING,
+                failure.reason,
+                f"it does not tell its token ids: POST /tokenize gave {failure.reason}",
+                "let requests to /tokenize through to it, or watch kvgate_token_parity",
+            )
+        theirs = answer.get("tokens") if isinstance(answer, dict) else None
+        if prompt.own.tolist() != theirs:
+            return _different(probe, prompt.own.tolist(), theirs if isinstance(theirs, list) else [], root, ours)
+        compared.append(probe.name)
+    if len(compared) < 2:
+        return Finding(
+            CHECK,
+            Level.WARNING,
+            "text only",
+            "its chats could not be compared: there is no chat template, or it is code of vLLM's own",
+            "nothing, if it serves no chats; else set chat_template to the file that the engine has",
+        )
+    return Finding(CHECK, Level.OK, f"equal ({len(compared)})")
+
+
+def _not_ours(why: str) -> Finding:
+    return Finding(
+        CHECK,
+        Level.WARNING,
+        "estimated",
+        f"its prompts are estimated here ({why}): the engine tokenizes this model in code of its own",
+        "nothing to be set: requests are placed by what was sent where",
+    )
+
+
+def _different(probe: Probe, ours: Sequence[int], theirs: Sequence[int], root: str | None, path: str) -> Finding:
+    place = next((i for i, pair in enumerate(zip(ours, theirs, strict=False)) if pair[0] != pair[1]), None)
+    if place is None:
+        place = min(len(ours), len(theirs))
+    where = f"from token {place} on ({_some(ours, place)}, not {_some(theirs, place)}); {len(ours)}, not {len(theirs)}"
+    engines = f"the engine's model is {root}" if root else "see the engine's --model and --tokenizer"
+    if probe is PROBES[0]:
+        said = f"its tokenizer is another than ours: the ids of a {probe.name} differ {where} in all"
+        remedy = f"set tokenizer (now {path}) to what the engine was started with: {engines}"
+    else:
+        said = (
+            f"its chat template is another than ours: ids of a text are equal, of a {probe.name} differ {where} in all"
+        )
+        remedy = (
+            "set chat_template, chat_template_kwargs and content_format as the engine's --chat-template, "
+            f"--default-chat-template-kwargs and --chat-template-content-format; our tokenizer is {path}, {engines}"
+        )
+    return Finding(CHECK, Level.FAILED, "differ", said, remedy)
+
+
+def _some(ids: Sequence[int], place: int) -> str:
+    return ", ".join(map(str, ids[place : place + 3])) or "the end"
+
+
+def words(unique: str, count: int) -> Iterator[str]:
+    """``count`` words and more, of a token or two each, that begin with what nobody has sent before."""
+    return chain((unique,), islice(cycle(("one", "two", "three", "four", "five", "six")), count))
