@@ -16,7 +16,8 @@ from simulator.job import Finish
 
 async def answer_response(call: Call) -> web.StreamResponse:
     body = call.body
-    chat = {**body, "messages": _messages(body), "tools": _tools(body.get("tools"))}
+    # unlike a chat's: vLLM tokenizes responses with the tokenizer's own special tokens
+    chat = {**body, "messages": _messages(body), "tools": _tools(body.get("tools")), "add_special_tokens": True}
     name, asks = await chat_asks(call, chat, "max_output_tokens")
     header = call.request.headers.get("X-Request-Id")
     answer_id = header or f"resp_{call.base_id}"

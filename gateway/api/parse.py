@@ -44,6 +44,7 @@ class Call:
     ``max_tokens``: the most output tokens per sequence; None: no limit known.
     ``priority``: lower is earlier, as in vLLM. ``session``: what the body names as its session or cache key.
     ``indivisible``: a short word for why one endpoint must serve all of it; empty: its prefill may be another's.
+    ``previous_response``: the id of the response that it goes on from, which one engine has in its memory.
     """
 
     route: Route
@@ -57,6 +58,7 @@ class Call:
     priority: int = 0
     session: str | None = None
     indivisible: str = ""
+    previous_response: str | None = None
 
 
 def parse(route: Route, raw: bytes, content_type: str, settings: PassSettings) -> Call:
@@ -88,6 +90,7 @@ def parse(route: Route, raw: bytes, content_type: str, settings: PassSettings) -
         priority=_integer(fields, "priority") or 0,
         session=_text(fields, "session_id") or _text(fields, "prompt_cache_key"),
         indivisible=indivisible(route.kind, fields, prompt),
+        previous_response=_text(fields, "previous_response_id") if route.kind is Kind.RESPONSES else None,
     )
 
 

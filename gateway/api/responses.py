@@ -10,6 +10,7 @@ the template writes one).
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Literal, TypeVar
 
@@ -117,8 +118,20 @@ class _Namespace(msgspec.Struct, frozen=True):
     tools: list[Object]
 
 
+class _Named(msgspec.Struct):
+    id: str
+
+
+class _Created(msgspec.Struct):
+    response: _Named
+
+
 FIELDS = _Body.__struct_fields__
 """Of the body, those that change the prompt."""
+
+_NAMED = msgspec.json.Decoder(_Named)
+_CREATED = msgspec.json.Decoder(_Created)
+_FIRST_DATA = re.compile(rb"^data: ?(.*)$", re.MULTILINE)
 
 
 def read_response(given: Object, raw: bytes) -> ChatInput:
@@ -149,6 +162,18 @@ def read_response(given: Object, raw: bytes) -> ChatInput:
         truncated=body.truncation != "disabled",
         built=True,
     )
+
+
+def read_id(answer: bytes, *, stream: bool) -> str | None:
+    """The id under which the engine may keep the response; None if it tells none. ``answer``: the whole body, or a
+    stream from its begin to its first event at least."""
+    try:
+        if not stream:
+            return _NAMED.decode(answer).id
+        found = _FIRST_DATA.search(answer)
+        return None if found is None else _CREATED.decode(found.group(1)).response.id
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
+        return None
 
 
 def _continues(given: str | Sequence[Object]) -> bool:

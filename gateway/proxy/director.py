@@ -12,11 +12,13 @@ from aiohttp import web
 from gateway.api.body import JsonBody
 from gateway.api.headers import visible
 from gateway.api.parse import Call, parse
+from gateway.api.prompts import FALSE
+from gateway.api.responses import read_id
 from gateway.api.routes import Route
 from gateway.api.settings import PassSettings
 from gateway.errors import GatewayError, NoEndpoint
 from gateway.fleet.fleet import Fleet
-from gateway.framework import Clock, Observer, Plan
+from gateway.framework import Clock, Kind, Observer, Plan
 from gateway.proxy.commit import Committed
 from gateway.proxy.directory import Directory
 from gateway.proxy.exchange import Exchange, Phase
@@ -27,6 +29,7 @@ from gateway.proxy.legs import Attempts, LegFailed
 from gateway.proxy.receive import receive
 from gateway.proxy.relay import ClientGone, relay, relay_held
 from gateway.proxy.settings import ListenSettings, RetrySettings, TimeoutSettings
+from gateway.proxy.stored import StoredResponses, kept_at
 from gateway.proxy.witness import Witness
 from gateway.scheduling.scheduler import Scheduler
 
@@ -63,6 +66,7 @@ class Director:
         self._timeouts = timeouts
         self._retries = retries
         self._passing = passing
+        self._stored = StoredResponses(clock)
         self._clock = clock
         self._observer = observer
 
@@ -117,6 +121,9 @@ class Director:
         exchange.body, exchange.headers = call.body, list(http.headers.items())
         exchange.sequences = call.n
         exchange.attempts = Attempts(self._retries, exchange.serving.budget)
+        if call.previous_response is not None:
+            endpoints = self._fleet.endpoints(exchange.serving.model)
+            exchange.home = self._stored.engine_of(call.previous_response, endpoints)
         exchange.serving.budget.deposit()
 
     async def _admit(self, exchange: Exchange) -> None:
@@ -166,11 +173,10 @@ class Director:
         assert exchange.attempts is not None
         began = self._clock.monotonic()
         model, request = exchange.serving.model, exchange.request
-        endpoints = [
-            endpoint
-            for endpoint in self._directory.candidates(model, request.adapter)
-            if endpoint.slot not in exchange.attempts.failed_on
-        ]
+        endpoints = self._directory.candidates(model, request.adapter)
+        if exchange.home is not None:
+            endpoints = kept_at(exchange.home, endpoints)
+        endpoints = [endpoint for endpoint in endpoints if endpoint.slot not in exchange.attempts.failed_on]
         if not endpoints:
             raise NoEndpoint(f"No endpoint of model {model.name!r} is left to try.", retry_after=NO_ENDPOINT_RETRY)
         request.matches = exchange.serving.index.match(exchange.keys, request.prompt_tokens, endpoints)
@@ -192,7 +198,17 @@ class Director:
         return await self._handover.commit(exchange, plan)
 
     async def _relay(self, exchange: Exchange, committed: Committed, http: web.BaseRequest) -> web.StreamResponse:
+        if exchange.route.kind is Kind.RESPONSES and committed.status == 200:
+            self._note_response(exchange, committed)
         response = await relay(committed, http, exchange, idle=self._timeouts.idle)
         if exchange.broken is not None:
             self._forwarder.failed(exchange.broken)
         return response
+
+    def _note_response(self, exchange: Exchange, committed: Committed) -> None:
+        """Before its client has it, who could go on from it at once."""
+        assert exchange.plan is not None
+        assert isinstance(exchange.body, JsonBody)
+        response = read_id(committed.data, stream=committed.events is not None)
+        if response is not None and exchange.body.fields.get("store") != FALSE:
+            self._stored.note(response, exchange.plan.decode)

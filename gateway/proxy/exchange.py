@@ -44,8 +44,9 @@ class Exchange:
 
     ``placement``: what is booked now. ``plan`` and ``booked``: the last one's plan, and where its prompt was to be
     computed, for the record. ``under_way``: legs that were sent and have not ended. ``headers``: the client's.
-    ``sequences``: answers asked for. ``legs``: placements. ``parcel``: a prefill's answer that is not used yet.
-    ``prefill_time``: seconds of a separate prefill. ``fallback``: why a planned hand-over did not happen.
+    ``home``: URL of the only engine that can serve it. ``sequences``: answers asked for. ``legs``: placements.
+    ``parcel``: a prefill's answer that is not used yet. ``prefill_time``: seconds of a separate prefill.
+    ``fallback``: why a planned hand-over did not happen.
     """
 
     id: str
@@ -62,6 +63,7 @@ class Exchange:
     keys: BlockKeys | None = None
     permit: Permit | None = None
     attempts: Attempts | None = None
+    home: str | None = None
     placement: Placement | None = None
     plan: Plan | None = None
     booked: Booking | None = None

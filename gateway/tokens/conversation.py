@@ -220,6 +220,8 @@ def _part(part: Any, content_format: ContentFormat, media: Media) -> Any:
         raise Unrenderable(Why.MESSAGES)
     if kind == "tool_reference":
         name = part.get("name")
+        if not isinstance(name, str | None):
+            raise Unrenderable(Why.MESSAGES)
         return {"type": "tool_reference", "name": name} if content_format == "openai" else name
     if kind not in TEXT_FIELDS:
         raise Unrenderable(Why.MESSAGES)
