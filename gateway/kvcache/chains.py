@@ -57,4 +57,5 @@ class Chains:
                     runs.move_to_end(name)
                 keys += known
                 parent = known[-1]
-        return keys + chain(ids[whole:], unit, parent)
+        keys += chain(ids[whole:], unit, parent)
+        return keys

@@ -6,7 +6,6 @@ nothing is won by moving less than that away, and a hand-over is lost.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any
 
 from gateway.framework import ChatInput
@@ -33,16 +32,17 @@ def is_light(chat: ChatInput) -> bool:
 
 
 def _take(value: Any, left: int) -> int:
-    """``left`` less the size of ``value``; stops as soon as nothing is left."""
-    if isinstance(value, str):
-        return left - 1 - len(value) // CHARACTERS
-    left -= 1
-    if isinstance(value, Mapping):
+    """``left`` less the size of ``value``, parsed JSON; stops as soon as nothing is left."""
+    if isinstance(value, dict):
         value = value.values()
     elif not isinstance(value, (list, tuple)):
-        return left
+        value = (value,)
     for inner in value:
+        left -= 1
+        if isinstance(inner, str):
+            left -= len(inner) // CHARACTERS
+        elif isinstance(inner, (dict, list, tuple)):
+            left = _take(inner, left)
         if left <= 0:
             break
-        left = _take(inner, left)
     return left

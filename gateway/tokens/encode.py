@@ -93,7 +93,8 @@ class Encoder:
         whole = []
         for one in reading.recalled:
             ids = array("I", before)
-            ids.frombytes(b"".join([segment.ids or b"" for segment in one.segments]))
+            for segment in one.segments:
+                ids.frombytes(segment.ids or b"")
             ids.frombytes(after)
             whole.append(ids)
             self._memory.remember(one.segments)

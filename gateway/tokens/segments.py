@@ -26,9 +26,9 @@ from dataclasses import dataclass
 from itertools import takewhile
 from typing import Any
 
-LEAST = 512
+LEAST = 256
 """Characters of a segment at least, but a text's last: a remembered one costs about 0.7 KB beside its text and its ids,
-and this many are encoded again, at most, in 0.15 ms."""
+and so many are encoded with each new turn, which takes 0.08 ms."""
 
 NORMALIZERS = frozenset(
     {

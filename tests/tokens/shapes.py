@@ -19,6 +19,31 @@ QWEN = LLAMA3.replace("{1,3}", "")
 
 TAGS = ("<|im_start|>", "<|im_end|>", "<|eot|>", "<s>", "</s>", "[INST]", "[/INST]", "<|user|>", "<|end|>")
 
+PIECES = (
+    *TAGS,
+    *(tag[:-1] for tag in TAGS),
+    *(tag[1:] for tag in TAGS),
+    *("<", "|>", "[", " ", "  ", "   \t", "\n", "\n\n", "\r\n", "\u00a0", "\u3000", "\u200d", "\u2581", "\u2581\u2581"),
+    *(
+        "\u0301",
+        "\u0323\u0302",
+        "e\u0301",
+        "\u00e9",
+        "\ufb01",
+        "\uff21",
+        "\u1100\u1161",
+        "\U0001f600",
+        "\U0001f525\ufe0f",
+    ),
+    *("hello", " world", "Word", "word", "ss\u00df", "12,345", "'s", "  x ", "\u4f60\u597d", "\x00", "a b" * 100),
+)
+"""Of texts: tokens whole and in part, blanks, what normalizers join, split or drop, letters of all kinds, length."""
+
+
+def text_of(picks: bytes) -> str:
+    """The pieces that the bytes pick: cheap to draw and to shrink; what is no pick is a letter of its own."""
+    return "".join(PIECES[pick] if pick < len(PIECES) else chr(pick * 7) for pick in picks)
+
 
 def raw(*contents: str, **flags: Any) -> list[AddedToken]:
     return [AddedToken(content, special=True, normalized=False, **flags) for content in contents]

@@ -8,7 +8,7 @@ import tracemalloc
 from array import array
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from tokenizers import Tokenizer
 from transformers import PreTrainedTokenizerFast
@@ -16,7 +16,7 @@ from transformers import PreTrainedTokenizerFast
 from gateway.tokens.encode import Encoder
 from gateway.tokens.memory import OVERHEAD, Memory
 from gateway.tokens.segments import LEAST, Cuts, find_cuts
-from tests.tokens.shapes import CUT, TAGS, UNCUT, shape
+from tests.tokens.shapes import CUT, TAGS, UNCUT, shape, text_of
 
 ROOM = 10_000_000
 
@@ -30,7 +30,7 @@ def turn(number: int, size: int = LEAST) -> str:
     return f"<|im_start|>turn {number} " + "x" * size
 
 
-def text_of(*numbers: int) -> str:
+def turns_of(*numbers: int) -> str:
     return "".join(map(turn, numbers)) + "<|im_end|>"
 
 
@@ -50,25 +50,25 @@ def remember(memory: Memory, text: str) -> list[str]:
 
 def test_the_next_turn_is_its_new_messages(cuts: Cuts) -> None:
     memory = Memory(ROOM, cuts)
-    assert len(remember(memory, text_of(*range(10)))) == 11
-    assert remember(memory, text_of(*range(11))) == [turn(10), "<|im_end|>"]
-    assert remember(memory, text_of(*range(10), 12)) == [turn(12), "<|im_end|>"], "another answer to the same"
-    assert remember(memory, text_of(*range(11), 13)) == [turn(13), "<|im_end|>"], "the first goes on"
+    assert len(remember(memory, turns_of(*range(10)))) == 11
+    assert remember(memory, turns_of(*range(11))) == [turn(10), "<|im_end|>"]
+    assert remember(memory, turns_of(*range(10), 12)) == [turn(12), "<|im_end|>"], "another answer to the same"
+    assert remember(memory, turns_of(*range(11), 13)) == [turn(13), "<|im_end|>"], "the first goes on"
 
 
 def test_a_segment_is_known_wherever_it_stands(cuts: Cuts) -> None:
     memory = Memory(ROOM, cuts)
-    remember(memory, text_of(0, 1, 2, 3))
-    assert remember(memory, text_of(2, 3, 1)) == ["<|im_end|>"]
+    remember(memory, turns_of(0, 1, 2, 3))
+    assert remember(memory, turns_of(2, 3, 1)) == ["<|im_end|>"]
     size, nodes = memory.size, len(memory)
-    remember(memory, text_of(3, 1, 2))
+    remember(memory, turns_of(3, 1, 2))
     assert memory.size - size == OVERHEAD * (len(memory) - nodes), "its text and ids are kept once"
 
 
 def test_what_only_begins_like_a_segment_is_another(cuts: Cuts) -> None:
     memory = Memory(ROOM, cuts)
-    remember(memory, text_of(0, 1))
-    longer = turn(0) + "y" + text_of(1)
+    remember(memory, turns_of(0, 1))
+    longer = turn(0) + "y" + turns_of(1)
     assert remember(memory, longer) == [turn(0) + "y", "<|im_end|>"]
     assert remember(memory, turn(0) + "<|im_en") == [turn(0) + "<|im_en"]
 
@@ -79,46 +79,46 @@ def test_a_long_last_segment_is_remembered_and_a_short_one_is_not(cuts: Cuts) ->
     assert remember(memory, "a" * LEAST) == []
     assert remember(memory, "a" * (LEAST - 1)) == ["a" * (LEAST - 1)]
     assert len(memory) == 1
-    assert remember(memory, "a" * LEAST + text_of(1)) == [turn(1), "<|im_end|>"], "it was followed by a cut"
+    assert remember(memory, "a" * LEAST + turns_of(1)) == [turn(1), "<|im_end|>"], "it was followed by a cut"
     assert remember(memory, "") == []
 
 
 def test_without_cuts_the_same_text_is_known() -> None:
     memory = Memory(ROOM, Cuts(None, "tokens", {}))
-    assert remember(memory, text_of(1, 2)) == [text_of(1, 2)]
-    assert remember(memory, text_of(1, 2)) == []
-    assert remember(memory, text_of(1, 2, 3)) == [text_of(1, 2, 3)]
+    assert remember(memory, turns_of(1, 2)) == [turns_of(1, 2)]
+    assert remember(memory, turns_of(1, 2)) == []
+    assert remember(memory, turns_of(1, 2, 3)) == [turns_of(1, 2, 3)]
 
 
 def test_the_least_recently_used_is_forgotten_from_its_end(cuts: Cuts) -> None:
     memory = Memory(40 * (OVERHEAD + 5 * LEAST), cuts)
     for number in range(200):
-        remember(memory, text_of(0, 1, 2, *range(1000 + 3 * number, 1003 + 3 * number)))
-        remember(memory, text_of(0, 5, 6))
-    assert remember(memory, text_of(0, 5, 6)) == ["<|im_end|>"], "it was used all the time"
-    assert remember(memory, text_of(0, 1, 2, 3000)) == [turn(3000), "<|im_end|>"], "what all begin with stays"
-    assert remember(memory, text_of(0, 1, 2, 1000)) == [turn(1000), "<|im_end|>"], "the oldest is gone"
+        remember(memory, turns_of(0, 1, 2, *range(1000 + 3 * number, 1003 + 3 * number)))
+        remember(memory, turns_of(0, 5, 6))
+    assert remember(memory, turns_of(0, 5, 6)) == ["<|im_end|>"], "it was used all the time"
+    assert remember(memory, turns_of(0, 1, 2, 3000)) == [turn(3000), "<|im_end|>"], "what all begin with stays"
+    assert remember(memory, turns_of(0, 1, 2, 1000)) == [turn(1000), "<|im_end|>"], "the oldest is gone"
     assert memory.size <= 40 * (OVERHEAD + 5 * LEAST)
 
 
 def test_one_text_does_not_push_out_all_others(cuts: Cuts) -> None:
     memory = Memory(20 * (OVERHEAD + 5 * LEAST), cuts)
-    remember(memory, text_of(1, 2))
-    remember(memory, text_of(*range(10, 60)))
-    assert remember(memory, text_of(1, 2)) == ["<|im_end|>"]
-    assert remember(memory, text_of(10)) == [turn(10), "<|im_end|>"]
+    remember(memory, turns_of(1, 2))
+    remember(memory, turns_of(*range(10, 60)))
+    assert remember(memory, turns_of(1, 2)) == ["<|im_end|>"]
+    assert remember(memory, turns_of(10)) == [turn(10), "<|im_end|>"]
 
 
 def test_the_memory_is_what_it_says(cuts: Cuts) -> None:
     """Ten times the limit is offered; what is taken in truth is what is counted, or less."""
-    limit = 4_000_000
+    limit = 1_000_000
     gc.collect()
     tracemalloc.start()
     try:
         before, _ = tracemalloc.get_traced_memory()
         memory = Memory(limit, cuts)
-        for number in range(4000):
-            remember(memory, text_of(number % 7, *range(3 * number, 3 * number + 3)))
+        for number in range(1200):
+            remember(memory, turns_of(number % 7, *range(3 * number, 3 * number + 3)))
             assert memory.size <= limit
         gc.collect()
         after, _ = tracemalloc.get_traced_memory()
@@ -131,7 +131,7 @@ def test_the_memory_is_what_it_says(cuts: Cuts) -> None:
 def test_nothing_is_left_when_all_is_forgotten(cuts: Cuts) -> None:
     memory = Memory(ROOM, cuts)
     for number in range(20):
-        remember(memory, text_of(number % 3, number, number + 1))
+        remember(memory, turns_of(number % 3, number, number + 1))
     while len(memory):
         memory._forget_oldest()
     assert (memory.size, memory._segments, memory._root.children, memory._root.latest) == (0, {}, {}, None)
@@ -139,8 +139,8 @@ def test_nothing_is_left_when_all_is_forgotten(cuts: Cuts) -> None:
 
 def test_another_threads_ids_are_taken(cuts: Cuts) -> None:
     memory = Memory(ROOM, cuts)
-    recalled = memory.recall(text_of(1, 2))
-    remember(memory, text_of(1, 2))
+    recalled = memory.recall(turns_of(1, 2))
+    remember(memory, turns_of(1, 2))
     memory.look_again(recalled.missing)
     assert [segment.text for segment in recalled.missing if segment.ids is None] == ["<|im_end|>"]
 
@@ -154,7 +154,7 @@ def test_threads_may_use_it_at_once(cuts: Cuts) -> None:
         try:
             for _ in range(300):
                 numbers = [chance.randrange(4) for _ in range(chance.randrange(1, 7))]
-                remember(memory, text_of(*numbers))
+                remember(memory, turns_of(*numbers))
         except BaseException as failure:
             failures.append(failure)
 
@@ -180,17 +180,10 @@ def test_threads_may_use_it_at_once(cuts: Cuts) -> None:
     )
 
 
-PIECES = st.one_of(
-    st.sampled_from([*TAGS, *(tag[:-1] for tag in TAGS), *(tag[1:] for tag in TAGS)]),
-    st.sampled_from(
-        [" ", "  ", "\n\n", "\t", "\u00a0", "\u3000", "\u200d", "\u0301", "e\u0301", "\ufb01", "\U0001f600"]
-    ),
-    st.text(max_size=6).filter(lambda text: not any("\ud800" <= char <= "\udfff" for char in text)),
-)
-MESSAGE = st.lists(PIECES, max_size=6).map("".join)
-TURN = st.tuples(MESSAGE, st.sampled_from([0, 1, 40, 600]), MESSAGE).map(lambda it: it[0] + "a b" * it[1] + it[2])
 CONVERSATIONS = st.lists(
-    st.tuples(st.integers(0, 3), st.integers(0, 4), st.lists(TURN, min_size=1, max_size=3)), min_size=1, max_size=8
+    st.tuples(st.integers(0, 3), st.integers(0, 4), st.lists(st.binary(max_size=12), min_size=1, max_size=3)),
+    min_size=1,
+    max_size=8,
 )
 """Each: goes on with which of those before, cut to so many turns, by these turns."""
 
@@ -201,10 +194,10 @@ def rendered(turns: list[str], tags: list[str]) -> str:
 
 @pytest.mark.parametrize("limit", [ROOM, 30_000], ids=["room", "little-room"])
 @pytest.mark.parametrize("name", [*CUT, *(name for name in UNCUT if name != "dropout")])
-@settings(max_examples=40)
+@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(CONVERSATIONS, st.booleans())
 def test_conversations_have_the_ids_of_their_whole_texts(
-    name: str, limit: int, conversations: list[tuple[int, int, list[str]]], special: bool
+    name: str, limit: int, conversations: list[tuple[int, int, list[bytes]]], special: bool
 ) -> None:
     """Turn by turn through the memory, branching, and among others: every id is the whole encoding's."""
     tokenizer: Tokenizer = shape(name)
@@ -216,7 +209,7 @@ def test_conversations_have_the_ids_of_their_whole_texts(
     tags = [tag for tag in TAGS if tokenizer.token_to_id(tag) is not None]
     known: list[list[str]] = [[]]
     for base, depth, turns in conversations:
-        known.append(known[base % len(known)][:depth] + turns)
+        known.append(known[base % len(known)][:depth] + [text_of(turn) for turn in turns])
         text = rendered(known[-1], tags)
         (ids,) = encoder.encode([text], add_special_tokens=special)
         assert ids == array("I", tokenizer.encode(text, add_special_tokens=special).ids)
