@@ -17,6 +17,7 @@ from gateway.framework import ChatInput
 from gateway.tokens.content_format import content_format_of, supports_developer, takes_later_systems, variables_of
 from gateway.tokens.conversation import ContentFormat, Media, converse, developers_to_system, join_systems
 from gateway.tokens.loading import Loaded
+from gateway.tokens.quicken import quicken
 from gateway.tokens.reasons import Unrenderable, Why
 from gateway.tokens.settings import TokenSettings
 from gateway.tokens.tools import dump_tools
@@ -82,6 +83,7 @@ class Renderer:
         arguments = self._arguments(chat)
         try:
             accepted = self._parameters | variables_of(template)
+            quicken(template)
             text = self._tokenizer.apply_chat_template(
                 conversation,
                 tools=tools,
