@@ -203,6 +203,7 @@ class Engine:
             "VLLM_NO_USAGE_STATS": "1",
             "VLLM_HOST_IP": "127.0.0.1",
             "VLLM_SERVER_DEV_MODE": "1",  # POST /reset_prefix_cache
+            "VLLM_ENABLE_RESPONSES_API_STORE": "1",  # previous_response_id
             # One thread each, free to move: several engines share two cores, and bound ones starve each other.
             "OMP_NUM_THREADS": "1",
             "VLLM_CPU_OMP_THREADS_BIND": "nobind",

@@ -106,6 +106,44 @@ def spoken(stream: str) -> str:
     return "".join(delta.get("content", "") for delta in deltas)
 
 
+async def test_responses_go_on_where_they_began(client: openai.AsyncOpenAI, gateway: Gateway) -> None:
+    """Each engine keeps its own: any other would answer 404."""
+    began = set()
+    for number in range(6):
+        input_tokens, endpoints, previous = 0, set(), None
+        for turn in range(4):
+            reply = await client.responses.with_raw_response.create(
+                model=MODEL, input=passage(f"{number}.{turn}", 40), max_output_tokens=4, previous_response_id=previous
+            )
+            response = reply.parse()
+            previous = response.id
+            assert response.usage is not None
+            assert response.usage.input_tokens > input_tokens
+            input_tokens = response.usage.input_tokens
+            endpoints.add(gateway.request(reply.headers["x-request-id"])["endpoint"])
+        assert len(endpoints) == 1
+        began |= endpoints
+    assert len(began) > 1
+    with pytest.raises(openai.NotFoundError, match="No engine is known to keep"):
+        await client.responses.create(model=MODEL, input="hi", previous_response_id="resp_nobody_knows")
+
+
+async def test_a_streamed_response_goes_on_where_it_began(client: openai.AsyncOpenAI) -> None:
+    for _ in range(3):
+        previous = None
+        for turn in range(3):
+            stream = await client.responses.create(
+                model=MODEL,
+                input=passage(f"response {turn}", 40),
+                max_output_tokens=4,
+                previous_response_id=previous,
+                stream=True,
+            )
+            done = [event async for event in stream][-1]
+            assert done.type in ("response.completed", "response.incomplete")
+            previous = done.response.id
+
+
 async def test_tools_in_the_body(client: openai.AsyncOpenAI, gateway: Gateway) -> None:
     asked = await client.chat.completions.with_raw_response.create(
         model=MODEL, **chat(user("What is the weather?"), tools=[WEATHER], tool_choice="auto", **GREEDY)

@@ -13,11 +13,13 @@ import pytest
 from gateway.api.parse import parse
 from gateway.api.routes import find
 from gateway.api.settings import PassSettings
+from gateway.api.usage import read_usage
 from gateway.framework import NULL_OBSERVER, Prompt
 from gateway.tokens.settings import TokenSettings
 from gateway.tokens.tokenizer import ModelTokens
 from tests.engines.chats import CHATS, COMPLETIONS, TEMPLATES, Body
 from tests.engines.engine import SERVED_NAME, Engine
+from tests.engines.test_conversions import BODIES, NOT_KNOWN
 
 
 @pytest.fixture(scope="module")
@@ -31,6 +33,10 @@ async def ours(settings: TokenSettings, path: str, body: Body) -> Prompt:
     """What the gateway makes of a body, from its bytes on."""
     tokens = ModelTokens(settings, SERVED_NAME, NULL_OBSERVER)
     await tokens.load()
+    return await tokenize(tokens, path, body)
+
+
+async def tokenize(tokens: ModelTokens, path: str, body: Body) -> Prompt:
     raw = json.dumps({"model": SERVED_NAME, **body}).encode()
     return await tokens.tokenize(parse(find("POST", path), raw, "application/json", PassSettings()).input)
 
@@ -40,6 +46,17 @@ def theirs(client: httpx.Client, path: str, body: Body) -> dict[str, Any]:
     answer = client.post(path, json={"model": SERVED_NAME, "max_tokens": 1, "return_token_ids": True, **body})
     assert answer.status_code == 200, answer.text
     return dict(answer.json())
+
+
+def counted(client: httpx.Client, path: str, body: Body) -> int | None:
+    """The prompt tokens that the engine counts; None if it refuses the body."""
+    # A connection each: vLLM closes those on which it has failed.
+    answer = client.post(path, json={"model": SERVED_NAME, **body}, headers={"Connection": "close"})
+    if answer.status_code != 200:
+        return None
+    usage = read_usage(answer.content, find("POST", path).kind)
+    assert usage is not None
+    return usage.prompt_tokens
 
 
 @pytest.mark.parametrize("name", CHATS)
@@ -84,3 +101,21 @@ async def test_several_completions_in_one_body(client: httpx.Client, model_folde
     assert prompt.ids.tolist() == answer["choices"][0]["prompt_token_ids"]
     assert prompt.count == answer["usage"]["prompt_tokens"]
     assert not prompt.single
+
+
+@pytest.mark.parametrize("path", BODIES)
+async def test_routes_that_become_chats(client: httpx.Client, model_folder: Path, path: str) -> None:
+    """They do not tell their ids, which ``test_conversions.py`` compares, but how many there were."""
+    tokens = ModelTokens(TokenSettings(tokenizer=str(model_folder)), SERVED_NAME, NULL_OBSERVER)
+    await tokens.load()
+    limit = {"max_output_tokens": 1} if path == "/v1/responses" else {}
+    different, answered = {}, 0
+    for name, body in BODIES[path].items():
+        prompt = await tokenize(tokens, path, body | limit)
+        count = counted(client, path, body | limit)
+        answered += count is not None
+        if count is not None and name not in NOT_KNOWN[path] and (prompt.why, prompt.count) != ("", count):
+            different[name] = (prompt.why, prompt.count, count)
+    await tokens.close()
+    assert different == {}
+    assert answered > 60
