@@ -15,7 +15,11 @@ from simulator.tokenizer import build_tokenizer
 from tests.support.gateway import Running, config_for, running
 from tests.support.wait import eventually
 
-CHAT = {"model": "sim", "messages": [{"role": "user", "content": "What is the weather in Paris?"}], "max_tokens": 1}
+CHAT: dict[str, Any] = {
+    "model": "sim",
+    "messages": [{"role": "user", "content": "What is the weather in Paris?"}],
+    "max_tokens": 1,
+}
 EVERY = ParitySettings(sample=1.0)
 
 
@@ -130,11 +134,19 @@ async def test_ids_that_differ_in_no_count_are_noticed(engine: EngineServer, fol
         assert 'kvgate_token_count_mismatches_total{model="sim"} 0.0' in await gateway.metrics()
 
 
-async def test_fields_that_tokenize_does_not_know_are_left_alone(
-    engine: EngineServer, folders: tuple[Path, Path]
+@pytest.mark.parametrize(
+    "more",
+    [
+        {"reasoning_effort": "low"},
+        {"messages": [{"role": "assistant", "content": "a", "reasoning_content": "b"}, *CHAT["messages"]]},
+    ],
+    ids=["a field", "a message's field"],
+)
+async def test_what_tokenize_does_not_know_is_left_alone(
+    engine: EngineServer, folders: tuple[Path, Path], more: dict[str, Any]
 ) -> None:
     async with running(config_for(engine.url, tokenizer=str(folders[0]), parity=EVERY)) as gateway:
-        await ask(gateway, {**CHAT, "reasoning_effort": "low"})
+        await ask(gateway, {**CHAT, **more})
         await eventually(lambda: asked(engine, "/v1/chat/completions/render") == 1, "the engine was asked")
         await eventually(lambda: not gateway.gateway.witness._busy, "it has answered")
         assert asked(engine, "/tokenize") == 0
