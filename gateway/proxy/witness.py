@@ -28,7 +28,7 @@ PATIENCE = 10.0
 """Seconds for one question: an engine that needs longer for a text has better things to do."""
 
 MAX_BODY = 128 * 1024
-"""Bytes of a body that is sent a second time, some 30,000 tokens: to read and compare so many ids takes the loop 2 ms."""
+"""Bytes of a body that is sent a second time, some 30,000 tokens: to read and compare so many ids takes 2 ms."""
 
 RENDERED = frozenset({Kind.CHAT, Kind.COMPLETION, Kind.RESPONSES, Kind.MESSAGES})
 TOKENIZED = frozenset({Kind.CHAT, Kind.COMPLETION})
