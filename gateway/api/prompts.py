@@ -72,8 +72,7 @@ def read_prompt(kind: Kind, fields: Fields) -> PromptInput:
     if kind is Kind.COMPLETION:
         return _completion(fields)
     if kind is Kind.MESSAGES:
-        _messages(fields)  # they are read again, as what they mean
-        return _converted(fields, kind, anthropic.FIELDS, anthropic.read_messages)
+        return _converted(fields, kind, anthropic.FIELDS, anthropic.read_messages, messages=_messages(fields))
     if kind is Kind.RESPONSES:
         if fields.get("previous_response_id", NULL) != NULL:
             return OpaqueInput(raw=_joined(fields, OPAQUE_FIELDS[kind]), why="previous-response")
@@ -106,12 +105,17 @@ def _chat(fields: Fields) -> PromptInput:
 
 
 def _converted(
-    fields: Fields, kind: Kind, names: tuple[str, ...], read: Callable[[dict[str, Any], bytes], ChatInput]
+    fields: Fields,
+    kind: Kind,
+    names: tuple[str, ...],
+    read: Callable[[dict[str, Any], bytes], ChatInput],
+    **known: Any,
 ) -> PromptInput:
-    """A chat in another form."""
+    """A chat in another form. ``known``: fields that are parsed already."""
     raw = _joined(fields, OPAQUE_FIELDS[kind])
     try:
-        return read({name: msgspec.json.decode(fields[name]) for name in names if name in fields}, raw)
+        parsed = {name: msgspec.json.decode(fields[name]) for name in names if name in fields and name not in known}
+        return read(parsed | known, raw)
     except (Unreadable, msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
         return OpaqueInput(raw=raw, why="malformed")
 

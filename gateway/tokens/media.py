@@ -8,6 +8,7 @@ keep the turns of a conversation together, and are never taken for an engine's.
 
 from __future__ import annotations
 
+import re
 from array import array
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -15,7 +16,7 @@ from typing import Any
 import msgspec
 from xxhash import xxh3_128_digest
 
-from gateway.framework import ChatInput, Prompt
+from gateway.framework import BYTES_PER_TOKEN, ChatInput, Prompt
 from gateway.tokens.conversation import MARK, media_of
 from gateway.tokens.encode import Encoder
 from gateway.tokens.reasons import Unrenderable, Why
@@ -27,6 +28,23 @@ sound has 750 in Qwen2-Audio. Videos have more, as their makers like."""
 DIGEST_IDS = 4
 """Of 32 bits in a digest. Their first bit is set: an id that no vocabulary has."""
 BEYOND_VOCABULARY = 1 << 31
+PAYLOAD_WORDS = (b"base64", b"input_audio")
+"""One of them stands in a body wherever data do."""
+DIGEST_BYTES = 16
+_PAYLOAD = re.compile(rb"(?:data:[^,]{0,200},)?[A-Za-z0-9+/\\]{2048}")
+"""How such data begin; JSON may escape a slash. Text has blanks."""
+
+
+def without_payloads(raw: bytes) -> bytes:
+    """JSON whose bytes are to stand for a prompt, each image or sound in it as long as its tokens are: a picture of a
+    megabyte would count as 300,000 tokens."""
+    if not any(word in raw for word in PAYLOAD_WORDS):
+        return raw
+    texts = raw.split(b'"')
+    for place, text in enumerate(texts):
+        if len(text) > TOKENS * BYTES_PER_TOKEN and _PAYLOAD.match(text):
+            texts[place] = xxh3_128_digest(text) * (TOKENS * BYTES_PER_TOKEN // DIGEST_BYTES)
+    return b'"'.join(texts)
 
 
 def holds_media(chat: ChatInput) -> bool:

@@ -30,7 +30,7 @@ from gateway.framework import (
 from gateway.tokens.effort import LOOP_CHARACTERS, LOOP_TEXTS, is_light
 from gateway.tokens.encode import Encoder, Reading
 from gateway.tokens.loading import Loaded, load
-from gateway.tokens.media import around_media, holds_media
+from gateway.tokens.media import around_media, holds_media, without_payloads
 from gateway.tokens.parity import Parity
 from gateway.tokens.reasons import Unrenderable, Why
 from gateway.tokens.render import Renderer
@@ -194,9 +194,9 @@ class ModelTokens:
 
     def _estimated(self, raws: Sequence[bytes], why: str) -> Prompt:
         self._observer.tokens_estimated(self._model, why)
-        prompt = estimate(raws[0], why)
         if len(raws) == 1:
-            return prompt
+            return estimate(without_payloads(raws[0]), why)
+        prompt = estimate(raws[0], why)
         return replace(prompt, count=max(1, sum(map(len, raws)) // BYTES_PER_TOKEN), single=False)
 
 

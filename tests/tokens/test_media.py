@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import base64
+import random
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
@@ -10,7 +12,7 @@ from hypothesis import strategies as st
 
 from gateway.framework import ChatInput, Prompt
 from gateway.tokens import ModelTokens
-from gateway.tokens.media import BEYOND_VOCABULARY, TOKENS
+from gateway.tokens.media import BEYOND_VOCABULARY, TOKENS, without_payloads
 from tests.tokens.conftest import Load, Reasons
 
 QWEN = (
@@ -189,6 +191,31 @@ async def test_a_chat_that_is_not_trusted_any_more_is_estimated(tokenize: Tokeni
     tokens.parity = type("Lost", (), {"trusted": False, "lost": "x"})()  # type: ignore[assignment]
     again = await tokens.tokenize(ChatInput([user(text("a"), image())], b"[]" * 50))
     assert (again.exact, again.why) == (False, "parity")
+
+
+def test_data_are_as_long_as_their_tokens_in_an_estimate() -> None:
+    data = base64.b64encode(random.Random(0).randbytes(1_000_000))
+    for before, behind in (
+        (b'[{"type":"image_url","image_url":{"url":"data:image/png;base64,', b'"}},"text"]'),
+        (b'[{"type":"image","source":{"type":"base64","data":"', b'"}},"text"]'),
+        (b'[{"type":"input_audio","input_audio":{"data":"', b'","format":"wav"}},"text"]'),
+    ):
+        short = without_payloads(before + data + behind)
+        assert short.startswith(before.rpartition(b'"')[0])
+        assert short.endswith(behind)
+        assert len(short) < len(before) + len(behind) + TOKENS * 4 + 1
+        assert short == without_payloads(before + data + behind)
+        assert short != without_payloads(before + data.replace(b"a", b"b") + behind)
+        assert without_payloads(before + data[:1000] + behind) == before + data[:1000] + behind
+    for text in (b'"base64 "' * 100_000, b'["base64", "' + b"word " * 10_000 + b'"]', b'"' + b"A" * 10_000 + b'"'):
+        assert without_payloads(text) == text
+
+
+async def test_an_image_without_a_tokenizer_is_no_novel(load: Load) -> None:
+    tokens = await load(tokenizer=None)
+    raw = b'[{"image_url":{"url":"data:image/png;base64,' + b"QUJD" * 300_000 + b'"}}]'
+    prompt = await tokens.tokenize(ChatInput([user(image())], raw))
+    assert TOKENS <= prompt.count < 2 * TOKENS
 
 
 PARTS = st.lists(
