@@ -129,8 +129,7 @@ def evictions(hashes: Sequence[int]) -> list[bytes]:
 def ingest(index: CacheIndex, slot: int, messages: Sequence[bytes]) -> None:
     """From bytes to the index, as a stream does it but for the turns that it lets others have."""
     for each in messages:
-        for event in decode(each).events:
-            index.apply(slot, event)
+        index.take(slot, decode(each).events)
         index.tell(slot)
 
 

@@ -1,74 +1,80 @@
-"""What one endpoint says that it holds: its engine hashes, each mapped to block keys.
+"""What one endpoint says that it holds: its engine hashes, each mapped to blocks on the shelf.
 
 Rules: a key is made only of a GPU event whose tokens, hashes and extra keys are understood; every other event adds or
 removes a tier of a hash that is known. A block whose content cannot be named (media, embeddings) is known without a
-key, and so is all that is behind it. Copies of a block are counted, since engines announce each copy's end. Writes its
-own bit into the index's masks, and knows nothing of other endpoints.
+key, and so is all that is behind it. Copies of a block are counted, since engines announce each copy's end; a count is
+evidence, which ends with age, and with a report that the block had to be computed again. Writes its own places on the
+shelf, and knows nothing of other endpoints.
 """
 
 from __future__ import annotations
 
+import struct
 from array import array
 from collections.abc import Iterator, Sequence
-from enum import IntEnum
 from itertools import islice
 from typing import TypeAlias
 
-from gateway.kvcache.events import BlockRemoved, BlockStored, short
+from xxhash import xxh3_64_intdigest
+
+from gateway.kvcache.events import BlockRemoved, BlockStored, Hash, short
+from gateway.kvcache.extra_keys import trusted
 from gateway.kvcache.keys import chain, root
+from gateway.kvcache.layers import Layer, tier_of
 from gateway.kvcache.orphans import Orphans
+from gateway.kvcache.shelf import ALL, BITS, OFFSET, SIZE, Shelf, Stretch
 
 FULL_ATTENTION = frozenset({None, "full_attention", "mla_attention", "sink_full_attention"})
 """Kinds whose blocks are held from a prompt's start; old engines tell none. A window or a state says nothing of a
 prefix."""
 
-COUNT_BITS = 8
-"""Of the count of a block's copies on one tier."""
-COUNT_MAX = (1 << COUNT_BITS) - 1
-"""Where it stays: so many copies there are only of a block that as many requests computed at once."""
+COUNT_MAX = 255
+"""Where a count of copies stays: so many there are only of a block that as many requests computed at once."""
+
+SPARED = 8
+"""Blocks that were used and are passed over for each one forgotten, at most: looking for an unused one must end."""
 
 Named: TypeAlias = int | tuple[int, ...]
-"""A block's key, or its keys where the engine's blocks are larger than the unit, or none. Not an object: there are
-millions."""
-
-
-class Tier(IntEnum):
-    GPU = 0
-    CPU = 1
-    STORAGE = 2
-
-
-TIERS = {tier.name: tier for tier in Tier}
-
-
-def tier_of(medium: str | None) -> Tier | None:
-    """The tier of an event's ``medium``, in any case; None: one that we do not know."""
-    return Tier.GPU if medium is None else TIERS.get(medium.upper())
+"""A block's location, or its locations where the engine's blocks are larger than the unit, or none. Not an object:
+there are millions."""
 
 
 class Holdings:
     """The blocks of one endpoint.
 
-    ``unit``: tokens of a block key. ``masks``: the index's, by tier. ``bit``: this endpoint's in them.
-    ``block_size``: the engine's, in tokens; 0 before any event.
+    ``unit``: tokens of a block key. ``place``: this endpoint's on the shelf, of its GPU layer. ``block_size``: the
+    engine's, in tokens; 0 before any event. ``turnover``: engine blocks that its cache has room for, 0 if not known.
     """
 
-    def __init__(self, unit: int, masks: Sequence[dict[int, int]], bit: int) -> None:
+    def __init__(self, unit: int, shelf: Shelf, place: int) -> None:
         self.block_size = 0
+        self.turnover = 0
         self._unit = unit
-        self._masks = masks
-        self._bit = bit
+        self._shelf = shelf
+        self._place = place
+        self._bit = 1 << place
+        self._pack = struct.Struct(f"{unit}I").pack
         self._group: int | None = None
-        self._blocks: dict[int, Named] = {}
-        # Hash -> copies by tier, COUNT_BITS each; no entry: one copy, on the GPU.
-        self._copies: dict[int, int] = {}
-        # Key -> blocks that hold it beside the first, by tier: under another hash, or as the start of a larger block.
-        self._again: tuple[dict[int, int], ...] = ({}, {}, {})
+        self._names: dict[int, Named] = {}
+        # Hash -> copies on the GPU, where there is more than one, and how much had been computed when that was heard.
+        self._many: dict[int, tuple[int, int]] = {}
+        self._computed = 0
+        # Hashes that are not on the GPU, and hash -> copies on the tiers below.
+        self._absent: set[int] = set()
+        self._below: dict[Layer, dict[int, int]] = {Layer.CPU: {}, Layer.STORAGE: {}}
+        # (Location, tier) -> blocks that hold it beside the first: under another hash, or as the start of a larger one.
+        self._again: dict[tuple[int, Layer], int] = {}
         self._orphans = Orphans()
+        # Forgetting goes through all blocks in laps: what is left of this one, and when it and the last began.
+        self._lap_left = 0
+        self._lap_began = 0
+        self._spare_since = 0
 
     def __len__(self) -> int:
         """Engine blocks known."""
-        return len(self._blocks)
+        return len(self._names)
+
+    # what its engine says
 
     def problem(self, event: BlockStored) -> str:
         """Why nothing can be made of ``event``: a short word, or ``""``."""
@@ -81,19 +87,66 @@ class Holdings:
             return "tokens-do-not-fit"
         return ""
 
-    def named(self, event: BlockStored) -> tuple[list[int], str]:
+    def quick(self, event: BlockStored) -> bool:
+        """Apply the event that most are: one new block behind one that is known. False if it is another; then nothing
+        was done."""
+        hashes, behind, unit = event.block_hashes, event.parent_block_hash, self._unit
+        if (
+            len(hashes) != 1
+            or event.block_size != unit
+            or self.block_size != unit
+            or event.group_idx != self._group
+            or event.medium != "GPU"
+            or event.kv_cache_spec_kind not in FULL_ATTENTION
+            or event.lora_id is not None
+            or (event.extra_keys is not None and event.extra_keys != [None])
+            or self._orphans
+        ):
+            return False
+        names, (name,) = self._names, hashes
+        where = names.get(behind)  # type: ignore[arg-type]  # None and bytes are no names, and so not there
+        if type(where) is not int or type(name) is not int or name < 0 or name in names:
+            return False
+        try:
+            tokens = self._pack(*event.token_ids)
+        except struct.error:
+            return False
+        shelf, offset = self._shelf, (where & OFFSET) + 1
+        stretch = shelf.stretches[where >> BITS]
+        assert stretch is not None
+        keys = stretch.keys
+        key = xxh3_64_intdigest(tokens, keys[offset - 1])
+        if stretch.full == self._bit and offset == len(keys) < SIZE and key not in shelf.heads:
+            keys.append(key)  # its only holder goes on
+            shelf.size += 1
+            names[name] = where + 1
+        else:
+            self._put([name], [key], where)
+        self._computed += 1
+        return True
+
+    def named(self, event: BlockStored, copies: bool = True) -> str:
         """Apply an event without a ``problem`` that ``is_named``, of blocks of whole units.
 
-        Returns keys that are on the GPU now, and a word for what was not used, or ``""``.
+        ``copies``: false if blocks that are known already are told again, and not computed again. Returns a word for
+        what was not used, or ``""``.
         """
         try:
             tokens = array("I", event.token_ids)
         except OverflowError:  # no token ids: negative, or above 32 bits
-            return [], "malformed"
+            return "malformed"
         if event.group_idx is not None:
             self._group = event.group_idx
         self.block_size = event.block_size
-        return self._name(event, tokens)
+        self._computed += len(event.block_hashes)
+        return self._name(event, tokens, copies)
+
+    def first_key(self, event: BlockStored) -> int | None:
+        """Of a run that begins a prompt, if its first block is known."""
+        if event.parent_block_hash is not None:
+            return None
+        above = _locations(self._names.get(short(event.block_hashes[0]), ()))
+        return self._shelf.key(above[0]) if above else None
 
     def stored(self, event: BlockStored) -> str:
         """Apply an event without a ``problem`` that has no key of its own: a tier of blocks that are known."""
@@ -102,7 +155,7 @@ class Holdings:
         unknown = 0
         for value in event.block_hashes:
             name = short(value)
-            if name in self._blocks:
+            if name in self._names:
                 self._add(name, tier)
             else:
                 unknown += 1
@@ -110,226 +163,292 @@ class Holdings:
 
     def removed(self, event: BlockRemoved) -> str:
         """Apply; returns a word for what was not used, or ``""``."""
-        if not self._ours(event.group_idx):
+        if event.group_idx != self._group and not self._ours(event.group_idx):
             return "other-group"
-        tier = tier_of(event.medium)
+        tier = Layer.GPU if event.medium == "GPU" else tier_of(event.medium)
         if tier is None:
             return "unknown-medium"
-        unknown = 0
+        names, many, shelf, unknown = self._names, self._many, self._shelf, 0
+        plain = tier is Layer.GPU and not self._again and not self._absent and self._only_gpu()
         for value in event.block_hashes:
-            name = short(value)
-            if name in self._blocks:
+            name = value if type(value) is int and value >= 0 else short(value)
+            if plain and name not in many and type(where := names.get(name)) is int:
+                del names[name]
+                stretch = shelf.stretches[where >> BITS]
+                assert stretch is not None
+                shelf.unmark(stretch, self._place, 1 << (where & OFFSET))
+            elif name in names:
                 self._take(name, tier)
-            elif not (tier is Tier.GPU and self._orphans.take(name)):
+            elif not (tier is Layer.GPU and self._orphans.take(name)):
                 unknown += 1
         return "unknown-hash" if unknown else ""
 
-    @property
-    def only_gpu(self) -> bool:
-        """No block is on another tier."""
-        return not any(copies >> COUNT_BITS for copies in self._copies.values())
+    def clear(self) -> Iterator[None] | None:
+        """The GPU tier is empty; what is on others stays. The work, in steps of one block each, to be done before any
+        other event is applied; None if there is nothing on others, so that all may as well be forgotten."""
+        return None if self._only_gpu() else self._clear()
 
-    def cleared(self) -> None:
-        """The GPU tier is empty; what is on others stays."""
-        self._orphans = Orphans()
-        for name in list(self._blocks):
-            self._cap(name, 0)
+    def recomputed(self, locations: set[int]) -> None:
+        """The engine had to compute these blocks anew: none was left, so there is one copy now, not more."""
+        for name in list(self._many):
+            if not locations.isdisjoint(_locations(self._names[name])):
+                del self._many[name]
 
-    def recomputed(self, keys: set[int]) -> None:
-        """The engine had to compute the blocks of ``keys`` anew: none was left, so there is one copy now, not more."""
-        for name, copies in list(self._copies.items()):
-            if _there(copies, Tier.GPU) > 1 and not keys.isdisjoint(_keys(self._blocks[name])):
-                self._cap(name, 1)
+    def forget_oldest(self, count: int, now: int) -> None:
+        """Forget ``count`` blocks, the first stored first; one that was used since the last lap is left for the next.
 
-    def forget_oldest(self, count: int, used: set[int]) -> None:
-        """Forget ``count`` blocks, the first stored first; one that was ``used`` since goes behind, once."""
-        count = min(count, len(self._blocks))
+        ``now``: in the index's count of placements, as ``Stretch.used`` is.
+        """
+        names = self._names
+        count = min(count, len(names))
+        spared = SPARED * count
         while count:
-            for name in list(islice(self._blocks, count)):
-                named = self._blocks.pop(name)
-                if not used.isdisjoint(_keys(named)):
-                    used.difference_update(_keys(named))
-                    self._blocks[name] = named
-                    continue
-                count -= 1
-                copies = self._copies.pop(name, 1)
-                for tier in Tier:
-                    if _there(copies, tier):
-                        self._release(tier, named)
+            for name in list(islice(names, count)):
+                if not self._lap_left:
+                    self._lap_left, self._lap_began, self._spare_since = len(names), now, self._lap_began
+                self._lap_left -= 1
+                named = names[name]
+                if spared and any(self._shelf.at(where).used > self._spare_since for where in _locations(named)):
+                    spared -= 1
+                    del names[name]
+                    names[name] = named
+                else:
+                    count -= 1
+                    self._forget(name)
 
-    def __iter__(self) -> Iterator[int]:
-        """The keys of all blocks, on any tier; some more than once."""
-        for named in self._blocks.values():
-            yield from _keys(named)
+    def leave(self) -> Iterator[None]:
+        """Take everything off the shelf, in steps of one block each. The holdings are of no use afterwards."""
+        for named in self._names.values():
+            for where in _locations(named):
+                stretch = self._shelf.stretches[where >> BITS]
+                if stretch is not None:  # another's by now, maybe: then there is nothing of ours in it
+                    for tier in (Layer.GPU, Layer.CPU, Layer.STORAGE):
+                        self._shelf.leave(stretch, self._place + tier)
+            yield
+
+    # how
 
     def _ours(self, group: int | None) -> bool:
         """One group of full attention speaks for the engine: each holds the same tokens. Connectors name none."""
         return group is None or self._group is None or group == self._group
 
-    def _name(self, event: BlockStored, tokens: array[int]) -> tuple[list[int], str]:
+    def _only_gpu(self) -> bool:
+        return not (self._below[Layer.CPU] or self._below[Layer.STORAGE])
+
+    def _name(self, event: BlockStored, tokens: array[int], copies: bool) -> str:
         """Put a run behind its parent, and behind the run what waited for it."""
-        hashes = [short(value) for value in event.block_hashes]
-        size = event.block_size
-        trusted, salt = _trusted(event)
+        hashes, size = _short(event.block_hashes), event.block_size
+        believed, salt = trusted(event)
         start = 0
+        behind = -1
         if event.parent_block_hash is None:
             parent: int | None = root(True, event.lora_name, salt)
         else:
-            behind = short(event.parent_block_hash)
-            while behind not in self._blocks:
+            before = short(event.parent_block_hash)
+            while before not in self._names:
                 # It was never announced. A block of the run itself may be known all the same.
                 if start == len(hashes):
-                    return [], "orphan"
+                    return "orphan"
                 name = hashes[start]
-                if name in self._blocks:
-                    self._add(name, Tier.GPU)
+                if name in self._names:
+                    self._again_there(name, copies)
                 else:
-                    told = tokens[start * size : (start + 1) * size] if start < trusted else None
-                    self._orphans.add(behind, name, told)
-                behind = name
+                    told = tokens[start * size : (start + 1) * size] if start < believed else None
+                    self._orphans.add(before, name, told)
+                before = name
                 start += 1
-            above = _keys(self._blocks[behind])
-            parent = above[-1] if above else None
+            above = _locations(self._names[before])
+            behind = above[-1] if above else -1
+            parent = self._shelf.key(behind) if above else None
         if parent is None:
-            trusted = start
-        if start or trusted < len(hashes):
-            tokens = tokens[start * size : trusted * size]
-            hashes = hashes[start:]
+            believed = start
+        problem = ""
+        if start or believed < len(hashes):
             problem = "orphan" if start else "extra-keys"
-        else:
-            problem = ""
+            tokens = tokens[start * size : believed * size]
+            hashes = hashes[start:]
         keys = chain(tokens, self._unit, parent or 0)
-        each = size // self._unit
-        named: Sequence[Named] = keys
-        if each > 1:
-            named = [tuple(keys[first : first + each]) for first in range(0, len(keys), each)]
-        for name, one in zip(hashes, named, strict=False):
-            self._hold(name, one)
-        for name in hashes[len(named) :]:
-            self._hold(name, ())
+        count = len(keys) * self._unit // size
+        if self._names.keys().isdisjoint(hashes) and len(hashes) == len(set(hashes)):
+            if count:
+                self._put(hashes[:count], keys, behind)
+        elif not self._put_mixed(hashes[:count], keys, behind, copies):
+            return "other-content"
+        for name in hashes[count:]:
+            if name in self._names:
+                self._again_there(name, copies)
+            else:
+                self._names[name] = ()
         if self._orphans:
-            keys = keys + self._adopt(hashes)
-        return keys, problem
+            self._adopt(hashes)
+        return problem
 
-    def _adopt(self, waited_for: list[int]) -> list[int]:
-        """Name the orphans behind known blocks; returns their keys."""
-        adopted: list[int] = []
+    def _put(self, hashes: Sequence[int], keys: Sequence[int], behind: int) -> None:
+        """New blocks, on the GPU, in a row behind a location."""
+        names = self._names
+        each = len(keys) // len(hashes)
+        found: list[int] = []
+        at = 0
+        for stretch, offset, count in self._shelf.enter(behind, keys):
+            first = stretch.number << BITS | offset
+            if each == 1:
+                names.update(zip(hashes[at : at + count], range(first, first + count), strict=True))
+                at += count
+            else:
+                found += range(first, first + count)
+            self._set(Layer.GPU, stretch, ALL[count] << offset)
+        if each > 1:
+            for number, name in enumerate(hashes):
+                names[name] = tuple(found[number * each : (number + 1) * each])
+
+    def _put_mixed(self, hashes: Sequence[int], keys: Sequence[int], behind: int, copies: bool) -> bool:
+        """Blocks in a row of which some are known. False if one is known as another content: then so is all behind."""
+        each = len(keys) // len(hashes) if hashes else 1
+        for number, name in enumerate(hashes):
+            if name not in self._names:
+                self._put([name], keys[number * each : (number + 1) * each], behind)
+            else:
+                self._again_there(name, copies)
+            found = _locations(self._names[name])
+            if not found or self._shelf.key(found[-1]) != keys[(number + 1) * each - 1]:
+                return False
+            behind = found[-1]
+        return True
+
+    def _again_there(self, name: int, copies: bool) -> None:
+        """A known block is announced on the GPU."""
+        if copies or name in self._absent:
+            self._add(name, Layer.GPU)
+
+    def _adopt(self, waited_for: list[int]) -> None:
+        """Name the orphans behind known blocks."""
         while waited_for:
             parent = waited_for.pop()
             for name, tokens, copies in self._orphans.adopt(parent):
-                above = _keys(self._blocks[parent])
-                keys = chain(tokens, self._unit, above[-1]) if above and tokens is not None else []
-                for _ in range(copies):
-                    self._hold(name, keys[0] if len(keys) == 1 else tuple(keys))
-                adopted += keys
+                above = _locations(self._names[parent])
+                if name in self._names:
+                    continue  # it was announced behind another block since
+                if above and tokens is not None:
+                    self._put([name], chain(tokens, self._unit, self._shelf.key(above[-1])), above[-1])
+                else:
+                    self._names[name] = ()
+                for _ in range(copies - 1):
+                    self._add(name, Layer.GPU)
                 waited_for.append(name)
-        return adopted
 
-    def _hold(self, name: int, named: Named) -> None:
-        """One more copy of a block on the GPU."""
-        if name in self._blocks:
-            self._add(name, Tier.GPU)
-        else:
-            self._blocks[name] = named
-            self._set(Tier.GPU, named)
+    def _copies(self, name: int, tier: Layer) -> int:
+        """Copies of a known block on a tier. A cache that was filled once more since a second copy was heard of has
+        evicted that, announced or not."""
+        if tier is not Layer.GPU:
+            return self._below[tier].get(name, 0)
+        if name in self._absent:
+            return 0
+        copies, at = self._many.get(name, (1, 0))
+        if copies > 1 and 0 < self.turnover < self._computed - at:
+            del self._many[name]
+            return 1
+        return copies
 
-    def _add(self, name: int, tier: Tier) -> None:
-        copies = self._copies.get(name, 1)
-        there = _there(copies, tier)
-        if not there:
-            self._set(tier, self._blocks[name])
-        if there < COUNT_MAX:
-            self._count(name, copies + (1 << tier * COUNT_BITS))
-
-    def _take(self, name: int, tier: Tier) -> None:
-        copies = self._copies.get(name, 1)
-        there = _there(copies, tier)
-        if there == 1:
-            self._release(tier, self._blocks[name])
-        if there:
-            self._count(name, copies - (1 << tier * COUNT_BITS))
-
-    def _cap(self, name: int, most: int) -> None:
-        """At most ``most`` copies are on the GPU."""
-        copies = self._copies.get(name, 1)
-        there = _there(copies, Tier.GPU)
-        if there > most:
-            if not most:
-                self._release(Tier.GPU, self._blocks[name])
-            self._count(name, copies - there + most)
-
-    def _count(self, name: int, copies: int) -> None:
-        if copies > 1:
-            self._copies[name] = copies
-            return
-        self._copies.pop(name, None)
+    def _add(self, name: int, tier: Layer) -> None:
+        """One more copy of a known block."""
+        copies = self._copies(name, tier)
         if not copies:
-            del self._blocks[name]
+            for where in _locations(self._names[name]):
+                self._set(tier, self._shelf.at(where), 1 << (where & OFFSET))
+        if tier is not Layer.GPU:
+            self._below[tier][name] = min(copies + 1, COUNT_MAX)
+        elif copies:
+            self._many[name] = min(copies + 1, COUNT_MAX), self._computed
+        else:
+            self._absent.discard(name)
 
-    def _set(self, tier: Tier, named: Named) -> None:
-        masks, bit = self._masks[tier], self._bit
-        for key in (named,) if isinstance(named, int) else named:
-            mask = masks.get(key)
-            if mask is None:
-                masks[key] = bit
-            elif mask & bit:
-                self._again[tier][key] = self._again[tier].get(key, 0) + 1
+    def _take(self, name: int, tier: Layer) -> None:
+        """One copy less of a known block; with its last, on all tiers, it is known no longer."""
+        copies = self._copies(name, tier)
+        if not copies:
+            return
+        if copies > 1:
+            if tier is not Layer.GPU:
+                self._below[tier][name] = copies - 1
+            elif copies == 2:
+                del self._many[name]
             else:
-                masks[key] = mask | bit
+                self._many[name] = copies - 1, self._many[name][1]
+            return
+        named = self._names[name]
+        if tier is Layer.GPU:
+            self._absent.add(name)
+        else:
+            del self._below[tier][name]
+        if name in self._absent and not any(name in below for below in self._below.values()):
+            del self._names[name]
+            self._absent.discard(name)
+        self._release(tier, named)
 
-    def _release(self, tier: Tier, named: Named) -> None:
+    def _forget(self, name: int) -> None:
+        """A block is not known any more, whatever copies there are."""
+        tiers = [tier for tier, below in self._below.items() if below.pop(name, 0)]
+        if name not in self._absent:
+            tiers.append(Layer.GPU)
+        self._absent.discard(name)
+        self._many.pop(name, None)
+        named = self._names.pop(name)
+        for tier in tiers:
+            self._release(tier, named)
+
+    def _clear(self) -> Iterator[None]:
+        self._orphans = Orphans()
+        self._many.clear()
+        before, self._names = self._names, {}
+        absent, self._absent = self._absent, set()
+        for name, named in before.items():
+            if any(name in below for below in self._below.values()):
+                self._names[name] = named
+                self._absent.add(name)
+            if name not in absent:
+                self._release(Layer.GPU, named)
+            yield
+
+    def _set(self, tier: Layer, stretch: Stretch, bits: int) -> None:
+        """These blocks are on the tier. What was predicted of them is fact now."""
+        shelf, place = self._shelf, self._place
+        had = shelf.mark(stretch, place + tier, bits)
+        while had:
+            bit = had & -had
+            had ^= bit
+            where = stretch.number << BITS | bit.bit_length() - 1
+            self._again[where, tier] = self._again.get((where, tier), 0) + 1
+        if tier is Layer.GPU:
+            predicted = place + Layer.PREDICTED
+            if stretch.full >> predicted & 1 or (stretch.part and predicted in stretch.part):
+                shelf.unmark(stretch, predicted, bits)
+
+    def _release(self, tier: Layer, named: Named) -> None:
         """A block's last copy on the tier is gone, and with it its keys, unless other blocks hold them."""
-        masks, again = self._masks[tier], self._again[tier]
-        for key in _keys(named):
-            others = again.get(key, 0) if again else 0
+        again = self._again
+        for where in reversed(_locations(named)):
+            others = again.get((where, tier), 0) if again else 0
             if others > 1:
-                again[key] = others - 1
+                again[where, tier] = others - 1
             elif others:
-                del again[key]
+                del again[where, tier]
             else:
-                unset(masks, key, self._bit)
+                self._shelf.unmark(self._shelf.at(where), self._place + tier, 1 << (where & OFFSET))
 
 
 def is_named(event: BlockStored) -> bool:
     """Whether keys are made of it. On other tiers salts and adapters may be missing, and tokens prove nothing."""
-    return bool(event.token_ids) and (event.medium == "GPU" or tier_of(event.medium) is Tier.GPU)
+    return bool(event.token_ids) and (event.medium == "GPU" or tier_of(event.medium) is Layer.GPU)
 
 
-def unset(masks: dict[int, int], key: int, bit: int) -> None:
-    """Clear a bit of a key, which leaves with its last."""
-    mask = masks.get(key, 0)
-    if mask & ~bit:
-        masks[key] = mask & ~bit
-    elif mask:
-        del masks[key]
-
-
-def _there(copies: int, tier: Tier) -> int:
-    return copies >> tier * COUNT_BITS & COUNT_MAX
-
-
-def _keys(named: Named) -> tuple[int, ...]:
+def _locations(named: Named) -> tuple[int, ...]:
     return (named,) if isinstance(named, int) else named
 
 
-def _trusted(event: BlockStored) -> tuple[int, str | None]:
-    """How many leading blocks of a run are told by tokens, adapter and salt alone; and the salt.
-
-    A block's extra keys are the adapter's name, media as lists, the salt (a prompt's first block only), a digest of
-    embeddings, in this order and untagged. Tokens do not tell what media are, nor what is behind them. Engines before
-    0.13 tell an adapter by a number of their own.
-    """
-    if event.lora_id is not None and event.lora_name is None:
-        return 0, None
-    if not event.extra_keys or not any(event.extra_keys):
-        return len(event.block_hashes), None
-    salt = None
-    for number, extra in enumerate(event.extra_keys):
-        others = extra[1:] if extra and extra[0] == event.lora_name else extra
-        if not others:
-            continue
-        first = number == 0 and event.parent_block_hash is None
-        if not (first and len(others) == 1 and isinstance(others[0], str)):
-            return min(number, len(event.block_hashes)), salt
-        salt = others[0]
-    return len(event.block_hashes), salt
+def _short(hashes: list[Hash]) -> list[int]:
+    try:
+        if min(hashes) >= 0:  # type: ignore[operator]  # a list of numbers, mostly; else it raises
+            return hashes  # type: ignore[return-value]
+    except TypeError:
+        pass
+    return [short(value) for value in hashes]

@@ -1,9 +1,9 @@
 """Which endpoint of a model holds which blocks: one index per model.
 
-Rules: "who holds it" is one integer with a bit per endpoint, one per tier. Engines' events write those bits through
-``Holdings``; predictions and estimates have masks of their own, so that none of the three can erase another's. An
-endpoint that forgets everything gets another bit at once; the old one is cleared by ``sweep``, in slices, and then
-used again. The index is bounded, and forgets the least recently used. Everything here is synchronous and quick.
+Rules: all keys are on one shelf, on which an endpoint has a place for each kind of knowledge, so that what its events
+said, what is predicted and what is estimated cannot erase one another. An endpoint that forgets everything gets other
+places at once; the old ones are cleared by ``sweep``, in slices, and then used again. The index is bounded, and forgets
+the least recently used. Everything here is synchronous and quick.
 """
 
 from __future__ import annotations
@@ -13,43 +13,51 @@ from array import array
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from heapq import heappop, heappush
+from itertools import chain as join
 from itertools import islice
 
 from gateway.framework import Clock, Endpoint, Matches, Observer
 from gateway.kvcache.chains import Chains
 from gateway.kvcache.estimate import Estimate
 from gateway.kvcache.events import BlockRemoved, BlockStored, Event
-from gateway.kvcache.holdings import Holdings, Tier, is_named, unset
+from gateway.kvcache.holdings import Holdings, is_named
 from gateway.kvcache.keys import BlockKeys, root
+from gateway.kvcache.layers import LAYERS
 from gateway.kvcache.matching import Candidate, match_estimated, match_told
 from gateway.kvcache.overlay import Overlay
 from gateway.kvcache.settings import CacheSettings
+from gateway.kvcache.shelf import ALL, BITS, Shelf
 
 SMALLEST_UNIT = 4
 """Tokens a block key at least: below, keys cost more than they tell, and engines' blocks have 8 tokens or more."""
 
 SWEEP = 64
-"""Keys of forgotten endpoints that each event and each placement clears: some 30 us, and sooner or later all."""
+"""Blocks of forgotten endpoints that each message and each placement clears: some 30 us, and sooner or later all."""
 
-EVICT = 1000
-"""One in so many blocks is forgotten at once when the index is full: 1 ms of work, and rarely."""
+EVICT = 500
+"""Blocks that are forgotten at once when the index is full, or one in so many of a small one: 1 ms of work."""
 
 
 class _Holder:
     """One endpoint in the index, since it last began anew.
 
-    ``place``: of its bit. ``events``: its engine's events are followed; ``heard``: and have told of blocks at some
-    time, so that they can be believed to come. ``counted``: its part of the index's size.
+    ``place``: the first of its places. ``events``: its engine's events are followed; ``heard``: and have told of blocks
+    at some time, so that they can be believed to come; ``reading``: its past is being read, and is not yet the present.
+    ``resetting``: its GPU tier is empty, but not yet on the shelf. ``counted``: its part of the index's size.
+    ``reports``: first keys of prompts whose blocks the engine was asked to announce again.
     """
 
-    def __init__(self, endpoint: Endpoint, events: bool, heard: bool, place: int, holdings: Holdings) -> None:
+    def __init__(self, endpoint: Endpoint, events: bool, heard: bool, place: int, shelf: Shelf, unit: int) -> None:
         self.endpoint = endpoint
         self.events = events
         self.heard = heard
         self.place = place
-        self.holdings = holdings
-        self.estimate = Estimate()
+        self.reading = False
+        self.resetting = False
+        self.holdings = Holdings(unit, shelf, place)
+        self.estimate = Estimate(shelf, place)
         self.counted = 0
+        self.reports: Counter[int] = Counter()
         self.told: Counter[str] = Counter()
 
     @property
@@ -75,17 +83,16 @@ class CacheIndex:
         self._holders: dict[int, _Holder] = {}
         self._places = 0
         self._free: list[int] = []
-        self._tiers: tuple[dict[int, int], ...] = ({}, {}, {})
-        self._estimated: dict[int, int] = {}
-        self._overlay = Overlay(clock, settings.prediction_seconds)
+        self._shelf = Shelf()
+        self._overlay = Overlay(self._shelf, clock, settings.prediction_seconds)
+        self._placements = 0
         self._total = 0
-        self._used: set[int] = set()
         self._sweeps: list[Iterator[None]] = []
 
     @property
     def blocks(self) -> int:
-        """Block keys that the engines' events have put here, on the GPU tier."""
-        return len(self._tiers[Tier.GPU])
+        """Block keys that are remembered, whoever holds them."""
+        return self._shelf.size
 
     # endpoints come and go
 
@@ -114,11 +121,10 @@ class CacheIndex:
         holder = self._holders.pop(slot, None)
         if holder is not None:
             self._total -= holder.counted
-            self._overlay.forget(holder.place)
-            self._sweeps.append(self._clear(holder))
+            self._sweeps.append(self._leave(holder))
 
     def sweep(self, budget: int) -> bool:
-        """Clear bits of what was dropped and forgotten, of ``budget`` keys at most; true when none is left."""
+        """Clear places of what was dropped and forgotten, in ``budget`` steps at most; true when none is left."""
         while self._sweeps and budget > 0:
             done = sum(1 for _ in islice(self._sweeps[0], budget))
             if done < budget:
@@ -133,58 +139,70 @@ class CacheIndex:
         if (holder := self._holders.get(slot)) is not None:
             holder.heard = True
 
+    def reading(self, slot: int, past: bool) -> None:
+        """Whether the endpoint's ``past`` is being read: what it held then says little of what it holds, so that it is
+        estimated until that ends."""
+        if (holder := self._holders.get(slot)) is not None:
+            holder.reading = past
+
+    def reannounced(self, slot: int, keys: BlockKeys) -> None:
+        """The engine was asked to announce again what it holds of a prompt: that makes no copies."""
+        holder = self._holders.get(slot)
+        if holder is not None and keys and keys.unit == self.unit:
+            holder.reports[keys[0]] += 1
+
     def apply(self, slot: int, event: Event) -> None:
         """One event of the endpoint's stream."""
-        if isinstance(event, BlockStored):
-            self.stored(slot, event)
-        elif isinstance(event, BlockRemoved):
-            self.removed(slot, event)
-        else:
-            self.cleared(slot)
+        self.take(slot, (event,))
+
+    def take(self, slot: int, events: Sequence[Event]) -> None:
+        """Some events of the endpoint's stream, in order."""
+        holder = self._holders.get(slot)
+        if holder is None:
+            return
+        stored = removed = 0
+        for event in events:
+            if isinstance(event, BlockStored):
+                if holder.holdings.quick(event):
+                    stored += 1
+                elif self._stored(holder, event):
+                    holder = self._holders[slot]
+                else:  # everything begins anew, and so do the events
+                    return
+            elif isinstance(event, BlockRemoved):
+                removed += len(event.block_hashes)
+                if problem := holder.holdings.removed(event):
+                    holder.told[problem] += 1
+            else:
+                for _ in self.reset(slot):
+                    pass
+                holder = self._holders[slot]
+        if stored:
+            holder.told["stored"] += stored
+            holder.heard = True
+        if removed:
+            holder.told["removed"] += removed
+        self._recount(holder)
         if self._sweeps:
             self.sweep(SWEEP)
 
-    def stored(self, slot: int, event: BlockStored) -> None:
-        holder = self._holders.get(slot)
-        if holder is None:
-            return
-        problem = holder.holdings.problem(event)
-        named = not problem and is_named(event)
-        if named and (not self._learned or event.block_size % self.unit):
-            problem = self._learn(event.block_size)
-            holder = self._holders[slot]
-        if not problem:
-            if named:
-                keys, problem = holder.holdings.named(event)
-                self._overlay.confirmed(holder.place, keys)
-                holder.heard = True
-                self._recount(holder)
-            else:
-                problem = holder.holdings.stored(event)
-            holder.told["stored"] += len(event.block_hashes)
-        if problem:
-            holder.told[problem] += 1
+    def reset(self, slot: int) -> Iterator[None]:
+        """The endpoint's GPU cache was reset; what it has on other tiers stays.
 
-    def removed(self, slot: int, event: BlockRemoved) -> None:
-        holder = self._holders.get(slot)
-        if holder is None:
-            return
-        holder.told["removed"] += len(event.block_hashes)
-        if problem := holder.holdings.removed(event):
-            holder.told[problem] += 1
-        self._recount(holder)
-
-    def cleared(self, slot: int) -> None:
-        """The endpoint's GPU cache was reset; what it has on other tiers stays."""
+        Matches know at once; the rest is work in small steps, to be done before anything else is applied.
+        """
         holder = self._holders.get(slot)
         if holder is None:
             return
         holder.told["cleared"] += 1
-        if holder.holdings.only_gpu:
+        work = holder.holdings.clear()
+        if work is None:
             self.forget(slot)
             return
-        holder.holdings.cleared()
-        self._overlay.forget(holder.place)
+        holder.resetting = True
+        yield from work
+        yield from self._overlay.leave(holder.place)
+        holder.resetting = False
         self._recount(holder)
 
     def tell(self, slot: int) -> None:
@@ -194,6 +212,8 @@ class CacheIndex:
                 self._observer.kv_events(holder.endpoint.name, kind, count)
             holder.told.clear()
             self._observer.kv_blocks(self._model, self.blocks)
+            size = holder.block_size
+            holder.holdings.turnover = holder.endpoint.metrics.kv_capacity // size if size else 0
 
     # what requests ask and do
 
@@ -205,7 +225,7 @@ class CacheIndex:
         return BlockKeys(self._chains.keys(ids, self.unit, root(exact, adapter, salt)), self.unit, count, exact)
 
     def match(self, keys: BlockKeys, prompt_tokens: int, endpoints: Sequence[Endpoint]) -> Matches:
-        """What each of ``endpoints`` holds of the prompt: exact for the first ``search.EXACT`` blocks.
+        """What each of ``endpoints`` holds of the prompt.
 
         By its engine's events and by predictions where events come, else by what was routed there.
         """
@@ -219,11 +239,11 @@ class CacheIndex:
             holder = self._holders.get(endpoint.slot)
             if holder is not None:
                 candidates = told if self._is_told(holder, keys) else estimated
-                candidates.append(Candidate(endpoint.slot, holder.place, holder.block_size))
+                candidates.append(Candidate(endpoint.slot, holder.place, holder.block_size, not holder.resetting))
         if told:
-            matches.update(match_told(keys, prompt_tokens, told, self._tiers, self._overlay.masks))
+            matches.update(match_told(keys, prompt_tokens, told, self._shelf))
         if estimated:
-            matches.update(match_estimated(keys, prompt_tokens, estimated, self._estimated))
+            matches.update(match_estimated(keys, prompt_tokens, estimated, self._shelf))
         return matches
 
     def placed(self, keys: BlockKeys, endpoint: Endpoint) -> None:
@@ -233,65 +253,89 @@ class CacheIndex:
             return
         if self._sweeps:
             self.sweep(SWEEP)
-        bit = 1 << holder.place
+        self._placements += 1
         if holder.events and keys.exact:
-            gpu = self._tiers[Tier.GPU]
-            self._overlay.predict(holder.place, [key for key in keys if not gpu.get(key, 0) & bit])
-            if self._total * 2 > self._settings.max_blocks:
-                if len(self._used) > self._settings.max_blocks:
-                    self._used.clear()
-                self._used.update(keys)
+            self._overlay.predict(holder.place, keys, self._placements)
         if not self._is_told(holder, keys):
             tokens = endpoint.metrics.kv_capacity or self._settings.capacity_tokens
-            new, gone = holder.estimate.sent(keys, max(1, tokens // self.unit))
-            for key in new:
-                self._estimated[key] = self._estimated.get(key, 0) | bit
-            for key in gone:
-                unset(self._estimated, key, bit)
+            holder.estimate.sent(keys, max(1, tokens // self.unit))
 
     def settled(self, keys: BlockKeys, endpoint: Endpoint, expected: int, reported: int | None) -> None:
         """The engine has reported ``reported`` cached tokens where ``expected`` were expected.
 
         What was predicted and did not come true is forgotten at once: the prompt is computed now, and its events, if
-        there were to be any, are on their way or here. What events had said is mended where copies were miscounted.
+        there were to be any, are on their way or here. What events had said is mended where copies were miscounted, and
+        an estimate believes less of the engine's capacity.
         """
         holder = self._holders.get(endpoint.slot)
-        if holder is None or reported is None or reported >= expected or keys.unit != self.unit:
+        if holder is None or reported is None or keys.unit != self.unit:
             return
-        if self._is_told(holder, keys):
-            missed = keys[reported // self.unit : expected // self.unit]
-            self._overlay.confirmed(holder.place, missed)
-            holder.holdings.recomputed(set(missed))
+        if not self._is_told(holder, keys):
+            holder.estimate.reported(expected, reported)
+        elif reported < expected:
+            self._missed(holder, keys, reported // self.unit, expected // self.unit)
 
     # how
 
     def _is_told(self, holder: _Holder, keys: BlockKeys) -> bool:
         """Whether the endpoint's events can say what it holds of a prompt."""
-        return holder.events and holder.heard and keys.exact
+        return holder.events and holder.heard and keys.exact and not holder.reading
 
     def _begin(self, endpoint: Endpoint, events: bool, heard: bool) -> None:
-        """The endpoint holds nothing, under a bit that nobody has."""
+        """The endpoint holds nothing, under places that nobody has."""
         if self._free:
             place = heappop(self._free)
         else:
             place = self._places
-            self._places += 1
-        holdings = Holdings(self.unit, self._tiers, 1 << place)
-        self._holders[endpoint.slot] = _Holder(endpoint, events, heard, place, holdings)
+            self._places += LAYERS
+        self._holders[endpoint.slot] = _Holder(endpoint, events, heard, place, self._shelf, self.unit)
 
-    def _clear(self, holder: _Holder) -> Iterator[None]:
-        """Clear all bits of a holder that is gone, yielding after each key; then its place is free."""
-        bit = 1 << holder.place
-        for key in holder.estimate:
-            unset(self._estimated, key, bit)
-            yield
-        for key in holder.holdings:
-            for masks in self._tiers:
-                if masks:
-                    unset(masks, key, bit)
-            yield
+    def _leave(self, holder: _Holder) -> Iterator[None]:
+        """Clear all places of a holder that is gone, in small steps; then they are free."""
+        yield from join(holder.holdings.leave(), holder.estimate.leave(), self._overlay.leave(holder.place))
         heappush(self._free, holder.place)
         self._observer.kv_blocks(self._model, self.blocks)
+
+    def _stored(self, holder: _Holder, event: BlockStored) -> bool:
+        """Apply an event that is not of the usual kind. False: the unit changed, and everything begins anew."""
+        slot = holder.endpoint.slot
+        problem = holder.holdings.problem(event)
+        named = not problem and is_named(event)
+        if named and (not self._learned or event.block_size % self.unit):
+            problem = self._learn(event.block_size)
+            holder = self._holders[slot]
+        if not problem:
+            if named:
+                problem = holder.holdings.named(event, copies=not (holder.reports and self._is_report(holder, event)))
+                holder.heard = True
+            else:
+                problem = holder.holdings.stored(event)
+            holder.told["stored"] += len(event.block_hashes)
+        if problem:
+            holder.told[problem] += 1
+        return problem != "new-unit"
+
+    def _is_report(self, holder: _Holder, event: BlockStored) -> bool:
+        """Whether this is an answer to ``reannounced``."""
+        first = holder.holdings.first_key(event)
+        if first is None or not holder.reports[first]:
+            return False
+        holder.reports[first] -= 1
+        holder.reports += Counter()
+        return True
+
+    def _missed(self, holder: _Holder, keys: BlockKeys, start: int, end: int) -> None:
+        """Blocks ``start`` to ``end`` of a prompt were not there."""
+        position = 0
+        locations: set[int] = set()
+        for stretch, shared in list(self._shelf.path(keys[:end])):
+            first = max(0, start - position)
+            if first < shared:
+                number = stretch.number << BITS
+                locations.update(range(number | first, (number | shared - 1) + 1))
+                self._overlay.withdraw(holder.place, stretch, ALL[shared] & ~ALL[first])
+            position += shared
+        holder.holdings.recomputed(locations)
 
     def _learn(self, block_size: int) -> str:
         """An engine has blocks of this size: fit the unit. Returns why its blocks have no keys (yet), or ``""``."""
@@ -312,13 +356,12 @@ class CacheIndex:
     def _recount(self, holder: _Holder) -> None:
         """Keep the index below its bound: the largest holder loses what is oldest."""
         size = len(holder.holdings)
-        if size == holder.counted:
-            return
         self._total += size - holder.counted
         holder.counted = size
-        if self._total > self._settings.max_blocks:
+        excess = self._total - self._settings.max_blocks
+        if excess > 0:
             largest = max(self._holders.values(), key=lambda other: other.counted)
-            excess = self._total - self._settings.max_blocks
-            largest.holdings.forget_oldest(max(excess, self._settings.max_blocks // EVICT), self._used)
+            several = min(EVICT, self._settings.max_blocks // EVICT)
+            largest.holdings.forget_oldest(max(excess, several), self._placements)
             self._total += len(largest.holdings) - largest.counted
             largest.counted = len(largest.holdings)

@@ -1,71 +1,145 @@
-"""What each endpoint holds of a prompt, from the masks of who holds which key. Pure."""
+"""What each endpoint holds of a prompt: one way along the prompt's stretches for all of them. Pure, and exact."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from bisect import bisect_right
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 from typing import TypeAlias
 
 from gateway.framework import Match, Source
 from gateway.kvcache.keys import BlockKeys
-from gateway.kvcache.search import covered, depths
-
-Masks: TypeAlias = Mapping[int, int]
-"""Key -> a bit for each place that holds it."""
+from gateway.kvcache.layers import Layer
+from gateway.kvcache.shelf import ALL, Shelf, Stretch, places
 
 
 @dataclass(frozen=True, slots=True)
 class Candidate:
-    """One endpoint. ``place``: of its bit. ``block_size``: tokens of its engine's blocks; 0 if not known."""
+    """One endpoint. ``place``: on the shelf. ``block_size``: tokens of its engine's blocks; 0 if not known.
+
+    ``gpu``: whether what is said of its GPU counts. While a reset is worked through, it does not.
+    """
 
     slot: int
     place: int
     block_size: int
+    gpu: bool = True
+
+
+Path: TypeAlias = list[tuple[Stretch, int]]
+"""(stretch, how many of its blocks) that a prompt leads through."""
 
 
 def match_estimated(
-    keys: BlockKeys, prompt_tokens: int, candidates: Sequence[Candidate], estimated: Masks
+    keys: BlockKeys, prompt_tokens: int, candidates: Sequence[Candidate], shelf: Shelf
 ) -> Iterator[tuple[int, Match]]:
     """(slot, match) of those that probably hold something."""
-    found = depths(keys, _any_of(estimated), _bits(candidates))
+    depths, _ = _depths(shelf.path(keys), _bits(candidates), (Layer.ESTIMATED,))
     for candidate in candidates:
-        if whole := _whole(candidate, found.get(candidate.place, 0), keys.unit):
+        if whole := _whole(candidate, depths.get(candidate.place, 0), keys.unit):
             hit = _expected(candidate, whole, prompt_tokens, keys.unit)
             yield candidate.slot, Match(gpu=whole, expected_hit=hit, source=Source.ESTIMATED)
 
 
 def match_told(
-    keys: BlockKeys, prompt_tokens: int, candidates: Sequence[Candidate], tiers: Sequence[Masks], predicted: Masks
+    keys: BlockKeys, prompt_tokens: int, candidates: Sequence[Candidate], shelf: Shelf
 ) -> Iterator[tuple[int, Match]]:
     """(slot, match) of those that hold something by their engine's events, or will by what was just sent there."""
     unit = keys.unit
-    gpu, cpu, storage = tiers
-    on_gpu = _any_of(gpu, predicted)
-    found = depths(keys, _any_of(gpu, predicted, cpu, storage), _bits(candidates))
-    wholes: dict[int, int] = {}
+    path = list(shelf.path(keys))
+    layers = (Layer.GPU, Layer.PREDICTED, Layer.CPU, Layer.STORAGE)
+    depths, below = _depths(path, _bits([each for each in candidates if each.gpu]), layers)
+    if resetting := [each for each in candidates if not each.gpu]:
+        depths |= _depths(path, _bits(resetting), layers[1:])[0]
+        below |= _bits(resetting)
+    ends = list(accumulate(shared for _, shared in path))
     for candidate in candidates:
-        if whole := _whole(candidate, found.get(candidate.place, 0), unit):
-            wholes[candidate.place] = whole // unit
-    gpus, cpus = wholes, dict.fromkeys(wholes, 0)
-    if wholes and (cpu or storage):
-        gpus = covered(keys, on_gpu, wholes)
-        cpus = covered(keys, lambda key: cpu.get(key, 0) & ~on_gpu(key), wholes) if cpu else cpus
-    for candidate in candidates:
-        place = candidate.place
-        depth = wholes.get(place)
-        if depth is None:
+        whole = _whole(candidate, depths.get(candidate.place, 0), unit)
+        if not whole:
             continue
-        new = predicted and predicted.get(keys[depth - 1], 0) >> place & 1
+        depth, place = whole // unit, candidate.place
+        last = bisect_right(ends, depth - 1)
+        stretch, shared = path[last]
+        offset = depth - 1 - (ends[last] - shared)
+        gpu, cpu = _tiers(path[: last + 1], candidate, depth) if below >> place & 1 else (depth, 0)
         yield (
             candidate.slot,
             Match(
-                gpu=gpus[place] * unit,
-                cpu=cpus[place] * unit,
-                storage=(depth - gpus[place] - cpus[place]) * unit,
-                expected_hit=_expected(candidate, depth * unit, prompt_tokens, unit),
-                source=Source.PREDICTED if new else Source.EVENTS,
+                gpu=gpu * unit,
+                cpu=cpu * unit,
+                storage=(depth - gpu - cpu) * unit,
+                expected_hit=_expected(candidate, whole, prompt_tokens, unit),
+                source=Source.PREDICTED if stretch.held(place + Layer.PREDICTED) >> offset & 1 else Source.EVENTS,
             ),
         )
+
+
+def _depths(path: Iterable[tuple[Stretch, int]], alive: int, layers: Sequence[Layer]) -> tuple[dict[int, int], int]:
+    """Place -> how many leading blocks it holds, in whichever of ``layers``; places that hold none are left out.
+
+    ``alive``: the endpoints' own places. ``layers``: the first two are as good as each other. Returned, too: a bit for
+    each place that has some of its blocks in none of these two.
+    """
+    found: dict[int, int] = {}
+    best, rest = layers[:2], layers[2:]
+    position = below = 0
+    for stretch, shared in path:
+        full = stretch.full
+        on_best = 0
+        for layer in best:
+            on_best |= full >> layer
+        whole = on_best
+        for layer in rest:
+            whole |= full >> layer
+        if alive & ~on_best:
+            below |= alive & whole & ~on_best
+            part = stretch.part or {}
+            for place in places(alive & ~whole):
+                held = 0
+                for layer in best:
+                    held |= part.get(place + layer, 0)
+                leading_best = _leading(held)
+                for layer in rest:
+                    held |= part.get(place + layer, 0)
+                leading = _leading(held)
+                if leading_best < min(leading, shared):
+                    below |= 1 << place
+                if leading < shared:
+                    alive ^= 1 << place
+                    if position + leading:
+                        found[place] = position + leading
+            if not alive:
+                return found, below
+        position += shared
+    if position:
+        found |= dict.fromkeys(places(alive), position)
+    return found, below
+
+
+def _leading(held: int) -> int:
+    """How many of the lowest bits are set, without a gap."""
+    return (~held & held + 1).bit_length() - 1
+
+
+def _tiers(path: Path, candidate: Candidate, depth: int) -> tuple[int, int]:
+    """Blocks of the first ``depth`` that are best found on the GPU, and on the CPU. What is predicted will be there."""
+    place = candidate.place
+    gpu = cpu = position = 0
+    for stretch, shared in path:
+        count = min(shared, depth - position)
+        position += shared
+        full, part = stretch.full >> place, stretch.part
+        if (full & 1 and candidate.gpu) or full >> Layer.PREDICTED & 1:
+            gpu += count
+            continue
+        on_gpu = stretch.held(place + Layer.PREDICTED)
+        if part and candidate.gpu:
+            on_gpu |= part.get(place, 0)
+        on_gpu &= ALL[count]
+        gpu += on_gpu.bit_count()
+        cpu += (stretch.held(place + Layer.CPU) & ALL[count] & ~on_gpu).bit_count()
+    return gpu, cpu
 
 
 def _bits(candidates: Sequence[Candidate]) -> int:
@@ -73,25 +147,6 @@ def _bits(candidates: Sequence[Candidate]) -> int:
     for candidate in candidates:
         bits |= 1 << candidate.place
     return bits
-
-
-def _any_of(*masks: Masks) -> Callable[[int], int]:
-    """Key -> who holds it in any of ``masks``; empty ones cost nothing."""
-    first, *others = [each for each in masks if each] or [{}]
-    get = first.get
-    if not others:
-        return lambda key: get(key, 0)
-    if len(others) == 1:
-        again = others[0].get
-        return lambda key: get(key, 0) | again(key, 0)
-
-    def held(key: int) -> int:
-        mask = get(key, 0)
-        for other in others:
-            mask |= other.get(key, 0)
-        return mask
-
-    return held
 
 
 def _whole(candidate: Candidate, depth: int, unit: int) -> int:

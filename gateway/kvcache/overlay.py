@@ -1,4 +1,4 @@
-"""Predictions: keys that a placement will put on an endpoint, believed for a few seconds.
+"""Predictions: what a placement will put on an endpoint, believed for a few seconds.
 
 Apart from what engines confirmed, so that a prediction that lapses never erases a fact. A burst of siblings (one long
 prompt, many questions) so finds the endpoint of the first before that engine has announced a single block.
@@ -7,62 +7,78 @@ prompt, many questions) so finds the endpoint of the first before that engine ha
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterator, Sequence
 
 from gateway.framework import Clock
+from gateway.kvcache.layers import Layer
+from gateway.kvcache.shelf import ALL, Shelf, Stretch
+
+LAPSE = 1000
+"""Stretches whose predictions one call lets lapse: half a millisecond, and more than one prompt has."""
 
 
 class Overlay:
-    """``masks``: key -> a bit for each place that is predicted to hold it (``1 << place``)."""
+    """Predictions of all endpoints, on the shelf in each one's place of its own. ``place``: an endpoint's."""
 
-    def __init__(self, clock: Clock, seconds: float) -> None:
-        self.masks: dict[int, int] = {}
+    def __init__(self, shelf: Shelf, clock: Clock, seconds: float) -> None:
+        self._shelf = shelf
         self._clock = clock
         self._seconds = seconds
-        self._until: dict[int, dict[int, float]] = {}
-        self._lapses: deque[tuple[float, int, Sequence[int]]] = deque()
+        # Place -> stretch -> until when, and which blocks; what has lapsed of it is dropped with the next that lapses.
+        self._until: dict[int, dict[Stretch, list[tuple[float, int]]]] = {}
+        self._lapses: deque[tuple[float, int, list[Stretch]]] = deque()
 
-    def predict(self, place: int, keys: Sequence[int]) -> None:
-        """``place`` will hold ``keys`` (not changed by the caller afterwards); said again, they are believed longer."""
-        if not keys:
-            return
+    def __bool__(self) -> bool:
+        return bool(self._lapses)
+
+    def predict(self, place: int, keys: Sequence[int], now: int) -> None:
+        """The endpoint will hold ``keys``; said again, they are believed longer.
+
+        ``now``: in the index's count of placements: all of the prompt's stretches are used at that time.
+        """
         until = self._clock.monotonic() + self._seconds
-        self._until.setdefault(place, {}).update(dict.fromkeys(keys, until))
-        masks, bit = self.masks, 1 << place
-        for key in keys:
-            masks[key] = masks.get(key, 0) | bit
-        self._lapses.append((until, place, keys))
+        shelf, predicted = self._shelf, place + Layer.PREDICTED
+        new: list[Stretch] = []
+        known = self._until.setdefault(place, {})
+        for stretch, offset, count in shelf.enter(-1, keys):
+            stretch.used = now
+            bits = ALL[count] << offset
+            if not stretch.full >> place & 1 and (bits := bits & ~stretch.held(place)):
+                shelf.mark(stretch, predicted, bits)
+                known.setdefault(stretch, []).append((until, bits))
+                new.append(stretch)
+        if new:
+            self._lapses.append((until, place, new))
 
-    def confirmed(self, place: int, keys: Iterable[int]) -> None:
-        """The engine has said so itself, or it did not come true: from here on the engine's word counts."""
-        until = self._until.get(place)
-        if not until:
-            return
-        for key in keys:
-            if until.pop(key, None) is not None:
-                self._clear(place, key)
+    def withdraw(self, place: int, stretch: Stretch, bits: int) -> None:
+        """It did not come true: from here on the engine's word counts."""
+        self._shelf.unmark(stretch, place + Layer.PREDICTED, bits)
 
     def lapse(self) -> None:
         """Forget what has not come true in time. Cheap while nothing is due."""
-        if not self._lapses:
+        if not self._lapses or self._lapses[0][0] > (now := self._clock.monotonic()):
             return
-        now = self._clock.monotonic()
-        while self._lapses and self._lapses[0][0] <= now:
-            _, place, keys = self._lapses.popleft()
-            until = self._until.get(place, {})
-            for key in keys:
-                if until.get(key, now + 1) <= now:
-                    del until[key]
-                    self._clear(place, key)
+        work = 0
+        while self._lapses and self._lapses[0][0] <= now and work < LAPSE:
+            _, place, stretches = self._lapses.popleft()
+            known = self._until.get(place, {})
+            work += len(stretches)
+            for stretch in stretches:
+                gone = still = 0
+                left = []
+                for until, bits in known.pop(stretch, ()):
+                    if until <= now:
+                        gone |= bits
+                    else:
+                        still |= bits
+                        left.append((until, bits))
+                if left:
+                    known[stretch] = left
+                if gone & ~still:
+                    self._shelf.unmark(stretch, place + Layer.PREDICTED, gone & ~still)
 
-    def forget(self, place: int) -> None:
-        """Everything predicted of ``place``."""
-        for key in self._until.pop(place, ()):
-            self._clear(place, key)
-
-    def _clear(self, place: int, key: int) -> None:
-        mask = self.masks[key] & ~(1 << place)
-        if mask:
-            self.masks[key] = mask
-        else:
-            del self.masks[key]
+    def leave(self, place: int) -> Iterator[None]:
+        """Take everything predicted of an endpoint that is gone off the shelf, in steps of one stretch each."""
+        for stretch in self._until.pop(place, {}):
+            self._shelf.leave(stretch, place + Layer.PREDICTED)
+            yield

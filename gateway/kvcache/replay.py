@@ -7,12 +7,13 @@ no number is missing and the marker has come. Frames are read from their end: en
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import AsyncGenerator
 
 import zmq
 import zmq.asyncio
 
-from gateway.kvcache.sockets import open_socket
+from gateway.kvcache.sockets import Ready, open_socket
 
 END = b"\xff" * 8
 """The sequence of an answer's last message."""
@@ -33,17 +34,20 @@ async def replay(address: str, start: int, timeout: float) -> AsyncGenerator[tup
     The first may be later than ``start``: then the engine has forgotten what came before. ``timeout``: seconds without
     anything. Raises ReplayBroken.
     """
-    with open_socket(zmq.DEALER) as dealer:
+    with open_socket(zmq.DEALER) as dealer, contextlib.ExitStack() as stack:
         dealer.rcvhwm = 0
         dealer.connect(address)
         await dealer.send_multipart([b"", start.to_bytes(8, "big")])
+        answer = Ready(dealer)
+        stack.callback(answer.close)
         expected = None
         while True:
-            try:
-                async with asyncio.timeout(timeout):
-                    frames = await dealer.recv_multipart()
-            except TimeoutError:
-                raise ReplayBroken(f"nothing came for {timeout:g} seconds") from None
+            frames = answer.take()
+            if frames is None:
+                done, _ = await asyncio.wait((answer.some(),), timeout=timeout)
+                if not done:
+                    raise ReplayBroken(f"nothing came for {timeout:g} seconds")
+                continue
             sequence = sequence_of(frames)
             if len(frames) >= 2 and frames[-2] == END:
                 return

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import itertools
 from collections.abc import Iterator
+from typing import cast
 
 import zmq
 import zmq.asyncio
@@ -46,6 +48,33 @@ def open_monitor(socket: zmq.asyncio.Socket) -> Iterator[zmq.asyncio.Socket]:
     finally:
         socket.disable_monitor()
         monitor.close(linger=0)
+
+
+class Ready:
+    """What a socket has received, without a turn of the loop for each message: some of them come by the thousand."""
+
+    def __init__(self, socket: zmq.asyncio.Socket) -> None:
+        self._socket = socket
+        self._now: zmq.Socket[bytes] = zmq.Socket.shadow(socket)
+        self._some: asyncio.Future[int] | None = None
+
+    def take(self) -> list[bytes] | None:
+        """A message, if there is one now."""
+        try:
+            return self._now.recv_multipart(zmq.NOBLOCK)
+        except zmq.Again:
+            return None
+
+    def some(self) -> asyncio.Future[int]:
+        """Is done when there is a message, or was one; takes none."""
+        if self._some is None or self._some.done():
+            self._some = cast("asyncio.Future[int]", self._socket.poll())
+        return self._some
+
+    def close(self) -> None:
+        """Nobody waits any more. The socket stays open."""
+        if self._some is not None:
+            self._some.cancel()
 
 
 def is_connected(frames: list[bytes]) -> bool:

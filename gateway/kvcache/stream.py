@@ -13,7 +13,6 @@ import asyncio
 import logging
 from collections.abc import Iterator
 from contextlib import aclosing
-from typing import TypeAlias, cast
 
 import zmq
 import zmq.asyncio
@@ -25,7 +24,7 @@ from gateway.kvcache.events import AllBlocksCleared, BlockStored, Event, decode
 from gateway.kvcache.index import CacheIndex
 from gateway.kvcache.replay import ReplayBroken, replay, sequence_of
 from gateway.kvcache.settings import CacheSettings
-from gateway.kvcache.sockets import is_connected, open_monitor, open_socket
+from gateway.kvcache.sockets import Ready, is_connected, open_monitor, open_socket
 
 log = logging.getLogger("kvgate.kvcache")
 
@@ -44,8 +43,6 @@ TRIES = 3
 
 RETRY = 30.0
 """Seconds until a history that could not be read is asked for again."""
-
-Frames: TypeAlias = "asyncio.Future[list[bytes]]"
 
 
 class EventStream:
@@ -130,29 +127,26 @@ class EventStream:
             self.synced.set()
 
     async def _follow(self, subscriber: zmq.asyncio.Socket, monitor: zmq.asyncio.Socket) -> None:
-        message, change = _next(subscriber), _next(monitor)
+        messages, changes = Ready(subscriber), Ready(monitor)
         try:
             while True:
-                if not message.done() and not change.done():
-                    await asyncio.wait((message, change), timeout=self._patience(), return_when=asyncio.FIRST_COMPLETED)
                 # A connection's changes come before what is heard on it.
-                if change.done():
-                    connected = is_connected(change.result())
-                    change = _next(monitor)
-                    if connected:
+                if change := changes.take():
+                    if is_connected(change):
                         await self._connected()
                     else:
                         self._tell("connecting")
-                elif message.done():
-                    frames = message.result()
-                    message = _next(subscriber)
+                elif frames := messages.take():
                     await self._hear(frames)
                 elif self._patience() == 0:
                     await self._read_history(anew=True)
                     self._tell_synced()
+                else:
+                    some = (messages.some(), changes.some())
+                    await asyncio.wait(some, timeout=self._patience(), return_when=asyncio.FIRST_COMPLETED)
         finally:
-            message.cancel()
-            change.cancel()
+            messages.close()
+            changes.close()
 
     def _patience(self) -> float | None:
         """Seconds until history is to be asked for again; None: it is known as far as it can be."""
@@ -227,31 +221,37 @@ class EventStream:
     async def _read_history(self, anew: bool) -> bool:
         """Replay what is not known of the engine's history; true if nothing of that is missing.
 
-        ``anew``: all of it, and what is known goes as soon as there is something better.
+        ``anew``: all of it, and what is known goes as soon as there is something better. Until its end the past is not
+        the present, and the endpoint is estimated.
         """
         assert self._replay is not None
         self._retry_at = None
         whole, fruitless = True, 0
-        while fruitless < TRIES:
-            start = 0 if anew else self._last + 1
-            before = self._last
-            try:
-                async with aclosing(replay(self._replay, start, self._settings.replay_timeout)) as history:
-                    async for sequence, payload in history:
-                        if anew or sequence > self._last + 1:
-                            # Where a part is lost, removals may be in it: what the buffer still has is all we know.
-                            await self._forget()
-                            self._partial = sequence > 0
-                            whole = not self._partial
-                            anew, before = False, -1
-                        await self._take(sequence, payload)
-                if anew:  # a process that has said nothing yet
-                    await self._forget()
-                    self._partial = False
-                return whole
-            except ReplayBroken as error:
-                log.info("%s: its history, from %s: %s", self._name, self._replay, error)
-                fruitless = fruitless + 1 if self._last == before else 0
+        try:
+            while fruitless < TRIES:
+                start = 0 if anew else self._last + 1
+                before = self._last
+                try:
+                    async with aclosing(replay(self._replay, start, self._settings.replay_timeout)) as history:
+                        async for sequence, payload in history:
+                            if anew or sequence > self._last + 1:
+                                # Where a part is lost, removals may be in it: what the buffer still has is all we know.
+                                await self._forget()
+                                self._index.reading(self._slot, True)
+                                self._partial = sequence > 0
+                                whole = not self._partial
+                                anew, before = False, -1
+                            await self._take(sequence, payload)
+                    if anew:  # a process that has said nothing yet
+                        await self._forget()
+                        self._partial = False
+                    return whole
+                except ReplayBroken as error:
+                    log.info("%s: its history, from %s: %s", self._name, self._replay, error)
+                    fruitless = fruitless + 1 if self._last == before else 0
+        finally:
+            if asyncio.current_task() is self._task:
+                self._index.reading(self._slot, False)
         log.warning("%s: its engine's event history cannot be read at %s", self._name, self._replay)
         self._partial = True
         self._retry_at = self._clock.monotonic() + RETRY
@@ -270,17 +270,35 @@ class EventStream:
         self._work += MESSAGE_COST
         for reason, count in batch.refused.items():
             self._observer.kv_events(self._name, reason, count)
+        some: list[Event] = []
         for event in batch.events:
             for piece in _pieces(event):
+                if isinstance(piece, AllBlocksCleared):
+                    await self._apply(some)
+                    for _ in self._index.reset(self._slot):
+                        self._work += 1
+                        await self._rest()
+                    continue
+                some.append(piece)
+                self._work += len(piece.block_hashes)
                 if self._work >= SLICE:
-                    self._work = 0
-                    await asyncio.sleep(0)
-                self._index.apply(self._slot, piece)
-                if asyncio.current_task() is not self._task:
-                    # The index changed its unit and had us restarted: the rest is for our successor, in its order.
-                    raise asyncio.CancelledError
-                self._work += 1 if isinstance(piece, AllBlocksCleared) else len(piece.block_hashes)
+                    await self._apply(some)
+        await self._apply(some)
         self._index.tell(self._slot)
+
+    async def _apply(self, some: list[Event]) -> None:
+        """Apply events, and let others run if it is time."""
+        self._index.take(self._slot, some)
+        some.clear()
+        if asyncio.current_task() is not self._task:
+            # The index changed its unit and had us restarted: the rest is for our successor, in its order.
+            raise asyncio.CancelledError
+        await self._rest()
+
+    async def _rest(self) -> None:
+        if self._work >= SLICE:
+            self._work = 0
+            await asyncio.sleep(0)
 
     def _tell_synced(self) -> None:
         if not self._partial:
@@ -292,11 +310,6 @@ class EventStream:
         if state != self._state:
             self._state = state
             self._observer.kv_stream(self._name, state)
-
-
-def _next(socket: zmq.asyncio.Socket) -> Frames:
-    """The socket's next message, which stays in it if this is cancelled."""
-    return cast(Frames, socket.recv_multipart())
 
 
 def _pieces(event: Event) -> Iterator[Event]:

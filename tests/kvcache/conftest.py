@@ -19,6 +19,7 @@ from gateway.framework import CostModel, Endpoint, Engine, EngineMetrics, Load, 
 from gateway.kvcache.events import AllBlocksCleared, BlockRemoved, BlockStored, Event
 from gateway.kvcache.index import CacheIndex
 from gateway.kvcache.settings import CacheSettings
+from gateway.kvcache.shelf import Shelf
 from gateway.kvcache.stream import EventStream
 
 DATA = Path(__file__).parent.parent / "data" / "kvcache"
@@ -114,6 +115,16 @@ def payload(*events: Event) -> bytes:
 def tokens_held(index: CacheIndex, slot: int, prompt: array[int], **seed: Any) -> int:
     keys = index.keys(prompt, len(prompt), True, seed.get("adapter"), seed.get("salt"))
     return index.match(keys, len(prompt) + 1, [endpoint(slot)])[slot].tokens
+
+
+def held_at(shelf: Shelf, place: int) -> set[int]:
+    """Keys that ``place`` holds."""
+    return {
+        key
+        for stretch in shelf.heads.values()
+        for number, key in enumerate(stretch.keys)
+        if stretch.held(place) >> number & 1
+    }
 
 
 class FakeEngine:

@@ -87,6 +87,50 @@ async def test_a_lost_message_is_asked_for_again(engine, follower):
     assert follower.tally.states == ["connecting", "live"]
 
 
+async def test_what_an_engine_held_is_not_matched_before_its_history_is_read(engine, follower):
+    """Of a full replay buffer most says what has gone since; a match of half of it would be of the past."""
+    for number in range(2000):
+        await engine.publish(stored([10 + number], ids(number)), *([removed(9 + number)] if number else []))
+    seen: set[tuple[int, Source]] = set()
+
+    async def watch() -> None:
+        while True:
+            for number in (0, 700, 1999):
+                keys = follower.index.keys(ids(number), 17, True, None, None)
+                match = follower.index.match(keys, 17, [endpoint(0)])[0]
+                seen.add((match.tokens, match.source))
+            await asyncio.sleep(0)
+
+    follower.tasks.start(watch(), name="watch")
+    follower.index.placed(follower.index.keys(ids(700), 17, True, None, None), endpoint(0))
+    await live(follower, engine)
+    await held(follower, 0, 1999)
+    assert seen <= {(0, Source.NONE), (16, Source.ESTIMATED), (16, Source.EVENTS)}
+    assert tokens_held(follower.index, 0, ids(700)) == 0
+
+
+async def test_a_reset_with_tiers_below_lets_others_run(engine, follower):
+    await live(follower, engine)
+    names = range(10**6, 10**6 + 3000)
+    await engine.publish(stored(names, ids(*range(3000))))
+    await engine.publish(stored(names[:5], [], block_size=0, medium="CPU"))
+    await held(follower, 0, *range(3000))
+    turns = 0
+
+    async def watch() -> None:
+        nonlocal turns
+        while True:
+            turns += 1
+            await asyncio.sleep(0)
+
+    await engine.publish(CLEARED, stored([77], ids(77)))
+    follower.tasks.start(watch(), name="watch")
+    await held(follower, 0, 77)
+    assert turns > 3000 // SLICE
+    match = follower.index.match(follower.index.keys(ids(*range(9)), 145, True, None, None), 145, [endpoint(0)])[0]
+    assert (match.gpu, match.cpu) == (0, 80)
+
+
 async def test_history_that_is_lost_makes_it_partial(engine, follower):
     await engine.publish(stored([11], ids(1)))
     await engine.publish(stored([21], ids(7)))
@@ -326,7 +370,7 @@ async def test_an_address_that_is_none_turns_events_off(follower, address):
 
 async def test_what_fails_in_us_turns_events_off(engine, follower, monkeypatch):
     await live(follower, engine)
-    monkeypatch.setattr(follower.index, "apply", lambda slot, event: 1 / 0)
+    monkeypatch.setattr(follower.index, "take", lambda slot, events: 1 / 0)
     await engine.publish(stored([11], ids(1)))
     await eventually(lambda: follower.tally.states[-1] == "off", "the stream is off")
 
