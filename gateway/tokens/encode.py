@@ -3,11 +3,14 @@
 Rules: ``encode_batch_fast`` of the Rust backend releases the GIL; plain ``encode`` keeps it, and stops every stream for
 as long as it takes. The backend is used alone only if it gives the ids that the whole tokenizer gives, which is tried
 at start. What was encoded before is remembered in parts (``segments``, ``memory``), and only the rest is encoded.
+The library's own threads are off: a call from the loop with two short texts would wait for them, behind other prompts'
+texts, for a quarter of a second with two cores at work. The threads that call are ours, and enough.
 """
 
 from __future__ import annotations
 
 import logging
+import os
 from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -51,6 +54,7 @@ class Encoder:
 
         ``memory_bytes``: for texts and their ids; 0: nothing is kept.
         """
+        os.environ["TOKENIZERS_PARALLELISM"] = "false"  # read by the library at each call; see above
         self._tokenizer = tokenizer
         self._backend = self._agreeing_backend(name)
         self._cuts = Cuts(None, "python", {})

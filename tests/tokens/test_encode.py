@@ -1,5 +1,8 @@
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 from array import array
 from pathlib import Path
 from typing import Any
@@ -71,3 +74,24 @@ def test_a_tokenizer_that_changes_text_in_python_is_used_whole(folder: Path, cap
     assert "loud-model" in caplog.text
     (ids,) = encoder.encode(["hi"], add_special_tokens=False)
     assert ids == array("I", tokenizer("hi", add_special_tokens=False)["input_ids"])
+
+
+@pytest.mark.parametrize("memory", [0, 1 << 20])
+def test_the_librarys_own_threads_are_never_started(memory: int) -> None:
+    """Nobody waits in their queue, whatever the environment asks for. In a process of its own, where none are yet."""
+    program = f"""
+import os
+from tokenizers import AddedToken, Tokenizer, models, pre_tokenizers
+from transformers import PreTrainedTokenizerFast
+from gateway.tokens.encode import Encoder
+tokenizer = Tokenizer(models.WordLevel({{"a": 0, "?": 1}}, unk_token="?"))
+tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
+tokenizer.add_tokens([AddedToken("<s>", normalized=False)])
+threads = len(os.listdir("/proc/self/task"))
+encoder = Encoder(PreTrainedTokenizerFast(tokenizer_object=tokenizer), "m", memory_bytes={memory})
+encoder.encode(["a b " * 1000 + "<s>"] * 4 + [f"<s>{{n}} a b " * 1000 for n in range(40)], add_special_tokens=False)
+print(len(os.listdir("/proc/self/task")) - threads)
+"""
+    environment = {**os.environ, "TOKENIZERS_PARALLELISM": "true"}
+    done = subprocess.run([sys.executable, "-c", program], env=environment, capture_output=True, text=True, check=True)
+    assert done.stdout.split() == ["0"]
