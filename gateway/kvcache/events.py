@@ -19,7 +19,7 @@ HASH_MASK = (1 << 64) - 1
 Hash: TypeAlias = int | bytes
 
 
-class BlockStored(msgspec.Struct, tag=True, forbid_unknown_fields=True):
+class BlockStored(msgspec.Struct, tag=True, forbid_unknown_fields=True, gc=False):
     """Blocks that an engine holds from now on: a contiguous run behind ``parent_block_hash`` (None: from the start).
 
     ``block_size``: tokens; 0, and no ``token_ids``, where only a tier is told. ``extra_keys``: what else than tokens is
@@ -42,7 +42,7 @@ class BlockStored(msgspec.Struct, tag=True, forbid_unknown_fields=True):
     session_id: Any = None
 
 
-class BlockRemoved(msgspec.Struct, tag=True, forbid_unknown_fields=True):
+class BlockRemoved(msgspec.Struct, tag=True, forbid_unknown_fields=True, gc=False):
     """Copies of blocks that an engine gave up."""
 
     block_hashes: list[Hash]
@@ -52,7 +52,7 @@ class BlockRemoved(msgspec.Struct, tag=True, forbid_unknown_fields=True):
     ownership: Any = None
 
 
-class AllBlocksCleared(msgspec.Struct, tag=True, forbid_unknown_fields=True):
+class AllBlocksCleared(msgspec.Struct, tag=True, forbid_unknown_fields=True, gc=False):
     """The engine's GPU cache was reset."""
 
 
@@ -70,6 +70,14 @@ class Batch:
     refused: Counter[str] = field(default_factory=Counter)
 
 
+class _PlainBatch(msgspec.Struct, array_like=True, gc=False):
+    """As vLLM 0.32 sends it, and every event understood."""
+
+    ts: float
+    events: list[Event]
+    data_parallel_rank: int | None = None
+
+
 class _ArrayBatch(msgspec.Struct, array_like=True):
     ts: float
     events: list[msgspec.Raw]
@@ -82,6 +90,7 @@ class _MapBatch(msgspec.Struct):
     data_parallel_rank: int | None = None
 
 
+_PLAIN = msgspec.msgpack.Decoder(_PlainBatch)
 _BATCHES = (msgspec.msgpack.Decoder(_ArrayBatch), msgspec.msgpack.Decoder(_MapBatch))
 _EVENT: msgspec.msgpack.Decoder[Event] = msgspec.msgpack.Decoder(Event)
 _ANY = msgspec.msgpack.Decoder()
@@ -95,6 +104,20 @@ _KINDS: dict[str, type[Event]] = {kind.__name__: kind for kind in (BlockStored, 
 
 def decode(payload: bytes) -> Batch:
     """The events of one message. Never raises: an unreadable message is a batch with ``malformed-batch`` refused."""
+    try:
+        plain = _PLAIN.decode(payload)
+    except _UNREADABLE:
+        return _decode_one_by_one(payload)
+    return Batch(plain.events, plain.data_parallel_rank)
+
+
+def short(value: Hash) -> int:
+    """A hash as one 64-bit number."""
+    return value & HASH_MASK if isinstance(value, int) else int.from_bytes(value[-8:], "big")
+
+
+def _decode_one_by_one(payload: bytes) -> Batch:
+    """What is older, newer or broken takes no other event of its message with it."""
     for decoder in _BATCHES:
         try:
             raw = decoder.decode(payload)
@@ -108,11 +131,6 @@ def decode(payload: bytes) -> Batch:
                 _look_closer(one, batch)
         return batch
     return Batch(refused=Counter({"malformed-batch": 1}))
-
-
-def short(value: Hash) -> int:
-    """A hash as one 64-bit number."""
-    return value & HASH_MASK if isinstance(value, int) else int.from_bytes(value[-8:], "big")
 
 
 def _look_closer(raw: msgspec.Raw, batch: Batch) -> None:
