@@ -17,7 +17,7 @@ from typing import TypeAlias
 
 from xxhash import xxh3_64_intdigest
 
-from gateway.kvcache.events import BlockRemoved, BlockStored, Hash, short
+from gateway.kvcache.events import AllBlocksCleared, BlockRemoved, BlockStored, Event, Hash, short
 from gateway.kvcache.extra_keys import trusted
 from gateway.kvcache.keys import chain, root
 from gateway.kvcache.layers import Layer, tier_of
@@ -27,6 +27,8 @@ from gateway.kvcache.shelf import ALL, BITS, OFFSET, SIZE, Shelf, Stretch
 FULL_ATTENTION = frozenset({None, "full_attention", "mla_attention", "sink_full_attention"})
 """Kinds whose blocks are held from a prompt's start; old engines tell none. A window or a state says nothing of a
 prefix."""
+
+NO_EXTRA = [None]
 
 COUNT_MAX = 255
 """Where a count of copies stays: so many there are only of a block that as many requests computed at once."""
@@ -87,43 +89,63 @@ class Holdings:
             return "tokens-do-not-fit"
         return ""
 
-    def quick(self, event: BlockStored) -> bool:
-        """Apply the event that most are: one new block behind one that is known. False if it is another; then nothing
-        was done."""
-        hashes, behind, unit = event.block_hashes, event.parent_block_hash, self._unit
-        if (
-            len(hashes) != 1
-            or event.block_size != unit
-            or self.block_size != unit
-            or event.group_idx != self._group
-            or event.medium != "GPU"
-            or event.kv_cache_spec_kind not in FULL_ATTENTION
-            or event.lora_id is not None
-            or (event.extra_keys is not None and event.extra_keys != [None])
-            or self._orphans
-        ):
-            return False
-        names, (name,) = self._names, hashes
-        where = names.get(behind)  # type: ignore[arg-type]  # None and bytes are no names, and so not there
-        if type(where) is not int or type(name) is not int or name < 0 or name in names:
-            return False
-        try:
-            tokens = self._pack(*event.token_ids)
-        except struct.error:
-            return False
-        shelf, offset = self._shelf, (where & OFFSET) + 1
-        stretch = shelf.stretches[where >> BITS]
-        assert stretch is not None
-        keys = stretch.keys
-        key = xxh3_64_intdigest(tokens, keys[offset - 1])
-        if stretch.full == self._bit and offset == len(keys) < SIZE and key not in shelf.heads:
-            keys.append(key)  # its only holder goes on
-            shelf.size += 1
-            names[name] = where + 1
-        else:
-            self._put([name], [key], where)
-        self._computed += 1
-        return True
+    def quick(self, events: Sequence[Event], at: int = 0) -> tuple[int, int, int]:
+        """Apply events, from number ``at`` on, while they are what most are: one new block behind one that is known, or
+        one block less. Returns the number of the first that is neither, and how many blocks were stored and removed.
+        """
+        names, many, shelf, bit, unit, group = self._names, self._many, self._shelf, self._bit, self._unit, self._group
+        stretches, heads, pack = shelf.stretches, shelf.heads, self._pack
+        stored = removed = 0
+        count = len(events) if self.block_size == unit and not self._orphans else 0
+        counted = self._again or self._absent or not self._only_gpu()
+        while at < count:
+            event = events[at]
+            if isinstance(event, AllBlocksCleared) or event.group_idx != group or event.medium != "GPU":
+                break
+            if len(event.block_hashes) != 1:
+                break
+            (name,) = event.block_hashes
+            if isinstance(event, BlockRemoved):
+                where = names.get(name)  # type: ignore[arg-type]  # bytes are no names, and so not there
+                if type(where) is not int or counted or name in many:
+                    break
+                del names[name]  # type: ignore[arg-type]
+                stretch = stretches[where >> BITS]
+                assert stretch is not None
+                shelf.unmark(stretch, self._place, 1 << (where & OFFSET))
+                removed += 1
+                at += 1
+                continue
+            if (
+                event.block_size != unit
+                or event.kv_cache_spec_kind not in FULL_ATTENTION
+                or event.lora_id is not None
+                or (event.extra_keys is not None and event.extra_keys != NO_EXTRA)
+            ):
+                break
+            where = names.get(event.parent_block_hash)  # type: ignore[arg-type]  # nor is None a name
+            if type(where) is not int or type(name) is not int or name < 0 or name in names:
+                break
+            try:
+                tokens = pack(*event.token_ids)
+            except struct.error:
+                break
+            offset = (where & OFFSET) + 1
+            stretch = stretches[where >> BITS]
+            assert stretch is not None
+            keys = stretch.keys
+            key = xxh3_64_intdigest(tokens, keys[offset - 1])
+            if stretch.full == bit and offset == len(keys) < SIZE and key not in heads:
+                keys.append(key)  # its only holder goes on
+                shelf.size += 1
+                names[name] = where + 1
+            else:
+                self._put([name], [key], where)
+                counted = counted or self._again
+            stored += 1
+            at += 1
+        self._computed += stored
+        return at, stored, removed
 
     def named(self, event: BlockStored, copies: bool = True) -> str:
         """Apply an event without a ``problem`` that ``is_named``, of blocks of whole units.
@@ -168,15 +190,13 @@ class Holdings:
         tier = Layer.GPU if event.medium == "GPU" else tier_of(event.medium)
         if tier is None:
             return "unknown-medium"
-        names, many, shelf, unknown = self._names, self._many, self._shelf, 0
+        names, many, unknown = self._names, self._many, 0
         plain = tier is Layer.GPU and not self._again and not self._absent and self._only_gpu()
         for value in event.block_hashes:
             name = value if type(value) is int and value >= 0 else short(value)
             if plain and name not in many and type(where := names.get(name)) is int:
                 del names[name]
-                stretch = shelf.stretches[where >> BITS]
-                assert stretch is not None
-                shelf.unmark(stretch, self._place, 1 << (where & OFFSET))
+                self._shelf.unmark(self._shelf.at(where), self._place, 1 << (where & OFFSET))
             elif name in names:
                 self._take(name, tier)
             elif not (tier is Layer.GPU and self._orphans.take(name)):

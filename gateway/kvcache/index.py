@@ -160,28 +160,29 @@ class CacheIndex:
         holder = self._holders.get(slot)
         if holder is None:
             return
-        stored = removed = 0
-        for event in events:
+        at = 0
+        while at < len(events):
+            at, stored, removed = holder.holdings.quick(events, at)
+            if stored:
+                holder.told["stored"] += stored
+                holder.heard = True
+            if removed:
+                holder.told["removed"] += removed
+            if at == len(events):
+                break
+            event = events[at]
+            at += 1
             if isinstance(event, BlockStored):
-                if holder.holdings.quick(event):
-                    stored += 1
-                elif self._stored(holder, event):
-                    holder = self._holders[slot]
-                else:  # everything begins anew, and so do the events
-                    return
+                if not self._stored(holder, event):
+                    return  # everything begins anew, and so do the events
             elif isinstance(event, BlockRemoved):
-                removed += len(event.block_hashes)
+                holder.told["removed"] += len(event.block_hashes)
                 if problem := holder.holdings.removed(event):
                     holder.told[problem] += 1
             else:
                 for _ in self.reset(slot):
                     pass
-                holder = self._holders[slot]
-        if stored:
-            holder.told["stored"] += stored
-            holder.heard = True
-        if removed:
-            holder.told["removed"] += removed
+            holder = self._holders[slot]
         self._recount(holder)
         if self._sweeps:
             self.sweep(SWEEP)

@@ -274,7 +274,8 @@ def test_a_copy_ends_with_age(room):
     room.take_in(stored([103], ids(3)))
     room.take_in(stored([103], ids(3)))
     for number in range(20):
-        assert room.quick(stored([200 + number], ids(20 + number), parent=(199 + number) if number else 103))
+        event = stored([200 + number], ids(20 + number), parent=(199 + number) if number else 103)
+        assert room.quick([event]) == (1, 1, 0)
     room.removed(removed(103))
     assert keys_of(3)[0] not in room.held()
 
@@ -325,13 +326,15 @@ def test_the_quick_way_is_the_long_one(steps):
         if what in ("one", "run"):
             parent = 100 + number - 1 if number % 5 else None
             event = stored([100 + n for n in run], ids(*run), parent=parent)
-            if not quick.quick(event):
+            if not quick.quick([event])[0]:
                 quick.named(event)
             for n in run:
                 slow.named(stored([100 + n], ids(n), parent=100 + n - 1 if n % 5 else None))
         elif what == "gone":
-            for room in (quick, slow):
-                room.removed(removed(*[100 + n for n in reversed(run)]))
+            for n in reversed(run):
+                if not quick.quick([removed(100 + n)])[0]:
+                    quick.removed(removed(100 + n))
+                slow.removed(removed(100 + n))
         else:
             for room in (quick, slow):
                 event = stored([100 + n for n in run], [], block_size=0, medium="CPU")
