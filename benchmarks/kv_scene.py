@@ -80,9 +80,8 @@ def stored(hashes: list[int], parent: int | None, ids: Sequence[int]) -> dict[st
     }
 
 
-def removed(name: int) -> dict[str, Any]:
-    """vLLM announces each eviction in an event of its own."""
-    return {"type": "BlockRemoved", "block_hashes": [name], "medium": "GPU", "group_idx": 0}
+def removed(*names: int) -> dict[str, Any]:
+    return {"type": "BlockRemoved", "block_hashes": list(names), "medium": "GPU", "group_idx": 0}
 
 
 def message(events: list[dict[str, Any]]) -> bytes:
@@ -120,9 +119,11 @@ def prefilling(chance: random.Random, blocks: int, run: int = 64) -> tuple[list[
     return messages, hashes
 
 
-def evictions(hashes: Sequence[int]) -> list[bytes]:
+def evictions(hashes: Sequence[int], run: int = 1) -> list[bytes]:
+    """Messages of the end of ``EVENTS`` blocks, ``run`` in each event: vLLM has one."""
     return [
-        message([removed(name) for name in hashes[start : start + EVENTS]]) for start in range(0, len(hashes), EVENTS)
+        message([removed(*hashes[first : first + run]) for first in range(start, start + EVENTS, run)])
+        for start in range(0, len(hashes), EVENTS)
     ]
 
 

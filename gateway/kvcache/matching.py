@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from bisect import bisect_right
+from bisect import bisect_left
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
@@ -14,7 +14,7 @@ from gateway.kvcache.layers import Layer
 from gateway.kvcache.shelf import ALL, Shelf, Stretch, places
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Candidate:
     """One endpoint. ``place``: on the shelf. ``block_size``: tokens of its engine's blocks; 0 if not known.
 
@@ -55,14 +55,14 @@ def match_told(
         below |= _bits(resetting)
     ends = list(accumulate(shared for _, shared in path))
     for candidate in candidates:
-        whole = _whole(candidate, depths.get(candidate.place, 0), unit)
-        if not whole:
+        place = candidate.place
+        if place not in depths or not (whole := _whole(candidate, depths[place], unit)):
             continue
-        depth, place = whole // unit, candidate.place
-        last = bisect_right(ends, depth - 1)
+        depth = whole // unit
+        gpu, cpu = _tiers(path, candidate, depth) if below >> place & 1 else (depth, 0)
+        last = bisect_left(ends, depth)
         stretch, shared = path[last]
         offset = depth - 1 - (ends[last] - shared)
-        gpu, cpu = _tiers(path[: last + 1], candidate, depth) if below >> place & 1 else (depth, 0)
         yield (
             candidate.slot,
             Match(
@@ -81,40 +81,47 @@ def _depths(path: Iterable[tuple[Stretch, int]], alive: int, layers: Sequence[La
     ``alive``: the endpoints' own places. ``layers``: the first two are as good as each other. Returned, too: a bit for
     each place that has some of its blocks in none of these two.
     """
-    found: dict[int, int] = {}
     best, rest = layers[:2], layers[2:]
+    left: list[tuple[int, int]] = []
     position = below = 0
     for stretch, shared in path:
         full = stretch.full
-        on_best = 0
-        for layer in best:
-            on_best |= full >> layer
-        whole = on_best
-        for layer in rest:
-            whole |= full >> layer
+        on_best = _folded(full, best)
+        whole = on_best | _folded(full, rest)
         if alive & ~on_best:
             below |= alive & whole & ~on_best
-            part = stretch.part or {}
-            for place in places(alive & ~whole):
-                held = 0
-                for layer in best:
-                    held |= part.get(place + layer, 0)
-                leading_best = _leading(held)
-                for layer in rest:
-                    held |= part.get(place + layer, 0)
-                leading = _leading(held)
-                if leading_best < min(leading, shared):
-                    below |= 1 << place
-                if leading < shared:
-                    alive ^= 1 << place
-                    if position + leading:
-                        found[place] = position + leading
+            missing, part = alive & ~whole, stretch.part
+            if missing and part:
+                some = _folded(sum(1 << place for place in part), layers)
+                for place in places(missing & some):
+                    held_best = held = 0
+                    for layer in best:
+                        held_best |= part.get(place + layer, 0)
+                    for layer in rest:
+                        held |= part.get(place + layer, 0)
+                    leading, leading_best = _leading(held | held_best), _leading(held_best)
+                    if leading_best < leading and leading_best < shared:
+                        below |= 1 << place
+                    if leading < shared:
+                        alive ^= 1 << place
+                        left.append((1 << place, position + leading))
+                missing &= ~some
+            if missing:
+                alive ^= missing
+                left.append((missing, position))
             if not alive:
-                return found, below
+                break
         position += shared
-    if position:
-        found |= dict.fromkeys(places(alive), position)
-    return found, below
+    left.append((alive, position))
+    return {place: depth for mask, depth in left if depth for place in places(mask)}, below
+
+
+def _folded(mask: int, layers: Sequence[Layer]) -> int:
+    """The endpoints' own places of those whose places of any of ``layers`` are in ``mask``; other bits are set, too."""
+    folded = 0
+    for layer in layers:
+        folded |= mask >> layer
+    return folded
 
 
 def _leading(held: int) -> int:
@@ -128,6 +135,8 @@ def _tiers(path: Path, candidate: Candidate, depth: int) -> tuple[int, int]:
     gpu = cpu = position = 0
     for stretch, shared in path:
         count = min(shared, depth - position)
+        if count <= 0:
+            break
         position += shared
         full, part = stretch.full >> place, stretch.part
         if (full & 1 and candidate.gpu) or full >> Layer.PREDICTED & 1:
@@ -151,11 +160,12 @@ def _bits(candidates: Sequence[Candidate]) -> int:
 
 def _whole(candidate: Candidate, depth: int, unit: int) -> int:
     """Tokens of the engine's whole blocks in ``depth`` keys."""
-    size = max(candidate.block_size, unit)
-    return depth * unit // size * size
+    size = candidate.block_size
+    return depth * unit // size * size if size > unit else depth * unit
 
 
 def _expected(candidate: Candidate, whole: int, prompt_tokens: int, unit: int) -> int:
     """Engines always compute a prompt's last token, and hold whole blocks only."""
-    size = max(candidate.block_size, unit)
-    return max(0, min(whole, (prompt_tokens - 1) // size * size))
+    size = candidate.block_size if candidate.block_size > unit else unit
+    most = (prompt_tokens - 1) // size * size
+    return max(0, min(whole, most))

@@ -90,9 +90,11 @@ class Shelf:
             stretch = heads.get(keys[position])
             if stretch is None:
                 return
-            shared = stretch.shares(keys, position)
-            yield stretch, shared
-            position += shared
+            end = position + len(stretch.keys)
+            if end > count or stretch.keys[-1] != keys[end - 1]:
+                end = position + stretch.shares(keys, position)
+            yield stretch, end - position
+            position = end
 
     def enter(self, behind: int, keys: Sequence[int]) -> list[tuple[Stretch, int, int]]:
         """Make room for a run: (stretch, offset, count) of where its keys are. No place holds more than before.
