@@ -75,6 +75,11 @@ class RequestLog(Observer):
     def kv_gap(self, endpoint: str, result: str) -> None:
         self._log.warning("gap in the KV event stream", endpoint=endpoint, result=result)
 
+    def kv_stream(self, endpoint: str, state: str) -> None:
+        # Beside the requests' lines this tells which expected hits were made of less than the engine holds.
+        write = self._log.warning if state == "partial" else self._log.info
+        write("KV event stream", endpoint=endpoint, state=state)
+
     def kv_transfers(self, endpoint: str, expired: float, fetching: Mapping[str, int]) -> None:
         seen = self._expired.setdefault(endpoint, _Expired(expired))
         # A counter that fell has begun anew with its engine, which lost the KV itself: nothing was left to expire.

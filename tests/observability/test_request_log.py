@@ -133,6 +133,15 @@ def test_a_gap_is_logged(seen) -> None:
     assert (line["level"], line["endpoint"], line["result"]) == ("warning", "a", "lost")
 
 
+def test_a_streams_states_are_logged_and_a_partial_one_is_a_warning(seen) -> None:
+    lines = seen(lambda log: [log.kv_stream("a", state) for state in ("connecting", "partial", "live")])
+    assert [(line["endpoint"], line["state"], line["level"]) for line in lines] == [
+        ("a", "connecting", "info"),
+        ("a", "partial", "warning"),
+        ("a", "live", "info"),
+    ]
+
+
 def test_a_split_requests_line_names_both_endpoints(seen, settled) -> None:
     [line] = seen(lambda log: log.settled(settled(plan="split", prefill_endpoint="p", prefill_time=0.1234567)))
     assert (line["plan"], line["prefill_endpoint"], line["prefill_time"]) == ("split", "p", 0.123457)
