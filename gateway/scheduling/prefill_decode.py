@@ -28,7 +28,7 @@ Parameters
     Endpoints that both lack one agree.
     ``prefer`` (default none): labels that should be.
     ``connector`` (default ``nixl``): what the engines move KV with: ``nixl``, ``mooncake``, ``sglang`` or
-    ``shared-storage``. SGLang's engines serve nothing alone: with it every request is split, or fails.
+    ``shared-storage``. SGLang's engines generate nothing alone: with it all that generates is split, or fails.
     ``strict`` (default ``false``): where a separate prefill would pay and cannot be had on any pair, or fails, the
     request fails.
 
@@ -52,7 +52,9 @@ THRESHOLD = 512
 about two steps, and above the 10 to 20 ms that a second leg and the moving of the KV cost the request itself."""
 
 NEVER_WHOLE = frozenset({"sglang"})
-"""Connectors whose engines take no request without a partner: each is split, whatever it is, or fails."""
+"""Connectors whose engines generate nothing without a partner: what generates is split, whatever its length and form,
+or fails. The rest is never split. SGLang hands over no KV of embeddings and the like (its own router refuses them
+before disaggregated engines, and so does an engine that generates), and tokenizes before its scheduler comes in."""
 
 
 class PrefillDecode:
@@ -88,7 +90,7 @@ class PrefillDecode:
                 if left is decoders:
                     raise
                 raise self._no_pair(request, decoders, problem) from error
-            if (whole := self._whole(request, decode)) and self.parameters.connector not in NEVER_WHOLE:
+            if whole := self._whole(request, decode):
                 return Plan(decode, reason=whole)
             pairs, reason = self._pairs(decode, prefillers)
             try:
@@ -110,6 +112,8 @@ class PrefillDecode:
         """Why ``decode`` should serve all of it, whoever else there is; empty: a separate prefill pays."""
         if request.kind not in GENERATES:
             return "no-decode"
+        if self.parameters.connector in NEVER_WHOLE:
+            return ""
         if request.indivisible:
             return request.indivisible
         return "short" if request.new_tokens(decode) < self.parameters.threshold else ""

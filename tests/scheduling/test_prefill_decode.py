@@ -90,9 +90,17 @@ def test_what_is_indivisible_stays_whole_and_its_word_is_the_reason(word: str) -
 
 
 @pytest.mark.parametrize("kind", [Kind.EMBEDDING, Kind.RERANK, Kind.SCORE, Kind.TOKENIZE, Kind.TRANSCRIPTION])
-def test_what_generates_nothing_stays_whole(kind: Kind) -> None:
+@pytest.mark.parametrize("connector", ["nixl", "mooncake", "sglang", "shared-storage"])
+def test_what_generates_nothing_stays_whole(kind: Kind, connector: str) -> None:
     fleet = endpoint(0, role=P), endpoint(1, role=D)
-    assert plan(fleet, request(100_000, kind=kind, indivisible="n")) == Plan(fleet[1], reason="no-decode")
+    asked = request(100_000, kind=kind, indivisible="n")
+    assert plan(fleet, asked, connector=connector, strict=True) == Plan(fleet[1], reason="no-decode")
+
+
+def test_what_generates_is_never_whole_on_engines_that_serve_nothing_alone() -> None:
+    fleet = endpoint(0, role=P), endpoint(1, role=D)
+    for asked in (request(1), request(100_000, indivisible="n"), request(1000, held={1: 1000})):
+        assert plan(fleet, asked, connector="sglang") == Plan(fleet[1], fleet[0], "split", "sglang")
 
 
 @pytest.mark.parametrize("kind", [Kind.CHAT, Kind.COMPLETION, Kind.RESPONSES, Kind.MESSAGES])
