@@ -11,6 +11,7 @@ from collections import Counter
 from dataclasses import replace
 
 import httpx
+import pytest
 
 from gateway.config.settings import DEFAULT_PLUGINS, DEFAULT_PROFILES
 from gateway.fleet.settings import EndpointSettings, ScrapeSettings
@@ -83,6 +84,7 @@ def text(reply: httpx.Response) -> str | None:
     return "".join(event["choices"][0]["text"] for event in parsed if event["choices"])
 
 
+@pytest.mark.timeout(300)  # 8 s of two quiet cores, and 95 s where three of it and two burners share them
 async def test_nothing_is_lost_that_had_not_committed():
     chance = random.Random(3)
     async with contextlib.AsyncExitStack() as stack:
