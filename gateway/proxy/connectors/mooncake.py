@@ -161,6 +161,7 @@ class _Question:
 
 class MooncakeTransfer:
     lease: float | None = None
+    noticed = False
 
     def __init__(self, pair: Pair, engine_id: str, address: str) -> None:
         self._kind = pair.kind
