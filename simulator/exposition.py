@@ -6,7 +6,7 @@ import os
 import platform
 import resource
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from functools import partial
+from functools import lru_cache, partial
 from pathlib import Path
 
 from simulator.engine import Engine
@@ -93,8 +93,8 @@ class _Page:
         self.lines += [f"# HELP vllm:{name} {text}", f"# TYPE vllm:{name} {kind}"]
 
     def sample(self, name: str, engine: int, value: float, **labels: str) -> None:
-        marked = _labels({**labels, "engine": str(engine), "model_name": self._model})
-        self.lines.append(f"vllm:{name}{marked} {_number(value)}")
+        series = _series(name, engine, self._model, tuple(labels.items()))
+        self.lines.append(f"{series} {_number(value) if value else '0.0'}")
 
     def gauge(self, name: str, text: str, read: Read) -> None:
         self.family(name, "gauge", text)
@@ -124,6 +124,12 @@ class _Page:
         self.family(f"{name}_created", "gauge", text)
         for index in range(len(self._engines)):
             self.sample(f"{name}_created", index, self._started)
+
+
+@lru_cache(maxsize=10_000)
+def _series(name: str, engine: int, model: str, labels: tuple[tuple[str, str], ...]) -> str:
+    """A sample's name and labels. Remembered: they are most of a scrape's time, and always the same."""
+    return f"vllm:{name}{_labels({**dict(labels), 'engine': str(engine), 'model_name': model})}"
 
 
 def _number(value: float) -> str:

@@ -16,8 +16,9 @@ from simulator.job import Finish
 
 async def answer_response(call: Call) -> web.StreamResponse:
     body = call.body
-    # unlike a chat's: vLLM tokenizes responses with the tokenizer's own special tokens
-    chat = {**body, "messages": _messages(body), "tools": _tools(body.get("tools")), "add_special_tokens": True}
+    # Unlike chats, and there is no field for it: a template that begins with a BOS has two then.
+    special = {"add_special_tokens": True}
+    chat = {**body, "messages": _messages(body), "tools": _tools(body.get("tools")), **special}
     name, asks = await chat_asks(call, chat, "max_output_tokens")
     header = call.request.headers.get("X-Request-Id")
     answer_id = header or f"resp_{call.base_id}"

@@ -23,6 +23,8 @@ from tests.support.wait import eventually
 
 ROUTES = ("/v1/chat/completions", "/v1/completions", "/v1/responses", "/v1/messages")
 QUICK: dict[str, Any] = {"handshake_timeout": 0.3, "answer_tokens": 12}
+SLOW_PREFILL: dict[str, Any] = {"prefill_token_seconds": 0.0003}
+"""Of prefill engines that shall be met while they compute."""
 
 
 @pytest.fixture(scope="module")
@@ -40,6 +42,7 @@ class Fleet:
     prefill: list[EngineServer]
     decode: list[EngineServer]
     plain: EngineServer
+    plain_client: httpx.AsyncClient
 
     @property
     def engines(self) -> list[EngineServer]:
@@ -49,8 +52,7 @@ class Fleet:
         return await self.gateway.client.post(path, json=body)
 
     async def alone(self, path: str, body: dict[str, Any]) -> httpx.Response:
-        async with httpx.AsyncClient(base_url=self.plain.url, timeout=30) as client:
-            return await client.post(path, json=body)
+        return await self.plain_client.post(path, json=body)
 
     async def at_rest(self) -> None:
         """Nothing is booked at the gateway, and nothing runs, waits or is kept on any engine that is alive."""
@@ -73,9 +75,11 @@ async def fleet(
     decode: int = 1,
     connector: str = "nixl",
     parameters: dict[str, Any] | None = None,
+    prefilling: dict[str, Any] | None = None,
+    decoding: dict[str, Any] | None = None,
     **settings: Any,
 ) -> AsyncIterator[Fleet]:
-    """``settings``: of all engines. ``parameters``: of the handler."""
+    """``settings``: of all engines; ``prefilling``, ``decoding``: of one role. ``parameters``: of the handler."""
     name = "nixl" if connector == "nixl-push" else connector
     async with contextlib.AsyncExitStack() as stack:
 
@@ -85,8 +89,8 @@ async def fleet(
             stack.push_async_callback(server.close)
             return server
 
-        sources = [await start(connector=connector, kv_role="producer") for _ in range(prefill)]
-        sinks = [await start(connector=connector, kv_role="consumer") for _ in range(decode)]
+        sources = [await start(connector=connector, kv_role="producer", **(prefilling or {})) for _ in range(prefill)]
+        sinks = [await start(connector=connector, kv_role="consumer", **(decoding or {})) for _ in range(decode)]
         plain = await start(connector="none")
         endpoints = (
             *(EndpointSettings(url=s.url, role="prefill", bootstrap_port=bootstrap_port(s)) for s in sources),
@@ -103,7 +107,8 @@ async def fleet(
             retries=RetrySettings(budget=1.0),
         )
         gateway = await stack.enter_async_context(running(config))
-        yield Fleet(gateway, sources, sinks, plain)
+        client = httpx.AsyncClient(base_url=plain.url, timeout=30, verify=False)
+        yield Fleet(gateway, sources, sinks, plain, await stack.enter_async_context(client))
 
 
 def bootstrap_port(server: EngineServer) -> int:
@@ -185,9 +190,8 @@ async def test_every_connector(connector, stream, tokenizer, tmp_path):
 @pytest.mark.parametrize("when", ["before", "during"])
 async def test_a_prefill_engine_that_dies(when, connector, stream, tokenizer, tmp_path):
     storage = str(tmp_path) if connector == "shared-storage" else None
-    slow = {"prefill_token_seconds": 0.001}
     engines = 2 if connector == "sglang" else 1  # SGLang's serve nothing alone: another pair must cure it
-    async with fleet(tokenizer, prefill=engines, connector=connector, storage=storage, **slow) as pair:
+    async with fleet(tokenizer, prefill=engines, connector=connector, storage=storage, prefilling=SLOW_PREFILL) as pair:
         path = "/v1/chat/completions"
         bodies = [body_for(path, 300, stream=stream, seed=seed) for seed in range(4)]
         if when == "before":
@@ -203,7 +207,7 @@ async def test_a_prefill_engine_that_dies(when, connector, stream, tokenizer, tm
 
 @pytest.mark.parametrize("stream", [False, True], ids=["whole", "streamed"])
 async def test_a_prefill_engine_that_dies_with_the_kv_that_is_waited_for(stream, tokenizer):
-    async with fleet(tokenizer, kv_transfer_seconds=0.01) as pair:
+    async with fleet(tokenizer, decoding={"kv_transfer_seconds": 0.01}) as pair:
         path = "/v1/chat/completions"
         bodies = [body_for(path, 300, stream=stream, seed=seed) for seed in range(4)]
         asked = [asyncio.get_running_loop().create_task(pair.ask(path, body)) for body in bodies]
@@ -217,8 +221,21 @@ async def test_a_prefill_engine_that_dies_with_the_kv_that_is_waited_for(stream,
         await pair.at_rest()
 
 
+async def test_kv_that_cannot_be_fetched_is_computed_whatever_the_stream_began_with(tokenizer):
+    """Simulated streams fail as each of vLLM's routes does: some announce an answer first, and one is cut off."""
+    async with fleet(tokenizer) as pair:
+        for path in ROUTES:
+            for stream in (False, True):
+                pair.decode[0].faults.inject("kv-fail", times=1)
+                body = body_for(path, 100, stream=stream)
+                assert text_of(path, await pair.ask(path, body)) == text_of(path, await pair.alone(path, body))
+                line = pair.gateway.lines[-1]
+                assert (line.fallback, line.outcome, line.attempts) == ("decode-error", "ok", 1), (path, stream)
+        await pair.at_rest()
+
+
 async def test_a_decode_engine_that_dies_is_replaced_where_nothing_was_committed(tokenizer):
-    async with fleet(tokenizer, decode=2, step_seconds=0.02) as pair:
+    async with fleet(tokenizer, decode=2, decoding={"step_seconds": 0.02}) as pair:
         path = "/v1/chat/completions"
         bodies = [body_for(path, 200, stream=seed % 2 == 0, seed=seed) for seed in range(12)]
         asked = [asyncio.get_running_loop().create_task(pair.ask(path, body)) for body in bodies]

@@ -11,6 +11,7 @@ from collections import Counter
 from dataclasses import replace
 
 import httpx
+import pytest
 
 from gateway.config.settings import DEFAULT_PLUGINS, DEFAULT_PROFILES
 from gateway.fleet.settings import EndpointSettings, ScrapeSettings
@@ -66,7 +67,7 @@ class Engines:
 
 async def answers(url: str) -> list[str]:
     """What one engine says alone to each of BODIES."""
-    async with httpx.AsyncClient(base_url=url, timeout=30) as client:
+    async with httpx.AsyncClient(base_url=url, timeout=30, verify=False) as client:
         return [text(await client.post(PATH, json=body)) or "" for body in BODIES]
 
 
@@ -83,6 +84,7 @@ def text(reply: httpx.Response) -> str | None:
     return "".join(event["choices"][0]["text"] for event in parsed if event["choices"])
 
 
+@pytest.mark.timeout(300)  # 8 s of two quiet cores, and 95 s where three of it and two burners share them
 async def test_nothing_is_lost_that_had_not_committed():
     chance = random.Random(3)
     async with contextlib.AsyncExitStack() as stack:

@@ -10,7 +10,7 @@ from typing import Any
 from gateway.errors import NotFound
 from gateway.fleet.fleet import Fleet
 from gateway.flow.admission import Admission
-from gateway.framework import Endpoint, Model
+from gateway.framework import Endpoint, Model, Role
 from gateway.kvcache.index import CacheIndex
 from gateway.proxy.legs import RetryBudget
 from gateway.tokens.tokenizer import ModelTokens
@@ -95,8 +95,9 @@ class Directory:
         for serving in self._servings:
             endpoints = self._fleet.endpoints(serving.model)
             usable = [e for e in endpoints if e.engine.up and not e.draining]
+            answering = [e for e in usable if e.role != Role.PREFILL]
             report[serving.model.name] = {
-                "ready": bool(usable),
+                "ready": bool(answering),
                 "tokens": serving.tokens.state,
                 "endpoints": len(endpoints),
                 "usable": len(usable),

@@ -44,9 +44,9 @@ class Exchange:
 
     ``placement``: what is booked now. ``plan`` and ``booked``: the last one's plan, and where its prompt was to be
     computed, for the record. ``under_way``: legs that were sent and have not ended. ``headers``: the client's.
-    ``home``: URL of the only engine that can serve it. ``sequences``: answers asked for. ``legs``: placements.
-    ``parcel``: a prefill's answer that is not used yet. ``prefill_time``: seconds of a separate prefill.
-    ``fallback``: why a planned hand-over did not happen.
+    ``home``: URL of the only engine that can serve it. ``sent_as``: the legs' ``x-request-id``. ``sequences``: answers
+    asked for. ``legs``: placements. ``parcel``: a prefill's answer that is not used yet. ``prefill_time``: seconds of a
+    separate prefill. ``fallback``: why a planned hand-over did not happen.
     """
 
     id: str
@@ -73,6 +73,7 @@ class Exchange:
     failure: LegFailed | None = None
     broken: LegFailed | None = None
     held: HeldAnswer | None = None
+    sent_as: str = ""
     sequences: int = 1
     legs: int = 0
     queue_wait: float = 0.0

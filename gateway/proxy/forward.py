@@ -70,7 +70,7 @@ class Forwarder:
         assert exchange.request is not None
         headers = forward(exchange.headers, self._passing, api_key=self._fleet.api_key(endpoint))
         headers.append(("content-type", body.content_type))
-        headers.append(("x-request-id", exchange.id))
+        headers.append(("x-request-id", exchange.sent_as or exchange.id))
         if endpoint.rank is not None:
             headers = [(name, value) for name, value in headers if name != RANK_HEADER]
             headers.append((RANK_HEADER, str(endpoint.rank)))

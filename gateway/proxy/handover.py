@@ -19,7 +19,7 @@ from gateway.errors import GatewayError, PluginFailed, UpstreamError, UpstreamTi
 from gateway.fleet.fleet import Fleet
 from gateway.framework import Clock, Endpoint, Observer, Plan, TaskSet
 from gateway.proxy.commit import Committed
-from gateway.proxy.connectors import Connector, HandoverFailed, Pair, connectors
+from gateway.proxy.connectors import Connector, HandoverFailed, Pair, Transfer, connectors
 from gateway.proxy.exchange import Exchange, Phase
 from gateway.proxy.forward import Forwarder
 from gateway.proxy.legs import Cause, HeldAnswer, LegFailed
@@ -35,6 +35,12 @@ are as far apart by default."""
 
 SILENT = frozenset({"timeout", "connect"})
 """Reasons for which an engine is down without a word. One whose process is gone is noticed by who fetches from it."""
+
+OURS = frozenset({401, 403, 408, 429})
+"""A prefill engine's refusals that are not the client's doing: its key is the gateway's, and so is its load."""
+
+IDS = 100_000
+"""Ids of hand-overs that are remembered: minutes of them, and longer than any engine keeps a request's KV."""
 
 FETCHED = 10.0
 """Seconds after which a fetch counts as done if the prefill engine was well all the while: it takes a tenth of them,
@@ -61,6 +67,8 @@ class Handover:
         self._timeouts = timeouts
         self._clock = clock
         self._observer = observer
+        self._random = random
+        self._ids: dict[str, None] = {}
         self._tasks = TaskSet()
         self._connectors: Mapping[str, Connector] = connectors(self._fetch, clock.monotonic, random)
 
@@ -75,6 +83,8 @@ class Handover:
         connector = self._connectors.get(plan.connector)
         if connector is None:
             raise PluginFailed(f"the handler planned the connector {plan.connector!r}, which there is not")
+        if exchange.parcel is None:
+            exchange.sent_as = self._unused(exchange.id)
         try:
             if connector.at_once:
                 return await self._at_once(connector, exchange, plan, plan.prefill, exchange.body)
@@ -92,6 +102,7 @@ class Handover:
                 assert exchange.attempts is not None
                 exchange.attempts.cured(leg)
             exchange.falls_back(failure.cause)
+        _require_up(plan.decode)
         return await self._forwarder.forward(exchange, plan.decode, exchange.body)
 
     async def _in_turn(
@@ -110,6 +121,7 @@ class Handover:
             if answered.status != 200:
                 return answered
             parcel = exchange.parcel = Parcel(prefill, transfer, answered.data, self._clock.monotonic())
+        _require_up(plan.decode)
         leg = parcel.transfer.decode(body, parcel.answer)
         if (lease := parcel.transfer.lease) is not None:
             if self._clock.monotonic() - parcel.at > lease:
@@ -120,7 +132,8 @@ class Handover:
             if lease is None:
                 committed = await self._decode(exchange, plan.decode, leg)
             else:
-                committed = await self._fetching(exchange, prefill, plan.decode, leg)
+                fetch = self._start(self._decode(exchange, plan.decode, leg), exchange)
+                committed = await self._watched(fetch, exchange, plan, parcel.transfer)
         except LegFailed as failure:
             if failure.cause.sent:
                 exchange.parcel = None
@@ -140,7 +153,7 @@ class Handover:
             await asyncio.wait((first, second), return_when=asyncio.FIRST_COMPLETED)
             if not second.done() and (answered := first.result()).status != 200:
                 return answered
-            committed = await second
+            committed = await self._watched(second, exchange, plan, transfer)
             return committed
         finally:
             # Whichever is still on its way waits for the other, which is gone; but one that has begun to hand its KV
@@ -165,7 +178,7 @@ class Handover:
             exchange.prefilled(failure.result)
             raise HandoverFailed(f"prefill-{failure.cause}", failure.detail) from failure
         with answered:
-            if 400 <= answered.status <= 499:
+            if 400 <= answered.status <= 499 and answered.status not in OURS:
                 exchange.prefilled("engine_error")
                 return answered
             if answered.status != 200 or answered.events is not None:
@@ -201,27 +214,32 @@ class Handover:
             self._observer.handed_over(exchange.model_name, self._clock.monotonic() - began)
         return committed
 
-    async def _fetching(self, exchange: Exchange, prefill: Endpoint, decode: Endpoint, body: JsonBody) -> Committed:
-        """The decode leg, ended where its KV will not come: the prefill engine stands still, and the decode engine,
-        asked after that was seen, is fetching still. vLLM waits for such an engine without an end.
+    async def _watched(
+        self, leg: asyncio.Task[Committed], exchange: Exchange, plan: Plan, transfer: Transfer
+    ) -> Committed:
+        """A decode leg that fetches, ended where its KV will not come: the prefill engine stands still (or is gone,
+        where that is not ``noticed``), and the decode engine, asked after that was seen, is fetching still. vLLM waits
+        for such an engine without an end.
 
         Raises as ``_decode``.
         """
         assert exchange.request is not None
-        leg = self._start(self._decode(exchange, decode, body), exchange)
+        assert plan.prefill is not None
+        prefill, decode = plan.prefill, plan.decode
         began = self._clock.monotonic()
         committed: Committed | None = None
-        silent_at: float | None = None
+        down_at: float | None = None
         try:
             while not (await asyncio.wait((leg,), timeout=LOOK))[0]:
-                if prefill.engine.down_reason not in SILENT:
-                    silent_at = None
-                elif silent_at is None:
-                    silent_at = self._clock.monotonic()
+                down = not prefill.engine.up and (not transfer.noticed or prefill.engine.down_reason in SILENT)
+                if not down:
+                    down_at = None
+                elif down_at is None:
+                    down_at = self._clock.monotonic()
                 # What a decode engine fetches may be another request's: an answer that may be half written goes on.
                 elif (
                     (exchange.request.stream or began > (prefill.metrics.at or 0.0) - FETCHED)
-                    and (decode.metrics.at or 0.0) > silent_at
+                    and (decode.metrics.at or 0.0) > down_at
                     and decode.metrics.fetches
                 ):
                     raise HandoverFailed("prefill-down", f"{prefill.engine.down_reason}, while its KV was fetched")
@@ -230,6 +248,16 @@ class Handover:
         finally:
             if committed is None:
                 await _end(leg, keep=None)
+
+    def _unused(self, name: str) -> str:
+        """An id under which no hand-over was made lately: engines that push KV find a request's by its id, and clients
+        give several requests the same."""
+        if name in self._ids:
+            name = f"{name}-{self._random.getrandbits(64):016x}"
+        self._ids[name] = None
+        if len(self._ids) > IDS:
+            del self._ids[next(iter(self._ids))]
+        return name
 
     def _start(self, leg: Coroutine[Any, Any, Committed], exchange: Exchange) -> asyncio.Task[Committed]:
         return self._tasks.start(leg, name=f"leg of {exchange.id}", awaited=True)
@@ -251,6 +279,12 @@ async def _end(*legs: asyncio.Task[Committed], keep: Committed | None) -> None:
     for result in await asyncio.gather(*legs, return_exceptions=True):
         if isinstance(result, Committed) and result is not keep:
             result.answer.abort()
+
+
+def _require_up(endpoint: Endpoint) -> None:
+    """Raises LegFailed where the engine went down since it was chosen: the request is placed anew."""
+    if not endpoint.engine.up:
+        raise LegFailed(Cause.REFUSED, endpoint, f"it is down: {endpoint.engine.down_reason}")
 
 
 def _error_of(answered: Committed) -> LegFailed:

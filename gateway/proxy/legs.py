@@ -11,7 +11,7 @@ refused, or reset before anything was sent       another endpoint; free
 idle keep-alive connection died                  the same endpoint on a fresh connection, inside upstream.py; free
 502, 503, 504, no head in time                   another endpoint; counts as an attempt
 engine died after the body was sent, or says so  one more attempt in all: a request can be what kills an engine
-prefill leg: 4xx                                 the client's, unchanged
+prefill leg: 4xx, but 401, 403, 408 and 429      the client's, unchanged
 prefill leg: no good answer, or an incomplete    the decode leg alone computes the prompt; free
 decode leg older than its KV's lease             the same, without KV parameters
 decode leg with KV parameters: 500; an error or  the same endpoint once more, without them; free

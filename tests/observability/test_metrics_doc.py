@@ -125,7 +125,8 @@ def handed_over_not() -> Iterator[str]:
                 if isinstance(node.args[0], ast.Constant):
                     yield str(node.args[0].value)
                 else:
-                    assert ast.unparse(node.args[0]) == "f'prefill-{failure.cause}'"
+                    # The latter says once more what was said before.
+                    assert ast.unparse(node.args[0]) in ("f'prefill-{failure.cause}'", "self.cause")
     for word in (*LEG_FAILURES, "status", "malformed"):
         yield f"prefill-{word}"
 

@@ -10,9 +10,22 @@ import pytest
 
 from gateway.proxy.settings import TimeoutSettings
 from tests.support.chat import CHAT, DONE, ROLE, STREAMED, WORD
-from tests.support.split import ERROR, FAILED, FAILED_STREAM, Told, answered, decodes, pair, resets, says, talks_garbage
+from tests.support.split import (
+    ERROR,
+    FAILED,
+    FAILED_STREAM,
+    FETCHING,
+    Told,
+    answered,
+    decodes,
+    pair,
+    prefills,
+    resets,
+    says,
+    talks_garbage,
+)
 from tests.support.wait import eventually
-from tests.support.wire import STREAM_HEAD, Connection, answer, chunked, scripted
+from tests.support.wire import METRICS, STREAM_HEAD, Connection, answer, chunked, scripted
 
 PATIENT = TimeoutSettings(prefill=20, handover=20)
 BODIES = pytest.mark.parametrize("body", [CHAT, STREAMED], ids=["whole", "streamed"])
@@ -254,3 +267,22 @@ async def test_a_client_that_leaves_takes_both_legs_back(committed):
         await eventually(lambda: sorted(left) == ["decode", "prefill"], "both connections are closed")
         line = await setting.settled()
         assert (line.outcome, line.phase) == ("cancelled", "streaming" if committed else "before-commit")
+
+
+@BODIES
+async def test_a_prefill_engine_that_is_gone_before_its_kv_was_fetched(body, monkeypatch):
+    """Nobody tells the decode engine: it waits for what the other would have sent."""
+    monkeypatch.setattr("gateway.proxy.handover.LOOK", 0.02)
+
+    async def waits(connection: Connection, head: bytes, asked: bytes) -> None:
+        await (connection.gone() if "kv_transfer_params" in orjson.loads(asked) else decodes(connection, head, asked))
+
+    async with mooncake(prefills, waits) as setting:
+        first, second = setting.servers
+        second.metrics = METRICS + FETCHING % b"in_progress"
+        asked = asyncio.get_running_loop().create_task(setting.ask(body))
+        await eventually(lambda: setting.decode.bodies and setting.prefill.bodies, "both legs run")
+        first.kill()
+        assert answered(body, *await asked)
+        assert setting.decode.with_parameters == [True, False]
+        assert (await setting.settled()).fallback == "prefill-down"

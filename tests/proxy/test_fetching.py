@@ -13,6 +13,7 @@ from tests.support.split import (
     ERROR,
     FAILED,
     FAILED_STREAM,
+    FETCHING,
     Told,
     answered,
     decodes,
@@ -24,8 +25,6 @@ from tests.support.split import (
 )
 from tests.support.wait import eventually
 from tests.support.wire import METRICS, STREAM_HEAD, Connection, chunked
-
-FETCHING = b'vllm:num_requests_kv_fetch_by_stage{engine="0",model_name="sim",stage="%s"} 1\n'
 
 KEPT = [
     ("completed_waiting", "still", "just now"),

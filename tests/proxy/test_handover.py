@@ -73,6 +73,8 @@ PREFILL_FAILURES = {
     "prefill-total-timeout": stalls_half_way,
     "prefill-status": says(FAILED),
     "prefill-status 503": says(answer(b"{}", status="503 Service Unavailable")),
+    "prefill-status 401": says(answer(b"{}", status="401 Unauthorized")),
+    "prefill-status 429": says(answer(b"{}", status="429 Too Many Requests")),
     "prefill-malformed": says(answer(b"no JSON")),
     "prefill-malformed stream": says(STREAM_HEAD + chunked(ROLE, WORD, DONE)),
     "prefill-incomplete": says(answer(COMPLETE)),
@@ -110,6 +112,49 @@ async def test_a_prefills_4xx_is_the_clients(status, body):
         assert setting.decode.bodies == []
         line = await setting.settled()
         assert (line.outcome, line.attempts) == ("engine_error", 1)
+
+
+async def test_no_two_hand_overs_have_the_same_id():
+    """Engines that push KV find a request's by its id."""
+    async with pair() as setting:
+        for _ in range(2):
+            asked = (setting.ask(CHAT, **{"x-request-id": "same"}) for _ in range(2))
+            assert all(answered(CHAT, *got) for got in await asyncio.gather(*asked))
+        prefilled, decoded = (sorted(ids(told)) for told in (setting.prefill, setting.decode))
+        assert prefilled == decoded
+        assert len(set(prefilled)) == 4
+        assert prefilled[0] == b"same"
+        assert all(one.startswith(b"same") for one in prefilled)
+        assert {line.request_id for line in setting.gateway.lines} == {"same"}
+
+
+def ids(told: Told) -> list[bytes]:
+    """The ``x-request-id`` of each leg."""
+    return [head.lower().partition(b"x-request-id: ")[2].partition(b"\r\n")[0] for head in told.heads]
+
+
+@BODIES
+async def test_a_decode_engine_that_goes_down_during_the_prefill_is_not_asked(body):
+    held = asyncio.Event()
+
+    async def waits(connection: Connection, head: bytes, request: bytes) -> None:
+        await held.wait()
+        await prefills(connection, head, request)
+
+    first, second = Told(decodes), Told(decodes)
+    async with pair(waits, first, second, timeouts=TimeoutSettings()) as setting:
+        asked = asyncio.get_running_loop().create_task(setting.ask(body))
+        await eventually(lambda: setting.prefill.bodies, "the prefill runs")
+        endpoints = setting.gateway.gateway.fleet.endpoints(setting.gateway.gateway.directory.servings[0].model)
+        chosen = next(e for e in endpoints if e.role == "decode" and e.load.requests)
+        server = next(s for s in setting.servers if s.url == chosen.engine.url)
+        server.still = True
+        await eventually(lambda: setting.gateway.down(server.url), "it is seen to be down")
+        held.set()
+        assert answered(body, *await asked)
+        told, other = (first, second) if server is setting.servers[1] else (second, first)
+        assert told.with_parameters == []
+        assert other.with_parameters == [True]
 
 
 @BODIES

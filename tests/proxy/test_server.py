@@ -52,6 +52,13 @@ async def test_ready_means_that_a_model_has_a_usable_endpoint():
             assert (await gateway.client.get("/readyz", params={"model": "none"})).status_code == 404
 
 
+async def test_a_model_with_nothing_but_prefill_engines_is_not_ready():
+    async with engine(complete) as server:
+        async with running(config_for(endpoints=(EndpointSettings(url=server.url, role="prefill"),))) as gateway:
+            answer = await gateway.client.get("/readyz")
+            assert (answer.status_code, answer.json()["models"]["sim"]["ready"]) == (503, False)
+
+
 async def test_models_aliases_and_what_engines_say_of_them():
     async with engine(complete) as server, running(config_for(server.url, aliases=("gpt-4o", "org/model"))) as gateway:
         listed = (await gateway.client.get("/v1/models")).json()

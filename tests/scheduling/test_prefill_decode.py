@@ -90,9 +90,17 @@ def test_what_is_indivisible_stays_whole_and_its_word_is_the_reason(word: str) -
 
 
 @pytest.mark.parametrize("kind", [Kind.EMBEDDING, Kind.RERANK, Kind.SCORE, Kind.TOKENIZE, Kind.TRANSCRIPTION])
-def test_what_generates_nothing_stays_whole(kind: Kind) -> None:
+@pytest.mark.parametrize("connector", ["nixl", "mooncake", "sglang", "shared-storage"])
+def test_what_generates_nothing_stays_whole(kind: Kind, connector: str) -> None:
     fleet = endpoint(0, role=P), endpoint(1, role=D)
-    assert plan(fleet, request(100_000, kind=kind, indivisible="n")) == Plan(fleet[1], reason="no-decode")
+    asked = request(100_000, kind=kind, indivisible="n")
+    assert plan(fleet, asked, connector=connector, strict=True) == Plan(fleet[1], reason="no-decode")
+
+
+def test_what_generates_is_never_whole_on_engines_that_serve_nothing_alone() -> None:
+    fleet = endpoint(0, role=P), endpoint(1, role=D)
+    for asked in (request(1), request(100_000, indivisible="n"), request(1000, held={1: 1000})):
+        assert plan(fleet, asked, connector="sglang") == Plan(fleet[1], fleet[0], "split", "sglang")
 
 
 @pytest.mark.parametrize("kind", [Kind.CHAT, Kind.COMPLETION, Kind.RESPONSES, Kind.MESSAGES])
@@ -192,16 +200,71 @@ class TestNobodyToPrefill:
     def test_strictly_it_is_an_error(self) -> None:
         with pytest.raises(NoEndpoint, match="prefill has none"):
             plan((endpoint(0, role=P, up=False), endpoint(1, role=D)), strict=True)
-        with pytest.raises(NoEndpoint, match="prefill has none"):
-            plan((endpoint(0, role=P, version="1"), endpoint(1, role=D)), strict=True)
+        with pytest.raises(NoEndpoint, match=r"another engine of the same version and the same zone$"):
+            plan((endpoint(0, role=P, version="1"), endpoint(1, role=D)), strict=True, same=("zone",))
 
     def test_strictly_what_need_not_be_split_is_none(self) -> None:
         assert plan((endpoint(1, role=D),), request(10), strict=True).reason == "short"
         assert plan((endpoint(1, role=D),), request(1000, indivisible="n"), strict=True).reason == "n"
 
+    def test_what_never_stays_whole_is_an_error(self) -> None:
+        with pytest.raises(NoEndpoint, match="prefill has none"):
+            plan((endpoint(0, role=P, up=False), endpoint(1, role=D)), request(10, indivisible="n"), connector="sglang")
+
     def test_nobody_to_decode_is_an_error_always(self) -> None:
         with pytest.raises(NoEndpoint, match="decode has none"):
             plan((endpoint(0, role=P), endpoint(1, role=D, up=False)))
+
+
+@pytest.mark.parametrize("parameters", [{"strict": True}, {"connector": "sglang"}], ids=["strict", "sglang"])
+class TestTheBestToDecodeHasNoPair:
+    """Where it must not serve the request whole, another endpoint that has one does."""
+
+    def test_of_its_version(self, parameters: dict[str, Any]) -> None:
+        new, old, prefill = endpoint(0, role=D, version="2"), endpoint(1, role=D, version="1"), endpoint(2, role=P)
+        prefill.engine.version, run = "1", Profiles()
+        made = plan((new, old, prefill), run=run, **parameters)
+        assert (made.decode, made.prefill, made.reason) == (old, prefill, "split")
+        assert run.asked == [("decode", [0, 1]), ("decode", [1]), ("prefill", [2])]
+
+    def test_with_its_labels(self, parameters: dict[str, Any]) -> None:
+        fleet = [endpoint(slot, role=D, labels={"zone": zone}) for slot, zone in enumerate("aab")]
+        prefill, run = endpoint(3, role=P, labels={"zone": "b"}), Profiles()
+        made = plan((*fleet, prefill), run=run, same=("zone",), **parameters)
+        assert (made.decode, made.prefill) == (fleet[2], prefill)
+        assert run.asked == [("decode", [0, 1, 2]), ("decode", [2]), ("prefill", [3])]
+
+    def test_that_is_usable(self, parameters: dict[str, Any]) -> None:
+        decode = [endpoint(slot, role=D, labels={"zone": zone}) for slot, zone in enumerate("aab")]
+        down = endpoint(3, role=P, labels={"zone": "a"}, up=False)
+        prefill, run = endpoint(4, role=P, labels={"zone": "b"}), Profiles()
+        made = plan((*decode, down, prefill), run=run, same=("zone",), **parameters)
+        assert (made.decode, made.prefill) == (decode[2], prefill)
+        assert run.asked == [("decode", [0, 1, 2]), ("prefill", [3]), ("decode", [2]), ("prefill", [4])]
+
+    def test_on_another_engine(self, parameters: dict[str, Any]) -> None:
+        both = endpoint(0, role=BOTH)
+        decode, run = endpoint(1, role=D), Profiles()
+        made = plan((both, decode), run=run, **parameters)
+        assert (made.decode, made.prefill) == (decode, both)
+
+    def test_and_nobody_else_has(self, parameters: dict[str, Any]) -> None:
+        decode = [endpoint(slot, role=D, labels={"zone": zone}) for slot, zone in enumerate("ab")]
+        down = [endpoint(slot, role=P, labels={"zone": zone}, up=False) for slot, zone in ((2, "a"), (3, "b"))]
+        with pytest.raises(
+            NoEndpoint, match=r"none of the 2 that may decode has .* the same zone \(prefill has none\)"
+        ):
+            plan((*decode, *down), same=("zone",), **parameters)
+
+    def test_and_who_has_is_down(self, parameters: dict[str, Any]) -> None:
+        alone, down = endpoint(0, role=D, version="2"), endpoint(1, role=D, up=False)
+        with pytest.raises(NoEndpoint, match="none of the 2 that may decode has"):
+            plan((alone, down, endpoint(2, role=P)), **parameters)
+
+
+def test_strictly_another_that_need_not_be_split_serves_it_whole() -> None:
+    new, old, prefill = endpoint(0, role=D, version="2"), endpoint(1, role=D), endpoint(2, role=P)
+    assert plan((new, old, prefill), request(1000, held={1: 900}), strict=True) == Plan(old, reason="short")
 
 
 def scheduled(fleet: Sequence[Endpoint], asked: Request, trace: Trace | None = None, **parameters: Any) -> Plan:
@@ -252,7 +315,7 @@ ENDPOINTS = st.lists(
 )
 
 
-@settings(max_examples=150)
+@settings(max_examples=150, deadline=None)
 @given(
     ENDPOINTS,
     st.sampled_from([0, 200, 512]),
@@ -260,6 +323,7 @@ ENDPOINTS = st.lists(
     st.sampled_from([[], ["rack"]]),
     st.integers(1, 2000),
     st.booleans(),
+    st.sampled_from(["nixl", "sglang"]),
 )
 def test_whatever_the_fleet_a_plan_pairs_by_the_rules(
     drawn: list[tuple[Role, str | None, dict[str, str], bool, bool]],
@@ -268,6 +332,7 @@ def test_whatever_the_fleet_a_plan_pairs_by_the_rules(
     prefer: list[str],
     tokens: int,
     strict: bool,
+    connector: str,
 ) -> None:
     fleet: list[Endpoint] = []
     for slot, (role, version, labels, up, rank) in enumerate(drawn):
@@ -275,32 +340,38 @@ def test_whatever_the_fleet_a_plan_pairs_by_the_rules(
         fleet.append(endpoint(slot, role=role, labels=labels, version=version, up=up, engine=engine))
     able = [one for one in fleet if one.engine.up and one.role is not P]
     parameters = {"threshold": threshold, "same": same, "prefer": prefer, "strict": str(strict).lower()}
+
+    def pairs(decode: Endpoint) -> list[Endpoint]:
+        return [
+            one
+            for one in fleet
+            if one.engine.up
+            and one.role is not D
+            and one.engine is not decode.engine
+            and one.engine.version == decode.engine.version
+            and all(one.labels.get(label) == decode.labels.get(label) for label in same)
+        ]
+
+    short = tokens < threshold and connector != "sglang"
+    must = (strict or connector == "sglang") and not short
     try:
-        made = scheduled(fleet, request(tokens, **LONG), **parameters)
+        made = scheduled(fleet, request(tokens, **LONG), connector=connector, **parameters)
     except NoEndpoint:
-        assert strict or not able
+        assert not able or (must and not any(pairs(one) for one in able))
         return
     decode, prefill = made.decode, made.prefill
     assert decode in able
     assert (made.reason == "split") == (prefill is not None)
-    paired = [
-        one
-        for one in fleet
-        if one.engine.up
-        and one.role is not D
-        and one.engine is not decode.engine
-        and one.engine.version == decode.engine.version
-        and all(one.labels.get(label) == decode.labels.get(label) for label in same)
-    ]
+    paired = pairs(decode)
     if prefill is None:
         assert made.reason in ("short", "version", "no-prefill-endpoint")
-        assert (tokens < threshold) if made.reason == "short" else not (paired or strict)
+        assert short if made.reason == "short" else not (paired or must)
         return
-    assert tokens >= threshold
+    assert not short
     assert prefill in paired
     wished = [one for one in paired if all(one.labels.get(k) == decode.labels.get(k) for k in prefer)]
     assert prefill in (wished or paired)
-    assert made.strict is strict
+    assert (made.strict, made.connector) == (strict, connector)
 
 
 def test_a_threshold_is_not_negative() -> None:

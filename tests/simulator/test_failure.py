@@ -8,7 +8,7 @@ from typing import Any
 import httpx
 import pytest
 
-from tests.simulator.conftest import Running, Start
+from tests.simulator.conftest import Running
 
 INTERNAL = {"message": "Internal server error", "type": "InternalServerError", "param": None, "code": 500}
 ASKED: dict[str, dict[str, Any]] = {
@@ -64,22 +64,3 @@ async def test_a_response_is_announced_and_cut(engine: Running) -> None:
     assert ([name for name, _ in events], ended) == (["response.created", "response.in_progress"], False)
     assert (await engine.client.get("/health")).status_code == 200
     assert engine.server.running == 0
-
-
-async def test_a_decode_leg_creates_no_cache_by_what_it_fetches(start: Start) -> None:
-    """Its usage tells what the prefill engine found; what was fetched is not new."""
-    running = await start()
-    path = "/v1/chat/completions"
-    asked = {"messages": [{"role": "user", "content": "a" * 100}], "max_tokens": 2}
-    prefill = (await running.client.post(path, json={**asked, "kv_transfer_params": {"do_remote_decode": True}})).json()
-    assert prefill["usage"]["prompt_tokens_details"]["created_cache_tokens"] == 112
-    body = {**asked, "kv_transfer_params": prefill["kv_transfer_params"]}
-    details = (await running.client.post(path, json=body)).json()["usage"]["prompt_tokens_details"]
-    assert (details["cached_tokens"], details["created_cache_tokens"]) == (0, 0)
-
-
-async def test_a_response_tells_numbers_as_decimals(engine: Running) -> None:
-    asked = {**ASKED["/v1/responses"], "temperature": 0, "top_p": 1}
-    answer = await engine.client.post("/v1/responses", json=asked)
-    assert '"temperature":0.0,' in answer.text
-    assert '"top_p":1.0,' in answer.text

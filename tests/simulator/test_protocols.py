@@ -38,6 +38,18 @@ def named(text: str) -> list[tuple[str, Any]]:
 
 
 class TestResponses:
+    async def test_numbers_are_told_as_decimals(self, engine: Running) -> None:
+        asked = {"input": "hi", "temperature": 0, "top_p": 1, "max_output_tokens": 1}
+        answer = await engine.client.post("/v1/responses", json=asked)
+        assert '"temperature":0.0,' in answer.text
+        assert '"top_p":1.0,' in answer.text
+
+    async def test_special_tokens_are_added_unlike_in_a_chat(self, start: Start, tokenizer: str) -> None:
+        running = await start(tokenizer=tokenizer)
+        answer = await running.client.post("/v1/responses", json={"input": "hello there", "max_output_tokens": 1})
+        chat = await running.client.post("/v1/chat/completions", json={"messages": USER, "max_tokens": 1})
+        assert answer.json()["usage"]["input_tokens"] == chat.json()["usage"]["prompt_tokens"] + 1
+
     async def test_whole_and_streamed_say_the_same(self, speaker: openai.AsyncOpenAI) -> None:
         asked: Any = {"model": "sim", "input": "hello", "instructions": "Be brief.", "max_output_tokens": 6}
         whole = await speaker.responses.create(**asked)

@@ -37,6 +37,9 @@ ERROR = {"error": {"message": "Internal server error", "type": "InternalServerEr
 FAILED = answer(orjson.dumps(ERROR), status="500 Internal Server Error")
 FAILED_STREAM = STREAM_HEAD + chunked(b"data: " + orjson.dumps(ERROR) + b"\n\n", DONE)
 
+FETCHING = b'vllm:num_requests_kv_fetch_by_stage{engine="0",model_name="sim",stage="%s"} 1\n'
+"""What an engine's scrape says of a request at this stage of fetching."""
+
 Post = Callable[[Connection, bytes, bytes], Awaitable[None]]
 
 

@@ -36,10 +36,12 @@ class Transfer(Protocol):
     """One request's hand-over.
 
     ``lease``: seconds after the prefill's answer in which its KV may be fetched; None: it needs nobody to wait for it,
-    nor the prefill engine to be alive.
+    nor the prefill engine to be alive. ``noticed``: a decode engine gives up by itself what it fetches from an engine
+    whose process is gone; else it waits.
     """
 
     lease: float | None
+    noticed: bool
 
     def prefill(self, body: JsonBody) -> JsonBody:
         """The prefill leg's body, of the client's. Raises HandoverFailed where this connector has none for it."""

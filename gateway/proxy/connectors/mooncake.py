@@ -1,11 +1,16 @@
 """vLLM's MooncakeConnector: we name the transfer, and tell the decode engine which engine to ask for it: that engine's
 bootstrap server says who it is. Both legs go out at once, and the decode engine waits for the KV.
+
+Each server is asked once for all who need its answer. Nobody's leaving costs the others theirs, and the last one's ends
+the question.
 """
 
 from __future__ import annotations
 
+import asyncio
 import uuid
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Coroutine, Sequence
+from dataclasses import dataclass
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -19,6 +24,10 @@ from gateway.proxy.connectors.one_token import one_token
 KNOWN_FOR = 10.0
 """Seconds for which an engine's ids are believed: they change when it restarts, which a scrape shows a second later."""
 
+FAILED_FOR = 1.0
+"""Seconds for which a failure is believed: about as long as it takes a scrape to show that the engine is down. A silent
+server costs ``timeouts.connect`` once for all who ask, and from then on one request at a time: the others know."""
+
 _RANKS = msgspec.json.Decoder(dict[str, dict[str, Any]])
 
 
@@ -31,7 +40,7 @@ class Mooncake:
     def __init__(self, fetch: Fetch, now: Callable[[], float]) -> None:
         self._fetch = fetch
         self._now = now
-        self._known: dict[str, tuple[float, Engine, float | None, Sequence[str]]] = {}
+        self._questions: dict[str, _Question] = {}
 
     async def open(self, pair: Pair) -> MooncakeTransfer:
         host = urlsplit(pair.prefill.engine.url).hostname or ""
@@ -47,24 +56,112 @@ class Mooncake:
         return MooncakeTransfer(pair, ids[rank or 0], address)
 
     async def _ids(self, address: str, engine: Engine) -> Sequence[str]:
-        """The engine ids in the order of their ranks; not empty."""
-        known = self._known.get(address)
-        if known is not None and known[0] > self._now() and known[1] is engine and known[2] == engine.started:
-            return known[3]
-        answer = await self._fetch(f"{address}/query")
+        """The engine ids in the order of their ranks; not empty. Raises HandoverFailed."""
+        question = self._questions.get(address)
+        if question is not None and not question.concerns(engine):
+            question = None
+        if question is None or not question.stands(self._now()):
+            before = None if question is None else question.failure
+            question = self._questions[address] = _Question(self._ask(address), engine, before)
+        elif question.failure is not None:
+            raise question.failure.again()
+        answer = await question.answer()
+        if isinstance(answer, _Failure):
+            raise answer.again()
+        return answer.ids
+
+    async def _ask(self, address: str) -> _Ids | _Failure:
         try:
-            ranks = _RANKS.decode(answer)
-            ids = [ranks[rank]["engine_id"] for rank in sorted(ranks, key=int)]
-        except (msgspec.MsgspecError, ValueError, RecursionError, KeyError) as error:
-            raise HandoverFailed("bootstrap", f"{address}/query: {error}") from None
-        if not ids or not all(isinstance(value, str) and value for value in ids):
-            raise HandoverFailed("bootstrap", f"{address}/query names no engine")
-        self._known[address] = self._now() + KNOWN_FOR, engine, engine.started, ids
-        return ids
+            ids = _read(address, await self._fetch(f"{address}/query"))
+        except HandoverFailed as failure:
+            return _Failure(self._now() + FAILED_FOR, failure.cause, failure.detail)
+        return _Ids(self._now() + KNOWN_FOR, ids)
+
+
+def _read(address: str, answer: bytes) -> Sequence[str]:
+    try:
+        ranks = _RANKS.decode(answer)
+        ids = [ranks[rank]["engine_id"] for rank in sorted(ranks, key=int)]
+    except (msgspec.MsgspecError, ValueError, RecursionError, KeyError) as error:
+        raise HandoverFailed("bootstrap", f"{address}/query: {error}") from None
+    if not ids or not all(isinstance(value, str) and value for value in ids):
+        raise HandoverFailed("bootstrap", f"{address}/query names no engine")
+    return ids
+
+
+@dataclass(frozen=True, slots=True)
+class _Ids:
+    """``until``: believed till then."""
+
+    until: float
+    ids: Sequence[str]
+
+
+@dataclass(frozen=True, slots=True)
+class _Failure:
+    """``until``: believed till then."""
+
+    until: float
+    cause: str
+    detail: str
+
+    def again(self) -> HandoverFailed:
+        """One for each request: an exception that is raised twice gathers both tracebacks."""
+        return HandoverFailed(self.cause, self.detail)
+
+
+class _Question:
+    """Asks one server, and is its answer from then on. ``engine``: whose it is, as started now.
+
+    ``before``: what the question before this one ended with, which holds until this one is answered.
+    """
+
+    def __init__(self, asking: Coroutine[Any, Any, _Ids | _Failure], engine: Engine, before: _Failure | None) -> None:
+        self._task = asyncio.get_running_loop().create_task(asking, name=f"bootstrap of {engine.name}")
+        self._engine = engine
+        self._started = engine.started
+        self._before = before
+        self._waiting = 0
+        self._left = False
+
+    def concerns(self, engine: Engine) -> bool:
+        """False after a restart: the ids are others."""
+        return self._engine is engine and self._started == engine.started
+
+    def stands(self, now: float) -> bool:
+        """Whether it is under way, or its answer is still believed."""
+        if self._answered:
+            return self._task.result().until > now
+        return not (self._left or self._task.done())
+
+    @property
+    def failure(self) -> _Failure | None:
+        """What it says, where that is known without waiting, and is a failure."""
+        if not self._answered:
+            return self._before
+        answer = self._task.result()
+        return answer if isinstance(answer, _Failure) else None
+
+    async def answer(self) -> _Ids | _Failure:
+        self._waiting += 1
+        try:
+            if not self._task.done():
+                await asyncio.wait((self._task,))
+        finally:
+            self._waiting -= 1
+            if not self._waiting and not self._task.done():
+                self._left = True
+                self._task.cancel()
+        return self._task.result()
+
+    @property
+    def _answered(self) -> bool:
+        return self._task.done() and not self._task.cancelled() and self._task.exception() is None
 
 
 class MooncakeTransfer:
     lease: float | None = None
+    noticed = False
 
     def __init__(self, pair: Pair, engine_id: str, address: str) -> None:
         self._kind = pair.kind

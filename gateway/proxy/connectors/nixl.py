@@ -7,7 +7,7 @@ with vLLM's versions and connectors. But never incomplete: vLLM 0.32 hangs on su
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Annotated
 
 import msgspec
 
@@ -37,6 +37,9 @@ class _Answer(msgspec.Struct):
     kv_transfer_params: msgspec.Raw = msgspec.Raw(b"null")
 
 
+_Block = Annotated[int, msgspec.Meta(ge=0)]
+
+
 class _Parameters(msgspec.Struct):
     """What vLLM's scheduler reads without asking whether it is there."""
 
@@ -46,7 +49,7 @@ class _Parameters(msgspec.Struct):
     remote_host: str
     remote_port: int
     tp_size: int
-    remote_block_ids: list[Any] | None = None
+    remote_block_ids: list[_Block | list[_Block]] | None = None
     transfer_mode: str = "pull"
 
 
@@ -66,6 +69,7 @@ class NixlTransfer:
     def __init__(self, pair: Pair) -> None:
         self._kind = pair.kind
         self.lease: float | None = PULL_LEASE
+        self.noticed = True
 
     def prefill(self, body: JsonBody) -> JsonBody:
         leg = one_token(body, self._kind)
@@ -75,8 +79,8 @@ class NixlTransfer:
     def decode(self, body: JsonBody, answer: bytes) -> JsonBody:
         raw, parameters = _read(answer)
         if parameters.transfer_mode == "push":
-            self.lease = PUSH_LEASE
-        elif not parameters.remote_block_ids:
+            self.lease, self.noticed = PUSH_LEASE, False
+        elif not any(group if isinstance(group, list) else [group] for group in parameters.remote_block_ids or ()):
             raise HandoverFailed("prefill-incomplete", "remote_block_ids")
         leg = body.copy()
         leg.set("kv_transfer_params", raw)

@@ -31,6 +31,7 @@ class Sglang:
 
 class SglangTransfer:
     lease: float | None = None
+    noticed = True
 
     def __init__(self, host: str, port: int, room: int) -> None:
         self._fields = {"bootstrap_host": host, "bootstrap_port": port, "bootstrap_room": room}

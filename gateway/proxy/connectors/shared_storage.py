@@ -20,6 +20,7 @@ class SharedStorage:
 
 class SharedStorageTransfer:
     lease: float | None = None
+    noticed = True
 
     def __init__(self, pair: Pair) -> None:
         self._kind = pair.kind

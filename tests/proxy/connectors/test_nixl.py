@@ -79,6 +79,12 @@ def test_incomplete_parameters_go_nowhere(missing, how, transfer, make_body):
         {"remote_engine_id": ""},
         {"remote_block_ids": []},
         {"remote_block_ids": "1,2"},
+        {"remote_block_ids": [[]]},
+        {"remote_block_ids": [[], []]},
+        {"remote_block_ids": ["a"]},
+        {"remote_block_ids": [[1.5]]},
+        {"remote_block_ids": [[None]]},
+        {"remote_block_ids": [[-1]]},
         {"tp_size": "1"},
         {"do_remote_prefill": False},
         {"do_remote_prefill": 1},
@@ -119,4 +125,4 @@ def test_whatever_an_engine_says_is_complete_or_refused(changes):
     assert sent == parameters
     assert all(sent[name] is not None for name in NEEDED)
     assert sent["do_remote_prefill"] is True
-    assert sent["remote_block_ids"] or sent["transfer_mode"] == "push"
+    assert any(sent["remote_block_ids"] or ()) or sent["transfer_mode"] == "push"

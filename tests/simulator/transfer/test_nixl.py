@@ -15,7 +15,7 @@ import zmq
 import zmq.asyncio
 
 from tests.simulator.conftest import DATA, Running, Start
-from tests.simulator.transfer.conftest import CHAT, MakePair, Pair, body, plain, silent_port
+from tests.simulator.transfer.conftest import CHAT, PREFILL, MakePair, Pair, body, plain, silent_port
 from tests.support.wait import eventually
 
 INTERNAL = {"message": "Internal server error", "type": "InternalServerError", "param": None, "code": 500}
@@ -225,6 +225,16 @@ class TestPrefill:
         answer = (await running.client.post(CHAT, json=leg)).json()
         assert (answer["choices"][0]["finish_reason"], answer["kv_transfer_params"]) == ("stop", None)
         assert running.server.cache.usage == 0
+
+    async def test_what_is_fetched_is_no_new_cache(self, pair: MakePair) -> None:
+        """The decode leg's usage tells what the prefill engine found, and counts nothing as created."""
+        two = await pair()
+        first = {**body("a" * 100, max_tokens=1), "kv_transfer_params": PREFILL}
+        told = (await two.prefill.client.post(CHAT, json=first)).json()
+        assert told["usage"]["prompt_tokens_details"]["created_cache_tokens"] == 112
+        answer = (await two.end(body("a" * 100), told["kv_transfer_params"])).json()
+        details = answer["usage"]["prompt_tokens_details"]
+        assert (details["cached_tokens"], details["created_cache_tokens"]) == (0, 0)
 
     async def test_an_end_of_text_keeps_them(self, pair: MakePair) -> None:
         two = await pair(answer_tokens=1)
