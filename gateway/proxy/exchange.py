@@ -15,11 +15,12 @@ from gateway.api.usage import Usage
 from gateway.errors import GatewayError
 from gateway.fleet.fleet import Fleet
 from gateway.flow.admission import Permit
-from gateway.framework import GENERATES, Clock, Endpoint, Observer, Outcome, Plan, Prompt, Request, Settled
+from gateway.framework import GENERATES, Clock, Endpoint, Observer, Plan, Prompt, Request
 from gateway.kvcache.keys import BlockKeys
 from gateway.proxy.directory import Serving
 from gateway.proxy.legs import Attempts, HeldAnswer, LegFailed
 from gateway.proxy.placement import Booking, Parcel, Placement
+from gateway.proxy.record import line, told
 from gateway.scheduling.scheduler import Scheduler
 
 LEARNING_RATE = 0.05
@@ -218,7 +219,7 @@ class Exchange:
         placement.decode.reservation.settle()
         self.observer.in_flight(endpoint.name, -1)
         self.ended("decode", result)
-        self.scheduler.settled(self.request, placement.plan, self._told(result))
+        self.scheduler.settled(self.request, placement.plan, told(self, result))
 
     def settle(self) -> None:
         """Release, learn, count; once."""
@@ -230,7 +231,7 @@ class Exchange:
         finally:
             if self.permit is not None:
                 self.permit.leave()
-            self.observer.settled(self._line())
+            self.observer.settled(line(self))
 
     def _conclude(self) -> None:
         """Learn from the placement, and give back what was booked for it; nothing if that was done before."""
@@ -305,49 +306,8 @@ class Exchange:
             return None
         return (self.clock.monotonic() - self.first_output_at) / since
 
-    def _output_tokens(self) -> int | None:
+    @property
+    def output_tokens(self) -> int | None:
         if self.usage is not None and self.usage.output_tokens is not None:
             return self.usage.output_tokens
         return self.outputs or None
-
-    def _told(self, result: str) -> Outcome:
-        return Outcome(
-            outcome=result,
-            status=self.status,
-            duration=self.clock.monotonic() - self.arrived,
-            ttft=self.ttft,
-            prompt_tokens=self.usage.prompt_tokens if self.usage else None,
-            cached_tokens=self.usage.cached_tokens if self.usage else None,
-            output_tokens=self._output_tokens(),
-        )
-
-    def _line(self) -> Settled:
-        request, usage, plan, booked = self.request, self.usage, self.plan, self.booked
-        ready_at = self.received_at if self.received_at is not None else self.arrived
-        return Settled(
-            request_id=self.id,
-            model=self.model_name,
-            route=self.route.path,
-            outcome=self.outcome,
-            status=self.status,
-            stream=request.stream if request else False,
-            endpoint=plan.decode.name if plan else None,
-            attempts=self.legs,
-            prompt_tokens=request.prompt_tokens if request else 0,
-            exact=request.exact if request else False,
-            expected_hit=booked.expected_hit if booked else 0,
-            duration=self.clock.monotonic() - self.arrived,
-            queue_wait=self.queue_wait,
-            overhead=max(0.0, self.sent_at - ready_at - self.queue_wait) if self.sent_at is not None else 0.0,
-            phase=str(self.phase),
-            match_source=str(request.matches[booked.endpoint.slot].source) if request and booked else "none",
-            ttft=self.ttft,
-            output_tokens=self._output_tokens(),
-            reported_prompt_tokens=usage.prompt_tokens if usage else None,
-            cached_tokens=usage.cached_tokens if usage else None,
-            plan=plan.reason if plan else "",
-            prefill_endpoint=plan.prefill.name if plan and plan.prefill else None,
-            prefill_time=self.prefill_time,
-            fallback=self.fallback,
-            error=self.error,
-        )
