@@ -48,6 +48,8 @@ bench-kv: install ## what knowing the caches costs: matches, ingest, memory (a f
 	$(BIN)/python -m benchmarks.kv_match
 	$(BIN)/python -m benchmarks.kv_ingest
 	$(BIN)/python -m benchmarks.kv_memory
+	$(BIN)/python -m benchmarks.tokens_turns
+	$(BIN)/python -m benchmarks.kv_soak
 
 lock: ## pin the newest allowed versions again (needs uv)
 	uv pip compile --universal --python-version 3.11 --generate-hashes --no-emit-index-url -q --upgrade -o requirements.lock pyproject.toml
