@@ -44,10 +44,13 @@ test-engines: install ## the tests against real vLLM servers on the CPU
 	$(BIN)/python -m pytest tests/engines --ignore tests/engines/disaggregation
 	$(BIN)/python -m pytest tests/engines/disaggregation
 
-bench-kv: install ## what knowing the caches costs: matches, ingest, memory (a few minutes, on a quiet machine)
+bench-kv: install ## what knowing the caches costs, beside a peer that does it in Rust (some minutes, on a quiet machine)
 	$(BIN)/python -m benchmarks.kv_match
 	$(BIN)/python -m benchmarks.kv_ingest
 	$(BIN)/python -m benchmarks.kv_memory
+	$(BIN)/python -m benchmarks.tokens_turns
+	$(BIN)/python -m benchmarks.kv_soak
+	$(BIN)/python -m benchmarks.kv_peer
 
 lock: ## pin the newest allowed versions again (needs uv)
 	uv pip compile --universal --python-version 3.11 --generate-hashes --no-emit-index-url -q --upgrade -o requirements.lock pyproject.toml

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import statistics
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -39,10 +38,6 @@ def show(title: str, figures: Sequence[Figure]) -> None:
         bound = "" if figure.target is None else f"{'<=' if figure.most else '>='} {figure.target:,g}"
         print(f"  {figure.name:<{width}}  {_number(figure.value):>12} {figure.unit:<10} {bound:<14} {figure.met}")
     sys.stdout.flush()
-
-
-def median_of(rounds: int, run: Callable[[], float]) -> float:
-    return statistics.median(run() for _ in range(rounds))
 
 
 def cpu(run: Callable[[], object]) -> float:

@@ -11,8 +11,8 @@ from gateway.kvcache.index import CacheIndex
 from gateway.kvcache.settings import CacheSettings
 from gateway.kvcache.stream import EventStream
 
-SWEEP_SLICE = 2000
-"""Block keys whose bits of a dropped slot are cleared at a time: below a millisecond."""
+SWEEP_SLICE = 500
+"""Steps of clearing an endpoint's places at a time: below a millisecond."""
 
 
 class CacheFeed:
@@ -46,6 +46,10 @@ class CacheFeed:
             stream.restart()
         else:
             self._index(endpoint).forget(endpoint.slot)
+
+    def engine_asleep(self, endpoint: Endpoint) -> None:
+        """vLLM announces the reset with its first step after waking up, when requests have been placed already."""
+        self._tasks.start(self._reset(endpoint), name=f"reset {endpoint.name}")
 
     def kv_source(self, endpoint: Endpoint, source: KvSource | None) -> None:
         self._stop_stream(endpoint)
@@ -95,6 +99,11 @@ class CacheFeed:
     def _stop_stream(self, endpoint: Endpoint) -> None:
         if (stream := self._streams.pop(endpoint, None)) is not None:
             self._tasks.start(stream.close(), name=f"close the events of {endpoint.name}")
+
+    async def _reset(self, endpoint: Endpoint) -> None:
+        for step, _ in enumerate(self._index(endpoint).reset(endpoint.slot), start=1):
+            if step % SWEEP_SLICE == 0:
+                await asyncio.sleep(0)
 
     async def _sweep(self, endpoint: Endpoint) -> None:
         """A slot is used again only when no key bears its bit any more."""

@@ -175,7 +175,11 @@ class EngineWatch:
             before = self._ranks
             scrape = await self._count(probe, scrape, self._ranks_are)
             due = due or self._ranks != before
+        fell_asleep = scrape.asleep and not (self._last is not None and self._last.asleep)
         self._take(scrape, asked)
+        if fell_asleep:
+            for place in self._places():
+                self._listeners.engine_asleep(place)
         if due:
             await self._learn(probe, complete)
         self._observer.scraped(self.engine.name, True, self._clock.monotonic())

@@ -23,6 +23,9 @@ class FleetListener(Protocol):
     def engine_restarted(self, endpoint: Endpoint, /) -> None:
         """Another process answers at its URL: what the old one held is gone. Called for each endpoint of the engine."""
 
+    def engine_asleep(self, endpoint: Endpoint, /) -> None:
+        """Its engine went to sleep, and so gave up its KV cache. Called for each endpoint of the engine, once."""
+
     def kv_source(self, endpoint: Endpoint, source: KvSource | None, /) -> None:
         """Where its KV events come from, told once it is known and whenever it changes; None: it sends none."""
 
@@ -44,6 +47,9 @@ class Listeners:
 
     def engine_restarted(self, endpoint: Endpoint) -> None:
         self._tell(lambda listener: listener.engine_restarted(endpoint))
+
+    def engine_asleep(self, endpoint: Endpoint) -> None:
+        self._tell(lambda listener: listener.engine_asleep(endpoint))
 
     def kv_source(self, endpoint: Endpoint, source: KvSource | None) -> None:
         self._tell(lambda listener: listener.kv_source(endpoint, source))

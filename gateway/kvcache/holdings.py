@@ -63,9 +63,9 @@ class Holdings:
         self._computed = 0
         # Hashes that are not on the GPU, and hash -> copies on the tiers below.
         self._absent: set[int] = set()
-        self._below: dict[Layer, dict[int, int]] = {Layer.CPU: {}, Layer.STORAGE: {}}
-        # (Location, tier) -> blocks that hold it beside the first: under another hash, or as the start of a larger one.
-        self._again: dict[tuple[int, Layer], int] = {}
+        self._below: tuple[dict[int, int], ...] = ({}, {})
+        # Tier -> location -> blocks that hold it beside the first: under another hash, or as the start of a larger one.
+        self._again: tuple[dict[int, int], ...] = ({}, {}, {})
         self._orphans = Orphans()
         # Forgetting goes through all blocks in laps: what is left of this one, and when it and the last began.
         self._lap_left = 0
@@ -97,7 +97,8 @@ class Holdings:
         stretches, heads, pack = shelf.stretches, shelf.heads, self._pack
         stored = removed = 0
         count = len(events) if self.block_size == unit and not self._orphans else 0
-        counted = self._again or self._absent or not self._only_gpu()
+        again = self._again[Layer.GPU]
+        counted = again or self._absent or not self._only_gpu()
         while at < count:
             event = events[at]
             if isinstance(event, AllBlocksCleared) or event.group_idx != group or event.medium != "GPU":
@@ -141,7 +142,7 @@ class Holdings:
                 names[name] = where + 1
             else:
                 self._put([name], [key], where)
-                counted = counted or self._again
+                counted = counted or again
             stored += 1
             at += 1
         self._computed += stored
@@ -191,7 +192,7 @@ class Holdings:
         if tier is None:
             return "unknown-medium"
         names, many, unknown = self._names, self._many, 0
-        plain = tier is Layer.GPU and not self._again and not self._absent and self._only_gpu()
+        plain = tier is Layer.GPU and not (self._again[tier] or self._absent) and self._only_gpu()
         for value in event.block_hashes:
             name = value if type(value) is int and value >= 0 else short(value)
             if plain and name not in many and type(where := names.get(name)) is int:
@@ -219,22 +220,34 @@ class Holdings:
 
         ``now``: in the index's count of placements, as ``Stretch.used`` is.
         """
-        names = self._names
+        names, shelf = self._names, self._shelf
         count = min(count, len(names))
         spared = SPARED * count
+        plain = not (self._again[Layer.GPU] or self._many or self._absent) and self._only_gpu()
+        # Blocks that were stored together are mostly in one stretch: they leave it together.
+        leaving, bits = -1, 0
         while count:
-            for name in list(islice(names, count)):
+            for name, named in list(islice(names.items(), count)):
                 if not self._lap_left:
                     self._lap_left, self._lap_began, self._spare_since = len(names), now, self._lap_began
                 self._lap_left -= 1
-                named = names[name]
-                if spared and any(self._shelf.at(where).used > self._spare_since for where in _locations(named)):
+                if spared and self._used(named) > self._spare_since:
                     spared -= 1
                     del names[name]
                     names[name] = named
-                else:
-                    count -= 1
+                    continue
+                count -= 1
+                if not plain or not isinstance(named, int):
                     self._forget(name)
+                    continue
+                del names[name]
+                if named >> BITS != leaving:
+                    if bits:
+                        shelf.unmark(shelf.at(leaving << BITS), self._place, bits)
+                    leaving, bits = named >> BITS, 0
+                bits |= 1 << (named & OFFSET)
+        if bits:
+            shelf.unmark(shelf.at(leaving << BITS), self._place, bits)
 
     def leave(self) -> Iterator[None]:
         """Take everything off the shelf, in steps of one block each. The holdings are of no use afterwards."""
@@ -253,7 +266,8 @@ class Holdings:
         return group is None or self._group is None or group == self._group
 
     def _only_gpu(self) -> bool:
-        return not (self._below[Layer.CPU] or self._below[Layer.STORAGE])
+        cpu, storage = self._below
+        return not (cpu or storage)
 
     def _name(self, event: BlockStored, tokens: array[int], copies: bool) -> str:
         """Put a run behind its parent, and behind the run what waited for it."""
@@ -360,7 +374,7 @@ class Holdings:
         """Copies of a known block on a tier. A cache that was filled once more since a second copy was heard of has
         evicted that, announced or not."""
         if tier is not Layer.GPU:
-            return self._below[tier].get(name, 0)
+            return self._below[tier - 1].get(name, 0)
         if name in self._absent:
             return 0
         copies, at = self._many.get(name, (1, 0))
@@ -376,7 +390,7 @@ class Holdings:
             for where in _locations(self._names[name]):
                 self._set(tier, self._shelf.at(where), 1 << (where & OFFSET))
         if tier is not Layer.GPU:
-            self._below[tier][name] = min(copies + 1, COUNT_MAX)
+            self._below[tier - 1][name] = min(copies + 1, COUNT_MAX)
         elif copies:
             self._many[name] = min(copies + 1, COUNT_MAX), self._computed
         else:
@@ -389,7 +403,7 @@ class Holdings:
             return
         if copies > 1:
             if tier is not Layer.GPU:
-                self._below[tier][name] = copies - 1
+                self._below[tier - 1][name] = copies - 1
             elif copies == 2:
                 del self._many[name]
             else:
@@ -399,15 +413,20 @@ class Holdings:
         if tier is Layer.GPU:
             self._absent.add(name)
         else:
-            del self._below[tier][name]
-        if name in self._absent and not any(name in below for below in self._below.values()):
+            del self._below[tier - 1][name]
+        if name in self._absent and not any(name in below for below in self._below):
             del self._names[name]
             self._absent.discard(name)
         self._release(tier, named)
 
+    def _used(self, named: Named) -> int:
+        if isinstance(named, int):
+            return self._shelf.at(named).used
+        return max((self._shelf.at(where).used for where in named), default=0)
+
     def _forget(self, name: int) -> None:
         """A block is not known any more, whatever copies there are."""
-        tiers = [tier for tier, below in self._below.items() if below.pop(name, 0)]
+        tiers = [tier for tier in (Layer.CPU, Layer.STORAGE) if self._below[tier - 1].pop(name, 0)]
         if name not in self._absent:
             tiers.append(Layer.GPU)
         self._absent.discard(name)
@@ -422,7 +441,7 @@ class Holdings:
         before, self._names = self._names, {}
         absent, self._absent = self._absent, set()
         for name, named in before.items():
-            if any(name in below for below in self._below.values()):
+            if any(name in below for below in self._below):
                 self._names[name] = named
                 self._absent.add(name)
             if name not in absent:
@@ -437,7 +456,7 @@ class Holdings:
             bit = had & -had
             had ^= bit
             where = stretch.number << BITS | bit.bit_length() - 1
-            self._again[where, tier] = self._again.get((where, tier), 0) + 1
+            self._again[tier][where] = self._again[tier].get(where, 0) + 1
         if tier is Layer.GPU:
             predicted = place + Layer.PREDICTED
             if stretch.full >> predicted & 1 or (stretch.part and predicted in stretch.part):
@@ -445,13 +464,13 @@ class Holdings:
 
     def _release(self, tier: Layer, named: Named) -> None:
         """A block's last copy on the tier is gone, and with it its keys, unless other blocks hold them."""
-        again = self._again
+        again = self._again[tier]
         for where in reversed(_locations(named)):
-            others = again.get((where, tier), 0) if again else 0
+            others = again.get(where, 0) if again else 0
             if others > 1:
-                again[where, tier] = others - 1
+                again[where] = others - 1
             elif others:
-                del again[where, tier]
+                del again[where]
             else:
                 self._shelf.unmark(self._shelf.at(where), self._place + tier, 1 << (where & OFFSET))
 

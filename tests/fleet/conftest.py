@@ -206,6 +206,9 @@ class Seen(Observer):
     def engine_restarted(self, endpoint: Endpoint) -> None:
         self.told.append(("restarted", endpoint.name))
 
+    def engine_asleep(self, endpoint: Endpoint) -> None:
+        self.told.append(("asleep", endpoint.name))
+
     def kv_source(self, endpoint: Endpoint, source: KvSource | None) -> None:
         self.told.append(("source", endpoint.name, source))
 

@@ -181,7 +181,7 @@ async def test_latency_is_a_running_mean(watched):
     assert endpoint.engine.latency == pytest.approx(0.12)
 
 
-async def test_a_sleeping_engine_is_out_until_it_wakes(watched, until):
+async def test_a_sleeping_engine_is_out_until_it_wakes(watched, seen, until):
     engine, _, (endpoint,) = await watched()
     engine.awake = False
     await until(lambda: not endpoint.engine.up)
@@ -190,6 +190,9 @@ async def test_a_sleeping_engine_is_out_until_it_wakes(watched, until):
     engine.awake = True
     await until(lambda: endpoint.engine.up)
     assert engine.count("/v1/models") == models + 1
+    assert seen.told.count(("asleep", endpoint.name)) == 1
+    engine.awake = False
+    await until(lambda: seen.told.count(("asleep", endpoint.name)) == 2)
 
 
 @pytest.mark.parametrize("change", [{"started": 2.0}, {"queries": 1.0}])

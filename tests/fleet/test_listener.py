@@ -17,6 +17,9 @@ class Recorder:
     def engine_restarted(self, endpoint) -> None:
         self.told.append(("restarted", endpoint))
 
+    def engine_asleep(self, endpoint) -> None:
+        self.told.append(("asleep", endpoint))
+
     def kv_source(self, endpoint, source) -> None:
         self.told.append(("source", endpoint, source))
 
@@ -34,6 +37,8 @@ def test_one_that_fails_does_not_silence_the_others(caplog):
     listeners.endpoint_added("e")
     listeners.kv_source("e", source)
     listeners.engine_restarted("e")
+    listeners.engine_asleep("e")
     listeners.endpoint_dropped("e")
-    assert recorder.told == [("added", "e"), ("source", "e", source), ("restarted", "e"), ("dropped", "e")]
+    assert [told[0] for told in recorder.told] == ["added", "source", "restarted", "asleep", "dropped"]
+    assert recorder.told[1] == ("source", "e", source)
     assert "a fleet listener failed" in caplog.text

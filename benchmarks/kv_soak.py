@@ -1,0 +1,190 @@
+"""What events at full rate do to the streams that a gateway relays, and to its memory: real processes, real sockets.
+
+A simulated engine streams 200 answers through ``kvgate serve``; then, for as long again, a publisher offers 100,000
+blocks a second of events, ten times in all what the index may remember.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import contextlib
+import json
+import os
+import re
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from time import perf_counter
+from typing import Any
+
+import httpx
+
+from benchmarks.kv_table import PAGE, Figure, show
+from gateway.demo.processes import Processes, free_port
+from gateway.framework import SystemClock
+
+STREAMS = 200
+RATE = 100_000
+STEP = 0.1
+"""Seconds between two tokens of a stream: 2,000 events a second in all, which leaves two cores air to breathe."""
+
+PATIENCE = 15.0
+LIMITS = 10
+"""How often the index's limit is offered."""
+
+
+class Reader(asyncio.Protocol):
+    """One stream: when its chunks came. The gaps between them, in seconds, of each phase."""
+
+    def __init__(self, body: bytes, gaps: list[float]) -> None:
+        self._body = body
+        self.gaps = gaps
+        self._last: float | None = None
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        assert isinstance(transport, asyncio.Transport)
+        head = ("POST /v1/completions HTTP/1.1", "host: x", "content-type: application/json")
+        transport.write("\r\n".join((*head, f"content-length: {len(self._body)}", "", "")).encode() + self._body)
+
+    def data_received(self, data: bytes) -> None:
+        now = perf_counter()
+        if self._last is not None:
+            self.gaps.append(now - self._last)
+        self._last = now
+
+
+def spent(pid: int) -> float:
+    """Seconds of CPU, of all threads, so far."""
+    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
+def resident(pid: int) -> float:
+    """Megabytes."""
+    return int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * PAGE / 1e6
+
+
+def ninety_nine(gaps: list[float]) -> float:
+    """Milliseconds."""
+    return sorted(gaps)[len(gaps) * 99 // 100] * 1000
+
+
+@contextlib.contextmanager
+def publishing() -> Iterator[subprocess.Popen[str]]:
+    """``benchmarks.kv_publish``, which takes orders."""
+    command = [sys.executable, "-m", "benchmarks.kv_publish"]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
+        try:
+            yield process
+        finally:
+            process.kill()
+
+
+async def soak(processes: Processes, publisher: subprocess.Popen[str], folder: Path, seconds: float) -> list[Figure]:
+    limit = int(RATE * seconds / LIMITS)
+    (engine,) = processes.engines(
+        1, [f"--step-seconds={STEP}", "--answer-tokens=900000", "--num-blocks=400000", "--max-model-len=1000000"]
+    )
+    assert publisher.stdout is not None
+    assert publisher.stdin is not None
+    address = json.loads(publisher.stdout.readline())["address"]
+    port, admin = free_port(), free_port()
+    config: dict[str, Any] = {
+        "listen": {"port": port, "admin": f"127.0.0.1:{admin}"},
+        "models": [
+            {
+                "name": "sim",
+                "endpoints": [{"url": engine, "kv_events": {"endpoint": address}}],
+                "kv_cache": {"max_blocks": limit},
+            }
+        ],
+        "log": {"format": "json", "requests": False},
+    }
+    path = folder / "plugins.yaml"
+    path.write_text(json.dumps(config))
+    gateway = processes.start("gateway", "-m", "gateway.cli", "serve", str(path))
+    loop = asyncio.get_running_loop()
+    async with httpx.AsyncClient(trust_env=False) as client:
+        deadline = perf_counter() + PATIENCE
+        while True:
+            try:
+                if (await client.get(f"http://127.0.0.1:{port}/readyz")).status_code == 200:
+                    break
+            except httpx.TransportError:
+                pass
+            if perf_counter() > deadline:
+                raise SystemExit(f"the gateway did not start: {(folder / 'gateway.log').read_text()[-2000:]}")
+            await asyncio.sleep(0.1)
+
+        async def applied() -> float:
+            text = (await client.get(f"http://127.0.0.1:{admin}/metrics")).text
+            found = re.search(r'^kvgate_kv_events_total\{[^}]*kind="stored"[^}]*\} (\S+)', text, re.M)
+            return float(found[1]) if found else 0.0
+
+        body = json.dumps({"model": "sim", "prompt": "go on", "max_tokens": 900_000, "stream": True}).encode()
+        readers: list[Reader] = []
+        for _ in range(STREAMS):
+            _, reader = await loop.create_connection(lambda: Reader(body, []), "127.0.0.1", port)
+            readers.append(reader)
+        await asyncio.sleep(2)
+
+        async def gaps(during: float) -> float:
+            heard: list[float] = []
+            for reader in readers:
+                reader.gaps = heard
+            await asyncio.sleep(during)
+            return ninety_nine(heard)
+
+        before = resident(gateway.pid)
+        cpu = [spent(gateway.pid)]
+        quiet = await gaps(seconds)
+        cpu.append(spent(gateway.pid))
+        publisher.stdin.write(json.dumps({"rate": RATE, "seconds": seconds}) + "\n")
+        publisher.stdin.flush()
+        memory = []
+        loud = []
+        for _ in range(LIMITS):
+            loud.append(await gaps(seconds / LIMITS))
+            memory.append(resident(gateway.pid))
+        cpu.append(spent(gateway.pid))
+        sent = json.loads(await asyncio.to_thread(publisher.stdout.readline))["sent"]
+        taken = await applied()
+        waited = perf_counter()
+        while taken < sent and perf_counter() - waited < PATIENCE:
+            await asyncio.sleep(0.2)
+            taken = await applied()
+        late = perf_counter() - waited
+    noisy = sorted(loud)[len(loud) // 2]
+    return [
+        Figure("gap between a stream's chunks, p99, no events", quiet, "ms"),
+        Figure("the same under events (median of ten parts)", noisy, "ms"),
+        Figure("it grows by", noisy - quiet, "ms", 5),
+        Figure("the gateway's CPU, no events", (cpu[1] - cpu[0]) / seconds * 100, "% of a core"),
+        Figure("the same under events", (cpu[2] - cpu[1]) / seconds * 100, "% of a core"),
+        Figure("blocks offered", sent / seconds, "blocks/s"),
+        Figure("of these applied", taken / sent * 100, "%", 100, most=False),
+        Figure("late by", late, "s"),
+        Figure("memory before", before, "MB"),
+        Figure("when twice the index's limit had been offered", memory[1], "MB"),
+        Figure("when ten times as much had been", memory[-1], "MB", 1.15 * memory[1]),
+    ]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--minutes", type=float, default=1 / 3, help="under events, and as long without (default 1/3)")
+    options = parser.parse_args()
+    with (
+        tempfile.TemporaryDirectory() as folder,
+        Processes(Path(folder), SystemClock()) as processes,
+        publishing() as publisher,
+    ):
+        figures = asyncio.run(soak(processes, publisher, Path(folder), options.minutes * 60))
+    show(f"{RATE:,} blocks/s of events beside {STREAMS} streams, {options.minutes * 60:.0f} s", figures)
+
+
+if __name__ == "__main__":
+    main()
