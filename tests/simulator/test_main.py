@@ -57,12 +57,12 @@ async def test_refused_connections_come_back(process: tuple[Process, dict[str, A
     """Under uvloop, which closes its sockets a moment later than asyncio does."""
     _, said = process
     async with httpx.AsyncClient() as client:
-        await client.post(f"{said['url']}/simulator/faults", json={"kind": "refuse", "seconds": 0.2})
+        await client.post(f"{said['url']}/simulator/faults", json={"kind": "refuse", "seconds": 2})
     refused = False
     async with asyncio.timeout(20), httpx.AsyncClient() as client:
         while True:
             try:
-                await client.get(f"{said['url']}/health")
+                await client.get(f"{said['url']}/health", headers={"connection": "close"})
             except httpx.ConnectError:
                 refused = True
             else:
