@@ -360,8 +360,10 @@ class Holdings:
             parent = waited_for.pop()
             for name, tokens, copies in self._orphans.adopt(parent):
                 above = _locations(self._names[parent])
-                if name in self._names:
-                    continue  # it was announced behind another block since
+                if name in self._names:  # it became known otherwise
+                    for _ in range(copies):
+                        self._add(name, Layer.GPU)
+                    continue
                 if above and tokens is not None:
                     self._put([name], chain(tokens, self._unit, self._shelf.key(above[-1])), above[-1])
                 else:

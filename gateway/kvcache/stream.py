@@ -13,6 +13,7 @@ import asyncio
 import logging
 from collections.abc import Iterator
 from contextlib import aclosing
+from enum import Enum
 
 import zmq
 import zmq.asyncio
@@ -43,6 +44,14 @@ TRIES = 3
 
 RETRY = 30.0
 """Seconds until a history that could not be read is asked for again."""
+
+
+class Read(Enum):
+    """How much of an engine's history could be read."""
+
+    WHOLE = "whole"
+    PARTLY = "partly"
+    FAILED = "failed"
 
 
 class EventStream:
@@ -80,9 +89,11 @@ class EventStream:
         self._state = ""
         self._work = 0
         # Of the engine process that is followed: its last message that was applied (-1: none), that message's digest,
-        # the last one that came over the subscription, and whether some of its history is not known.
+        # how many processes (or beginnings) there were before, the last message that came over the subscription, and
+        # whether some of its history is not known.
         self._last = -1
         self._digest = 0
+        self._process = 0
         self._heard = -1
         self._partial = False
         self._retry_at: float | None = None
@@ -158,8 +169,8 @@ class EventStream:
         if self._replay is None:
             # What comes first tells: 0 is the beginning of a process that has said nothing yet.
             self._partial = True
-        elif self._last < 0 or not await self._knows_our_last(self._replay):
-            await self._read_history(anew=True)
+        else:
+            await self._read_history(anew=self._last < 0)
         self._tell_synced()
 
     async def _hear(self, frames: list[bytes]) -> None:
@@ -174,66 +185,63 @@ class EventStream:
             return
         if sequence <= heard or (self._replay is None and 0 <= sequence <= self._last):
             await self._forget()
-            if self._replay is not None:
-                await self._read_history(anew=True)
-            else:
+            if self._replay is None:
                 self._partial = sequence > 0
+            elif await self._read_history(anew=True) is not Read.FAILED and sequence != self._last + 1:
+                sequence = -1  # it was told, or its process is no more
             self._tell_synced()
         if sequence <= self._last:
             return  # the replay has told it already
         if sequence > self._last + 1:
-            await self._heal(sequence)
+            process = self._process
+            if not await self._heal(sequence) or process != self._process:
+                return
         elif self._last < 0 and self._replay is None:
             self._partial = False
             self._tell_synced()
         if sequence > self._last:
             await self._take(sequence, payload)
 
-    async def _heal(self, sequence: int) -> None:
-        """Messages before ``sequence`` are missing: ask for them."""
-        if self._replay is None and self._last < 0:
-            return  # of what came before us nothing was ever to be known
-        whole = self._replay is not None and await self._read_history(anew=False) and self._last >= sequence - 1
+    async def _heal(self, sequence: int) -> bool:
+        """Messages before ``sequence`` are missing: ask for them. False if nothing can be made of ``sequence`` now."""
+        if self._replay is None:
+            if self._last >= 0:  # else: of what came before us nothing was ever to be known
+                self._observer.kv_gap(self._name, "lost")
+                self._partial = True
+                self._tell_synced()
+            return True
+        read = await self._read_history(anew=False)
+        whole = read is Read.WHOLE and self._last >= sequence - 1
         self._observer.kv_gap(self._name, "replayed" if whole else "lost")
         if not whole:
             self._partial = True
         self._tell_synced()
+        return whole or read is Read.FAILED or self._last >= sequence
 
-    async def _knows_our_last(self, address: str) -> bool:
-        """Whether the engine sends our last message again, as it was; then what came after is applied, too."""
-        known = False
-        try:
-            async with aclosing(replay(address, self._last, self._settings.replay_timeout)) as history:
-                async for sequence, payload in history:
-                    if sequence == self._last:
-                        if xxh3_64_intdigest(payload) != self._digest:
-                            return False
-                    elif sequence == self._last + 1:
-                        await self._take(sequence, payload)
-                    else:
-                        return False
-                    known = True
-        except ReplayBroken:
-            # No answer yet: an engine that starts may publish before it replays. What we have may be another's.
-            return False
-        return known
+    async def _read_history(self, anew: bool) -> Read:
+        """Replay what is not known of the engine's history.
 
-    async def _read_history(self, anew: bool) -> bool:
-        """Replay what is not known of the engine's history; true if nothing of that is missing.
-
-        ``anew``: all of it, and what is known goes as soon as there is something better. Until its end the past is not
-        the present, and the endpoint is estimated.
+        ``anew``: all of it, and what is known goes as soon as there is something better. Else from our last message on:
+        an engine that does not have just that is another process, and is read anew. Until the end of all that the past
+        is not the present, and the endpoint is estimated.
         """
         assert self._replay is not None
         self._retry_at = None
         whole, fruitless = True, 0
         try:
             while fruitless < TRIES:
-                start = 0 if anew else self._last + 1
-                before = self._last
+                anew = anew or self._last < 0
+                before, start = self._last, 0 if anew else self._last
+                ours = anew
                 try:
                     async with aclosing(replay(self._replay, start, self._settings.replay_timeout)) as history:
                         async for sequence, payload in history:
+                            if not ours and sequence == start:
+                                if xxh3_64_intdigest(payload) != self._digest:
+                                    break
+                                ours = True
+                                continue
+                            ours = True
                             if anew or sequence > self._last + 1:
                                 # Where a part is lost, removals may be in it: what the buffer still has is all we know.
                                 await self._forget()
@@ -242,10 +250,13 @@ class EventStream:
                                 whole = not self._partial
                                 anew, before = False, -1
                             await self._take(sequence, payload)
+                    if not ours:
+                        anew = True
+                        continue
                     if anew:  # a process that has said nothing yet
                         await self._forget()
                         self._partial = False
-                    return whole
+                    return Read.WHOLE if whole else Read.PARTLY
                 except ReplayBroken as error:
                     log.info("%s: its history, from %s: %s", self._name, self._replay, error)
                     fruitless = fruitless + 1 if self._last == before else 0
@@ -255,11 +266,12 @@ class EventStream:
         log.warning("%s: its engine's event history cannot be read at %s", self._name, self._replay)
         self._partial = True
         self._retry_at = self._clock.monotonic() + RETRY
-        return False
+        return Read.FAILED
 
     async def _forget(self) -> None:
         self._index.forget(self._slot)
         self._last = -1
+        self._process += 1
         while not self._index.sweep(SLICE):  # noqa: ASYNC110 -- nothing is waited for: others run between two slices
             await asyncio.sleep(0)
 

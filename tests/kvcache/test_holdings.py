@@ -86,6 +86,29 @@ def test_larger_blocks_have_several_keys_and_share_their_starts(room):
     assert room.held() == set()
 
 
+def test_a_start_that_three_larger_blocks_share_is_held_until_the_last_goes(room):
+    for number in (2, 3, 4):
+        room.take_in(stored([100 + number], ids(1, number)))
+    for number in (2, 3):
+        room.removed(removed(100 + number))
+        assert keys_of(1)[0] in room.held()
+    room.removed(removed(104))
+    assert room.held() == set()
+
+
+def test_a_block_that_grows_behind_a_stretch_may_be_there_already(room):
+    """Another endpoint holds it without what is before it, so that it is the head of a stretch of its own."""
+    room.take_in(stored([105, 106, 107], ids(5, 6, 7)))
+    room.other.named(stored([5, 6, 8], ids(5, 6, 8)))
+    room.other.removed(removed(6, 5))
+    room.removed(removed(107))
+    assert room.quick([stored([108], ids(8), parent=106)]) == (1, 1, 0)
+    keys = keys_of(5, 6, 8)
+    assert held_at(room.shelf, 0) == set(keys)
+    assert [len(stretch.keys) for stretch, _ in room.shelf.path(keys)] == [2, 1]
+    room.other.removed(removed(8))
+
+
 def test_tiers_are_added_to_known_hashes_only(room):
     room.take_in(stored([101], ids(1)))
     placeholder = BlockStored(block_hashes=[101, 109], medium="cpu")
