@@ -514,5 +514,5 @@ class Naive(RuleBasedStateMachine):
             assert self.index.blocks == 0
 
 
-Naive.TestCase.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
+Naive.TestCase.settings = settings(max_examples=60, stateful_step_count=40)
 TestNaive = Naive.TestCase
