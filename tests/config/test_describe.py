@@ -91,7 +91,7 @@ free = st.recursive(
 REGISTRY = discover()
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(
     names=st.lists(texts, min_size=1, max_size=4, unique=True),
     labels=st.dictionaries(texts, texts, max_size=3),

@@ -166,7 +166,7 @@ ANYTHING = st.one_of(st.floats(allow_nan=True, allow_infinity=True), st.floats(1
         st.tuples(st.booleans(), st.integers(-10, 2_000_000), st.integers(-10, 2_000_000), ANYTHING), max_size=40
     )
 )
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 def test_whatever_is_seen_stays_within_bounds(seen):
     cost = FittedCost(BIG)
     for prefill, first, second, seconds in seen:

@@ -159,7 +159,7 @@ NEWS = st.one_of(
 
 
 @given(news=st.lists(NEWS, max_size=80), seed=st.integers(0, 1000))
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 def test_whatever_happens(manual_clock, news, seed):
     clock = manual_clock()
     health = Health(SETTINGS, clock, Random(seed))

@@ -23,7 +23,7 @@ REQUESTS = st.tuples(
 
 
 @given(requests=st.lists(REQUESTS, max_size=12), seed=st.integers(0, 2**32))
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 def test_any_interleaving_ends_at_zero_and_never_goes_below(manual_clock, requests, seed):
     clock, order = manual_clock(), Random(seed)
     ledger = Ledger(clock)

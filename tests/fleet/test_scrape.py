@@ -223,7 +223,7 @@ WORDS = sorted({*re.findall(rb"[^ {},\n]+|[ {},\n]", ONE), b'"None"', b"\xff", b
 
 
 @given(st.lists(st.sampled_from(WORDS) | st.binary(max_size=8), max_size=60).map(b"".join), st.integers(0, 400))
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 def test_no_text_raises_and_memory_changes_nothing(noise, cut):
     reader = ScrapeReader()
     for text in (ONE, ONE[:cut] + noise + ONE[cut:], noise, noise + ONE, ONE):

@@ -132,5 +132,5 @@ class Places(RuleBasedStateMachine):
             assert endpoint.load.requests == len(shared)
 
 
-Places.TestCase.settings = settings(max_examples=60, stateful_step_count=30, deadline=None)
+Places.TestCase.settings = settings(max_examples=60, stateful_step_count=30)
 TestPlaces = Places.TestCase

@@ -223,7 +223,7 @@ async def test_retry_after_follows_the_rate_of_departures(gate, clock):
     queue=st.integers(0, 4),
     actions=st.lists(st.sampled_from(["enter", "leave", "cancel", "expire", "step", "advance"]), max_size=60),
 )
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 def test_no_interleaving_loses_or_invents_a_place(manual_clock, seed, limit, queue, actions):
     async def run() -> None:
         clock, chance = manual_clock(), Random(seed)

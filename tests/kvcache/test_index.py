@@ -645,6 +645,7 @@ class Naive(RuleBasedStateMachine):
             assert self.index.blocks == 0
 
 
+<<<<<<< HEAD
 class Small(Naive):
     """An index that is too small for what it is told: what it says is true, but not all."""
 
@@ -652,7 +653,10 @@ class Small(Naive):
     max_blocks = 12
 
 
-Naive.TestCase.settings = settings(max_examples=50, stateful_step_count=50, deadline=None)
-Small.TestCase.settings = settings(max_examples=30, stateful_step_count=50, deadline=None)
+Naive.TestCase.settings = settings(max_examples=50, stateful_step_count=50)
+Small.TestCase.settings = settings(max_examples=30, stateful_step_count=50)
+=======
+Naive.TestCase.settings = settings(max_examples=60, stateful_step_count=40)
+>>>>>>> main
 TestNaive = Naive.TestCase
 TestSmall = Small.TestCase

@@ -106,7 +106,7 @@ class OnTheShelf(RuleBasedStateMachine):
         assert len(self.shelf.heads) + len(self.shelf._free) == len(self.shelf.stretches)
 
 
-OnTheShelf.TestCase.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
+OnTheShelf.TestCase.settings = settings(max_examples=60, stateful_step_count=40)
 TestOnTheShelf = OnTheShelf.TestCase
 
 

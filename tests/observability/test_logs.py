@@ -111,7 +111,7 @@ def test_a_traceback_without_the_values_of_variables(opened, lines, format_) -> 
     assert "a private prompt" not in lines.text
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(text=st.text(max_size=30), format_=st.sampled_from(["json", "text"]))
 def test_a_clients_text_cannot_write_a_line_of_its_own(text, format_) -> None:
     lines = Lines()

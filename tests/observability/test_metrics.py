@@ -225,7 +225,7 @@ def test_names_of_dropped_endpoints_are_not_kept_for_ever(metrics) -> None:
     assert not metrics._present.in_flight
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(st.lists(st.sampled_from(["+a", "-a", "drop a", "+b", "-b", "drop b"]), max_size=40))
 def test_in_flight_is_never_negative_and_never_a_ghost(steps) -> None:
     metrics = Metrics(_Still())

@@ -315,7 +315,7 @@ ENDPOINTS = st.lists(
 )
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(
     ENDPOINTS,
     st.sampled_from([0, 200, 512]),

@@ -130,7 +130,7 @@ def test_an_aborted_job_keeps_nothing() -> None:
 FATES = ("plain", "arrive", "recompute", "fail", "abort", "keep")
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(
     jobs=st.lists(
         st.tuples(

@@ -72,7 +72,7 @@ def test_pieces_are_text_that_decodes_to_itself(folder: Path, kind: str) -> None
     assert words.decode([token for token, _ in some]) == "".join(text for _, text in some)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(st.lists(st.one_of(st.text(max_size=8), st.sampled_from(["<|im_start|>", "<|im_end|>"])), max_size=8))
 def test_bytes_are_one_token_each_and_come_back(parts: list[str]) -> None:
     words = ByteWords()

@@ -224,7 +224,7 @@ PARTS = st.lists(
 
 
 @given(turns=st.lists(PARTS, min_size=1, max_size=4))
-@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None, max_examples=60)
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=60)
 async def test_what_is_known_is_what_the_engine_tokenizes(
     tokenize: Tokenize, turns: list[list[dict[str, Any]]]
 ) -> None:

@@ -194,7 +194,7 @@ def rendered(turns: list[str], tags: list[str]) -> str:
 
 @pytest.mark.parametrize("limit", [ROOM, 30_000], ids=["room", "little-room"])
 @pytest.mark.parametrize("name", [*CUT, *(name for name in UNCUT if name != "dropout")])
-@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=40, suppress_health_check=[HealthCheck.too_slow])
 @given(CONVERSATIONS, st.booleans())
 def test_conversations_have_the_ids_of_their_whole_texts(
     name: str, limit: int, conversations: list[tuple[int, int, list[bytes]]], special: bool

@@ -50,7 +50,7 @@ def anew() -> Iterator[None]:
 
 
 @pytest.mark.parametrize("template", TEMPLATES)
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50)
 @given(messages=MESSAGES)
 def test_what_is_rendered_stays_what_it_is(template: str, messages: list[dict[str, Any]]) -> None:
     plain = chat_template_utils._cached_compile_jinja_template

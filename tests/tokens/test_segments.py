@@ -20,7 +20,7 @@ TEXTS = st.one_of(
 
 
 @pytest.mark.parametrize("name", CUT)
-@settings(max_examples=300, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=300, suppress_health_check=[HealthCheck.too_slow])
 @given(TEXTS, st.integers(1, 12), st.booleans())
 def test_the_ids_of_the_segments_are_those_of_the_text(name: str, text: str, least: int, special: bool) -> None:
     tokenizer = shape(name)
