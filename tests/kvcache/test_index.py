@@ -645,7 +645,6 @@ class Naive(RuleBasedStateMachine):
             assert self.index.blocks == 0
 
 
-<<<<<<< HEAD
 class Small(Naive):
     """An index that is too small for what it is told: what it says is true, but not all."""
 
@@ -655,8 +654,5 @@ class Small(Naive):
 
 Naive.TestCase.settings = settings(max_examples=50, stateful_step_count=50)
 Small.TestCase.settings = settings(max_examples=30, stateful_step_count=50)
-=======
-Naive.TestCase.settings = settings(max_examples=60, stateful_step_count=40)
->>>>>>> main
 TestNaive = Naive.TestCase
 TestSmall = Small.TestCase
