@@ -76,6 +76,12 @@ class Holdings:
         """Engine blocks known."""
         return len(self._names)
 
+    @property
+    def is_tiered(self) -> bool:
+        """Something is on a tier below the GPU."""
+        cpu, storage = self._below
+        return bool(cpu or storage)
+
     # what its engine says
 
     def problem(self, event: BlockStored) -> str:
@@ -98,7 +104,7 @@ class Holdings:
         stored = removed = 0
         count = len(events) if self.block_size == unit and not self._orphans else 0
         again = self._again[Layer.GPU]
-        counted = again or self._absent or not self._only_gpu()
+        counted = again or self._absent or self.is_tiered
         while at < count:
             event = events[at]
             if isinstance(event, AllBlocksCleared) or event.group_idx != group or event.medium != "GPU":
@@ -192,7 +198,7 @@ class Holdings:
         if tier is None:
             return "unknown-medium"
         names, many, unknown = self._names, self._many, 0
-        plain = tier is Layer.GPU and not (self._again[tier] or self._absent) and self._only_gpu()
+        plain = tier is Layer.GPU and not (self._again[tier] or self._absent) and not self.is_tiered
         for value in event.block_hashes:
             name = value if type(value) is int and value >= 0 else short(value)
             if plain and name not in many and type(where := names.get(name)) is int:
@@ -207,7 +213,7 @@ class Holdings:
     def clear(self) -> Iterator[None] | None:
         """The GPU tier is empty; what is on others stays. The work, in steps of one block each, to be done before any
         other event is applied; None if there is nothing on others, so that all may as well be forgotten."""
-        return None if self._only_gpu() else self._clear()
+        return self._clear() if self.is_tiered else None
 
     def recomputed(self, locations: set[int]) -> None:
         """The engine had to compute these blocks anew: none was left, so there is one copy now, not more."""
@@ -223,7 +229,7 @@ class Holdings:
         names, shelf = self._names, self._shelf
         count = min(count, len(names))
         spared = SPARED * count
-        plain = not (self._again[Layer.GPU] or self._many or self._absent) and self._only_gpu()
+        plain = not (self._again[Layer.GPU] or self._many or self._absent) and not self.is_tiered
         # Blocks that were stored together are mostly in one stretch: they leave it together.
         leaving, bits = -1, 0
         while count:
@@ -264,10 +270,6 @@ class Holdings:
     def _ours(self, group: int | None) -> bool:
         """One group of full attention speaks for the engine: each holds the same tokens. Connectors name none."""
         return group is None or self._group is None or group == self._group
-
-    def _only_gpu(self) -> bool:
-        cpu, storage = self._below
-        return not (cpu or storage)
 
     def _name(self, event: BlockStored, tokens: array[int], copies: bool) -> str:
         """Put a run behind its parent, and behind the run what waited for it."""

@@ -56,6 +56,7 @@ class _Holder:
         self.resetting = False
         self.holdings = Holdings(unit, shelf, place)
         self.estimate = Estimate(shelf, place)
+        self.candidate = Candidate(endpoint.slot, place, block_size=0)
         self.counted = 0
         self.reports: Counter[int] = Counter()
         self.told: Counter[str] = Counter()
@@ -236,13 +237,21 @@ class CacheIndex:
         self._overlay.lapse()
         told: list[Candidate] = []
         estimated: list[Candidate] = []
+        holders, exact, below = self._holders, keys.exact, False
         for endpoint in endpoints:
-            holder = self._holders.get(endpoint.slot)
-            if holder is not None:
-                candidates = told if self._is_told(holder, keys) else estimated
-                candidates.append(Candidate(endpoint.slot, holder.place, holder.block_size, not holder.resetting))
+            holder = holders.get(endpoint.slot)
+            if holder is None:
+                continue
+            candidate = holder.candidate
+            candidate.block_size = holder.holdings.block_size or endpoint.metrics.block_size
+            if exact and holder.events and holder.heard and not holder.reading:
+                candidate.gpu = not holder.resetting
+                below = below or holder.holdings.is_tiered
+                told.append(candidate)
+            else:
+                estimated.append(candidate)
         if told:
-            matches.update(match_told(keys, prompt_tokens, told, self._shelf))
+            matches.update(match_told(keys, prompt_tokens, told, self._shelf, below=below))
         if estimated:
             matches.update(match_estimated(keys, prompt_tokens, estimated, self._shelf))
         return matches
