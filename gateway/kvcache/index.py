@@ -38,6 +38,10 @@ EVICT = 500
 """Blocks that are forgotten at once when the index is full, or one in so many of a small one: 1 ms of work."""
 
 
+REPORTS = 1000
+"""Prompts of an endpoint whose report is awaited: one that holds nothing of a prompt sends none."""
+
+
 class _Holder:
     """One endpoint in the index, since it last began anew.
 
@@ -151,6 +155,8 @@ class CacheIndex:
         holder = self._holders.get(slot)
         if holder is not None and keys and keys.unit == self.unit:
             holder.reports[keys[0]] += 1
+            if len(holder.reports) > REPORTS:
+                del holder.reports[next(iter(holder.reports))]
 
     def apply(self, slot: int, event: Event) -> None:
         """One event of the endpoint's stream."""
@@ -200,6 +206,7 @@ class CacheIndex:
         work = holder.holdings.clear()
         if work is None:
             self.forget(slot)
+            self.reading(slot, holder.reading)  # a reset may be part of the past
             return
         holder.resetting = True
         yield from work
@@ -331,7 +338,8 @@ class CacheIndex:
         if first is None or not holder.reports[first]:
             return False
         holder.reports[first] -= 1
-        holder.reports += Counter()
+        if not holder.reports[first]:
+            del holder.reports[first]
         return True
 
     def _missed(self, holder: _Holder, keys: BlockKeys, start: int, end: int) -> None:
