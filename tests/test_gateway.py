@@ -133,7 +133,7 @@ async def test_blocks_that_are_announced_once_more_are_no_copies(tokenizer):
             await eventually(lambda: stream._last == said - 1, "all events are applied")
             (holder,) = index._holders.values()
             assert len(holder.holdings) > 10
-            assert not holder.holdings._many
+            assert not holder.holdings._copies.many
             assert not holder.reports
 
 

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import math
 from array import array
-from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from heapq import heappop, heappush
 from itertools import chain as join
@@ -18,9 +17,9 @@ from itertools import islice
 
 from gateway.framework import Clock, Endpoint, Matches, Observer
 from gateway.kvcache.chains import Chains
-from gateway.kvcache.estimate import Estimate
 from gateway.kvcache.events import BlockRemoved, BlockStored, Event
-from gateway.kvcache.holdings import Holdings, is_named
+from gateway.kvcache.holder import Holder
+from gateway.kvcache.holdings import is_named
 from gateway.kvcache.keys import BlockKeys, root
 from gateway.kvcache.layers import LAYERS
 from gateway.kvcache.matching import Candidate, match_estimated, match_told
@@ -42,35 +41,6 @@ REPORTS = 1000
 """Prompts of an endpoint whose report is awaited: one that holds nothing of a prompt sends none."""
 
 
-class _Holder:
-    """One endpoint in the index, since it last began anew.
-
-    ``place``: the first of its places. ``events``: its engine's events are followed; ``heard``: and have told of blocks
-    at some time, so that they can be believed to come; ``reading``: its past is being read, and is not yet the present.
-    ``resetting``: its GPU tier is empty, but not yet on the shelf. ``counted``: its part of the index's size.
-    ``reports``: first keys of prompts whose blocks the engine was asked to announce again.
-    """
-
-    def __init__(self, endpoint: Endpoint, events: bool, heard: bool, place: int, shelf: Shelf, unit: int) -> None:
-        self.endpoint = endpoint
-        self.events = events
-        self.heard = heard
-        self.place = place
-        self.reading = False
-        self.resetting = False
-        self.holdings = Holdings(unit, shelf, place)
-        self.estimate = Estimate(shelf, place)
-        self.candidate = Candidate(endpoint.slot, place, block_size=0)
-        self.counted = 0
-        self.reports: Counter[int] = Counter()
-        self.told: Counter[str] = Counter()
-
-    @property
-    def block_size(self) -> int:
-        """Tokens of one of the engine's blocks; 0 if it has not told."""
-        return self.holdings.block_size or self.endpoint.metrics.block_size
-
-
 class CacheIndex:
     """The index of one model. ``unit``: tokens of a block key.
 
@@ -85,7 +55,7 @@ class CacheIndex:
         self._observer = observer
         self._learned = False
         self._chains = Chains()
-        self._holders: dict[int, _Holder] = {}
+        self._holders: dict[int, Holder] = {}
         self._places = 0
         self._free: list[int] = []
         self._shelf = Shelf()
@@ -222,7 +192,7 @@ class CacheIndex:
             holder.told.clear()
             self._observer.kv_blocks(self._model, self.blocks)
             size = holder.block_size
-            holder.holdings.turnover = holder.endpoint.metrics.kv_capacity // size if size else 0
+            holder.holdings.has_room(holder.endpoint.metrics.kv_capacity // size if size else 0)
 
     # what requests ask and do
 
@@ -294,7 +264,7 @@ class CacheIndex:
 
     # how
 
-    def _is_told(self, holder: _Holder, keys: BlockKeys) -> bool:
+    def _is_told(self, holder: Holder, keys: BlockKeys) -> bool:
         """Whether the endpoint's events can say what it holds of a prompt."""
         return holder.events and holder.heard and keys.exact and not holder.reading
 
@@ -305,15 +275,15 @@ class CacheIndex:
         else:
             place = self._places
             self._places += LAYERS
-        self._holders[endpoint.slot] = _Holder(endpoint, events, heard, place, self._shelf, self.unit)
+        self._holders[endpoint.slot] = Holder(endpoint, events, heard, place, self._shelf, self.unit)
 
-    def _leave(self, holder: _Holder) -> Iterator[None]:
+    def _leave(self, holder: Holder) -> Iterator[None]:
         """Clear all places of a holder that is gone, in small steps; then they are free."""
         yield from join(holder.holdings.leave(), holder.estimate.leave(), self._overlay.leave(holder.place))
         heappush(self._free, holder.place)
         self._observer.kv_blocks(self._model, self.blocks)
 
-    def _stored(self, holder: _Holder, event: BlockStored) -> bool:
+    def _stored(self, holder: Holder, event: BlockStored) -> bool:
         """Apply an event that is not of the usual kind. False: the unit changed, and everything begins anew."""
         slot = holder.endpoint.slot
         problem = holder.holdings.problem(event)
@@ -332,7 +302,7 @@ class CacheIndex:
             holder.told[problem] += 1
         return problem != "new-unit"
 
-    def _is_report(self, holder: _Holder, event: BlockStored) -> bool:
+    def _is_report(self, holder: Holder, event: BlockStored) -> bool:
         """Whether this is an answer to ``reannounced``."""
         first = holder.holdings.first_key(event)
         if first is None or not holder.reports[first]:
@@ -342,7 +312,7 @@ class CacheIndex:
             del holder.reports[first]
         return True
 
-    def _missed(self, holder: _Holder, keys: BlockKeys, start: int, end: int) -> None:
+    def _missed(self, holder: Holder, keys: BlockKeys, start: int, end: int) -> None:
         """Blocks ``start`` to ``end`` of a prompt were not there."""
         position = 0
         locations: set[int] = set()
@@ -371,7 +341,7 @@ class CacheIndex:
         self.on_new_unit()
         return "new-unit"
 
-    def _recount(self, holder: _Holder) -> None:
+    def _recount(self, holder: Holder) -> None:
         """Keep the index below its bound: the largest holder loses what is oldest."""
         size = len(holder.holdings)
         self._total += size - holder.counted
