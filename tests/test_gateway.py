@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from gateway.api.settings import PassSettings
 from gateway.fleet.settings import CostSettings, EndpointSettings, FleetSettings, ScrapeSettings
 from gateway.scheduling.settings import PluginSettings, ProfileSettings, WeightedScorer
 from simulator.server import EngineServer
@@ -115,6 +116,25 @@ async def test_a_gateway_that_starts_later_knows_what_was_cached_before(tokenize
                 await ask(second, chat(1, question))
                 assert second.lines[-1].endpoint == home
                 assert second.lines[-1].expected_hit == second.lines[-1].cached_tokens > 0
+
+
+async def test_blocks_that_are_announced_once_more_are_no_copies(tokenizer):
+    full = {"vllm_xargs": {"kv_cache_report_mode": "full"}}
+    passing = PassSettings(vllm_xargs=("kv_cache_report_mode",))
+    async with engines(1, tokenizer=tokenizer) as servers:
+        async with running(config_for(servers[0].url, tokenizer=tokenizer, pass_through=passing)) as gateway:
+            await synced(gateway)
+            publisher = servers[0].service.sockets.publishers[0]
+            index = gateway.gateway.directory.servings[0].index
+            for question in range(4):
+                await ask(gateway, chat(1, question, **(full if question else {})))
+            said = publisher.next_seq
+            (stream,) = gateway.gateway.feed._streams.values()
+            await eventually(lambda: stream._last == said - 1, "all events are applied")
+            (holder,) = index._holders.values()
+            assert len(holder.holdings) > 10
+            assert not holder.holdings._copies.many
+            assert not holder.reports
 
 
 async def test_an_engine_that_restarts_holds_nothing(tokenizer):

@@ -23,6 +23,7 @@ SENSITIVE = NEVER | EXTRAS | NESTS
 Fields = dict[str, msgspec.Raw]
 
 _FIELDS = msgspec.json.Decoder(Fields)
+_ANY = msgspec.json.Decoder()
 _ENCODER = msgspec.json.Encoder()
 
 
@@ -56,6 +57,15 @@ def strip_form_value(value: bytes, name: str, settings: PassSettings) -> bytes |
 def sensitive(name: str) -> bool:
     """Whether a form field of this name needs ``strip_form_value``; ``vllm_xargs[key]`` spells a nested one."""
     return name.partition("[")[0] in SENSITIVE
+
+
+def asks_report(fields: Fields) -> bool:
+    """Whether an engine that gets these announces the blocks that it has of the prompt once more."""
+    try:
+        extras = _FIELDS.decode(fields["vllm_xargs"])
+        return bool(_ANY.decode(extras["kv_cache_report_mode"]) == "full")
+    except (KeyError, msgspec.DecodeError):
+        return False
 
 
 def _kept(value: msgspec.Raw, name: str, settings: PassSettings) -> msgspec.Raw | None:

@@ -2,9 +2,7 @@
 
 Rules: a key is made only of a GPU event whose tokens, hashes and extra keys are understood; every other event adds or
 removes a tier of a hash that is known. A block whose content cannot be named (media, embeddings) is known without a
-key, and so is all that is behind it. Copies of a block are counted, since engines announce each copy's end; a count is
-evidence, which ends with age, and with a report that the block had to be computed again. Writes its own places on the
-shelf, and knows nothing of other endpoints.
+key, and so is all that is behind it. Writes its own places on the shelf, and knows nothing of other endpoints.
 """
 
 from __future__ import annotations
@@ -17,6 +15,7 @@ from typing import TypeAlias
 
 from xxhash import xxh3_64_intdigest
 
+from gateway.kvcache.copies import Copies
 from gateway.kvcache.events import AllBlocksCleared, BlockRemoved, BlockStored, Event, Hash, short
 from gateway.kvcache.extra_keys import trusted
 from gateway.kvcache.keys import chain, root
@@ -30,9 +29,6 @@ prefix."""
 
 NO_EXTRA = [None]
 
-COUNT_MAX = 255
-"""Where a count of copies stays: so many there are only of a block that as many requests computed at once."""
-
 SPARED = 8
 """Blocks that were used and are passed over for each one forgotten, at most: looking for an unused one must end."""
 
@@ -45,12 +41,11 @@ class Holdings:
     """The blocks of one endpoint.
 
     ``unit``: tokens of a block key. ``place``: this endpoint's on the shelf, of its GPU layer. ``block_size``: the
-    engine's, in tokens; 0 before any event. ``turnover``: engine blocks that its cache has room for, 0 if not known.
+    engine's, in tokens; 0 before any event.
     """
 
     def __init__(self, unit: int, shelf: Shelf, place: int) -> None:
         self.block_size = 0
-        self.turnover = 0
         self._unit = unit
         self._shelf = shelf
         self._place = place
@@ -58,12 +53,7 @@ class Holdings:
         self._pack = struct.Struct(f"{unit}I").pack
         self._group: int | None = None
         self._names: dict[int, Named] = {}
-        # Hash -> copies on the GPU, where there is more than one, and how much had been computed when that was heard.
-        self._many: dict[int, tuple[int, int]] = {}
-        self._computed = 0
-        # Hashes that are not on the GPU, and hash -> copies on the tiers below.
-        self._absent: set[int] = set()
-        self._below: tuple[dict[int, int], ...] = ({}, {})
+        self._copies = Copies()
         # Tier -> location -> blocks that hold it beside the first: under another hash, or as the start of a larger one.
         self._again: tuple[dict[int, int], ...] = ({}, {}, {})
         self._orphans = Orphans()
@@ -75,6 +65,15 @@ class Holdings:
     def __len__(self) -> int:
         """Engine blocks known."""
         return len(self._names)
+
+    @property
+    def is_tiered(self) -> bool:
+        """Something is on a tier below the GPU."""
+        return self._copies.is_tiered
+
+    def has_room(self, turnover: int) -> None:
+        """The engine's cache has room for ``turnover`` of its blocks; 0: it does not say."""
+        self._copies.turnover = turnover
 
     # what its engine says
 
@@ -93,12 +92,19 @@ class Holdings:
         """Apply events, from number ``at`` on, while they are what most are: one new block behind one that is known, or
         one block less. Returns the number of the first that is neither, and how many blocks were stored and removed.
         """
-        names, many, shelf, bit, unit, group = self._names, self._many, self._shelf, self._bit, self._unit, self._group
+        names, many, shelf, bit, unit, group = (
+            self._names,
+            self._copies.many,
+            self._shelf,
+            self._bit,
+            self._unit,
+            self._group,
+        )
         stretches, heads, pack = shelf.stretches, shelf.heads, self._pack
         stored = removed = 0
         count = len(events) if self.block_size == unit and not self._orphans else 0
         again = self._again[Layer.GPU]
-        counted = again or self._absent or not self._only_gpu()
+        counted = again or self._copies.absent or self.is_tiered
         while at < count:
             event = events[at]
             if isinstance(event, AllBlocksCleared) or event.group_idx != group or event.medium != "GPU":
@@ -145,7 +151,7 @@ class Holdings:
                 counted = counted or again
             stored += 1
             at += 1
-        self._computed += stored
+        self._copies.computed += stored
         return at, stored, removed
 
     def named(self, event: BlockStored, copies: bool = True) -> str:
@@ -161,7 +167,7 @@ class Holdings:
         if event.group_idx is not None:
             self._group = event.group_idx
         self.block_size = event.block_size
-        self._computed += len(event.block_hashes)
+        self._copies.computed += len(event.block_hashes)
         return self._name(event, tokens, copies)
 
     def first_key(self, event: BlockStored) -> int | None:
@@ -191,8 +197,8 @@ class Holdings:
         tier = Layer.GPU if event.medium == "GPU" else tier_of(event.medium)
         if tier is None:
             return "unknown-medium"
-        names, many, unknown = self._names, self._many, 0
-        plain = tier is Layer.GPU and not (self._again[tier] or self._absent) and self._only_gpu()
+        names, many, unknown = self._names, self._copies.many, 0
+        plain = tier is Layer.GPU and not (self._again[tier] or self._copies.absent) and not self.is_tiered
         for value in event.block_hashes:
             name = value if type(value) is int and value >= 0 else short(value)
             if plain and name not in many and type(where := names.get(name)) is int:
@@ -207,13 +213,13 @@ class Holdings:
     def clear(self) -> Iterator[None] | None:
         """The GPU tier is empty; what is on others stays. The work, in steps of one block each, to be done before any
         other event is applied; None if there is nothing on others, so that all may as well be forgotten."""
-        return None if self._only_gpu() else self._clear()
+        return self._clear() if self.is_tiered else None
 
     def recomputed(self, locations: set[int]) -> None:
         """The engine had to compute these blocks anew: none was left, so there is one copy now, not more."""
-        for name in list(self._many):
+        for name in list(self._copies.many):
             if not locations.isdisjoint(_locations(self._names[name])):
-                del self._many[name]
+                del self._copies.many[name]
 
     def forget_oldest(self, count: int, now: int) -> None:
         """Forget ``count`` blocks, the first stored first; one that was used since the last lap is left for the next.
@@ -223,7 +229,7 @@ class Holdings:
         names, shelf = self._names, self._shelf
         count = min(count, len(names))
         spared = SPARED * count
-        plain = not (self._again[Layer.GPU] or self._many or self._absent) and self._only_gpu()
+        plain = not (self._again[Layer.GPU] or self._copies.many or self._copies.absent) and not self.is_tiered
         # Blocks that were stored together are mostly in one stretch: they leave it together.
         leaving, bits = -1, 0
         while count:
@@ -264,10 +270,6 @@ class Holdings:
     def _ours(self, group: int | None) -> bool:
         """One group of full attention speaks for the engine: each holds the same tokens. Connectors name none."""
         return group is None or self._group is None or group == self._group
-
-    def _only_gpu(self) -> bool:
-        cpu, storage = self._below
-        return not (cpu or storage)
 
     def _name(self, event: BlockStored, tokens: array[int], copies: bool) -> str:
         """Put a run behind its parent, and behind the run what waited for it."""
@@ -351,7 +353,7 @@ class Holdings:
 
     def _again_there(self, name: int, copies: bool) -> None:
         """A known block is announced on the GPU."""
-        if copies or name in self._absent:
+        if copies or name in self._copies.absent:
             self._add(name, Layer.GPU)
 
     def _adopt(self, waited_for: list[int]) -> None:
@@ -372,53 +374,20 @@ class Holdings:
                     self._add(name, Layer.GPU)
                 waited_for.append(name)
 
-    def _copies(self, name: int, tier: Layer) -> int:
-        """Copies of a known block on a tier. A cache that was filled once more since a second copy was heard of has
-        evicted that, announced or not."""
-        if tier is not Layer.GPU:
-            return self._below[tier - 1].get(name, 0)
-        if name in self._absent:
-            return 0
-        copies, at = self._many.get(name, (1, 0))
-        if copies > 1 and 0 < self.turnover < self._computed - at:
-            del self._many[name]
-            return 1
-        return copies
-
     def _add(self, name: int, tier: Layer) -> None:
         """One more copy of a known block."""
-        copies = self._copies(name, tier)
-        if not copies:
+        if self._copies.add(name, tier):
             for where in _locations(self._names[name]):
                 self._set(tier, self._shelf.at(where), 1 << (where & OFFSET))
-        if tier is not Layer.GPU:
-            self._below[tier - 1][name] = min(copies + 1, COUNT_MAX)
-        elif copies:
-            self._many[name] = min(copies + 1, COUNT_MAX), self._computed
-        else:
-            self._absent.discard(name)
 
     def _take(self, name: int, tier: Layer) -> None:
         """One copy less of a known block; with its last, on all tiers, it is known no longer."""
-        copies = self._copies(name, tier)
-        if not copies:
-            return
-        if copies > 1:
-            if tier is not Layer.GPU:
-                self._below[tier - 1][name] = copies - 1
-            elif copies == 2:
-                del self._many[name]
-            else:
-                self._many[name] = copies - 1, self._many[name][1]
+        if not self._copies.take(name, tier):
             return
         named = self._names[name]
-        if tier is Layer.GPU:
-            self._absent.add(name)
-        else:
-            del self._below[tier - 1][name]
-        if name in self._absent and not any(name in below for below in self._below):
+        if name in self._copies.absent and not self._copies.is_below(name):
             del self._names[name]
-            self._absent.discard(name)
+            self._copies.absent.discard(name)
         self._release(tier, named)
 
     def _used(self, named: Named) -> int:
@@ -428,24 +397,21 @@ class Holdings:
 
     def _forget(self, name: int) -> None:
         """A block is not known any more, whatever copies there are."""
-        tiers = [tier for tier in (Layer.CPU, Layer.STORAGE) if self._below[tier - 1].pop(name, 0)]
-        if name not in self._absent:
-            tiers.append(Layer.GPU)
-        self._absent.discard(name)
-        self._many.pop(name, None)
+        tiers = self._copies.forget(name)
         named = self._names.pop(name)
         for tier in tiers:
             self._release(tier, named)
 
     def _clear(self) -> Iterator[None]:
         self._orphans = Orphans()
-        self._many.clear()
+        copies = self._copies
+        copies.many.clear()
         before, self._names = self._names, {}
-        absent, self._absent = self._absent, set()
+        absent, copies.absent = copies.absent, set()
         for name, named in before.items():
-            if any(name in below for below in self._below):
+            if copies.is_below(name):
                 self._names[name] = named
-                self._absent.add(name)
+                copies.absent.add(name)
             if name not in absent:
                 self._release(Layer.GPU, named)
             yield

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import math
 from array import array
-from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from heapq import heappop, heappush
 from itertools import chain as join
@@ -18,9 +17,9 @@ from itertools import islice
 
 from gateway.framework import Clock, Endpoint, Matches, Observer
 from gateway.kvcache.chains import Chains
-from gateway.kvcache.estimate import Estimate
 from gateway.kvcache.events import BlockRemoved, BlockStored, Event
-from gateway.kvcache.holdings import Holdings, is_named
+from gateway.kvcache.holder import Holder
+from gateway.kvcache.holdings import is_named
 from gateway.kvcache.keys import BlockKeys, root
 from gateway.kvcache.layers import LAYERS
 from gateway.kvcache.matching import Candidate, match_estimated, match_told
@@ -38,32 +37,8 @@ EVICT = 500
 """Blocks that are forgotten at once when the index is full, or one in so many of a small one: 1 ms of work."""
 
 
-class _Holder:
-    """One endpoint in the index, since it last began anew.
-
-    ``place``: the first of its places. ``events``: its engine's events are followed; ``heard``: and have told of blocks
-    at some time, so that they can be believed to come; ``reading``: its past is being read, and is not yet the present.
-    ``resetting``: its GPU tier is empty, but not yet on the shelf. ``counted``: its part of the index's size.
-    ``reports``: first keys of prompts whose blocks the engine was asked to announce again.
-    """
-
-    def __init__(self, endpoint: Endpoint, events: bool, heard: bool, place: int, shelf: Shelf, unit: int) -> None:
-        self.endpoint = endpoint
-        self.events = events
-        self.heard = heard
-        self.place = place
-        self.reading = False
-        self.resetting = False
-        self.holdings = Holdings(unit, shelf, place)
-        self.estimate = Estimate(shelf, place)
-        self.counted = 0
-        self.reports: Counter[int] = Counter()
-        self.told: Counter[str] = Counter()
-
-    @property
-    def block_size(self) -> int:
-        """Tokens of one of the engine's blocks; 0 if it has not told."""
-        return self.holdings.block_size or self.endpoint.metrics.block_size
+REPORTS = 1000
+"""Prompts of an endpoint whose report is awaited: one that holds nothing of a prompt sends none."""
 
 
 class CacheIndex:
@@ -80,7 +55,7 @@ class CacheIndex:
         self._observer = observer
         self._learned = False
         self._chains = Chains()
-        self._holders: dict[int, _Holder] = {}
+        self._holders: dict[int, Holder] = {}
         self._places = 0
         self._free: list[int] = []
         self._shelf = Shelf()
@@ -150,6 +125,8 @@ class CacheIndex:
         holder = self._holders.get(slot)
         if holder is not None and keys and keys.unit == self.unit:
             holder.reports[keys[0]] += 1
+            if len(holder.reports) > REPORTS:
+                del holder.reports[next(iter(holder.reports))]
 
     def apply(self, slot: int, event: Event) -> None:
         """One event of the endpoint's stream."""
@@ -199,6 +176,7 @@ class CacheIndex:
         work = holder.holdings.clear()
         if work is None:
             self.forget(slot)
+            self.reading(slot, holder.reading)  # a reset may be part of the past
             return
         holder.resetting = True
         yield from work
@@ -214,7 +192,7 @@ class CacheIndex:
             holder.told.clear()
             self._observer.kv_blocks(self._model, self.blocks)
             size = holder.block_size
-            holder.holdings.turnover = holder.endpoint.metrics.kv_capacity // size if size else 0
+            holder.holdings.has_room(holder.endpoint.metrics.kv_capacity // size if size else 0)
 
     # what requests ask and do
 
@@ -236,13 +214,21 @@ class CacheIndex:
         self._overlay.lapse()
         told: list[Candidate] = []
         estimated: list[Candidate] = []
+        holders, exact, below = self._holders, keys.exact, False
         for endpoint in endpoints:
-            holder = self._holders.get(endpoint.slot)
-            if holder is not None:
-                candidates = told if self._is_told(holder, keys) else estimated
-                candidates.append(Candidate(endpoint.slot, holder.place, holder.block_size, not holder.resetting))
+            holder = holders.get(endpoint.slot)
+            if holder is None:
+                continue
+            candidate = holder.candidate
+            candidate.block_size = holder.holdings.block_size or endpoint.metrics.block_size
+            if exact and holder.events and holder.heard and not holder.reading:
+                candidate.gpu = not holder.resetting
+                below = below or holder.holdings.is_tiered
+                told.append(candidate)
+            else:
+                estimated.append(candidate)
         if told:
-            matches.update(match_told(keys, prompt_tokens, told, self._shelf))
+            matches.update(match_told(keys, prompt_tokens, told, self._shelf, below=below))
         if estimated:
             matches.update(match_estimated(keys, prompt_tokens, estimated, self._shelf))
         return matches
@@ -278,7 +264,7 @@ class CacheIndex:
 
     # how
 
-    def _is_told(self, holder: _Holder, keys: BlockKeys) -> bool:
+    def _is_told(self, holder: Holder, keys: BlockKeys) -> bool:
         """Whether the endpoint's events can say what it holds of a prompt."""
         return holder.events and holder.heard and keys.exact and not holder.reading
 
@@ -289,15 +275,15 @@ class CacheIndex:
         else:
             place = self._places
             self._places += LAYERS
-        self._holders[endpoint.slot] = _Holder(endpoint, events, heard, place, self._shelf, self.unit)
+        self._holders[endpoint.slot] = Holder(endpoint, events, heard, place, self._shelf, self.unit)
 
-    def _leave(self, holder: _Holder) -> Iterator[None]:
+    def _leave(self, holder: Holder) -> Iterator[None]:
         """Clear all places of a holder that is gone, in small steps; then they are free."""
         yield from join(holder.holdings.leave(), holder.estimate.leave(), self._overlay.leave(holder.place))
         heappush(self._free, holder.place)
         self._observer.kv_blocks(self._model, self.blocks)
 
-    def _stored(self, holder: _Holder, event: BlockStored) -> bool:
+    def _stored(self, holder: Holder, event: BlockStored) -> bool:
         """Apply an event that is not of the usual kind. False: the unit changed, and everything begins anew."""
         slot = holder.endpoint.slot
         problem = holder.holdings.problem(event)
@@ -316,16 +302,17 @@ class CacheIndex:
             holder.told[problem] += 1
         return problem != "new-unit"
 
-    def _is_report(self, holder: _Holder, event: BlockStored) -> bool:
+    def _is_report(self, holder: Holder, event: BlockStored) -> bool:
         """Whether this is an answer to ``reannounced``."""
         first = holder.holdings.first_key(event)
         if first is None or not holder.reports[first]:
             return False
         holder.reports[first] -= 1
-        holder.reports += Counter()
+        if not holder.reports[first]:
+            del holder.reports[first]
         return True
 
-    def _missed(self, holder: _Holder, keys: BlockKeys, start: int, end: int) -> None:
+    def _missed(self, holder: Holder, keys: BlockKeys, start: int, end: int) -> None:
         """Blocks ``start`` to ``end`` of a prompt were not there."""
         position = 0
         locations: set[int] = set()
@@ -354,7 +341,7 @@ class CacheIndex:
         self.on_new_unit()
         return "new-unit"
 
-    def _recount(self, holder: _Holder) -> None:
+    def _recount(self, holder: Holder) -> None:
         """Keep the index below its bound: the largest holder loses what is oldest."""
         size = len(holder.holdings)
         self._total += size - holder.counted

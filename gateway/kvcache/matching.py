@@ -43,23 +43,26 @@ def match_estimated(
 
 
 def match_told(
-    keys: BlockKeys, prompt_tokens: int, candidates: Sequence[Candidate], shelf: Shelf
+    keys: BlockKeys, prompt_tokens: int, candidates: Sequence[Candidate], shelf: Shelf, *, below: bool = True
 ) -> Iterator[tuple[int, Match]]:
-    """(slot, match) of those that hold something by their engine's events, or will by what was just sent there."""
+    """(slot, match) of those that hold something by their engine's events, or will by what was just sent there.
+
+    ``below``: whether anything is on tiers below the GPU.
+    """
     unit = keys.unit
     path = list(shelf.path(keys))
-    layers = (Layer.GPU, Layer.PREDICTED, Layer.CPU, Layer.STORAGE)
-    depths, below = _depths(path, _bits([each for each in candidates if each.gpu]), layers)
+    layers = (Layer.GPU, Layer.PREDICTED, Layer.CPU, Layer.STORAGE) if below else (Layer.GPU, Layer.PREDICTED)
+    depths, mixed = _depths(path, _bits([each for each in candidates if each.gpu]), layers)
     if resetting := [each for each in candidates if not each.gpu]:
         depths |= _depths(path, _bits(resetting), layers[1:])[0]
-        below |= _bits(resetting)
+        mixed |= _bits(resetting)
     ends = list(accumulate(shared for _, shared in path))
     for candidate in candidates:
         place = candidate.place
         if place not in depths or not (whole := _whole(candidate, depths[place], unit)):
             continue
         depth = whole // unit
-        gpu, cpu = _tiers(path, candidate, depth) if below >> place & 1 else (depth, 0)
+        gpu, cpu = _tiers(path, candidate, depth) if mixed >> place & 1 else (depth, 0)
         last = bisect_left(ends, depth)
         stretch, shared = path[last]
         offset = depth - 1 - (ends[last] - shared)
@@ -83,13 +86,13 @@ def _depths(path: Iterable[tuple[Stretch, int]], alive: int, layers: Sequence[La
     """
     best, rest = layers[:2], layers[2:]
     left: list[tuple[int, int]] = []
-    position = below = 0
+    position = mixed = 0
     for stretch, shared in path:
         full = stretch.full
         on_best = _folded(full, best)
-        whole = on_best | _folded(full, rest)
         if alive & ~on_best:
-            below |= alive & whole & ~on_best
+            whole = on_best | _folded(full, rest)
+            mixed |= alive & whole & ~on_best
             missing, part = alive & ~whole, stretch.part
             if missing and part:
                 some = _folded(sum(1 << place for place in part), layers)
@@ -101,7 +104,7 @@ def _depths(path: Iterable[tuple[Stretch, int]], alive: int, layers: Sequence[La
                         held |= part.get(place + layer, 0)
                     leading, leading_best = _leading(held | held_best), _leading(held_best)
                     if leading_best < leading and leading_best < shared:
-                        below |= 1 << place
+                        mixed |= 1 << place
                     if leading < shared:
                         alive ^= 1 << place
                         left.append((1 << place, position + leading))
@@ -113,7 +116,7 @@ def _depths(path: Iterable[tuple[Stretch, int]], alive: int, layers: Sequence[La
                 break
         position += shared
     left.append((alive, position))
-    return {place: depth for mask, depth in left if depth for place in places(mask)}, below
+    return {place: depth for mask, depth in left if depth for place in places(mask)}, mixed
 
 
 def _folded(mask: int, layers: Sequence[Layer]) -> int:

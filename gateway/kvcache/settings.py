@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class CacheSettings:
-    """``max_blocks``: engines' blocks in one model's index, about 200 bytes each, counted for every endpoint that
+    """``max_blocks``: engines' blocks in one model's index, about 130 bytes each, counted for every endpoint that
     holds one; the least recently used are forgotten beyond it.
     ``block_size``: tokens; the unit until the first engine tells its own.
     ``prediction_seconds``: how long a placement counts as held before the engine's event confirms it.

@@ -35,9 +35,9 @@ SLICE = 256
 MESSAGE_COST = 8
 """What a message costs beside its blocks, in blocks."""
 
-QUEUE = 10_000
-"""Messages that may wait in the subscriber, some 100 MB at most: as many as vLLM can send again. What comes beyond
-waits in the engine, or is dropped there, and then asked for."""
+QUEUE = 1_000
+"""Messages that may wait in the subscriber: some 10 MB of a busy engine's, and more seconds than a replay takes. What
+comes beyond waits in the engine, or is dropped there, and then asked for."""
 
 TRIES = 3
 """Replays in a row that may bring nothing new before what came has to do, and the endpoint is partial."""

@@ -9,7 +9,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from enum import StrEnum
 
-from gateway.api.body import Body
+from gateway.api.body import Body, JsonBody
+from gateway.api.passing import asks_report
 from gateway.api.routes import Route
 from gateway.api.usage import Usage
 from gateway.errors import GatewayError
@@ -117,6 +118,8 @@ class Exchange:
         self.placement, self.plan = placement, plan
         self.legs += 1
         self.serving.index.placed(self.keys, plan.decode)
+        if isinstance(self.body, JsonBody) and asks_report(self.body.fields):
+            self.serving.index.reannounced(plan.decode.slot, self.keys)
         self.scheduler.placed(request, plan)
         self.observer.planned(self.model_name, plan.reason)
         self.observer.in_flight(plan.decode.name, 1)

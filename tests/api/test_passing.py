@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gateway.api.parse import parse
-from gateway.api.passing import sensitive, strip, strip_form_value
+from gateway.api.passing import asks_report, sensitive, strip, strip_form_value
 from gateway.api.routes import ROUTES
 from gateway.api.settings import NEVER, PassSettings
 
@@ -19,6 +19,22 @@ def stripped(body: str, settings: PassSettings = NOTHING) -> tuple[dict[str, obj
     fields = msgspec.json.decode(body.encode(), type=dict[str, msgspec.Raw])
     changed = strip(fields, settings)
     return json.loads(msgspec.json.encode(fields)), changed
+
+
+@pytest.mark.parametrize(
+    ("extras", "asks"),
+    [
+        ('{"kv_cache_report_mode": "full"}', True),
+        ('{"kv_cache_report_mode": "new"}', False),
+        ('{"kv_cache_report_mode": ["full"]}', False),
+        ("{}", False),
+        ("null", False),
+        ("3", False),
+    ],
+)
+def test_a_report_of_what_is_cached_may_be_asked_for(extras: str, asks: bool) -> None:
+    assert asks_report({"vllm_xargs": msgspec.Raw(extras.encode())}) is asks
+    assert not asks_report({})
 
 
 @pytest.mark.parametrize("name", sorted(NEVER))

@@ -4,8 +4,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from gateway.kvcache.copies import COUNT_MAX
 from gateway.kvcache.events import BlockStored
-from gateway.kvcache.holdings import COUNT_MAX, Holdings
+from gateway.kvcache.holdings import Holdings
 from gateway.kvcache.keys import chain, root
 from gateway.kvcache.layers import LAYERS, Layer
 from gateway.kvcache.orphans import MAX_ORPHANS
@@ -293,7 +294,7 @@ def test_forgotten_blocks_are_forgotten_on_all_tiers(room):
 def test_a_copy_ends_with_age(room):
     """Engines evict what nobody uses: a second copy that has seen the cache filled once more is none, announced or
     not."""
-    room.turnover = 10
+    room.has_room(10)
     room.take_in(stored([103], ids(3)))
     room.take_in(stored([103], ids(3)))
     for number in range(20):

@@ -434,6 +434,15 @@ CAPACITY = 40
 """Tokens of an estimate."""
 
 
+def test_a_reset_in_the_past_does_not_end_the_reading_of_it():
+    machine = Naive()
+    machine.begin()
+    machine.read(0, True)
+    machine.reset_slowly(0, 0, [0])
+    machine.store(0, [0])
+    machine.ask([0])
+
+
 class Naive(RuleBasedStateMachine):
     """Engines as dictionaries of what they hold on each tier, copies counted; prompts of few different blocks."""
 

@@ -1,0 +1,40 @@
+"""What the index has of one endpoint, since that last began anew."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+from gateway.framework import Endpoint
+from gateway.kvcache.estimate import Estimate
+from gateway.kvcache.holdings import Holdings
+from gateway.kvcache.matching import Candidate
+from gateway.kvcache.shelf import Shelf
+
+
+class Holder:
+    """One endpoint.
+
+    ``place``: the first of its places. ``events``: its engine's events are followed; ``heard``: and have told of blocks
+    at some time, so that they can be believed to come; ``reading``: its past is being read, and is not yet the present.
+    ``resetting``: its GPU tier is empty, but not yet on the shelf. ``counted``: its part of the index's size.
+    ``reports``: first keys of prompts whose blocks the engine was asked to announce again.
+    """
+
+    def __init__(self, endpoint: Endpoint, events: bool, heard: bool, place: int, shelf: Shelf, unit: int) -> None:
+        self.endpoint = endpoint
+        self.events = events
+        self.heard = heard
+        self.place = place
+        self.reading = False
+        self.resetting = False
+        self.holdings = Holdings(unit, shelf, place)
+        self.estimate = Estimate(shelf, place)
+        self.candidate = Candidate(endpoint.slot, place, block_size=0)
+        self.counted = 0
+        self.reports: Counter[int] = Counter()
+        self.told: Counter[str] = Counter()
+
+    @property
+    def block_size(self) -> int:
+        """Tokens of one of the engine's blocks; 0 if it has not told."""
+        return self.holdings.block_size or self.endpoint.metrics.block_size
