@@ -8,26 +8,18 @@ import functools
 import random
 import time
 from collections import Counter
-from dataclasses import replace
 
 import httpx
 import pytest
 
 from gateway.config.settings import DEFAULT_PLUGINS, DEFAULT_PROFILES
-from gateway.fleet.settings import EndpointSettings, ScrapeSettings
+from gateway.fleet.settings import EndpointSettings
 from gateway.framework import Engine
 from gateway.proxy.settings import RetrySettings
 from simulator.server import EngineServer
 from simulator.settings import EngineSettings
-from tests.support.gateway import QUICK_FLEET, running, split_config
+from tests.support.gateway import PATIENT_FLEET, running, split_config
 from tests.support.wait import eventually
-
-PATIENT = replace(
-    QUICK_FLEET,
-    scrape=ScrapeSettings(interval=0.1, timeout=20.0),
-    health=replace(QUICK_FLEET.health, failures=10),
-)
-"""A dead engine refuses connections, which takes it out at once; one that only answers late on a busy machine stays."""
 
 REQUESTS = 1000
 AT_ONCE = 64
@@ -105,7 +97,7 @@ async def test_nothing_is_lost_that_had_not_committed():
             plugins=DEFAULT_PLUGINS,
             profiles=DEFAULT_PROFILES,
             retries=RetrySettings(budget=1.0),
-            fleet=PATIENT,
+            fleet=PATIENT_FLEET,
         )
         gateway = await stack.enter_async_context(running(config))
         ended: Counter[str] = Counter()

@@ -17,7 +17,7 @@ from gateway.scheduling.settings import PluginSettings, ProfileSettings, Weighte
 from simulator.server import EngineServer
 from simulator.settings import EngineSettings
 from simulator.tokenizer import build_tokenizer
-from tests.support.gateway import QUICK_FLEET, Running, config_for, running
+from tests.support.gateway import PATIENT_FLEET, QUICK_FLEET, Running, config_for, running
 from tests.support.wait import eventually
 
 PATH = "/v1/chat/completions"
@@ -180,7 +180,7 @@ async def test_what_is_not_told_is_estimated_from_what_was_sent_where(tokenizer,
 
 async def test_killed_under_load_costs_no_request_that_had_not_committed(tokenizer):
     async with engines(3, tokenizer=tokenizer, step_seconds=0.005, prefill_token_seconds=2e-5) as servers:
-        config = config_for(*(s.url for s in servers), tokenizer=tokenizer)
+        config = config_for(*(s.url for s in servers), tokenizer=tokenizer, fleet=PATIENT_FLEET)
         async with running(config) as gateway:
             await synced(gateway)
             results: list[tuple[int, str]] = []

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import AsyncIterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import httpx
@@ -22,6 +22,13 @@ QUICK_FLEET = FleetSettings(
     health=HealthSettings(failures=1, backoff=0.05, max_backoff=0.2, slow_start=0.0),
 )
 """Notices within a test's patience what takes seconds in production."""
+
+PATIENT_FLEET = replace(
+    QUICK_FLEET,
+    scrape=ScrapeSettings(interval=0.1, timeout=20.0),
+    health=replace(QUICK_FLEET.health, failures=10),
+)
+"""A dead engine refuses connections, which takes it out at once; one that only answers late on a busy machine stays."""
 
 IN_TURN: dict[str, Any] = {
     "plugins": (PluginSettings("healthy", "healthy"), PluginSettings("turn", "round-robin")),
