@@ -34,19 +34,20 @@ ENGINE_DIES = 100
 ENGINE_BACK = 110
 """Chats that have been answered when the gateway restarts, when an engine dies, and when its return is waited for."""
 
-GROUPS = 12
-NEW_GROUPS = 8
+GROUPS = 8
+NEW_GROUPS = 12
 """How many there are at a time, and how many come on the way, each in the oldest one's place."""
-PREFIX_WORDS = (20, 190)  # some 3 to 30 of an engine's 160 blocks
-QUESTION_WORDS = (4, 30)
-OUTPUT = (2, 60)  # tokens, up to two blocks
+PREFIX_WORDS = (20, 150)  # some 3 to 25 of an engine's 160 blocks
+QUESTION_WORDS = (4, 20)
+OUTPUT = (2, 40)  # tokens
 SALTED = 9  # the group whose chats have a cache_salt
 BURST = 0.3
 """How likely a chat is of the same group as the one before."""
 GOES_ON = 0.3
 REPEATS = 0.07
-"""How likely a chat goes on from an earlier one of its group, or is an earlier one once more: of which an engine may
+"""How likely a chat goes on from one of the last of its group, or is one of these once more: of which an engine may
 have two copies."""
+LATELY = 6
 
 MOST_ERROR = 0.02
 LEAST_HITS = 0.4
@@ -75,7 +76,7 @@ def plan(seed: int) -> list[Chat]:
         if chats and chance.random() < BURST:
             group = chats[-1].group
         earlier = [other for other in chats if other.group == group]
-        other = chance.choice(earlier) if earlier else None
+        other = chance.choice(earlier[-LATELY:]) if earlier else None
         question, after = passage(f"question {number}", chance.randint(*QUESTION_WORDS)), None
         kind = chance.random()
         if other is not None and kind < GOES_ON:
@@ -89,7 +90,7 @@ def plan(seed: int) -> list[Chat]:
 def prefix(group: int) -> str:
     """Of those there are at a time, the lengths go evenly from the shortest to the longest."""
     least, most = PREFIX_WORDS
-    return passage(f"exact {group}", least + (most - least) * (group * 5 % GROUPS) // (GROUPS - 1))
+    return passage(f"exact {group}", least + (most - least) * (group * 3 % GROUPS) // (GROUPS - 1))
 
 
 @dataclass(frozen=True, slots=True)
