@@ -26,6 +26,25 @@ from tests.engines.engine import Engine
 from tests.engines.gateway import MODEL, Gateway, run_gateway, wait_for
 from tests.engines.prompts import passage
 
+SPREAD = {
+    "plugins": [
+        {"name": "healthy", "type": "healthy"},
+        {"name": "cached", "type": "prefix-cache"},
+        {"name": "free", "type": "active-requests"},
+        {"name": "best", "type": "max-score"},
+    ],
+    "profiles": [
+        {
+            "name": "default",
+            "filters": ["healthy"],
+            "scorers": [{"plugin": "cached", "weight": 1}, {"plugin": "free", "weight": 1}],
+            "picker": "best",
+        }
+    ],
+}
+"""Puts a new group on an engine that is free: the default profile learns which engine is faster, and four at a time may
+nearly all fit on one. Where chats are placed is another test's matter; here each engine must be asked."""
+
 SEED = 4
 CHATS = 200
 AT_A_TIME = 4
@@ -34,12 +53,12 @@ ENGINE_DIES = 100
 ENGINE_BACK = 110
 """Chats that have been answered when the gateway restarts, when an engine dies, and when its return is waited for."""
 
-GROUPS = 8
+GROUPS = 10
 NEW_GROUPS = 12
 """How many there are at a time, and how many come on the way, each in the oldest one's place."""
-PREFIX_WORDS = (20, 150)  # some 3 to 25 of an engine's 160 blocks
-QUESTION_WORDS = (4, 20)
-OUTPUT = (2, 40)  # tokens
+PREFIX_WORDS = (20, 190)  # some 3 to 30 of an engine's 160 blocks
+QUESTION_WORDS = (4, 30)
+OUTPUT = (2, 60)  # tokens, up to two blocks
 SALTED = 9  # the group whose chats have a cache_salt
 BURST = 0.3
 """How likely a chat is of the same group as the one before."""
@@ -249,12 +268,12 @@ async def run(chats: Sequence[Chat], engines: Sequence[Engine], model_folder: Pa
     endpoints: list[dict[str, Any]] = [{"url": engine.url, "name": engine.name} for engine in engines]
     model = {"tokenizer": str(model_folder)}
     live = {engine.name: "live" for engine in engines}
-    with run_gateway(folder, endpoints, model) as gateway:
+    with run_gateway(folder, endpoints, model, **SPREAD) as gateway:
         wait_for(lambda: gateway.streams() == live, "the event streams", gateway.process)
         await go_on(gateway, *chats[:GATEWAY_RESTART])
 
     endpoints[0]["kv_events"] = {"endpoint": victim.kv_source()["endpoint"]}
-    with run_gateway(folder, endpoints, model) as gateway:
+    with run_gateway(folder, endpoints, model, **SPREAD) as gateway:
         wait_for(lambda: gateway.streams() == live | {victim.name: "partial"}, "the event streams", gateway.process)
         await go_on(gateway, *chats[GATEWAY_RESTART:ENGINE_DIES])
         current[victim.name].end(gateway)
