@@ -1,0 +1,45 @@
+"""What is replayed: the requests, when they come, and what they share."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+__all__ = ["Call", "Workload"]
+
+
+@dataclass(slots=True, eq=False)
+class Call:
+    """One request of a workload.
+
+    at             arrival at the gateway, in seconds of virtual time.
+    input_tokens   of the prompt, at least 1.
+    output_tokens  what the engine generates, at least 1.
+    blocks         ids of the prompt's blocks, the last and partial one among them; each id stands for its whole prefix
+                   (as in Mooncake's `hash_ids`). They may go on with the blocks of the output, so that a next turn
+                   can hit what was generated.
+    session        what a client would send to be recognised again.
+    """
+
+    at: float
+    input_tokens: int
+    output_tokens: int
+    blocks: tuple[int, ...]
+    session: str | None = None
+
+
+class Workload(Protocol):
+    """A source of calls. One object serves one run: a closed loop may keep state."""
+
+    name: str
+    block_size: int
+    """Tokens of one block id (512 in Mooncake's traces)."""
+
+    def start(self) -> Sequence[Call]:
+        """The calls that are known from the beginning, ordered by `at`."""
+        ...
+
+    def answered(self, call: Call, at: float) -> Sequence[Call]:
+        """The calls that follow a call answered at `at` (a closed loop); their think time is in their `at`."""
+        ...
