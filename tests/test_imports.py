@@ -32,6 +32,10 @@ TABLE: dict[str, tuple[str, ...]] = {
     "gateway.config": ("gateway.config", *CONTRACT, "gateway.scheduling", *SETTINGS),
     "gateway.proxy": ("gateway.proxy", *CONTRACT, "gateway.config", *(f"gateway.{room}" for room in ROOMS)),
     "gateway.demo": ("gateway.demo", *CONTRACT),
+    "gateway.replay": (
+        *("gateway.replay", *CONTRACT, "gateway.config", "gateway.proxy.settings", "simulator"),
+        *(f"gateway.{room}" for room in ROOMS),
+    ),
     "gateway": (),
     "scorers": ("gateway.framework",),
     "filters": ("gateway.framework",),

@@ -20,21 +20,27 @@ from gateway.config.settings import Config, ModelSettings
 from gateway.errors import ConfigError
 
 
-def load(path: str | os.PathLike[str], environ: Mapping[str, str]) -> Config:
+def load(path: str | os.PathLike[str], environ: Mapping[str, str], missing: Mapping[str, Any] | None = None) -> Config:
     """The configuration in the file ``path``, references to ``environ`` filled in. Raises ConfigError.
+
+    ``missing``: plain values of top-level keys, for those that the file has not.
 
     A relative ``tokenizer``, ``chat_template`` or ``client_keys.file`` that exists beside the file is made absolute.
     """
     file = Path(path)
-    return _anchored(_config(*read(file, environ)), file.parent)
+    return _anchored(_config(*read(file, environ), missing), file.parent)
 
 
-def loads(text: str, environ: Mapping[str, str], file: str = "plugins.yaml") -> Config:
+def loads(
+    text: str, environ: Mapping[str, str], file: str = "plugins.yaml", missing: Mapping[str, Any] | None = None
+) -> Config:
     """As ``load``, from text; ``file`` is the name in errors, and relative paths are left as they are."""
-    return _config(*read_text(text, file, environ))
+    return _config(*read_text(text, file, environ), missing)
 
 
-def _config(value: Any, origin: Origin) -> Config:
+def _config(value: Any, origin: Origin, missing: Mapping[str, Any] | None) -> Config:
+    if missing is not None and (value is None or isinstance(value, dict)):
+        value = {**missing, **(value or {})}
     if value is None:
         raise ConfigError(
             f"{origin.file}: empty; the shortest useful file names a model and its engines under 'models'"

@@ -1,0 +1,131 @@
+"""A generated workload: groups of users who share a long system prompt and talk in turns.
+
+The shape of llm-d's benchmark of shared prefixes (llm-d-kv-cache, benchmarking/37-capacity: 150 groups of 5 users,
+6,000 tokens shared and 1,200 own, 1,000 generated). A conversation's first turn comes at its time, or, in a closed
+loop, as soon as its user is there; each further turn follows the answer before it by a think time, and its prompt holds all
+that was said: so the answers' blocks are the next prompt's, and whoever keeps a conversation where it was hits them.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import accumulate
+
+from gateway.errors import ConfigError
+from gateway.replay.workload import Call
+
+BLOCK_TOKENS = 200
+"""Of one id. Divides the default sizes, so that all that is shared can be hit; of others a partial block cannot."""
+
+
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """``groups`` x ``users`` users; each holds ``rounds`` conversations, one after the other, of ``turns`` requests.
+
+    ``shared``: tokens of a group's system prompt. ``own``: tokens of what a user says in each turn. ``output``: tokens
+    of each answer. ``think``: mean seconds between an answer and the next request, exponentially distributed.
+    """
+
+    groups: int = 150
+    users: int = 5
+    rounds: int = 8
+    turns: int = 1
+    shared: int = 6000
+    own: int = 1200
+    output: int = 1000
+    think: float = 10.0
+
+    def __post_init__(self) -> None:
+        for name in ("groups", "users", "rounds", "turns", "own", "output"):
+            if getattr(self, name) < 1:
+                raise ConfigError(f"{name} must be at least 1")
+        if self.shared < 0:
+            raise ConfigError("shared must be at least 0 tokens")
+        if not self.think >= 0:
+            raise ConfigError("think must be at least 0 seconds")
+
+    @property
+    def conversations(self) -> int:
+        return self.groups * self.users * self.rounds
+
+    @property
+    def requests(self) -> int:
+        return self.conversations * self.turns
+
+
+class Groups:
+    """A ``Workload`` of ``shape``, by ``seed``.
+
+    ``rate``: requests a second, over the whole run: conversations begin at ``rate / turns`` a second, at random
+    (Poisson), in any order of users. None: a closed loop, in which every user begins within the first think time and
+    does all rounds one after the other, so that the load is what the engines give.
+    """
+
+    name = "groups"
+    block_size = BLOCK_TOKENS
+
+    def __init__(self, shape: Shape, *, rate: float | None = None, seed: int = 0) -> None:
+        if rate is not None and not rate > 0:
+            raise ConfigError("the rate must be above 0 requests/s")
+        self._shape = shape
+        self._chance = random.Random(seed)
+        self._closed = rate is None
+        self._next_block = 0
+        self._systems = [self._blocks(shape.shared // BLOCK_TOKENS) for _ in range(shape.groups)]
+        self._open: dict[Call, _Place] = {}
+        users = shape.groups * shape.users
+        if rate is None:
+            times = [self._pause() for _ in range(users)]
+        else:
+            gaps = (self._chance.expovariate(rate / shape.turns) for _ in range(shape.conversations))
+            times = list(accumulate(gaps))
+        order: list[int] = []
+        while len(order) < len(times):
+            order += self._chance.sample(range(users), users)
+        self._begin = sorted(
+            (self._first(at, user, 0) for at, user in zip(times, order, strict=True)), key=lambda call: call.at
+        )
+
+    def start(self) -> Sequence[Call]:
+        return self._begin
+
+    def answered(self, call: Call, at: float) -> Sequence[Call]:
+        place = self._open.pop(call)
+        shape = self._shape
+        if place.turn + 1 < shape.turns:
+            context = call.input_tokens + call.output_tokens
+            return [self._turn(at + self._pause(), place.user, place.round, place.turn + 1, context, call.blocks)]
+        if self._closed and place.round + 1 < shape.rounds:
+            return [self._first(at + self._pause(), place.user, place.round + 1)]
+        return []
+
+    def _first(self, at: float, user: int, round_: int) -> Call:
+        system = self._systems[user // self._shape.users]
+        return self._turn(at, user, round_, 0, self._shape.shared, system)
+
+    def _turn(self, at: float, user: int, round_: int, turn: int, context: int, held: tuple[int, ...]) -> Call:
+        """``context``: tokens that were there before this turn; ``held``: the blocks of all of them that are whole."""
+        shape = self._shape
+        tokens = context + shape.own
+        # With the answer's blocks, so that the engine that made it holds them; a last partial one is nobody's.
+        whole = held[: context // BLOCK_TOKENS]
+        blocks = whole + self._blocks(-(-(tokens + shape.output) // BLOCK_TOKENS) - len(whole))
+        call = Call(at, tokens, shape.output, blocks, f"{user}-{round_}")
+        self._open[call] = _Place(user, round_, turn)
+        return call
+
+    def _blocks(self, count: int) -> tuple[int, ...]:
+        begin, self._next_block = self._next_block, self._next_block + count
+        return tuple(range(begin, self._next_block))
+
+    def _pause(self) -> float:
+        return self._chance.expovariate(1 / self._shape.think) if self._shape.think else 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class _Place:
+    user: int
+    round: int
+    turn: int

@@ -1,0 +1,124 @@
+"""The policies that a replay compares: configurations, ours and what other routers do, by name or from a file.
+
+Each is text as in plugins.yaml, read by the gateway's own ``config``, so that what is compared is what a gateway would
+be told, and can be taken from here into a file. ``default`` is what a file that says nothing gets.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from gateway.config.load import load, loads
+from gateway.config.origin import nearest
+from gateway.config.settings import Config
+from gateway.errors import ConfigError
+from gateway.scheduling.settings import PluginSettings
+
+MODELS: Mapping[str, Any] = {"models": [{"name": "replay", "endpoints": [{"url": "http://127.0.0.1:1"}]}]}
+"""What stands for the models where a policy has none: a replay has endpoints of its own."""
+
+DEFAULT = "default"
+
+
+# Filters that leave out who cannot serve stand before all of them, as in the default.
+_SAFE = """
+- {name: healthy, type: healthy}
+- {name: role, type: role, parameters: {allow: [decode, both]}}
+"""
+
+
+def _text(plugins: str, scorers: str = "[]", picker: str = "best", filters: str = "[healthy, role]") -> str:
+    best = "- {name: best, type: max-score}\n" if picker == "best" else ""
+    return (
+        f"plugins:{_SAFE}{plugins.strip()}\n{best}"
+        f"profiles:\n- name: default\n  filters: {filters}\n  scorers: {scorers}\n  picker: {picker}\n"
+        "handlers:\n- {name: default, type: single, parameters: {profile: default}}\n"
+    )
+
+
+POLICIES: Mapping[str, str] = {
+    DEFAULT: "",
+    "round-robin": _text("- {name: next, type: round-robin}", picker="next"),
+    "random": _text("- {name: any, type: random}", picker="any"),
+    "least-requests": _text("- {name: active, type: active-requests}", "[{plugin: active}]"),
+    "llm-d": _text(
+        """
+- {name: prefix, type: prefix-cache}
+- {name: queue, type: queue-depth}
+- {name: kv, type: kv-cache-utilization}
+""",
+        "[{plugin: prefix, weight: 3}, {plugin: queue, weight: 2}, {plugin: kv, weight: 2}]",
+    ),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Wiring:
+    """A policy: the checked ``config`` whose plugins, profiles and handlers place the requests of its first model.
+    Of its models, endpoints and listeners nothing else counts."""
+
+    name: str
+    config: Config
+
+    @property
+    def handler(self) -> str:
+        return self.config.models[0].handler
+
+
+def policy(name: str) -> Wiring:
+    """The policy of that name, or of the YAML file at that path (whose ``models`` may be left out).
+
+    Raises ConfigError.
+    """
+    path = Path(name)
+    if path.suffix in (".yaml", ".yml", ".json"):
+        return Wiring(path.stem, load(path, {}, MODELS))
+    if name not in POLICIES:
+        raise ConfigError(f"there is no policy {name!r}{nearest(name, POLICIES)}; a file's name ends in .yaml")
+    return Wiring(name, loads(POLICIES[name], {}, f"the policy {name!r}", MODELS))
+
+
+def policies(names: str) -> list[Wiring]:
+    """Of names with commas between them, each once; ``all`` stands for all that have names. Raises ConfigError."""
+    asked = [name.strip() for name in names.split(",") if name.strip()]
+    if "all" in asked:
+        asked = [*asked[: asked.index("all")], *POLICIES, *asked[asked.index("all") + 1 :]]
+    found: dict[str, Wiring] = {}
+    for name in dict.fromkeys(asked):
+        wiring = policy(name)
+        if wiring.name in found:
+            raise ConfigError(f"two policies have the name {wiring.name!r}: rename a file")
+        found[wiring.name] = wiring
+    if not found:
+        raise ConfigError("name at least one policy")
+    return list(found.values())
+
+
+def with_parameters(wiring: Wiring, values: Mapping[tuple[str, str], float]) -> Wiring:
+    """``wiring`` with other numbers, by (plugin's instance, parameter); ``weight`` is a scorer's in every profile."""
+    config = wiring.config
+    plugins = tuple(
+        PluginSettings(
+            plugin.name,
+            plugin.type,
+            {
+                **plugin.parameters,
+                **{key: value for (name, key), value in values.items() if name == plugin.name and key != "weight"},
+            },
+        )
+        for plugin in config.plugins
+    )
+    profiles = tuple(
+        replace(
+            profile,
+            scorers=tuple(
+                replace(scorer, weight=values.get((scorer.plugin, "weight"), scorer.weight))
+                for scorer in profile.scorers
+            ),
+        )
+        for profile in config.profiles
+    )
+    return replace(wiring, config=replace(config, plugins=plugins, profiles=profiles))
