@@ -1,0 +1,322 @@
+"""``simulator.engine`` in virtual time: the same batches, the same blocks, the same seconds, event by event.
+
+    engine.submit(job, now)
+    engine.due                      # when something happens there next; inf: nothing ever
+    first, ended = engine.advance() # at engine.due: who got its first token, who has ended
+
+Every running request decodes in every step, so a step in which no prompt is computed takes as long as the one before
+plus the same again: k of them are a quadratic, and are taken at once, until one ends, one needs a block, or one comes.
+``tests/simulator/virtual`` holds it to ``simulator.engine``, stepped one by one. Pure: no clock, no chance.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass, field
+from heapq import heappop, heappush
+from math import inf, sqrt
+
+from simulator.virtual.machine import Machine
+from simulator.virtual.pool import HOST, Pool, PoolEvent
+
+
+@dataclass(slots=True, eq=False)
+class Job:
+    """One request. ``ids``: of its blocks; each stands for everything up to its end, and those behind the prompt's name
+    what is generated. A block without an id is never found again. Times are the engine's; None until they happen.
+
+    ``hit_tokens``: of the prompt, found on the GPU and the host when it was first scheduled; ``fetched_tokens``: of
+    these, on the host.
+    """
+
+    ids: tuple[int, ...]
+    input_tokens: int
+    output_tokens: int
+    arrived: float = 0.0
+    began_at: float | None = None
+    first_at: float | None = None
+    ended_at: float | None = None
+    hit_tokens: int = 0
+    fetched_tokens: int = 0
+    preemptions: int = 0
+    generated: int = field(default=0, init=False, repr=False)  # while it does not decode
+    computed: int = field(default=0, init=False, repr=False)  # tokens whose KV is there, while it does not decode
+    held: list[int] = field(default_factory=list, init=False, repr=False)
+    named: int = field(default=0, init=False, repr=False)  # blocks of ``held`` that have their id
+    turn: int = field(default=-1, init=False, repr=False)  # its place among the running, in order; -1: not there
+    offset: int | None = field(default=None, init=False, repr=False)  # generated - engine's decoded; None: no decoding
+
+    @property
+    def tokens(self) -> int:
+        """Known, while it does not decode."""
+        return self.input_tokens + self.generated
+
+
+class Engine:
+    """One engine. ``block_size``: tokens of a block id."""
+
+    def __init__(self, machine: Machine, block_size: int) -> None:
+        self.machine = machine
+        self.block_size = block_size
+        self.capacity = machine.kv_tokens // block_size * block_size
+        self.pool = Pool(machine.kv_tokens // block_size, machine.host_tokens // block_size)
+        self.due = inf
+        self.busy = 0.0
+        self.waiting: deque[Job] = deque()
+        self.running: list[Job] = []
+        self.queries = 0
+        self.hits = 0
+        self._news: list[tuple[float, list[PoolEvent]]] = []
+        self._turns = 0
+        # Of the jobs that decode: how many, their resident tokens, and the steps decoded so far; by that count when
+        # each one ends, and when it needs a block or has filled one.
+        self._decoding = 0
+        self._resident = 0
+        self._decoded = 0
+        self._ends: list[tuple[int, int, Job]] = []
+        self._grows: list[tuple[int, int, Job]] = []
+        # The steps under way: from when, how many, what the first takes, and what each takes more than the one before.
+        self._start = 0.0
+        self._steps = 0
+        self._first = 0.0
+        self._more = 0.0
+        self._chunks: list[tuple[Job, int]] = []
+
+    @property
+    def kv_usage(self) -> float:
+        """0..1: blocks in use by live requests."""
+        return 1.0 - self.pool.free / self.pool.size
+
+    def submit(self, job: Job, now: float) -> None:
+        """Queue a job. Raises ValueError for one that could never run."""
+        if job.input_tokens < 1 or job.output_tokens < 1:
+            raise ValueError("a request has at least one token, and asks for one")
+        if job.input_tokens + job.output_tokens > self.capacity:
+            raise ValueError(f"{job.input_tokens} + {job.output_tokens} tokens do not fit {self.capacity}")
+        job.arrived = now
+        self.waiting.append(job)
+        if not self._steps:
+            self.due = now
+        elif self._steps > 1 and len(self.waiting) == 1 and len(self.running) < self.machine.max_num_seqs:
+            # It may come in at the end of the step that is under way.
+            done = self._done(now)
+            if done < self._steps and self._seconds(done) < now - self._start:
+                done += 1
+            self._steps = max(1, done)
+            self.due = self._start + self._seconds(self._steps)
+
+    def advance(self) -> tuple[list[Job], list[Job]]:
+        """Go on to ``due``, which moves. Returns the jobs that got their first token then, and those that ended."""
+        now = self.due
+        first, ended = self._finish(now) if self._steps else ([], [])
+        self._begin(now)
+        return first, ended
+
+    def decoded(self, now: float) -> int:
+        """Steps decoded until ``now``, at most ``due``: a job that decodes has generated its ``offset`` more."""
+        return self._decoded + (self._done(now) if self._steps > 1 else 0)
+
+    def news(self) -> list[tuple[float, list[PoolEvent]]]:
+        """What became of blocks since the last call, with the times when the engine says so: the end of each step,
+        so that the last may be in the future."""
+        news, self._news = self._news, []
+        return news
+
+    # time
+
+    def _seconds(self, steps: int) -> float:
+        return steps * self._first + self._more * (steps * (steps - 1) / 2)
+
+    def _done(self, now: float) -> int:
+        """Steps of those under way that are over at ``now``."""
+        passed, half = now - self._start, self._first - self._more / 2
+        if passed <= 0:
+            return 0
+        steps = min(self._steps, int(2 * passed / (half + sqrt(half * half + 2 * self._more * passed))))
+        while steps < self._steps and self._seconds(steps + 1) <= passed:
+            steps += 1
+        while steps > 0 and self._seconds(steps) > passed:
+            steps -= 1
+        return steps
+
+    # one step, or many
+
+    def _begin(self, now: float) -> None:
+        preempted = self._grow_decoding()
+        budget = self.machine.max_batched_tokens - self._decoding
+        self._chunks = []
+        # Only the youngest can be within its prompt: while one is, the budget leaves nothing for the next.
+        if self.running and (job := self.running[-1]).offset is None:
+            count = min(job.tokens - job.computed, budget)
+            if self._grow(job, job.computed + count):
+                self._chunks.append((job, count))
+                budget -= count
+            else:
+                preempted = True
+                self._preempt()
+        fetched = 0
+        while budget > 0 and not preempted and self.waiting and len(self.running) < self.machine.max_num_seqs:
+            job = self.waiting[0]
+            found = self.pool.find(job.ids, (job.tokens - 1) // self.block_size)
+            wanted = -(-job.tokens // self.block_size) - len(found) + found.count(HOST)
+            # The whole prompt must find room, not only its first chunk: else long prompts preempt each other for ever.
+            if not self.pool.fits(found, wanted):
+                break
+            self.waiting.popleft()
+            fetched += found.count(HOST)
+            count = self._admit(job, found, budget, now)
+            self._chunks.append((job, count))
+            budget -= count
+        self._time(now, preempted, fetched * self.block_size)
+
+    def _time(self, now: float, preempted: bool, fetched: int) -> None:
+        """How long the step takes, and how often it can be repeated."""
+        if not self._decoding and not self._chunks:
+            self._steps, self.due = 0, inf
+            return
+        machine = self.machine
+        seconds = machine.step + machine.step_request * self._decoding + machine.kv_token * self._resident
+        self._start = now
+        if self._chunks or preempted:
+            self._steps, self._more = 1, 0.0
+            seconds += machine.fetch_token * fetched
+            for job, count in self._chunks:
+                if job.generated and count == 1:
+                    seconds += machine.step_request + machine.kv_token * job.computed
+                else:
+                    context = job.computed + count / 2
+                    seconds += count * (machine.prefill_token + machine.prefill_quadratic * context)
+        else:
+            self._steps = self._next_stop() - self._decoded
+            self._more = machine.kv_token * self._decoding
+        self._first = seconds
+        self.due = now + self._seconds(self._steps)
+        if events := self.pool.drain():
+            self._news.append((now + seconds, events))
+
+    def _finish(self, now: float) -> tuple[list[Job], list[Job]]:
+        self.busy += self._seconds(self._steps)
+        self._decoded += self._steps
+        self._resident += self._steps * self._decoding
+        self._steps = 0
+        first: list[Job] = []
+        ended: list[Job] = []
+        while self._ends and self._ends[0][0] <= self._decoded:
+            _, turn, job = heappop(self._ends)
+            if job.turn == turn:
+                self._stop_decoding(job)
+                self._end(job, now)
+                ended.append(job)
+        for job, count in self._chunks:
+            job.computed += count
+            if job.computed < job.tokens:
+                continue
+            job.generated += 1
+            if job.first_at is None:
+                job.first_at = now
+                first.append(job)
+            if job.generated >= job.output_tokens:
+                self._end(job, now)
+                ended.append(job)
+            else:
+                self._start_decoding(job)
+        return first, ended
+
+    def _next_stop(self) -> int:
+        """The count of decoded steps at which one that decodes ends, or its blocks change."""
+        for heap in (self._ends, self._grows):
+            while heap and heap[0][2].turn != heap[0][1]:
+                heappop(heap)
+        ends = self._ends[0][0]
+        return min(ends, self._grows[0][0]) if self._grows else ends
+
+    # requests
+
+    def _admit(self, job: Job, found: list[int], budget: int, now: float) -> int:
+        """Let a waiting job run. Returns the tokens that it computes in this step."""
+        hits = len(found) * self.block_size
+        job.held = self.pool.use(job.ids, found)
+        job.named, job.computed = len(found), hits
+        if job.began_at is None:
+            job.began_at, job.hit_tokens = now, hits
+            job.fetched_tokens = found.count(HOST) * self.block_size
+            self.queries += job.input_tokens
+            self.hits += hits
+        self.running.append(job)
+        self._turns += 1
+        job.turn = self._turns
+        count = min(job.tokens - job.computed, budget)
+        if not self._grow(job, job.computed + count):
+            raise AssertionError("the pool was asked first")
+        return count
+
+    def _start_decoding(self, job: Job) -> None:
+        job.offset = job.generated - self._decoded
+        self._decoding += 1
+        self._resident += job.tokens - 1
+        heappush(self._ends, (job.output_tokens - job.offset, job.turn, job))
+        self._await_growth(job)
+
+    def _stop_decoding(self, job: Job) -> None:
+        assert job.offset is not None
+        job.generated = job.offset + self._decoded
+        job.offset = None
+        self._decoding -= 1
+        self._resident -= job.tokens - 1
+
+    def _end(self, job: Job, now: float) -> None:
+        self.running.remove(job)
+        job.turn = -1
+        job.ended_at = now
+        self.pool.release(job.held)
+        job.held = []
+
+    def _preempt(self) -> Job:
+        """Take the youngest running job's blocks; it starts again from the queue's head."""
+        job = self.running.pop()
+        if job.offset is not None:
+            self._stop_decoding(job)
+        self.pool.release(job.held)
+        job.held, job.named, job.computed, job.turn = [], 0, 0, -1
+        job.preemptions += 1
+        self.waiting.appendleft(job)
+        return job
+
+    # blocks
+
+    def _grow_decoding(self) -> bool:
+        """Blocks for the next token of those that decode, in order. True if one had to be preempted for it."""
+        preempted = False
+        while self._grows and self._grows[0][0] <= self._decoded:
+            _, turn, job = heappop(self._grows)
+            if job.turn != turn:
+                continue
+            while not self._grow(job, job.input_tokens + (job.offset or 0) + self._decoded):
+                preempted = True
+                if self._preempt() is job:
+                    break
+            else:
+                self._await_growth(job)
+        return preempted
+
+    def _grow(self, job: Job, end: int) -> bool:
+        """Blocks for the first ``end`` tokens of a job, and ids for those that they fill. False if there are too
+        few."""
+        wanted = -(-end // self.block_size) - len(job.held)
+        if wanted > 0:
+            if wanted > self.pool.free:
+                return False
+            job.held += self.pool.take(wanted)
+        full = min(end // self.block_size, len(job.ids))
+        if full > job.named:
+            self.pool.name(job.held, job.ids, job.named, full)
+            job.named = full
+        return True
+
+    def _await_growth(self, job: Job) -> None:
+        """When the next step's token of a job that decodes fills a block that gets an id, or begins one."""
+        end = len(job.held) * self.block_size + 1
+        if job.named < len(job.ids):
+            end = min(end, (job.named + 1) * self.block_size)
+        assert job.offset is not None
+        heappush(self._grows, (end - job.input_tokens - job.offset, job.turn, job))

@@ -1,0 +1,196 @@
+"""The block pool of an engine whose blocks have ids: which are in use, which are only remembered, and on which tier.
+
+As ``simulator.blocks``: only full blocks have an id; several blocks may hold one; the least recently used is taken
+first, and is forgotten when it is taken. With a host tier what is forgotten on the GPU stays there, the least recently
+used going first. Pure: no time.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import Enum
+from typing import TypeAlias
+
+
+class Tier(Enum):
+    GPU = "GPU"
+    CPU = "CPU"
+
+
+@dataclass(slots=True)
+class Stored:
+    """A run of blocks, each behind the one before. ``parent``: the block before the first; None: it begins a prompt,
+    or, on the CPU, nothing is said of what is before it."""
+
+    ids: Sequence[int]
+    parent: int | None
+    tier: Tier
+
+
+@dataclass(slots=True)
+class Removed:
+    """Copies that are gone, one of each id."""
+
+    ids: list[int]
+    tier: Tier
+
+
+PoolEvent: TypeAlias = Stored | Removed
+
+HOST = -1
+"""Of a found block: it is on the host."""
+
+
+class Pool:
+    """``size`` blocks on the GPU; ``host``: blocks that the host tier has room for."""
+
+    def __init__(self, size: int, host: int = 0) -> None:
+        self.size = size
+        self._ids: list[int | None] = [None] * size
+        self._users = [0] * size
+        self._free: OrderedDict[int, None] = OrderedDict.fromkeys(range(size))
+        self._holders: dict[int, list[int]] = {}
+        self._host_size = host
+        self._host: OrderedDict[int, None] = OrderedDict()
+        self._events: list[PoolEvent] = []
+
+    @property
+    def free(self) -> int:
+        """Blocks that may be taken; some of them are remembered until then."""
+        return len(self._free)
+
+    @property
+    def held(self) -> set[int]:
+        """Ids that some block on the GPU has."""
+        return set(self._holders)
+
+    @property
+    def held_on_host(self) -> set[int]:
+        return set(self._host)
+
+    def find(self, ids: Sequence[int], limit: int) -> list[int]:
+        """Where the longest run of leading ``ids`` is, of at most ``limit``: blocks, or ``HOST``."""
+        holders, host = self._holders, self._host
+        found = []
+        for each in ids[:limit]:
+            holding = holders.get(each)
+            if holding is not None:
+                found.append(holding[0])
+            elif each in host:
+                found.append(HOST)
+            else:
+                break
+        return found
+
+    def fits(self, found: Sequence[int], wanted: int) -> bool:
+        """Whether ``wanted`` more blocks can be taken beside those that were found on the GPU."""
+        users = self._users
+        if wanted > len(self._free):
+            return False
+        return wanted <= len(self._free) - sum(1 for block in found if block != HOST and not users[block])
+
+    def use(self, ids: Sequence[int], found: Sequence[int]) -> list[int]:
+        """Blocks for what ``find`` found, in order; what is on the host is fetched. The caller asked whether it fits,
+        the fetched blocks among ``wanted``."""
+        users, free = self._users, self._free
+        for block in found:
+            if block != HOST:
+                if not users[block]:
+                    del free[block]
+                users[block] += 1
+        if HOST not in found:
+            return list(found)
+        fetched = [position for position, block in enumerate(found) if block == HOST]
+        for position in fetched:
+            self._host.move_to_end(ids[position])
+        blocks = list(found)
+        for position, block in zip(fetched, self.take(len(fetched)), strict=True):
+            blocks[position] = block
+            self.name(blocks, ids, position, position + 1)
+        return blocks
+
+    def take(self, count: int) -> list[int]:
+        """``count`` blocks for new tokens, least recently used first, forgetting what they held.
+
+        Raises KeyError if there are fewer.
+        """
+        free, users, ids = self._free, self._users, self._ids
+        taken = [free.popitem(last=False)[0] for _ in range(count)]
+        forgotten = []
+        for block in taken:
+            users[block] = 1
+            if (name := ids[block]) is not None:
+                ids[block] = None
+                self._let_go(name, block)
+                forgotten.append(name)
+        if forgotten:
+            if self._host_size:  # said before they are gone from the GPU: so they are never nowhere
+                self._keep([name for name in forgotten if name not in self._holders])
+            self._removed(forgotten, Tier.GPU)
+        return taken
+
+    def release(self, blocks: Sequence[int]) -> None:
+        """Give up one use of each, a request's last block first: what begins a prompt is forgotten last."""
+        users, free = self._users, self._free
+        for block in reversed(blocks):
+            users[block] -= 1
+            if not users[block]:
+                free[block] = None
+
+    def name(self, blocks: Sequence[int], ids: Sequence[int], start: int, end: int) -> None:
+        """``blocks[start:end]`` (a request's) hold ``ids[start:end]`` from now on."""
+        for block, name in zip(blocks[start:end], ids[start:end], strict=True):
+            self._ids[block] = name
+            holding = self._holders.get(name)
+            if holding is None:
+                self._holders[name] = [block]
+            else:
+                holding.append(block)
+        self._stored(ids[start:end], ids[start - 1] if start else None)
+
+    def drain(self) -> list[PoolEvent]:
+        """The events since the last call, in order."""
+        events, self._events = self._events, []
+        return events
+
+    def _let_go(self, name: int, block: int) -> None:
+        holding = self._holders[name]
+        if len(holding) > 1:
+            holding.remove(block)
+        else:
+            del self._holders[name]
+
+    def _keep(self, names: Sequence[int]) -> None:
+        """On the host."""
+        host = self._host
+        new, dropped = [], []
+        for name in names:
+            if name in host:
+                host.move_to_end(name)
+                continue
+            if len(host) >= self._host_size:
+                dropped.append(host.popitem(last=False)[0])
+            host[name] = None
+            new.append(name)
+        # Where the host is smaller than this, some come and go at once: what counts is what is there in the end.
+        there_before, gone = set(dropped) - set(new), set(new) - host.keys()
+        if new := [name for name in new if name not in gone and name not in dropped]:
+            self._events.append(Stored(new, None, Tier.CPU))
+        if dropped := [name for name in dropped if name in there_before and name not in host]:
+            self._removed(dropped, Tier.CPU)
+
+    def _stored(self, ids: Sequence[int], parent: int | None) -> None:
+        last = self._events[-1] if self._events else None
+        if isinstance(last, Stored) and last.tier is Tier.GPU and last.ids[-1] == parent:
+            last.ids = (*last.ids, *ids)
+        else:
+            self._events.append(Stored(ids, parent, Tier.GPU))
+
+    def _removed(self, names: list[int], tier: Tier) -> None:
+        last = self._events[-1] if self._events else None
+        if isinstance(last, Removed) and last.tier is tier:
+            last.ids += names
+        else:
+            self._events.append(Removed(names, tier))
