@@ -2,8 +2,8 @@
 
 The shape of llm-d's benchmark of shared prefixes (llm-d-kv-cache, benchmarking/37-capacity: 150 groups of 5 users,
 6,000 tokens shared and 1,200 own, 1,000 generated). A conversation's first turn comes at its time, or, in a closed
-loop, as soon as its user is there; each further turn follows the answer before it by a think time, and its prompt holds all
-that was said: so the answers' blocks are the next prompt's, and whoever keeps a conversation where it was hits them.
+loop, as soon as its user is there; each further turn follows the answer before it by a think time, and its prompt holds
+all that was said: the answers' blocks are in the next prompt, and whoever keeps a conversation where it was hits them.
 """
 
 from __future__ import annotations

@@ -43,7 +43,24 @@ POLICIES: Mapping[str, str] = {
     DEFAULT: "",
     "round-robin": _text("- {name: next, type: round-robin}", picker="next"),
     "random": _text("- {name: any, type: random}", picker="any"),
+    "weighted-random": _text(
+        "- {name: load, type: load}\n- {name: any, type: weighted-random}", "[{plugin: load}]", "any"
+    ),
     "least-requests": _text("- {name: active, type: active-requests}", "[{plugin: active}]"),
+    "power-of-two": _text(
+        "- {name: active, type: active-requests}\n- {name: two, type: power-of-two}", "[{plugin: active}]", "two"
+    ),
+    # Hard: whatever the load, once a session has been somewhere.
+    "session-affinity": _text(
+        "- {name: session, type: session-affinity}\n- {name: active, type: active-requests}",
+        "[{plugin: session, weight: 10}, {plugin: active}]",
+    ),
+    # Enough of the prompt to tell conversations apart behind a system prompt of one block of Mooncake's.
+    "bounded-hash": _text(
+        "- {name: ring, type: bounded-hash, parameters: {prefix_tokens: 1024}}", filters="[healthy, role, ring]"
+    ),
+    "prefix-cache": _text("- {name: prefix, type: prefix-cache}", "[{plugin: prefix}]"),
+    # The endpoint picker's weights since its v0.5.
     "llm-d": _text(
         """
 - {name: prefix, type: prefix-cache}
@@ -52,6 +69,20 @@ POLICIES: Mapping[str, str] = {
 """,
         "[{plugin: prefix, weight: 3}, {plugin: queue, weight: 2}, {plugin: kv, weight: 2}]",
     ),
+    "llm-d-sticky": _text(
+        "- {name: sticky, type: prefix-affinity}\n- {name: tokens, type: token-load}",
+        "[{plugin: tokens}]",
+        filters="[healthy, role, sticky]",
+    ),
+    "sglang": _text("- {name: sglang, type: cache-aware}", filters="[healthy, role, sglang]"),
+    # What its router does once the threshold fits engines with ten to twenty requests.
+    "sglang-8": _text(
+        "- {name: sglang, type: cache-aware, parameters: {balance_abs: 8}}", filters="[healthy, role, sglang]"
+    ),
+    "aibrix": _text("- {name: aibrix, type: aibrix-prefix}", filters="[healthy, role, aibrix]"),
+    "dynamo-cost": _text("- {name: dynamo, type: dynamo-cost}", "[{plugin: dynamo}]"),
+    "dynamo-cost-6": _text("- {name: dynamo, type: dynamo-cost, parameters: {prefill_scale: 6}}", "[{plugin: dynamo}]"),
+    "lmetric": _text("- {name: lmetric, type: lmetric}", "[{plugin: lmetric}]"),
 }
 
 

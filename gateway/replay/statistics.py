@@ -1,0 +1,193 @@
+"""What a run's records say, and what differences between policies are worth: intervals over paired seeds.
+
+Two policies that saw the same seed saw the same requests at the same times: the difference of their figures, seed by
+seed, varies far less than the figures do. Intervals are Student's, at 95 %.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from statistics import fmean, stdev
+
+from gateway.replay.result import Record, Result
+
+GOOD_TTFT, GOOD_TPOT = 2.0, 0.050
+"""Seconds. A request that has its first token sooner, and its tokens faster than that, counts as good."""
+
+CURVE = 200
+"""Points of a distribution that are kept, evenly by rank: enough for a p99 in a picture."""
+
+# Of Student's t at 97.5 %, for 1, 2, ... degrees of freedom.
+_T = (
+    *(12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228),
+    *(2.201, 2.179, 2.160, 2.145, 2.131, 2.120, 2.110, 2.101, 2.093, 2.086),
+    *(2.080, 2.074, 2.069, 2.064, 2.060, 2.056, 2.052, 2.048, 2.045, 2.042),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Metric:
+    """One figure of a run. ``scale``: what it is multiplied by to be shown in ``unit``. ``less``: whether less is
+    better. ``ratio``: whether two are compared by their ratio, else by their difference."""
+
+    name: str
+    title: str
+    unit: str
+    scale: float
+    digits: int
+    less: bool = True
+    ratio: bool = True
+
+
+METRICS: Mapping[str, Metric] = {
+    metric.name: metric
+    for metric in (
+        Metric("ttft_mean", "TTFT mean", "s", 1, 2),
+        Metric("ttft_p50", "TTFT p50", "s", 1, 2),
+        Metric("ttft_p90", "TTFT p90", "s", 1, 2),
+        Metric("ttft_p99", "TTFT p99", "s", 1, 1),
+        Metric("tpot_mean", "TPOT mean", "ms", 1e3, 1),
+        Metric("tpot_p50", "TPOT p50", "ms", 1e3, 1),
+        Metric("tpot_p90", "TPOT p90", "ms", 1e3, 1),
+        Metric("tpot_p99", "TPOT p99", "ms", 1e3, 0),
+        Metric("e2e_mean", "E2E mean", "s", 1, 1),
+        Metric("e2e_p99", "E2E p99", "s", 1, 1),
+        Metric("hit_rate", "hit rate", "%", 100, 1, less=False, ratio=False),
+        Metric("goodput", "goodput", "%", 100, 1, less=False, ratio=False),
+        Metric("busy_ratio", "busiest ÷ mean", "", 1, 3),
+    )
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Summary:
+    """One run: of one policy with one seed. ``values``: by ``METRICS``' names, in seconds and shares (0..1).
+
+    ``expected_share``: expected hits over true hits: how well the gateway knew the caches. ``ttft_curve``: seconds, at
+    the ranks 1/CURVE, 2/CURVE, ... 1.
+    """
+
+    policy: str
+    seed: int
+    requests: int
+    seconds: float
+    cpu_seconds: float
+    expected_share: float
+    values: Mapping[str, float]
+    ttft_curve: tuple[float, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Interval:
+    """A mean and where it is with 95 % confidence; infinite bounds where one value cannot say. ``low`` <= ``mid`` <=
+    ``high``."""
+
+    mid: float
+    low: float
+    high: float
+
+
+def summarise(result: Result) -> Summary:
+    """The figures of a run that answered at least one call."""
+    records = result.records
+    if not records:
+        raise ValueError(f"{result.policy}: a run without records says nothing")
+    ttft = sorted(record.ttft for record in records)
+    tpot = sorted(tpot_of(record) for record in records if record.call.output_tokens > 1) or [0.0]
+    e2e = sorted(record.finished for record in records)
+    hits = sum(record.hit_tokens for record in records)
+    good = sum(record.ttft < GOOD_TTFT and tpot_of(record) < GOOD_TPOT for record in records)
+    busiest, mean = max(result.busy), fmean(result.busy)
+    return Summary(
+        policy=result.policy,
+        seed=result.seed,
+        requests=len(records),
+        seconds=result.seconds,
+        cpu_seconds=result.cpu_seconds,
+        expected_share=sum(record.expected_hit for record in records) / hits if hits else math.nan,
+        values={
+            "ttft_mean": fmean(ttft),
+            "ttft_p50": quantile(ttft, 0.5),
+            "ttft_p90": quantile(ttft, 0.9),
+            "ttft_p99": quantile(ttft, 0.99),
+            "tpot_mean": fmean(tpot),
+            "tpot_p50": quantile(tpot, 0.5),
+            "tpot_p90": quantile(tpot, 0.9),
+            "tpot_p99": quantile(tpot, 0.99),
+            "e2e_mean": fmean(e2e),
+            "e2e_p99": quantile(e2e, 0.99),
+            "hit_rate": hits / sum(record.call.input_tokens for record in records),
+            "goodput": good / len(records),
+            "busy_ratio": busiest / mean if mean else 1.0,
+        },
+        ttft_curve=tuple(quantile(ttft, rank / CURVE) for rank in range(1, CURVE + 1)),
+    )
+
+
+def tpot_of(record: Record) -> float:
+    """Seconds for each token after the first; 0 where there is none."""
+    after = record.call.output_tokens - 1
+    return (record.finished - record.ttft) / after if after > 0 else 0.0
+
+
+def quantile(ordered: Sequence[float], q: float) -> float:
+    """The smallest of the ascending values (at least one) that a fraction ``q`` of them does not exceed."""
+    return ordered[max(0, math.ceil(q * len(ordered)) - 1)]
+
+
+def interval(values: Sequence[float]) -> Interval:
+    """Of the mean of at least one value."""
+    mid = fmean(values)
+    if len(values) < 2:
+        return Interval(mid, -math.inf, math.inf)
+    half = student(len(values) - 1) * stdev(values) / math.sqrt(len(values))
+    return Interval(mid, mid - half, mid + half)
+
+
+def difference(metric: Metric, ours: Sequence[Summary], theirs: Sequence[Summary]) -> Interval:
+    """``ours`` against ``theirs``, by the seeds that both have (at least one).
+
+    Of a ratio metric ours / theirs - 1 (the geometric mean over seeds), of another ours - theirs.
+    """
+    base = {summary.seed: summary.values[metric.name] for summary in theirs}
+    pairs = [(one.values[metric.name], base[one.seed]) for one in ours if one.seed in base]
+    if not pairs:
+        raise ValueError("no seed was run with both")
+    if not metric.ratio:
+        return interval([mine - other for mine, other in pairs])
+    if any(mine <= 0 or other <= 0 for mine, other in pairs):
+        return Interval(math.nan, -math.inf, math.inf)
+    found = interval([math.log(mine / other) for mine, other in pairs])
+    return Interval(math.expm1(found.mid), math.expm1(found.low), _expm1(found.high))
+
+
+def mean(metric: Metric, summaries: Sequence[Summary]) -> float:
+    return fmean(summary.values[metric.name] for summary in summaries)
+
+
+def best(metric: Metric, by_policy: Mapping[str, Sequence[Summary]]) -> str:
+    """The policy with the best mean; of equals the first."""
+    sign = 1 if metric.less else -1
+    return min(by_policy, key=lambda policy: sign * mean(metric, by_policy[policy]))
+
+
+def tied(metric: Metric, ours: Sequence[Summary], theirs: Sequence[Summary]) -> bool:
+    """Whether ``ours`` is as good as ``theirs``, or the paired interval of their difference does not exclude it."""
+    found = difference(metric, ours, theirs)
+    return found.low <= 0 if metric.less else found.high >= 0
+
+
+def geometric_mean(values: Sequence[float]) -> float:
+    """Of at least one value above 0."""
+    return math.exp(fmean(map(math.log, values)))
+
+
+def student(freedom: int) -> float:
+    """The 97.5 % quantile of Student's t with ``freedom`` >= 1; beyond 30 to three digits, from its expansion."""
+    return _T[freedom - 1] if freedom <= len(_T) else 1.960 + 2.372 / freedom + 2.82 / freedom**2
+
+
+def _expm1(value: float) -> float:
+    return math.expm1(value) if value < 700 else math.inf
