@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from array import array
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any
@@ -38,7 +38,8 @@ class Request:
     ``prompt_tokens``: exact if ``exact``, else estimated. ``token_ids``: see ``Prompt.ids``. ``matches``: by
     ``endpoint.slot``. ``expected_output``: tokens. ``headers``: lower-case names, without credentials.
     ``arrived``: Clock.monotonic(). ``indivisible``: a short word for why one endpoint must do all of it (``n``,
-    ``beam-search``, ``echo``, ...); empty: its prefill may be another's than its decode.
+    ``beam-search``, ``echo``, ...); empty: its prefill may be another's than its decode. ``bound``: only one engine can
+    serve it (it goes on from a response which that one keeps), draining or not.
     """
 
     id: str
@@ -53,6 +54,7 @@ class Request:
     priority: int = 0
     session: str | None = None
     indivisible: str = ""
+    bound: bool = False
     headers: Mapping[str, str] = field(default_factory=dict)
     token_ids: array[int] = field(default_factory=lambda: array("I"))
     prompt_tokens: int = 0
@@ -64,13 +66,34 @@ class Request:
         return max(1, self.prompt_tokens - self.matches[endpoint.slot].expected_hit)
 
 
-@dataclass(frozen=True, slots=True)
-class Scored:
-    """One candidate: the weighted sum, and each scorer's own 0..1 by instance name."""
+NO_SCORES: Mapping[str, Sequence[float]] = {}
 
-    endpoint: Endpoint
-    score: float
-    terms: Mapping[str, float]
+
+class Scored:
+    """One candidate: the weighted sum, and each scorer's own 0..1 by instance name (``terms``).
+
+    ``columns``: of each scorer the scores of all candidates, ``row``: which of them are this one's. A decision over a
+    hundred endpoints makes a hundred of these, and the terms are asked for only where it is explained: so they are put
+    together then.
+    """
+
+    __slots__ = ("_columns", "_row", "endpoint", "score")
+
+    def __init__(
+        self, endpoint: Endpoint, score: float, columns: Mapping[str, Sequence[float]] = NO_SCORES, row: int = 0
+    ) -> None:
+        self.endpoint = endpoint
+        self.score = score
+        self._columns = columns
+        self._row = row
+
+    @property
+    def terms(self) -> Mapping[str, float]:
+        row = self._row
+        return {name: column[row] for name, column in self._columns.items()}
+
+    def __repr__(self) -> str:
+        return f"<Scored {self.endpoint.name} {self.score:.4f} {self.terms}>"
 
 
 @dataclass(frozen=True, slots=True)

@@ -38,7 +38,6 @@ class Profile:
         self.filters = tuple(filters)
         self.scorers = tuple(scorers)
         self.picker = picker
-        self._scorer_names = tuple(name for name, _, _ in scorers)
 
     def run(
         self, request: Request, endpoints: Sequence[Endpoint], observer: Observer, trace: ProfileTrace | None = None
@@ -84,27 +83,25 @@ class Profile:
         self, request: Request, candidates: Sequence[Endpoint], observer: Observer, trace: ProfileTrace | None
     ) -> Sequence[Scored]:
         totals = [0.0] * len(candidates)
-        columns = []
+        columns: dict[str, Sequence[float]] = {}
         for name, plugin, weight in self.scorers:
             try:
-                scores = plugin.score(request, candidates)
-                if len(scores) != len(candidates):
-                    raise ValueError(f"{len(scores)} scores for {len(candidates)} endpoints")
+                column = plugin.score(request, candidates)
+                if len(column) != len(candidates):
+                    raise ValueError(f"{len(column)} scores for {len(candidates)} endpoints")
                 # Not a min/max clamp: that lets NaN through, which poisons every comparison after it.
-                column = [score if 0.0 <= score <= 1.0 else _refuse(name, observer) for score in scores]
+                if not all([0.0 <= score <= 1.0 for score in column]):  # noqa: C419 -- a generator takes twice as long
+                    column = [score if 0.0 <= score <= 1.0 else _refuse(name, observer) for score in column]
             except Exception as error:
                 observer.plugin_failed("scorer", name, error)
                 column = [0.0] * len(candidates)
                 if trace is not None:
                     trace.silent[name] = f"{type(error).__name__}: {error}"
-            columns.append(column)
+            columns[name] = column
             totals = [total + weight * score for total, score in zip(totals, column, strict=True)]
-        names = self._scorer_names
-        if columns:
-            terms = [dict(zip(names, row, strict=True)) for row in zip(*columns, strict=True)]
-        else:
-            terms = [{} for _ in candidates]
-        scored = list(map(Scored, candidates, totals, terms))
+        scored = [
+            Scored(one, total, columns, row) for row, (one, total) in enumerate(zip(candidates, totals, strict=True))
+        ]
         if trace is not None:
             trace.scored = scored
         return scored

@@ -11,7 +11,7 @@ from tests.scheduling.candidates import context, endpoint, names, request
 
 
 def scored(*scores):
-    return [Scored(endpoint=endpoint(slot), score=score, terms={}) for slot, score in enumerate(scores)]
+    return [Scored(endpoint=endpoint(slot), score=score) for slot, score in enumerate(scores)]
 
 
 def test_best_first() -> None:

@@ -6,7 +6,7 @@ from gateway.framework import NoParameters, Scored
 from pickers.random_pick import RandomPick
 from tests.scheduling.candidates import context, endpoint, request
 
-FLEET = [Scored(endpoint=endpoint(slot), score=float(slot), terms={}) for slot in range(4)]
+FLEET = [Scored(endpoint=endpoint(slot), score=float(slot)) for slot in range(4)]
 
 
 def test_each_is_as_likely_whatever_its_score() -> None:

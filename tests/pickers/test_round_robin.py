@@ -15,7 +15,7 @@ FLEET = [endpoint(slot) for slot in range(4)]
 
 def picks(picker, endpoints, times=1, model=None):
     fields = {"model": model} if model else {}
-    scored = [Scored(endpoint=one, score=0.0, terms={}) for one in endpoints]
+    scored = [Scored(endpoint=one, score=0.0) for one in endpoints]
     return [picker.pick(request(**fields), scored)[0].name for _ in range(times)]
 
 
@@ -26,7 +26,7 @@ def test_it_rotates() -> None:
 def test_all_candidates_are_ranked_by_how_long_they_waited() -> None:
     picker = RoundRobin(NoParameters(), context())
     picks(picker, FLEET, 2)
-    scored = [Scored(endpoint=one, score=0.0, terms={}) for one in FLEET]
+    scored = [Scored(endpoint=one, score=0.0) for one in FLEET]
     assert names(picker.pick(request(), scored)) == ["e2", "e3", "e0", "e1"]
 
 

@@ -1,0 +1,107 @@
+"""The scorer ``session-affinity``.
+
+What it does
+    1 on the endpoint that served the session's last request (and the one that prefilled it), 0 elsewhere. All 0 for
+    requests without a session, and for a session that is new, forgotten, or whose endpoint is no candidate: other
+    scorers place those, and the session stays where it went. With ``by: hash`` nothing is remembered: the score is a
+    rank in 0..1 by rendezvous hash of session and endpoint, so that 1 is where the session belongs, and the next
+    where it goes while that one is away.
+
+    Source: the session routers of vLLM production-stack, AIBrix and llm-d (``session-affinity-scorer``); AIBrix's
+    caller keys go by rendezvous hash.
+
+Scheduling intent
+    A conversation stays with its cache, without knowing the cache. With a weight above the sum of all others it is
+    hard, with less a preference. ``hash`` agrees among gateways that share nothing, and after a restart; ``remember``
+    lets the first turn go where the other scorers say.
+
+Inputs
+    ``session`` of the request (a header, a cookie or a body field: see ``sessions`` in plugins.yaml), the endpoints'
+    names, the plans made.
+
+Parameters
+    ``by`` (default ``remember``): ``remember`` or ``hash``.
+    ``ttl`` (default 3600.0): seconds without a request after which a session is forgotten: longer than engines keep
+    most prefixes.
+    ``sessions`` (default 100000): remembered at once, about 300 bytes each; beyond it the least recent is forgotten.
+
+Example
+    ``plugins: [{name: session, type: session-affinity, parameters: {by: hash}}]``
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Sequence
+from dataclasses import dataclass
+from hashlib import blake2b
+from typing import Literal
+
+from gateway.framework import Context, Endpoint, Plan, Request
+
+LONGEST = 64
+"""Characters of a session's name that are kept as they are: a UUID has 36. Of a longer one its digest is kept, so that
+no client decides how much memory a session takes."""
+
+
+class SessionAffinity:
+    """Where the session was before."""
+
+    @dataclass(frozen=True, slots=True)
+    class Parameters:
+        by: Literal["remember", "hash"] = "remember"
+        ttl: float = 3600.0
+        sessions: int = 100_000
+
+        def __post_init__(self) -> None:
+            if not self.ttl > 0:
+                raise ValueError("ttl must be above 0 seconds")
+            if self.sessions < 1:
+                raise ValueError("sessions must be at least 1")
+
+    def __init__(self, parameters: Parameters, context: Context) -> None:
+        self._hash = parameters.by == "hash"
+        self._ttl = parameters.ttl
+        self._most = parameters.sessions
+        self._clock = context.clock
+        # (model, session) -> last used, decode's name, prefill's name; in the order of use
+        self._homes: OrderedDict[tuple[str, str], tuple[float, str, str | None]] = OrderedDict()
+
+    def score(self, request: Request, endpoints: Sequence[Endpoint], /) -> Sequence[float]:
+        if not request.session:
+            return [0.0] * len(endpoints)
+        if self._hash:
+            return _ranks(request, endpoints)
+        home = self._homes.get(_key(request))
+        if home is None or self._clock.monotonic() - home[0] > self._ttl:
+            return [0.0] * len(endpoints)
+        return [1.0 if endpoint.name in home[1:] else 0.0 for endpoint in endpoints]
+
+    def on_placed(self, request: Request, plan: Plan, /) -> None:
+        if not request.session or self._hash:
+            return
+        homes, key, now = self._homes, _key(request), self._clock.monotonic()
+        homes[key] = (now, plan.decode.name, plan.prefill.name if plan.prefill else None)
+        homes.move_to_end(key)
+        while len(homes) > self._most or now - next(iter(homes.values()))[0] > self._ttl:
+            homes.popitem(last=False)
+
+
+def _key(request: Request) -> tuple[str, str]:
+    session = request.session or ""
+    if len(session) > LONGEST:
+        session = blake2b(session.encode(errors="surrogatepass"), digest_size=LONGEST // 4).hexdigest()
+    return request.model.name, session
+
+
+def _ranks(request: Request, endpoints: Sequence[Endpoint]) -> list[float]:
+    """Highest random weight: another endpoint moves only the sessions that are now its own."""
+    model, session = _key(request)
+    prefix = blake2b(f"{model}\0{session}\0".encode(errors="surrogatepass"), digest_size=8)
+    weights = []
+    for endpoint in endpoints:
+        weight = prefix.copy()
+        weight.update(endpoint.name.encode())
+        weights.append(int.from_bytes(weight.digest()))
+    best = sorted(weights, reverse=True)
+    return [1.0 - best.index(weight) / len(best) for weight in weights]
