@@ -14,18 +14,16 @@ from gateway.api.passing import asks_report
 from gateway.api.routes import Route
 from gateway.api.usage import Usage
 from gateway.errors import GatewayError
+from gateway.fleet.booking import Booking, learn_output
 from gateway.fleet.fleet import Fleet
 from gateway.flow.admission import Permit
 from gateway.framework import GENERATES, Clock, Endpoint, Observer, Plan, Prompt, Request
 from gateway.kvcache.keys import BlockKeys
 from gateway.proxy.directory import Serving
 from gateway.proxy.legs import Attempts, HeldAnswer, LegFailed
-from gateway.proxy.placement import Booking, Parcel, Placement
+from gateway.proxy.placement import Parcel, Placement
 from gateway.proxy.record import line, told
 from gateway.scheduling.scheduler import Scheduler
-
-LEARNING_RATE = 0.05
-"""Of a model's expected output: the last 20 answers weigh about two thirds."""
 
 
 class Phase(StrEnum):
@@ -250,17 +248,13 @@ class Exchange:
         assert self.serving is not None
         assert self.prompt is not None
         booking, usage, model = placement.decode, self.usage, self.serving.model
-        computed = self.first_output_at is not None and not placement.split
-        if computed:
-            assert self.first_output_at is not None
-            booking.learn_prefill(self.first_output_at - booking.at)
-        step = self.time_per_token()
-        if step is not None:
-            booking.cost.learn_step(booking.running + 1, booking.kv_tokens + self.request.prompt_tokens, step)
-        booking.cost.learn_nothing(prefill=not computed, step=step is None)
+        first_token = None
+        if self.first_output_at is not None and not placement.split:
+            first_token = self.first_output_at - booking.at
+        booking.learn(self.request.prompt_tokens, first_token=first_token, per_token=self.time_per_token())
         output = usage.output_tokens if usage is not None and usage.output_tokens else self.outputs
         if self.request.kind in GENERATES and output:
-            model.expected_output += LEARNING_RATE * (output / self.sequences - model.expected_output)
+            learn_output(model, output / self.sequences)
         if usage is not None and usage.prompt_tokens is not None and self.prompt.whole:
             self.observer.tokens_compared(model.name, self.prompt.count, usage.prompt_tokens)
         if not placement.split:  # what it reports is the prefill engine's figure, which had it from there
