@@ -156,6 +156,7 @@ def test_time_chance_and_tasks_come_from_outside() -> None:
         ("gateway.fleet.settings", "from gateway.framework import Clock", "gateway.framework"),
         ("gateway.config.x", "from gateway.fleet import core", "gateway.fleet"),
         ("gateway.demo.x", "import simulator.engine", "simulator.engine"),
+        ("gateway.replay.x", "from gateway.proxy import placement", "gateway.proxy"),
         ("gateway.demo.x", "import aiohttp", "aiohttp"),
         ("scorers.x", "from gateway.errors import ClientError", "gateway.errors"),
         ("scorers.x", "import numpy", "numpy"),
@@ -178,6 +179,7 @@ def test_a_breach_is_found(tmp_path, monkeypatch, name, source, breach) -> None:
         ("gateway.config.settings", "from gateway.fleet.settings import FleetSettings"),
         ("gateway.app", "from gateway import __version__\nfrom gateway.fleet.fleet import Fleet"),
         ("gateway.demo.x", "import rich.table\nimport subprocess"),
+        ("gateway.replay.x", "from gateway.fleet.fleet import Fleet\nfrom simulator.virtual.engine import Engine"),
         ("simulator.x", "import zmq\nfrom simulator.engine import Engine"),
     ],
 )
