@@ -1,4 +1,4 @@
-"""The command ``kvgate``: serve, check, doctor, explain, demo."""
+"""The command ``kvgate``: serve, check, doctor, explain, replay, tune, demo."""
 
 from __future__ import annotations
 
@@ -94,10 +94,74 @@ def _parser() -> argparse.ArgumentParser:
     )
     explain.set_defaults(run=_explain)
 
+    replay = commands.add_parser(
+        "replay",
+        help="compare policies on a trace, in virtual time",
+        description="Runs a workload through the gateway's own scheduler, scorers, ledger, cost model and cache index, "
+        "in virtual time and against a model of vLLM engines, once for each policy and seed. No engine, no GPU.",
+    )
+    replay.add_argument("workload", metavar="TRACE", help="a trace in Mooncake's format, or 'groups': generated")
+    replay.add_argument(
+        "--policies",
+        default="default,round-robin,least-requests,llm-d,lmetric",
+        metavar="NAME,...",
+        help="names, YAML files, or 'all'; the first is what the others are compared with",
+    )
+    _add_cell(replay)
+    replay.add_argument("--json", type=Path, metavar="FILE", help="write all figures there")
+    replay.add_argument("--plot", type=Path, metavar="FILE", help="draw them there (PNG or SVG)")
+    replay.set_defaults(run=_replay)
+
+    tune = commands.add_parser(
+        "tune",
+        help="search a configuration's weights and parameters by replay",
+        description="Searches the weights and parameters of a configuration's scorers by replay on the first half of a "
+        "trace, and compares the best with the given one on the other half. Recommends nothing that is in the noise.",
+    )
+    tune.add_argument("workload", metavar="TRACE", help="a trace in Mooncake's format, or 'groups': generated")
+    tune.add_argument("config", metavar="CONFIG", help="a YAML file, or the name of a policy")
+    tune.add_argument("--objective", default="goodput", help="such as ttft_mean or e2e_mean (goodput)")
+    tune.add_argument("--budget", type=int, default=40, metavar="N", help="candidates to try (40)")
+    _add_cell(tune)
+    tune.set_defaults(run=_tune)
+
     demo = commands.add_parser("demo", help="four simulated engines, round robin against the default profile")
     demo.add_argument("--output", type=Path, default=Path("out/demo.png"), help="where the chart goes")
     demo.set_defaults(run=_demo)
     return parser
+
+
+def _add_cell(parser: argparse.ArgumentParser) -> None:
+    """What ``gateway.replay.cell.Cell`` is made of."""
+    parser.add_argument("--endpoints", type=int, default=8, metavar="N", help="engines (8)")
+    parser.add_argument(
+        "--speed",
+        type=float,
+        metavar="RATE",
+        help="requests/s/endpoint; not given: a trace's own pace, and of groups a closed loop",
+    )
+    parser.add_argument("--machine", default="70b-tp4", help="70b-tp4 or 8b-h100; with a host tier: 70b-tp4+host")
+    parser.add_argument("--seeds", type=int, default=3, metavar="N", help="runs of each policy (3)")
+    parser.add_argument("--jobs", type=int, metavar="N", help="runs at a time (as many as there are cores)")
+    parser.add_argument("--first", type=int, metavar="N", help="of a trace: its first requests only")
+    model = parser.add_argument_group("what the gateway sees")
+    model.add_argument("--scrape", type=float, default=1.0, metavar="SECONDS", help="between two scrapes (1); 0: none")
+    model.add_argument("--event-delay", type=float, default=0.05, metavar="SECONDS", help="of KV events (0.05)")
+    model.add_argument(
+        "--cost-scale", type=float, default=1.0, metavar="X", help="cost model wrong by this factor, and not fitted (1)"
+    )
+    groups = parser.add_argument_group("groups")
+    for name, metavar, text in (
+        ("groups", "N", "system prompts (150)"),
+        ("users", "N", "of each (5)"),
+        ("rounds", "N", "conversations of each user (8)"),
+        ("turns", "N", "requests of a conversation (1)"),
+        ("shared", "TOKENS", "of a system prompt (6000)"),
+        ("own", "TOKENS", "of what a user says (1200)"),
+        ("output", "TOKENS", "of an answer (1000)"),
+    ):
+        groups.add_argument(f"--{name}", type=int, metavar=metavar, help=text)
+    groups.add_argument("--think", type=float, metavar="SECONDS", help="between an answer and the next turn (10)")
 
 
 def _serve(options: argparse.Namespace) -> int:
@@ -170,6 +234,39 @@ def _explain(options: argparse.Namespace) -> int:
 
     code: int = uvloop.run(explain(load(options.config, os.environ), options.model, options.prompt_file))
     return code
+
+
+def _replay(options: argparse.Namespace) -> int:
+    from gateway.replay.command import cell, replay
+    from gateway.replay.policies import policies
+
+    return replay(
+        cell(vars(options)),
+        policies(options.policies),
+        seeds=options.seeds,
+        processes=_jobs(options),
+        numbers=options.json,
+        plot=options.plot,
+    )
+
+
+def _tune(options: argparse.Namespace) -> int:
+    from gateway.replay.command import cell
+    from gateway.replay.policies import policy
+    from gateway.replay.tune import tune
+
+    return tune(
+        cell(vars(options)),
+        policy(options.config),
+        objective=options.objective,
+        seeds=options.seeds,
+        budget=options.budget,
+        processes=_jobs(options),
+    )
+
+
+def _jobs(options: argparse.Namespace) -> int:
+    return (os.cpu_count() or 1) if options.jobs is None else options.jobs
 
 
 def _demo(options: argparse.Namespace) -> int:

@@ -1,0 +1,95 @@
+"""``kvgate replay``: a workload through several policies, and what each made of it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, fields
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+
+from gateway.errors import ConfigError
+from gateway.replay.cell import Cell, GroupsSource, TraceSource
+from gateway.replay.compare import Job, run
+from gateway.replay.groups import Groups, Shape
+from gateway.replay.plot import draw
+from gateway.replay.policies import Wiring
+from gateway.replay.report import Comparison, gather, save, tables
+from gateway.replay.show import Ticker
+
+WIDTH = 200
+"""Characters of a table where nobody says how wide the terminal is: all of its columns."""
+
+
+def compare(
+    cell: Cell, wirings: Sequence[Wiring], *, seeds: int, processes: int, console: Console | None = None
+) -> Comparison:
+    """Run each policy with the seeds 1 to ``seeds``. Raises ConfigError where a workload or policy is no good."""
+    console = console or Console(stderr=True)
+    jobs = [Job(cell, wiring, seed) for wiring in wirings for seed in range(1, seeds + 1)]
+    with Ticker(console, cell.name, jobs) as ticker:
+        summaries = run(jobs, processes=processes, watcher=ticker)
+    return gather(cell.name, settings(cell), summaries)
+
+
+def replay(
+    cell: Cell,
+    wirings: Sequence[Wiring],
+    *,
+    seeds: int = 3,
+    processes: int = 1,
+    numbers: Path | None = None,
+    plot: Path | None = None,
+    console: Console | None = None,
+) -> int:
+    """Compare, print, and write what is asked for. The exit code: 0. Raises ConfigError."""
+    if seeds < 1:
+        raise ConfigError("seeds must be at least 1")
+    if processes < 1:
+        raise ConfigError("jobs must be at least 1")
+    cell.workload(1)  # what is wrong with a trace is said once, here, and not by each worker
+    comparison = compare(cell, wirings, seeds=seeds, processes=processes)
+    if numbers is not None:
+        save([comparison], numbers)
+    console = console or Console()
+    if not console.is_terminal:
+        console = Console(file=console.file, width=WIDTH)
+    for table in tables(comparison):
+        console.print(table)
+    if plot is not None:
+        try:
+            draw(comparison, plot)
+        except ImportError:
+            raise ConfigError("no plot: it needs matplotlib (pip install 'kvgate[demo]')") from None
+        except (OSError, ValueError) as error:
+            raise ConfigError(f"{plot}: cannot be written: {error}") from error
+    return 0
+
+
+def cell(options: Mapping[str, Any]) -> Cell:
+    """Of the command line's options, by name; those that are None or missing have their default. Raises ConfigError."""
+    given = {name: value for name, value in options.items() if value is not None}
+    shape = {field.name: given[field.name] for field in fields(Shape) if field.name in given}
+    source: TraceSource | GroupsSource
+    if given["workload"] == Groups.name:
+        if "first" in given:
+            raise ConfigError("--first is of a trace")
+        source = GroupsSource(Shape(**shape))
+    else:
+        if shape:
+            raise ConfigError(f"--{next(iter(shape))} is of the workload 'groups'")
+        if given.get("first", 1) < 1:
+            raise ConfigError("first must be at least 1 request")
+        source = TraceSource(Path(given["workload"]), given.get("first"))
+    names = ("machine", "endpoints", "speed", "event_delay", "cost_scale")
+    rest = {name: given[name] for name in names if name in given}
+    return Cell(source, **rest, scrape=given.get("scrape", 1.0) or None)
+
+
+def settings(cell: Cell) -> dict[str, Any]:
+    """A cell as plain values, for the JSON."""
+    found: dict[str, Any] = {**asdict(cell), "source": {"name": cell.source.name, **asdict(cell.source)}}
+    if "path" in found["source"]:
+        found["source"]["path"] = found["source"]["path"].name
+    return found

@@ -1,0 +1,169 @@
+"""A comparison as a table on a terminal, as Markdown for a page, and as JSON, from which it can be read again."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from rich.table import Table
+
+from gateway.errors import ConfigError
+from gateway.replay.statistics import METRICS, Interval, Metric, Summary, best, difference, mean
+
+FORMAT = 1
+"""Of the JSON: raised with every change that an older reader would misread."""
+
+COMPARED = ("ttft_mean", "ttft_p99", "tpot_mean", "e2e_mean", "hit_rate", "goodput")
+"""The figures whose paired differences are shown."""
+
+
+@dataclass(frozen=True, slots=True)
+class Comparison:
+    """What one cell gave. ``name``: the cell's. ``summaries``: by policy, in the order asked for, one for each seed."""
+
+    name: str
+    settings: Mapping[str, Any]
+    summaries: Mapping[str, Sequence[Summary]]
+
+    @property
+    def first(self) -> str:
+        return next(iter(self.summaries))
+
+    @property
+    def seeds(self) -> int:
+        return len(self.summaries[self.first])
+
+    @property
+    def requests(self) -> int:
+        return self.summaries[self.first][0].requests
+
+
+def gather(name: str, settings: Mapping[str, Any], summaries: Sequence[Summary]) -> Comparison:
+    """At least one summary, in the order in which policies are to be shown."""
+    found: dict[str, list[Summary]] = {}
+    for summary in summaries:
+        found.setdefault(summary.policy, []).append(summary)
+    return Comparison(name, settings, found)
+
+
+def tables(comparison: Comparison) -> list[Table]:
+    """The figures, and what they are against the first policy (where there are others)."""
+    figures = Table(title=_title(comparison), title_justify="left", title_style="bold")
+    figures.add_column("policy", no_wrap=True)
+    for metric in METRICS.values():
+        figures.add_column("\n".join(heading(metric)), justify="right", no_wrap=True)
+    winners = {name: best(metric, comparison.summaries) for name, metric in METRICS.items()}
+    for policy, summaries in comparison.summaries.items():
+        cells = [
+            f"[bold]{value}[/]" if winners[name] == policy and len(comparison.summaries) > 1 else value
+            for name, value in _values(summaries).items()
+        ]
+        figures.add_row(policy, *cells)
+    if len(comparison.summaries) == 1:
+        return [figures]
+    against = Table(title=_against(comparison), title_justify="left", title_style="bold")
+    against.add_column("policy", no_wrap=True)
+    for name in COMPARED:
+        against.add_column(METRICS[name].title, justify="right", no_wrap=True)
+    for policy in list(comparison.summaries)[1:]:
+        against.add_row(policy, *_differences(comparison, policy))
+    return [figures, against]
+
+
+def markdown(comparison: Comparison) -> str:
+    """Both tables; the best figures in bold."""
+    winners = {name: best(metric, comparison.summaries) for name, metric in METRICS.items()}
+    lines = [
+        "| policy | " + " | ".join(" ".join(heading(metric)) for metric in METRICS.values()) + " |",
+        "|---|" + "--:|" * len(METRICS),
+    ]
+    for policy, summaries in comparison.summaries.items():
+        cells = [f"**{text}**" if winners[name] == policy else text for name, text in _values(summaries).items()]
+        lines.append(f"| {policy} | " + " | ".join(cells) + " |")
+    if len(comparison.summaries) > 1:
+        lines += [
+            "",
+            f"{_against(comparison)}:",
+            "",
+            "| policy | " + " | ".join(METRICS[name].title for name in COMPARED) + " |",
+            "|---|" + "--:|" * len(COMPARED),
+        ]
+        for policy in list(comparison.summaries)[1:]:
+            lines.append(f"| {policy} | " + " | ".join(_differences(comparison, policy)) + " |")
+    return "\n".join(lines) + "\n"
+
+
+def heading(metric: Metric) -> tuple[str, str]:
+    """Two lines: ``TTFT`` and ``mean, s``."""
+    what, _, which = metric.title.partition(" ")
+    return what, ", ".join(part for part in (which, metric.unit) if part)
+
+
+def number(metric: Metric, value: float) -> str:
+    """In the metric's unit, without it."""
+    return f"{value * metric.scale:,.{metric.digits}f}"
+
+
+def change(metric: Metric, found: Interval) -> str:
+    """``+25 % (22..28)``; of shares in points; without the interval where there is none."""
+    unit, digits = ("%", 1) if metric.ratio else ("pp", 1)
+    mid = f"{found.mid * 100:+.{digits}f} {unit}"
+    if math.isinf(found.low) or math.isinf(found.high):
+        return mid
+    return f"{mid} ({found.low * 100:+.{digits}f}..{found.high * 100:+.{digits}f})"
+
+
+def save(comparisons: Sequence[Comparison], path: Path) -> None:
+    """As JSON. Raises ConfigError if it cannot be written."""
+    value = {"format": FORMAT, "cells": [asdict(comparison) for comparison in comparisons]}
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(json.dumps(value, indent=1, allow_nan=True) + "\n")
+    except OSError as error:
+        raise ConfigError(f"{path}: cannot be written: {error.strerror or error}") from error
+
+
+def load(path: Path) -> list[Comparison]:
+    """What ``save`` wrote. Raises ConfigError."""
+    try:
+        value = json.loads(path.read_text())
+        if value["format"] != FORMAT:
+            raise ConfigError(f"{path}: format {value['format']!r}: this version reads {FORMAT}")
+        return [
+            Comparison(
+                cell["name"],
+                cell["settings"],
+                {
+                    policy: [Summary(**{**summary, "ttft_curve": tuple(summary["ttft_curve"])}) for summary in found]
+                    for policy, found in cell["summaries"].items()
+                },
+            )
+            for cell in value["cells"]
+        ]
+    except OSError as error:
+        raise ConfigError(f"{path}: cannot be read: {error.strerror or error}") from error
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise ConfigError(f"{path}: not what a replay wrote: {type(error).__name__}: {error}") from None
+
+
+def _title(comparison: Comparison) -> str:
+    seeds = "1 seed" if comparison.seeds == 1 else f"mean of {comparison.seeds} seeds"
+    return f"{comparison.name}: {comparison.requests:,} requests, {seeds}"
+
+
+def _against(comparison: Comparison) -> str:
+    note = "" if comparison.seeds == 1 else " (95 % interval over paired seeds)"
+    return f"Against {comparison.first}{note}"
+
+
+def _values(summaries: Sequence[Summary]) -> dict[str, str]:
+    return {name: number(metric, mean(metric, summaries)) for name, metric in METRICS.items()}
+
+
+def _differences(comparison: Comparison, policy: str) -> list[str]:
+    ours, base = comparison.summaries[policy], comparison.summaries[comparison.first]
+    return [change(METRICS[name], difference(METRICS[name], ours, base)) for name in COMPARED]
