@@ -2,9 +2,9 @@
 
 What it does
     Keeps endpoints whose engine is up and that are not draining; of a request that only one engine can serve
-    (``bound``) also those that are. An endpoint in its slow start (``warmth`` below 1)
-    stays only while it has no more than its share of requests: ``warmth`` x the mean of the fully warm ones, plus one.
-    Where no fully warm endpoint is up, all that are up stay.
+    (``bound``) also those that are. An endpoint in its slow start (``warmth`` below 1) stays only while it has no more
+    than its share of requests: ``warmth`` x the mean of the fully warm ones, plus one. Where no fully warm endpoint
+    is up, all that are up stay.
 
 Scheduling intent
     A rule for every profile. An engine that came back has empty queues and an empty cache, and would otherwise draw
@@ -36,9 +36,7 @@ class Healthy:
         pass
 
     def filter(self, request: Request, endpoints: Sequence[Endpoint], /) -> Sequence[Endpoint]:
-        usable = [
-            endpoint for endpoint in endpoints if endpoint.engine.up and (request.bound or not endpoint.draining)
-        ]
+        usable = [endpoint for endpoint in endpoints if endpoint.engine.up and (request.bound or not endpoint.draining)]
         warm = [endpoint.load.requests for endpoint in usable if endpoint.warmth >= 1.0]
         if not warm or len(warm) == len(usable):
             return usable

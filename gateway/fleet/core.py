@@ -21,6 +21,8 @@ class Place(Endpoint):
 
     All of that stays when the endpoint is dropped: requests that are under way to it still need its key.
     ``api_key``: for requests to it, its own or its engine's. ``source``: its KV events', once ``source_known``.
+    ``drained``: an operator has taken it out. ``lends``: requests whose KV it computes for another engine, which has
+    yet to fetch it.
     """
 
     core: Core = field(kw_only=True, repr=False)
@@ -28,6 +30,13 @@ class Place(Endpoint):
     api_key: str | None = field(kw_only=True, repr=False, default=None)
     source: KvSource | None = field(kw_only=True, repr=False, default=None)
     source_known: bool = field(kw_only=True, repr=False, default=False)
+    drained: bool = field(kw_only=True, repr=False, default=False)
+    lends: int = field(kw_only=True, repr=False, default=0)
+
+    @property
+    def running(self) -> int:
+        """Requests that would notice if its engine ended: ours on its core, and who has yet to fetch from it."""
+        return self.core.ledger.requests + self.lends
 
 
 @dataclass(slots=True, eq=False)

@@ -118,6 +118,10 @@ class EngineWatch:
         mean = self.engine.latency
         self.engine.latency = seconds if mean is None else mean + LATENCY_WEIGHT * (seconds - mean)
 
+    def relearn(self) -> None:
+        """Its endpoints changed: ask for models and event sources with the next scrape."""
+        self._learn_at = 0.0
+
     # the loop
 
     async def run(self, probe: EngineProbe) -> None:

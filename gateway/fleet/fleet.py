@@ -2,35 +2,31 @@
 
 Rules: the sequence that ``endpoints`` returns never changes: it is replaced. An endpoint that was dropped still has all
 that the requests under way to it ask of the fleet. Every background task belongs to the fleet, and ends with ``close``.
+A model is known by its name: a change of configuration may bring another ``Model`` of the same one.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping, Sequence
-from functools import partial
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from random import Random
 
 import aiohttp
 
-from gateway.errors import ConfigError
-from gateway.fleet.core import Core, Place
-from gateway.fleet.cost import FittedCost, Peers
-from gateway.fleet.engine_watch import EngineWatch
+from gateway.fleet.change import Change, Drain
+from gateway.fleet.core import Place
+from gateway.fleet.cost import FittedCost
+from gateway.fleet.estate import Estate
 from gateway.fleet.kv_source import KvSource
 from gateway.fleet.ledger import Ledger
 from gateway.fleet.listener import FleetListener, Listeners
 from gateway.fleet.probe import EngineProbe, open_session
-from gateway.fleet.ranks import ranks_of
 from gateway.fleet.settings import EndpointSettings, FleetSettings
-from gateway.fleet.site import Address, Entry, Names, Site, same_name
-from gateway.fleet.slots import Slots
+from gateway.fleet.site import Site
 from gateway.framework import Clock, Endpoint, Engine, Model, Observer, ServedModel, TaskSet
 
-__all__ = ["Fleet", "FleetListener", "KvSource"]
-
-FOREIGN_HALF_LIFE = 5.0
-"""Scrape intervals after which foreign load counts half: one lost scrape changes it by an eighth."""
+__all__ = ["Change", "Drain", "Fleet", "FleetListener", "KvSource"]
 
 
 class Fleet:
@@ -50,17 +46,13 @@ class Fleet:
         self._settings = settings
         self._clock = clock
         self._observer = observer
-        self._random = random
         self._listeners = Listeners()
-        self._slots = Slots()
+        self._estate = Estate(settings, clock, observer, random, self._listeners)
         self._tasks = TaskSet()
         self._session: aiohttp.ClientSession | None = None
-        self._sites: dict[Engine, Site] = {}
-        self._peers: dict[tuple[Model, str], Peers] = {}
-        self._endpoints: dict[Model, tuple[Place, ...]] = {model: () for model, _ in models}
         for model, entries in models:
             for entry in entries:
-                self._create(model, entry)
+                self._estate.create(model, entry)
 
     # life
 
@@ -68,16 +60,12 @@ class Fleet:
         """Watch all engines; returns when each was looked at once and has as many endpoints as ranks, or after the
         scrape timeout."""
         self._session = open_session(self._clock, keepalive=max(15.0, 2 * self._settings.scrape.interval))
-        for place in self._places():
-            self._listeners.endpoint_added(place)
-        for site in self._sites.values():
+        self._estate.open = True
+        for place in self._estate.places:
+            self._estate.announce(place)
+        for site in self._estate.sites.values():
             self._watch(site)
-        try:
-            async with asyncio.timeout(self._settings.scrape.timeout):
-                for site in list(self._sites.values()):
-                    await site.watch.probed.wait()
-        except TimeoutError:
-            return
+        await self._probed(list(self._estate.sites.values()))
 
     async def close(self) -> None:
         """End every task and connection. Also after a start that failed, and more than once."""
@@ -91,7 +79,7 @@ class Fleet:
         self._listeners.add(listener)
         if self._session is None:
             return
-        for place in self._places():
+        for place in self._estate.places:
             listener.endpoint_added(place)
             if place.source_known:
                 listener.kv_source(place, place.source)
@@ -101,13 +89,9 @@ class Fleet:
     def add(self, model: Model, settings: EndpointSettings) -> Sequence[Endpoint]:
         """Add the endpoints of one more entry: one for each rank that is known. Raises ConfigError as the constructor
         does."""
-        self._endpoints.setdefault(model, ())
-        site, created = self._create(model, settings)
-        if self._session is not None:
-            for place in created:
-                self._listeners.endpoint_added(place)
-            self._watch(site)
-        return created
+        site, entry = self._estate.create(model, settings)
+        self._watch(site)
+        return entry.places
 
     def drop(self, endpoint: Endpoint) -> None:
         """Take one endpoint away; its engine too if that was the last on it. Its requests may end in peace.
@@ -115,23 +99,104 @@ class Fleet:
         Raises KeyError if it was dropped before.
         """
         place = _place(endpoint)
-        if place not in self._endpoints.get(place.model, ()):
+        if place not in self.endpoints(place.model):
             raise KeyError(f"{place.name} is not an endpoint any more")
-        self._take_away(place)
-        self._clean_up(self._sites[place.engine])
+        self._estate.take_away(place)
+        self._estate.clean_up(self._estate.sites[place.engine])
+
+    # another configuration
+
+    async def prepare(self, wanted: Sequence[tuple[Model, Sequence[EndpointSettings]]]) -> Change:
+        """Make and watch what ``wanted`` has and the fleet lacks, until each new engine was looked at once, or for the
+        scrape timeout. No request goes there before ``apply``.
+
+        One change at a time, and each is applied or undone. Raises ConfigError as the constructor does, with nothing
+        changed; nor has anything where it is cancelled.
+        """
+        change = Change.between(self._estate.sites.values(), wanted)
+        for entry in change.gone:
+            entry.going = True
+        try:
+            for model, settings in change.lacking:
+                site, entry = self._estate.create(model, settings, coming=True)
+                change.added.append(entry)
+                self._watch(site)
+            engines = {entry.engine for entry in change.added}
+            await self._probed([site for engine, site in self._estate.sites.items() if engine in engines])
+        except BaseException:
+            self.undo(change)
+            raise
+        return change
+
+    def apply(self, change: Change) -> None:
+        """The fleet is what was wanted, from the next request on; those under way to what is gone end in peace."""
+        for entry, model, settings in change.kept:
+            self._estate.sites[entry.engine].reconfigure(entry, model, settings)
+        for entry in change.added:
+            entry.coming = False
+        self._estate.take_out(change.gone)
+        for name in [name for name, places in self._estate.endpoints.items() if not places]:
+            del self._estate.endpoints[name]
+        for site in self._estate.sites.values():
+            site.share_key()
+            self._estate.mark(site)
+            # Who had its name before took the series of that name along.
+            self._observer.engine_state(site.engine.name, site.engine.up, site.engine.down_reason)
+
+    def undo(self, change: Change) -> None:
+        """The fleet is what it was before ``prepare``."""
+        self._estate.take_out(change.added)
+        for entry in change.gone:
+            entry.going = False
+
+    # out of use, and back
+
+    def drain(self, name: str) -> Sequence[Endpoint]:
+        """Give the endpoint of this name, or all on the engine of this name, no new requests, until ``restore``.
+
+        Returns those that are meant. Raises KeyError if there is none.
+        """
+        return self._set_drained(name, True)
+
+    def restore(self, name: str) -> Sequence[Endpoint]:
+        """Take ``drain`` back; what the configuration drains stays drained. As ``drain``."""
+        return self._set_drained(name, False)
+
+    def drain_of(self, endpoint: Endpoint) -> Drain:
+        """How far an endpoint is out of use, also one that was dropped, and what is left running there."""
+        place = _place(endpoint)
+        site = self._estate.sites.get(place.engine)
+        by_operator = place.drained or (site is not None and site.drained)
+        return Drain(gone=site is None, by_file=place.settings.drain, by_operator=by_operator, running=place.running)
+
+    @property
+    def all(self) -> Sequence[Endpoint]:
+        """Every endpoint, and after them those of engines that are gone but have requests of ours running."""
+        self._estate.leaving = [place for place in self._estate.leaving if place.running]
+        return [*self._estate.places, *self._estate.leaving]
+
+    @contextmanager
+    def lending(self, endpoint: Endpoint) -> Iterator[None]:
+        """While another engine has yet to fetch KV that is computed at ``endpoint``."""
+        place = _place(endpoint)
+        place.lends += 1
+        try:
+            yield
+        finally:
+            place.lends -= 1
 
     def release_slot(self, slot: int) -> None:
         """No index has bits of the dropped endpoint that had this slot: it may be another's. Raises KeyError else."""
-        self._slots.release(slot)
+        self._estate.slots.release(slot)
 
     # what requests ask
 
     def endpoints(self, model: Model) -> Sequence[Endpoint]:
-        return self._endpoints.get(model, ())
+        return self._estate.endpoints.get(model.name, ())
 
     @property
     def engines(self) -> Sequence[Engine]:
-        return list(self._sites)
+        return list(self._estate.sites)
 
     def ready(self, model: Model) -> int:
         """How many of the model's endpoints can be used now."""
@@ -180,129 +245,54 @@ class Fleet:
 
     def refused(self, endpoint: Endpoint) -> None:
         """A connection was refused: the engine is out at once."""
-        if site := self._sites.get(endpoint.engine):
+        if site := self._estate.sites.get(endpoint.engine):
             site.watch.refused()
 
     def broke(self, endpoint: Endpoint, why: str) -> None:
         """An answer broke off: the engine is looked at now. ``why``: a short word."""
-        if site := self._sites.get(endpoint.engine):
+        if site := self._estate.sites.get(endpoint.engine):
             site.watch.broke(why)
 
     def answered(self, endpoint: Endpoint, connect_seconds: float | None = None) -> None:
         """An answer's head came. ``connect_seconds``: what a new connection took; None: it was there already."""
-        if site := self._sites.get(endpoint.engine):
+        if site := self._estate.sites.get(endpoint.engine):
             site.watch.answered(connect_seconds)
 
-    # making
-
-    def _create(self, model: Model, settings: EndpointSettings) -> tuple[Site, list[Place]]:
-        site = self._site(model, settings)
-        try:
-            entry = Names(self._sites.values()).choose(model, settings, site)
-        except ConfigError:
-            self._clean_up(site)
-            raise
-        site.entries.append(entry)
-        site.give_key(settings.api_key)
-        return site, self._stand(site, [entry], site.watch.cores)
-
-    def _site(self, model: Model, settings: EndpointSettings) -> Site:
-        """The engine at this URL: the one that is known, or a new one."""
-        address = Address.of(settings.url)
-        site = next((site for site in self._sites.values() if site.address == address), None)
-        if site is not None:
-            if any(entry.model is model for entry in site.entries):
-                raise ConfigError(f"model {model.name}: endpoint {site.engine.url} is listed twice")
-            if site.ranks != settings.ranks:
-                raise ConfigError(
-                    f"model {model.name}: endpoint {site.engine.url} {_said(settings.ranks)}, "
-                    f"but another model {_said(site.ranks)}"
-                )
-            return site
-        engine = Engine(url=address.url, name=settings.name or address.authority)
-        for other in self._sites:
-            if other.name == engine.name:
-                raise same_name(other, engine, engine.name)
-        watch = EngineWatch(
-            engine,
-            self._settings,
-            clock=self._clock,
-            observer=self._observer,
-            random=self._random,
-            listeners=self._listeners,
-            ranks_are=partial(self._ranks_are, engine) if settings.ranks is None else None,
-        )
-        watch.cores = [self._core(model, settings, rank) for rank in ranks_of(settings.ranks or 1)]
-        site = self._sites[engine] = Site(address, watch, settings.ranks)
-        return site
-
-    def _core(self, model: Model, settings: EndpointSettings, rank: int | None) -> Core:
-        half_life = FOREIGN_HALF_LIFE * self._settings.scrape.interval
-        peers = self._peers.setdefault((model, settings.role), Peers())
-        return Core(rank, Ledger(self._clock, half_life), FittedCost(self._settings.cost, peers))
-
-    def _stand(self, site: Site, entries: Sequence[Entry], cores: Sequence[Core]) -> list[Place]:
-        """New endpoints, of each entry on each core."""
-        created = []
-        for entry in entries:
-            places = [site.place(entry, core, self._slots.take()) for core in cores]
-            self._endpoints[entry.model] = (*self._endpoints[entry.model], *places)
-            created += places
-        return created
-
-    def _ranks_are(self, engine: Engine, number: int) -> None:
-        """The engine has this many ranks: makes cores and endpoints for those that are new, drops those of others.
-
-        Raises ConfigError, with nothing changed, if a new endpoint would have another's name.
-        """
-        site, ranks = self._sites[engine], ranks_of(number)
-        Names(self._sites.values()).check(site.entries, ranks)
-        before = {core.rank: core for core in site.watch.cores}
-        first = site.entries[0]
-        cores = [before.get(rank) or self._core(first.model, first.settings, rank) for rank in ranks]
-        for place in self._stand(site, site.entries, [core for core in cores if core.rank not in before]):
-            self._listeners.endpoint_added(place)
-        for core in before.values():
-            if core not in cores:
-                for place in tuple(core.places):
-                    self._take_away(place)
-        site.watch.cores = cores
-        self._clean_up(site)
-
-    def _take_away(self, place: Place) -> None:
-        place.core.places.remove(place)
-        self._endpoints[place.model] = tuple(other for other in self._endpoints[place.model] if other is not place)
-        ledger = place.core.ledger
-        self._slots.rest(place.slot, busy=lambda: ledger.requests > 0)
-        self._listeners.endpoint_dropped(place)
-        self._observer.endpoint_dropped(place.name)
-
-    def _clean_up(self, site: Site) -> None:
-        """Forget the models that have no endpoint at ``site`` any more, and with the last one the engine."""
-        site.forget_entries()
-        if site.entries:
-            return
-        del self._sites[site.engine]
-        if site.task is not None:
-            site.task.cancel()
-        self._observer.engine_dropped(site.engine.name)
+    # watching
 
     def _watch(self, site: Site) -> None:
+        site.watch.relearn()
         if site.task is not None or self._session is None:
             return
-        probe = EngineProbe(
-            self._session, site.engine.url, site.api_key, self._settings.scrape.timeout, site.watch.connected
-        )
-        site.task = self._tasks.start(site.watch.run(probe), name=f"watch {site.engine.name}")
+        timeout = self._settings.scrape.timeout
+        site.probe = EngineProbe(self._session, site.engine.url, site.api_key, timeout, site.watch.connected)
+        site.task = self._tasks.start(site.watch.run(site.probe), name=f"watch {site.engine.name}")
 
-    def _places(self) -> list[Place]:
-        return [place for places in self._endpoints.values() for place in places]
+    async def _probed(self, sites: Sequence[Site]) -> None:
+        """Until each was looked at once, or for the scrape timeout."""
+        try:
+            async with asyncio.timeout(self._settings.scrape.timeout):
+                for site in sites:
+                    await site.watch.probed.wait()
+        except TimeoutError:
+            return
+
+    def _set_drained(self, name: str, drained: bool) -> Sequence[Endpoint]:
+        for site in self._estate.sites.values():
+            if site.engine.name == name and not site.going:
+                site.drained = drained
+                meant: list[Place] = list(site.places)
+                break
+        else:
+            meant = [place for place in self._estate.places if place.name == name]
+            if not meant:
+                raise KeyError(name)
+        for place in meant:
+            place.drained = drained
+            self._estate.mark(self._estate.sites[place.engine])
+        return meant
 
 
 def _place(endpoint: Endpoint) -> Place:
     assert isinstance(endpoint, Place)
     return endpoint
-
-
-def _said(ranks: int | None) -> str:
-    return "leaves ranks to the engine" if ranks is None else f"says ranks: {ranks}"

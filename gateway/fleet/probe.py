@@ -72,9 +72,13 @@ class EngineProbe:
     ) -> None:
         self._session = session
         self._url = url
-        self._headers = {"authorization": f"Bearer {api_key}"} if api_key else {}
+        self.use_key(api_key)
         self._timeout = aiohttp.ClientTimeout(total=timeout)
         self._connected = connected
+
+    def use_key(self, api_key: str | None) -> None:
+        """From the next question on."""
+        self._headers = {"authorization": f"Bearer {api_key}"} if api_key else {}
 
     async def metrics(self) -> bytes:
         return await self._get("/metrics", MAX_METRICS)

@@ -51,7 +51,8 @@ class EndpointSettings:
     ``api_key``: sent to this engine as ``Authorization: Bearer``. ``ranks``: data-parallel ranks behind the URL; None:
     as many as the engine tells of; 1: one endpoint, and the engine's own balancer chooses the rank.
     ``kv_capacity_tokens``: of each rank, where the engine does not report it or reports it wrongly.
-    ``bootstrap_port``: where a prefill engine's Mooncake or SGLang bootstrap server listens.
+    ``bootstrap_port``: where a prefill engine's Mooncake or SGLang bootstrap server listens. ``drain``: no new request
+    goes there.
     """
 
     url: str
@@ -63,6 +64,7 @@ class EndpointSettings:
     kv_events: KvEventsSettings = field(default_factory=KvEventsSettings)
     kv_capacity_tokens: int | None = None
     bootstrap_port: int = 8998
+    drain: bool = False
 
     def __post_init__(self) -> None:
         parts = urlsplit(self.url)

@@ -14,6 +14,7 @@ from urllib.parse import urlsplit
 from gateway.errors import ConfigError
 from gateway.fleet.core import Core, Place
 from gateway.fleet.engine_watch import EngineWatch
+from gateway.fleet.probe import EngineProbe
 from gateway.fleet.settings import EndpointSettings
 from gateway.framework import Engine, Model, Role
 
@@ -47,14 +48,21 @@ class Address:
         return f"{self.scheme}://{authority}"
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(slots=True, eq=False)
 class Entry:
-    """A model on an engine. ``name``: of its endpoint there, or what all its endpoints are called before the rank."""
+    """A model on an engine. ``name``: of its endpoint there, or what all its endpoints are called before the rank.
+
+    ``places``: its endpoints. ``coming``, ``going``: of the two configurations between which a change is prepared it is
+    in the new, or in the old one only; who is coming gets no request yet, and who is going claims no name any more.
+    """
 
     model: Model
     engine: Engine
     settings: EndpointSettings
     name: str
+    places: list[Place] = field(default_factory=list)
+    coming: bool = False
+    going: bool = False
 
     def endpoint_name(self, rank: int | None) -> str:
         return self.name if rank is None else f"{self.name}/{rank}"
@@ -63,14 +71,16 @@ class Entry:
 @dataclass(slots=True, eq=False)
 class Site:
     """``ranks``: as configured; None: as many as the engine says. ``api_key``: for every endpoint that has none of its
-    own. ``task``: the watch, once it runs."""
+    own. ``drained``: an operator has taken the engine out. ``task``: the watch, once it runs, which asks ``probe``."""
 
     address: Address
     watch: EngineWatch
     ranks: int | None
     api_key: str | None = None
     entries: list[Entry] = field(default_factory=list)
+    drained: bool = False
     task: asyncio.Task[None] | None = None
+    probe: EngineProbe | None = None
 
     @property
     def engine(self) -> Engine:
@@ -80,11 +90,19 @@ class Site:
     def places(self) -> Sequence[Place]:
         return [place for core in self.watch.cores for place in core.places]
 
-    def give_key(self, api_key: str | None) -> None:
-        """An entry names the engine's key: the first one is used wherever an endpoint has none of its own."""
-        self.api_key = self.api_key or api_key
-        for place in self.places:
-            place.api_key = place.api_key or self.api_key
+    @property
+    def going(self) -> bool:
+        """Of a change that is prepared, nothing here is in the new configuration."""
+        return bool(self.entries) and all(entry.going for entry in self.entries)
+
+    def share_key(self) -> None:
+        """The first key that an entry names is used wherever an endpoint has none of its own."""
+        self.api_key = next((entry.settings.api_key for entry in self.entries if entry.settings.api_key), None)
+        for entry in self.entries:
+            for place in entry.places:
+                place.api_key = entry.settings.api_key or self.api_key
+        if self.probe is not None:
+            self.probe.use_key(self.api_key)
 
     def place(self, entry: Entry, core: Core, slot: int) -> Place:
         """A new endpoint: of this entry, on this core."""
@@ -107,12 +125,27 @@ class Site:
             place.metrics = core.places[0].metrics
             place.warmth = core.places[0].warmth
         core.places.append(place)
+        entry.places.append(place)
+        place.draining = self.drains(entry, place)
         return place
+
+    def drains(self, entry: Entry, place: Place) -> bool:
+        """Whether an endpoint of ``entry`` is to get no new requests, and be none the worse for it."""
+        return entry.coming or entry.settings.drain or self.drained or place.drained
 
     def forget_entries(self) -> None:
         """Forget the models that have no endpoint here any more."""
-        models = {place.model for place in self.places}
-        self.entries = [entry for entry in self.entries if entry.model in models]
+        self.entries = [entry for entry in self.entries if entry.places]
+
+    def reconfigure(self, entry: Entry, model: Model, settings: EndpointSettings) -> None:
+        """What may change while an endpoint goes on: all but its URL, its name and its number of ranks."""
+        listens = entry.settings.kv_events
+        entry.model, entry.settings = model, settings
+        for place in entry.places:
+            place.model, place.settings = model, settings
+            place.role, place.labels = Role(settings.role), dict(settings.labels)
+        if settings.kv_events != listens:
+            self.watch.relearn()
 
 
 class Names:
@@ -122,6 +155,8 @@ class Names:
         self._taken: dict[str, Entry] = {}
         for site in sites:
             for entry in site.entries:
+                if entry.going:
+                    continue
                 self._taken[entry.name] = entry
                 for core in site.watch.cores:
                     self._taken[entry.endpoint_name(core.rank)] = entry

@@ -104,11 +104,17 @@ class Observer:
     def kv_transfers(self, endpoint: str, expired: float, fetching: Mapping[str, int]) -> None:
         """What a scrape says of them: see ``EngineMetrics.kv_expired`` and ``.kv_fetching``."""
 
+    def draining(self, endpoint: str, draining: bool) -> None:
+        """Whether an endpoint is out of use without a fault: no new request is placed there."""
+
     def engine_dropped(self, engine: str) -> None:
         """No endpoint is left on it: its series may go."""
 
     def endpoint_dropped(self, endpoint: str) -> None:
         """Its series may go."""
+
+    def model_dropped(self, model: str) -> None:
+        """It is not configured any more, and its last request has ended: its series may go."""
 
     # KV cache
     def kv_events(self, endpoint: str, kind: str, count: int) -> None:

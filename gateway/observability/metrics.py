@@ -35,7 +35,7 @@ class Children(dict[tuple[str, ...], Instrument], Generic[Instrument]):
     def __init__(self, family: Instrument, *labels: str) -> None:
         super().__init__()
         self._family: Instrument = family
-        self._labels = labels
+        self.labels = labels
 
     def __missing__(self, values: tuple[str, ...]) -> Instrument:
         child: Instrument = self._family.labels(*values)
@@ -44,7 +44,7 @@ class Children(dict[tuple[str, ...], Instrument], Generic[Instrument]):
 
     def drop(self, label: str, value: str) -> None:
         """Let all series with this value of this label go."""
-        position = self._labels.index(label)
+        position = self.labels.index(label)
         for values in [values for values in self if values[position] == value]:
             self._family.remove(*values)
             del self[values]
@@ -248,6 +248,9 @@ class Metrics(Observer):
         present.expired[endpoint] = expired
         present.fetching[endpoint] = fetching
 
+    def draining(self, endpoint: str, draining: bool) -> None:
+        self._present.draining[endpoint] = draining
+
     def engine_dropped(self, engine: str) -> None:
         self._present.engines.pop(engine, None)
         self._present.scraped.pop(engine, None)
@@ -261,7 +264,7 @@ class Metrics(Observer):
             del present.hidden[next(iter(present.hidden))]
         if not present.in_flight.get(endpoint):
             present.in_flight.pop(endpoint, None)
-        for known in (present.streams, present.expired, present.fetching):
+        for known in (present.streams, present.expired, present.fetching, present.draining):
             known.pop(endpoint, None)
         for family in (
             self._attempts,
@@ -272,6 +275,14 @@ class Metrics(Observer):
             self._kv_gaps,
         ):
             family.drop("endpoint", endpoint)
+
+    def model_dropped(self, model: str) -> None:
+        present = self._present
+        for known in (present.queued, present.blocks, present.trusted):
+            known.pop(model, None)
+        for family in vars(self).values():
+            if isinstance(family, Children) and "model" in family.labels:
+                family.drop("model", model)
 
     # KV cache
     def kv_events(self, endpoint: str, kind: str, count: int) -> None:

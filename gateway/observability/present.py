@@ -23,6 +23,7 @@ class Present(Collector):
     ``trusted``: by model, whether its prompts are placed by our token ids.
     ``expired``: the engine's own count of KV leases that ran out, by endpoint. ``fetching``: by endpoint, its waiting
     requests by the stage of fetching their KV. The mappings in it are replaced, never changed.
+    ``draining``: by endpoint, whether it is out of use without a fault.
     ``hidden``: endpoints that are dropped, though requests on them may still run.
     """
 
@@ -38,6 +39,7 @@ class Present(Collector):
         self.trusted: dict[str, bool] = {}
         self.expired: dict[str, float] = {}
         self.fetching: dict[str, Mapping[str, int]] = {}
+        self.draining: dict[str, bool] = {}
         self.hidden: dict[str, None] = {}
 
     def collect(self) -> Iterator[GaugeMetricFamily]:
@@ -68,6 +70,12 @@ class Present(Collector):
             {(name, reason): 1 for name, (up, reason) in engines.items() if not up},
             "engine",
             "reason",
+        )
+        yield _gauge(
+            "kvgate_endpoint_draining",
+            "1 while an endpoint gets no new requests, by the configuration or an operator; it is in order.",
+            {(name,): draining for name, draining in self.draining.copy().items()},
+            "endpoint",
         )
         now = self._clock.monotonic()
         yield _gauge(

@@ -80,7 +80,7 @@ async def test_a_scale_down_is_told_by_the_event_sources_alone(served, model, un
 
 async def test_cores_that_are_gone_are_no_peers_of_those_that_are_left(served, model, until):
     engine, fleet = await served(ranks=3)
-    (peers,) = fleet._peers.values()
+    (peers,) = fleet._estate._peers.values()
     gc.collect()
     assert peers.count == 3
     engine.ranks = 2

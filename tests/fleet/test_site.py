@@ -79,7 +79,7 @@ class Places(RuleBasedStateMachine):
     def ranks_are(self, url, number) -> None:
         engine = next((engine for engine in self.fleet.engines if engine.url == url), None)
         if engine is not None:
-            self.fleet._ranks_are(engine, number)
+            self.fleet._estate._ranks_are(engine, number)
             self.numbers[url] = number
             if engine not in self.fleet.engines:
                 del self.numbers[url]
@@ -121,7 +121,7 @@ class Places(RuleBasedStateMachine):
         assert {endpoint.name for endpoint in places} == self.names
         assert len(places) == len(self.live)
         assert {engine.url for engine in self.fleet.engines} == set(self.numbers)
-        for site in self.fleet._sites.values():
+        for site in self.fleet._estate.sites.values():
             assert [core.rank for core in site.watch.cores] == list(ranks_of(self.numbers[site.engine.url]))
             assert set(site.places) == {place for place in places if place.engine is site.engine}
 

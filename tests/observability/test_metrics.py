@@ -198,6 +198,27 @@ def test_a_dropped_endpoints_last_requests_do_not_bring_it_back(metrics) -> None
     assert labelled(metrics, "endpoint", "a") == set()
 
 
+def test_what_is_out_of_use_is_shown_as_long_as_it_is_there(metrics) -> None:
+    metrics.draining("a", True)
+    assert value(metrics, "kvgate_endpoint_draining", endpoint="a") == 1
+    metrics.draining("a", False)
+    assert value(metrics, "kvgate_endpoint_draining", endpoint="a") == 0
+    metrics.endpoint_dropped("a")
+    assert value(metrics, "kvgate_endpoint_draining", endpoint="a") is None
+
+
+def test_a_model_that_is_dropped_takes_its_series_along(metrics, settled) -> None:
+    metrics.settled(settled())
+    metrics.planned("m", "single")
+    metrics.queued("m", 3)
+    metrics.kv_blocks("m", 7)
+    metrics.parity("m", True)
+    metrics.planned("other", "single")
+    metrics.model_dropped("m")
+    assert [name for name, labels in read(metrics) if dict(labels).get("model") == "m"] == []
+    assert value(metrics, "kvgate_plans_total", model="other", reason="single") == 1
+
+
 def test_an_endpoint_that_comes_back_is_shown_again(metrics) -> None:
     metrics.in_flight("a", 1)
     metrics.endpoint_dropped("a")
