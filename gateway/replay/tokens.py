@@ -1,0 +1,42 @@
+"""Block ids as token ids and as KV events, so that what is matched has gone through the index as in service."""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Iterable, Sequence
+from typing import cast
+
+from gateway.kvcache.events import HASH_MASK, BlockRemoved, BlockStored, Event
+from simulator.virtual.pool import PoolEvent, Stored, Tier
+
+TOKEN_MASK = (1 << 32) - 1
+"""Token ids have 32 bits."""
+
+
+def token_ids(blocks: Iterable[int], block_size: int) -> array[int]:
+    """Each block as ``block_size`` times one number. A block's key depends on all before it, so an id that is folded
+    could be taken for another one only of those behind the same block."""
+    ids = array("I")
+    for block in blocks:
+        ids += array("I", ((block ^ block >> 32) & TOKEN_MASK,)) * block_size
+    return ids
+
+
+def as_event(event: PoolEvent, block_size: int) -> Event:
+    """As vLLM sends it. The engine's hashes are the ids."""
+    hashes = _hashes(event.ids)
+    if not isinstance(event, Stored):
+        return BlockRemoved(hashes, medium=event.tier.value)
+    if event.tier is not Tier.GPU:
+        return BlockStored(hashes, medium=event.tier.value)
+    return BlockStored(
+        hashes,
+        parent_block_hash=None if event.parent is None else event.parent & HASH_MASK,
+        token_ids=cast(list[int], token_ids(event.ids, block_size)),  # a list from the wire, an array from here
+        block_size=block_size,
+        medium=Tier.GPU.value,
+    )
+
+
+def _hashes(ids: Sequence[int]) -> list[int | bytes]:
+    return [each & HASH_MASK for each in ids]

@@ -1,0 +1,151 @@
+"""A gateway and its engines in virtual time: the real fleet, index and scheduler, and engines of the simulator's."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from random import Random
+
+from gateway.config.wiring import wire
+from gateway.fleet.booking import Booking
+from gateway.fleet.core import Place
+from gateway.fleet.fleet import Fleet
+from gateway.fleet.settings import CostSettings, EndpointSettings, FleetSettings, ScrapeSettings
+from gateway.framework import Context, EngineMetrics, Model, Observer, Plan, Request
+from gateway.kvcache.events import Event
+from gateway.kvcache.index import CacheIndex
+from gateway.kvcache.keys import BlockKeys
+from gateway.kvcache.settings import CacheSettings
+from gateway.replay.policies import Wiring
+from gateway.replay.workload import Call
+from simulator.virtual.engine import Engine, Job
+from simulator.virtual.machine import Machine
+
+
+class VirtualClock:
+    """``now`` is where the replay is."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+
+    def monotonic(self) -> float:
+        return self.now
+
+    def wall(self) -> float:
+        return self.now
+
+
+class Strict(Observer):
+    """Counts nothing. In service a scorer that fails is silent; what a replay says of a policy must not be another
+    policy's."""
+
+    def plugin_failed(self, kind: str, name: str, error: Exception) -> None:
+        raise error
+
+
+@dataclass(slots=True, eq=False)
+class Flight:
+    """A call that has been placed and has not ended."""
+
+    call: Call
+    job: Job
+    request: Request
+    keys: BlockKeys
+    plan: Plan
+    booking: Booking
+
+
+@dataclass(slots=True, eq=False)
+class Seat:
+    """One endpoint and the engine behind it. ``decoding``: those that have had their first token."""
+
+    place: Place
+    engine: Engine
+    flights: dict[Job, Flight] = field(default_factory=dict)
+    decoding: dict[Job, Flight] = field(default_factory=dict)
+
+    def progress(self, now: float) -> None:
+        """Tell the ledger how far the answers have come."""
+        if not self.decoding:
+            return
+        decoded = self.engine.decoded(now)
+        for job, flight in self.decoding.items():
+            if job.offset is not None:  # else it was preempted, and says nothing
+                flight.booking.reservation.generated(job.offset + decoded)
+
+    def scraped(self, now: float) -> None:
+        engine = self.engine
+        self.place.core.scraped(
+            EngineMetrics(
+                at=now,
+                running=len(engine.running),
+                waiting=len(engine.waiting),
+                kv_usage=engine.kv_usage,
+                kv_capacity=engine.capacity,
+                block_size=engine.block_size,
+                prefix_queries=engine.queries,
+                prefix_hits=engine.hits,
+            ),
+            asked=now,
+        )
+
+
+class World:
+    """``endpoints`` of one model. ``cost_scale``: the gateway believes that work takes so many times as long as it does,
+    and, unless it is 1, does not learn better. Raises ConfigError where ``wiring`` is wrong."""
+
+    def __init__(
+        self,
+        wiring: Wiring,
+        machine: Machine,
+        *,
+        endpoints: int,
+        block_size: int,
+        seed: int,
+        scrape: float | None,
+        cost_scale: float,
+    ) -> None:
+        chance = Random(seed)
+        observer = Strict()
+        self.clock = VirtualClock()
+        self.scheduler = wire(
+            wiring.config, lambda name: Context(name=name, clock=self.clock, random=chance, observer=observer)
+        )
+        self.model = Model(name="replay", handler=wiring.handler)
+        interval = ScrapeSettings() if scrape is None else ScrapeSettings(interval=scrape)
+        self.fleet = Fleet(
+            models=[(self.model, [EndpointSettings(f"http://e{number}:8000") for number in range(endpoints)])],
+            settings=FleetSettings(scrape=interval, cost=costs(machine, cost_scale)),
+            clock=self.clock,
+            observer=observer,
+            random=chance,
+        )
+        # An engine's first scrape, before its first request, tells its block size.
+        self.index = CacheIndex(CacheSettings(block_size=block_size), self.model.name, self.clock, observer)
+        self.seats: list[Seat] = []
+        self.by_slot: Mapping[int, Seat]
+        for endpoint in self.fleet.endpoints(self.model):
+            assert isinstance(endpoint, Place)
+            endpoint.engine.up, endpoint.engine.down_reason = True, ""
+            self.index.add(endpoint, events=True)
+            self.index.believe(endpoint.slot)
+            self.seats.append(Seat(endpoint, Engine(machine, block_size)))
+        self.endpoints = self.fleet.endpoints(self.model)
+        self.by_slot = {seat.place.slot: seat for seat in self.seats}
+
+    def hear(self, slot: int, events: list[Event]) -> None:
+        """A message of an engine's events has come."""
+        self.index.take(slot, events)
+        self.index.tell(slot)
+
+
+def costs(machine: Machine, scale: float) -> CostSettings:
+    """What the gateway believes of ``machine`` at the start."""
+    return CostSettings(
+        prefill_token=machine.prefill_token * scale,
+        prefill_quadratic=machine.prefill_quadratic * scale,
+        step=machine.step * scale,
+        step_request=machine.step_request * scale,
+        kv_token=machine.kv_token * scale,
+        fit=scale == 1,
+    )
