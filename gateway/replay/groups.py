@@ -85,7 +85,8 @@ class Groups:
         while len(order) < len(times):
             order += self._chance.sample(range(users), users)
         self._begin = sorted(
-            (self._first(at, user, 0) for at, user in zip(times, order, strict=True)), key=lambda call: call.at
+            (self._first(at, user, place // users) for place, (at, user) in enumerate(zip(times, order, strict=True))),
+            key=lambda call: call.at,
         )
 
     def start(self) -> Sequence[Call]:

@@ -1,0 +1,98 @@
+"""The named policies are configurations like any other's, and ``default`` is the default."""
+
+from __future__ import annotations
+
+import pickle
+import random
+
+import pytest
+
+from gateway.config.settings import DEFAULT_HANDLERS, DEFAULT_PLUGINS, DEFAULT_PROFILES
+from gateway.config.wiring import wire
+from gateway.errors import ConfigError
+from gateway.framework import Context, Observer, SystemClock
+from gateway.replay.policies import POLICIES, policies, policy, with_parameters
+
+OWN = """
+plugins:
+- {name: cost, type: placement-cost, parameters: {lam: 0.2}}
+- {name: best, type: max-score}
+profiles:
+- {name: default, scorers: [{plugin: cost}], picker: best}
+"""
+
+
+@pytest.mark.parametrize("name", POLICIES)
+def test_every_policy_can_be_wired(name) -> None:
+    wiring = policy(name)
+    scheduler = wire(wiring.config, lambda plugin: Context(plugin, SystemClock(), random.Random(1), Observer()))
+    assert wiring.name == name
+    assert wiring.handler in scheduler.handlers
+
+
+def test_the_default_is_exactly_the_default() -> None:
+    config = policy("default").config
+    assert config.plugins == DEFAULT_PLUGINS
+    assert config.profiles == DEFAULT_PROFILES
+    assert config.handlers == DEFAULT_HANDLERS
+
+
+def test_a_worker_process_can_be_given_one() -> None:
+    for wiring in policies("all"):
+        assert pickle.loads(pickle.dumps(wiring)) == wiring
+
+
+def test_names_are_taken_once_and_in_order() -> None:
+    assert [one.name for one in policies("lmetric, default,lmetric")] == ["lmetric", "default"]
+    assert [one.name for one in policies("all")] == list(POLICIES)
+    assert [one.name for one in policies("lmetric,all")][:2] == ["lmetric", "default"]
+
+
+def test_a_file_is_a_policy_with_or_without_models(tmp_path) -> None:
+    path = tmp_path / "mine.yaml"
+    path.write_text(OWN)
+    assert policy(str(path)).name == "mine"
+    assert policy(str(path)).config.plugins[0].parameters == {"lam": 0.2}
+    path.write_text("models: [{name: m, endpoints: [{url: 'http://127.0.0.1:1'}]}]\n" + OWN)
+    assert policy(str(path)).config.models[0].name == "m"
+    path.write_text("")
+    assert policy(str(path)).config.plugins == DEFAULT_PLUGINS
+
+
+def test_an_error_in_a_file_names_its_line(tmp_path) -> None:
+    path = tmp_path / "mine.yaml"
+    path.write_text(OWN.replace("scorers", "scorer"))
+    with pytest.raises(ConfigError, match=r"mine\.yaml:6: profiles\[0\]\.scorer: unknown key"):
+        policy(str(path))
+
+
+@pytest.mark.parametrize(
+    ("names", "said"),
+    [
+        ("lmetrics", "there is no policy 'lmetrics'; did you mean 'lmetric'"),
+        (" , ", "name at least one policy"),
+        ("nowhere.yaml", r"nowhere\.yaml: cannot be read"),
+    ],
+)
+def test_what_is_no_policy(names, said) -> None:
+    with pytest.raises(ConfigError, match=said):
+        policies(names)
+
+
+def test_two_files_of_one_name(tmp_path) -> None:
+    for folder in ("a", "b"):
+        (tmp_path / folder).mkdir()
+        (tmp_path / folder / "mine.yaml").write_text(OWN)
+    with pytest.raises(ConfigError, match="two policies have the name 'mine'"):
+        policies(f"{tmp_path}/a/mine.yaml,{tmp_path}/b/mine.yaml")
+
+
+def test_other_numbers_change_what_they_name_and_nothing_else() -> None:
+    given = policy("llm-d")
+    changed = with_parameters(given, {("queue", "weight"): 5.0, ("prefix", "of"): 3.0}).config
+    assert [scorer.weight for scorer in changed.profiles[0].scorers] == [3.0, 5.0, 2.0]
+    assert [plugin.parameters for plugin in changed.plugins if plugin.parameters] == [
+        {"allow": ["decode", "both"]},
+        {"of": 3.0},
+    ]
+    assert with_parameters(given, {}) == given
