@@ -39,4 +39,6 @@ class RoleFilter:
         self.allowed = frozenset(parameters.allow)
 
     def filter(self, request: Request, endpoints: Sequence[Endpoint], /) -> Sequence[Endpoint]:
-        return [endpoint for endpoint in endpoints if endpoint.role in self.allowed]
+        allowed = self.allowed
+        kept = [endpoint for endpoint in endpoints if endpoint.role in allowed]
+        return kept if len(kept) < len(endpoints) else endpoints

@@ -6,20 +6,24 @@ What it does
 
         cost(p) = ttft(p) + lam * prefill(new tokens on p) * running(p) + lam * expected output * c_kv * kv tokens(p)
                   + reuse * prefill(new tokens on p)
-        ttft(p) = prefill(tokens queued on p) + prefill(new tokens on p) + what p's running batch adds to those steps
+        ttft(p) = prefill(tokens queued on p) + prefill(new tokens on p) + fetch(what p holds, but not on its GPU)
+                  + what p's running batch adds to those steps
 
     1 is a cost of nothing, 1/2 a cost of ``second`` seconds: score = 1 / (1 + cost / second). Absolute: a candidate
     more or less changes no other's score.
+
+    ``explain`` tells the terms apart: ``queued``, ``prefill``, ``fetch``, ``batch`` (the first token's four), ``stall``
+    (of the answers that run there), ``decode`` (the own one's, among what is resident), ``displaced`` (by reuse).
 
 Scheduling intent
     Cache hits, queues and running batches in one unit, so that they need no weights between them: a prefix is worth
     the seconds its prefill takes, and a request goes elsewhere once the wait there is shorter than that by more than
     the harm of a second copy: in a cache that is full, each new token pushes another one out, which whoever asks for
-    it next has to compute again.
+    it next has to compute again. What lies in the CPU's memory or in storage is worth less by what fetching it takes.
 
 Inputs
-    ``matches`` (expected hit), ``prompt_tokens``, ``expected_output``; ``load`` (the ledger: our own work at once,
-    others' from scrapes) and ``cost`` (the endpoint's cost model).
+    ``matches`` (expected hit, by tier), ``prompt_tokens``, ``expected_output``; ``load`` (the ledger: our own work at
+    once, others' from scrapes) and ``cost`` (the endpoint's cost model).
 
 Parameters
     ``lam`` (default 0.1): weight of what others and the own decode suffer, against the own first token. 0.03 to 0.3
@@ -27,6 +31,9 @@ Parameters
     ``reuse`` (default 0.5): how likely what is pushed out would have been asked for again (as Preble's eviction cost,
     ICLR 2025). On three vLLM engines whose caches held 30 groups of chats only together, the share of what a perfect
     split serves from cache was 0.965 to 0.988 with 0, 0.990 to 0.995 with 0.3, 1.00 with 1.
+    ``cpu_fetch`` (default 1.6e-6): seconds a token to bring it from the CPU's memory: 320 KB of a 70B model over four
+    links of 50 GB/s, against 79e-6 to compute it.
+    ``storage_fetch`` (default 25.6e-6): the same from a store: over one link of 100 Gbit/s.
     ``second`` (default 1.0): seconds whose score is 1/2. Matters only where this scorer is blended with others.
 
 Example
@@ -35,13 +42,16 @@ Example
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from gateway.framework import GENERATES, Context, Endpoint, Request
 
 STEP_TOKENS = 8192
 """Prompt tokens that an engine computes in one step: vLLM's default ``max_num_batched_tokens`` on an H100."""
+
+TERMS = ("queued", "prefill", "fetch", "batch", "stall", "decode", "displaced")
+"""What the cost is the sum of, in the order of ``_terms``."""
 
 
 class PlacementCost:
@@ -51,11 +61,14 @@ class PlacementCost:
     class Parameters:
         lam: float = 0.1
         reuse: float = 0.5
+        cpu_fetch: float = 1.6e-6
+        storage_fetch: float = 25.6e-6
         second: float = 1.0
 
         def __post_init__(self) -> None:
-            if not self.lam >= 0:
-                raise ValueError("lam must be at least 0")
+            for name in ("lam", "cpu_fetch", "storage_fetch"):
+                if not getattr(self, name) >= 0:
+                    raise ValueError(f"{name} must be at least 0")
             if not 0 <= self.reuse <= 1:
                 raise ValueError("reuse must be in 0..1")
             if not self.second > 0:
@@ -64,26 +77,44 @@ class PlacementCost:
     def __init__(self, parameters: Parameters, context: Context) -> None:
         self._lam = parameters.lam
         self._reuse = parameters.reuse
+        self._cpu_fetch = parameters.cpu_fetch
+        self._storage_fetch = parameters.storage_fetch
         self._second = parameters.second
 
     def score(self, request: Request, endpoints: Sequence[Endpoint], /) -> Sequence[float]:
-        second = self._second
-        return [second / (second + self.seconds(request, endpoint)) for endpoint in endpoints]
+        second, output = self._second, self._output(request)
+        return [second / (second + sum(self._terms(request, endpoint, output))) for endpoint in endpoints]
+
+    def explain(self, request: Request, endpoint: Endpoint, /) -> Mapping[str, float]:
+        """The terms of the cost, in seconds: their sum is what the score was made of."""
+        return dict(zip(TERMS, self._terms(request, endpoint, self._output(request)), strict=True))
 
     def seconds(self, request: Request, endpoint: Endpoint) -> float:
         """The cost of ``request`` on ``endpoint``."""
-        load, cost = endpoint.load, endpoint.cost
-        new = request.new_tokens(endpoint)
-        prefill = cost.prefill_seconds(new, request.prompt_tokens - new)
-        queued = load.prefill_tokens
-        ttft = prefill + (cost.prefill_seconds(queued) if queued else 0.0)
-        displaced = self._reuse * prefill
+        return sum(self._terms(request, endpoint, self._output(request)))
+
+    def _output(self, request: Request) -> float:
+        """Tokens that the answer is expected to have, times their weight."""
+        return self._lam * request.expected_output if request.kind in GENERATES else 0.0
+
+    def _terms(self, request: Request, endpoint: Endpoint, output: float) -> tuple[float, ...]:
+        """In seconds. The cost model's lines stand here in full: this runs for each candidate, and calls are dear."""
+        load = endpoint.load
+        token, quadratic, _, step_request, kv_token, _ = endpoint.cost.scalars
+        match = request.matches[endpoint.slot]
+        held = match.expected_hit
+        new = max(1, request.prompt_tokens - held)
+        prefill = new * (token + quadratic * (request.prompt_tokens - new + new / 2))
+        fetch = 0.0
+        if match.gpu < held:
+            fetch = self._cpu_fetch * min(match.cpu, held) + self._storage_fetch * min(match.storage, held)
+        waiting = load.prefill_tokens
+        queued = waiting * (token + quadratic * waiting / 2)
         running = load.requests + load.foreign_requests
         if running <= 0:
-            return ttft + displaced
+            return queued, prefill, fetch, 0.0, 0.0, 0.0, self._reuse * prefill
         kv_tokens = load.kv_tokens + load.foreign_kv_tokens
         # Each step of the prefills carries the running batch with it, and takes as much longer.
-        steps = 1 + (queued + new) / STEP_TOKENS
-        ttft += steps * max(0.0, cost.step_seconds(running, int(kv_tokens)) - cost.step_seconds(0, 0))
-        output = request.expected_output if request.kind in GENERATES else 0.0
-        return ttft + displaced + self._lam * (prefill * running + output * cost.kv_token_seconds * kv_tokens)
+        batch = (1 + (waiting + new) / STEP_TOKENS) * (step_request * running + kv_token * kv_tokens)
+        stall = self._lam * prefill * running
+        return queued, prefill, fetch, batch, stall, output * kv_token * kv_tokens, self._reuse * prefill

@@ -22,7 +22,7 @@ from dataclasses import dataclass, field
 from math import inf, isfinite
 
 from gateway.fleet.settings import CostSettings
-from gateway.framework import Load
+from gateway.framework import Load, Scalars
 
 SCALE_BOUND = 50.0
 """A fitted scale stays in 1/50..50 of the profile. 8B on one GPU is at 1/2.5 of the default, a small model on a CPU
@@ -105,12 +105,14 @@ def _step_line() -> _Line:
 
 
 class Peers:
-    """What the engines of one model and role see together. ``count``: how many there are."""
+    """What the engines of one model and role see together. ``count``: how many there are. ``news``: what either line
+    was told, counted."""
 
     def __init__(self) -> None:
         self.prefill = _prefill_line()
         self.step = _step_line()
         self.count = 0
+        self.news = 0
 
     def join(self, member: FittedCost) -> None:
         """Count ``member`` until it is gone."""
@@ -174,20 +176,32 @@ class FittedCost:
         self._peers = peers
         self._prefill = _Blend(_prefill_line(), peers.prefill if peers else None)
         self._step = _Blend(_step_line(), peers.step if peers else None)
+        self._scalars: Scalars | None = None
+        self._stale_at = 0
         if peers is not None:
             peers.join(self)
 
+    @property
+    def scalars(self) -> Scalars:
+        """As they are now: kept until something was learned here, or the peers may have told more."""
+        scalars = self._scalars
+        if scalars is None or (self._peers is not None and self._peers.news >= self._stale_at):
+            scalars = self._scalars = self._scaled()
+        return scalars
+
     def prefill_seconds(self, tokens: int, context: int = 0) -> float:
         """To compute ``tokens`` new prompt tokens behind ``context`` held ones; without queueing and overhead."""
-        return self.prefill_scale * self._expected_prefill(tokens, context)
+        tokens, context, scalars = max(0, tokens), max(0, context), self.scalars
+        return tokens * (scalars.prefill_token + scalars.prefill_quadratic * (context + tokens / 2))
 
     def step_seconds(self, running: float, kv_tokens: float) -> float:
         """One decode step of a batch of ``running`` requests with ``kv_tokens`` resident."""
-        return self.step_scale * self._expected_step(running, kv_tokens)
+        scalars = self.scalars
+        return scalars.step + scalars.step_request * max(0.0, running) + scalars.kv_token * max(0.0, kv_tokens)
 
     @property
     def kv_token_seconds(self) -> float:
-        return self.step_scale * self._settings.kv_token
+        return self.scalars.kv_token
 
     @property
     def overhead_seconds(self) -> float:
@@ -220,12 +234,14 @@ class FittedCost:
         expected = self._expected_prefill(tokens, context)
         if self._settings.fit and tokens > 0 and _sane(seconds) and _sane(expected):
             self._prefill.learn(expected, seconds, self._turn)
+            self._told()
 
     def learn_step(self, running: float, kv_tokens: float, seconds: float) -> None:
         """The tokens of a request came ``seconds`` apart on average, in a batch of ``running`` (itself included)."""
         expected = self._expected_step(running, kv_tokens)
         if self._settings.fit and _sane(seconds) and _sane(expected):
             self._step.learn(expected, seconds, self._turn)
+            self._told()
 
     def learn_nothing(self, *, prefill: bool = True, step: bool = True) -> None:
         """A request ended whose times tell nothing of its prefill or its steps: it was not streamed, or too short.
@@ -235,6 +251,25 @@ class FittedCost:
         if self._peers is not None:
             self._peers.prefill.seen += prefill
             self._peers.step.seen += step
+            self._peers.news += prefill + step
+
+    def _told(self) -> None:
+        self._scalars = None
+        if self._peers is not None:
+            self._peers.news += 1
+
+    def _scaled(self) -> Scalars:
+        if self._peers is not None:
+            self._stale_at = self._peers.news + self._turn
+        settings, prefill, step = self._settings, self.prefill_scale, self.step_scale
+        return Scalars(
+            prefill_token=prefill * settings.prefill_token,
+            prefill_quadratic=prefill * settings.prefill_quadratic,
+            step=step * settings.step,
+            step_request=step * settings.step_request,
+            kv_token=step * settings.kv_token,
+            overhead=self.overhead_seconds,
+        )
 
     @property
     def _turn(self) -> int:

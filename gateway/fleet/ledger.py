@@ -24,6 +24,9 @@ SETTLED_KEPT = 10.0
 """Seconds for which a settled request is remembered for the scrape that is on its way: above any sane scrape timeout,
 and it bounds the memory of an engine that is never scraped again."""
 
+FADE_STEP = 1e-3
+"""Half-lives within which foreign load does not fade: it is asked for at every candidate, and a power is dear."""
+
 SPARE_EXPIRIES = 64
 """Entries of requests that ended before their prefill expired which may lie in the heap, beyond twice the live ones."""
 
@@ -60,7 +63,7 @@ class Reservation:
         back or not, this changes nothing.
         """
         if self._open and not self._booked and tokens > 0:
-            self.ahead, self.beside = self._ledger.prefill_tokens, self._ledger._requests - 1
+            self.ahead, self.beside = self._ledger.prefill_tokens, self._ledger.requests - 1
             self._book(tokens, expires_prefill_at)
 
     def first_token(self) -> None:
@@ -71,7 +74,7 @@ class Reservation:
     def generated(self, tokens: int) -> None:
         """The answer has ``tokens`` tokens so far. A total, not an addition: a lower one changes nothing."""
         if self._open and tokens > self._generated:
-            self._ledger._kv += tokens - self._generated
+            self._ledger.kv_tokens += tokens - self._generated
             self._generated = tokens
 
     def settle(self) -> None:
@@ -99,19 +102,18 @@ class Ledger:
     def __init__(self, clock: Clock, half_life: float = 5.0) -> None:
         self._clock = clock
         self._half_life = half_life
-        self._requests = 0
+        # Plain attributes, although they are not for others to write: each candidate of each request is asked for them.
+        self.requests = 0
+        self.kv_tokens = 0
         self._prefill = 0
-        self._kv = 0
         self._expiring: list[tuple[float, int, Reservation]] = []
         self._made = 0
         self._settled: deque[tuple[float, int]] = deque()
         self._foreign_requests = 0.0
         self._foreign_kv = 0.0
         self._scraped_at = 0.0
-
-    @property
-    def requests(self) -> int:
-        return self._requests
+        self._fade = 1.0
+        self._fade_until = 0.0
 
     @property
     def prefill_tokens(self) -> int:
@@ -120,16 +122,12 @@ class Ledger:
         return self._prefill
 
     @property
-    def kv_tokens(self) -> int:
-        return self._kv
-
-    @property
     def foreign_requests(self) -> float:
-        return self._faded(self._foreign_requests)
+        return self._foreign_requests * self._faded() if self._foreign_requests else 0.0
 
     @property
     def foreign_kv_tokens(self) -> float:
-        return self._faded(self._foreign_kv)
+        return self._foreign_kv * self._faded() if self._foreign_kv else 0.0
 
     def reserve(self, prefill_tokens: int, kv_tokens: int, *, expires_prefill_at: float | None = None) -> Reservation:
         """Book one request.
@@ -139,9 +137,9 @@ class Ledger:
         where nothing will tell (an unstreamed answer); None: only ``first_token`` and ``settle`` tell.
         Negative numbers count as 0.
         """
-        reservation = Reservation(self, max(0, kv_tokens), self.prefill_tokens, self._requests)
-        self._requests += 1
-        self._kv += reservation._kv
+        reservation = Reservation(self, max(0, kv_tokens), self.prefill_tokens, self.requests)
+        self.requests += 1
+        self.kv_tokens += reservation._kv
         if prefill_tokens > 0:
             reservation._book(prefill_tokens, expires_prefill_at)
         return reservation
@@ -156,18 +154,19 @@ class Ledger:
         block more than its tokens fill.
         """
         self._forget_settled(asked - GAUGE_LAG)
-        ours = self._requests + len(self._settled)
-        ours_kv = self._kv + sum(kv for _, kv in self._settled) + ours * metrics.block_size
+        ours = self.requests + len(self._settled)
+        ours_kv = self.kv_tokens + sum(kv for _, kv in self._settled) + ours * metrics.block_size
         self._foreign_requests = float(max(0, metrics.running + metrics.waiting - ours))
         self._foreign_kv = max(0.0, metrics.kv_usage * metrics.kv_capacity - ours_kv)
         self._scraped_at = self._clock.monotonic()
+        self._fade_until = 0.0
 
     def __repr__(self) -> str:
-        return f"<Ledger requests={self._requests} prefill={self._prefill} kv={self._kv}>"
+        return f"<Ledger requests={self.requests} prefill={self._prefill} kv={self.kv_tokens}>"
 
     def _release(self, kv_tokens: int) -> None:
-        self._requests -= 1
-        self._kv -= kv_tokens
+        self.requests -= 1
+        self.kv_tokens -= kv_tokens
         now = self._clock.monotonic()
         self._forget_settled(now - SETTLED_KEPT)
         self._settled.append((now, kv_tokens))
@@ -180,7 +179,7 @@ class Ledger:
     def _expires(self, reservation: Reservation, at: float) -> None:
         self._made += 1
         heappush(self._expiring, (at, self._made, reservation))
-        if len(self._expiring) > 2 * self._requests + SPARE_EXPIRIES:
+        if len(self._expiring) > 2 * self.requests + SPARE_EXPIRIES:
             self._expiring = [entry for entry in self._expiring if entry[2]._prefill]
             heapify(self._expiring)
 
@@ -189,8 +188,10 @@ class Ledger:
         while self._expiring and self._expiring[0][0] <= now:
             heappop(self._expiring)[2].first_token()
 
-    def _faded(self, value: float) -> float:
-        if not value:
-            return 0.0
-        age = self._clock.monotonic() - self._scraped_at
-        return float(value * 0.5 ** (age / self._half_life))
+    def _faded(self) -> float:
+        """What is left of foreign load since the scrape, in 0..1; true within a thousandth."""
+        now = self._clock.monotonic()
+        if now >= self._fade_until:
+            self._fade = 0.5 ** ((now - self._scraped_at) / self._half_life)
+            self._fade_until = now + FADE_STEP * self._half_life
+        return self._fade

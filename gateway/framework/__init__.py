@@ -9,6 +9,7 @@ from gateway.framework.fleet import (
     Load,
     Model,
     Role,
+    Scalars,
     ServedModel,
 )
 from gateway.framework.match import NO_MATCH, Match, Matches, Source
@@ -69,6 +70,7 @@ __all__ = [
     "Request",
     "Role",
     "RunProfile",
+    "Scalars",
     "Scored",
     "Scorer",
     "ServedModel",

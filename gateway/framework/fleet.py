@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 
 class Role(StrEnum):
@@ -113,8 +113,30 @@ class Load(Protocol):
     def foreign_kv_tokens(self) -> float: ...
 
 
+class Scalars(NamedTuple):
+    """A cost model in six figures, as they are fitted now. Seconds.
+
+        prefill(n, context) = prefill_token * n + prefill_quadratic * n * (context + n / 2)
+        step(running, kv)   = step + step_request * running + kv_token * kv
+
+    ``overhead``: what a first token takes beyond computing prompts.
+    """
+
+    prefill_token: float
+    prefill_quadratic: float
+    step: float
+    step_request: float
+    kv_token: float
+    overhead: float
+
+
 class CostModel(Protocol):
     """Seconds of engine time, per endpoint; started from a profile, fitted from what the gateway sees."""
+
+    @property
+    def scalars(self) -> Scalars:
+        """The whole model: for who asks so much of it for each candidate that the calls would cost more."""
+        ...
 
     def prefill_seconds(self, tokens: int, context: int = 0) -> float:
         """To compute ``tokens`` new prompt tokens behind ``context`` held ones."""
@@ -122,6 +144,10 @@ class CostModel(Protocol):
 
     def step_seconds(self, running: float, kv_tokens: float) -> float:
         """One decode step of a batch of ``running`` requests with ``kv_tokens`` resident."""
+        ...
+
+    def ttft(self, load: Load, new_tokens: int, context: int = 0) -> float:
+        """Predicted until the first token of a request that is placed now, and is not yet in ``load``."""
         ...
 
     @property

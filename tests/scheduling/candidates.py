@@ -13,12 +13,14 @@ from gateway.framework import (
     Engine,
     EngineMetrics,
     Kind,
+    Load,
     Match,
     Matches,
     Model,
     Observer,
     Request,
     Role,
+    Scalars,
 )
 
 
@@ -35,16 +37,24 @@ class Work:
 
 @dataclass(slots=True)
 class Physics:
-    """A cost model with round figures: 1 ms a new token, 1 us per (token x context), steps of 20 ms and 1 ms each."""
+    """A cost model with round figures: 1 ms a new token, steps of 20 ms and 1 ms each; attention for nothing."""
 
     prefill_token: float = 1e-3
+    quadratic: float = 0.0
     kv_token_seconds: float = 1e-6
 
     def prefill_seconds(self, tokens: int, context: int = 0) -> float:
-        return self.prefill_token * tokens + 1e-6 * tokens * context
+        return self.prefill_token * tokens + self.quadratic * tokens * (context + tokens / 2)
 
     def step_seconds(self, running: float, kv_tokens: float) -> float:
         return 0.020 + 0.001 * running + self.kv_token_seconds * kv_tokens
+
+    def ttft(self, load: Load, new_tokens: int, context: int = 0) -> float:
+        return self.prefill_seconds(load.prefill_tokens) + self.prefill_seconds(new_tokens, context)
+
+    @property
+    def scalars(self) -> Scalars:
+        return Scalars(self.prefill_token, self.quadratic, 0.020, 0.001, self.kv_token_seconds, 0.0)
 
 
 class StillClock:

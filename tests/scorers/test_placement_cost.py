@@ -4,8 +4,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.framework import Kind
-from scorers.placement_cost import STEP_TOKENS, PlacementCost
+from gateway.framework import Kind, Match, Matches, Source
+from scorers.placement_cost import STEP_TOKENS, TERMS, PlacementCost
 from tests.scheduling.candidates import Physics, context, endpoint, request
 
 
@@ -13,27 +13,32 @@ def scorer(reuse: float = 0.0, **parameters) -> PlacementCost:
     return PlacementCost(PlacementCost.Parameters(reuse=reuse, **parameters), context())
 
 
+ATTENTION = Physics(quadratic=1e-6)
+"""With 1 us for each pair of a new token and one before it."""
+
+
 def cost(asked, **work) -> float:
-    return scorer().seconds(asked, endpoint(0, **work))
+    return scorer().seconds(asked, endpoint(0, cost=ATTENTION, **work))
 
 
 def test_an_idle_endpoint_costs_the_prefill_of_what_it_does_not_hold() -> None:
-    assert cost(request(1000)) == pytest.approx(1.000)
-    # 100 new tokens behind 900 held ones: 0.1 s and 100 x 900 us
-    assert cost(request(1000, held={0: 900})) == pytest.approx(0.1 + 0.090)
+    assert cost(request(1000)) == pytest.approx(1.000 + 0.500)
+    # 100 new tokens behind 900 held ones: 0.1 s and 100 x (900 + 50) us
+    assert cost(request(1000, held={0: 900})) == pytest.approx(0.1 + 0.095)
 
 
 def test_a_prompt_that_is_held_whole_still_computes_one_token() -> None:
-    assert cost(request(1000, held={0: 1000})) == pytest.approx(0.001 + 0.000999)
+    assert cost(request(1000, held={0: 1000})) == pytest.approx(0.001 + 0.0009995)
 
 
 def test_the_formula_term_by_term() -> None:
     asked = request(1000, held={0: 600}, expected_output=200.0)
-    prefill = 0.4 + 400 * 600e-6
+    prefill = 0.4 + 400 * (600 + 200) * 1e-6
     steps = 1 + (500 + 400) / STEP_TOKENS
     running, kv = 4 + 2.5, 3000 + 1000
     expected = (
-        0.5  # queued
+        0.5
+        + 500 * 250e-6  # queued
         + prefill
         + steps * (0.001 * running + 1e-6 * kv)  # what the batch adds to each step
         + 0.1 * prefill * running  # what the batch suffers
@@ -46,12 +51,55 @@ def test_the_formula_term_by_term() -> None:
 def test_a_new_token_pushes_out_another() -> None:
     """Where the cache is full, a second copy of a prefix costs whoever comes back for what it displaced."""
     asked = request(1000, held={0: 600})
-    prefill = 0.4 + 400 * 600e-6
+    prefill = 0.4
     for work in ({}, {"requests": 2, "kv_tokens": 500}):
         there = endpoint(0, **work)
         without, half = scorer().seconds(asked, there), scorer(reuse=0.5).seconds(asked, there)
         assert half - without == pytest.approx(0.5 * prefill)
     assert PlacementCost.Parameters().reuse == 0.5
+
+
+TIERS = st.fixed_dictionaries({tier: st.integers(0, 4000) for tier in ("gpu", "cpu", "storage")})
+
+
+def held(prompt, **tiers):
+    asked = request(prompt)
+    tokens = sum(tiers.values())
+    asked.matches = Matches({0: Match(**tiers, expected_hit=min(tokens, prompt - 1), source=Source.EVENTS)})
+    return asked
+
+
+def test_what_is_held_off_the_gpu_costs_its_fetch() -> None:
+    there = endpoint(0)
+    parameters = {"cpu_fetch": 1e-4, "storage_fetch": 5e-4}
+    on_gpu = scorer(**parameters).seconds(held(1000, gpu=800), there)
+    below = scorer(**parameters).seconds(held(1000, gpu=100, cpu=500, storage=200), there)
+    assert below - on_gpu == pytest.approx(500e-4 + 200 * 5e-4)
+    cold = scorer(**parameters).seconds(held(1000), there)
+    assert on_gpu < below < cold
+    # Less than a block is held: nothing is served from it, and nothing fetched.
+    unusable = request(1000)
+    unusable.matches = Matches({0: Match(cpu=10, expected_hit=0)})
+    assert scorer(**parameters).seconds(unusable, there) == cold
+
+
+def test_a_copy_on_the_cpu_is_worth_nearly_its_prefill() -> None:
+    asked = request(10_000)
+    asked.matches = Matches({slot: Match(**{tier: 9984}, expected_hit=9984) for slot, tier in ((0, "cpu"), (1, "gpu"))})
+    cpu, gpu, cold = scorer().score(asked, [endpoint(slot) for slot in range(3)])
+    assert gpu > cpu > 0.9 > 0.1 > cold
+
+
+@given(tiers=TIERS, prompt=st.integers(1, 10_000), running=st.integers(0, 50), kind=st.sampled_from(Kind))
+def test_the_terms_that_are_told_are_what_the_score_is_made_of(tiers, prompt, running, kind) -> None:
+    asked, there = held(prompt, **tiers), endpoint(0, requests=running, prefill_tokens=300, kv_tokens=9000)
+    asked.kind, asked.expected_output = kind, 100.0
+    one = scorer(reuse=0.5)
+    terms = one.explain(asked, there)
+    assert tuple(terms) == TERMS
+    assert min(terms.values()) >= 0
+    assert sum(terms.values()) == pytest.approx(one.seconds(asked, there))
+    assert one.score(asked, [there]) == pytest.approx([1 / (1 + sum(terms.values()))])
 
 
 def test_a_request_without_a_decode_pays_for_none() -> None:
@@ -108,7 +156,8 @@ def test_scores_are_in_range_and_more_work_never_scores_higher(prompt, held, wor
 
 
 @pytest.mark.parametrize(
-    "bad", [{"reuse": 1.5}, {"reuse": float("nan")}, {"lam": -0.1}, {"lam": float("nan")}, {"second": 0.0}]
+    "bad",
+    [{"reuse": 1.5}, {"reuse": float("nan")}, {"lam": -0.1}, {"lam": float("nan")}, {"second": 0.0}, {"cpu_fetch": -1}],
 )
 def test_parameters_have_ranges(bad) -> None:
     with pytest.raises(ValueError, match=next(iter(bad))):

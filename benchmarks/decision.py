@@ -1,0 +1,149 @@
+"""What a decision costs: handler, filters, scorers, picker and reservation of the default profile, over fleets of some
+sizes. The match is not in it (``kv_match`` has that), nor what is sent.
+
+The endpoints are busy as engines are: each with some requests of ours, some that wait for their prompt's computing,
+and, of every other one, foreign load from a scrape. Each decision is of another prompt, and its work is booked.
+"""
+
+from __future__ import annotations
+
+import argparse
+import cProfile
+import gc
+import pstats
+import random
+import statistics
+from collections.abc import Mapping, Sequence
+from time import thread_time
+
+from benchmarks.kv_table import Figure, show
+from gateway.config.load import loads
+from gateway.config.wiring import wire
+from gateway.fleet.booking import Booking
+from gateway.fleet.fleet import Fleet
+from gateway.fleet.ledger import Reservation
+from gateway.fleet.settings import EndpointSettings, FleetSettings
+from gateway.framework import (
+    NULL_OBSERVER,
+    Context,
+    Endpoint,
+    EngineMetrics,
+    Kind,
+    Match,
+    Matches,
+    Model,
+    Request,
+    Source,
+    SystemClock,
+)
+from gateway.scheduling.scheduler import Scheduler
+
+TARGETS: Mapping[int, float] = {8: 40.0, 100: 200.0}
+"""Microseconds, median, by endpoints."""
+
+SIZES = (2, 8, 30, 100, 300)
+ROUNDS = 2000
+
+
+class Scene:
+    """A busy fleet of ``size`` endpoints of one model. Same seed, same scene. ``wiring``: YAML; empty: the default."""
+
+    def __init__(self, size: int, wiring: str = "") -> None:
+        self._chance = random.Random(5)
+        self._clock = SystemClock()
+        self.model = Model("m")
+        entries = [EndpointSettings(url=f"http://engine-{i}:8000") for i in range(size)]
+        self.fleet = Fleet([(self.model, entries)], FleetSettings(), self._clock, NULL_OBSERVER, self._chance)
+        self.endpoints: Sequence[Endpoint] = self.fleet.endpoints(self.model)
+        config = loads("models: [{name: m, endpoints: [{url: 'http://engine-0:8000'}]}]\n" + wiring, {})
+        context = Context("benchmark", self._clock, self._chance, NULL_OBSERVER)
+        self.scheduler: Scheduler = wire(config, lambda _: context)
+        self.kept: list[Reservation] = []
+        for i, endpoint in enumerate(self.endpoints):
+            endpoint.engine.up = True
+            self._occupy(endpoint, foreign=i % 2 == 0)
+
+    def request(self) -> Request:
+        """A prompt of up to 16k tokens, of which a third of the endpoints hold something."""
+        tokens = self._chance.randint(100, 16_000)
+        matches = Matches()
+        for endpoint in self._chance.sample(self.endpoints, max(1, len(self.endpoints) // 3)):
+            held = self._chance.randint(0, tokens // 16) * 16
+            matches[endpoint.slot] = Match(gpu=held, expected_hit=min(held, tokens - 1), source=Source.EVENTS)
+        return Request(
+            id="r",
+            model=self.model,
+            kind=Kind.CHAT,
+            arrived=0.0,
+            stream=True,
+            prompt_tokens=tokens,
+            expected_output=256.0,
+            matches=matches,
+        )
+
+    def decide(self, request: Request) -> Booking:
+        """What happens to each request, without an await."""
+        plan = self.scheduler.schedule(request, self.endpoints)
+        now = self._clock.monotonic()
+        booking = Booking.make(request, plan.decode, self.fleet, now)
+        booking.computes(now, told=True)
+        return booking
+
+    def _occupy(self, endpoint: Endpoint, *, foreign: bool) -> None:
+        ledger, cost = self.fleet.ledger(endpoint), self.fleet.cost(endpoint)
+        for _ in range(self._chance.randint(1, 24)):
+            reservation = ledger.reserve(self._chance.randint(0, 2000), self._chance.randint(500, 8000))
+            if self._chance.random() < 0.8:
+                reservation.first_token()
+            self.kept.append(reservation)
+        for _ in range(5):
+            cost.learn_prefill(4000, 0, self._chance.uniform(0.3, 0.5))
+            cost.learn_step(12, 40_000, self._chance.uniform(0.02, 0.03))
+        running = ledger.requests + 5 * foreign
+        endpoint.metrics = EngineMetrics(
+            at=self._clock.monotonic(), running=running, kv_usage=0.5 * foreign, kv_capacity=400_000, block_size=16
+        )
+        ledger.scraped(endpoint.metrics, self._clock.monotonic())
+
+
+def microseconds(scene: Scene, rounds: int) -> list[float]:
+    """CPU time of each of ``rounds`` decisions; what was booked is given back between two. They never wait, so that on
+    a quiet machine it is the time that passes; on a busy one, that is mostly of the others."""
+    times = []
+    for request in [scene.request() for _ in range(rounds)]:
+        began = thread_time()
+        booking = scene.decide(request)
+        times.append((thread_time() - began) * 1e6)
+        booking.reservation.settle()
+    return times
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--rounds", type=int, default=ROUNDS, help=f"decisions of each size (default {ROUNDS})")
+    parser.add_argument("--profile", type=int, metavar="SIZE", help="print where the time goes, over SIZE endpoints")
+    options = parser.parse_args()
+    if options.profile:
+        scene = Scene(options.profile)
+        requests = [scene.request() for _ in range(options.rounds)]
+        with cProfile.Profile() as profile:
+            for request in requests:
+                scene.decide(request).reservation.settle()
+        pstats.Stats(profile).sort_stats("tottime").print_stats(20)
+        return
+    figures = []
+    for size in SIZES:
+        scene = Scene(size)
+        microseconds(scene, 100)
+        gc.collect()
+        gc.freeze()
+        times = microseconds(scene, options.rounds)
+        gc.unfreeze()
+        target = TARGETS.get(size)
+        figures.append(Figure(f"{size} endpoints, median", statistics.median(times), "us", target))
+        figures.append(Figure(f"{size} endpoints, p99", statistics.quantiles(times, n=100)[98], "us"))
+    show("a decision: handler, filters, scorers, pick, reserve", figures)
+
+
+if __name__ == "__main__":
+    main()
