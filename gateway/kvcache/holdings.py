@@ -325,14 +325,18 @@ class Holdings:
         each = len(keys) // len(hashes)
         found: list[int] = []
         at = 0
-        for stretch, offset, count in self._shelf.enter(behind, keys):
+        entered = self._shelf.enter(behind, keys)
+        for stretch, offset, count in entered:
             first = stretch.number << BITS | offset
             if each == 1:
                 names.update(zip(hashes[at : at + count], range(first, first + count), strict=True))
                 at += count
             else:
                 found += range(first, first + count)
-            self._set(Layer.GPU, stretch, ALL[count] << offset)
+            self._mark(Layer.GPU, stretch, ALL[count] << offset)
+        # Only now: a stretch may be there twice, with what it had and what is new to it, which nobody held till now.
+        for stretch, offset, count in entered:
+            self._come_true(stretch, ALL[count] << offset)
         if each > 1:
             for number, name in enumerate(hashes):
                 names[name] = tuple(found[number * each : (number + 1) * each])
@@ -418,17 +422,22 @@ class Holdings:
 
     def _set(self, tier: Layer, stretch: Stretch, bits: int) -> None:
         """These blocks are on the tier. What was predicted of them is fact now."""
-        shelf, place = self._shelf, self._place
-        had = shelf.mark(stretch, place + tier, bits)
+        self._mark(tier, stretch, bits)
+        if tier is Layer.GPU:
+            self._come_true(stretch, bits)
+
+    def _mark(self, tier: Layer, stretch: Stretch, bits: int) -> None:
+        had = self._shelf.mark(stretch, self._place + tier, bits)
         while had:
             bit = had & -had
             had ^= bit
             where = stretch.number << BITS | bit.bit_length() - 1
             self._again[tier][where] = self._again[tier].get(where, 0) + 1
-        if tier is Layer.GPU:
-            predicted = place + Layer.PREDICTED
-            if stretch.full >> predicted & 1 or (stretch.part and predicted in stretch.part):
-                shelf.unmark(stretch, predicted, bits)
+
+    def _come_true(self, stretch: Stretch, bits: int) -> None:
+        predicted = self._place + Layer.PREDICTED
+        if stretch.full >> predicted & 1 or (stretch.part and predicted in stretch.part):
+            self._shelf.unmark(stretch, predicted, bits)
 
     def _release(self, tier: Layer, named: Named) -> None:
         """A block's last copy on the tier is gone, and with it its keys, unless other blocks hold them."""

@@ -157,6 +157,18 @@ def test_a_prediction_that_does_not_come_true_lapses(clock):
     assert look(index, ids(1)) == NO_MATCH
 
 
+def test_more_is_held_than_was_predicted():
+    index = index_of()
+    index.believe(0)
+    index.placed(index.keys(ids(1, 2), 33, True, None, None), endpoint())
+    index.apply(0, stored([11, 12, 13], ids(1, 2, 3)))
+    assert tokens_held(index, 0, ids(1, 2, 3)) == 48
+    index.apply(0, stored([14], ids(4), parent=13))
+    assert tokens_held(index, 0, ids(1, 2, 3, 4)) == 64
+    index.apply(0, removed(14, 13, 12, 11))
+    assert index.blocks == 0
+
+
 def test_a_held_block_that_is_evicted_was_not_predicted():
     index = index_of()
     index.apply(0, stored([11, 12], ids(1, 2)))
