@@ -5,7 +5,7 @@ BIN    := $(VENV)/bin
 JOBS   ?= auto
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo test test-slow check format lock test-engines bench-kv clean
+.PHONY: help install demo test test-slow check format lock test-engines bench-kv bench-placement bench-decision clean
 
 help: ## this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
@@ -51,6 +51,14 @@ bench-kv: install ## what knowing the caches costs, beside a peer that does it i
 	$(BIN)/python -m benchmarks.tokens_turns
 	$(BIN)/python -m benchmarks.kv_soak
 	$(BIN)/python -m benchmarks.kv_peer
+
+TRACE ?= conversation_trace.jsonl
+
+bench-placement: install ## the default placement against the others', and docs/benchmarks.md (45 minutes; TRACE=file: see there)
+	$(BIN)/python -m benchmarks.placement $(TRACE)
+
+bench-decision: install ## what choosing an endpoint costs, over 2 to 300 of them (half a minute)
+	$(BIN)/python -m benchmarks.decision
 
 lock: ## pin the newest allowed versions again (needs uv)
 	uv pip compile --universal --python-version 3.11 --generate-hashes --no-emit-index-url -q --upgrade -o requirements.lock pyproject.toml

@@ -36,11 +36,14 @@ class Healthy:
         pass
 
     def filter(self, request: Request, endpoints: Sequence[Endpoint], /) -> Sequence[Endpoint]:
+        usable: Sequence[Endpoint]
         usable = [endpoint for endpoint in endpoints if endpoint.engine.up and (request.bound or not endpoint.draining)]
-        warm = [endpoint.load.requests for endpoint in usable if endpoint.warmth >= 1.0]
+        if len(usable) == len(endpoints):
+            usable = endpoints
+        warm = [endpoint for endpoint in usable if endpoint.warmth >= 1.0]
         if not warm or len(warm) == len(usable):
             return usable
-        mean = sum(warm) / len(warm)
+        mean = sum(endpoint.load.requests for endpoint in warm) / len(warm)
         # Plus one: an idle fleet must not keep a new engine from its first request, which is what shows that it works.
         return [
             endpoint

@@ -45,13 +45,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from gateway.framework import GENERATES, Context, Endpoint, Request
+from gateway.framework import GENERATES, NO_MATCH, Context, Endpoint, Match, Request
 
 STEP_TOKENS = 8192
 """Prompt tokens that an engine computes in one step: vLLM's default ``max_num_batched_tokens`` on an H100."""
-
-TERMS = ("queued", "prefill", "fetch", "batch", "stall", "decode", "displaced")
-"""What the cost is the sum of, in the order of ``_terms``."""
 
 
 class PlacementCost:
@@ -82,39 +79,55 @@ class PlacementCost:
         self._second = parameters.second
 
     def score(self, request: Request, endpoints: Sequence[Endpoint], /) -> Sequence[float]:
-        second, output = self._second, self._output(request)
-        return [second / (second + sum(self._terms(request, endpoint, output))) for endpoint in endpoints]
+        # What ``explain`` tells, added up. It runs for each candidate of each request: as one loop without calls it
+        # takes a fifth less than as a sum of terms.
+        second, lam, share = self._second, self._lam, 1 + self._reuse
+        prompt, output, find = request.prompt_tokens, self._output(request), request.matches.get
+        scores = []
+        for endpoint in endpoints:
+            load, match = endpoint.load, find(endpoint.slot, NO_MATCH)
+            token, quadratic, _, step_request, kv_token, _ = endpoint.cost.scalars
+            held, waiting = match.expected_hit, load.prefill_tokens
+            running = load.requests + load.foreign_requests
+            kv_tokens = load.kv_tokens + load.foreign_kv_tokens
+            new = prompt - held if prompt > held else 1
+            cost = new * (token + quadratic * (prompt - new / 2)) * (share + lam * running)
+            cost += waiting * (token + quadratic * waiting / 2)
+            cost += (1 + (waiting + new) / STEP_TOKENS) * (step_request * running + kv_token * kv_tokens)
+            cost += output * kv_token * kv_tokens
+            if match.gpu < held:
+                cost += self._fetch(match)
+            scores.append(second / (second + cost))
+        return scores
 
     def explain(self, request: Request, endpoint: Endpoint, /) -> Mapping[str, float]:
-        """The terms of the cost, in seconds: their sum is what the score was made of."""
-        return dict(zip(TERMS, self._terms(request, endpoint, self._output(request)), strict=True))
+        """The terms of the cost, in seconds: their sum is what the score is made of."""
+        load, cost = endpoint.load, endpoint.cost.scalars
+        match = request.matches.get(endpoint.slot, NO_MATCH)
+        new, waiting = request.new_tokens(endpoint), load.prefill_tokens
+        running = load.requests + load.foreign_requests
+        kv_tokens = load.kv_tokens + load.foreign_kv_tokens
+        prefill = new * (cost.prefill_token + cost.prefill_quadratic * (request.prompt_tokens - new / 2))
+        # Each step of the prefills carries the running batch with it, and takes as much longer.
+        steps = 1 + (waiting + new) / STEP_TOKENS
+        return {
+            "queued": waiting * (cost.prefill_token + cost.prefill_quadratic * waiting / 2),
+            "prefill": prefill,
+            "fetch": self._fetch(match) if match.gpu < match.expected_hit else 0.0,
+            "batch": steps * (cost.step_request * running + cost.kv_token * kv_tokens),
+            "stall": self._lam * prefill * running,
+            "decode": self._output(request) * cost.kv_token * kv_tokens,
+            "displaced": self._reuse * prefill,
+        }
 
     def seconds(self, request: Request, endpoint: Endpoint) -> float:
         """The cost of ``request`` on ``endpoint``."""
-        return sum(self._terms(request, endpoint, self._output(request)))
+        return sum(self.explain(request, endpoint).values())
 
     def _output(self, request: Request) -> float:
         """Tokens that the answer is expected to have, times their weight."""
         return self._lam * request.expected_output if request.kind in GENERATES else 0.0
 
-    def _terms(self, request: Request, endpoint: Endpoint, output: float) -> tuple[float, ...]:
-        """In seconds. The cost model's lines stand here in full: this runs for each candidate, and calls are dear."""
-        load = endpoint.load
-        token, quadratic, _, step_request, kv_token, _ = endpoint.cost.scalars
-        match = request.matches[endpoint.slot]
+    def _fetch(self, match: Match) -> float:
         held = match.expected_hit
-        new = max(1, request.prompt_tokens - held)
-        prefill = new * (token + quadratic * (request.prompt_tokens - new + new / 2))
-        fetch = 0.0
-        if match.gpu < held:
-            fetch = self._cpu_fetch * min(match.cpu, held) + self._storage_fetch * min(match.storage, held)
-        waiting = load.prefill_tokens
-        queued = waiting * (token + quadratic * waiting / 2)
-        running = load.requests + load.foreign_requests
-        if running <= 0:
-            return queued, prefill, fetch, 0.0, 0.0, 0.0, self._reuse * prefill
-        kv_tokens = load.kv_tokens + load.foreign_kv_tokens
-        # Each step of the prefills carries the running batch with it, and takes as much longer.
-        batch = (1 + (waiting + new) / STEP_TOKENS) * (step_request * running + kv_token * kv_tokens)
-        stall = self._lam * prefill * running
-        return queued, prefill, fetch, batch, stall, output * kv_token * kv_tokens, self._reuse * prefill
+        return self._cpu_fetch * min(match.cpu, held) + self._storage_fetch * min(match.storage, held)

@@ -6,6 +6,9 @@ What it does
     Waiting is the larger of two views: what the engine's last scrape said, and our own requests' prompt tokens that it
     has not yet computed, ``request_tokens`` of them to a request. Not their sum: our requests are in both.
 
+    ``relative``: llm-d's ``queue-scorer`` instead, (most waiting - waiting) / (most - least) over the candidates, 1 for
+    all where they are equal.
+
 Scheduling intent
     Balance. The scrape sees others' requests, but late; the ledger sees ours at once.
 
@@ -16,6 +19,8 @@ Parameters
     ``half`` (default 4): waiting requests whose score is 1/2.
     ``request_tokens`` (default 2048): uncomputed prompt tokens that count as one request: a step of vLLM's default size
     takes four of them.
+    ``relative`` (default ``false``): stretch the scores over the candidates. A difference of one request then weighs as
+    much as one of a hundred: only to have what llm-d has.
 
 Example
     ``plugins: [{name: queue, type: queue-depth, parameters: {half: 8}}]``
@@ -36,6 +41,7 @@ class QueueDepth:
     class Parameters:
         half: float = 4.0
         request_tokens: int = 2048
+        relative: bool = False
 
         def __post_init__(self) -> None:
             if not self.half > 0:
@@ -46,9 +52,14 @@ class QueueDepth:
     def __init__(self, parameters: Parameters, context: Context) -> None:
         self._half = parameters.half
         self._request_tokens = parameters.request_tokens
+        self._relative = parameters.relative
 
     def score(self, request: Request, endpoints: Sequence[Endpoint], /) -> Sequence[float]:
         half, size = self._half, self._request_tokens
-        return [
-            half / (half + max(endpoint.metrics.waiting, endpoint.load.prefill_tokens / size)) for endpoint in endpoints
-        ]
+        waiting = [max(endpoint.metrics.waiting, endpoint.load.prefill_tokens / size) for endpoint in endpoints]
+        if not self._relative:
+            return [half / (half + each) for each in waiting]
+        least, most = min(waiting, default=0.0), max(waiting, default=0.0)
+        if most == least:
+            return [1.0] * len(waiting)
+        return [(most - each) / (most - least) for each in waiting]

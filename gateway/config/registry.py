@@ -37,8 +37,8 @@ METHODS: Mapping[PluginKind, tuple[str, int]] = {
     PluginKind.HANDLER: ("plan", 3),
 }
 """The method of each kind and the number of its arguments, ``self`` not counted."""
-HOOKS = (("on_placed", 2), ("on_settled", 3))
-"""The optional methods of a plugin that remembers."""
+HOOKS = (("on_placed", 2), ("on_settled", 3), ("explain", 2))
+"""The optional methods: of a plugin that remembers, and of a scorer that explains itself."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,6 +16,7 @@ from gateway.framework.match import NO_MATCH, Match, Matches, Source
 from gateway.framework.observer import NULL_OBSERVER, Observer, Settled
 from gateway.framework.plugins import (
     Context,
+    Explains,
     Filter,
     Handler,
     NoEndpoint,
@@ -50,6 +51,7 @@ __all__ = [
     "Endpoint",
     "Engine",
     "EngineMetrics",
+    "Explains",
     "Filter",
     "Handler",
     "Kind",

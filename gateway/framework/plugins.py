@@ -10,14 +10,14 @@ The life of a plugin:
 4. its shape is checked: the method of its kind, the right number of arguments, not a coroutine function;
 5. called, always on the event loop's thread, synchronously, from the first request to the last.
 
-A plugin that must remember has ``on_placed(request, plan)`` and ``on_settled(request, plan, outcome)``: both
-optional.
+A plugin that must remember has ``on_placed(request, plan)`` and ``on_settled(request, plan, outcome)``, a scorer that
+can say of what its scores are made ``explain(request, endpoint)``: all optional.
 """
 
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol, TypeAlias
 
@@ -52,6 +52,14 @@ class Scorer(Protocol):
     """Advice: one number in 0..1 per endpoint, in their order. If it raises, it counts as silent (0 for all)."""
 
     def score(self, request: Request, endpoints: Sequence[Endpoint], /) -> Sequence[float]: ...
+
+
+class Explains(Protocol):
+    """What a scorer may add: of what its score of one endpoint is made. Asked only when a decision is explained."""
+
+    def explain(self, request: Request, endpoint: Endpoint, /) -> Mapping[str, float]:
+        """By term, in the scorer's own unit (seconds, tokens, ...), best so that their sum is what is scored."""
+        ...
 
 
 class Picker(Protocol):

@@ -9,7 +9,7 @@ from enum import StrEnum
 from typing import Any
 
 from gateway.framework.fleet import Endpoint, Model
-from gateway.framework.match import Match, Matches
+from gateway.framework.match import NO_MATCH, Match, Matches
 
 
 class Kind(StrEnum):
@@ -63,7 +63,8 @@ class Request:
 
     def new_tokens(self, endpoint: Endpoint) -> int:
         """Prompt tokens that ``endpoint`` would have to compute: at least 1."""
-        return max(1, self.prompt_tokens - self.matches[endpoint.slot].expected_hit)
+        held = self.matches.get(endpoint.slot, NO_MATCH).expected_hit
+        return self.prompt_tokens - held if self.prompt_tokens > held else 1
 
 
 NO_SCORES: Mapping[str, Sequence[float]] = {}

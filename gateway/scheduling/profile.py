@@ -15,6 +15,7 @@ per scorer), and nothing about an endpoint is copied.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import repeat
 
 from gateway.errors import NoEndpoint, PluginFailed
 from gateway.framework import Endpoint, Filter, Observer, Picker, Request, Scored, Scorer
@@ -99,9 +100,7 @@ class Profile:
                     trace.silent[name] = f"{type(error).__name__}: {error}"
             columns[name] = column
             totals = [total + weight * score for total, score in zip(totals, column, strict=True)]
-        scored = [
-            Scored(one, total, columns, row) for row, (one, total) in enumerate(zip(candidates, totals, strict=True))
-        ]
+        scored = list(map(Scored, candidates, totals, repeat(columns), range(len(candidates))))
         if trace is not None:
             trace.scored = scored
         return scored

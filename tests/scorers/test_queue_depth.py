@@ -37,3 +37,11 @@ def test_an_endpoint_never_scraped_is_judged_by_the_ledger() -> None:
 def test_parameters_have_ranges(bad) -> None:
     with pytest.raises(ValueError, match=next(iter(bad))):
         QueueDepth.Parameters(**bad)
+
+
+def test_relative_is_llm_d_s_stretch_over_the_candidates() -> None:
+    relative = QueueDepth(QueueDepth.Parameters(relative=True), context())
+    fleet = [endpoint(slot, metrics=EngineMetrics(at=1.0, waiting=waiting)) for slot, waiting in enumerate((2, 7, 4))]
+    assert relative.score(request(), fleet) == pytest.approx([1.0, 0.0, 0.6])
+    assert relative.score(request(), fleet[:1]) == [1.0]
+    assert relative.score(request(), []) == []
