@@ -8,37 +8,32 @@ import dataclasses
 import logging
 import random
 import signal
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Sequence
 
 from aiohttp import web
 
 from gateway import __version__
 from gateway.config.settings import Config
-from gateway.config.wiring import wire
 from gateway.errors import ConfigError
 from gateway.feed import CacheFeed
 from gateway.fleet.fleet import Fleet
-from gateway.flow.admission import Admission
-from gateway.framework import Clock, Context, Model, Observer, SystemClock, TaskSet
-from gateway.kvcache.index import CacheIndex
+from gateway.framework import Clock, Observer, SystemClock, TaskSet
 from gateway.notify import notify
 from gateway.observability.logs import configure
 from gateway.observability.metrics import Metrics
 from gateway.observability.observers import Observers
 from gateway.observability.request_log import RequestLog
 from gateway.proxy.admin import Admin
-from gateway.proxy.director import Director
-from gateway.proxy.directory import Directory, Serving
-from gateway.proxy.forward import Forwarder
-from gateway.proxy.handover import Handover
-from gateway.proxy.keys import ClientKeys
+from gateway.proxy.directory import Directory
 from gateway.proxy.keys import read as read_keys
-from gateway.proxy.legs import RetryBudget
+from gateway.proxy.operations import Operations
 from gateway.proxy.server import Server
+from gateway.proxy.stored import StoredResponses
 from gateway.proxy.upstream import Upstream
 from gateway.proxy.witness import Witness
-from gateway.tokens.parity import Parity
-from gateway.tokens.tokenizer import ModelTokens
+from gateway.reload import Read, Reloading
+from gateway.scheduling.scheduler import Scheduler
+from gateway.wiring import Common, Draft, Rooms, Wiring, blaming
 
 log = logging.getLogger("kvgate.app")
 
@@ -50,7 +45,9 @@ again by the client's kernel after a second. aiohttp's default is 128."""
 class Gateway:
     """Every room of one process, connected; its listeners are the caller's.
 
-    ``observers``: told of everything beside the metrics. ``seed``: of every choice by chance. Raises ConfigError.
+    ``observers``: told of everything beside the metrics. ``seed``: of every choice by chance. ``read``: reads the
+    configuration again for a reload; None: there is none. ``adopted``: told of each one that comes into force by that.
+    Raises ConfigError.
     """
 
     def __init__(
@@ -60,113 +57,72 @@ class Gateway:
         observers: Sequence[Observer] = (),
         clock: Clock | None = None,
         seed: int | None = None,
+        read: Read | None = None,
+        adopted: Callable[[Config], None] = lambda config: None,
     ) -> None:
-        self.config = config
         self.clock = clock or SystemClock()
         self.metrics = Metrics(self.clock, __version__)
-        chance = random.Random(seed)
         observer = Observers(self.metrics, *observers)
-
-        self.scheduler = wire(
-            config, lambda name: Context(name=name, clock=self.clock, random=chance, observer=observer)
-        )
-        models = [
-            Model(name=m.name, aliases=m.aliases, served_name=m.served_name, handler=m.handler) for m in config.models
-        ]
-        with _blaming(config, "models"):
+        common = Common(self.clock, observer, random.Random(seed))
+        draft = self._first = Draft.make(config, common, None)
+        models = list(zip(draft.servings, config.models, strict=True))
+        with blaming(config, "models"):
             self.fleet = Fleet(
-                models=[(model, settings.endpoints) for model, settings in zip(models, config.models, strict=True)],
+                models=[(serving.model, settings.endpoints) for serving, settings in models],
                 settings=config.fleet,
                 clock=self.clock,
                 observer=observer,
-                random=chance,
+                random=common.chance,
             )
-        servings = [
-            Serving(
-                model=model,
-                tokens=ModelTokens(
-                    settings,
-                    model.name,
-                    observer,
-                    parity=Parity(model.name, self.clock, observer, sample=settings.parity.sample),
-                ),
-                index=CacheIndex(settings.kv_cache, model.name, self.clock, observer),
-                admission=Admission(settings.limits, model.name, self.clock, observer),
-                budget=RetryBudget(config.retries.budget),
-            )
-            for model, settings in zip(models, config.models, strict=True)
-        ]
-        self.directory = Directory(servings, self.fleet, self.clock.wall())
-        caches = {s.model.name: (s.index, m.kv_cache) for s, m in zip(servings, config.models, strict=True)}
+        caches = {settings.name: (serving.index, settings.kv_cache) for serving, settings in models}
         self.feed = CacheFeed(caches, self.clock, observer)
         self.feed.connect(self.fleet)
         self.upstream = Upstream(config.timeouts)
-        forwarder = Forwarder(self.fleet, self.upstream, config.pass_through)
-        self.handover = Handover(
-            forwarder=forwarder,
-            upstream=self.upstream,
-            fleet=self.fleet,
-            timeouts=config.timeouts,
-            clock=self.clock,
-            observer=observer,
-            random=chance,
-        )
-        self.witness = Witness(forwarder, self.upstream, chance)
-        director = Director(
-            directory=self.directory,
-            fleet=self.fleet,
-            scheduler=self.scheduler,
-            forwarder=forwarder,
-            handover=self.handover,
-            witness=self.witness,
-            listen=config.listen,
-            timeouts=config.timeouts,
-            retries=config.retries,
-            passing=config.pass_through,
-            clock=self.clock,
-            observer=observer,
-        )
-        with _blaming(config, "client_keys", "file"):
-            self.server = Server(
-                director, self.directory, ClientKeys(config.client_keys), patience=config.timeouts.receive
-            )
-        self.admin = Admin(self.metrics.render_in_slices)
+        rooms = Rooms(common, self.fleet, self.upstream, StoredResponses(self.clock), self.clock.wall())
+        wiring = Wiring.make(draft, rooms, None)
+        self.server = Server(wiring.director, wiring.directory, wiring.keys, patience=config.timeouts.receive)
+        self.reloading = Reloading(wiring, rooms=rooms, feed=self.feed, server=self.server, read=read, adopted=adopted)
+        self.operations = Operations(self.fleet, self.reloading.reload)
+        self.admin = Admin(self.metrics.render_in_slices, self.operations.routes())
+
+    # What is in force: a reload replaces it
+
+    @property
+    def config(self) -> Config:
+        return self.reloading.wiring.config
+
+    @property
+    def scheduler(self) -> Scheduler:
+        return self.reloading.wiring.scheduler
+
+    @property
+    def directory(self) -> Directory:
+        return self.reloading.wiring.directory
+
+    @property
+    def witness(self) -> Witness:
+        return self.reloading.wiring.witness
 
     async def load(self) -> None:
         """Load the tokenizers. Raises ConfigError."""
-        await asyncio.gather(*(self._load(i, serving) for i, serving in enumerate(self.directory.servings)))
+        await self._first.load()
 
     async def start(self) -> None:
         """Load the tokenizers, probe the engines, follow their events. Raises ConfigError."""
         await self.load()
         await self.upstream.start()
         await self.fleet.start()
+        self.reloading.open = True
 
     async def close(self) -> None:
         """Safe after a failed ``start``."""
-        await self.fleet.close()  # first: it tells the feed of event streams
+        await self.operations.close()
+        await self.fleet.close()  # before the feed: it tells it of event streams
         await self.feed.close()
-        await self.handover.close()
+        await self.reloading.wiring.handover.close()
         await self.witness.close()
         await self.upstream.close()
-        for serving in self.directory.servings:
-            await serving.tokens.close()
-
-    async def _load(self, number: int, serving: Serving) -> None:
-        try:
-            await serving.tokens.load()
-        except ConfigError as error:
-            model = ("models", number)
-            raise self.config.origin.error(model, error.message, at=(*model, error.param or "tokenizer")) from error
-
-
-@contextlib.contextmanager
-def _blaming(config: Config, *path: str) -> Iterator[None]:
-    """Adds file, line and key to the error of a room that does not know them."""
-    try:
-        yield
-    except ConfigError as error:
-        raise config.origin.error(path, error.message) from error.__cause__
+        await self.reloading.close()
 
 
 async def _bind(runner: web.BaseRunner, host: str, port: int, what: str) -> int:
@@ -180,11 +136,13 @@ async def _bind(runner: web.BaseRunner, host: str, port: int, what: str) -> int:
     return address[1]
 
 
-async def serve(config: Config, *, stop: asyncio.Event | None = None) -> None:
-    """Serve until ``stop`` is set or SIGTERM or SIGINT comes, then let running answers end.
+async def serve(read: Read, *, stop: asyncio.Event | None = None) -> None:
+    """Serve by the configuration that ``read`` gives, until ``stop`` is set or SIGTERM or SIGINT comes, then let
+    running answers end. A second signal cuts them off. SIGHUP reads the configuration again.
 
-    A second signal cuts them off. Raises ConfigError.
+    Raises ConfigError.
     """
+    config = read()
     stop = stop or asyncio.Event()
     hurry = asyncio.Event()
     loop = asyncio.get_running_loop()
@@ -195,8 +153,16 @@ async def serve(config: Config, *, stop: asyncio.Event | None = None) -> None:
         logs = configure(config.log, clock=clock, secrets=_secrets(config))
         cleanup.callback(logs.close)
         cleanup.callback(log.info, "stopped")
-        gateway = Gateway(config, observers=[RequestLog(logs.logger, clock, requests=config.log.requests)], clock=clock)
+        request_log = RequestLog(logs.logger, clock, requests=config.log.requests)
+
+        def adopted(config: Config) -> None:
+            logs.change(config.log.level, _secrets(config))
+            request_log.change(logs.logger, requests=config.log.requests)
+
+        gateway = Gateway(config, observers=[request_log], clock=clock, read=read, adopted=adopted)
         cleanup.push_async_callback(gateway.close)
+        loop.add_signal_handler(signal.SIGHUP, gateway.operations.hang_up)
+        cleanup.callback(loop.remove_signal_handler, signal.SIGHUP)
         clients = gateway.server.runner()
         operators = gateway.admin.runner()
         cleanup.push_async_callback(clients.cleanup)
@@ -225,10 +191,11 @@ async def serve(config: Config, *, stop: asyncio.Event | None = None) -> None:
 
         await stop.wait()
         notify("STOPPING=1")
-        log.info("stopping: %g s of grace for running answers", listen.grace)
+        grace = gateway.config.listen.grace
+        log.info("stopping: %g s of grace for running answers", grace)
         for site in list(clients.sites):
             await site.stop()
-        draining = tasks.start(gateway.server.drain(listen.grace), name="drain")
+        draining = tasks.start(gateway.server.drain(grace), name="drain")
         hurrying = tasks.start(hurry.wait(), name="wait for a second signal")
         await asyncio.wait((draining, hurrying), return_when=asyncio.FIRST_COMPLETED)
 
@@ -236,7 +203,7 @@ async def serve(config: Config, *, stop: asyncio.Event | None = None) -> None:
 def _secrets(config: Config) -> list[str]:
     """What no log line may hold, however it came there."""
     keys = [endpoint.api_key for model in config.models for endpoint in model.endpoints if endpoint.api_key]
-    with _blaming(config, "client_keys", "file"):
+    with blaming(config, "client_keys", "file"):
         return [*keys, *read_keys(config.client_keys)]
 
 

@@ -16,6 +16,7 @@ from gateway import __version__
 from gateway.config.clashes import clashes
 from gateway.config.describe import describe
 from gateway.config.load import load
+from gateway.config.settings import Config
 from gateway.doctor.finding import Report
 from gateway.errors import ConfigError
 
@@ -167,10 +168,11 @@ def _add_cell(parser: argparse.ArgumentParser) -> None:
 def _serve(options: argparse.Namespace) -> int:
     from gateway.app import override, serve
 
-    config = override(
-        load(options.config, os.environ), options.host, options.port, options.log_format, options.log_level
-    )
-    uvloop.run(serve(config))
+    def read() -> Config:
+        config = load(options.config, os.environ)
+        return override(config, options.host, options.port, options.log_format, options.log_level)
+
+    uvloop.run(serve(read))
     return 0
 
 

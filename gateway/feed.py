@@ -26,19 +26,29 @@ class CacheFeed:
         self._tasks = TaskSet()
         self._fleet: Fleet | None = None
         for model, (index, _) in caches.items():
-            index.on_new_unit = functools.partial(self._replay_all, model)
+            self._wire(model, index)
 
     def connect(self, fleet: Fleet) -> None:
         self._fleet = fleet
         fleet.listen(self)
+
+    def add(self, model: str, index: CacheIndex, settings: CacheSettings) -> None:
+        """Before the first endpoint of ``model`` is added."""
+        self._caches[model] = index, settings
+        self._wire(model, index)
+
+    def forget(self, model: str) -> None:
+        """After the last endpoint of ``model`` was dropped."""
+        del self._caches[model]
 
     def endpoint_added(self, endpoint: Endpoint) -> None:
         self._index(endpoint).add(endpoint, events=False)
 
     def endpoint_dropped(self, endpoint: Endpoint) -> None:
         self._stop_stream(endpoint)
-        self._index(endpoint).drop(endpoint.slot)
-        self._tasks.start(self._sweep(endpoint), name=f"sweep {endpoint.name}")
+        index = self._index(endpoint)
+        index.drop(endpoint.slot)
+        self._tasks.start(self._sweep(index, endpoint.slot), name=f"sweep {endpoint.name}")
 
     def engine_restarted(self, endpoint: Endpoint) -> None:
         stream = self._streams.get(endpoint)
@@ -49,7 +59,7 @@ class CacheFeed:
 
     def engine_asleep(self, endpoint: Endpoint) -> None:
         """vLLM announces the reset with its first step after waking up, when requests have been placed already."""
-        self._tasks.start(self._reset(endpoint), name=f"reset {endpoint.name}")
+        self._tasks.start(self._reset(self._index(endpoint), endpoint.slot), name=f"reset {endpoint.name}")
 
     def kv_source(self, endpoint: Endpoint, source: KvSource | None) -> None:
         self._stop_stream(endpoint)
@@ -87,6 +97,9 @@ class CacheFeed:
             await stream.close()
         await self._tasks.close()
 
+    def _wire(self, model: str, index: CacheIndex) -> None:
+        index.on_new_unit = functools.partial(self._replay_all, model)
+
     def _index(self, endpoint: Endpoint) -> CacheIndex:
         return self._caches[endpoint.model.name][0]
 
@@ -100,15 +113,14 @@ class CacheFeed:
         if (stream := self._streams.pop(endpoint, None)) is not None:
             self._tasks.start(stream.close(), name=f"close the events of {endpoint.name}")
 
-    async def _reset(self, endpoint: Endpoint) -> None:
-        for step, _ in enumerate(self._index(endpoint).reset(endpoint.slot), start=1):
+    async def _reset(self, index: CacheIndex, slot: int) -> None:
+        for step, _ in enumerate(index.reset(slot), start=1):
             if step % SWEEP_SLICE == 0:
                 await asyncio.sleep(0)
 
-    async def _sweep(self, endpoint: Endpoint) -> None:
+    async def _sweep(self, index: CacheIndex, slot: int) -> None:
         """A slot is used again only when no key bears its bit any more."""
-        index = self._index(endpoint)
         while not index.sweep(SWEEP_SLICE):  # noqa: ASYNC110 -- nothing is waited for: streams run between two slices
             await asyncio.sleep(0)
         assert self._fleet is not None
-        self._fleet.release_slot(endpoint.slot)
+        self._fleet.release_slot(slot)

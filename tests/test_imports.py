@@ -18,7 +18,7 @@ SETTINGS = (*(f"gateway.{room}.settings" for room in (*ROOMS, "proxy")),)
 CONTRACT = ("gateway.framework", "gateway.errors")
 COMPOSE = (
     *("gateway.app", "gateway.check", "gateway.cli", "gateway.doctor", "gateway.explain", "gateway.feed"),
-    "gateway.interview",
+    *("gateway.interview", "gateway.reload", "gateway.wiring"),
 )
 EVERYTHING = ("gateway", "scorers", "filters", "pickers", "simulator")
 

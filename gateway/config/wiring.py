@@ -7,7 +7,7 @@ and key of the instance, and the plugin's entry point and distribution where the
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any, TypeVar
+from typing import Any, TypeAlias, TypeVar
 
 from gateway.config.decode import decode
 from gateway.config.origin import KeyPath, Origin, nearest
@@ -22,17 +22,26 @@ from gateway.scheduling.settings import HandlerSettings, PluginSettings
 T = TypeVar("T")
 
 
-def wire(config: Config, context: Callable[[str], Context], registry: Registry | None = None) -> Scheduler:
+def wire(
+    config: Config,
+    context: Callable[[str], Context],
+    registry: Registry | None = None,
+    before: tuple[Config, Scheduler] | None = None,
+) -> Scheduler:
     """The scheduler of ``config``. ``context(instance_name)`` makes what a plugin's constructor is given.
 
-    ``registry`` is what is installed where it is not given. Raises ConfigError.
+    ``registry`` is what is installed where it is not given. ``before``: what is in force, whose instances go on where
+    name, type and parameters are the same: what they remember stays. Raises ConfigError.
     """
     found = discover() if registry is None else registry
     origin = config.origin
+    plugins_before, handlers_before = _instances(before)
     plugins: dict[str, tuple[PluginKind, Any]] = {}
     for i, settings in enumerate(config.plugins):
         plugin_type = find(found.plugins, settings, ("plugins", i), origin)
-        plugins[settings.name] = plugin_type.kind, _construct(plugin_type, settings, ("plugins", i), origin, context)
+        there = _same(plugins_before, settings)
+        instance = _construct(plugin_type, settings, ("plugins", i), origin, context, there)
+        plugins[settings.name] = plugin_type.kind, instance
     profiles = {}
     for i, profile in enumerate(config.profiles):
         path: KeyPath = ("profiles", i)
@@ -54,10 +63,34 @@ def wire(config: Config, context: Callable[[str], Context], registry: Registry |
     for i, handler in enumerate(config.handlers):
         path = ("handlers", i)
         handler_type = find(found.handlers, handler, path, origin)
-        instance = _construct(handler_type, handler, path, origin, context)
+        there = _same(handlers_before, handler)
+        instance = _construct(handler_type, handler, path, origin, context, there)
         _check_profiles(handler_type, instance, profiles, path, origin)
         handlers[handler.name] = instance
     return Scheduler(profiles, handlers, context("scheduler").observer)
+
+
+Instances: TypeAlias = Mapping[str, tuple[PluginSettings | HandlerSettings, Any]]
+"""By name: what an instance was made of, and the instance."""
+
+
+def _instances(before: tuple[Config, Scheduler] | None) -> tuple[Instances, Instances]:
+    """The plugins and the handlers in force."""
+    if before is None:
+        return {}, {}
+    config, scheduler = before
+    used: dict[str, Any] = {}
+    for profile in scheduler.profiles.values():
+        used.update(profile.filters)
+        used.update((name, scorer) for name, scorer, _ in profile.scorers)
+        used.update((profile.picker,))
+    plugins = {one.name: (one, used[one.name]) for one in config.plugins if one.name in used}
+    return plugins, {one.name: (one, scheduler.handlers[one.name]) for one in config.handlers}
+
+
+def _same(instances: Instances, settings: PluginSettings | HandlerSettings) -> Any | None:
+    made_of, instance = instances.get(settings.name, (None, None))
+    return instance if made_of == settings else None
 
 
 def find(
@@ -91,8 +124,12 @@ def _construct(
     path: KeyPath,
     origin: Origin,
     context: Callable[[str], Context],
+    there: Any | None,
 ) -> Any:
+    """``there``: the instance that goes on; None: a new one is made."""
     typed = parameters(plugin_type, settings, path, origin)
+    if there is not None:
+        return there
     made = _blaming(plugin_type.load, path, origin)
     try:
         instance = made(typed, context(settings.name))

@@ -61,6 +61,11 @@ class Admission:
         """Requests in the queue."""
         return len(self._queue)
 
+    def limit(self, settings: FlowSettings) -> None:
+        """Other limits from now on: where there is room by them, those who wait longest come in at once."""
+        self._settings = settings
+        self._admit()
+
     async def enter(self) -> Permit:
         """A permit: at once where there is room, else when it is this request's turn.
 
@@ -117,6 +122,9 @@ class Admission:
     def _left(self) -> None:
         self._departures.append(self._clock.monotonic())
         self._in_flight -= 1
+        self._admit()
+
+    def _admit(self) -> None:
         while self._queue and self._in_flight < self._settings.max_in_flight:
             turn, _ = self._queue.popitem(last=False)
             self._observer.queued(self._model, len(self._queue))

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import logging
 import sys
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from datetime import UTC, datetime
 from typing import Any, BinaryIO
 
@@ -24,16 +24,33 @@ from gateway.observability.writer import LineWriter
 
 
 class Logs:
-    """What ``configure`` set up. ``close`` writes what is left and takes it away again."""
+    """What ``configure`` set up. ``close`` writes what is left and takes it away again.
 
-    def __init__(self, logger: FilteringBoundLogger, writer: LineWriter, level: int) -> None:
-        self.logger = logger
+    ``make``: gives the logger of a level. ``redacting``: its step that masks secrets.
+    """
+
+    def __init__(
+        self, make: Callable[[int], FilteringBoundLogger], writer: LineWriter, level: int, redacting: Redaction
+    ) -> None:
+        self.logger = make(level)
+        self._make = make
         self._writer = writer
-        self._bridge = Bridge(logger)
+        self._redacting = redacting
+        self._bridge = Bridge(self.logger)
         self._root = logging.getLogger()
         self._ours = logging.getLogger("kvgate")
         self._before = (self._root.level, self._ours.level)
         self._root.addHandler(self._bridge)
+        self._set_level(level)
+
+    def change(self, level: str, secrets: Iterable[str]) -> None:
+        """Another level, and more to mask; ``logger`` is another one from then on."""
+        self._redacting.learn(secrets)
+        number = _number(level)
+        self.logger = self._bridge.logger = self._make(number)
+        self._set_level(number)
+
+    def _set_level(self, level: int) -> None:
         self._root.setLevel(max(level, logging.WARNING))
         self._ours.setLevel(level)
 
@@ -51,7 +68,7 @@ class Bridge(logging.Handler):
 
     def __init__(self, logger: FilteringBoundLogger) -> None:
         super().__init__()
-        self._logger = logger
+        self.logger = logger
 
     def emit(self, record: logging.LogRecord) -> None:
         try:
@@ -60,7 +77,7 @@ class Bridge(logging.Handler):
                 fields["exc_info"] = record.exc_info
             # structlog knows the five levels of the standard; whatever lies between counts as the one below it.
             level = max(logging.DEBUG, min(record.levelno // 10 * 10, logging.CRITICAL))
-            self._logger.log(level, record.getMessage(), **fields)
+            self.logger.log(level, record.getMessage(), **fields)
         except Exception:
             self.handleError(record)  # a message that does not fit its arguments: shown on stderr, never raised
 
@@ -77,11 +94,12 @@ def configure(
     ``secrets``: the configured keys, masked wherever they turn up; keys are also recognised by name and by shape.
     """
     stream = stream or sys.stderr.buffer
-    level = logging.getLevelNamesMapping()[settings.level.upper()]
+    level = _number(settings.level)
+    redacting = Redaction(secrets)
     render = _text_renderer(stream) if settings.format == "text" else _render_json
     processors: list[Processor] = [
         structlog.processors.format_exc_info,
-        Redaction(secrets),
+        redacting,
         _Stamp(clock or SystemClock()),
         render,
     ]
@@ -95,10 +113,17 @@ def configure(
     writer = LineWriter(stream, dropped)
     # A file to structlog is what has write and flush: that is all it calls.
     output: Any = structlog.BytesLogger(writer)  # type: ignore[arg-type]
-    logger: FilteringBoundLogger = structlog.wrap_logger(
-        output, processors=processors, wrapper_class=structlog.make_filtering_bound_logger(level)
-    )
-    return Logs(logger, writer, level)
+
+    def logger(level: int) -> FilteringBoundLogger:
+        wrapper = structlog.make_filtering_bound_logger(level)
+        made: FilteringBoundLogger = structlog.wrap_logger(output, processors=processors, wrapper_class=wrapper)
+        return made
+
+    return Logs(logger, writer, level, redacting)
+
+
+def _number(level: str) -> int:
+    return logging.getLevelNamesMapping()[level.upper()]
 
 
 class _Stamp:

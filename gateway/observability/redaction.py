@@ -42,7 +42,14 @@ class Redaction:
     """A structlog processor. ``secrets``: the configured keys, masked wherever they stand."""
 
     def __init__(self, secrets: Iterable[str] = ()) -> None:
-        known = sorted({secret for secret in secrets if len(secret) >= _MIN_SECRET}, key=len, reverse=True)
+        self._secrets: set[str] = set()
+        self._known: re.Pattern[str] | None = None
+        self.learn(secrets)
+
+    def learn(self, secrets: Iterable[str]) -> None:
+        """Mask these too. None is forgotten: what was a key yesterday is not to be read today."""
+        self._secrets.update(secret for secret in secrets if len(secret) >= _MIN_SECRET)
+        known = sorted(self._secrets, key=len, reverse=True)
         self._known = re.compile("|".join(map(re.escape, known))) if known else None
 
     def __call__(self, logger: object, method: str, event: EventDict) -> EventDict:

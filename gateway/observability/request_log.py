@@ -34,6 +34,10 @@ class RequestLog(Observer):
         self._failed: dict[tuple[str, str], tuple[float | None, int]] = {}
         self._expired: dict[str, _Expired] = {}
 
+    def change(self, logger: FilteringBoundLogger, *, requests: bool) -> None:
+        """Write to another logger from now on."""
+        self._log, self._requests = logger, requests
+
     def settled(self, request: Settled) -> None:
         if not self._requests:
             return

@@ -5,6 +5,7 @@ settle. Each lives in the room that its call names; here is only their order, an
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from dataclasses import replace
 
 from aiohttp import web
@@ -38,7 +39,11 @@ NO_ENDPOINT_RETRY = 2.0
 
 
 class Director:
-    """Takes a request through the gateway. Holds no state of any request: an ``Exchange`` does."""
+    """Takes a request through the gateway. Holds no state of any request: an ``Exchange`` does.
+
+    One for each configuration, so that a request ends under the one with which it began. ``stored``: all of them have
+    one in common.
+    """
 
     def __init__(
         self,
@@ -53,6 +58,7 @@ class Director:
         timeouts: TimeoutSettings,
         retries: RetrySettings,
         passing: PassSettings,
+        stored: StoredResponses,
         clock: Clock,
         observer: Observer,
     ) -> None:
@@ -66,12 +72,22 @@ class Director:
         self._timeouts = timeouts
         self._retries = retries
         self._passing = passing
-        self._stored = StoredResponses(clock)
+        self._stored = stored
         self._clock = clock
         self._observer = observer
+        self._running = 0
+        self._when_idle: Callable[[], None] | None = None
+
+    def retire(self, then: Callable[[], None]) -> None:
+        """No request begins here any more: call ``then`` once the last one has ended."""
+        if self._running:
+            self._when_idle = then
+        else:
+            then()
 
     async def handle(self, http: web.BaseRequest, route: Route, request_id: str) -> web.StreamResponse:
         """Answer one request. Raises GatewayError while nothing has gone to the client; CancelledError if it left."""
+        self._running += 1
         exchange = self._begin(route, request_id)
         try:
             raw = await receive(http, limit=self._listen.max_body, timeout=self._timeouts.receive)
@@ -91,14 +107,23 @@ class Director:
             exchange.status, exchange.outcome = 500, "bug"
             raise
         finally:
-            exchange.settle()
-            self._witness.settled(exchange)
+            try:
+                exchange.settle()
+                self._witness.settled(exchange)
+            finally:
+                self._ended()
 
     def refused(self, route: Route, request_id: str, error: GatewayError) -> None:
         """Count and log a request that was refused before it was read."""
         exchange = self._begin(route, request_id)
         exchange.failed(error)
         exchange.settle()
+
+    def _ended(self) -> None:
+        self._running -= 1
+        if not self._running and self._when_idle is not None:
+            then, self._when_idle = self._when_idle, None
+            then()
 
     def _begin(self, route: Route, request_id: str) -> Exchange:
         return Exchange(
@@ -124,6 +149,7 @@ class Director:
         if call.previous_response is not None:
             endpoints = self._fleet.endpoints(exchange.serving.model)
             exchange.home = self._stored.engine_of(call.previous_response, endpoints)
+            exchange.request.bound = True
         exchange.serving.budget.deposit()
 
     async def _admit(self, exchange: Exchange) -> None:
@@ -173,12 +199,14 @@ class Director:
         assert exchange.attempts is not None
         began = self._clock.monotonic()
         model, request = exchange.serving.model, exchange.request
-        endpoints = self._directory.candidates(model, request.adapter)
+        endpoints = self._directory.candidates(model, request.adapter, draining=request.bound)
         if exchange.home is not None:
             endpoints = kept_at(exchange.home, endpoints)
         endpoints = [endpoint for endpoint in endpoints if endpoint.slot not in exchange.attempts.failed_on]
         if not endpoints:
-            raise NoEndpoint(f"No endpoint of model {model.name!r} is left to try.", retry_after=NO_ENDPOINT_RETRY)
+            drained = not exchange.attempts.failed_on and any(one.draining for one in self._fleet.endpoints(model))
+            why = "may be used: what could serve it is draining" if drained else "is left to try"
+            raise NoEndpoint(f"No endpoint of model {model.name!r} {why}.", retry_after=NO_ENDPOINT_RETRY)
         request.matches = exchange.serving.index.match(exchange.keys, request.prompt_tokens, endpoints)
         plan = self._scheduler.schedule(request, endpoints)
         if plan.prefill is not None and (exchange.fallback or not isinstance(exchange.body, JsonBody)):

@@ -35,6 +35,7 @@ class Directory:
         self._created = int(created)
         self._servings = servings
         self._fleet = fleet
+        self._last: dict[str, Sequence[Endpoint]] = {}
         self._names = {name: s for s in servings for name in (s.model.name, *s.model.aliases)}
 
     def find(self, name: str) -> tuple[Serving, str | None]:
@@ -58,12 +59,19 @@ class Directory:
     def servings(self) -> Sequence[Serving]:
         return self._servings
 
-    def candidates(self, model: Model, adapter: str | None) -> list[Endpoint]:
-        """Endpoints of ``model`` that could serve it; with an adapter, those whose engine has it loaded."""
-        endpoints = self._fleet.endpoints(model)
-        if adapter is None:
-            return list(endpoints)
-        return [endpoint for endpoint in endpoints if adapter in endpoint.engine.served]
+    def candidates(self, model: Model, adapter: str | None, *, draining: bool = False) -> list[Endpoint]:
+        """Endpoints of ``model`` that could serve it; with an adapter, those whose engine has it loaded. ``draining``:
+        also those that are out of use."""
+        endpoints = self._fleet.endpoints(model) or self._last.get(model.name, ())
+        return [
+            endpoint
+            for endpoint in endpoints
+            if (draining or not endpoint.draining) and (adapter is None or adapter in endpoint.engine.served)
+        ]
+
+    def outlive(self, model: Model) -> None:
+        """``model`` goes: requests that began before may still be placed where it is served now."""
+        self._last.setdefault(model.name, tuple(self._fleet.endpoints(model)))
 
     def entries(self) -> list[dict[str, Any]]:
         """What ``GET /v1/models`` lists: every name that ``find`` finds, with what the engines say of it."""

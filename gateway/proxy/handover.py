@@ -48,7 +48,10 @@ and an unstreamed answer that is half written shall not be thrown away."""
 
 
 class Handover:
-    """Carries split plans out. Holds no state of any request: an ``Exchange`` does."""
+    """Carries split plans out. Holds no state of any request: an ``Exchange`` does.
+
+    ``after``: whose place it takes, under other settings: its ids are taken, and its legs are this one's to close.
+    """
 
     def __init__(
         self,
@@ -60,6 +63,7 @@ class Handover:
         clock: Clock,
         observer: Observer,
         random: Random,
+        after: Handover | None = None,
     ) -> None:
         self._forwarder = forwarder
         self._upstream = upstream
@@ -68,8 +72,8 @@ class Handover:
         self._clock = clock
         self._observer = observer
         self._random = random
-        self._ids: dict[str, None] = {}
-        self._tasks = TaskSet()
+        self._ids: dict[str, None] = {} if after is None else after._ids
+        self._tasks: TaskSet = TaskSet() if after is None else after._tasks
         self._connectors: Mapping[str, Connector] = connectors(self._fetch, clock.monotonic, random)
 
     async def close(self) -> None:
@@ -86,9 +90,10 @@ class Handover:
         if exchange.parcel is None:
             exchange.sent_as = self._unused(exchange.id)
         try:
-            if connector.at_once:
-                return await self._at_once(connector, exchange, plan, plan.prefill, exchange.body)
-            return await self._in_turn(connector, exchange, plan, plan.prefill, exchange.body)
+            with self._fleet.lending(plan.prefill):
+                if connector.at_once:
+                    return await self._at_once(connector, exchange, plan, plan.prefill, exchange.body)
+                return await self._in_turn(connector, exchange, plan, plan.prefill, exchange.body)
         except HandoverFailed as failure:
             names = plan.prefill.name, plan.decode.name
             log.info("request %s: no hand-over from %s to %s: %s", exchange.id, *names, failure)

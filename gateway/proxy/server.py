@@ -56,10 +56,7 @@ class Server:
     """
 
     def __init__(self, director: Director, directory: Directory, keys: ClientKeys, *, patience: float) -> None:
-        self._patience = patience
-        self._director = director
-        self._directory = directory
-        self._keys = keys
+        self.use(director, directory, keys, patience=patience)
         self.in_progress = 0
         """Requests whose answers are not yet complete."""
         self._idle = asyncio.Event()
@@ -72,11 +69,18 @@ class Server:
             "/version": self._version,
         }
 
+    def use(self, director: Director, directory: Directory, keys: ClientKeys, *, patience: float) -> None:
+        """Take these from the next request on: one that has begun goes on with what it began with."""
+        self._director = director
+        self._directory = directory
+        self._keys = keys
+        self._patience = patience
+
     def runner(self) -> web.ServerRunner:
         """What a listener is made of. Access logs are ours, one line a request."""
         server = _Listener(
             self._handle,
-            patience=self._patience,
+            patience=lambda: self._patience,
             handler_cancellation=True,
             access_log=None,
             keepalive_timeout=KEEP_ALIVE,
@@ -175,15 +179,15 @@ class Server:
 
 
 class _Listener(web.Server):
-    """``patience``: seconds for a new connection's first request head to arrive."""
+    """``patience``: tells the seconds for a new connection's first request head to arrive."""
 
-    def __init__(self, handler: Handler, *, patience: float, **options: Any) -> None:
+    def __init__(self, handler: Handler, *, patience: Callable[[], float], **options: Any) -> None:
         super().__init__(handler, **options)
         self.patience = patience
 
     def __call__(self) -> web.RequestHandler:
         connection = _Connection(self, loop=self._loop, **self._kwargs)
-        connection.patience = self.patience
+        connection.patience = self.patience()
         return connection
 
 

@@ -53,6 +53,12 @@ class Upstream:
             if session is not None:
                 await session.close()
 
+    def with_timeouts(self, timeouts: TimeoutSettings) -> Upstream:
+        """The same connections under other timeouts; to ``close`` them stays with who started them."""
+        other = Upstream(timeouts)
+        other._kept, other._fresh = self._kept, self._fresh
+        return other
+
     async def send(self, leg: Leg) -> Answer:
         """Send ``leg`` and wait for the answer's head.
 
@@ -104,9 +110,7 @@ class Upstream:
         return aiohttp.ClientSession(
             connector=aiohttp.TCPConnector(limit=0, **reuse),
             cookie_jar=aiohttp.DummyCookieJar(),
-            timeout=aiohttp.ClientTimeout(
-                total=None, connect=None, sock_connect=self._timeouts.connect, sock_read=None
-            ),
+            timeout=_connecting(self._timeouts.connect),
             auto_decompress=False,
             skip_auto_headers=("User-Agent", "Accept", "Accept-Encoding", "Content-Type"),
             trace_configs=[trace],
@@ -137,6 +141,7 @@ class Answer:
         self._lost: asyncio.Future[None] | None = None
         self._wire = SimpleNamespace(connect_started=0.0, connect_seconds=None, reused=False, sent=False)
         self._patience = _Patience(timeouts, self._give_up)
+        self._connecting = _connecting(timeouts.connect)
 
     @property
     def connect_seconds(self) -> float | None:
@@ -157,6 +162,7 @@ class Answer:
                     data=leg.body if len(leg.body) < LARGE_BODY else io.BytesIO(leg.body),
                     headers=leg.headers,
                     allow_redirects=False,
+                    timeout=self._connecting,
                     trace_request_ctx=self._wire,
                 )
         except aiohttp.ConnectionTimeoutError as error:
@@ -246,6 +252,11 @@ class Answer:
 
     def _failed(self, cause: Cause, error: BaseException | None) -> LegFailed:
         return LegFailed(cause, self.endpoint, f"{type(error).__name__}: {error}" if error else cause)
+
+
+def _connecting(seconds: float) -> aiohttp.ClientTimeout:
+    """To make a connection; all that follows is ``_Patience``'s."""
+    return aiohttp.ClientTimeout(total=None, connect=None, sock_connect=seconds, sock_read=None)
 
 
 def _seen(lost: asyncio.Future[None]) -> None:

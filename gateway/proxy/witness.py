@@ -45,15 +45,18 @@ TOKENIZE = "/tokenize"
 
 
 class Witness:
-    """Compares the ids of some answered prompts. ``chance``: draws the sample."""
+    """Compares the ids of some answered prompts. ``chance``: draws the sample. ``after``: whose place it takes, under
+    other settings: its questions are this one's to close."""
 
-    def __init__(self, forwarder: Forwarder, upstream: Upstream, chance: random.Random) -> None:
+    def __init__(
+        self, forwarder: Forwarder, upstream: Upstream, chance: random.Random, after: Witness | None = None
+    ) -> None:
         self._forwarder = forwarder
         self._upstream = upstream
         self._chance = chance
-        self._tasks = TaskSet()
-        self._busy: set[str] = set()
-        self._absent: set[tuple[str, str]] = set()
+        self._tasks: TaskSet = TaskSet() if after is None else after._tasks
+        self._busy: set[str] = set() if after is None else after._busy
+        self._absent: set[tuple[str, str]] = set() if after is None else after._absent
 
     async def close(self) -> None:
         await self._tasks.close()

@@ -1,0 +1,168 @@
+"""From one configuration to the next, without a restart and without a request that notices.
+
+In three steps. The file is read, checked and built beside what serves: plugins, tokenizers, endpoints, which are looked
+at once. If anything of that fails nothing has changed, and the error says why. Then, in one step of the loop and so
+between two requests, the server takes the new wiring and the fleet its new endpoints. At last, when the last request
+of the old wiring has ended, what only that one had is given back.
+
+What a restart alone can change is left as it is, and reported.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+
+from gateway.config.differences import differences
+from gateway.config.registry import discover
+from gateway.config.settings import Config
+from gateway.errors import ConfigError
+from gateway.feed import CacheFeed
+from gateway.fleet.fleet import Change
+from gateway.framework import TaskSet
+from gateway.notify import notify
+from gateway.proxy.server import Server
+from gateway.wiring import Draft, Rooms, Wiring, blaming
+
+log = logging.getLogger("kvgate.reload")
+
+Read = Callable[[], Config]
+"""Reads the configuration again. Blocking; raises ConfigError."""
+
+
+@dataclass(frozen=True, slots=True)
+class Reloaded:
+    """``changes``: key paths that are in force now. ``restart``: those that wait for one."""
+
+    changes: Sequence[str]
+    restart: Sequence[str]
+
+
+class Reloading:
+    """Holds the wiring that is in force. ``read``: None where there is no file. ``adopted``: told of each configuration
+    that comes into force."""
+
+    def __init__(
+        self,
+        wiring: Wiring,
+        *,
+        rooms: Rooms,
+        feed: CacheFeed,
+        server: Server,
+        read: Read | None,
+        adopted: Callable[[Config], None],
+    ) -> None:
+        self.wiring = wiring
+        self.open = False
+        """Whether the gateway has started: before that there is nothing to go on from."""
+        self._rooms = rooms
+        self._feed = feed
+        self._server = server
+        self._read = read
+        self._adopted = adopted
+        self._ending: list[Wiring] = []
+        self._one_at_a_time = asyncio.Lock()
+        self._tasks = TaskSet()
+
+    async def reload(self) -> Reloaded:
+        """Read the configuration again and serve by it. Several at once: one after the other, each reads anew.
+
+        Raises ConfigError, with nothing changed; nor has anything where it is cancelled.
+        """
+        async with self._one_at_a_time:
+            if self._read is None or not self.open:
+                raise ConfigError("there is no file to reload" if self.open else "the gateway is still starting")
+            clock = self._rooms.common.clock
+            notify("RELOADING=1", f"MONOTONIC_USEC={int(clock.monotonic() * 1e6)}")
+            status = "a reload was broken off"
+            try:
+                reloaded = await self._reload(self._read)
+                status = f"reloaded: {len(reloaded.changes)} changes"
+            except ConfigError as error:
+                status = f"not reloaded: {error.message}"
+                log.error("%s; nothing was changed", status)
+                raise
+            finally:
+                notify("READY=1", status=status)
+            return reloaded
+
+    async def close(self) -> None:
+        """Give back what the wirings have; after the last request."""
+        await self._tasks.close()
+        for tokens in self.wiring.tokens.union(*(wiring.tokens for wiring in self._ending)):
+            await tokens.close()
+
+    async def _reload(self, read: Read) -> Reloaded:
+        wanted, registry = await asyncio.to_thread(lambda: (read(), discover()))
+        before = self.wiring
+        config, restart = possible(before.config, wanted)
+        draft = Draft.make(config, self._rooms.common, before, registry)
+        pairs = list(zip(draft.servings, config.models, strict=True))
+        new = {serving.model.name for serving in draft.servings} - before.models.keys()
+        try:
+            await draft.load()
+            for serving, settings in pairs:
+                if settings.name in new:
+                    self._feed.add(settings.name, serving.index, settings.kv_cache)
+            with blaming(config, "models"):
+                change = await self._rooms.fleet.prepare([(s.model, settings.endpoints) for s, settings in pairs])
+        except BaseException:
+            for name in new:
+                self._feed.forget(name)
+            await draft.discard()
+            raise
+        self._adopt(draft, change)
+        reloaded = Reloaded(list(differences(before.config, config)), restart)
+        for name in reloaded.changes:
+            log.info("changed: %s", name)
+        for name in restart:
+            log.warning("not changed, since it needs a restart: %s", name)
+        log.info("reloaded: %d changes", len(reloaded.changes))
+        return reloaded
+
+    def _adopt(self, draft: Draft, change: Change) -> None:
+        """Serve by ``draft``. Without an await: no request sees a part of it."""
+        before, config = self.wiring, draft.config
+        gone = before.models.keys() - {settings.name for settings in config.models}
+        for name in gone:
+            for wiring in (before, *self._ending):
+                if name in wiring.models:
+                    wiring.directory.outlive(wiring.models[name][1].model)
+        self._rooms.fleet.apply(change)
+        for name in gone:
+            self._feed.forget(name)
+        for serving, settings in zip(draft.servings, config.models, strict=True):
+            serving.admission.limit(settings.limits)
+        wiring = self.wiring = Wiring.make(draft, self._rooms, before)
+        self._server.use(wiring.director, wiring.directory, wiring.keys, patience=config.timeouts.receive)
+        self._adopted(config)
+        self._ending.append(before)
+        before.director.retire(partial(self._ended, before))
+
+    def _ended(self, wiring: Wiring) -> None:
+        """Its last request has: what nobody else has of it is given back."""
+        self._ending.remove(wiring)
+        left = (self.wiring, *self._ending)
+        for tokens in wiring.tokens.difference(*(other.tokens for other in left)):
+            self._tasks.start(tokens.close(), name="close a tokenizer")
+        for name in wiring.models.keys() - {name for other in left for name in other.models}:
+            self._rooms.common.observer.model_dropped(name)
+
+
+def possible(before: Config, wanted: Config) -> tuple[Config, Sequence[str]]:
+    """``wanted``, but what only a restart can change as it was ``before``; and the paths of that.
+
+    Listeners are bound, engines watched, indexes sized and the log's form chosen at the start.
+    """
+    kept = {model.name: model.kv_cache for model in before.models}
+    config = replace(
+        wanted,
+        listen=replace(wanted.listen, host=before.listen.host, port=before.listen.port, admin=before.listen.admin),
+        fleet=before.fleet,
+        log=replace(wanted.log, format=before.log.format),
+        models=tuple(replace(model, kv_cache=kept.get(model.name, model.kv_cache)) for model in wanted.models),
+    )
+    return config, list(differences(config, wanted))

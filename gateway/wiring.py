@@ -1,0 +1,200 @@
+"""What one configuration comes to: all that a request is taken through, built once and then never changed.
+
+A reload builds another, and the server takes it between two requests. A request ends with the wiring with which it
+began: its plugins, its timeouts, what may pass. What outlives a configuration is in ``Rooms``, or is handed on from one
+wiring to the next: a model's index, tokenizer and admission, and what plugins remember.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import random
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, fields, replace
+
+from gateway.config.registry import Registry
+from gateway.config.settings import Config, ModelSettings
+from gateway.config.wiring import wire
+from gateway.errors import ConfigError
+from gateway.fleet.fleet import Fleet
+from gateway.flow.admission import Admission
+from gateway.framework import Clock, Context, Model, Observer
+from gateway.kvcache.index import CacheIndex
+from gateway.proxy.director import Director
+from gateway.proxy.directory import Directory, Serving
+from gateway.proxy.forward import Forwarder
+from gateway.proxy.handover import Handover
+from gateway.proxy.keys import ClientKeys
+from gateway.proxy.legs import RetryBudget
+from gateway.proxy.stored import StoredResponses
+from gateway.proxy.upstream import Upstream
+from gateway.proxy.witness import Witness
+from gateway.scheduling.scheduler import Scheduler
+from gateway.tokens.parity import Parity
+from gateway.tokens.settings import TokenSettings
+from gateway.tokens.tokenizer import ModelTokens
+
+
+@dataclass(frozen=True, slots=True)
+class Common:
+    """What every room is given. ``chance``: behind every choice that is made by chance."""
+
+    clock: Clock
+    observer: Observer
+    chance: random.Random
+
+
+@dataclass(frozen=True, slots=True)
+class Rooms:
+    """What all wirings have in common. ``created``: seconds since the epoch, of every model's entry."""
+
+    common: Common
+    fleet: Fleet
+    upstream: Upstream
+    stored: StoredResponses
+    created: float
+
+
+@dataclass(frozen=True, slots=True)
+class Draft:
+    """What a configuration asks for beside the fleet. Nothing of it is in use yet; ``fresh``: made for it, the others
+    go on."""
+
+    config: Config
+    scheduler: Scheduler
+    keys: ClientKeys
+    servings: Sequence[Serving]
+    fresh: Sequence[ModelTokens]
+
+    @classmethod
+    def make(cls, config: Config, common: Common, before: Wiring | None, registry: Registry | None = None) -> Draft:
+        """Raises ConfigError. ``registry``: what is installed, where it is known."""
+        scheduler = wire(
+            config,
+            lambda name: Context(name=name, clock=common.clock, random=common.chance, observer=common.observer),
+            registry,
+            None if before is None else (before.config, before.scheduler),
+        )
+        with blaming(config, "client_keys", "file"):
+            keys = ClientKeys(config.client_keys)
+        servings = [_serving(settings, config, common, before) for settings in config.models]
+        known = set() if before is None else before.tokens
+        fresh = [serving.tokens for serving in servings if serving.tokens not in known]
+        return cls(config, scheduler, keys, servings, fresh)
+
+    async def load(self) -> None:
+        """Load the tokenizers that are new. Raises ConfigError."""
+        loading = [
+            self._load(number, serving.tokens)
+            for number, serving in enumerate(self.servings)
+            if serving.tokens in self.fresh
+        ]
+        await asyncio.gather(*loading)
+
+    async def discard(self) -> None:
+        for tokens in self.fresh:
+            await tokens.close()
+
+    async def _load(self, number: int, tokens: ModelTokens) -> None:
+        try:
+            await tokens.load()
+        except ConfigError as error:
+            model = ("models", number)
+            raise self.config.origin.error(model, error.message, at=(*model, error.param or "tokenizer")) from error
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Wiring:
+    """What a request is taken through."""
+
+    config: Config
+    scheduler: Scheduler
+    directory: Directory
+    director: Director
+    handover: Handover
+    witness: Witness
+    keys: ClientKeys
+
+    @classmethod
+    def make(cls, draft: Draft, rooms: Rooms, before: Wiring | None) -> Wiring:
+        """``before``: the wiring whose place it takes."""
+        config, common = draft.config, rooms.common
+        upstream = rooms.upstream if before is None else rooms.upstream.with_timeouts(config.timeouts)
+        directory = Directory(draft.servings, rooms.fleet, rooms.created)
+        forwarder = Forwarder(rooms.fleet, upstream, config.pass_through)
+        handover = Handover(
+            forwarder=forwarder,
+            upstream=upstream,
+            fleet=rooms.fleet,
+            timeouts=config.timeouts,
+            clock=common.clock,
+            observer=common.observer,
+            random=common.chance,
+            after=None if before is None else before.handover,
+        )
+        witness = Witness(forwarder, upstream, common.chance, None if before is None else before.witness)
+        director = Director(
+            directory=directory,
+            fleet=rooms.fleet,
+            scheduler=draft.scheduler,
+            forwarder=forwarder,
+            handover=handover,
+            witness=witness,
+            listen=config.listen,
+            timeouts=config.timeouts,
+            retries=config.retries,
+            passing=config.pass_through,
+            stored=rooms.stored,
+            clock=common.clock,
+            observer=common.observer,
+        )
+        return cls(config, draft.scheduler, directory, director, handover, witness, draft.keys)
+
+    @property
+    def models(self) -> dict[str, tuple[ModelSettings, Serving]]:
+        """By name: the settings of a model, and what they came to."""
+        pairs = zip(self.config.models, self.directory.servings, strict=True)
+        return {settings.name: (settings, serving) for settings, serving in pairs}
+
+    @property
+    def tokens(self) -> set[ModelTokens]:
+        return {serving.tokens for serving in self.directory.servings}
+
+
+def _serving(settings: ModelSettings, config: Config, common: Common, before: Wiring | None) -> Serving:
+    if before is None or settings.name not in before.models:
+        return Serving(
+            model=Model(settings.name, settings.aliases, settings.served_name, settings.handler),
+            tokens=_tokens(settings, common),
+            index=CacheIndex(settings.kv_cache, settings.name, common.clock, common.observer),
+            admission=Admission(settings.limits, settings.name, common.clock, common.observer),
+            budget=RetryBudget(config.retries.budget),
+        )
+    settings_before, serving = before.models[settings.name]
+    model = serving.model
+    if (model.aliases, model.served_name, model.handler) != (settings.aliases, settings.served_name, settings.handler):
+        # Another object: requests under way go by what they began with. What was learned of it goes along.
+        model = replace(model, aliases=settings.aliases, served_name=settings.served_name, handler=settings.handler)
+    same_tokens = all(getattr(settings, f.name) == getattr(settings_before, f.name) for f in fields(TokenSettings))
+    same_budget = config.retries.budget == before.config.retries.budget
+    return replace(
+        serving,
+        model=model,
+        tokens=serving.tokens if same_tokens else _tokens(settings, common),
+        budget=serving.budget if same_budget else RetryBudget(config.retries.budget),
+    )
+
+
+def _tokens(settings: ModelSettings, common: Common) -> ModelTokens:
+    parity = Parity(settings.name, common.clock, common.observer, sample=settings.parity.sample)
+    return ModelTokens(settings, settings.name, common.observer, parity=parity)
+
+
+@contextlib.contextmanager
+def blaming(config: Config, *path: str) -> Iterator[None]:
+    """Adds file, line and key to the error of a room that does not know them."""
+    try:
+        yield
+    except ConfigError as error:
+        raise config.origin.error(path, error.message) from error.__cause__
