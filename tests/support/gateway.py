@@ -39,13 +39,25 @@ IN_TURN: dict[str, Any] = {
 
 @dataclass
 class Running:
-    """A gateway that listens at ``url``, its metrics at ``admin_url``."""
+    """A gateway that listens at ``url``, its metrics at ``admin_url``. ``wanted``: what a reload reads; raised if it is
+    an error."""
 
     gateway: Gateway
     url: str
     admin_url: str
     client: httpx.AsyncClient
     lines: list[Settled] = field(default_factory=list)
+    wanted: Config | Exception | None = None
+
+    async def reload(self, wanted: Config | Exception | None = None) -> httpx.Response:
+        self.wanted = wanted or self.wanted
+        return await self.client.post(f"{self.admin_url}/reload")
+
+    def read(self) -> Config:
+        if isinstance(self.wanted, Exception):
+            raise self.wanted
+        assert self.wanted is not None
+        return self.wanted
 
     def idle(self) -> bool:
         """Nothing is booked anywhere."""
@@ -78,13 +90,15 @@ def config_for(*urls: str, **changes: Any) -> Config:
 async def running(config: Config, *, seed: int = 0) -> AsyncIterator[Running]:
     """A gateway for ``config`` on free ports. What it logs of each request is in ``lines``."""
     lines = Lines()
-    gateway = Gateway(config, observers=[lines], seed=seed)
+    state: list[Running] = []
+    gateway = Gateway(config, observers=[lines], seed=seed, read=lambda: state[0].read())
     clients, operators = gateway.server.runner(), gateway.admin.runner()
     try:
         await gateway.start()
         url, admin_url = await _listen(clients), await _listen(operators)
         async with httpx.AsyncClient(base_url=url, timeout=30, verify=False) as client:  # no certificates to load
-            yield Running(gateway, url, admin_url, client, lines.all)
+            state.append(Running(gateway, url, admin_url, client, lines.all, config))
+            yield state[0]
     finally:
         await clients.cleanup()
         await operators.cleanup()
