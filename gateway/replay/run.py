@@ -8,9 +8,11 @@ left out is the network, the gateway's own time, and whatever goes wrong.
 from __future__ import annotations
 
 import time
+from array import array
 from collections.abc import Callable, Iterable
 from enum import IntEnum
 from heapq import heappop, heappush
+from math import inf
 from random import Random
 from typing import Any
 
@@ -24,6 +26,7 @@ from gateway.replay.workload import Call, Workload
 from gateway.replay.world import Flight, Seat, World
 from simulator.virtual.engine import Job
 from simulator.virtual.machine import Machine
+from simulator.virtual.pool import PoolEvent
 
 
 class Next(IntEnum):
@@ -76,7 +79,7 @@ def replay(
         seed=seed,
         records=run.records,
         busy=[seat.engine.busy for seat in world.seats],
-        seconds=world.clock.now - run.first if run.records else 0.0,
+        seconds=world.clock.now - min((record.call.at for record in run.records), default=world.clock.now),
         cpu_seconds=time.process_time() - began,
     )
 
@@ -88,12 +91,11 @@ class Run:
         self, world: World, workload: Workload, event_delay: float, progress: Callable[[float], None] | None
     ) -> None:
         self.records: list[Record] = []
-        self.first = 0.0
         self._world = world
         self._workload = workload
         self._event_delay = event_delay
         self._progress = progress
-        self._scrape: float | None = None
+        self._scrape = 0.0
         self._queue: list[tuple[float, Next, int, Any]] = []
         self._pushed = 0
         self._left = 0
@@ -117,22 +119,35 @@ class Run:
             at, what, _, of = heappop(self._queue)
             clock.now = at
             if what is Next.CALL:
-                if not self.records and not self.first:
-                    self.first = at
                 self._place(of)
             elif what is Next.STEP:
                 self._step(of, at)
             elif what is Next.EVENTS:
-                seat, events = of
-                block_size = self._workload.block_size
-                self._world.hear(seat.place.slot, [as_event(event, block_size) for event in events])
+                self._hear(*of)
             else:
                 of.scraped(at)
-                self._push(at + (self._scrape or 0.0), Next.SCRAPE, of)
+                self._push(at + self._scrape, Next.SCRAPE, of)
+
+    def hear_out(self) -> None:
+        """Apply the events that are still on their way."""
+        for _, what, _, of in sorted(self._queue):
+            if what is Next.EVENTS:
+                self._hear(*of)
+
+    def token_ids(self, call: Call) -> array[int]:
+        """Of the prompt. Raises ConfigError if it has too few blocks."""
+        size = self._workload.block_size
+        ids = token_ids(call.blocks[: -(-call.input_tokens // size)], size)[: call.input_tokens]
+        if len(ids) != call.input_tokens:
+            raise ConfigError(f"a call of {call.input_tokens} tokens has {len(call.blocks)} blocks of {size}")
+        return ids
 
     def _push(self, at: float, what: Next, of: Any) -> None:
         self._pushed += 1
         heappush(self._queue, (at, what, self._pushed, of))
+
+    def _hear(self, seat: Seat, events: Iterable[PoolEvent]) -> None:
+        self._world.hear(seat.place.slot, [as_event(event, self._workload.block_size) for event in events])
 
     def _place(self, call: Call) -> None:
         """Match, schedule, reserve, send: as the proxy's director and exchange do."""
@@ -140,10 +155,7 @@ class Run:
         now = world.clock.now
         for seat in world.seats:
             seat.progress(now)
-        size = self._workload.block_size
-        ids = token_ids(call.blocks[: -(-call.input_tokens // size)], size)[: call.input_tokens]
-        if len(ids) != call.input_tokens:
-            raise ConfigError(f"a call of {call.input_tokens} tokens has {len(call.blocks)} blocks of {size}")
+        ids = self.token_ids(call)
         keys = world.index.keys(ids, len(ids), True, None, None)
         request = Request(
             id=str(self._pushed),
@@ -179,7 +191,7 @@ class Run:
         if seat.engine.due != now:
             return
         first, ended = seat.engine.advance()
-        if seat.engine.due < float("inf"):
+        if seat.engine.due < inf:
             self._push(seat.engine.due, Next.STEP, seat)
         for at, events in seat.engine.news():
             self._push(at + self._event_delay, Next.EVENTS, (seat, events))

@@ -39,7 +39,7 @@ class Strict(Observer):
     """Counts nothing. In service a scorer that fails is silent; what a replay says of a policy must not be another
     policy's."""
 
-    def plugin_failed(self, kind: str, name: str, error: Exception) -> None:
+    def plugin_failed(self, kind: str, name: str, error: BaseException) -> None:
         raise error
 
 
@@ -91,8 +91,8 @@ class Seat:
 
 
 class World:
-    """``endpoints`` of one model. ``cost_scale``: the gateway believes that work takes so many times as long as it does,
-    and, unless it is 1, does not learn better. Raises ConfigError where ``wiring`` is wrong."""
+    """One model on so many ``endpoints``. ``cost_scale``: the gateway believes that work takes so many times as long as
+    it does, and, unless it is 1, learns nothing better. Raises ConfigError where ``wiring`` is wrong."""
 
     def __init__(
         self,

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import replace
 from math import inf
 from random import Random
+from statistics import fmean
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from simulator.virtual.engine import Engine, Job
 from simulator.virtual.machine import MACHINES, Machine
-from simulator.virtual.pool import Stored
+from simulator.virtual.pool import PoolEvent, Removed, Stored, Tier
 from tests.simulator.virtual.naive import Ask, Run, Served, names, step_through
 
 SMALL = Machine(
@@ -109,6 +111,7 @@ def test_it_is_the_engine_with_blocks_of_a_trace(seed: int) -> None:
     same(leap(machine, 512, asks), step_through(machine, 512, asks))
 
 
+@settings(max_examples=40)
 @given(st.integers(0, 2**32), st.floats(0.2, 50.0), st.integers(1, 8), st.integers(8, 80), st.integers(27, 60))
 def test_it_is_the_same_engine_whatever_its_limits(
     seed: int, rate: float, seqs: int, batched: int, blocks: int
@@ -116,3 +119,137 @@ def test_it_is_the_same_engine_whatever_its_limits(
     machine = replace(SMALL, max_num_seqs=seqs, max_batched_tokens=batched, kv_tokens=blocks * BLOCK)
     asks = conversations(Random(seed), 25, rate)
     same(leap(machine, BLOCK, asks), step_through(machine, BLOCK, asks))
+
+
+@pytest.mark.parametrize("load", [0.3, 0.6, 0.8])
+def test_it_waits_as_queueing_theory_says(load: float) -> None:
+    """One request at a time, any length, at random times: Pollaczek and Khinchine's mean wait."""
+    machine = replace(MACHINES["70b-tp4"], max_num_seqs=1)
+    random = Random(1)
+    lengths = [random.randint(200, 8000) for _ in range(40_000)]
+    seconds = [machine.step + n * (machine.prefill_token + machine.prefill_quadratic * n / 2) for n in lengths]
+    rate = load / fmean(seconds)
+    engine, jobs, at = Engine(machine, 512), [], 0.0
+    for number, length in enumerate(lengths):
+        at += random.expovariate(rate)
+        while engine.due < at:
+            engine.advance()
+        jobs.append(Job(ids=(number,) * (length // 512), input_tokens=length, output_tokens=1))
+        engine.submit(jobs[-1], at)
+    while engine.due < inf:
+        engine.advance()
+    waits = [job.began_at - job.arrived for job in jobs if job.began_at is not None]
+    assert len(waits) == len(jobs)
+    assert engine.busy == pytest.approx(sum(seconds))
+    expected = rate * fmean(each**2 for each in seconds) / (2 * (1 - load))
+    assert fmean(waits) == pytest.approx(expected, rel=0.06)
+
+
+def play(engine: Engine, coming: list[tuple[float, Job]]) -> list[tuple[float, PoolEvent]]:
+    said = []
+    while coming or engine.due < inf:
+        if coming and coming[0][0] <= engine.due:
+            at, job = coming.pop(0)
+            engine.submit(job, at)
+        else:
+            engine.advance()
+        said += [(at, event) for at, events in engine.news() for event in events]
+    return said
+
+
+def test_what_the_gpu_forgets_comes_back_from_the_host() -> None:
+    machine = replace(SMALL, kv_tokens=8 * BLOCK, host_tokens=100 * BLOCK, fetch_token=1e-4)
+    engine = Engine(machine, BLOCK)
+    jobs = [Job(tuple(range(10 * n, 10 * n + 6)), 6 * BLOCK + 1, 1) for n in (0, 1, 0)]
+    said = play(engine, [(10.0 * number, job) for number, job in enumerate(jobs)])
+    assert [job.hit_tokens for job in jobs] == [0, 0, 6 * BLOCK]
+    assert jobs[2].fetched_tokens == 5 * BLOCK  # one was left, and another free
+    assert jobs[2].first_at == pytest.approx(
+        20 + machine.step + machine.prefill_token + machine.prefill_quadratic * (6 * BLOCK + 0.5) + 5 * BLOCK * 1e-4
+    )
+    tiers = [(type(event), event.tier, tuple(event.ids)) for at, event in said if at > 20]
+    # Two blocks were free: the rest push out the other prompt, from its end.
+    assert tiers == [
+        (Stored, Tier.CPU, (15, 14, 13, 12)),
+        (Removed, Tier.GPU, (15, 14, 13, 12)),
+        (Stored, Tier.GPU, (1, 2, 3, 4, 5)),
+        (Stored, Tier.CPU, (11,)),
+        (Removed, Tier.GPU, (11,)),
+    ]
+    assert engine.pool.held_on_host == {1, 2, 3, 4, 5, 11, 12, 13, 14, 15}
+
+
+def jobs_of(asks: list[Ask]) -> list[tuple[float, Job]]:
+    ids: dict[bytes, int] = {}
+    return [
+        (
+            ask.at,
+            Job(tuple(ids.setdefault(name, len(ids)) for name in names(ask, BLOCK)), len(ask.prompt), len(ask.answer)),
+        )
+        for ask in asks
+    ]
+
+
+@settings(max_examples=40)
+@given(st.integers(0, 2**32), st.integers(27, 40), st.integers(0, 60))
+def test_its_events_tell_what_is_on_each_tier(seed: int, blocks: int, host: int) -> None:
+    engine = Engine(replace(SMALL, kv_tokens=blocks * BLOCK, host_tokens=host * BLOCK), BLOCK)
+    copies: Counter[tuple[Tier, int]] = Counter()
+    for _, event in play(engine, jobs_of(conversations(Random(seed), 25, 2.0))):
+        for each in event.ids:
+            copies[event.tier, each] += 1 if isinstance(event, Stored) else -1
+            assert copies[event.tier, each] >= 0
+    assert {each for (tier, each), count in copies.items() if count and tier is Tier.GPU} == engine.pool.held
+    assert {each: count for (tier, each), count in copies.items() if count and tier is Tier.CPU} == dict.fromkeys(
+        engine.pool.held_on_host, 1
+    )
+    assert len(engine.pool.held_on_host) <= host
+
+
+@settings(max_examples=40)
+@given(st.integers(0, 2**32), st.integers(27, 60))
+def test_a_host_with_room_for_all_forgets_nothing(seed: int, blocks: int) -> None:
+    engine = Engine(replace(SMALL, kv_tokens=blocks * BLOCK, host_tokens=10**9), BLOCK)
+    coming = jobs_of(conversations(Random(seed), 25, 0.1))
+    asked = [job for _, job in coming]
+    held: set[int] = set()
+    said = play(engine, coming)
+    for job in asked:
+        assert job.began_at is not None
+        held |= {each for at, event in said if at <= job.began_at and isinstance(event, Stored) for each in event.ids}
+        most = (job.input_tokens - 1) // BLOCK
+        run = next((n for n, each in enumerate(job.ids[:most]) if each not in held), most)
+        assert job.hit_tokens >= run * BLOCK  # more where one that runs beside it has just stored it
+
+
+@pytest.mark.parametrize(("tokens", "output"), [(0, 1), (1, 0), (300, 21)])
+def test_what_can_never_run_is_refused(tokens: int, output: int) -> None:
+    with pytest.raises(ValueError, match="token"):
+        Engine(SMALL, BLOCK).submit(Job((), tokens, output), 0.0)
+
+
+def test_progress_is_told_within_a_leap() -> None:
+    engine = Engine(replace(SMALL, kv_tokens=10**6), BLOCK)
+    job = Job((), 8, 200)
+    engine.submit(job, 0.0)
+    engine.advance()
+    engine.advance()
+    assert job.first_at == pytest.approx(0.01 + 8 * (3e-4 + 2e-6 * 4))
+    times, at = [], job.first_at
+    for generated in range(1, 200):
+        at += 0.011 + 3e-6 * (8 + generated - 1)
+        times.append(at)
+    while engine.due < inf:
+        for number, at in enumerate(times):
+            if engine.due > at > engine.due - 0.06 and job.offset is not None:
+                assert job.offset + engine.decoded(at + 1e-9) == number + 2
+                assert job.offset + engine.decoded(at - 1e-9) == number + 1
+        engine.advance()
+    assert job.ended_at == pytest.approx(times[-1])
+
+
+def test_machines_are_checked() -> None:
+    for changes in ({"step": 0}, {"kv_token": -1e-9}, {"kv_tokens": 0}, {"max_num_seqs": 0}, {"max_batched_tokens": 5}):
+        with pytest.raises(ValueError, match=next(iter(changes))):
+            replace(SMALL, **changes)
+    assert MACHINES["8b-h100+host"].host_tokens == 4_000_000
