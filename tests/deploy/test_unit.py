@@ -35,6 +35,12 @@ def test_it_is_ready_when_it_says_so(service) -> None:
     assert service["Type"] == ["notify"]
 
 
+def test_a_reload_checks_the_file_first(service) -> None:
+    check, signal = service["ExecReload"]
+    assert check == service["ExecStart"][0].partition(" --")[0].replace(" serve ", " check ")
+    assert signal == "/bin/kill -HUP $MAINPID"
+
+
 def test_running_answers_have_their_grace(service) -> None:
     assert int(service["TimeoutStopSec"][0]) > ListenSettings().grace
 
