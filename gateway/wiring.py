@@ -170,6 +170,8 @@ def _serving(settings: ModelSettings, config: Config, common: Common, before: Wi
             index=CacheIndex(settings.kv_cache, settings.name, common.clock, common.observer),
             admission=Admission(settings.limits, settings.name, common.clock, common.observer),
             budget=RetryBudget(config.retries.budget),
+            slo=settings.slo,
+            session=settings.session,
         )
     settings_before, serving = before.models[settings.name]
     model = serving.model
@@ -183,6 +185,8 @@ def _serving(settings: ModelSettings, config: Config, common: Common, before: Wi
         model=model,
         tokens=serving.tokens if same_tokens else _tokens(settings, common),
         budget=serving.budget if same_budget else RetryBudget(config.retries.budget),
+        slo=settings.slo,
+        session=settings.session,
     )
 
 

@@ -16,7 +16,7 @@ Scheduling intent
     lets the first turn go where the other scorers say.
 
 Inputs
-    ``session`` of the request (a header, a cookie or a body field: see ``sessions`` in plugins.yaml), the endpoints'
+    ``session`` of the request (a header, a cookie or a body field: ``models[].session``), the endpoints'
     names, the plans made.
 
 Parameters

@@ -1,7 +1,8 @@
-"""What may pass from a client to an engine."""
+"""What may pass from a client to an engine, and what is read of its headers."""
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 
 NEVER = frozenset(
@@ -45,3 +46,45 @@ class PassSettings:
         for name in self.vllm_xargs:
             if name in NEVER:
                 raise ValueError(f"vllm_xargs: {name!r} never passes: it steers a hand-over between engines")
+
+
+@dataclass(frozen=True, slots=True)
+class SloSettings:
+    """What a model's requests should be answered within, where headers say nothing. Milliseconds; None: no matter.
+
+    ``ttft_ms``: to the first token (``x-slo-ttft-ms``). ``tpot_ms``: from one token to the next (``x-slo-tpot-ms``).
+    """
+
+    ttft_ms: float | None = None
+    tpot_ms: float | None = None
+
+    def __post_init__(self) -> None:
+        for name in ("ttft_ms", "tpot_ms"):
+            value = getattr(self, name)
+            if value is not None and not 0 < value <= 86_400_000:
+                raise ValueError(f"{name} must be above 0 milliseconds, and at most a day")
+
+
+@dataclass(frozen=True, slots=True)
+class SessionSettings:
+    """Where a request names its session, beside the body (``session_id``, ``prompt_cache_key``), which comes last.
+
+    ``headers``: lower case, the first that is there counts: vLLM's, OpenCode's and Claude Code's names for it.
+    ``cookie``: the name of one; None: none is read.
+    """
+
+    headers: tuple[str, ...] = ("x-session-id", "x-session-affinity", "x-claude-code-session-id")
+    cookie: str | None = None
+
+    def __post_init__(self) -> None:
+        for name in self.headers:
+            if not _TOKEN.fullmatch(name) or name != name.lower():
+                raise ValueError(f"headers: {name!r} must be a header's name in lower case")
+            if name in ("authorization", "cookie", "proxy-authorization", "x-api-key", "api-key"):
+                raise ValueError(f"headers: {name!r} holds credentials, which are no session's name")
+        if self.cookie is not None and not _TOKEN.fullmatch(self.cookie):
+            raise ValueError(f"cookie: {self.cookie!r} must be a cookie's name")
+
+
+_TOKEN = re.compile(r"[!#$%&'*+\-.^_`|~0-9A-Za-z]+")
+"""RFC 9110 section 5.6.2."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-from gateway.api.settings import PassSettings
+from gateway.api.settings import PassSettings, SessionSettings, SloSettings
 from gateway.config.origin import Origin
 from gateway.fleet.settings import EndpointSettings, FleetSettings
 from gateway.flow.settings import FlowSettings
@@ -18,13 +18,14 @@ from gateway.tokens.settings import TokenSettings
 DEFAULT_PLUGINS = (
     PluginSettings(name="healthy", type="healthy"),
     PluginSettings(name="role", type="role", parameters={"allow": ["decode", "both"]}),
+    PluginSettings(name="slo", type="slo"),
     PluginSettings(name="cost", type="placement-cost"),
     PluginSettings(name="best", type="max-score"),
 )
 DEFAULT_PROFILES = (
     ProfileSettings(
         name="default",
-        filters=("healthy", "role"),
+        filters=("healthy", "role", "slo"),
         scorers=(WeightedScorer(plugin="cost"),),
         picker="best",
     ),
@@ -64,6 +65,8 @@ class ModelSettings(TokenSettings):
     handler: str = "default"
     limits: FlowSettings = field(default_factory=FlowSettings)
     kv_cache: CacheSettings = field(default_factory=CacheSettings)
+    slo: SloSettings = field(default_factory=SloSettings)
+    session: SessionSettings = field(default_factory=SessionSettings)
 
     def __post_init__(self) -> None:
         TokenSettings.__post_init__(self)

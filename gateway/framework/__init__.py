@@ -36,7 +36,7 @@ from gateway.framework.prompt import (
     TokenInput,
     estimate,
 )
-from gateway.framework.request import GENERATES, Kind, Outcome, Plan, Request, Scored
+from gateway.framework.request import GENERATES, Kind, Outcome, Plan, Request, Scored, Slo
 from gateway.framework.tasks import TaskSet
 
 __all__ = [
@@ -77,6 +77,7 @@ __all__ = [
     "Scorer",
     "ServedModel",
     "Settled",
+    "Slo",
     "Source",
     "SystemClock",
     "TaskSet",

@@ -16,7 +16,8 @@ class Settled:
     ``outcome``: ``ok``, an error's word, or ``cancelled``. ``overhead``: our own time before the first byte went
     upstream, queue wait not included. ``phase``: where a cancelled or failed request ended. ``plan``: the handler's
     reason. ``prefill_endpoint``: of a separate prefill, and ``prefill_time`` what it took. ``fallback``: why the decode
-    endpoint computed the prompt although a separate prefill was planned.
+    endpoint computed the prompt although a separate prefill was planned. ``slo``: ``met`` or ``missed``, of a request
+    with objectives.
     """
 
     request_id: str
@@ -44,6 +45,7 @@ class Settled:
     prefill_time: float | None = None
     fallback: str | None = None
     error: str | None = None
+    slo: str | None = None
 
 
 class Observer:

@@ -31,12 +31,24 @@ GENERATES = frozenset({Kind.CHAT, Kind.COMPLETION, Kind.RESPONSES, Kind.MESSAGES
 """The kinds whose answers hold generated tokens: they decode, and have a TTFT."""
 
 
+@dataclass(frozen=True, slots=True)
+class Slo:
+    """What a request should be answered within, in seconds; None: no matter.
+
+    ``ttft``: from its arrival to its first token. ``tpot``: from one token to the next, on average.
+    """
+
+    ttft: float | None = None
+    tpot: float | None = None
+
+
 @dataclass(slots=True, eq=False)
 class Request:
     """One client request.
 
     ``prompt_tokens``: exact if ``exact``, else estimated. ``token_ids``: see ``Prompt.ids``. ``matches``: by
     ``endpoint.slot``. ``expected_output``: tokens. ``headers``: lower-case names, without credentials.
+    ``slo``: what it should be answered within; None: nothing is asked.
     ``arrived``: Clock.monotonic(). ``indivisible``: a short word for why one endpoint must do all of it (``n``,
     ``beam-search``, ``echo``, ...); empty: its prefill may be another's than its decode. ``bound``: only one engine can
     serve it (it goes on from a response which that one keeps), draining or not.
@@ -56,6 +68,7 @@ class Request:
     indivisible: str = ""
     bound: bool = False
     headers: Mapping[str, str] = field(default_factory=dict)
+    slo: Slo | None = None
     token_ids: array[int] = field(default_factory=lambda: array("I"))
     prompt_tokens: int = 0
     exact: bool = False

@@ -75,6 +75,9 @@ class Metrics(Observer):
             buckets.TIME_PER_OUTPUT_TOKEN,
             "model",
         )
+        self._goodput = self._counter(
+            "goodput_requests", "Requests with objectives, by whether they met them.", "model", "result"
+        )
         self._duration = self._histogram(
             "request_duration_seconds",
             "From arrival to the answer's end, of requests that ended well.",
@@ -163,6 +166,8 @@ class Metrics(Observer):
             self._prompt_tokens[model].inc(request.prompt_tokens)
         if request.output_tokens is not None:
             self._output_tokens[model].inc(request.output_tokens)
+        if request.slo is not None:
+            self._goodput[request.model, request.slo].inc()
         if request.outcome == "ok":
             self._duration[model].observe(request.duration)
         if request.ttft is not None and request.stream:

@@ -138,6 +138,7 @@ def request_fields(request: Settled) -> dict[str, object]:
         "plan": request.plan or None,
         "prefill_endpoint": request.prefill_endpoint,
         "prefill_time": _seconds(request.prefill_time),
+        "slo": request.slo,
         "fallback": request.fallback,
         "error": request.error,
     }

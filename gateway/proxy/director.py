@@ -142,6 +142,7 @@ class Director:
             request_id=exchange.id,
             arrived=exchange.arrived,
             headers=visible(http.headers.items()),
+            cookie=http.headers.get("Cookie", ""),
         )
         exchange.body, exchange.headers = call.body, list(http.headers.items())
         exchange.sequences = call.n

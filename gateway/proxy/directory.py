@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
+from gateway.api.settings import SessionSettings, SloSettings
 from gateway.errors import NotFound
 from gateway.fleet.fleet import Fleet
 from gateway.flow.admission import Admission
@@ -25,6 +26,8 @@ class Serving:
     index: CacheIndex
     admission: Admission
     budget: RetryBudget
+    slo: SloSettings = field(default_factory=SloSettings)
+    session: SessionSettings = field(default_factory=SessionSettings)
 
 
 class Directory:

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from gateway.api.parse import Call
+from gateway.api.session import read_session
+from gateway.api.slo import read_slo
 from gateway.errors import ClientError
 from gateway.framework import Prompt, Request
 from gateway.kvcache.keys import BlockKeys
@@ -12,11 +14,12 @@ from gateway.proxy.directory import Directory, Serving
 
 
 def identify(
-    call: Call, directory: Directory, *, request_id: str, arrived: float, headers: Mapping[str, str]
+    call: Call, directory: Directory, *, request_id: str, arrived: float, headers: Mapping[str, str], cookie: str = ""
 ) -> tuple[Serving, Request]:
     """The model that ``call`` means, and the request without its tokens. ``headers``: what plugins may see of them.
+    ``cookie``: the Cookie header, of which they see no more than the session.
 
-    Raises NotFound for an unknown model, ClientError where none is named and there are several.
+    Raises NotFound for an unknown model, ClientError where none is named and there are several, or a header is wrong.
     """
     name = call.model or directory.only
     if name is None:
@@ -34,9 +37,10 @@ def identify(
         expected_output=call.n * (min(expected, call.max_tokens) if call.max_tokens else expected),
         cache_salt=call.cache_salt,
         priority=call.priority,
-        session=call.session,
+        session=read_session(call.session, headers, cookie, serving.session),
         indivisible=call.indivisible,
         headers=headers,
+        slo=read_slo(headers, serving.slo),
     )
     return serving, request
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from gateway.framework import Outcome, Settled
+from gateway.proxy.goodput import Verdict, judge
 
 if TYPE_CHECKING:
     from gateway.proxy.exchange import Exchange
@@ -53,4 +54,21 @@ def line(exchange: Exchange) -> Settled:
         prefill_time=exchange.prefill_time,
         fallback=exchange.fallback,
         error=exchange.error,
+        slo=_verdict(exchange),
+    )
+
+
+def _verdict(exchange: Exchange) -> Verdict | None:
+    request = exchange.request
+    if request is None or request.slo is None:
+        return None
+    return judge(
+        request.slo,
+        kind=request.kind,
+        stream=request.stream,
+        status=exchange.status,
+        outcome=exchange.outcome,
+        duration=exchange.clock.monotonic() - exchange.arrived,
+        ttft=exchange.ttft,
+        output_tokens=exchange.output_tokens,
     )

@@ -35,7 +35,7 @@ def described() -> dict[str, tuple[str, tuple[str, ...]]]:
 
 def test_the_page_describes_what_there_is(clock, settled) -> None:
     metrics = Metrics(clock, "1")
-    metrics.settled(settled())
+    metrics.settled(settled(slo="met"))
     metrics.decided("m", 0.001)
     metrics.attempted("m", "a", "decode", "ok")
     metrics.planned("m", "split")

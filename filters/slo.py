@@ -1,0 +1,73 @@
+"""The filter ``slo``.
+
+What it does
+    Keeps the endpoints that are predicted to meet the request's objectives, if any does; else all. A request without
+    objectives keeps all.
+
+    - TTFT: what has passed since the request arrived, and the predicted time to its first token there.
+    - TPOT: the predicted decode step there, with this request in the batch.
+
+    ``margin`` times the prediction must be within the objective.
+
+    Source: the tiers of llm-d's ``slo-headroom-tier-filter``, with the fitted cost model in the place of its predictor.
+
+Scheduling intent
+    Objectives as a rule, so that the scorers choose among the endpoints that meet them: a cache hit does not win on an
+    endpoint that would be late. Where all would be, what is best still serves.
+
+Inputs
+    ``slo``, ``arrived``, ``matches`` and ``prompt_tokens`` of the request; ``cost`` and ``load``.
+
+Parameters
+    ``margin`` (default 1.0): above 1 stays clear of the limit, below 1 takes chances.
+
+Example
+    ``plugins: [{name: slo, type: slo, parameters: {margin: 1.2}}]``
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from gateway.framework import GENERATES, NO_MATCH, Context, Endpoint, Request
+
+
+class SloFilter:
+    """Endpoints that would answer in time."""
+
+    @dataclass(frozen=True, slots=True)
+    class Parameters:
+        margin: float = 1.0
+
+        def __post_init__(self) -> None:
+            if not self.margin > 0:
+                raise ValueError("margin must be above 0")
+
+    def __init__(self, parameters: Parameters, context: Context) -> None:
+        self._margin = parameters.margin
+        self._clock = context.clock
+
+    def filter(self, request: Request, endpoints: Sequence[Endpoint], /) -> Sequence[Endpoint]:
+        slo = request.slo
+        if slo is None:
+            return endpoints
+        kept = endpoints
+        if slo.ttft is not None:
+            left = (slo.ttft - (self._clock.monotonic() - request.arrived)) / self._margin
+            kept = [endpoint for endpoint in kept if _ttft(request, endpoint) <= left]
+        if slo.tpot is not None and request.kind in GENERATES:
+            most = slo.tpot / self._margin
+            kept = [endpoint for endpoint in kept if _tpot(request, endpoint) <= most]
+        return kept if 0 < len(kept) < len(endpoints) else endpoints
+
+
+def _ttft(request: Request, endpoint: Endpoint) -> float:
+    held = request.matches.get(endpoint.slot, NO_MATCH).expected_hit
+    return endpoint.cost.ttft(endpoint.load, request.new_tokens(endpoint), held)
+
+
+def _tpot(request: Request, endpoint: Endpoint) -> float:
+    load = endpoint.load
+    running = load.requests + load.foreign_requests + 1
+    return endpoint.cost.step_seconds(running, load.kv_tokens + load.foreign_kv_tokens + request.prompt_tokens)

@@ -1,0 +1,44 @@
+"""What a request should be answered within: its ``x-slo-ttft-ms`` and ``x-slo-tpot-ms`` headers, else its model's."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+
+from gateway.api.settings import SloSettings
+from gateway.errors import ClientError
+from gateway.framework import Slo
+
+TTFT = "x-slo-ttft-ms"
+TPOT = "x-slo-tpot-ms"
+
+LONGEST = 86_400_000.0
+"""Milliseconds: a day. What is more is a wrong unit, and no objective."""
+
+_NUMBER = re.compile(r"[0-9]{1,20}(?:\.[0-9]{1,20})?")
+
+
+def read_slo(headers: Mapping[str, str], settings: SloSettings) -> Slo | None:
+    """``headers``: lower-case names. None: neither they nor the model ask for anything.
+
+    Raises ClientError, whose ``param`` is the header, for what is no number of milliseconds above 0.
+    """
+    ttft = _milliseconds(headers, TTFT, settings.ttft_ms)
+    tpot = _milliseconds(headers, TPOT, settings.tpot_ms)
+    if ttft is None and tpot is None:
+        return None
+    return Slo(ttft=None if ttft is None else ttft / 1000, tpot=None if tpot is None else tpot / 1000)
+
+
+def _milliseconds(headers: Mapping[str, str], name: str, default: float | None) -> float | None:
+    text = headers.get(name)
+    if text is None:
+        return default
+    text = text.strip()
+    # Not float() alone: that takes "nan", "1_0" and digits of other scripts.
+    value = float(text) if _NUMBER.fullmatch(text) else 0.0
+    if not 0 < value <= LONGEST:
+        raise ClientError(
+            f"The header {name} must be a number of milliseconds above 0 and up to a day, such as 500.", param=name
+        )
+    return value

@@ -1,0 +1,43 @@
+"""What a request's headers say of it, before it has tokens."""
+
+from __future__ import annotations
+
+from gateway.api.settings import SessionSettings
+from gateway.scheduling.settings import PluginSettings, ProfileSettings, WeightedScorer
+from tests.support.chat import CHAT, COMPLETE
+from tests.support.gateway import config_for, running
+from tests.support.wire import answer, engine
+
+STICKY = {
+    "plugins": (
+        PluginSettings("healthy", "healthy"),
+        PluginSettings("session", "session-affinity"),
+        PluginSettings("best", "max-score"),
+    ),
+    "profiles": (
+        ProfileSettings("default", filters=("healthy",), scorers=(WeightedScorer("session"),), picker="best"),
+    ),
+}
+
+
+async def test_a_session_in_a_cookie_stays_where_it_was() -> None:
+    asked: list[int] = []
+
+    def served_by(number):
+        async def post(connection, head, body):
+            asked.append(number)
+            await connection.say(answer(COMPLETE))
+
+        return post
+
+    session = SessionSettings(cookie="sid")
+    async with engine(served_by(1)) as one, engine(served_by(2)) as other, engine(served_by(3)) as third:
+        async with running(config_for(one.url, other.url, third.url, session=session, **STICKY)) as gateway:
+            for _ in range(6):
+                for name in ("a", "b", "c"):
+                    # In a header of our own: the client would keep a cookie jar.
+                    headers = {"Cookie": f"theme=dark; sid={name}"}
+                    reply = await gateway.client.post("/v1/chat/completions", json=CHAT, headers=headers)
+                    assert reply.status_code == 200
+            homes = [set(asked[start::3]) for start in range(3)]
+            assert [len(home) for home in homes] == [1, 1, 1]
