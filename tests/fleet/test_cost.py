@@ -191,3 +191,41 @@ def test_ttft_counts_the_queue_and_what_runs(manual_clock):
     )
     ledger.scraped(EngineMetrics(running=11, kv_usage=0.5, kv_capacity=100_000), clock.now)
     assert cost.ttft(ledger, 1000, 200) > queued
+
+
+@given(
+    seen=st.lists(st.tuples(st.booleans(), st.integers(0, 2), st.integers(1, 50_000), ANYTHING), max_size=40),
+    ask=st.lists(st.booleans(), min_size=40, max_size=40),
+)
+@settings(max_examples=150)
+def test_the_scalars_are_the_model_whenever_they_are_asked_for(seen, ask):
+    """They are kept between two observations; those of the peers count within one turn."""
+    peers = Peers()
+    asked, never_asked_before = FittedCost(BIG, peers), FittedCost(BIG)
+    others = [asked, FittedCost(BIG, peers), FittedCost(BIG, peers)]
+    for (prefill, who, size, seconds), now in zip(seen, ask, strict=False):
+        (others[who].learn_prefill if prefill else others[who].learn_step)(size, 0, seconds)
+        if who == 0:
+            (never_asked_before.learn_prefill if prefill else never_asked_before.learn_step)(size, 0, seconds)
+        if now:
+            assert asked.scalars is asked.scalars
+    scalars = asked.scalars
+    assert asked.prefill_seconds(3000, 500) == pytest.approx(
+        3000 * scalars.prefill_token + 3000 * scalars.prefill_quadratic * (500 + 1500)
+    )
+    assert asked.step_seconds(7, 9000) == pytest.approx(
+        scalars.step + 7 * scalars.step_request + 9000 * scalars.kv_token
+    )
+    alone = never_asked_before
+    assert alone.scalars.prefill_token == pytest.approx(alone.prefill_scale * BIG.prefill_token)
+    assert alone.scalars.step == pytest.approx(alone.step_scale * BIG.step)
+    assert alone.scalars.overhead == alone.overhead_seconds
+
+
+def test_scalars_follow_the_peers():
+    peers = Peers()
+    idle, busy = FittedCost(BIG, peers), FittedCost(BIG, peers)
+    before = idle.scalars.prefill_token
+    for _ in range(10):
+        busy.learn_prefill(4000, 0, 10 * BIG.prefill_token * 4000)
+    assert idle.scalars.prefill_token > 4 * before

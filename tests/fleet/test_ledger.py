@@ -211,3 +211,18 @@ def test_settled_requests_are_forgotten_without_scrapes(manual_clock):
         clock.now += 1
     assert len(ledger._settled) <= 12
     assert repr(ledger) == "<Ledger requests=0 prefill=0 kv=0>"
+
+
+def test_foreign_load_is_true_within_a_thousandth_at_any_time(manual_clock):
+    """It is not worked out anew at each look."""
+    clock = manual_clock()
+    ledger = Ledger(clock, half_life=5.0)
+    ledger.scraped(EngineMetrics(running=8, kv_usage=0.5, kv_capacity=8000), clock.now)
+    began = clock.now
+    for step in range(2000):
+        clock.now = began + step * 0.0017
+        faded = 0.5 ** ((clock.now - began) / 5.0)
+        assert ledger.foreign_requests == pytest.approx(8 * faded, rel=1e-3)
+        assert ledger.foreign_kv_tokens == pytest.approx(4000 * faded, rel=1e-3)
+    ledger.scraped(EngineMetrics(running=3), clock.now)
+    assert (ledger.foreign_requests, ledger.foreign_kv_tokens) == (3, 0)
