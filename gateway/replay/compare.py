@@ -54,6 +54,7 @@ def run(jobs: Sequence[Job], *, processes: int = 1, watcher: Watcher | None = No
     context = multiprocessing.get_context("spawn")  # a fork would copy a terminal's progress thread in mid-step
     reports: Any = context.Queue()
     found: dict[int, Summary] = {}
+    others = set(multiprocessing.active_children())
     pool = ProcessPoolExecutor(min(processes, len(jobs)), context, initializer=_begin, initargs=(reports,))
     try:
         waiting: dict[Future[Summary], int] = {
@@ -69,8 +70,9 @@ def run(jobs: Sequence[Job], *, processes: int = 1, watcher: Watcher | None = No
                 watcher.done(number, found[number])
     except BaseException:
         pool.shutdown(wait=False, cancel_futures=True)
-        for child in multiprocessing.active_children():
+        for child in set(multiprocessing.active_children()) - others:
             child.terminate()
+            child.join()
         raise
     finally:
         pool.shutdown()

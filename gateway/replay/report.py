@@ -122,7 +122,7 @@ def save(comparisons: Sequence[Comparison], path: Path) -> None:
     value = {"format": FORMAT, "cells": [asdict(comparison) for comparison in comparisons]}
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(json.dumps(value, indent=1, allow_nan=True) + "\n")
+        path.write_text(json.dumps(value, indent=1, allow_nan=False) + "\n")
     except OSError as error:
         raise ConfigError(f"{path}: cannot be written: {error.strerror or error}") from error
 
@@ -137,10 +137,7 @@ def load(path: Path) -> list[Comparison]:
             Comparison(
                 cell["name"],
                 cell["settings"],
-                {
-                    policy: [Summary(**{**summary, "ttft_curve": tuple(summary["ttft_curve"])}) for summary in found]
-                    for policy, found in cell["summaries"].items()
-                },
+                {policy: [Summary(**summary) for summary in found] for policy, found in cell["summaries"].items()},
             )
             for cell in value["cells"]
         ]

@@ -16,9 +16,6 @@ from gateway.replay.result import Record, Result
 GOOD_TTFT, GOOD_TPOT = 2.0, 0.050
 """Seconds. A request that has its first token sooner, and its tokens faster than that, counts as good."""
 
-CURVE = 200
-"""Points of a distribution that are kept, evenly by rank: enough for a p99 in a picture."""
-
 # Of Student's t at 97.5 %, for 1, 2, ... degrees of freedom.
 _T = (
     *(12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228),
@@ -64,19 +61,15 @@ METRICS: Mapping[str, Metric] = {
 @dataclass(frozen=True, slots=True)
 class Summary:
     """One run: of one policy with one seed. ``values``: by ``METRICS``' names, in seconds and shares (0..1).
-
-    ``expected_share``: expected hits over true hits: how well the gateway knew the caches. ``ttft_curve``: seconds, at
-    the ranks 1/CURVE, 2/CURVE, ... 1.
-    """
+    ``expected_share``: expected hits over true hits, how well the gateway knew the caches; None without hits."""
 
     policy: str
     seed: int
     requests: int
     seconds: float
     cpu_seconds: float
-    expected_share: float
+    expected_share: float | None
     values: Mapping[str, float]
-    ttft_curve: tuple[float, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,7 +99,7 @@ def summarise(result: Result) -> Summary:
         requests=len(records),
         seconds=result.seconds,
         cpu_seconds=result.cpu_seconds,
-        expected_share=sum(record.expected_hit for record in records) / hits if hits else math.nan,
+        expected_share=sum(record.expected_hit for record in records) / hits if hits else None,
         values={
             "ttft_mean": fmean(ttft),
             "ttft_p50": quantile(ttft, 0.5),
@@ -122,7 +115,6 @@ def summarise(result: Result) -> Summary:
             "goodput": good / len(records),
             "busy_ratio": busiest / mean if mean else 1.0,
         },
-        ttft_curve=tuple(quantile(ttft, rank / CURVE) for rank in range(1, CURVE + 1)),
     )
 
 

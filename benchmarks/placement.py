@@ -1,0 +1,136 @@
+"""The default placement against the others' policies, over a grid of loads: what docs/benchmarks.md holds.
+
+``python -m benchmarks.placement conversation_trace.jsonl`` runs all of it (about 45 minutes on two cores), writes every
+figure to a JSON file, and the tables and charts of the page from that. ``--draw`` only does the latter. ``--resume``
+keeps the cells that the JSON file has already.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from pathlib import Path
+from time import perf_counter
+from typing import Any
+
+from rich.console import Console
+
+from benchmarks.placement_page import charts, write
+from gateway.errors import ConfigError
+from gateway.replay.cell import Cell, GroupsSource, TraceSource
+from gateway.replay.command import settings
+from gateway.replay.compare import Job, run
+from gateway.replay.groups import Shape
+from gateway.replay.policies import Wiring, policies, policy
+from gateway.replay.report import Comparison, gather, load, save
+from gateway.replay.show import Ticker
+
+PAGE = Path(__file__).parents[1] / "docs" / "benchmarks.md"
+NUMBERS = PAGE.with_name("benchmarks") / "placement.json"
+
+POLICIES = (
+    "default,llm-d,llm-d-sticky,lmetric,dynamo-cost,dynamo-cost-6,aibrix,sglang,sglang-8,bounded-hash,"
+    "session-affinity,least-requests,power-of-two,round-robin,random"
+)
+"""All that have names, but for two that nobody places by: weighted-random and prefix-cache alone."""
+
+CONVERSATION_SPEEDS = (0.30, 0.45, 0.60)
+GROUP_SPEEDS = (2.0, 2.6)
+GROUP_OUTPUTS = (1000, 250)
+"""Tokens. With 1,000 at these loads the machines are saturated by decoding alone (a step takes 70 ms), whatever the
+policy; with 250 they are loaded and not overloaded."""
+
+AS_IT_IS = "as it is"
+VARIANTS: Mapping[str, Mapping[str, Any]] = {
+    "cost model / 2, frozen": {"cost_scale": 0.5},
+    "cost model x 2, frozen": {"cost_scale": 2.0},
+    "scrapes 5 s old": {"scrape": 5.0},
+    "no scrapes": {"scrape": None},
+}
+"""What the default is told wrongly, or not at all."""
+
+
+def grid(trace: Path, first: int | None) -> Iterator[Cell]:
+    source = TraceSource(trace, first)
+    for machine in ("70b-tp4", "70b-tp4+host"):
+        for speed in CONVERSATION_SPEEDS:
+            yield Cell(source, machine=machine, speed=speed)
+    for output in GROUP_OUTPUTS:
+        rounds = 6 if first is None else max(1, first // 750)
+        for speed in GROUP_SPEEDS:
+            yield Cell(GroupsSource(Shape(output=output, rounds=rounds)), speed=speed)
+
+
+def title(cell: Cell) -> str:
+    if isinstance(cell.source, GroupsSource):
+        return f"{cell.name}, {cell.source.shape.output:,} tokens out"
+    return cell.name
+
+
+def jobs_of(cell: Cell, seeds: range) -> list[Job]:
+    return [Job(cell, wiring, seed) for wiring in policies(POLICIES) for seed in seeds]
+
+
+def variants_of(cell: Cell, seeds: range) -> list[Job]:
+    """The default under each of ``VARIANTS``, as if they were policies."""
+    jobs = []
+    for name, changes in VARIANTS.items():
+        wiring = Wiring(name, policy("default").config)
+        jobs += [Job(replace(cell, **changes), wiring, seed) for seed in seeds]
+    return jobs
+
+
+def measure(cell: Cell, seeds: range, processes: int, console: Console) -> tuple[Comparison, Comparison]:
+    """The cell's comparison, and what the variants of the default make of it."""
+    name = title(cell)
+    jobs = jobs_of(cell, seeds) + variants_of(cell, seeds)
+    with Ticker(console, name, jobs) as ticker:
+        summaries = run(jobs, processes=processes, watcher=ticker)
+    compared = [one for one in summaries if one.policy not in VARIANTS]
+    varied = [one for one in summaries if one.policy in VARIANTS]
+    as_it_is = [replace(one, policy=AS_IT_IS) for one in compared if one.policy == "default"]
+    return gather(name, settings(cell), compared), gather(name, settings(cell), as_it_is + varied)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument(
+        "trace", type=Path, help="conversation_trace.jsonl of kvcache-ai/Mooncake, FAST25-release/traces"
+    )
+    parser.add_argument("--seeds", type=int, default=3, help="runs of each policy in each cell (3)")
+    parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1, help="runs at a time (as many as cores)")
+    parser.add_argument("--first", type=int, help="requests of each cell: for a quick look (all)")
+    parser.add_argument("--json", type=Path, default=NUMBERS, help="where the figures go")
+    parser.add_argument("--page", type=Path, default=PAGE, help="whose tables are written")
+    parser.add_argument("--draw", action="store_true", help="run nothing: write the page from the JSON")
+    parser.add_argument("--resume", action="store_true", help="keep the cells that the JSON has")
+    options = parser.parse_args()
+    console = Console(stderr=True)
+    variants = options.json.with_stem(f"{options.json.stem}_variants")
+    began = perf_counter()
+    try:
+        cells: list[Comparison] = load(options.json) if options.draw or options.resume else []
+        varied: list[Comparison] = load(variants) if options.draw or options.resume else []
+        done = {comparison.name for comparison in cells}
+        for cell in () if options.draw else grid(options.trace, options.first):
+            if title(cell) in done:
+                continue
+            compared, wrong = measure(cell, range(1, options.seeds + 1), options.jobs, console)
+            cells.append(compared)
+            varied.append(wrong)
+            save(cells, options.json)
+            save(varied, variants)
+            console.print(f"{compared.name}: after {(perf_counter() - began) / 60:.1f} minutes", highlight=False)
+        write(options.page, cells, varied)
+        charts(options.page, cells)
+    except ConfigError as error:
+        print(f"benchmarks.placement: {error}", file=sys.stderr)
+        return 2
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

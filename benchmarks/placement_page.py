@@ -1,0 +1,130 @@
+"""The tables and charts of docs/benchmarks.md, from what ``benchmarks.placement`` measured.
+
+Each table stands between two marks, ``<!-- placement:NAME -->`` and ``<!-- /placement:NAME -->``: what is between them
+is replaced, the words around are a person's.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from statistics import fmean
+
+from gateway.errors import ConfigError
+from gateway.replay.plot import draw_grid
+from gateway.replay.report import Comparison, change, markdown, number
+from gateway.replay.statistics import METRICS, best, difference, geometric_mean, mean, tied
+
+TTFT, GOODPUT, BUSY = METRICS["ttft_mean"], METRICS["goodput"], METRICS["busy_ratio"]
+CHARTS = {"goodput": "placement-goodput.png", "ttft_mean": "placement-ttft.png"}
+"""Metric -> file in docs/images."""
+
+
+def write(page: Path, cells: Sequence[Comparison], varied: Sequence[Comparison]) -> None:
+    """Put every table in its place. Raises ConfigError where the page lacks one."""
+    text = page.read_text()
+    tables: dict[str, Callable[[], str]] = {
+        "verdicts": lambda: verdicts(cells),
+        "overall": lambda: overall(cells),
+        "variants": lambda: variants(varied),
+        "cells": lambda: "\n".join(f"### {cell.name}\n\n{markdown(cell)}" for cell in cells),
+        "runs": lambda: runs(cells),
+    }
+    for name, make in tables.items():
+        begin, end = f"<!-- placement:{name} -->", f"<!-- /placement:{name} -->"
+        between = re.compile(f"{re.escape(begin)}.*?{re.escape(end)}", re.DOTALL)
+        if not between.search(text):
+            raise ConfigError(f"{page}: has no place for {name!r}, between {begin} and {end}")
+        table = make().strip()
+        text = between.sub(lambda _, made=f"{begin}\n{table}\n{end}": made, text)  # type: ignore[misc]
+    page.write_text(text)
+
+
+def charts(page: Path, cells: Sequence[Comparison]) -> None:
+    """Beside the page, in ``images``. Raises ConfigError without matplotlib."""
+    try:
+        for name, file in CHARTS.items():
+            draw_grid(cells, name, page.parent / "images" / file, columns=3)
+    except ImportError:
+        raise ConfigError("no charts: they need matplotlib (pip install 'kvgate[demo]')") from None
+
+
+def verdicts(cells: Sequence[Comparison]) -> str:
+    """The first policy (ours) against the best of each cell."""
+    lines = [
+        "| cell | goodput, % | best other | difference | best or tied | TTFT mean, s | ÷ best | busiest ÷ mean |",
+        "|---|--:|---|--:|---|--:|--:|--:|",
+    ]
+    ratios = []
+    for cell in cells:
+        ours = cell.summaries[cell.first]
+        others = {policy: found for policy, found in cell.summaries.items() if policy != cell.first}
+        rival = best(GOODPUT, others)
+        fastest = best(TTFT, cell.summaries)
+        ratios.append(mean(TTFT, ours) / mean(TTFT, cell.summaries[fastest]))
+        lines.append(
+            f"| {cell.name} | {number(GOODPUT, mean(GOODPUT, ours))} "
+            f"| {rival} {number(GOODPUT, mean(GOODPUT, others[rival]))} "
+            f"| {change(GOODPUT, difference(GOODPUT, ours, others[rival]))} "
+            f"| {'yes' if tied(GOODPUT, ours, others[rival]) else '**no**'} "
+            f"| {number(TTFT, mean(TTFT, ours))} | {ratios[-1]:.2f} ({fastest}) "
+            f"| {number(BUSY, mean(BUSY, ours))} |"
+        )
+    lines.append(f"| geometric mean | | | | | | {geometric_mean(ratios):.3f} | |")
+    return "\n".join(lines)
+
+
+def overall(cells: Sequence[Comparison]) -> str:
+    """Each policy against the best of each cell: geometric means of ratios, means and worst of differences."""
+    ratios = ("ttft_mean", "ttft_p99", "tpot_mean", "e2e_mean")
+    titles = [f"{METRICS[name].title} ÷ best" for name in ratios]
+    lines = [
+        f"| policy | {' | '.join(titles)} | worst TTFT mean ÷ best | goodput below best, pp | worst | busiest ÷ mean |",
+        "|---|" + "--:|" * 8,
+    ]
+    rows = []
+    for policy in cells[0].summaries:
+        against = {
+            name: [
+                mean(METRICS[name], cell.summaries[policy])
+                / mean(METRICS[name], cell.summaries[best(METRICS[name], cell.summaries)])
+                for cell in cells
+            ]
+            for name in ratios
+        }
+        below = [
+            100 * (mean(GOODPUT, cell.summaries[best(GOODPUT, cell.summaries)]) - mean(GOODPUT, cell.summaries[policy]))
+            for cell in cells
+        ]
+        busy = max(mean(BUSY, cell.summaries[policy]) for cell in cells)
+        figures = [geometric_mean(against[name]) for name in ratios]
+        cells_ = " | ".join(f"{figure:.2f}" for figure in (*figures, max(against["ttft_mean"])))
+        rows.append((fmean(below), f"| {policy} | {cells_} | {fmean(below):.1f} | {max(below):.1f} | {busy:.2f} |"))
+    return "\n".join([*lines, *(row for _, row in sorted(rows))])
+
+
+def variants(varied: Sequence[Comparison]) -> str:
+    """What the default loses where it is told wrongly."""
+    names = list(varied[0].summaries)[1:]
+    parts = []
+    for metric in (GOODPUT, TTFT):
+        parts.append(f"{metric.title}, against what it is with all of it right:\n")
+        parts.append(f"| cell | {' | '.join(names)} |")
+        parts.append("|---|" + "--:|" * len(names))
+        for cell in varied:
+            base = cell.summaries[cell.first]
+            shown = [change(metric, difference(metric, cell.summaries[name], base)) for name in names]
+            parts.append(f"| {cell.name} | {' | '.join(shown)} |")
+        parts.append("")
+    return "\n".join(parts)
+
+
+def runs(cells: Sequence[Comparison]) -> str:
+    """What it took."""
+    every = [one for cell in cells for found in cell.summaries.values() for one in found]
+    seconds = [one.cpu_seconds for one in every]
+    return (
+        f"{len(every)} runs of {min(one.requests for one in every):,} to {max(one.requests for one in every):,} "
+        f"requests, {sum(seconds) / 60:.0f} minutes of one core in all; the slowest run took {max(seconds):.0f} s."
+    )

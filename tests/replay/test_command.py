@@ -1,0 +1,85 @@
+"""``kvgate replay`` as its users run it."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from gateway.cli import EXIT_CONFIG, main
+from gateway.errors import ConfigError
+from gateway.replay.cell import Cell, GroupsSource, TraceSource
+from gateway.replay.command import cell
+from gateway.replay.groups import Shape
+from gateway.replay.report import load
+
+EXCERPT = Path(__file__).parents[1] / "data" / "replay" / "mooncake_conversation.jsonl"
+
+
+def test_options_become_a_cell() -> None:
+    options = {"workload": "t.jsonl", "first": None, "speed": 0.45, "scrape": 1.0, "groups": None, "machine": "8b-h100"}
+    assert cell(options) == Cell(TraceSource(Path("t.jsonl")), machine="8b-h100", speed=0.45)
+    assert cell({"workload": "groups", "turns": 3, "scrape": 0.0}) == Cell(GroupsSource(Shape(turns=3)), scrape=None)
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"workload": "groups", "first": 5}, "--first is of a trace"),
+        ({"workload": "t.jsonl", "turns": 5}, "--turns is of the workload 'groups'"),
+        ({"workload": "t.jsonl", "first": 0}, "first must be at least 1"),
+    ],
+)
+def test_options_that_do_not_fit(options, said) -> None:
+    with pytest.raises(ConfigError, match=said):
+        cell(options)
+
+
+def test_a_comparison_from_end_to_end(tmp_path, capsys) -> None:
+    mine = tmp_path / "mine.yaml"
+    mine.write_text(
+        "plugins: [{name: cost, type: placement-cost, parameters: {lam: 1}}, {name: best, type: max-score}]\n"
+        "profiles: [{name: default, scorers: [{plugin: cost}], picker: best}]\n"
+    )
+    numbers, plot = tmp_path / "out" / "it.json", tmp_path / "out" / "it.png"
+    code = main(
+        ["replay", str(EXCERPT), "--first", "60", "--endpoints", "2", "--speed", "0.5", "--seeds", "2", "--jobs", "1",
+         "--policies", f"default,round-robin,{mine}", "--json", str(numbers), "--plot", str(plot)]
+    )  # fmt: skip
+    out, err = capsys.readouterr()
+    assert code == 0
+    assert "mooncake_conversation, 0.50 requests/s/endpoint, 2 x 70b-tp4: 60 requests, mean of 2 seeds" in out
+    assert "│ round-robin │" in out
+    assert "6 of 6 runs" in err
+    [found] = load(numbers)
+    assert {name: len(summaries) for name, summaries in found.summaries.items()} == {
+        "default": 2, "round-robin": 2, "mine": 2,
+    }  # fmt: skip
+    assert found.settings["source"]["path"] == EXCERPT.name  # no one's folders
+    assert json.loads(numbers.read_text())["cells"][0]["settings"]["speed"] == 0.5
+    assert plot.stat().st_size > 10_000
+
+
+def test_groups_from_end_to_end(capsys) -> None:
+    code = main(
+        ["replay", "groups", "--groups", "3", "--users", "2", "--rounds", "2", "--turns", "2", "--output", "50",
+         "--think", "1", "--endpoints", "2", "--seeds", "1", "--jobs", "1", "--policies", "default", "--scrape", "0"]
+    )  # fmt: skip
+    assert code == 0
+    assert "groups, 2 x 70b-tp4: 24 requests, 1 seed" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["nowhere.jsonl"], "nowhere.jsonl: cannot be read"),
+        ([str(EXCERPT), "--policies", "defualt"], "did you mean 'default'"),
+        ([str(EXCERPT), "--machine", "70b"], "there is no machine '70b'"),
+        ([str(EXCERPT), "--seeds", "0"], "seeds must be at least 1"),
+        ([str(EXCERPT), "--jobs", "0"], "jobs must be at least 1"),
+    ],
+)
+def test_mistakes_are_named(capsys, arguments, said) -> None:
+    assert main(["replay", *arguments]) == EXIT_CONFIG
+    assert said in capsys.readouterr().err

@@ -1,0 +1,161 @@
+"""The search finds what is better, and recommends nothing that is noise."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from io import StringIO
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+
+from gateway.cli import EXIT_CONFIG, main
+from gateway.errors import ConfigError
+from gateway.replay import tune as module
+from gateway.replay.cell import Cell, GroupsSource, TraceSource
+from gateway.replay.compare import Job
+from gateway.replay.groups import Shape
+from gateway.replay.policies import Wiring, policy
+from gateway.replay.statistics import METRICS, Summary
+from gateway.replay.tune import Found, Knob, Search, knobs, report, snippet, split
+from tests.replay.runs import summary
+
+EXCERPT = Path(__file__).parents[1] / "data" / "replay" / "mooncake_conversation.jsonl"
+TRACE = Cell(TraceSource(EXCERPT), endpoints=2, speed=0.5)
+GOODPUT = METRICS["goodput"]
+
+
+def test_what_is_searched() -> None:
+    assert [knob.key for knob in knobs(policy("llm-d"))][:2] == [("queue", "weight"), ("kv", "weight")]
+    default = {knob.key: knob.value for knob in knobs(policy("default"))}
+    assert default[("cost", "lam")] == 0.1
+    assert ("cost", "weight") not in default  # alone in its profile, a weight means nothing
+    assert Knob(("dynamo", "block_size"), 16, whole=True) in knobs(policy("dynamo-cost"))
+    assert knobs(policy("round-robin")) == []
+
+
+def test_the_held_out_part_is_what_was_not_trained_on() -> None:
+    training, held = split(TRACE)
+    assert (training.source.requests, held.source.requests) == (100, 100)
+    assert isinstance(training.source, TraceSource)
+    assert isinstance(held.source, TraceSource)
+    assert training.source.lines() + held.source.lines() == TraceSource(EXCERPT).lines()
+    first = Cell(TraceSource(EXCERPT, first=21))
+    assert [part.source.requests for part in split(first)] == [10, 11]
+    groups = Cell(GroupsSource(Shape(groups=1)))
+    assert split(groups) == (groups, groups)
+    with pytest.raises(ConfigError, match="cannot be split"):
+        split(Cell(TraceSource(EXCERPT, first=3)))
+
+
+class Hill:
+    """Stands where runs would: goodput is highest at one value of ``cost.lam``, and nothing else matters."""
+
+    def __init__(self, top: float, height: float = 0.2, noise: float = 0.0) -> None:
+        self.top, self.height, self.noise = top, height, noise
+        self.cells: list[Cell] = []
+        self.seeds: set[int] = set()
+
+    def run(self, jobs: Sequence[Job], **_: object) -> list[Summary]:
+        return [self.one(job) for job in jobs]
+
+    def one(self, job: Job) -> Summary:
+        self.cells.append(job.cell)
+        self.seeds.add(job.seed)
+        lam = next(plugin.parameters.get("lam", 0.1) for plugin in job.wiring.config.plugins if plugin.name == "cost")
+        off = abs(lam - self.top) / max(lam, self.top)
+        return summary(job.wiring.name, job.seed, goodput=0.8 - self.height * off + self.noise * (-1) ** job.seed * off)
+
+
+def searched(hill: Hill, monkeypatch: pytest.MonkeyPatch, wiring: Wiring, **options: int) -> Found:
+    monkeypatch.setattr(module, "run", hill.run)
+    settings = {"seeds": 3, "budget": 60, "processes": 1, **options}
+    return Search(TRACE, wiring, GOODPUT, console=Console(file=StringIO()), **settings).search()
+
+
+def test_it_climbs_to_the_top(monkeypatch) -> None:
+    hill = Hill(top=0.45)
+    found = searched(hill, monkeypatch, policy("default"))
+    assert set(found.values) == {("cost", "lam")}
+    assert found.values["cost", "lam"] == pytest.approx(0.45, rel=0.1)
+    assert found.worth(GOODPUT)
+    # Held out: other requests, and other seeds.
+    assert len(set(hill.cells)) == 2
+    assert hill.seeds == {1, 2, 3, 1001, 1002, 1003}
+
+
+def test_it_keeps_to_its_budget(monkeypatch) -> None:
+    assert searched(Hill(top=50.0), monkeypatch, policy("default"), budget=6).tried <= 7
+
+
+def test_what_is_best_already_stays(monkeypatch) -> None:
+    found = searched(Hill(top=0.1), monkeypatch, policy("default"))
+    assert found.values == {}
+    assert not found.worth(GOODPUT)
+    assert report(policy("default"), GOODPUT, found)[-1].endswith("keep the configuration as it is")
+
+
+def test_noise_is_not_recommended(monkeypatch) -> None:
+    # On the mean it is better everywhere, and from seed to seed it is anything.
+    wiring = policy("default")
+    found = searched(Hill(top=0.4, height=0.01, noise=0.3), monkeypatch, wiring)
+    assert found.values
+    assert not found.worth(GOODPUT)
+    lines = report(wiring, GOODPUT, found)
+    assert "gained nothing beyond the noise" in lines[-1]
+    assert not any(line.startswith("recommended") for line in lines)
+
+
+def test_what_its_plugin_refuses_is_not_tried(monkeypatch) -> None:
+    seen: list[object] = []
+
+    class Watched(Hill):
+        def one(self, job: Job) -> Summary:
+            seen.extend(plugin.parameters.get("reuse") for plugin in job.wiring.config.plugins)
+            return super().one(job)
+
+    searched(Watched(top=0.3), monkeypatch, policy("default"))
+    given = [value for value in seen if value is not None]
+    assert given
+    assert all(isinstance(value, float) and 0 <= value <= 1 for value in given)
+
+
+def test_a_recommendation_can_be_pasted() -> None:
+    assert snippet(policy("llm-d"), {("queue", "weight"): 4.0}) == [
+        "profiles:",
+        "- {name: default, scorers: [{plugin: prefix, weight: 3}, {plugin: queue, weight: 4}, "
+        "{plugin: kv, weight: 2}]}",
+    ]
+    assert snippet(policy("default"), {("cost", "lam"): 0.2}) == [
+        "plugins:",
+        "- {name: cost, type: placement-cost, parameters: {lam: 0.2}}",
+    ]
+
+
+def test_a_policy_without_numbers_is_refused() -> None:
+    with pytest.raises(ConfigError, match="have no number"):
+        Search(TRACE, policy("round-robin"), GOODPUT, seeds=2, budget=5, processes=1, console=Console(file=StringIO()))
+
+
+def test_it_runs_from_end_to_end(capsys) -> None:
+    code = main(
+        ["tune", str(EXCERPT), "default", "--first", "80", "--endpoints", "2", "--speed", "0.6", "--seeds", "2",
+         "--jobs", "1", "--budget", "2", "--objective", "ttft_mean"]
+    )  # fmt: skip
+    out = capsys.readouterr().out
+    assert code == 0
+    assert "candidates tried for TTFT mean" in out
+    assert "recommended" in out or "keep the configuration" in out
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["--seeds", "1"], "seeds must be at least 2"),
+        (["--budget", "0"], "budget must be at least 1"),
+        (["--objective", "luck"], "there is no objective 'luck'"),
+    ],
+)
+def test_mistakes_are_named(capsys, arguments, said) -> None:
+    assert main(["tune", str(EXCERPT), "default", *arguments]) == EXIT_CONFIG
+    assert said in capsys.readouterr().err
