@@ -102,16 +102,15 @@ class Reloading:
         draft = Draft.make(config, self._rooms.common, before, registry)
         pairs = list(zip(draft.servings, config.models, strict=True))
         new = {serving.model.name for serving in draft.servings} - before.models.keys()
+        for serving, settings in pairs:
+            if settings.name in new:
+                self._feed.add(settings.name, serving.index, settings.kv_cache)
         try:
             await draft.load()
-            for serving, settings in pairs:
-                if settings.name in new:
-                    self._feed.add(settings.name, serving.index, settings.kv_cache)
             with blaming(config, "models"):
                 change = await self._rooms.fleet.prepare([(s.model, settings.endpoints) for s, settings in pairs])
         except BaseException:
-            for name in new:
-                self._feed.forget(name)
+            self._take_back(new)
             await draft.discard()
             raise
         self._adopt(draft, change)
@@ -122,6 +121,15 @@ class Reloading:
             log.warning("not changed, since it needs a restart: %s", name)
         log.info("reloaded: %d changes", len(reloaded.changes))
         return reloaded
+
+    def _take_back(self, new: set[str]) -> None:
+        """Of a draft that comes to nothing, what its models have left with others."""
+        for name in new:
+            self._feed.forget(name)
+            self._rooms.common.observer.model_dropped(name)
+        for settings, serving in self.wiring.models.values():
+            if settings.tokenizer is not None:  # a new one may have said otherwise when it was loaded
+                self._rooms.common.observer.parity(settings.name, serving.tokens.parity.trusted)
 
     def _adopt(self, draft: Draft, change: Change) -> None:
         """Serve by ``draft``. Without an await: no request sees a part of it."""

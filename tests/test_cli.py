@@ -130,6 +130,45 @@ async def test_sigterm_lets_running_answers_end_and_accepts_no_new_connection(tm
             assert await process.child.wait() == 0
 
 
+async def test_sighup_reads_the_file_again(tmp_path):
+    """Its engines, and the log's level; a wrong file is told of and changes nothing; what needs a restart is named."""
+    async with engine() as first, engine() as second, httpx.AsyncClient(timeout=30) as client:
+        path = write(tmp_path, first.url)
+        good = json.loads(path.read_text())
+        async with serving(path, "--log-format", "json") as process:
+            await eventually(lambda: process.find(r"serves on (http[^\"]+)"), "it serves", within=60)
+            url = process.find(r"serves on (http://[\d.:]+)")
+
+            async def hang_up(config: dict, said: str) -> None:
+                path.write_text(json.dumps(config))
+                process.child.send_signal(signal.SIGHUP)
+                await eventually(lambda: process.find(said), f"{said}: {process.lines}", within=60)
+
+            await hang_up({**good, "modles": []}, r"(not reloaded: .*modles: unknown key)")
+            assert (await client.post(f"{url}/v1/chat/completions", json=CHAT)).status_code == 200
+            engines = [{"url": second.url}]
+            await hang_up(
+                {**good, "models": [{"name": "moved", "served_name": "sim", "endpoints": engines}]}, "(reloaded: 2)"
+            )
+            assert (await client.post(f"{url}/v1/chat/completions", json=CHAT)).status_code == 404
+            reply = await client.post(f"{url}/v1/chat/completions", json={**CHAT, "model": "moved"})
+            assert reply.status_code == 200
+            assert [r.path for r in second.received].count("/v1/chat/completions") == 1
+            await hang_up(
+                {**good, "listen": {**good["listen"], "host": "0.0.0.0"}, "log": {"level": "debug"}},
+                r"needs a restart: (listen.host)",
+            )
+            path.write_text(json.dumps({**good, "log": {"level": "error"}}))
+            admin = process.find(r"metrics on (http://[\d.:]+)")
+            assert (await client.post(f"{admin}/reload")).json() == {"changes": ["log.level"], "restart": []}
+            assert (await client.post(f"{url}/v1/chat/completions", json=CHAT)).status_code == 200
+            process.child.send_signal(signal.SIGTERM)
+            assert await process.child.wait() == 0
+            await process.reader
+        events = [json.loads(line)["event"] for line in process.lines]
+        assert events.count("request") == 3, "none at the level error"
+
+
 async def test_an_answer_longer_than_the_grace_is_cut_off_and_the_exit_is_still_0(tmp_path):
     async with engine() as server, httpx.AsyncClient(timeout=30) as client:
         server.faults.inject(FaultKind.HANG_AFTER)

@@ -74,7 +74,9 @@ async def changed(gateway: Running, wanted: Config) -> dict[str, list[str]]:
 
 
 def slots(gateway: Running) -> dict[str, int]:
-    return {e.name: e.slot for s in gateway.gateway.directory.servings for e in gateway.gateway.fleet.endpoints(s.model)}
+    return {
+        e.name: e.slot for s in gateway.gateway.directory.servings for e in gateway.gateway.fleet.endpoints(s.model)
+    }
 
 
 async def test_no_request_is_lost_while_everything_changes_all_the_time(tokenizer):
@@ -126,9 +128,9 @@ async def test_no_request_is_lost_while_everything_changes_all_the_time(tokenize
             assert set(statuses) == {200}
             await eventually(gateway.idle, "every permit and reservation is given back")
             assert gateway.gateway.reloading._ending == []
-            assert {e["state"] for e in (await gateway.client.get(f"{gateway.admin_url}/endpoints")).json()["endpoints"]} == {
-                "up"
-            }
+            assert {
+                e["state"] for e in (await gateway.client.get(f"{gateway.admin_url}/endpoints")).json()["endpoints"]
+            } == {"up"}
             for server in servers:
                 assert server.running == server.waiting == 0
 
@@ -162,7 +164,7 @@ async def test_what_does_not_change_stays_as_it_is(tokenizer):
                 assert gateway.lines[-1].expected_hit == gateway.lines[-1].cached_tokens > 0
 
 
-@pytest.mark.parametrize("wrong", ["file", "plugin", "tokenizer", "name", "keys"])
+@pytest.mark.parametrize("wrong", ["file", "plugin", "tokenizer", "new tokenizer", "name", "keys"])
 async def test_what_is_wrong_changes_nothing_and_says_why(tokenizer, tmp_path, wrong):
     async with engines(2, tokenizer=tokenizer) as servers:
         config = config_for(servers[0].url, tokenizer=tokenizer, **IN_TURN)
@@ -171,7 +173,14 @@ async def test_what_is_wrong_changes_nothing_and_says_why(tokenizer, tmp_path, w
             "file": (ConfigError("plugins.yaml:3: models: no"), "plugins.yaml:3: models: no"),
             "plugin": (replace(config, plugins=(PluginSettings("turn", "nonsense"),)), "no plugin 'nonsense'"),
             "tokenizer": (replace(config, models=(replace(config.models[0], tokenizer=str(tmp_path)),)), str(tmp_path)),
-            "name": (with_endpoints(config, replace(other, name="a"), EndpointSettings("http://h", name="a")), "name a"),
+            "name": (
+                with_endpoints(config, replace(other, name="a"), EndpointSettings("http://h", name="a")),
+                "name a",
+            ),
+            "new tokenizer": (
+                replace(config, models=(*config.models, model("new", servers[1].url, tokenizer=str(tmp_path)))),
+                "models[1]: model new: tokenizer",
+            ),
             "keys": (replace(config, client_keys=KeySettings(file=str(tmp_path / "none"))), "cannot be read"),
         }
         async with running(config) as gateway:
@@ -182,8 +191,11 @@ async def test_what_is_wrong_changes_nothing_and_says_why(tokenizer, tmp_path, w
             assert gateway.gateway.reloading.wiring is wiring
             assert slots(gateway) == before
             assert len(gateway.gateway.fleet.engines) == 1
+            assert list(gateway.gateway.feed._caches) == ["sim"]
             assert (await ask(gateway)).status_code == 200
             text = await gateway.metrics()
+            assert 'kvgate_token_parity{model="sim"} 1.0' in text
+            assert 'model="new"' not in text
             assert f'engine="{servers[1].url.removeprefix("http://")}"' not in text
             told = await changed(gateway, with_endpoints(config, *config.models[0].endpoints, other))
             assert len(told["changes"]) == 1
@@ -280,11 +292,16 @@ async def test_an_endpoint_that_goes_on_is_told_what_is_new_of_it():
             (endpoint,) = gateway.gateway.fleet.all
             await eventually(lambda: endpoint in gateway.gateway.feed._streams, "its events are followed")
             new = replace(
-                one, api_key="second", role="decode", labels={"zone": "a"}, kv_events=replace(one.kv_events, enabled=False)
+                one,
+                api_key="second",
+                role="decode",
+                labels={"zone": "a"},
+                kv_events=replace(one.kv_events, enabled=False),
             )
             told = await changed(gateway, with_endpoints(config, new))
             assert told["changes"] == [
-                f"models[sim].endpoints[{server.url}].{key}" for key in ("role", "labels", "api_key", "kv_events.enabled")
+                f"models[sim].endpoints[{server.url}].{key}"
+                for key in ("role", "labels", "api_key", "kv_events.enabled")
             ]
             assert gateway.gateway.fleet.all == [endpoint]
             assert (endpoint.role, endpoint.labels) == ("decode", {"zone": "a"})
@@ -356,6 +373,8 @@ async def test_one_that_is_broken_off_has_changed_nothing():
             reloading = asyncio.get_running_loop().create_task(gateway.gateway.reloading.reload())
             await eventually(lambda: len(gateway.gateway.fleet.engines) == 2, "the new engine is looked at")
             assert (await ask(gateway)).status_code == 200
+            shown = (await gateway.client.get(f"{gateway.admin_url}/endpoints")).json()["endpoints"]
+            assert [e["state"] for e in shown] == ["up", "coming", "coming"]
             reloading.cancel()
             with pytest.raises(asyncio.CancelledError):
                 await reloading

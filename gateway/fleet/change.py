@@ -50,10 +50,11 @@ class Change:
 
 @dataclass(frozen=True, slots=True)
 class Drain:
-    """How far an endpoint is out of use. ``gone``: its engine is not in the configuration any more. ``running``:
-    requests that would notice if the engine ended now."""
+    """How far an endpoint is out of use. ``gone``: its engine is not in the configuration any more. ``coming``: the
+    change that brings it is not applied yet. ``running``: requests that would notice if the engine ended now."""
 
     gone: bool
+    coming: bool
     by_file: bool
     by_operator: bool
     running: int

@@ -166,8 +166,13 @@ class Fleet:
         """How far an endpoint is out of use, also one that was dropped, and what is left running there."""
         place = _place(endpoint)
         site = self._estate.sites.get(place.engine)
-        by_operator = place.drained or (site is not None and site.drained)
-        return Drain(gone=site is None, by_file=place.settings.drain, by_operator=by_operator, running=place.running)
+        return Drain(
+            gone=site is None,
+            coming=site is not None and any(entry.coming and place in entry.places for entry in site.entries),
+            by_file=place.settings.drain,
+            by_operator=place.drained or (site is not None and site.drained),
+            running=place.running,
+        )
 
     @property
     def all(self) -> Sequence[Endpoint]:

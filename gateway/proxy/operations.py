@@ -93,6 +93,8 @@ class Operations:
         drain, load, metrics = self._fleet.drain_of(endpoint), endpoint.load, endpoint.metrics
         if drain.gone:
             state = "removed"
+        elif drain.coming:
+            state = "coming"
         elif endpoint.draining:
             state = "draining" if drain.running else "drained"
         else:

@@ -202,3 +202,26 @@ def test_a_plugin_gets_its_typed_parameters_and_its_instances_name(plugin_type) 
 )
 def test_a_plugin_that_is_at_fault_is_named_with_its_distribution(parameters, made, message, plugin_type) -> None:
     assert message in error(MINE % parameters, with_type(made, plugin_type), KEY="sk-secret")
+
+
+def test_instances_go_on_where_they_are_the_same() -> None:
+    """What they remember stays; a weight or a filter beside them is no other instance."""
+    text = (
+        "plugins: [{name: turn, type: round-robin}, {name: cost, type: placement-cost, parameters: {lam: %s}}]\n"
+        "profiles: [{name: default, picker: turn, scorers: [{plugin: cost, weight: %s}]}]\n"
+        "handlers: [{name: default, type: single}]\n"
+    )
+    before = loads(MODELS + text % (0.1, 1), {})
+    first = wire(before, context)
+
+    def again(lam: float, weight: float):
+        return wire(loads(MODELS + text % (lam, weight), {}), context, before=(before, first))
+
+    def parts(scheduler) -> list[object]:
+        profile = scheduler.profiles["default"]
+        return [profile.picker[1], profile.scorers[0][1], scheduler.handlers["default"]]
+
+    same, other = again(0.1, 2), again(0.2, 1)
+    assert parts(same) == parts(first)
+    assert same.profiles["default"].scorers[0][2] == 2
+    assert [one is two for one, two in zip(parts(other), parts(first), strict=True)] == [True, False, True]

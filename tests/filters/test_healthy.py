@@ -13,6 +13,13 @@ def test_down_and_draining_go() -> None:
     assert kept(endpoint(0), endpoint(1, up=False), endpoint(2, draining=True), endpoint(3)) == ["e0", "e3"]
 
 
+def test_what_only_one_can_serve_goes_there_while_it_drains() -> None:
+    bound = request()
+    bound.bound = True
+    endpoints = [endpoint(0, draining=True), endpoint(1, draining=True, up=False)]
+    assert names(Healthy(NoParameters(), context()).filter(bound, endpoints)) == ["e0"]
+
+
 def test_all_down_leaves_nothing() -> None:
     assert kept(endpoint(0, up=False), endpoint(1, up=False)) == []
 

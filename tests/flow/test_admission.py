@@ -77,6 +77,27 @@ async def test_first_come_first_served(gate, seen):
     assert seen.lengths[-1] == 0
 
 
+async def test_other_limits_hold_at_once(gate, seen):
+    admission = gate(max_in_flight=1)
+    first = await admission.enter()
+    waiting = [entering(admission) for _ in range(3)]
+    await steps()
+    admission.limit(FlowSettings(max_in_flight=3, max_queue=0))
+    await steps()
+    assert [one.done() for one in waiting] == [True, True, False]
+    assert (admission.in_flight, admission.waiting) == (3, 1)
+    with pytest.raises(Saturated):
+        await admission.enter()
+    admission.limit(FlowSettings(max_in_flight=1))
+    for permit in (first, waiting[0].result()):
+        permit.leave()
+        await steps()
+        assert not waiting[2].done(), "one is still in flight"
+    waiting[1].result().leave()
+    (await waiting[2]).leave()
+    assert (admission.in_flight, admission.waiting, seen.lengths[-1]) == (0, 0, 0)
+
+
 async def test_a_full_queue_refuses_at_once(gate):
     admission = gate(max_in_flight=1, max_queue=1)
     holder = await admission.enter()

@@ -37,6 +37,25 @@ def test_json_lines(opened, lines, clock) -> None:
     )
 
 
+def test_another_level_and_more_to_mask(opened, lines, clock) -> None:
+    logs = opened(LogSettings(format="json", level="info"), stream=lines, clock=clock, secrets=["first-key"])
+    log = logging.getLogger("kvgate.test")
+    log.debug("not yet")
+    logs.change("debug", ["second-key"])
+    log.debug("now, with first-key and second-key")
+    logs.logger.debug("ours")
+    logs.change("error", [])
+    log.warning("not any more")
+    logs.logger.warning("nor this, with second-key")
+    log.error("second-key is masked for good")
+    logs.close()
+    assert [orjson.loads(line)["event"] for line in lines.text.splitlines()] == [
+        "now, with *** and ***",
+        "ours",
+        "*** is masked for good",
+    ]
+
+
 def test_text_lines(opened, lines, clock) -> None:
     logs = opened(LogSettings(format="text"), stream=lines, clock=clock)
     logs.logger.warning("hello", endpoint="a", ttft=0.25)
