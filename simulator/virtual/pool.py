@@ -165,21 +165,19 @@ class Pool:
     def _keep(self, names: Sequence[int]) -> None:
         """On the host."""
         host = self._host
-        new, dropped = [], []
+        was: dict[int, bool] = {}  # of each that comes or goes: whether it was there before
         for name in names:
             if name in host:
                 host.move_to_end(name)
                 continue
             if len(host) >= self._host_size:
-                dropped.append(host.popitem(last=False)[0])
+                was.setdefault(host.popitem(last=False)[0], True)
+            was.setdefault(name, False)
             host[name] = None
-            new.append(name)
-        # Where the host is smaller than this, some come and go at once: what counts is what is there in the end.
-        there_before, gone = set(dropped) - set(new), set(new) - host.keys()
-        if new := [name for name in new if name not in gone and name not in dropped]:
+        if new := [name for name, before in was.items() if not before and name in host]:
             self._events.append(Stored(new, None, Tier.CPU))
-        if dropped := [name for name in dropped if name in there_before and name not in host]:
-            self._removed(dropped, Tier.CPU)
+        if gone := [name for name, before in was.items() if before and name not in host]:
+            self._removed(gone, Tier.CPU)
 
     def _stored(self, ids: Sequence[int], parent: int | None) -> None:
         last = self._events[-1] if self._events else None
