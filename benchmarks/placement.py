@@ -45,12 +45,14 @@ policy; with 250 they are loaded and not overloaded."""
 
 AS_IT_IS = "as it is"
 VARIANTS: Mapping[str, Mapping[str, Any]] = {
-    "cost model / 2, frozen": {"cost_scale": 0.5},
-    "cost model x 2, frozen": {"cost_scale": 2.0},
+    "prefill / 2, not fitted": {"cost_scale": 0.5, "step_scale": 1.0},
+    "prefill x 2, not fitted": {"cost_scale": 2.0, "step_scale": 1.0},
+    "all x 2, not fitted": {"cost_scale": 2.0},
     "scrapes 5 s old": {"scrape": 5.0},
     "no scrapes": {"scrape": None},
 }
-"""What the default is told wrongly, or not at all."""
+"""What the default is told wrongly, or not at all. Where it is a cost alone that decides, a factor on all of it changes
+nothing, so that half and double of prefill against decode are all there is, and the last is what fitting is worth."""
 
 
 def grid(trace: Path, first: int | None) -> Iterator[Cell]:

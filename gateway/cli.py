@@ -151,6 +151,7 @@ def _add_cell(parser: argparse.ArgumentParser) -> None:
     model.add_argument(
         "--cost-scale", type=float, default=1.0, metavar="X", help="cost model wrong by this factor, and not fitted (1)"
     )
+    model.add_argument("--step-scale", type=float, metavar="X", help="of decode steps, where it is not --cost-scale")
     groups = parser.add_argument_group("groups")
     for name, metavar, text in (
         ("groups", "N", "system prompts (150)"),

@@ -65,7 +65,8 @@ class Cell:
     """``machine``: a name in ``MACHINES``. ``speed``: requests/s/endpoint; None: a trace's own pace, or a closed loop.
 
     ``scrape``: seconds between two scrapes; None: none. ``event_delay``: seconds from an engine's block to the index.
-    ``cost_scale``: how wrong the cost model's scalars are; frozen if not 1.
+    ``cost_scale``: how wrong the cost model's scalars are, ``step_scale`` those of decode steps (None: as wrong); not
+    fitted if one is not 1.
     """
 
     source: TraceSource | GroupsSource
@@ -75,6 +76,7 @@ class Cell:
     scrape: float | None = 1.0
     event_delay: float = 0.05
     cost_scale: float = 1.0
+    step_scale: float | None = None
 
     def __post_init__(self) -> None:
         if self.machine not in MACHINES:
@@ -89,6 +91,8 @@ class Cell:
             raise ConfigError("event-delay must be at least 0 seconds")
         if not self.cost_scale > 0:
             raise ConfigError("cost-scale must be above 0")
+        if self.step_scale is not None and not self.step_scale > 0:
+            raise ConfigError("step-scale must be above 0")
 
     @property
     def name(self) -> str:

@@ -82,7 +82,7 @@ def cell(options: Mapping[str, Any]) -> Cell:
         if given.get("first", 1) < 1:
             raise ConfigError("first must be at least 1 request")
         source = TraceSource(Path(given["workload"]), given.get("first"))
-    names = ("machine", "endpoints", "speed", "event_delay", "cost_scale")
+    names = ("machine", "endpoints", "speed", "event_delay", "cost_scale", "step_scale")
     rest = {name: given[name] for name in names if name in given}
     return Cell(source, **rest, scrape=given.get("scrape", 1.0) or None)
 

@@ -93,6 +93,7 @@ def one(job: Job, progress: Callable[[float], None] | None = None) -> Summary:
             scrape=cell.scrape,
             event_delay=cell.event_delay,
             cost_scale=cell.cost_scale,
+            step_scale=cell.step_scale,
             progress=progress,
         )
     )

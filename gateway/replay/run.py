@@ -48,14 +48,16 @@ def replay(
     scrape: float | None = 1.0,
     event_delay: float = 0.05,
     cost_scale: float = 1.0,
+    step_scale: float | None = None,
     progress: Callable[[float], None] | None = None,
 ) -> Result:
     """Serve ``workload`` on so many ``machine``s with the plugins of ``wiring``. The same for the same ``seed``.
 
     ``scrape``: seconds between two scrapes of an engine, which is how old its figures get; None: none at all.
     ``event_delay``: seconds until the gateway knows what an engine stored or removed. ``cost_scale``: the gateway
-    believes that work takes so many times as long as it does, and learns nothing better unless it is 1. ``progress``:
-    told the share that is done, 0..1. Raises ConfigError for a policy or a call that cannot be replayed.
+    believes that work takes so many times as long as it does; ``step_scale``: the same of decode steps, where it is not
+    that of prefill; unless both are 1 it learns nothing better. ``progress``: told the share that is done, 0..1. Raises
+    ConfigError for a policy or a call that cannot be replayed.
     """
     if endpoints < 1:
         raise ConfigError("a replay needs at least 1 endpoint")
@@ -68,6 +70,7 @@ def replay(
         seed=seed,
         scrape=scrape,
         cost_scale=cost_scale,
+        step_scale=step_scale,
     )
     run = Run(world, workload, event_delay, progress)
     if scrape is not None:

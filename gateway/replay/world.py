@@ -91,8 +91,9 @@ class Seat:
 
 
 class World:
-    """One model on so many ``endpoints``. ``cost_scale``: the gateway believes that work takes so many times as long as
-    it does, and, unless it is 1, learns nothing better. Raises ConfigError where ``wiring`` is wrong."""
+    """One model on so many ``endpoints``. ``cost_scale``, ``step_scale``: the gateway believes that prefill, and decode
+    steps (None: as prefill), take so many times as long as they do, and learns nothing better unless both are 1. Raises
+    ConfigError where ``wiring`` is wrong."""
 
     def __init__(
         self,
@@ -104,6 +105,7 @@ class World:
         seed: int,
         scrape: float | None,
         cost_scale: float,
+        step_scale: float | None = None,
     ) -> None:
         chance = Random(seed)
         observer = Strict()
@@ -115,7 +117,7 @@ class World:
         interval = ScrapeSettings() if scrape is None else ScrapeSettings(interval=scrape)
         self.fleet = Fleet(
             models=[(self.model, [EndpointSettings(f"http://e{number}:8000") for number in range(endpoints)])],
-            settings=FleetSettings(scrape=interval, cost=costs(machine, cost_scale)),
+            settings=FleetSettings(scrape=interval, cost=costs(machine, cost_scale, step_scale)),
             clock=self.clock,
             observer=observer,
             random=chance,
@@ -139,13 +141,14 @@ class World:
         self.index.tell(slot)
 
 
-def costs(machine: Machine, scale: float) -> CostSettings:
+def costs(machine: Machine, scale: float, step_scale: float | None) -> CostSettings:
     """What the gateway believes of ``machine`` at the start."""
+    step_scale = scale if step_scale is None else step_scale
     return CostSettings(
         prefill_token=machine.prefill_token * scale,
         prefill_quadratic=machine.prefill_quadratic * scale,
-        step=machine.step * scale,
-        step_request=machine.step_request * scale,
-        kv_token=machine.kv_token * scale,
-        fit=scale == 1,
+        step=machine.step * step_scale,
+        step_request=machine.step_request * step_scale,
+        kv_token=machine.kv_token * step_scale,
+        fit=scale == step_scale == 1,
     )

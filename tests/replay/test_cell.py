@@ -54,6 +54,7 @@ def test_a_worker_process_can_be_given_one() -> None:
         ({"scrape": -1.0}, "scrape must be above 0"),
         ({"event_delay": -1.0}, "event-delay must be at least 0"),
         ({"cost_scale": 0.0}, "cost-scale must be above 0"),
+        ({"step_scale": 0.0}, "step-scale must be above 0"),
     ],
 )
 def test_cells_that_make_no_sense(wrong, said) -> None:

@@ -16,7 +16,7 @@ from gateway.replay.groups import Groups, Shape
 from gateway.replay.policies import MODELS, POLICIES, Wiring, policy
 from gateway.replay.run import Next, Run, replay
 from gateway.replay.workload import Call
-from gateway.replay.world import World
+from gateway.replay.world import World, costs
 from gateway.scheduling.profile import Profile
 from gateway.scheduling.scheduler import Scheduler
 from gateway.scheduling.single import Single
@@ -191,6 +191,19 @@ def test_wrong_costs_stay_wrong() -> None:
     fitted, scale = scales(1.0)
     assert fitted == pytest.approx(1.0, rel=0.3)
     assert scale != 1.0
+
+
+def test_prefill_and_decode_can_be_wrong_by_themselves() -> None:
+    world = world_of(Calls([]), cost_scale=2.0, step_scale=0.5)
+    cost = world.fleet.cost(world.endpoints[0])
+    right = costs(MACHINE, 1.0, None)
+    assert cost.prefill_seconds(1000, 500) == pytest.approx(
+        2 * 1000 * (right.prefill_token + right.prefill_quadratic * 1000)
+    )
+    assert cost.step_seconds(3, 5000) == pytest.approx(
+        (right.step + 3 * right.step_request + 5000 * right.kv_token) / 2
+    )
+    assert [costs(MACHINE, *wrong).fit for wrong in ((1.0, None), (2.0, None), (1.0, 2.0))] == [True, False, False]
 
 
 @pytest.mark.parametrize("scrape", [None, 5.0])

@@ -1,0 +1,74 @@
+"""The page of measurements: tables between their marks, the words around them untouched."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from benchmarks.placement import PAGE, grid, jobs_of, title, variants_of
+from benchmarks.placement_page import charts, overall, verdicts, write
+from gateway.errors import ConfigError
+from gateway.replay.report import gather
+from tests.replay.runs import comparison, summary
+
+CELLS = [comparison("one"), comparison("two")]
+
+
+def test_tables_are_put_between_their_marks_again_and_again(tmp_path) -> None:
+    page = tmp_path / "benchmarks.md"
+    page.write_text(PAGE.read_text())
+    write(page, CELLS, CELLS)
+    first = page.read_text()
+    assert "| one | 79.0 | llm-d 74.0 | +5.0 pp (+5.0..+5.0) | yes | 1.26 | 1.00 (default) | 1.020 |" in first
+    assert "### two" in first
+    assert "12 runs of 1,000 to 1,000 requests" in first
+    write(page, CELLS, CELLS)
+    assert page.read_text() == first
+    write(page, [comparison("three")], CELLS)
+    assert "### two" not in page.read_text()
+
+    def words(text: str) -> list[str]:
+        return [line for line in text.splitlines() if line and line[0] not in "|#" and "runs of" not in line]
+
+    kept = words(page.read_text())
+    assert all(line in kept for line in words(PAGE.read_text()) if not line.startswith(("12", "Against", "goodput")))
+
+
+def test_a_page_without_a_mark_is_left_as_it_is(tmp_path) -> None:
+    page = tmp_path / "benchmarks.md"
+    page.write_text("nothing")
+    with pytest.raises(ConfigError, match="has no place for 'verdicts'"):
+        write(page, CELLS, CELLS)
+    assert page.read_text() == "nothing"
+
+
+def test_a_verdict_names_who_is_better() -> None:
+    cell = gather(
+        "lost",
+        {},
+        [summary("default", seed, goodput=0.6 + 0.01 * seed, ttft_mean=1.2) for seed in (1, 2, 3)]
+        + [summary("lmetric", seed, goodput=0.7 + 0.01 * seed, ttft_mean=1.0) for seed in (1, 2, 3)],
+    )
+    assert "| lmetric 72.0 | -10.0 pp (-10.0..-10.0) | **no** | 1.20 | 1.20 (lmetric) |" in verdicts([cell])
+    rows = overall([cell]).splitlines()
+    assert rows[2].startswith("| lmetric | 1.00 |")  # the best first
+    assert rows[3].startswith("| default | 1.20 |")
+
+
+def test_charts_are_beside_the_page(tmp_path) -> None:
+    charts(tmp_path / "benchmarks.md", CELLS)
+    assert sorted(path.name for path in (tmp_path / "images").iterdir()) == [
+        "placement-goodput.png",
+        "placement-ttft.png",
+    ]
+
+
+def test_the_grid_is_the_documented_one() -> None:
+    cells = list(grid(Path("trace.jsonl"), None))
+    assert len({title(cell) for cell in cells}) == len(cells) == 10
+    assert all(cell.endpoints == 8 for cell in cells)
+    names = {job.wiring.name for job in jobs_of(cells[0], range(1, 3))}
+    assert len(names) == 15
+    variants = variants_of(cells[0], range(1, 3))
+    assert len({(job.wiring.name, job.seed) for job in variants}) == len(variants) == 10
