@@ -278,7 +278,8 @@ class Fleet:
         try:
             async with asyncio.timeout(self._settings.scrape.timeout):
                 for site in sites:
-                    await site.watch.probed.wait()
+                    if site.task is not None:
+                        await site.watch.probed.wait()
         except TimeoutError:
             return
 

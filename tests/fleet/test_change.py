@@ -1,0 +1,151 @@
+"""From one configuration's fleet to another's: what goes on, what is undone, and that nothing is in between."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from random import Random
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gateway.errors import ConfigError
+from gateway.fleet.fleet import Fleet
+from gateway.fleet.settings import EndpointSettings, FleetSettings, ScrapeSettings
+from gateway.framework import NULL_OBSERVER, Endpoint, Model, Observer, SystemClock
+from tests.fleet.conftest import FakeEngine, ManualClock
+
+Wanted = list[tuple[Model, Sequence[EndpointSettings]]]
+
+ENDPOINTS = st.builds(
+    EndpointSettings,
+    url=st.sampled_from(["http://a:1", "http://b:1", "http://c:1"]),
+    name=st.sampled_from([None, "n", "m"]),
+    ranks=st.sampled_from([None, 2]),
+    role=st.sampled_from(["both", "prefill"]),
+    drain=st.booleans(),
+)
+WANTED = st.dictionaries(st.sampled_from(["one", "other"]), st.lists(ENDPOINTS, min_size=1, max_size=3), min_size=1)
+
+
+def fleet_of(wanted: Wanted, observer: Observer = NULL_OBSERVER) -> Fleet:
+    return Fleet(wanted, FleetSettings(), ManualClock(), observer, Random(1))
+
+
+def models(wanted: dict[str, list[EndpointSettings]]) -> Wanted:
+    return [(Model(name), endpoints) for name, endpoints in wanted.items()]
+
+
+def seen(fleet: Fleet) -> list[tuple[object, ...]]:
+    return [(e, e.name, e.slot, e.engine, e.role, e.draining, e.model) for e in fleet.all]
+
+
+@given(st.lists(st.tuples(WANTED, st.booleans()), min_size=1, max_size=6))
+def test_a_change_is_whole_or_is_none(steps: list[tuple[dict[str, list[EndpointSettings]], bool]]) -> None:
+    fleet = fleet_of([])
+    for names, apply in steps:
+        wanted, before = models(names), seen(fleet)
+        engines = list(fleet.engines)
+        possible = True
+        try:
+            fleet_of(wanted)
+        except ConfigError:
+            possible = False
+        try:
+            change = asyncio.run(fleet.prepare(wanted))
+        except ConfigError:
+            assert (seen(fleet), list(fleet.engines)) == (before, engines)
+            continue
+        assert possible, "what no start would take, no change does"
+        there_before = {e for e, *_ in before}
+        assert [row for row in seen(fleet) if row[0] in there_before] == before, "nobody notices before it is applied"
+        assert all(e.draining for e in fleet.all if e not in there_before)
+        if not apply:
+            fleet.undo(change)
+            assert (seen(fleet), list(fleet.engines)) == (before, engines)
+            continue
+        fleet.apply(change)
+        for model, endpoints in wanted:
+            there = fleet.endpoints(model)
+            assert sorted({e.engine.url for e in there}) == sorted({e.url for e in endpoints})
+            assert all(e.model is model for e in there)
+            for settings in endpoints:
+                of_url = [e for e in there if e.engine.url == settings.url]
+                assert len(of_url) == (settings.ranks or 1)
+                assert {(e.role, e.draining) for e in of_url} == {(settings.role, settings.drain)}
+        assert {e.model.name for e in fleet.all} == set(names)
+        assert len({e.name for e in fleet.all}) == len({e.slot for e in fleet.all}) == len(fleet.all)
+        assert {e.engine for e in fleet.all} == set(fleet.engines)
+        assert not any(site.going or any(e.coming for e in site.entries) for site in fleet._estate.sites.values())
+
+
+async def test_what_goes_on_keeps_its_ledger_its_fit_and_an_operators_drain() -> None:
+    one = EndpointSettings("http://a:1")
+    fleet = fleet_of([(Model("m"), [one])])
+    (endpoint,) = fleet.drain("a:1")
+    reservation = fleet.ledger(endpoint).reserve(10, 20)
+    again = Model("m", handler="other")
+    fleet.apply(await fleet.prepare([(again, [EndpointSettings("http://A:1/", labels={"zone": "z"})])]))
+    assert fleet.all == [endpoint]
+    assert (endpoint.model, endpoint.labels, endpoint.draining) == (again, {"zone": "z"}, True)
+    assert endpoint.load.requests == 1
+    fleet.restore("a:1")
+    assert not endpoint.draining
+    reservation.settle()
+    with pytest.raises(KeyError):
+        fleet.drain("b:1")
+
+
+async def test_who_is_gone_is_shown_until_the_last_request_has_ended() -> None:
+    fleet = fleet_of([(Model("m"), [EndpointSettings("http://a:1")])])
+    (endpoint,) = fleet.all
+    reservation = fleet.ledger(endpoint).reserve(10, 20)
+    with fleet.lending(endpoint):
+        fleet.apply(await fleet.prepare([(Model("m"), [EndpointSettings("http://b:1")])]))
+        assert fleet.all[-1] is endpoint
+        assert (fleet.drain_of(endpoint).gone, fleet.drain_of(endpoint).running) == (True, 2)
+        reservation.settle()
+        assert fleet.drain_of(endpoint).running == 1
+    assert endpoint not in fleet.all
+
+
+class Told(Observer):
+    def __init__(self) -> None:
+        self.states: dict[str, bool] = {}
+        self.draining_now: dict[str, bool] = {}
+
+    def engine_state(self, engine: str, up: bool, reason: str) -> None:
+        self.states[engine] = up
+
+    def engine_dropped(self, engine: str) -> None:
+        del self.states[engine]
+
+    def draining(self, endpoint: str, draining: bool) -> None:
+        self.draining_now[endpoint] = draining
+
+    def endpoint_dropped(self, endpoint: str) -> None:
+        del self.draining_now[endpoint]
+
+
+async def test_a_name_that_moves_to_another_engine_keeps_its_series() -> None:
+    first, second = await FakeEngine().start(), await FakeEngine().start()
+    told = Told()
+    settings = FleetSettings(scrape=ScrapeSettings(interval=0.05))
+    model = Model("m")
+    fleet = Fleet([(model, [EndpointSettings(first.url, name="n")])], settings, SystemClock(), told, Random(1))
+    try:
+        await fleet.start()
+        (before,) = fleet.all
+        change = await fleet.prepare([(model, [EndpointSettings(second.url, name="n", api_key="k")])])
+        coming: Endpoint = next(e for e in fleet.all if e is not before)
+        assert coming.engine.up, "it was looked at"
+        assert (coming.draining, before.draining) == (True, False)
+        fleet.apply(change)
+        assert fleet.all == [coming]
+        assert told.states == {"n": True}
+        assert told.draining_now == {"n": False}
+    finally:
+        await fleet.close()
+        await first.stop()
+        await second.stop()
