@@ -55,7 +55,7 @@ def replay(
     console = console or Console()
     if not console.is_terminal:
         console = Console(file=console.file, width=WIDTH)
-    for table in tables(comparison):
+    for table in tables(comparison, console.width):
         console.print(table)
     if plot is not None:
         try:

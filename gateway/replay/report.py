@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from rich.table import Table
+from rich.text import Text
 
 from gateway.errors import ConfigError
 from gateway.replay.statistics import METRICS, Interval, Metric, Summary, best, difference, mean
@@ -19,6 +20,10 @@ FORMAT = 1
 
 COMPARED = ("ttft_mean", "ttft_p99", "tpot_mean", "e2e_mean", "hit_rate", "goodput")
 """The figures whose paired differences are shown."""
+
+
+FRAME = 3
+"""Characters that a column of a table takes beside its text."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,28 +55,24 @@ def gather(name: str, settings: Mapping[str, Any], summaries: Sequence[Summary])
     return Comparison(name, settings, found)
 
 
-def tables(comparison: Comparison) -> list[Table]:
-    """The figures, and what they are against the first policy (where there are others)."""
-    figures = Table(title=_title(comparison), title_justify="left", title_style="bold")
-    figures.add_column("policy", no_wrap=True)
-    for metric in METRICS.values():
-        figures.add_column("\n".join(heading(metric)), justify="right", no_wrap=True)
-    winners = {name: best(metric, comparison.summaries) for name, metric in METRICS.items()}
-    for policy, summaries in comparison.summaries.items():
-        cells = [
-            f"[bold]{value}[/]" if winners[name] == policy and len(comparison.summaries) > 1 else value
-            for name, value in _values(summaries).items()
+def tables(comparison: Comparison, width: int) -> list[Table]:
+    """The figures, and what they are against the first policy (where there are others): as many tables for each as
+    their columns need in ``width`` characters."""
+    several = len(comparison.summaries) > 1
+    columns = []
+    for name, metric in METRICS.items():
+        winner = best(metric, comparison.summaries) if several else None
+        cells = {policy: _values(found)[name] for policy, found in comparison.summaries.items()}
+        columns.append(_Column("\n".join(heading(metric)), cells, winner))
+    found = _fitting(_title(comparison), columns, width)
+    if several:
+        rows = {policy: _differences(comparison, policy) for policy in list(comparison.summaries)[1:]}
+        columns = [
+            _Column(METRICS[name].title, {policy: row[place] for policy, row in rows.items()})
+            for place, name in enumerate(COMPARED)
         ]
-        figures.add_row(policy, *cells)
-    if len(comparison.summaries) == 1:
-        return [figures]
-    against = Table(title=_against(comparison), title_justify="left", title_style="bold")
-    against.add_column("policy", no_wrap=True)
-    for name in COMPARED:
-        against.add_column(METRICS[name].title, justify="right", no_wrap=True)
-    for policy in list(comparison.summaries)[1:]:
-        against.add_row(policy, *_differences(comparison, policy))
-    return [figures, against]
+        found += _fitting(_against(comparison), columns, width)
+    return found
 
 
 def markdown(comparison: Comparison) -> str:
@@ -145,6 +146,41 @@ def load(path: Path) -> list[Comparison]:
         raise ConfigError(f"{path}: cannot be read: {error.strerror or error}") from error
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise ConfigError(f"{path}: not what a replay wrote: {type(error).__name__}: {error}") from None
+
+
+@dataclass(frozen=True, slots=True)
+class _Column:
+    """``cells``: by policy. ``winner``: whose is bold."""
+
+    heading: str
+    cells: Mapping[str, str]
+    winner: str | None = None
+
+    @property
+    def width(self) -> int:
+        return FRAME + max(len(line) for text in (self.heading, *self.cells.values()) for line in text.split("\n"))
+
+
+def _fitting(title: str, columns: Sequence[_Column], width: int) -> list[Table]:
+    """Tables of the columns, each as wide as ``width`` allows, but of at least one column; the first has the title."""
+    policies = list(columns[0].cells)
+    room = width - FRAME - 1 - max(len(policy) for policy in ("policy", *policies))
+    groups: list[list[_Column]] = [[]]
+    for column in columns:
+        if groups[-1] and sum(one.width for one in groups[-1]) + column.width > room:
+            groups.append([])
+        groups[-1].append(column)
+    found = []
+    for group in groups:
+        table = Table(title=title if group is groups[0] else None, title_justify="left", title_style="bold")
+        table.add_column("policy", no_wrap=True)
+        for column in group:
+            table.add_column(column.heading, justify="right", no_wrap=True)
+        for policy in policies:
+            texts = (Text(one.cells[policy], "bold" if policy == one.winner else "") for one in group)
+            table.add_row(Text(policy), *texts)
+        found.append(table)
+    return found
 
 
 def _title(comparison: Comparison) -> str:

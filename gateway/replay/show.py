@@ -17,7 +17,7 @@ class Ticker:
 
     def __init__(self, console: Console, name: str, jobs: Sequence[Job]) -> None:
         self._console = console
-        self._jobs = jobs
+        self._name = name
         self._shares = [0.0] * len(jobs)
         self._ended = 0
         self._bar = Progress(
@@ -52,7 +52,7 @@ class Ticker:
         if not self._console.is_terminal:
             first, good = summary.values["ttft_mean"], summary.values["goodput"]
             self._console.print(
-                f"{self._note()}: {self._jobs[job].cell.name}: {summary.policy}, seed {summary.seed}: "
+                f"{self._name}: {self._note()}: {summary.policy}, seed {summary.seed}: "
                 f"{METRICS['ttft_mean'].title} {first:.2f} s, goodput {good:.1%}, took {summary.cpu_seconds:.1f} s",
                 markup=False,
                 highlight=False,
@@ -60,4 +60,4 @@ class Ticker:
             )
 
     def _note(self) -> str:
-        return f"{self._ended} of {len(self._jobs)} runs"
+        return f"{self._ended} of {len(self._shares)} runs"

@@ -18,7 +18,7 @@ from tests.replay.runs import comparison
 def printed(seeds: int = 3, width: int = 200) -> str:
     out = StringIO()
     console = Console(file=out, width=width)
-    for table in tables(comparison(seeds=seeds)):
+    for table in tables(comparison(seeds=seeds), width):
         console.print(table)
     return out.getvalue()
 
@@ -31,6 +31,15 @@ def test_the_tables_have_every_policy_and_figure() -> None:
     assert "1.26" in text  # default's mean TTFT: 0.9 * 1.4
     assert "Against default (95 % interval over paired seeds)" in text
     assert "-5.0 pp (-5.0..-5.0)" in text
+
+
+@pytest.mark.parametrize("width", [60, 80, 120, 200])
+def test_nothing_is_cut_off_however_narrow_the_terminal(width) -> None:
+    text = printed(width=width)
+    assert "…" not in text
+    assert max(map(len, text.splitlines())) <= width
+    assert text.count("-5.0 pp (-5.0..-5.0)") == 1
+    assert "1.020" in text
 
 
 def test_one_seed_has_no_interval() -> None:
