@@ -43,6 +43,8 @@ GROUP_OUTPUTS = (1000, 250)
 """Tokens. With 1,000 at these loads the machines are saturated by decoding alone (a step takes 70 ms), whatever the
 policy; with 250 they are loaded and not overloaded."""
 
+ORIGIN = "https://github.com/kvcache-ai/Mooncake/blob/main/FAST25-release/traces/conversation_trace.jsonl"
+
 AS_IT_IS = "as it is"
 VARIANTS: Mapping[str, Mapping[str, Any]] = {
     "prefill / 2, not fitted": {"cost_scale": 0.5, "step_scale": 1.0},
@@ -56,7 +58,7 @@ nothing, so that half and double of prefill against decode are all there is, and
 
 
 def grid(trace: Path, first: int | None) -> Iterator[Cell]:
-    source = TraceSource(trace, first)
+    source = TraceSource(trace, first, title="Mooncake conversation")
     for machine in ("70b-tp4", "70b-tp4+host"):
         for speed in CONVERSATION_SPEEDS:
             yield Cell(source, machine=machine, speed=speed)
@@ -114,6 +116,8 @@ def main() -> int:
     variants = options.json.with_stem(f"{options.json.stem}_variants")
     began = perf_counter()
     try:
+        if not (options.draw or options.trace.exists()):
+            raise ConfigError(f"there is no {options.trace}: it is {ORIGIN}")
         cells: list[Comparison] = load(options.json) if options.draw or options.resume else []
         varied: list[Comparison] = load(variants) if options.draw or options.resume else []
         done = {comparison.name for comparison in cells}

@@ -17,15 +17,17 @@ from simulator.virtual.machine import MACHINES, Machine
 
 @dataclass(frozen=True, slots=True)
 class TraceSource:
-    """A Mooncake trace: its requests from number ``skip`` on, ``first`` of them (None: all)."""
+    """A Mooncake trace: its requests from number ``skip`` on, ``first`` of them (None: all). ``title``: what it is
+    called; empty: as its file."""
 
     path: Path
     first: int | None = None
     skip: int = 0
+    title: str = ""
 
     @property
     def name(self) -> str:
-        return self.path.stem
+        return self.title or self.path.stem
 
     def lines(self) -> list[Line]:
         end = None if self.first is None else self.skip + self.first

@@ -18,7 +18,7 @@ from rich.console import Console
 from gateway.config.registry import Registry, discover
 from gateway.config.wiring import find, parameters
 from gateway.errors import ConfigError
-from gateway.replay.cell import Cell, GroupsSource, TraceSource
+from gateway.replay.cell import Cell, GroupsSource
 from gateway.replay.compare import Job, run
 from gateway.replay.policies import Wiring, with_parameters
 from gateway.replay.report import COMPARED, change, number
@@ -195,8 +195,8 @@ def split(cell: Cell) -> tuple[Cell, Cell]:
     if first < 2:
         raise ConfigError(f"{source.path}: {requests} requests cannot be split into a training and a held-out part")
     return (
-        dataclasses.replace(cell, source=TraceSource(source.path, first, source.skip)),
-        dataclasses.replace(cell, source=TraceSource(source.path, requests - first, source.skip + first)),
+        dataclasses.replace(cell, source=dataclasses.replace(source, first=first)),
+        dataclasses.replace(cell, source=dataclasses.replace(source, first=requests - first, skip=source.skip + first)),
     )
 
 

@@ -37,6 +37,7 @@ def test_groups() -> None:
 
 def test_its_name_says_it() -> None:
     assert Cell(TRACE, speed=0.45).name == "mooncake_conversation, 0.45 requests/s/endpoint, 8 x 70b-tp4"
+    assert Cell(TraceSource(EXCERPT, title="chats"), speed=1.0).name.startswith("chats, 1.00")
     assert Cell(TRACE, machine="8b-h100+host", endpoints=2).name == "mooncake_conversation, 2 x 8b-h100+host"
 
 
