@@ -82,6 +82,7 @@ class EngineWatch:
         self._reader = ScrapeReader()
         self._last: Scrape | None = None
         self._learn_at = 0.0
+        self._relearn = False
         self._wake = asyncio.Event()
         self._suspect = False
         self._breaks = 0
@@ -119,8 +120,8 @@ class EngineWatch:
         self.engine.latency = seconds if mean is None else mean + LATENCY_WEIGHT * (seconds - mean)
 
     def relearn(self) -> None:
-        """Its endpoints changed: ask for models and event sources with the next scrape."""
-        self._learn_at = 0.0
+        """Its endpoints changed: ask for models and event sources with the next scrape, also if that is on its way."""
+        self._relearn = True
 
     # the loop
 
@@ -171,7 +172,9 @@ class EngineWatch:
         scrape = await self._scrape(probe)
         if self._last is not None and restarted(self._last, scrape):
             self._restarted()
-        due = not scrape.asleep and (not self.engine.up or self._clock.monotonic() >= self._learn_at)
+        late = self._relearn or self._clock.monotonic() >= self._learn_at
+        due = not scrape.asleep and (not self.engine.up or late)
+        self._relearn = self._relearn and not due
         complete = True
         if due or (self._last is not None and len(scrape.engines) != len(self._last.engines)):
             complete = await self._ask_sources(probe)
