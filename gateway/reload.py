@@ -74,7 +74,9 @@ class Reloading:
         """
         async with self._one_at_a_time:
             if self._read is None or not self.open:
-                raise ConfigError("there is no file to reload" if self.open else "the gateway is still starting")
+                why = "there is no file to reload" if self.open else "the gateway is still starting"
+                log.error("not reloaded: %s", why)
+                raise ConfigError(why)
             clock = self._rooms.common.clock
             notify("RELOADING=1", f"MONOTONIC_USEC={int(clock.monotonic() * 1e6)}")
             status = "a reload was broken off"
