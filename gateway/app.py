@@ -33,7 +33,7 @@ from gateway.proxy.upstream import Upstream
 from gateway.proxy.witness import Witness
 from gateway.reload import Read, Reloading
 from gateway.scheduling.scheduler import Scheduler
-from gateway.wiring import Common, Draft, Rooms, Wiring, blaming
+from gateway.wiring import Common, Draft, Rooms, Wiring, blaming, priced
 
 log = logging.getLogger("kvgate.app")
 
@@ -68,7 +68,7 @@ class Gateway:
         models = list(zip(draft.servings, config.models, strict=True))
         with blaming(config, "models"):
             self.fleet = Fleet(
-                models=[(serving.model, settings.endpoints) for serving, settings in models],
+                models=priced(config, draft.servings),
                 settings=config.fleet,
                 clock=self.clock,
                 observer=observer,

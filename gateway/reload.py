@@ -25,7 +25,7 @@ from gateway.fleet.fleet import Change
 from gateway.framework import TaskSet
 from gateway.notify import notify
 from gateway.proxy.server import Server
-from gateway.wiring import Draft, Rooms, Wiring, blaming
+from gateway.wiring import Draft, Rooms, Wiring, blaming, priced
 
 log = logging.getLogger("kvgate.reload")
 
@@ -110,7 +110,9 @@ class Reloading:
         try:
             await draft.load()
             with blaming(config, "models"):
-                change = await self._rooms.fleet.prepare([(s.model, settings.endpoints) for s, settings in pairs])
+                # In a thread: a model's shape may have to be read from the hub.
+                wanted_endpoints = await asyncio.to_thread(priced, config, draft.servings)
+                change = await self._rooms.fleet.prepare(wanted_endpoints)
         except BaseException:
             self._take_back(new)
             await draft.discard()
@@ -171,7 +173,7 @@ def possible(before: Config, wanted: Config) -> tuple[Config, Sequence[str]]:
     config = replace(
         wanted,
         listen=replace(wanted.listen, host=before.listen.host, port=before.listen.port, admin=before.listen.admin),
-        fleet=before.fleet,
+        fleet=replace(before.fleet, cost=wanted.fleet.cost),
         log=replace(wanted.log, format=before.log.format),
         models=tuple(replace(model, kv_cache=kept.get(model.name, model.kv_cache)) for model in wanted.models),
     )

@@ -11,13 +11,17 @@ import asyncio
 import contextlib
 import random
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import asdict, dataclass, fields, replace
+from functools import cache, partial
 
 from gateway.config.registry import Registry
 from gateway.config.settings import Config, ModelSettings
 from gateway.config.wiring import wire
 from gateway.errors import ConfigError
 from gateway.fleet.fleet import Fleet
+from gateway.fleet.hardware import starting
+from gateway.fleet.settings import CostSettings, EndpointSettings
+from gateway.fleet.shape import Shape, find
 from gateway.flow.admission import Admission
 from gateway.framework import Clock, Context, Model, Observer
 from gateway.kvcache.index import CacheIndex
@@ -160,6 +164,23 @@ class Wiring:
     @property
     def tokens(self) -> set[ModelTokens]:
         return {serving.tokens for serving in self.directory.servings}
+
+
+def priced(config: Config, servings: Sequence[Serving]) -> list[tuple[Model, Sequence[EndpointSettings]]]:
+    """What the fleet is to have: each endpoint with what its work costs at first, by itself, its model or the fleet."""
+    found: list[tuple[Model, Sequence[EndpointSettings]]] = []
+    for settings, serving in zip(config.models, servings, strict=True):
+        shape = cache(partial(_shape, settings))
+        endpoints = []
+        for endpoint in settings.endpoints:
+            costs = starting((endpoint.cost, settings.cost, config.fleet.cost), shape, settings.name)
+            endpoints.append(replace(endpoint, cost=CostSettings(**asdict(costs))))
+        found.append((serving.model, endpoints))
+    return found
+
+
+def _shape(settings: ModelSettings) -> Shape | None:
+    return None if settings.tokenizer is None else find(settings.tokenizer, settings.revision)
 
 
 def _serving(settings: ModelSettings, config: Config, common: Common, before: Wiring | None) -> Serving:

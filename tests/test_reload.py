@@ -15,7 +15,7 @@ import pytest
 
 from gateway.config.settings import Config, ModelSettings
 from gateway.errors import ConfigError
-from gateway.fleet.settings import EndpointSettings
+from gateway.fleet.settings import CostSettings, EndpointSettings
 from gateway.flow.settings import FlowSettings
 from gateway.proxy.settings import KeySettings, ListenSettings, TimeoutSettings
 from gateway.scheduling.settings import HandlerSettings, PluginSettings, ProfileSettings, WeightedScorer
@@ -162,6 +162,28 @@ async def test_what_does_not_change_stays_as_it_is(tokenizer):
             for group in range(6):
                 await ask(gateway, chat(group))
                 assert gateway.lines[-1].expected_hit == gateway.lines[-1].cached_tokens > 0
+
+
+async def test_starting_costs_change_per_endpoint_model_and_fleet(tokenizer):
+    """Those whose own are the same keep what was learned."""
+    async with engines(2, tokenizer=tokenizer) as servers:
+        config = config_for(*(server.url for server in servers), tokenizer=tokenizer)
+        one, other = config.models[0].endpoints
+        small, slow = CostSettings(profile="8b-h100"), CostSettings(step=1.0)
+        config = replace(config, models=(replace(config.models[0], endpoints=(replace(one, cost=small), other)),))
+        async with running(config) as gateway:
+            (serving,) = gateway.gateway.directory.servings
+            first, second = (gateway.gateway.fleet.cost(e) for e in gateway.gateway.fleet.endpoints(serving.model))
+            assert (first.scalars.step, second.scalars.step) == (8.4e-3, 21e-3)
+            first.learn_step(1, 1, 1.0)
+            assert first.step_scale > 5
+            told = await changed(gateway, replace(config, fleet=replace(config.fleet, cost=slow)))
+            assert told == {"changes": ["fleet.cost.step"], "restart": []}
+            assert second.scalars.step == 1.0
+            assert first.start.step == 8.4e-3
+            assert first.step_scale > 1, "its own were not changed"
+            await changed(gateway, replace(config, models=(replace(config.models[0], cost=CostSettings(step=2.0)),)))
+            assert (first.start.step, second.start.step) == (8.4e-3, 2.0)
 
 
 @pytest.mark.parametrize("wrong", ["file", "plugin", "tokenizer", "new tokenizer", "name", "keys"])

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from gateway.api.settings import PassSettings, SessionSettings, SloSettings
 from gateway.config.origin import Origin
-from gateway.fleet.settings import EndpointSettings, FleetSettings
+from gateway.fleet.settings import CostSettings, EndpointSettings, FleetSettings
 from gateway.flow.settings import FlowSettings
 from gateway.kvcache.settings import CacheSettings
 from gateway.observability.settings import LogSettings
@@ -67,6 +67,7 @@ class ModelSettings(TokenSettings):
     kv_cache: CacheSettings = field(default_factory=CacheSettings)
     slo: SloSettings = field(default_factory=SloSettings)
     session: SessionSettings = field(default_factory=SessionSettings)
+    cost: CostSettings = field(default_factory=CostSettings)
 
     def __post_init__(self) -> None:
         TokenSettings.__post_init__(self)

@@ -21,7 +21,7 @@ import weakref
 from dataclasses import dataclass, field
 from math import inf, isfinite
 
-from gateway.fleet.settings import CostSettings
+from gateway.fleet.hardware import Costs
 from gateway.framework import Load, Scalars
 
 SCALE_BOUND = 50.0
@@ -84,6 +84,11 @@ class _Line:
         self._wxy = MEMORY * self._wxy + weight * x * y
         self._solve()
 
+    def clear(self) -> None:
+        """Forget what was learned, and count on."""
+        self._w = self._wx = self._wy = self._wxx = self._wxy = 0.0
+        self._solve()
+
     def _solve(self) -> None:
         xx, xy = self._wxx + SCALE_PRIOR, self._wxy + SCALE_PRIOR
         overhead = 0.0
@@ -119,6 +124,13 @@ class Peers:
         self.count += 1
         weakref.finalize(member, self._leave).atexit = False
 
+    def forget(self) -> None:
+        """Someone's start is another: what was seen of the scales was in part of the old one."""
+        for line in (self.prefill, self.step):
+            line.clear()
+            line.seen += self.count  # a turn has passed, so that everyone looks again
+        self.news += self.count
+
     def _leave(self) -> None:
         self.count -= 1
 
@@ -147,6 +159,12 @@ class _Blend:
             self._learnt_at = self.common.seen
         self._mix(turn)
 
+    def clear(self, turn: int) -> None:
+        """Forget what was seen here. The peers' line was cleared before."""
+        self.own.clear()
+        self.count = 0.0
+        self._mix(turn)
+
     def now(self, turn: int) -> _Blend:
         """Itself, with what the peers have seen taken in once a turn: this runs for every candidate of a request."""
         if self.common is not None and self.common.seen >= self._due:
@@ -166,13 +184,14 @@ class _Blend:
 
 
 class FittedCost:
-    """``framework.CostModel``, started from settings and fitted from what the gateway sees.
+    """``framework.CostModel``, fitted from what the gateway sees.
 
-    ``settings.fit`` false: the settings' values stay as they are. ``peers``: of the same model and role; None: alone.
+    ``start``: the values of scale 1; where its ``fit`` is false they stay. ``peers``: of the same model and role; None:
+    alone. A scale is of each one's own start, so engines of unlike hardware can be peers.
     """
 
-    def __init__(self, settings: CostSettings, peers: Peers | None = None) -> None:
-        self._settings = settings
+    def __init__(self, start: Costs, peers: Peers | None = None) -> None:
+        self.start = start
         self._peers = peers
         self._prefill = _Blend(_prefill_line(), peers.prefill if peers else None)
         self._step = _Blend(_step_line(), peers.step if peers else None)
@@ -188,6 +207,17 @@ class FittedCost:
         if scalars is None or (self._peers is not None and self._peers.news >= self._stale_at):
             scalars = self._scalars = self._scaled()
         return scalars
+
+    def restart(self, start: Costs) -> None:
+        """Begin again from other values; nothing where they are the same."""
+        if start == self.start:
+            return
+        self.start = start
+        if self._peers is not None:
+            self._peers.forget()
+        self._prefill.clear(self._turn)
+        self._step.clear(self._turn)
+        self._told()
 
     def prefill_seconds(self, tokens: int, context: int = 0) -> float:
         """To compute ``tokens`` new prompt tokens behind ``context`` held ones; without queueing and overhead."""
@@ -210,12 +240,12 @@ class FittedCost:
 
     @property
     def prefill_scale(self) -> float:
-        """Of the settings' prefill line, in 1/50..50."""
+        """Of the starting prefill line, in 1/50..50."""
         return self._prefill.now(self._turn).scale
 
     @property
     def step_scale(self) -> float:
-        """Of the settings' step line, in 1/50..50."""
+        """Of the starting step line, in 1/50..50."""
         return self._step.now(self._turn).scale
 
     def ttft(self, load: Load, new_tokens: int, context: int = 0) -> float:
@@ -232,14 +262,14 @@ class FittedCost:
         (``Reservation.ahead``). ``context``: tokens that the engine held already. Nonsense is ignored.
         """
         expected = self._expected_prefill(tokens, context)
-        if self._settings.fit and tokens > 0 and _sane(seconds) and _sane(expected):
+        if self.start.fit and tokens > 0 and _sane(seconds) and _sane(expected):
             self._prefill.learn(expected, seconds, self._turn)
             self._told()
 
     def learn_step(self, running: float, kv_tokens: float, seconds: float) -> None:
         """The tokens of a request came ``seconds`` apart on average, in a batch of ``running`` (itself included)."""
         expected = self._expected_step(running, kv_tokens)
-        if self._settings.fit and _sane(seconds) and _sane(expected):
+        if self.start.fit and _sane(seconds) and _sane(expected):
             self._step.learn(expected, seconds, self._turn)
             self._told()
 
@@ -261,13 +291,13 @@ class FittedCost:
     def _scaled(self) -> Scalars:
         if self._peers is not None:
             self._stale_at = self._peers.news + self._turn
-        settings, prefill, step = self._settings, self.prefill_scale, self.step_scale
+        start, prefill, step = self.start, self.prefill_scale, self.step_scale
         return Scalars(
-            prefill_token=prefill * settings.prefill_token,
-            prefill_quadratic=prefill * settings.prefill_quadratic,
-            step=step * settings.step,
-            step_request=step * settings.step_request,
-            kv_token=step * settings.kv_token,
+            prefill_token=prefill * start.prefill_token,
+            prefill_quadratic=prefill * start.prefill_quadratic,
+            step=step * start.step,
+            step_request=step * start.step_request,
+            kv_token=step * start.kv_token,
             overhead=self.overhead_seconds,
         )
 
@@ -278,12 +308,12 @@ class FittedCost:
 
     def _expected_prefill(self, tokens: int, context: int) -> float:
         tokens, context = max(0, tokens), max(0, context)
-        settings = self._settings
-        return settings.prefill_token * tokens + settings.prefill_quadratic * tokens * (context + tokens / 2)
+        start = self.start
+        return start.prefill_token * tokens + start.prefill_quadratic * tokens * (context + tokens / 2)
 
     def _expected_step(self, running: float, kv_tokens: float) -> float:
-        settings = self._settings
-        return settings.step + settings.step_request * max(0.0, running) + settings.kv_token * max(0.0, kv_tokens)
+        start = self.start
+        return start.step + start.step_request * max(0.0, running) + start.kv_token * max(0.0, kv_tokens)
 
 
 def _sane(seconds: float) -> bool:

@@ -14,6 +14,7 @@ from gateway.errors import ConfigError
 from gateway.fleet.core import Core, Place
 from gateway.fleet.cost import FittedCost, Peers
 from gateway.fleet.engine_watch import EngineWatch
+from gateway.fleet.hardware import starting
 from gateway.fleet.ledger import Ledger
 from gateway.fleet.listener import Listeners
 from gateway.fleet.ranks import ranks_of
@@ -113,7 +114,8 @@ class Estate:
     def _core(self, model: Model, settings: EndpointSettings, rank: int | None) -> Core:
         half_life = FOREIGN_HALF_LIFE * self._settings.scrape.interval
         peers = self._peers.setdefault((model.name, settings.role), Peers())
-        return Core(rank, Ledger(self._clock, half_life), FittedCost(self._settings.cost, peers))
+        start = starting((settings.cost, self._settings.cost), lambda: None, model.name)
+        return Core(rank, Ledger(self._clock, half_life), FittedCost(start, peers))
 
     def _stand(self, site: Site, entries: Sequence[Entry], cores: Sequence[Core]) -> list[Place]:
         """New endpoints, of each entry on each core."""

@@ -39,6 +39,49 @@ class KvEventsSettings:
             raise ValueError("replay needs endpoint")
 
 
+MAX_TENSOR_PARALLEL = 1024
+"""GPUs of one core: beyond any deployment."""
+
+
+@dataclass(frozen=True, slots=True)
+class CostSettings:
+    """Starting values of the cost model, then fitted. Seconds.
+
+    ``profile``: a name in ``hardware.PROFILES``. ``gpu``, ``tensor_parallel``: on which and how many GPUs the model
+    runs; the values follow from its config.json beside the tokenizer, in a folder or the hub's cache.
+    ``prefill_token``: per new prompt token. ``prefill_quadratic``: per (new token x token of context).
+    ``step``: an empty decode step. ``step_request``: per running request. ``kv_token``: per resident token.
+    ``fit``: to what is seen. What an endpoint does not say its model does, and what that does not the fleet does; but
+    who names a profile or a GPU takes no single values from further out. Nobody says: ``70b-tp4``, and ``fit``.
+    """
+
+    profile: Literal["70b-tp4", "8b-h100"] | None = None
+    gpu: Literal["a100", "h100", "h200", "b200", "l4", "l40s", "mi300x"] | None = None
+    tensor_parallel: int | None = None
+    prefill_token: float | None = None
+    prefill_quadratic: float | None = None
+    step: float | None = None
+    step_request: float | None = None
+    kv_token: float | None = None
+    fit: bool | None = None
+
+    def __post_init__(self) -> None:
+        if self.profile is not None and self.gpu is not None:
+            raise ValueError("name a profile or a gpu, not both")
+        if self.tensor_parallel is not None and self.gpu is None:
+            raise ValueError("tensor_parallel needs gpu")
+        if self.tensor_parallel is not None and not 1 <= self.tensor_parallel <= MAX_TENSOR_PARALLEL:
+            raise ValueError(f"tensor_parallel must be in 1..{MAX_TENSOR_PARALLEL}")
+        for name in ("prefill_token", "step"):
+            value = getattr(self, name)
+            if value is not None and not value > 0:
+                raise ValueError(f"{name} must be above 0 seconds")
+        for name in ("prefill_quadratic", "step_request", "kv_token"):
+            value = getattr(self, name)
+            if value is not None and not value >= 0:
+                raise ValueError(f"{name} must be at least 0 seconds")
+
+
 MAX_RANKS = 1024
 """Data-parallel ranks behind one URL: beyond any deployment of vLLM, and a mistyped number must not make a million
 endpoints."""
@@ -52,7 +95,7 @@ class EndpointSettings:
     as many as the engine tells of; 1: one endpoint, and the engine's own balancer chooses the rank.
     ``kv_capacity_tokens``: of each rank, where the engine does not report it or reports it wrongly.
     ``bootstrap_port``: where a prefill engine's Mooncake or SGLang bootstrap server listens. ``drain``: no new request
-    goes there.
+    goes there. ``cost``: where its hardware is not that of the others.
     """
 
     url: str
@@ -65,6 +108,7 @@ class EndpointSettings:
     kv_capacity_tokens: int | None = None
     bootstrap_port: int = 8998
     drain: bool = False
+    cost: CostSettings = field(default_factory=CostSettings)
 
     def __post_init__(self) -> None:
         parts = urlsplit(self.url)
@@ -120,31 +164,6 @@ class HealthSettings:
             raise ValueError("backoff must be above 0 and at most max_backoff")
         if self.slow_start < 0:
             raise ValueError("slow_start must be at least 0")
-
-
-@dataclass(frozen=True, slots=True)
-class CostSettings:
-    """Starting values of the cost model, then fitted. Seconds.
-
-    ``prefill_token``: per new prompt token. ``prefill_quadratic``: per (new token x token of context).
-    ``step``: an empty decode step. ``step_request``: per running request. ``kv_token``: per resident token.
-    The defaults are those of a 70B model on four H100 (MFU 45 %, 35 ns per KV token, 21 ms per empty step).
-    """
-
-    prefill_token: float = 79.2e-6
-    prefill_quadratic: float = 1.64e-9
-    step: float = 21e-3
-    step_request: float = 79.2e-6
-    kv_token: float = 34.9e-9
-    fit: bool = True
-
-    def __post_init__(self) -> None:
-        for name in ("prefill_token", "step"):
-            if not getattr(self, name) > 0:
-                raise ValueError(f"{name} must be above 0 seconds")
-        for name in ("prefill_quadratic", "step_request", "kv_token"):
-            if getattr(self, name) < 0:
-                raise ValueError(f"{name} must be at least 0 seconds")
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,14 +2,15 @@ from __future__ import annotations
 
 from gateway.fleet.core import Core, Place
 from gateway.fleet.cost import FittedCost
+from gateway.fleet.hardware import Costs
 from gateway.fleet.ledger import Ledger
-from gateway.fleet.settings import CostSettings, EndpointSettings
+from gateway.fleet.settings import EndpointSettings
 from gateway.framework import Engine, EngineMetrics, Model
 
 
 def test_a_scrape_reaches_every_endpoint_on_the_core(manual_clock):
     clock = manual_clock()
-    core = Core(None, Ledger(clock), FittedCost(CostSettings()))
+    core = Core(None, Ledger(clock), FittedCost(Costs()))
     engine = Engine(url="http://e:1", name="e:1")
     for slot, settings in enumerate(
         [EndpointSettings(url="http://e:1"), EndpointSettings(url="http://e:1", kv_capacity_tokens=2000)]

@@ -7,11 +7,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gateway.fleet.cost import OVERHEAD_BOUND, SCALE_BOUND, FittedCost, Peers
+from gateway.fleet.hardware import PROFILES, VALUES, Costs
 from gateway.fleet.ledger import Ledger
-from gateway.fleet.settings import CostSettings
 from gateway.framework import EngineMetrics
 
-BIG = CostSettings()  # 70B on four H100
+BIG = Costs()  # 70B on four H100
 
 
 def test_it_starts_from_the_profile():
@@ -152,7 +152,7 @@ def test_engines_that_are_gone_are_no_peers():
 
 
 def test_without_fit_nothing_is_learned():
-    cost = FittedCost(CostSettings(fit=False))
+    cost = FittedCost(Costs(fit=False))
     cost.learn_prefill(1000, 0, 5)
     cost.learn_step(4, 100, 5)
     assert (cost.prefill_scale, cost.step_scale) == (1, 1)
@@ -229,3 +229,21 @@ def test_scalars_follow_the_peers():
     for _ in range(10):
         busy.learn_prefill(4000, 0, 10 * BIG.prefill_token * 4000)
     assert idle.scalars.prefill_token > 4 * before
+
+
+def test_other_starting_values_begin_anew_for_all_peers():
+    peers = Peers()
+    changed, other = FittedCost(BIG, peers), FittedCost(BIG, peers)
+    for _ in range(30):
+        changed.learn_prefill(4000, 0, 5 * BIG.prefill_token * 4000)
+        changed.learn_step(4, 1000, 5 * BIG.step)
+    assert other.prefill_scale > 2
+    small = PROFILES["8b-h100"]
+    changed.restart(small)
+    assert changed.scalars == (*(getattr(small, value) for value in VALUES), 0.0)
+    # The other has seen nothing itself, and believed what was seen of the old values.
+    assert (other.prefill_scale, other.step_scale) == (1, 1)
+    changed.learn_prefill(4000, 0, small.prefill_token * 4000)
+    learned = changed.scalars
+    changed.restart(small)
+    assert changed.scalars is learned

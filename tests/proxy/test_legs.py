@@ -6,8 +6,8 @@ import pytest
 
 from gateway.errors import UpstreamError, UpstreamTimeout
 from gateway.fleet.cost import FittedCost
+from gateway.fleet.hardware import Costs
 from gateway.fleet.ledger import Ledger
-from gateway.fleet.settings import CostSettings
 from gateway.framework import Endpoint, Engine, Model
 from gateway.proxy.legs import BUDGET_RESERVE, Attempts, Cause, LegFailed, RetryBudget
 from gateway.proxy.settings import RetrySettings
@@ -20,7 +20,7 @@ def failure(cause: Cause, slot: int = 0) -> LegFailed:
         model=Model("m"),
         engine=Engine(url="http://engine", name="engine"),
         load=Ledger.__new__(Ledger),
-        cost=FittedCost(CostSettings()),
+        cost=FittedCost(Costs()),
     )
     return LegFailed(cause, endpoint, "detail")
 

@@ -8,15 +8,15 @@ import pytest
 from gateway.api.body import JsonBody
 from gateway.api.settings import PassSettings
 from gateway.fleet.cost import FittedCost
+from gateway.fleet.hardware import Costs
 from gateway.fleet.ledger import Ledger
-from gateway.fleet.settings import CostSettings
 from gateway.framework import Endpoint, Engine, Kind, Model, SystemClock
 from gateway.proxy.connectors import Pair
 
 
 def endpoint(url: str, slot: int, rank: int | None = None) -> Endpoint:
     engine = Engine(url=url, name=url.removeprefix("http://"), up=True)
-    load, cost = Ledger(SystemClock()), FittedCost(CostSettings())
+    load, cost = Ledger(SystemClock()), FittedCost(Costs())
     return Endpoint(slot=slot, name=engine.name, model=Model("sim"), engine=engine, load=load, cost=cost, rank=rank)
 
 
