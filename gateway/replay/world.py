@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass, field
 from random import Random
 
@@ -125,7 +124,6 @@ class World:
         # An engine's first scrape, before its first request, tells its block size.
         self.index = CacheIndex(CacheSettings(block_size=block_size), self.model.name, self.clock, observer)
         self.seats: list[Seat] = []
-        self.by_slot: Mapping[int, Seat]
         for endpoint in self.fleet.endpoints(self.model):
             assert isinstance(endpoint, Place)
             endpoint.engine.up, endpoint.engine.down_reason = True, ""
