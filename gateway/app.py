@@ -24,6 +24,7 @@ from gateway.observability.metrics import Metrics
 from gateway.observability.observers import Observers
 from gateway.observability.request_log import RequestLog
 from gateway.proxy.admin import Admin
+from gateway.proxy.decisions import Decisions
 from gateway.proxy.directory import Directory
 from gateway.proxy.keys import read as read_keys
 from gateway.proxy.operations import Operations
@@ -62,7 +63,8 @@ class Gateway:
     ) -> None:
         self.clock = clock or SystemClock()
         self.metrics = Metrics(self.clock, __version__)
-        observer = Observers(self.metrics, *observers)
+        self.decisions = Decisions(self.clock)
+        observer = Observers(self.metrics, self.decisions, *observers)
         common = Common(self.clock, observer, random.Random(seed))
         draft = self._first = Draft.make(config, common, None)
         models = list(zip(draft.servings, config.models, strict=True))
@@ -78,7 +80,7 @@ class Gateway:
         self.feed = CacheFeed(caches, self.clock, observer)
         self.feed.connect(self.fleet)
         self.upstream = Upstream(config.timeouts)
-        rooms = Rooms(common, self.fleet, self.upstream, StoredResponses(self.clock), self.clock.wall())
+        rooms = Rooms(common, self.fleet, self.upstream, StoredResponses(self.clock), self.decisions, self.clock.wall())
         wiring = Wiring.make(draft, rooms, None)
         self.server = Server(wiring.director, wiring.directory, wiring.keys, patience=config.timeouts.receive)
         self.reloading = Reloading(wiring, rooms=rooms, feed=self.feed, server=self.server, read=read, adopted=adopted)

@@ -25,6 +25,7 @@ from gateway.fleet.shape import Shape, find
 from gateway.flow.admission import Admission
 from gateway.framework import Clock, Context, Model, Observer
 from gateway.kvcache.index import CacheIndex
+from gateway.proxy.decisions import Decisions
 from gateway.proxy.director import Director
 from gateway.proxy.directory import Directory, Serving
 from gateway.proxy.forward import Forwarder
@@ -57,6 +58,7 @@ class Rooms:
     fleet: Fleet
     upstream: Upstream
     stored: StoredResponses
+    decisions: Decisions
     created: float
 
 
@@ -150,6 +152,7 @@ class Wiring:
             retries=config.retries,
             passing=config.pass_through,
             stored=rooms.stored,
+            decisions=rooms.decisions,
             clock=common.clock,
             observer=common.observer,
         )

@@ -24,8 +24,9 @@ def learn_output(model: Model, tokens: float) -> None:
 class Booking:
     """One leg's work on its endpoint. ``at``: when the engine could begin with the prompt, as far as we know.
 
-    ``expected_hit``, ``new_tokens``: of the prompt, held there and to be computed there. ``running``, ``kv_tokens``:
-    what was there when it was booked.
+    ``predicted``: seconds from then to the first token; None: nothing is computed there. ``expected_hit``,
+    ``new_tokens``: of the prompt, held there and to be computed there. ``running``, ``kv_tokens``: what was there when
+    it was booked.
     """
 
     endpoint: Endpoint
@@ -36,6 +37,7 @@ class Booking:
     new_tokens: int
     running: float
     kv_tokens: float
+    predicted: float | None = None
 
     @classmethod
     def make(cls, request: Request, endpoint: Endpoint, fleet: Fleet, now: float) -> Booking:
@@ -55,7 +57,7 @@ class Booking:
     def computes(self, now: float, *, told: bool) -> None:
         """The engine computes the prompt, from ``now`` on. ``told``: we shall hear when that is done (a stream)."""
         self.at = now
-        predicted = self.cost.ttft(self.endpoint.load, self.new_tokens, self.expected_hit)
+        predicted = self.predicted = self.cost.ttft(self.endpoint.load, self.new_tokens, self.expected_hit)
         self.reservation.computes(self.new_tokens, expires_prefill_at=None if told else now + predicted)
 
     def learn_prefill(self, seconds: float) -> None:

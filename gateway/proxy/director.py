@@ -21,6 +21,7 @@ from gateway.errors import GatewayError, NoEndpoint
 from gateway.fleet.fleet import Fleet
 from gateway.framework import Clock, Kind, Observer, Plan
 from gateway.proxy.commit import Committed
+from gateway.proxy.decisions import Decisions
 from gateway.proxy.directory import Directory
 from gateway.proxy.exchange import Exchange, Phase
 from gateway.proxy.forward import Forwarder
@@ -33,6 +34,7 @@ from gateway.proxy.settings import ListenSettings, RetrySettings, TimeoutSetting
 from gateway.proxy.stored import StoredResponses, kept_at
 from gateway.proxy.witness import Witness
 from gateway.scheduling.scheduler import Scheduler
+from gateway.scheduling.trace import Trace
 
 NO_ENDPOINT_RETRY = 2.0
 """Seconds in ``Retry-After`` when every endpoint failed a request: about one scrape and one back-off."""
@@ -41,8 +43,8 @@ NO_ENDPOINT_RETRY = 2.0
 class Director:
     """Takes a request through the gateway. Holds no state of any request: an ``Exchange`` does.
 
-    One for each configuration, so that a request ends under the one with which it began. ``stored``: all of them have
-    one in common.
+    One for each configuration, so that a request ends under the one with which it began. ``stored``, ``decisions``: all
+    of them have these in common.
     """
 
     def __init__(
@@ -59,6 +61,7 @@ class Director:
         retries: RetrySettings,
         passing: PassSettings,
         stored: StoredResponses,
+        decisions: Decisions,
         clock: Clock,
         observer: Observer,
     ) -> None:
@@ -73,6 +76,7 @@ class Director:
         self._retries = retries
         self._passing = passing
         self._stored = stored
+        self._decisions = decisions
         self._clock = clock
         self._observer = observer
         self._running = 0
@@ -194,11 +198,27 @@ class Director:
 
     def _place(self, exchange: Exchange) -> Plan:
         """Match, schedule, reserve. No await in here: concurrent requests must see each other's reservations."""
+        assert exchange.request is not None
+        began, trace = self._clock.monotonic(), Trace()
+        try:
+            plan = self._decide(exchange, trace)
+        except GatewayError as error:
+            attempt = exchange.legs + 1
+            exchange.decision = self._decisions.failed(exchange.request, attempt, trace, error.message, began)
+            raise
+        if exchange.parcel is not None and exchange.parcel.prefill is not plan.prefill:
+            exchange.parcel = None
+        exchange.place(plan, self._fleet, prefilled=exchange.parcel is not None)
+        self._observer.decided(exchange.model_name, self._clock.monotonic() - began)
+        assert exchange.booked is not None
+        exchange.decision = self._decisions.placed(exchange.request, exchange.legs, trace, plan, exchange.booked, began)
+        return plan
+
+    def _decide(self, exchange: Exchange, trace: Trace) -> Plan:
         assert exchange.serving is not None
         assert exchange.request is not None
         assert exchange.keys is not None
         assert exchange.attempts is not None
-        began = self._clock.monotonic()
         model, request = exchange.serving.model, exchange.request
         endpoints = self._directory.candidates(model, request.adapter, draining=request.bound)
         if exchange.home is not None:
@@ -209,14 +229,10 @@ class Director:
             why = "may be used: what could serve it is draining" if drained else "is left to try"
             raise NoEndpoint(f"No endpoint of model {model.name!r} {why}.", retry_after=NO_ENDPOINT_RETRY)
         request.matches = exchange.serving.index.match(exchange.keys, request.prompt_tokens, endpoints)
-        plan = self._scheduler.schedule(request, endpoints)
+        plan = self._scheduler.schedule(request, endpoints, trace)
         if plan.prefill is not None and (exchange.fallback or not isinstance(exchange.body, JsonBody)):
             # What has failed once is not tried again: its client has waited long enough.
             plan = replace(plan, prefill=None, reason="fell-back" if exchange.fallback else "form")
-        if exchange.parcel is not None and exchange.parcel.prefill is not plan.prefill:
-            exchange.parcel = None
-        exchange.place(plan, self._fleet, prefilled=exchange.parcel is not None)
-        self._observer.decided(model.name, self._clock.monotonic() - began)
         return plan
 
     async def _commit(self, exchange: Exchange, plan: Plan) -> Committed:

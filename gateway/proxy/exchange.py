@@ -19,6 +19,7 @@ from gateway.fleet.fleet import Fleet
 from gateway.flow.admission import Permit
 from gateway.framework import GENERATES, Clock, Endpoint, Observer, Plan, Prompt, Request
 from gateway.kvcache.keys import BlockKeys
+from gateway.proxy.decisions import Decision
 from gateway.proxy.directory import Serving
 from gateway.proxy.legs import Attempts, HeldAnswer, LegFailed
 from gateway.proxy.placement import Parcel, Placement
@@ -43,10 +44,11 @@ class Exchange:
     """The state of one request. Times are of ``clock.monotonic()``, None until they happen.
 
     ``placement``: what is booked now. ``plan`` and ``booked``: the last one's plan, and where its prompt was to be
-    computed, for the record. ``under_way``: legs that were sent and have not ended. ``headers``: the client's.
-    ``home``: URL of the only engine that can serve it. ``sent_as``: the legs' ``x-request-id``. ``sequences``: answers
-    asked for. ``legs``: placements. ``parcel``: a prefill's answer that is not used yet. ``prefill_time``: seconds of a
-    separate prefill. ``fallback``: why a planned hand-over did not happen.
+    computed, for the record. ``decision``: the last one, which is told what became of it. ``under_way``: legs that were
+    sent and have not ended. ``headers``: the client's. ``home``: URL of the only engine that can serve it. ``sent_as``:
+    the legs' ``x-request-id``. ``sequences``: answers asked for. ``legs``: placements. ``parcel``: a prefill's answer
+    that is not used yet. ``prefill_time``: seconds of a separate prefill. ``fallback``: why a planned hand-over did not
+    happen.
     """
 
     id: str
@@ -67,6 +69,7 @@ class Exchange:
     placement: Placement | None = None
     plan: Plan | None = None
     booked: Booking | None = None
+    decision: Decision | None = None
     under_way: dict[str, Endpoint] = field(default_factory=dict)
     headers: list[tuple[str, str]] = field(default_factory=list)
     parcel: Parcel | None = None
@@ -152,6 +155,8 @@ class Exchange:
         self.placement.split = False
         self.booked = self.placement.decode
         self.placement.decode.computes(self.clock.monotonic(), told=self.request.stream)
+        if self.decision is not None:
+            self.decision.book(self.booked)
         self.observer.fell_back(self.model_name, cause)
 
     def sent(self, leg: str, endpoint: Endpoint) -> None:
@@ -220,6 +225,8 @@ class Exchange:
         placement.decode.reservation.settle()
         self.observer.in_flight(endpoint.name, -1)
         self.ended("decode", result)
+        if self.decision is not None:
+            self.decision.ended(result, self.first_output_at)
         self.scheduler.settled(self.request, placement.plan, told(self, result))
 
     def settle(self) -> None:
@@ -232,7 +239,10 @@ class Exchange:
         finally:
             if self.permit is not None:
                 self.permit.leave()
-            self.observer.settled(line(self))
+            settled = line(self)
+            if self.decision is not None:
+                self.decision.settled = settled
+            self.observer.settled(settled)
 
     def _conclude(self) -> None:
         """Learn from the placement, and give back what was booked for it; nothing if that was done before."""
@@ -278,7 +288,11 @@ class Exchange:
         assert self.serving is not None
         assert self.prompt is not None
         assert self.keys is not None
-        if usage is None or usage.cached_tokens is None or not self.prompt.single:
+        if usage is None or usage.cached_tokens is None:
+            return
+        if self.decision is not None:
+            self.decision.cached_tokens = usage.cached_tokens
+        if not self.prompt.single:
             return
         self.serving.index.settled(self.keys, booking.endpoint, booking.expected_hit, usage.cached_tokens)
         if self.prompt.whole:

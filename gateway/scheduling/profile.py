@@ -39,6 +39,7 @@ class Profile:
         self.filters = tuple(filters)
         self.scorers = tuple(scorers)
         self.picker = picker
+        self._weights = {name: weight for name, _, weight in self.scorers}
 
     def run(
         self, request: Request, endpoints: Sequence[Endpoint], observer: Observer, trace: ProfileTrace | None = None
@@ -55,9 +56,7 @@ class Profile:
 
     def trace(self, endpoints: Sequence[Endpoint]) -> ProfileTrace:
         """An empty trace for a run over ``endpoints``."""
-        return ProfileTrace(
-            name=self.name, candidates=endpoints, weights={name: weight for name, _, weight in self.scorers}
-        )
+        return ProfileTrace(self.name, endpoints, self._weights)
 
     def _filter(
         self, request: Request, candidates: Sequence[Endpoint], observer: Observer, trace: ProfileTrace | None
@@ -70,7 +69,7 @@ class Profile:
             except Exception as error:
                 raise self._failed("filter", name, error, observer) from error
             if trace is not None:
-                trace.removed.append((name, tuple(endpoint for endpoint in candidates if endpoint not in kept)))
+                trace.filtered.append((name, candidates, kept))
             if not kept:
                 raise NoEndpoint(
                     f"no endpoint for model {request.model.name!r}: filter {name!r} of profile {self.name!r} removed "
@@ -102,7 +101,7 @@ class Profile:
             totals = [total + weight * score for total, score in zip(totals, column, strict=True)]
         scored = list(map(Scored, candidates, totals, repeat(columns), range(len(candidates))))
         if trace is not None:
-            trace.scored = scored
+            trace.scored, trace.columns = scored, columns
         return scored
 
     def _pick(
