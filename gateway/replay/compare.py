@@ -69,13 +69,12 @@ def run(jobs: Sequence[Job], *, processes: int = 1, watcher: Watcher | None = No
                 found[number] = future.result()
                 watcher.done(number, found[number])
     except BaseException:
-        pool.shutdown(wait=False, cancel_futures=True)
+        # The pool's own thread sees them die, and waits for them: a second who waits could miss that they are gone.
         for child in set(multiprocessing.active_children()) - others:
             child.terminate()
-            child.join()
         raise
     finally:
-        pool.shutdown()
+        pool.shutdown(cancel_futures=True)
         reports.close()
     return [found[number] for number in range(len(jobs))]
 
