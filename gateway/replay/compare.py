@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import multiprocessing
+import os
 import queue
 import signal
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from dataclasses import dataclass
 from functools import partial
+from threading import Thread
 from typing import Any, Protocol
 
 from gateway.replay.cell import Cell
@@ -136,6 +138,15 @@ def _begin(reports: Any) -> None:
     _reports = reports
     # Ctrl-C goes to the whole terminal: the parent ends the workers.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    Thread(target=_end_with_parent, daemon=True).start()
+
+
+def _end_with_parent() -> None:
+    """A parent that is killed can end nobody, and a pool's workers would wait for its next job for ever."""
+    parent = multiprocessing.parent_process()
+    if parent is not None:
+        parent.join()
+        os._exit(1)
 
 
 def _work(number: int, job: Job) -> Summary:

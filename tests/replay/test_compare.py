@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import dataclasses
 import multiprocessing
+import os
+import signal
+import sys
 from pathlib import Path
 
 import pytest
@@ -14,6 +19,7 @@ from gateway.replay.compare import Job, run
 from gateway.replay.groups import Shape
 from gateway.replay.policies import policy
 from gateway.replay.statistics import Summary
+from tests.support.wait import eventually
 
 EXCERPT = Path(__file__).parents[1] / "data" / "replay" / "mooncake_conversation.jsonl"
 CELL = Cell(TraceSource(EXCERPT, first=60), endpoints=2, speed=0.5)
@@ -64,3 +70,30 @@ def test_what_a_run_raises_is_raised_and_nothing_is_left(processes) -> None:
     with pytest.raises(ConfigError):
         run([Job(too_long, policy("default"), 1), *JOBS], processes=processes)
     assert multiprocessing.active_children() == []
+
+
+def session(leader: int) -> int:
+    """Processes of a session, zombies not counted."""
+    found = 0
+    for path in Path("/proc").glob("[0-9]*/stat"):
+        with contextlib.suppress(OSError):  # ended since
+            state, _, _, its = path.read_text().rpartition(")")[2].split()[:4]
+            found += its == str(leader) and state != "Z"
+    return found
+
+
+async def test_workers_end_with_a_parent_that_is_killed() -> None:
+    parent = await asyncio.create_subprocess_exec(
+        sys.executable, "-m", "gateway.cli", "replay", "groups", "--rounds", "50", "--speed", "2",
+        "--policies", "default,random", "--jobs", "2",
+        cwd=Path(__file__).parents[2], stderr=asyncio.subprocess.DEVNULL, start_new_session=True,
+    )  # fmt: skip
+    try:
+        # With it and the tracker of its semaphores.
+        await eventually(lambda: session(parent.pid) >= 4, "its workers run", within=60)
+        parent.kill()
+        await parent.wait()
+        await eventually(lambda: session(parent.pid) == 0, "nobody is left", within=60)
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(parent.pid, signal.SIGKILL)
