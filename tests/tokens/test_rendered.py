@@ -22,7 +22,9 @@ def answer(ids: Any = (1, 2, 3, 4, 5, 6), hashes: Any = None, places: Any = None
 
 
 def test_ids_and_media_are_the_engines() -> None:
-    prompt = read(answer(hashes={"image": ["a", "b"], "audio": ["c"]}, places={"image": [(3, 1), (0, 2)], "audio": [(4, 2)]}))
+    prompt = read(
+        answer(hashes={"image": ["a", "b"], "audio": ["c"]}, places={"image": [(3, 1), (0, 2)], "audio": [(4, 2)]})
+    )
     assert prompt == Prompt(
         ids=array("I", [1, 2, 3, 4, 5, 6]),
         count=6,
