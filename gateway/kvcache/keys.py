@@ -67,6 +67,8 @@ def chain_past(
     it in every block that it has a part in, which tells no more; but where it ends an event does not say, and so keys
     of another size than the engine's blocks could not be made that way. ``step``: what ``chain`` does.
     """
+    if not media:
+        return step(ids, unit, parent)
     keys: list[int] = []
     at = 0
     for offset, identifier in media:
@@ -76,5 +78,5 @@ def chain_past(
         named = f"{offset - first}\0{identifier}".encode("utf-8", "surrogatepass")
         parent = xxh3_64_intdigest(named, some[-1] if some else parent)
         at = first
-    keys += step(ids[at:] if at else ids, unit, parent)
+    keys += step(ids[at:], unit, parent)
     return keys
