@@ -72,7 +72,7 @@ class Rendering:
         assert exchange.request is not None
         name = exchange.serving.model.name
         model = self._models.get(name)
-        if model is None or not isinstance(call.body, JsonBody) or not _may_differ_in_media_only(call):
+        if model is None or not isinstance(call.body, JsonBody) or not _is_for_an_engine(call):
             return None
         assert isinstance(call.input, ChatInput)
         body = name_of(call.route.path, call.body.fields, exchange.request.adapter, call.input.truncated)
@@ -165,7 +165,7 @@ def _path(exchange: Exchange) -> str:
     return f"{exchange.route.path}/render"
 
 
-def _may_differ_in_media_only(call: Call) -> bool:
+def _is_for_an_engine(call: Call) -> bool:
     """Whether the route renders the body as the engine does where it serves it, and there is a medium to ask for.
 
     Of ``thinking: {"type": "disabled"}`` vLLM 0.32 makes the effort that its template knows for that where it serves
