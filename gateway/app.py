@@ -34,6 +34,7 @@ from gateway.proxy.handover import Handover
 from gateway.proxy.keys import ClientKeys
 from gateway.proxy.keys import read as read_keys
 from gateway.proxy.legs import RetryBudget
+from gateway.proxy.rendering import Rendering
 from gateway.proxy.server import Server
 from gateway.proxy.upstream import Upstream
 from gateway.proxy.witness import Witness
@@ -111,6 +112,14 @@ class Gateway:
             observer=observer,
             random=chance,
         )
+        self.rendering = Rendering(
+            forwarder,
+            self.upstream,
+            self.directory,
+            {settings.name: settings.media for settings in config.models},
+            self.clock,
+            observer,
+        )
         self.witness = Witness(forwarder, self.upstream, chance)
         director = Director(
             directory=self.directory,
@@ -118,6 +127,7 @@ class Gateway:
             scheduler=self.scheduler,
             forwarder=forwarder,
             handover=self.handover,
+            rendering=self.rendering,
             witness=self.witness,
             listen=config.listen,
             timeouts=config.timeouts,
@@ -147,6 +157,7 @@ class Gateway:
         await self.fleet.close()  # first: it tells the feed of event streams
         await self.feed.close()
         await self.handover.close()
+        await self.rendering.close()
         await self.witness.close()
         await self.upstream.close()
         for serving in self.directory.servings:

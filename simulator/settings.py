@@ -34,7 +34,8 @@ class EngineSettings:
 
     ``ranks``: data-parallel ranks, each with its own blocks and queue. ``report_cached_tokens``:
     ``--enable-prompt-tokens-details``. ``echo_request_id``: ``--enable-request-id-headers``. ``dev_mode``:
-    ``/reset_prefix_cache`` and ``/server_info`` exist.
+    ``/reset_prefix_cache`` and ``/server_info`` exist. ``scale_out``: ``--enable-scale-out``, those that render.
+    ``image_tokens``: of each image; 0: the model takes none. ``render_seconds``: what rendering one takes.
 
     KV hand-over: ``connector`` is the protocol (see ``simulator.transfer``), ``kv_role`` which legs it takes (SGLang's
     must be one of the two). ``kv_lease_seconds``: how long a NIXL prefill engine keeps blocks that nobody reads.
@@ -79,6 +80,9 @@ class EngineSettings:
     report_cached_tokens: bool = True
     echo_request_id: bool = False
     dev_mode: bool = True
+    scale_out: bool = False
+    image_tokens: int = 0
+    render_seconds: float = 0.0
     connector: str = "nixl"
     kv_role: str = "both"
     kv_lease_seconds: float = 30.0
@@ -110,6 +114,8 @@ class EngineSettings:
             "kv_transfer_seconds",
             "handshake_timeout",
             "pairing_timeout",
+            "image_tokens",
+            "render_seconds",
         ):
             if getattr(self, name) < 0:
                 raise ValueError(f"{name} must be at least 0 seconds")

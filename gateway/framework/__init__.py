@@ -27,6 +27,7 @@ from gateway.framework.plugins import (
 from gateway.framework.prompt import (
     BYTES_PER_TOKEN,
     ChatInput,
+    Medium,
     OpaqueInput,
     Prompt,
     PromptInput,
@@ -55,6 +56,7 @@ __all__ = [
     "Load",
     "Match",
     "Matches",
+    "Medium",
     "Model",
     "NoEndpoint",
     "NoParameters",

@@ -1,8 +1,8 @@
 """What one endpoint says that it holds: its engine hashes, each mapped to blocks on the shelf.
 
 Rules: a key is made only of a GPU event whose tokens, hashes and extra keys are understood; every other event adds or
-removes a tier of a hash that is known. A block whose content cannot be named (media, embeddings) is known without a
-key, and so is all that is behind it. Writes its own places on the shelf, and knows nothing of other endpoints.
+removes a tier of a hash that is known. A block whose content cannot be named (embeddings) is known without a key, and
+so is all that is behind it. Writes its own places on the shelf, and knows nothing of other endpoints.
 """
 
 from __future__ import annotations
@@ -15,10 +15,11 @@ from typing import TypeAlias
 
 from xxhash import xxh3_64_intdigest
 
+from gateway.framework import Medium
 from gateway.kvcache.copies import Copies
 from gateway.kvcache.events import AllBlocksCleared, BlockRemoved, BlockStored, Event, Hash, short
 from gateway.kvcache.extra_keys import trusted
-from gateway.kvcache.keys import chain, root
+from gateway.kvcache.keys import chain_past, root
 from gateway.kvcache.layers import Layer, tier_of
 from gateway.kvcache.orphans import Orphans
 from gateway.kvcache.shelf import ALL, BITS, OFFSET, SIZE, Shelf, Stretch
@@ -274,7 +275,7 @@ class Holdings:
     def _name(self, event: BlockStored, tokens: array[int], copies: bool) -> str:
         """Put a run behind its parent, and behind the run what waited for it."""
         hashes, size = _short(event.block_hashes), event.block_size
-        believed, salt = trusted(event)
+        believed, salt, media = trusted(event)
         start = 0
         behind = -1
         if event.parent_block_hash is None:
@@ -290,7 +291,7 @@ class Holdings:
                     self._again_there(name, copies)
                 else:
                     told = tokens[start * size : (start + 1) * size] if start < believed else None
-                    self._orphans.add(before, name, told)
+                    self._orphans.add(before, name, told, _within(media, start * size, (start + 1) * size))
                 before = name
                 start += 1
             above = _locations(self._names[before])
@@ -303,7 +304,8 @@ class Holdings:
             problem = "orphan" if start else "extra-keys"
             tokens = tokens[start * size : believed * size]
             hashes = hashes[start:]
-        keys = chain(tokens, self._unit, parent or 0)
+            media = _within(media, start * size, believed * size)
+        keys = chain_past(tokens, self._unit, parent or 0, media)
         count = len(keys) * self._unit // size
         if self._names.keys().isdisjoint(hashes) and len(hashes) == len(set(hashes)):
             if count:
@@ -360,14 +362,15 @@ class Holdings:
         """Name the orphans behind known blocks."""
         while waited_for:
             parent = waited_for.pop()
-            for name, tokens, copies in self._orphans.adopt(parent):
+            for name, tokens, media, copies in self._orphans.adopt(parent):
                 above = _locations(self._names[parent])
                 if name in self._names:  # it became known otherwise
                     for _ in range(copies):
                         self._add(name, Layer.GPU)
                     continue
                 if above and tokens is not None:
-                    self._put([name], chain(tokens, self._unit, self._shelf.key(above[-1])), above[-1])
+                    keys = chain_past(tokens, self._unit, self._shelf.key(above[-1]), media)
+                    self._put([name], keys, above[-1])
                 else:
                     self._names[name] = ()
                 for _ in range(copies - 1):
@@ -446,6 +449,11 @@ class Holdings:
 def is_named(event: BlockStored) -> bool:
     """Whether keys are made of it. On other tiers salts and adapters may be missing, and tokens prove nothing."""
     return bool(event.token_ids) and (event.medium == "GPU" or tier_of(event.medium) is Layer.GPU)
+
+
+def _within(media: Sequence[Medium], start: int, end: int) -> tuple[Medium, ...]:
+    """Those that begin at tokens ``start`` to ``end``, counted from ``start``."""
+    return tuple(Medium(one.offset - start, one.identifier) for one in media if start <= one.offset < end)
 
 
 def _locations(named: Named) -> tuple[int, ...]:

@@ -15,12 +15,12 @@ from heapq import heappop, heappush
 from itertools import chain as join
 from itertools import islice
 
-from gateway.framework import Clock, Endpoint, Matches, Observer
+from gateway.framework import Clock, Endpoint, Matches, Medium, Observer
 from gateway.kvcache.chains import Chains
 from gateway.kvcache.events import BlockRemoved, BlockStored, Event
 from gateway.kvcache.holder import Holder
 from gateway.kvcache.holdings import is_named
-from gateway.kvcache.keys import BlockKeys, root
+from gateway.kvcache.keys import BlockKeys, chain_past, root
 from gateway.kvcache.layers import LAYERS
 from gateway.kvcache.matching import Candidate, match_estimated, match_told
 from gateway.kvcache.overlay import Overlay
@@ -196,12 +196,21 @@ class CacheIndex:
 
     # what requests ask and do
 
-    def keys(self, ids: array[int], count: int, exact: bool, adapter: str | None, salt: str | None) -> BlockKeys:
-        """Keys of the whole blocks of a prompt. ``ids``: as ``Prompt.ids``; ``count``: its tokens."""
+    def keys(
+        self,
+        ids: array[int],
+        count: int,
+        exact: bool,
+        adapter: str | None,
+        salt: str | None,
+        media: Sequence[Medium] = (),
+    ) -> BlockKeys:
+        """Keys of the whole blocks of a prompt. ``ids``, ``media``: as ``Prompt``'s; ``count``: its tokens."""
         if not self._learned:
             for size in [holder.block_size for holder in self._holders.values() if holder.block_size]:
                 self._learn(size)
-        return BlockKeys(self._chains.keys(ids, self.unit, root(exact, adapter, salt)), self.unit, count, exact)
+        keys = chain_past(ids, self.unit, root(exact, adapter, salt), media, self._chains.keys)
+        return BlockKeys(keys, self.unit, count, exact)
 
     def match(self, keys: BlockKeys, prompt_tokens: int, endpoints: Sequence[Endpoint]) -> Matches:
         """What each of ``endpoints`` holds of the prompt.

@@ -8,9 +8,12 @@ contents share a key once in 2**64 pairs; a clash costs a wrong expectation, nev
 from __future__ import annotations
 
 from array import array
+from collections.abc import Callable, Sequence
 from struct import Struct
 
 from xxhash import xxh3_64_intdigest
+
+from gateway.framework import Medium
 
 BYTES_PER_ID = 4
 """Of a token id in an ``array('I')``."""
@@ -48,4 +51,32 @@ def chain(ids: array[int], unit: int, parent: int) -> list[int]:
     for block in blocks:
         parent = digest(block, parent)
         keys.append(parent)
+    return keys
+
+
+def chain_past(
+    ids: array[int],
+    unit: int,
+    parent: int,
+    media: Sequence[Medium],
+    step: Callable[[array[int], int, int], list[int]] = chain,
+) -> list[int]:
+    """As ``chain``, where ``media`` begin among ``ids``: in order, their places counted from the first of these.
+
+    A medium is in the key of the block in which it begins, with its place there, and so in all keys behind. vLLM names
+    it in every block that it has a part in, which tells no more; but where it ends an event does not say, and so keys
+    of another size than the engine's blocks could not be made that way. ``step``: what ``chain`` does.
+    """
+    if not media:
+        return step(ids, unit, parent)
+    keys: list[int] = []
+    at = 0
+    for offset, identifier in media:
+        first = offset // unit * unit
+        some = step(ids[at:first], unit, parent)
+        keys += some
+        named = f"{offset - first}\0{identifier}".encode("utf-8", "surrogatepass")
+        parent = xxh3_64_intdigest(named, some[-1] if some else parent)
+        at = first
+    keys += step(ids[at:], unit, parent)
     return keys

@@ -28,6 +28,7 @@ from gateway.proxy.identify import identify, tokenized
 from gateway.proxy.legs import Attempts, LegFailed
 from gateway.proxy.receive import receive
 from gateway.proxy.relay import ClientGone, relay, relay_held
+from gateway.proxy.rendering import Rendering
 from gateway.proxy.settings import ListenSettings, RetrySettings, TimeoutSettings
 from gateway.proxy.stored import StoredResponses, kept_at
 from gateway.proxy.witness import Witness
@@ -48,6 +49,7 @@ class Director:
         scheduler: Scheduler,
         forwarder: Forwarder,
         handover: Handover,
+        rendering: Rendering,
         witness: Witness,
         listen: ListenSettings,
         timeouts: TimeoutSettings,
@@ -61,6 +63,7 @@ class Director:
         self._scheduler = scheduler
         self._forwarder = forwarder
         self._handover = handover
+        self._rendering = rendering
         self._witness = witness
         self._listen = listen
         self._timeouts = timeouts
@@ -137,7 +140,10 @@ class Director:
         assert exchange.serving is not None
         assert exchange.request is not None
         exchange.phase = Phase.TOKENIZING
-        prompt = exchange.prompt = await exchange.serving.tokens.tokenize(call.input)
+        prompt = await self._rendering.prompt(exchange, call)
+        if prompt is None:
+            prompt = await exchange.serving.tokens.tokenize(call.input)
+        exchange.prompt = prompt
         exchange.keys = tokenized(exchange.serving, exchange.request, prompt)
         exchange.phase = Phase.BEFORE_COMMIT
 

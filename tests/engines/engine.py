@@ -227,10 +227,12 @@ def start_all(engines: Sequence[Engine]) -> None:
         raise
 
 
-def build_model(venv: Path, cache: Path) -> Path:
-    """The tiny model's folder under ``cache``, built by the venv's Python unless it is there already."""
-    source = Path(__file__).with_name("model.py")
-    target = cache / f"tiny-llama-{hashlib.sha256(source.read_bytes()).hexdigest()[:12]}"
+def build_model(venv: Path, cache: Path, name: str = "tiny-llama") -> Path:
+    """A tiny model's folder under ``cache``, built by the venv's Python unless it is there already."""
+    text = Path(__file__).with_name("model.py")
+    source = text if name == "tiny-llama" else text.with_name("vision_model.py")
+    made_of = hashlib.sha256(b"".join(file.read_bytes() for file in sorted({text, source})))
+    target = cache / f"{name}-{made_of.hexdigest()[:12]}"
     if not target.exists():
         cache.mkdir(parents=True, exist_ok=True)
         partial = target.with_name(f"{target.name}.{os.getpid()}")
