@@ -70,15 +70,16 @@ def quicken(template: str) -> Template | None:
     compiled: Template = compile_template(template)
     if compile_template(template) is not compiled:  # it is not kept: its environment may be everyone's
         return None
-    environment = compiled.environment
-    environment.getattr = _short_way(environment)  # type: ignore[method-assign]
+    environment: Any = compiled.environment
+    environment.getattr = _short_way(environment)
     environment.code_generator_class = _ShortWays
     environment.extend(absent=environment.undefined())
     try:
-        return environment.from_string(template)
+        quick: Template = environment.from_string(template)
     except (AttributeError, TypeError, SyntaxError) as error:
         log.warning("jinja compiles in an unknown way (%s): chats are rendered more slowly", type(error).__name__)
         return None
+    return quick
 
 
 class _ShortWays(CodeGenerator):
@@ -115,13 +116,13 @@ class _ShortWays(CodeGenerator):
         else:
             super().visit_Getitem(node, frame)
 
-    def _variable(self, node: nodes.Expr, frame: Frame) -> str | None:
+    def _variable(self, node: nodes.Node, frame: Frame) -> str | None:
         """The Python variable that holds the value of ``node``, if it is a variable."""
         if isinstance(node, nodes.Name) and node.ctx == "load" and not self.environment.is_async:
             return frame.symbols.ref(node.name)
         return None
 
-    def _write_short(self, node: nodes.Expr, variable: str, key: str) -> None:
+    def _write_short(self, node: nodes.Node, variable: str, key: str) -> None:
         if id(node) in self._weighed:
             found = f"{variable}.get({key!r})"
         elif id(node) in self._typed:
@@ -131,7 +132,7 @@ class _ShortWays(CodeGenerator):
         self.write(f"({found} if type({variable}) is dict else ")
 
 
-def _weighed(template: nodes.Template) -> Iterator[nodes.Expr]:
+def _weighed(template: nodes.Template) -> Iterator[nodes.Node]:
     """Expressions of which only the truth counts if they are false: None does as well as what is undefined."""
     for node in template.find_all((nodes.If, nodes.CondExpr, nodes.For, nodes.Not, nodes.Or)):
         if isinstance(node, nodes.Not):
@@ -142,7 +143,7 @@ def _weighed(template: nodes.Template) -> Iterator[nodes.Expr]:
             yield from _sides(node.test)
 
 
-def _sides(node: nodes.Expr) -> Iterator[nodes.Expr]:
+def _sides(node: nodes.Node) -> Iterator[nodes.Node]:
     if isinstance(node, nodes.And | nodes.Or):
         yield from _sides(node.left)
         yield from _sides(node.right)
@@ -150,7 +151,7 @@ def _sides(node: nodes.Expr) -> Iterator[nodes.Expr]:
         yield node
 
 
-def _typed(template: nodes.Template, environment: Environment) -> Iterator[nodes.Expr]:
+def _typed(template: nodes.Template, environment: Environment) -> Iterator[nodes.Node]:
     """Expressions of which only the type counts: one undefined object does as well as another."""
     for test in template.find_all(nodes.Test):
         if test.name in _OF_TYPES and environment.tests.get(test.name) is TESTS.get(test.name):
@@ -160,8 +161,8 @@ def _typed(template: nodes.Template, environment: Environment) -> Iterator[nodes
 def _short_way(environment: Environment) -> Callable[[Any, str], Any]:
     """Of ``environment.getattr``: for what is looked up in anything but a variable."""
     whole_way, undefined = type(environment).getattr.__get__(environment), environment.undefined
-    namespace = environment.globals.get("namespace")
-    if not (isinstance(namespace, type) and namespace.__getattribute__ is Namespace.__getattribute__):
+    namespace: Any = environment.globals.get("namespace")
+    if getattr(namespace, "__getattribute__", None) is not Namespace.__getattribute__:
         namespace = Namespace
 
     def look_up(value: Any, name: str) -> Any:

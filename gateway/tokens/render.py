@@ -97,9 +97,7 @@ class Renderer:
         arguments = self._arguments(chat)
         try:
             variables = variables_of(template)
-            given = {
-                name: value for name, value in arguments.items() if name in variables or name in self._parameters
-            }
+            given = {name: value for name, value in arguments.items() if name in variables or name in self._parameters}
             text = self._apply(template, conversation, tools, given)
         except Exception as error:  # a template can make anything raise; vLLM answers 400 to all of it
             log.debug("a chat template failed: %s", type(error).__name__)
