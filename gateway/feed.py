@@ -53,7 +53,8 @@ class CacheFeed:
             try:
                 self._intake.start()
             except zmq.ZMQError as error:
-                raise ConfigError(f"cannot listen on {self._intake.address}: {error.strerror}") from error
+                why = zmq.strerror(error.errno or 0)
+                raise ConfigError(f"cannot listen on {self._intake.address}: {why}") from error
 
     def endpoint_added(self, endpoint: Endpoint) -> None:
         self._index(endpoint).add(endpoint, events=False)
