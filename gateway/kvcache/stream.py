@@ -143,10 +143,11 @@ class EventStream:
                 case Change.DISCONNECTED:
                     self._up = False
                     self._tell("connecting")
+                case Change.PERHAPS if self._replay is not None:
+                    await self._read_history(anew=self._last < 0)
+                    self._tell_synced()
                 case Change.PERHAPS:
-                    if self._replay is not None:
-                        await self._read_history(anew=self._last < 0)
-                        self._tell_synced()
+                    self._admit()
                 case frames:
                     await self._hear(frames)
 
@@ -308,11 +309,17 @@ class EventStream:
         if self._up:
             if not self._partial:
                 self._index.believe(self._slot)
-            elif not self._admitted:
-                self._index.unknown_past(self._slot)
-            self._admitted = self._partial
+                self._admitted = False
+            else:
+                self._admit()
             self._tell("partial" if self._partial else "live")
         self.synced.set()
+
+    def _admit(self) -> None:
+        """Tell the index, once, that the engine may hold what its messages have not told."""
+        if not self._admitted:
+            self._admitted = True
+            self._index.unknown_past(self._slot)
 
     def _tell(self, state: str) -> None:
         if state != self._state:

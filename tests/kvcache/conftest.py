@@ -232,8 +232,8 @@ class FakeEngine:
 class Follower:
     """A gateway's side: an index and a stream for each engine, its slot being its number."""
 
-    def __init__(self, replay_timeout: float = 5.0) -> None:
-        self.settings = CacheSettings(replay_timeout=replay_timeout)
+    def __init__(self, replay_timeout: float = 5.0, reannounce: int = 0) -> None:
+        self.settings = CacheSettings(replay_timeout=replay_timeout, reannounce=reannounce)
         self.clock = ManualClock()
         self.tally = Tally()
         self.index = CacheIndex(self.settings, "m", self.clock, self.tally)

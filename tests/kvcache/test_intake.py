@@ -289,3 +289,20 @@ async def test_what_may_have_happened_is_told_once():
     line.put(Change.PERHAPS)
     async with asyncio.timeout(1):
         await asyncio.wait(waiting)
+
+
+async def test_an_engine_without_replay_is_asked_before_it_is_heard(engine, intake):
+    follower = Follower(reannounce=3)
+    await engine.subscribed()
+    await follow(follower, intake, None)
+    keys = follower.index.keys(ids(1), 17, True, None, None)
+    await eventually(lambda: follower.index.asks(0, keys), "the first prompt asks")
+    await engine.publish(stored([11], ids(1)))
+    await state(follower, "live")
+    assert not follower.index.asks(0, keys), "it has told all it holds"
+    engine.lose = 1
+    await engine.publish(stored([12], ids(2)))
+    await engine.publish(stored([13], ids(3)))
+    await state(follower, "partial")
+    assert [follower.index.asks(0, keys) for _ in range(4)] == [True, True, True, False]
+    await follower.close()
