@@ -348,8 +348,9 @@ class CacheIndex:
         if unit == self.unit:
             return ""
         self.unit = unit
-        for slot in list(self._holders):
+        for slot, holder in list(self._holders.items()):
             self.forget(slot)
+            self._holders[slot].to_ask = holder.to_ask
         if not learned:
             return ""
         self.on_new_unit()

@@ -94,6 +94,14 @@ def test_so_many_prompts_ask_where_the_past_is_not_known():
     assert not index.asks(0, keys)
 
 
+def test_what_is_to_be_asked_survives_that_a_block_size_is_learned():
+    index = index_of(2, reannounce=1)
+    index.unknown_past(0)
+    index.apply(1, stored([11], ids(1, 1)))
+    assert index.unit == 32
+    assert index.asks(0, index.keys(ids(1, 1), 33, True, None, None))
+
+
 def test_the_last_token_is_always_computed():
     index = index_of()
     index.apply(0, stored([11, 12], ids(1, 2)))
