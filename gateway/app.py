@@ -21,6 +21,7 @@ from gateway.fleet.fleet import Fleet
 from gateway.flow.admission import Admission
 from gateway.framework import Clock, Context, Model, Observer, SystemClock, TaskSet
 from gateway.kvcache.index import CacheIndex
+from gateway.kvcache.intake import Intake
 from gateway.notify import notify
 from gateway.observability.logs import configure
 from gateway.observability.metrics import Metrics
@@ -99,7 +100,7 @@ class Gateway:
         ]
         self.directory = Directory(servings, self.fleet, self.clock.wall())
         caches = {s.model.name: (s.index, m.kv_cache) for s, m in zip(servings, config.models, strict=True)}
-        self.feed = CacheFeed(caches, self.clock, observer)
+        self.feed = CacheFeed(caches, self.clock, observer, intake_of(config, observer))
         self.feed.connect(self.fleet)
         self.upstream = Upstream(config.timeouts)
         forwarder = Forwarder(self.fleet, self.upstream, config.pass_through)
@@ -149,6 +150,8 @@ class Gateway:
     async def start(self) -> None:
         """Load the tokenizers, probe the engines, follow their events. Raises ConfigError."""
         await self.load()
+        with _blaming(self.config, "kv_events", "listen"):
+            self.feed.listen()
         await self.upstream.start()
         await self.fleet.start()
 
@@ -169,6 +172,19 @@ class Gateway:
         except ConfigError as error:
             model = ("models", number)
             raise self.config.origin.error(model, error.message, at=(*model, error.param or "tokenizer")) from error
+
+
+def intake_of(config: Config, observer: Observer) -> Intake | None:
+    """What engines connect to with their KV events, if any shall; it does not listen yet."""
+    if config.kv_events.listen is None:
+        return None
+    topics = [
+        endpoint.kv_topic(model.name)
+        for model in config.models
+        for endpoint in model.endpoints
+        if endpoint.kv_events.connects
+    ]
+    return Intake(config.kv_events.listen, topics, observer)
 
 
 @contextlib.contextmanager

@@ -27,7 +27,8 @@ class EngineSettings:
     ``tokenizer``: a folder (see ``simulator.tokenizer``); None: bytes. ``answer_tokens``: length of an answer that no
     limit ends earlier, its end-of-text token included. ``seed``: of the answers' text and of the block hashes.
 
-    ``kv_events``, ``replay``: publish them, and on which port (0: any; rank r takes port + r). ``positional_events``:
+    ``kv_events``, ``replay``: publish them, and on which port (0: any; rank r takes port + r). ``kv_connect``: the
+    address that the publishers connect to, rank r to its port + r; None: they are bound. ``positional_events``:
     events as arrays, as before vLLM 0.24. ``bytes_hashes``: 32 bytes, not 64-bit integers. ``buffer_steps``: batches
     that a replay can still send. ``replay_limit``: messages that a slow reader of a replay may have outstanding before
     the rest is dropped without a word (vLLM: 1000); 0: no limit.
@@ -69,6 +70,7 @@ class EngineSettings:
     replay: bool = True
     kv_port: int = 0
     replay_port: int = 0
+    kv_connect: str | None = None
     positional_events: bool = False
     bytes_hashes: bool = False
     topic: str = ""

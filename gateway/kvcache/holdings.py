@@ -172,11 +172,18 @@ class Holdings:
         return self._name(event, tokens, copies)
 
     def first_key(self, event: BlockStored) -> int | None:
-        """Of a run that begins a prompt, if its first block is known."""
+        """Of a run that begins a prompt."""
         if event.parent_block_hash is not None:
             return None
         above = _locations(self._names.get(short(event.block_hashes[0]), ()))
-        return self._shelf.key(above[0]) if above else None
+        if above:
+            return self._shelf.key(above[0])
+        believed, salt = trusted(event)
+        try:
+            tokens = array("I", event.token_ids[: self._unit])
+        except OverflowError:
+            return None
+        return chain(tokens, self._unit, root(True, event.lora_name, salt))[0] if believed else None
 
     def stored(self, event: BlockStored) -> str:
         """Apply an event without a ``problem`` that has no key of its own: a tier of blocks that are known."""

@@ -113,12 +113,26 @@ class CacheIndex:
         """The endpoint's events come, even if they have told of no block yet: it is estimated no more."""
         if (holder := self._holders.get(slot)) is not None:
             holder.heard = True
+            holder.to_ask = 0
 
     def reading(self, slot: int, past: bool) -> None:
         """Whether the endpoint's ``past`` is being read: what it held then says little of what it holds, so that it is
         estimated until that ends."""
         if (holder := self._holders.get(slot)) is not None:
             holder.reading = past
+
+    def unknown_past(self, slot: int) -> None:
+        """The endpoint holds what its events have not told: prompts may ask for that, as many as are configured."""
+        if (holder := self._holders.get(slot)) is not None:
+            holder.to_ask = self._settings.reannounce
+
+    def asks(self, slot: int, keys: BlockKeys) -> bool:
+        """Whether this prompt shall have its engine announce again what it holds of it; each counts."""
+        holder = self._holders.get(slot)
+        if holder is None or holder.to_ask < 1 or not (keys and keys.exact and keys.unit == self.unit):
+            return False
+        holder.to_ask -= 1
+        return True
 
     def reannounced(self, slot: int, keys: BlockKeys) -> None:
         """The engine was asked to announce again what it holds of a prompt: that makes no copies."""
@@ -343,8 +357,9 @@ class CacheIndex:
         if unit == self.unit:
             return ""
         self.unit = unit
-        for slot in list(self._holders):
+        for slot, holder in list(self._holders.items()):
             self.forget(slot)
+            self._holders[slot].to_ask = holder.to_ask
         if not learned:
             return ""
         self.on_new_unit()

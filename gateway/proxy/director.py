@@ -200,7 +200,11 @@ class Director:
         """Send the plan's legs, until an answer may be the client's. Raises LegFailed."""
         assert exchange.body is not None
         if plan.prefill is None:
-            return await self._forwarder.forward(exchange, plan.decode, exchange.body)
+            body = exchange.body
+            if exchange.extras is not None and isinstance(body, JsonBody):
+                body = body.copy()
+                body.set("vllm_xargs", exchange.extras)
+            return await self._forwarder.forward(exchange, plan.decode, body)
         return await self._handover.commit(exchange, plan)
 
     async def _relay(self, exchange: Exchange, committed: Committed, http: web.BaseRequest) -> web.StreamResponse:

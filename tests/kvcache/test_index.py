@@ -67,6 +67,41 @@ def test_what_was_asked_for_once_more_adds_no_copies():
     assert tokens_held(index, 0, ids(1, 2)) == 16
 
 
+def test_an_answer_that_tells_what_was_not_known_is_an_answer():
+    """The next announcement of the prompt is the engine's own, and counts."""
+    index = index_of()
+    index.reannounced(0, index.keys(ids(1, 2), 33, True, "lora", "salt"))
+    told = stored([11, 12], ids(1, 2), lora_name="lora", extra_keys=[["lora", "salt"], ["lora"]])
+    index.apply(0, told)
+    assert tokens_held(index, 0, ids(1, 2), adapter="lora", salt="salt") == 32
+    index.apply(0, told)
+    index.apply(0, removed(11))
+    assert tokens_held(index, 0, ids(1, 2), adapter="lora", salt="salt") == 32
+
+
+def test_so_many_prompts_ask_where_the_past_is_not_known():
+    index = index_of(2, reannounce=2)
+    keys = index.keys(ids(1), 17, True, None, None)
+    assert not index.asks(0, keys)
+    index.unknown_past(0)
+    assert [index.asks(0, keys) for _ in range(3)] == [True, True, False]
+    assert not index.asks(1, keys)
+    assert not index.asks(7, keys)
+    index.unknown_past(0)
+    assert not index.asks(0, index.keys(ids(1), 17, False, None, None)), "what is estimated tells nothing"
+    assert not index.asks(0, index.keys(ids(1)[:9], 9, True, None, None)), "nothing of it can be held"
+    index.believe(0)
+    assert not index.asks(0, keys)
+
+
+def test_what_is_to_be_asked_survives_that_a_block_size_is_learned():
+    index = index_of(2, reannounce=1)
+    index.unknown_past(0)
+    index.apply(1, stored([11], ids(1, 1)))
+    assert index.unit == 32
+    assert index.asks(0, index.keys(ids(1, 1), 33, True, None, None))
+
+
 def test_the_last_token_is_always_computed():
     index = index_of()
     index.apply(0, stored([11, 12], ids(1, 2)))
