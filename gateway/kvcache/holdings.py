@@ -178,12 +178,13 @@ class Holdings:
         above = _locations(self._names.get(short(event.block_hashes[0]), ()))
         if above:
             return self._shelf.key(above[0])
-        believed, salt = trusted(event)
+        believed, salt, media = trusted(event)
         try:
             tokens = array("I", event.token_ids[: self._unit])
         except OverflowError:
             return None
-        return chain(tokens, self._unit, root(True, event.lora_name, salt))[0] if believed else None
+        first = root(True, event.lora_name, salt)
+        return chain_past(tokens, self._unit, first, _within(media, 0, self._unit))[0] if believed else None
 
     def stored(self, event: BlockStored) -> str:
         """Apply an event without a ``problem`` that has no key of its own: a tier of blocks that are known."""
