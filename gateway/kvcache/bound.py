@@ -14,7 +14,7 @@ PACK = 2048
 """Hashes that are packed at once of the endpoint whose events come: 1 ms of work, and more than come mostly."""
 
 PACK_OTHER = 512
-"""And of another in turn, so that those that say nothing are packed, too."""
+"""And of one after the other in turn, so that those that say nothing are packed, too."""
 
 
 class Bound:
@@ -38,8 +38,9 @@ class Bound:
         if self._total > self._ages.above:
             holder.holdings.age(self._ages, PACK)
             holders = list(self._holders.values())
-            self._turn = (self._turn + 1) % len(holders)
-            holders[self._turn].holdings.age(self._ages, PACK_OTHER)
+            self._turn %= len(holders)
+            if not holders[self._turn].holdings.age(self._ages, PACK_OTHER):
+                self._turn += 1
 
     def leave(self, holder: Holder) -> None:
         """The endpoint holds nothing any more."""

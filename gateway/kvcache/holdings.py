@@ -93,7 +93,6 @@ class Holdings:
         stretches, heads, pack = shelf.stretches, shelf.heads, self._pack
         stored = removed = 0
         count = len(events) if self.block_size == unit and not self._orphans else 0
-        again = self._blocks.tiers.again[Layer.GPU]
         counted = not self._blocks.is_plain
         while at < count:
             event = events[at]
@@ -147,7 +146,7 @@ class Holdings:
                 break
             else:
                 self._blocks.put([name], [key], where)
-                counted = counted or bool(again)
+                counted = not self._blocks.is_plain
             stored += 1
             at += 1
         self._copies.computed += stored
@@ -197,11 +196,14 @@ class Holdings:
         tier = Layer.GPU if event.medium == "GPU" else tier_of(event.medium)
         if tier is None:
             return "unknown-medium"
-        names, many, unknown = self._names, self._copies.many, 0
+        names, young, many, unknown = self._names, self._names.young, self._copies.many, 0
         plain = tier is Layer.GPU and self._blocks.is_plain
         for value in event.block_hashes:
             name = value if type(value) is int and value >= 0 else short(value)
-            if plain and name not in many and (named := names.pop(name)) is not None:
+            if plain and name not in many and type(where := young.get(name)) is int:
+                del young[name]
+                self._shelf.unmark(self._shelf.at(where), self._place, 1 << (where & OFFSET))
+            elif plain and name not in many and (named := names.pop(name)) is not None:
                 self._blocks.tiers.release(tier, named)
             elif name in names:
                 self._blocks.take(name, tier)
@@ -225,9 +227,9 @@ class Holdings:
         """Forget ``count`` blocks. ``now``: in the index's count of placements, as ``Stretch.used`` is."""
         self._laps.forget(count, now)
 
-    def age(self, ages: Ages, most: int) -> None:
-        """Pack the oldest hashes, ``most`` of them at most: the index is large."""
-        self._names.age(ages, most)
+    def age(self, ages: Ages, most: int) -> bool:
+        """Pack the oldest hashes, ``most`` of them at most: the index is large. False if none is old."""
+        return self._names.age(ages, most)
 
     def leave(self) -> Iterator[None]:
         """Take everything off the shelf, in steps of one block each. The holdings are of no use afterwards."""

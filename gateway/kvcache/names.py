@@ -32,12 +32,12 @@ class Ages:
     """When hashes are old.
 
     ``above``: blocks of an index, below which all are young: 260 MB, in which nothing becomes slower. ``young``: one in
-    so many of an endpoint's stays young, 16 of the 60 bytes that a block may cost; and ``least`` do anyway. ``chunk``:
+    so many of an endpoint's stays young, 8 of the 60 bytes that a block may cost; and ``least`` do anyway. ``chunk``:
     so many at least are packed at once; to find the oldest of a dictionary takes longer than to pack a few.
     """
 
     above: int = 2_000_000
-    young: int = 8
+    young: int = 16
     least: int = 1024
     chunk: int = 256
 
@@ -120,11 +120,11 @@ class Packed:
             bucket = self._buckets[self._front]
             if not bucket:
                 continue
-            end = (len(bucket) // SIZE // FRONT + 1) * SIZE
-            found += [(name, _unpacked(value)) for name, value in RECORD.iter_unpack(bucket[:end])]
-            taken = len(bucket[:end]) // SIZE
-            del bucket[:end]
-            self._size -= taken
+            several = min(len(bucket) // SIZE // FRONT + 1, count - len(found))
+            front = bucket[: several * SIZE]
+            found += [(name, _unpacked(value)) for name, value in RECORD.iter_unpack(front)]
+            del bucket[: several * SIZE]
+            self._size -= several
         if not self._size:
             self._begin()
         return found
@@ -226,18 +226,19 @@ class Names:
     def values(self) -> Iterator[Named]:
         return (named for _, named in self.items())
 
-    def age(self, ages: Ages, most: int) -> None:
-        """Pack the oldest of what is young, ``most`` hashes at most."""
+    def age(self, ages: Ages, most: int) -> bool:
+        """Pack the oldest of what is young, ``most`` hashes at most. False if there are not enough of them."""
         self._odd = min(self._odd, len(self.young))
         excess = len(self.young) - self._odd - max(ages.least, len(self) // ages.young)
         if excess < ages.chunk:
-            return
+            return False
         self._largest = max(self._largest, len(self.young))
         left = self.old.add(self._pop_young(min(excess, most)))
         self._odd += len(left)
         self.young.update(left)
         if len(self.young) < self._largest // 2:
             self.young, self._largest = dict(self.young), 0
+        return True
 
     def _pop_young(self, count: int) -> list[tuple[int, Named]]:
         young = self.young
