@@ -31,8 +31,8 @@ class Laps:
         count = min(count, len(names))
         spared = SPARED * count
         plain = self._blocks.is_plain and not copies.many
-        # Blocks that were stored together are mostly in one stretch: they leave it together.
-        leaving, bits = -1, 0
+        # Stretch -> bits: blocks that were stored together are mostly in one, and leave it together.
+        leaving: dict[int, int] = {}
         while count:
             again: list[tuple[int, Named]] = []
             size = len(names)
@@ -50,14 +50,10 @@ class Laps:
                     for tier in copies.forget(name):
                         self._blocks.tiers.release(tier, named)
                     continue
-                if named >> BITS != leaving:
-                    if bits:
-                        shelf.unmark(shelf.at(leaving << BITS), self._place, bits)
-                    leaving, bits = named >> BITS, 0
-                bits |= 1 << (named & OFFSET)
+                leaving[named >> BITS] = leaving.get(named >> BITS, 0) | 1 << (named & OFFSET)
             names.young.update(again)
-        if bits:
-            shelf.unmark(shelf.at(leaving << BITS), self._place, bits)
+        for number, bits in leaving.items():
+            shelf.unmark(shelf.at(number << BITS), self._place, bits)
 
     def _used(self, named: Named) -> int:
         return max((self._shelf.at(where).used for where in locations(named)), default=0)
