@@ -15,7 +15,7 @@ import pytest
 import zmq
 import zmq.asyncio
 
-from gateway.framework import CostModel, Endpoint, Engine, EngineMetrics, Load, Model, Observer, TaskSet
+from gateway.framework import CostModel, Endpoint, Engine, EngineMetrics, Load, Match, Model, Observer, TaskSet
 from gateway.kvcache.events import AllBlocksCleared, BlockRemoved, BlockStored, Event
 from gateway.kvcache.index import CacheIndex
 from gateway.kvcache.settings import CacheSettings
@@ -126,6 +126,28 @@ def held_at(shelf: Shelf, place: int) -> set[int]:
         for number, key in enumerate(stretch.keys)
         if stretch.held(place) >> number & 1
     }
+
+
+def index_of(
+    slots: int = 1, events: bool = True, clock: ManualClock | None = None, tally: Tally | None = None, **limits: Any
+) -> CacheIndex:
+    index = CacheIndex(CacheSettings(**limits), "m", clock or ManualClock(), tally or Tally())
+    for slot in range(slots):
+        index.add(endpoint(slot), events)
+    return index
+
+
+def look(
+    index: CacheIndex,
+    prompt: array[int],
+    slot: int = 0,
+    count: int | None = None,
+    exact: bool = True,
+    adapter: str | None = None,
+    salt: str | None = None,
+) -> Match:
+    keys = index.keys(prompt, count or len(prompt), exact, adapter, salt)
+    return index.match(keys, count or len(prompt), [endpoint(slot)])[slot]
 
 
 class FakeEngine:

@@ -1,24 +1,32 @@
 from __future__ import annotations
 
+from collections.abc import Sequence
+from typing import Any
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from gateway.framework import Medium
 from gateway.kvcache.copies import COUNT_MAX
-from gateway.kvcache.events import BlockStored
+from gateway.kvcache.events import BlockRemoved, BlockStored, Event
 from gateway.kvcache.holdings import Holdings
 from gateway.kvcache.keys import chain, chain_past, root
 from gateway.kvcache.layers import LAYERS, Layer
+from gateway.kvcache.names import Ages
 from gateway.kvcache.orphans import MAX_ORPHANS
 from gateway.kvcache.shelf import Shelf
 from tests.kvcache.conftest import held_at, ids, removed, stored
 
 
 class Room(Holdings):
-    """Holdings with a unit of 16 tokens, on a shelf where another endpoint holds blocks of its own."""
+    """Holdings with a unit of 16 tokens, on a shelf where another endpoint holds blocks of its own.
 
-    def __init__(self) -> None:
+    ``old``: hashes are packed, but for one, after each event.
+    """
+
+    def __init__(self, old: bool = False) -> None:
+        self.old = old
         self.shelf = Shelf()
         self.other = Holdings(16, self.shelf, LAYERS)
         self.other.named(stored([1, 2], ids(1, 2)))
@@ -28,14 +36,31 @@ class Room(Holdings):
         assert self.problem(event) == ""
         return self.named(event)
 
+    def quick(self, events: Sequence[Event], at: int = 0) -> tuple[int, int, int]:
+        return self.aged(super().quick(events, at))
+
+    def named(self, event: BlockStored, copies: bool = True) -> str:
+        return self.aged(super().named(event, copies))
+
+    def stored(self, event: BlockStored) -> str:
+        return self.aged(super().stored(event))
+
+    def removed(self, event: BlockRemoved) -> str:
+        return self.aged(super().removed(event))
+
+    def aged(self, result: Any) -> Any:
+        if self.old:
+            self.age(Ages(above=0, young=1000, least=1, chunk=1), 1000)
+        return result
+
     def held(self, tier: Layer = Layer.GPU) -> set[int]:
         assert held_at(self.shelf, LAYERS) == set(keys_of(1, 2))
         return held_at(self.shelf, tier)
 
 
-@pytest.fixture
-def room():
-    return Room()
+@pytest.fixture(params=[False, True], ids=["young", "old"])
+def room(request):
+    return Room(request.param)
 
 
 def keys_of(*numbers, adapter=None, salt=None, size=16):
@@ -368,10 +393,10 @@ events = st.lists(
 )
 
 
-@given(events)
-def test_the_quick_way_is_the_long_one(steps):
-    """One block at a time or in runs, quick or not: the same blocks are held."""
-    quick, slow = Room(), Room()
+@given(events, st.booleans())
+def test_the_quick_way_is_the_long_one(steps, old):
+    """One block at a time or in runs, quick or not, with hashes that are packed or not: the same blocks are held."""
+    quick, slow = Room(old), Room()
     for what, number, count in steps:
         # Block n is behind block n - 1 but for each fifth, which begins a prompt.
         run = [n for n in range(number, number + count) if n // 5 == number // 5]
