@@ -18,6 +18,7 @@ from gateway.errors import ConfigError
 from gateway.feed import CacheFeed
 from gateway.fleet.fleet import Fleet
 from gateway.framework import Clock, Observer, SystemClock, TaskSet
+from gateway.kvcache.intake import Intake
 from gateway.notify import notify
 from gateway.observability.logs import configure
 from gateway.observability.metrics import Metrics
@@ -28,13 +29,14 @@ from gateway.proxy.decisions import Decisions
 from gateway.proxy.directory import Directory
 from gateway.proxy.keys import read as read_keys
 from gateway.proxy.operations import Operations
+from gateway.proxy.rendering import Rendering
 from gateway.proxy.server import Server
 from gateway.proxy.stored import StoredResponses
 from gateway.proxy.upstream import Upstream
 from gateway.proxy.witness import Witness
 from gateway.reload import Read, Reloading
 from gateway.scheduling.scheduler import Scheduler
-from gateway.wiring import Common, Draft, Rooms, Wiring, blaming, priced
+from gateway.wiring import Common, Draft, Rooms, Wiring, blaming, priced, topics
 
 log = logging.getLogger("kvgate.app")
 
@@ -77,7 +79,7 @@ class Gateway:
                 random=common.chance,
             )
         caches = {settings.name: (serving.index, settings.kv_cache) for serving, settings in models}
-        self.feed = CacheFeed(caches, self.clock, observer)
+        self.feed = CacheFeed(caches, self.clock, observer, intake_of(config, observer))
         self.feed.connect(self.fleet)
         self.upstream = Upstream(config.timeouts)
         rooms = Rooms(common, self.fleet, self.upstream, StoredResponses(self.clock), self.decisions, self.clock.wall())
@@ -102,6 +104,10 @@ class Gateway:
         return self.reloading.wiring.directory
 
     @property
+    def rendering(self) -> Rendering:
+        return self.reloading.wiring.rendering
+
+    @property
     def witness(self) -> Witness:
         return self.reloading.wiring.witness
 
@@ -112,6 +118,8 @@ class Gateway:
     async def start(self) -> None:
         """Load the tokenizers, probe the engines, follow their events. Raises ConfigError."""
         await self.load()
+        with blaming(self.config, "kv_events", "listen"):
+            self.feed.listen()
         await self.upstream.start()
         await self.fleet.start()
         self.reloading.open = True
@@ -122,9 +130,16 @@ class Gateway:
         await self.fleet.close()  # before the feed: it tells it of event streams
         await self.feed.close()
         await self.reloading.wiring.handover.close()
+        await self.rendering.close()
         await self.witness.close()
         await self.upstream.close()
         await self.reloading.close()
+
+
+def intake_of(config: Config, observer: Observer) -> Intake | None:
+    """What engines connect to with their KV events, if any shall; it does not listen yet."""
+    listen = config.kv_events.listen
+    return None if listen is None else Intake(listen, topics(config), observer)
 
 
 async def _bind(runner: web.BaseRunner, host: str, port: int, what: str) -> int:

@@ -1,4 +1,5 @@
-"""``kvgate check``: what of a configuration is in order and will disappoint all the same, where prefill is split off.
+"""``kvgate check``: what of a configuration is in order and will disappoint all the same: where prefill is split off,
+and where engines shall connect to us.
 
 Two steps: what the file alone says, and what the engines of models that split say of themselves. An engine that cannot
 be asked is a warning; nothing here fails. Each warning names the model, the endpoint and the remedy.
@@ -76,7 +77,7 @@ async def check(config: Config, scheduler: Scheduler, clock: Clock, *, probe: bo
     """
     async with open_session(clock, keepalive=1.0) as session:
         found = await asyncio.gather(*(_of_model(session, scheduler, model, probe=probe) for model in config.models))
-    warnings, notes = [], []
+    warnings, notes = list(_of_listening(config)), []
     for model, (its_warnings, its_notes) in zip(config.models, found, strict=True):
         warnings += [f"model {model.name}: {warning}" for warning in its_warnings]
         notes += [f"model {model.name}: {note}" for note in its_notes]
@@ -100,6 +101,23 @@ async def _of_model(
     if probe and split.rules.connector != "nixl":
         return warnings, ["not probed: only NIXL's prefill says where its KV can be fetched"]
     return warnings, ()
+
+
+def _of_listening(config: Config) -> Iterator[str]:
+    listen = config.kv_events.listen
+    named: dict[str, str] = {}
+    if listen is None:
+        return
+    connecting = [(model, one) for model in config.models for one in model.endpoints if one.kv_events.connects]
+    if not connecting:
+        yield f"kv_events.listen is {listen}, and no endpoint has kv_events.connects: what comes there is not used"
+    for model, one in connecting:
+        topic = one.kv_topic(model.name)
+        if named.setdefault(one.url.rstrip("/"), topic) != topic:
+            yield (
+                f"model {model.name}: {_name(one)} shall send its KV events with the topic {topic!r}, and for another "
+                f"model with {named[one.url.rstrip('/')]!r}, but has one: give it a kv_events.topic in both"
+            )
 
 
 def _of_whole(model: ModelSettings, scheduler: Scheduler) -> Iterator[str]:

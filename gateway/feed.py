@@ -4,11 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import functools
+from collections.abc import Sequence
 
+import zmq
+
+from gateway.errors import ConfigError
 from gateway.fleet.fleet import Fleet, KvSource
 from gateway.framework import Clock, Endpoint, Observer, TaskSet
 from gateway.kvcache.index import CacheIndex
+from gateway.kvcache.intake import Expected, Intake
 from gateway.kvcache.settings import CacheSettings
+from gateway.kvcache.sockets import EventSource, Subscription
 from gateway.kvcache.stream import EventStream
 
 SWEEP_SLICE = 500
@@ -16,10 +22,20 @@ SWEEP_SLICE = 500
 
 
 class CacheFeed:
-    """Connects the fleet to the indexes: an endpoint that comes or goes, where its KV events are, that it restarted."""
+    """Connects the fleet to the indexes: an endpoint that comes or goes, where its KV events are, that it restarted.
 
-    def __init__(self, caches: dict[str, tuple[CacheIndex, CacheSettings]], clock: Clock, observer: Observer) -> None:
+    ``intake``: for engines that connect to us.
+    """
+
+    def __init__(
+        self,
+        caches: dict[str, tuple[CacheIndex, CacheSettings]],
+        clock: Clock,
+        observer: Observer,
+        intake: Intake | None = None,
+    ) -> None:
         self._caches = caches
+        self._intake = intake
         self._clock = clock
         self._observer = observer
         self._streams: dict[Endpoint, EventStream] = {}
@@ -40,6 +56,20 @@ class CacheFeed:
     def forget(self, model: str) -> None:
         """After the last endpoint of ``model`` was dropped."""
         del self._caches[model]
+
+    def listen(self) -> None:
+        """Let engines connect to us, if there is an ``intake``. Raises ConfigError."""
+        if self._intake is not None:
+            try:
+                self._intake.start()
+            except zmq.ZMQError as error:
+                why = zmq.strerror(error.errno or 0)
+                raise ConfigError(f"cannot listen on {self._intake.address}: {why}") from error
+
+    def expect(self, topics: Sequence[str]) -> None:
+        """The topics of the engines that are to connect to us, from now on."""
+        if self._intake is not None:
+            self._intake.expect(topics)
 
     def endpoint_added(self, endpoint: Endpoint) -> None:
         self._index(endpoint).add(endpoint, events=False)
@@ -68,12 +98,17 @@ class CacheFeed:
         if source is None:
             self._observer.kv_stream(endpoint.name, "off")
             return
+        where: EventSource
+        if source.address is not None:
+            where = Subscription(source.address, source.topic)
+        else:
+            assert self._intake is not None, "the configuration is checked for it"
+            where = Expected(self._intake, source.topic, source.offset)
         stream = EventStream(
             slot=endpoint.slot,
             endpoint_name=endpoint.name,
-            address=source.address,
+            source=where,
             replay=source.replay,
-            topic=source.topic,
             index=index,
             observer=self._observer,
             clock=self._clock,
@@ -96,6 +131,8 @@ class CacheFeed:
         for stream in self._streams.values():
             await stream.close()
         await self._tasks.close()
+        if self._intake is not None:
+            await self._intake.close()
 
     def _wire(self, model: str, index: CacheIndex) -> None:
         index.on_new_unit = functools.partial(self._replay_all, model)

@@ -25,7 +25,7 @@ from gateway.fleet.fleet import Change
 from gateway.framework import TaskSet
 from gateway.notify import notify
 from gateway.proxy.server import Server
-from gateway.wiring import Draft, Rooms, Wiring, blaming, priced
+from gateway.wiring import Draft, Rooms, Wiring, blaming, priced, topics
 
 log = logging.getLogger("kvgate.reload")
 
@@ -101,6 +101,10 @@ class Reloading:
         wanted, registry = await asyncio.to_thread(lambda: (read(), discover()))
         before = self.wiring
         config, restart = possible(before.config, wanted)
+        if topics(config) and config.kv_events.listen is None:
+            raise ConfigError(
+                "kv_events.listen needs a restart, and until then no endpoint can have kv_events.connects"
+            )
         draft = Draft.make(config, self._rooms.common, before, registry)
         pairs = list(zip(draft.servings, config.models, strict=True))
         new = {serving.model.name for serving in draft.servings} - before.models.keys()
@@ -150,6 +154,7 @@ class Reloading:
             serving.admission.limit(settings.limits)
         wiring = self.wiring = Wiring.make(draft, self._rooms, before)
         self._server.use(wiring.director, wiring.directory, wiring.keys, patience=config.timeouts.receive)
+        self._feed.expect(topics(config))
         self._adopted(config)
         self._ending.append(before)
         before.director.retire(partial(self._ended, before))
@@ -173,6 +178,7 @@ def possible(before: Config, wanted: Config) -> tuple[Config, Sequence[str]]:
     config = replace(
         wanted,
         listen=replace(wanted.listen, host=before.listen.host, port=before.listen.port, admin=before.listen.admin),
+        kv_events=before.kv_events,
         fleet=replace(before.fleet, cost=wanted.fleet.cost),
         log=replace(wanted.log, format=before.log.format),
         models=tuple(replace(model, kv_cache=kept.get(model.name, model.kv_cache)) for model in wanted.models),

@@ -32,6 +32,7 @@ from gateway.proxy.forward import Forwarder
 from gateway.proxy.handover import Handover
 from gateway.proxy.keys import ClientKeys
 from gateway.proxy.legs import RetryBudget
+from gateway.proxy.rendering import Rendering
 from gateway.proxy.stored import StoredResponses
 from gateway.proxy.upstream import Upstream
 from gateway.proxy.witness import Witness
@@ -119,6 +120,7 @@ class Wiring:
     directory: Directory
     director: Director
     handover: Handover
+    rendering: Rendering
     witness: Witness
     keys: ClientKeys
 
@@ -139,6 +141,15 @@ class Wiring:
             random=common.chance,
             after=None if before is None else before.handover,
         )
+        rendering = Rendering(
+            forwarder,
+            upstream,
+            directory,
+            {settings.name: settings.media for settings in config.models},
+            common.clock,
+            common.observer,
+            None if before is None else before.rendering,
+        )
         witness = Witness(forwarder, upstream, common.chance, None if before is None else before.witness)
         director = Director(
             directory=directory,
@@ -146,6 +157,7 @@ class Wiring:
             scheduler=draft.scheduler,
             forwarder=forwarder,
             handover=handover,
+            rendering=rendering,
             witness=witness,
             listen=config.listen,
             timeouts=config.timeouts,
@@ -156,7 +168,7 @@ class Wiring:
             clock=common.clock,
             observer=common.observer,
         )
-        return cls(config, draft.scheduler, directory, director, handover, witness, draft.keys)
+        return cls(config, draft.scheduler, directory, director, handover, rendering, witness, draft.keys)
 
     @property
     def models(self) -> dict[str, tuple[ModelSettings, Serving]]:
@@ -167,6 +179,16 @@ class Wiring:
     @property
     def tokens(self) -> set[ModelTokens]:
         return {serving.tokens for serving in self.directory.servings}
+
+
+def topics(config: Config) -> list[str]:
+    """With which those engines send their KV events that connect to us."""
+    return [
+        endpoint.kv_topic(model.name)
+        for model in config.models
+        for endpoint in model.endpoints
+        if endpoint.kv_events.connects
+    ]
 
 
 def priced(config: Config, servings: Sequence[Serving]) -> list[tuple[Model, Sequence[EndpointSettings]]]:

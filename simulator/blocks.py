@@ -12,7 +12,7 @@ from array import array
 from collections import OrderedDict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,7 +24,7 @@ class Stored:
     tokens: Sequence[int]
     block_size: int
     adapter: str | None
-    extra: tuple[tuple[str, ...] | None, ...]
+    extra: tuple[tuple[Any, ...] | None, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,17 +42,34 @@ class Cleared:
 KvEvent: TypeAlias = Stored | Removed | Cleared
 
 
+class Medium(NamedTuple):
+    """An image, a sound or a video in a prompt: its placeholders' place, and what its content is known by."""
+
+    offset: int
+    length: int
+    identifier: str
+
+
 class HashChain:
     """The names of one request's blocks, in order; grows with its tokens.
 
-    A name is a hash of the tokens of the block and of the name before it. The first block's also holds the salt, and
-    every block's the adapter. Engines do not agree on names and nobody may depend on how they are made.
+    A name is a hash of the tokens of the block and of the name before it. The first block's also holds the salt,
+    every block's the adapter, and one with a part of a medium that. Engines do not agree on names and nobody may depend
+    on how they are made. ``media``: by their place.
     """
 
-    def __init__(self, block_size: int, seed: int = 0, adapter: str | None = None, salt: str | None = None) -> None:
+    def __init__(
+        self,
+        block_size: int,
+        seed: int = 0,
+        adapter: str | None = None,
+        salt: str | None = None,
+        media: Sequence[Medium] = (),
+    ) -> None:
         self.block_size = block_size
         self.adapter = adapter
         self.salt = salt
+        self.media = media
         self.names: list[bytes] = []
         self._last = hashlib.sha256(f"{seed}/{block_size}/{adapter or ''}/{salt or ''}".encode()).digest()
 
@@ -64,16 +81,28 @@ class HashChain:
         data = memoryview(tokens).cast("B")[known * width :]
         last = self._last
         for start in range(0, len(data) - width + 1, width):
-            last = hashlib.sha256(last + data[start : start + width]).digest()
+            inside = self._media(len(self.names)) if self.media else []
+            media = repr(inside).encode() if inside else b""
+            last = hashlib.sha256(last + data[start : start + width] + media).digest()
             self.names.append(last)
         self._last = last
 
-    def extra(self, block: int) -> tuple[str, ...] | None:
+    def extra(self, block: int) -> tuple[Any, ...] | None:
         """The untagged extra keys that an event carries for a block."""
-        keys = (self.adapter,) if self.adapter else ()
+        keys: list[Any] = [self.adapter] if self.adapter else []
+        keys += self._media(block)
         if block == 0 and self.salt:
-            keys = (*keys, self.salt)
-        return keys or None
+            keys.append(self.salt)
+        return tuple(keys) or None
+
+    def _media(self, block: int) -> list[tuple[str, int]]:
+        """Those with a part in the block, and where they begin, from its first token on."""
+        start, end = block * self.block_size, (block + 1) * self.block_size
+        return [
+            (identifier, offset - start)
+            for offset, length, identifier in self.media
+            if offset < end and start < offset + length
+        ]
 
 
 class BlockPool:

@@ -18,7 +18,7 @@ async def chat_asks(call: Call, body: dict[str, Any], *limits: str) -> tuple[str
     name, adapter = call.model(body.get("model"))
     prompts = call.service.prompts
     prompts.check(body)
-    ids = await prompts.chat(body)
+    ids, media = await prompts.chat_with_media(body)
     limit = prompts.limit(body, ids, None, *limits)
     return name, [
         Ask(
@@ -31,6 +31,7 @@ async def chat_asks(call: Call, body: dict[str, Any], *limits: str) -> tuple[str
             seed=choice,
             transfer=transfer,
             report_hits=reports_hits(body),
+            media=media,
         )
         for choice in range(wanted_choices(body))
     ]

@@ -21,7 +21,7 @@ async def answer_message(call: Call) -> web.StreamResponse:
     body = call.body
     if body.get("max_tokens") is None:
         raise missing("max_tokens", body)
-    chat = {**_chat(body), "stop": body.get("stop_sequences")}
+    chat = {**as_chat(body), "stop": body.get("stop_sequences")}
     name, asks = await chat_asks(call, chat, "max_tokens")
     answer_id = f"chatcmpl-{call.base_id}"
     generation = call.generate(asks[:1], answer_id)
@@ -47,10 +47,10 @@ async def answer_message(call: Call) -> web.StreamResponse:
 async def count_tokens(call: Call) -> web.StreamResponse:
     """``/v1/messages/count_tokens``."""
     call.model(call.body.get("model"))
-    return await call.sink.json({"input_tokens": len(await call.service.prompts.chat(_chat(call.body)))})
+    return await call.sink.json({"input_tokens": len(await call.service.prompts.chat(as_chat(call.body)))})
 
 
-def _chat(body: Mapping[str, Any]) -> dict[str, Any]:
+def as_chat(body: Mapping[str, Any]) -> dict[str, Any]:
     """An Anthropic body as a chat's. Raises ApiError for messages that are none."""
     given = body.get("messages")
     if given is None:
@@ -92,10 +92,16 @@ def _turn(message: Mapping[str, Any]) -> list[dict[str, Any]]:
             text = _text(block.get("content"), "\n")
             results.append({"role": "tool", "tool_call_id": block.get("tool_use_id"), "content": text})
     text = _text(content, "\n")
-    turn: dict[str, Any] = {"role": role, "content": text}
+    images = [_image(block["source"]) for block in content if block.get("type") == "image"]
+    turn: dict[str, Any] = {"role": role, "content": [*images, {"type": "text", "text": text}] if images else text}
     if calls:
         turn["tool_calls"] = calls
-    return [*results, turn] if text or calls or not results else results
+    return [*results, turn] if text or calls or images or not results else results
+
+
+def _image(source: Mapping[str, Any]) -> dict[str, Any]:
+    url = source.get("url") or f"data:{source.get('media_type')};base64,{source.get('data')}"
+    return {"type": "image_url", "image_url": {"url": url}}
 
 
 def _text(content: Any, separator: str) -> str:

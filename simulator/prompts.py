@@ -6,11 +6,13 @@ A prompt is rendered and encoded as vLLM 0.32 does it: a chat without special to
 from __future__ import annotations
 
 import asyncio
+import hashlib
 from array import array
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from simulator.blocks import Medium
 from simulator.errors import ApiError, bad_value, invalid, missing, too_long
 from simulator.settings import EngineSettings
 from simulator.template import TemplateError
@@ -30,6 +32,10 @@ COMPLETION_TOKENS = 16
 MAX_CHOICES = 16384
 """Answers to one prompt: vLLM's VLLM_MAX_N_SEQUENCES."""
 
+MARK = "\ue000image\ue001"
+"""Where an image's tokens go, while a chat is text: ahead of its message's text, as vLLM does for a template that takes
+contents as texts."""
+
 SALT_LENGTH = 1024
 """Of a ``cache_salt``."""
 
@@ -38,7 +44,7 @@ SALT_LENGTH = 1024
 class Ask:
     """One sequence that is wanted. ``adapter``: its LoRA; None: the model itself. ``seed``: of the answer's text.
 
-    ``pooling``: no text is wanted, only that the prompt is computed. ``report_hits``: see Job.
+    ``pooling``: no text is wanted, only that the prompt is computed. ``report_hits``: see Job. ``media``: in ``ids``.
     """
 
     ids: array[int]
@@ -51,6 +57,7 @@ class Ask:
     transfer: Transfer | None = None
     pooling: bool = False
     report_hits: bool = False
+    media: tuple[Medium, ...] = ()
 
 
 class Prompts:
@@ -62,6 +69,10 @@ class Prompts:
 
     async def chat(self, body: Mapping[str, Any]) -> array[int]:
         """Token ids of ``messages``."""
+        return (await self.chat_with_media(body))[0]
+
+    async def chat_with_media(self, body: Mapping[str, Any]) -> tuple[array[int], tuple[Medium, ...]]:
+        """Token ids of ``messages``, and the images among them."""
         messages = body.get("messages")
         if messages is None:
             raise missing("messages", body)
@@ -73,7 +84,7 @@ class Prompts:
             raise invalid("missing", "body.messages.0.role", "Field required", body)
         ready = body.get("kv_transfer_params")
         if isinstance(ready, dict) and ready.get("prompt_token_ids") is not None and _only_text(messages):
-            return self._ids(ready["prompt_token_ids"], "kv_transfer_params.prompt_token_ids")
+            return self._ids(ready["prompt_token_ids"], "kv_transfer_params.prompt_token_ids"), ()
         kwargs = dict(body.get("chat_template_kwargs") or {})
         for field in ("add_generation_prompt", "continue_final_message"):
             kwargs.pop(field, None)  # the body's own field counts, given or not
@@ -86,6 +97,9 @@ class Prompts:
             if "add_generation_prompt" in body:
                 raise ApiError(400, "Cannot set both `continue_final_message` and `add_generation_prompt` to True.")
             generate = False
+        images: list[str] = []
+        if self._settings.image_tokens:
+            messages = [_marked(message, images) for message in messages]
         try:
             text = self._words.template.render(
                 messages,
@@ -96,7 +110,17 @@ class Prompts:
             )
         except TemplateError as error:
             raise ApiError(400, str(error)) from error
-        return await self.text(text, bool(body.get("add_special_tokens", False)))
+        special = bool(body.get("add_special_tokens", False))
+        if not images:
+            return await self.text(text, special), ()
+        ids = array("I")
+        media: list[Medium] = []
+        for part, image in zip(text.split(MARK), [*images, None], strict=True):
+            ids += await self.text(part, special and not media)
+            if image is not None:
+                media.append(Medium(len(ids), self._settings.image_tokens, image))
+                ids += array("I", [self._words.size - 1]) * self._settings.image_tokens
+        return ids, tuple(media)
 
     async def text(self, text: str, add_special_tokens: bool) -> array[int]:
         limit = self._settings.longest
@@ -189,6 +213,21 @@ def reports_hits(body: Mapping[str, Any]) -> bool:
 
 def _is_id(value: Any) -> bool:
     return isinstance(value, int) and not isinstance(value, bool) and 0 <= value < 2**32
+
+
+def _marked(message: dict[str, Any], images: list[str]) -> dict[str, Any]:
+    """The message with a mark for each of its images, whose identifiers are added to ``images``."""
+    content = message.get("content")
+    if not isinstance(content, list):
+        return message
+    marks = []
+    for part in content:
+        if isinstance(part, dict) and "image_url" in part:
+            given = part["image_url"]
+            url = given.get("url") if isinstance(given, dict) else given
+            images.append(str(part.get("uuid") or hashlib.sha256(str(url).encode()).hexdigest()))
+            marks.append({"type": "text", "text": MARK})
+    return {**message, "content": [*marks, *(part for part in content if "image_url" not in part)]}
 
 
 def _only_text(messages: list[dict[str, Any]]) -> bool:

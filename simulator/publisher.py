@@ -1,6 +1,7 @@
 """The KV events' sockets: a PUB that each batch goes to, and a ROUTER that sends the last ones again.
 
-Both are bound, so that a gateway connects. Rank r has its own pair on the first rank's ports + r.
+Both are bound, so that a gateway connects; or the PUB connects to a gateway, as vLLM's does where its endpoint has no
+``*`` and no ``::``. Rank r has its own pair on the first rank's ports + r, and connects to a port that is r higher.
 """
 
 from __future__ import annotations
@@ -28,7 +29,8 @@ log = logging.getLogger("simulator")
 
 
 class Publisher:
-    """One rank's sockets. ``endpoint`` and ``replay`` are their addresses once bound, as a client connects to them.
+    """One rank's sockets. ``endpoint`` and ``replay`` are their addresses once bound, as a client connects to them;
+    ``endpoint`` is the other side's where the PUB connects.
 
     ``mute``: that many batches more are kept but not sent live, as if the network had lost them.
     """
@@ -50,8 +52,13 @@ class Publisher:
         """Make the sockets. Port 0: any free one. Raises zmq.ZMQError if a port is taken."""
         self._pub = context.socket(zmq.PUB)
         self._pub.sndhwm = 100_000  # vLLM's default ``hwm``
-        self._pub.bind(f"tcp://{host}:{port or '*'}")
-        self.endpoint = self._pub.getsockopt_string(zmq.LAST_ENDPOINT)
+        if self.settings.kv_connect is None:
+            self._pub.bind(f"tcp://{host}:{port or '*'}")
+            self.endpoint = self._pub.getsockopt_string(zmq.LAST_ENDPOINT)
+        else:
+            there, _, first = self.settings.kv_connect.rpartition(":")
+            self.endpoint = f"{there}:{int(first) + self.rank}"
+            self._pub.connect(self.endpoint)
         if self.settings.replay:
             self._router = zmq.asyncio.Socket(context, zmq.ROUTER)
             self._router.sndhwm = self.settings.replay_limit
@@ -186,7 +193,7 @@ class EventSockets:
             str(publisher.rank): {
                 "enable_kv_cache_events": True,
                 "publisher": "zmq",
-                "endpoint": f"tcp://*:{_port(publisher.endpoint)}",
+                "endpoint": publisher.endpoint if self.settings.kv_connect else f"tcp://*:{_port(publisher.endpoint)}",
                 "replay_endpoint": f"tcp://*:{_port(publisher.replay)}" if publisher.replay else None,
                 "buffer_steps": self.settings.buffer_steps,
                 "hwm": 100_000,

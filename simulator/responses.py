@@ -15,11 +15,7 @@ from simulator.job import Finish
 
 
 async def answer_response(call: Call) -> web.StreamResponse:
-    body = call.body
-    # Unlike chats, and there is no field for it: a template that begins with a BOS has two then.
-    special = {"add_special_tokens": True}
-    chat = {**body, "messages": _messages(body), "tools": _tools(body.get("tools")), **special}
-    name, asks = await chat_asks(call, chat, "max_output_tokens")
+    name, asks = await chat_asks(call, as_chat(call.body), "max_output_tokens")
     header = call.request.headers.get("X-Request-Id")
     answer_id = header or f"resp_{call.base_id}"
     item_id = f"msg_{call.base_id}"
@@ -28,6 +24,13 @@ async def answer_response(call: Call) -> web.StreamResponse:
         return await _stream(call, generation, answer_id, item_id, name)
     await generation.complete()
     return await call.sink.json(_final(call, generation, answer_id, item_id, name))
+
+
+def as_chat(body: Mapping[str, Any]) -> dict[str, Any]:
+    """A response's body as a chat's. Raises ApiError for input that is none."""
+    # Unlike chats, and there is no field for it: a template that begins with a BOS has two then.
+    special = {"add_special_tokens": True}
+    return {**body, "messages": _messages(body), "tools": _tools(body.get("tools")), **special}
 
 
 def _messages(body: Mapping[str, Any]) -> list[dict[str, Any]]:
@@ -45,7 +48,7 @@ def _messages(body: Mapping[str, Any]) -> list[dict[str, Any]]:
     for item in given:
         match item.get("type", "message"):
             case "message":
-                messages.append({"role": item.get("role", "user"), "content": _text(item.get("content"))})
+                messages.append({"role": item.get("role", "user"), "content": _content(item.get("content"))})
             case "function_call":
                 function = {"name": item.get("name"), "arguments": item.get("arguments")}
                 call = {"id": item.get("call_id"), "type": "function", "function": function}
@@ -58,9 +61,16 @@ def _messages(body: Mapping[str, Any]) -> list[dict[str, Any]]:
     return messages
 
 
+def _content(content: Any) -> Any:
+    images = [part for part in content if "image_url" in part] if isinstance(content, list) else []
+    return [*images, {"type": "text", "text": _text(content)}] if images else _text(content)
+
+
 def _text(content: Any) -> str:
     if isinstance(content, list):
-        return "\n".join(str(part.get("text") or "") for part in content if isinstance(part, dict))
+        return "\n".join(
+            str(part.get("text") or "") for part in content if isinstance(part, dict) and "image_url" not in part
+        )
     return str(content or "")
 
 

@@ -14,6 +14,7 @@ from simulator.completions import answer_completion
 from simulator.errors import invalid, missing
 from simulator.messages import answer_message, count_tokens
 from simulator.pooling import answer_embedding, answer_rerank, answer_score
+from simulator.rendering import render_chat, render_message, render_response
 from simulator.responses import answer_response
 from simulator.server_info import answer_server_info
 from simulator.speech import answer_transcription
@@ -127,3 +128,10 @@ DEV_ROUTES: Mapping[str, Mapping[str, Answer]] = {
     "/server_info": {"GET": answer_server_info},
 }
 """Only in development mode, as in vLLM."""
+
+SCALE_OUT_ROUTES: Mapping[str, Mapping[str, Answer]] = {
+    "/v1/chat/completions/render": {"POST": render_chat},
+    "/v1/messages/render": {"POST": render_message},
+    "/v1/responses/render": {"POST": render_response},
+}
+"""Only with ``--enable-scale-out``."""

@@ -26,7 +26,7 @@ from simulator.exposition import CONTENT_TYPE, render
 from simulator.failure import begin_with_error, tell
 from simulator.faults import Fault, FaultKind, Faults
 from simulator.listener import Connections, Listener
-from simulator.routes import DEV_ROUTES, ROUTES, Answer
+from simulator.routes import DEV_ROUTES, ROUTES, SCALE_OUT_ROUTES, Answer
 from simulator.service import Service
 from simulator.settings import EngineSettings
 from simulator.sink import Sink, hang
@@ -198,7 +198,8 @@ class EngineServer:
                 call.generation.close()
             if not (answered or call.sink.opened):
                 self._reject(call)
-        handler = path if path in ROUTES or path in DEV_ROUTES or path == "/metrics" else "none"
+        known = path in ROUTES or path in DEV_ROUTES or path in SCALE_OUT_ROUTES or path == "/metrics"
+        handler = path if known else "none"
         self._requests[handler, method, f"{response.status // 100}xx"] += 1
         return response
 
@@ -216,6 +217,8 @@ class EngineServer:
         methods: Mapping[str, Answer] | None = ROUTES.get(path)
         if methods is None and self.settings.dev_mode:
             methods = DEV_ROUTES.get(path)
+        if methods is None and self.settings.scale_out:
+            methods = SCALE_OUT_ROUTES.get(path)
         if methods is None:
             return await call.sink.json({"detail": "Not Found"}, 404)
         answer = methods.get(method)

@@ -145,7 +145,7 @@ class Service:
             tokens=array("I", ask.ids),
             max_tokens=ask.max_tokens,
             sampler=iter(()),
-            chain=HashChain(settings.block_size, settings.seed, ask.adapter, ask.salt),
+            chain=HashChain(settings.block_size, settings.seed, ask.adapter, ask.salt, ask.media),
             arrived=now,
             eos=None if ask.ignore_eos else self.words.eos,
             pooling=ask.pooling,

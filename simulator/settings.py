@@ -27,14 +27,16 @@ class EngineSettings:
     ``tokenizer``: a folder (see ``simulator.tokenizer``); None: bytes. ``answer_tokens``: length of an answer that no
     limit ends earlier, its end-of-text token included. ``seed``: of the answers' text and of the block hashes.
 
-    ``kv_events``, ``replay``: publish them, and on which port (0: any; rank r takes port + r). ``positional_events``:
+    ``kv_events``, ``replay``: publish them, and on which port (0: any; rank r takes port + r). ``kv_connect``: the
+    address that the publishers connect to, rank r to its port + r; None: they are bound. ``positional_events``:
     events as arrays, as before vLLM 0.24. ``bytes_hashes``: 32 bytes, not 64-bit integers. ``buffer_steps``: batches
     that a replay can still send. ``replay_limit``: messages that a slow reader of a replay may have outstanding before
     the rest is dropped without a word (vLLM: 1000); 0: no limit.
 
     ``ranks``: data-parallel ranks, each with its own blocks and queue. ``report_cached_tokens``:
     ``--enable-prompt-tokens-details``. ``echo_request_id``: ``--enable-request-id-headers``. ``dev_mode``:
-    ``/reset_prefix_cache`` and ``/server_info`` exist.
+    ``/reset_prefix_cache`` and ``/server_info`` exist. ``scale_out``: ``--enable-scale-out``, those that render.
+    ``image_tokens``: of each image; 0: the model takes none. ``render_seconds``: what rendering one takes.
 
     KV hand-over: ``connector`` is the protocol (see ``simulator.transfer``), ``kv_role`` which legs it takes (SGLang's
     must be one of the two). ``kv_lease_seconds``: how long a NIXL prefill engine keeps blocks that nobody reads.
@@ -68,6 +70,7 @@ class EngineSettings:
     replay: bool = True
     kv_port: int = 0
     replay_port: int = 0
+    kv_connect: str | None = None
     positional_events: bool = False
     bytes_hashes: bool = False
     topic: str = ""
@@ -79,6 +82,9 @@ class EngineSettings:
     report_cached_tokens: bool = True
     echo_request_id: bool = False
     dev_mode: bool = True
+    scale_out: bool = False
+    image_tokens: int = 0
+    render_seconds: float = 0.0
     connector: str = "nixl"
     kv_role: str = "both"
     kv_lease_seconds: float = 30.0
@@ -110,6 +116,8 @@ class EngineSettings:
             "kv_transfer_seconds",
             "handshake_timeout",
             "pairing_timeout",
+            "image_tokens",
+            "render_seconds",
         ):
             if getattr(self, name) < 0:
                 raise ValueError(f"{name} must be at least 0 seconds")

@@ -342,3 +342,20 @@ class TestItsConfiguration:
         async with talking(transfer=NIXL, **more) as (p, _), talking(transfer=NIXL) as (d, _):
             (warning,) = await warned(pair(p, d), probe=True)
         assert "probe" in warning
+
+
+class TestEnginesThatConnect:
+    LISTEN = 'kv_events: {listen: "tcp://*:5557"}\n'
+
+    async def test_nobody_connects(self) -> None:
+        text = f"models:\n- name: m\n  {TOKENIZER}\n  endpoints:\n" + endpoints("role: both")
+        assert await of_file(text) == []
+        (warning,) = await of_file(text + self.LISTEN)
+        assert warning.startswith("kv_events.listen is tcp://*:5557, and no endpoint has kv_events.connects")
+
+    async def test_an_engine_of_two_models_has_one_topic(self) -> None:
+        endpoint = "  - {url: 'http://127.0.0.1:1', kv_events: {connects: true%s}}\n"
+        models = f"models:\n- name: m\n  endpoints:\n{endpoint}- name: n\n  endpoints:\n{endpoint}" + self.LISTEN
+        (warning,) = await of_file(models % ("", ""))
+        assert "'kv@127.0.0.1:1@n', and for another model with 'kv@127.0.0.1:1@m'" in warning
+        assert await of_file(models % (", topic: t", ", topic: t")) == []

@@ -10,6 +10,8 @@ escaped spelling (``"\\u006bv_transfer_params"``) or a second copy of a key cann
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import msgspec
 
 from gateway.api.settings import NEVER, PassSettings
@@ -19,6 +21,9 @@ EXTRAS = frozenset({"vllm_xargs", "extra_args"})
 NESTS = frozenset({"sampling_params"})
 """Objects that may hold ``NEVER`` and ``EXTRAS`` in their turn (vLLM's token-level generate API)."""
 SENSITIVE = NEVER | EXTRAS | NESTS
+
+REPORT_MODE = "kv_cache_report_mode"
+FULL_REPORT = msgspec.Raw(b'"full"')
 
 Fields = dict[str, msgspec.Raw]
 
@@ -63,9 +68,19 @@ def asks_report(fields: Fields) -> bool:
     """Whether an engine that gets these announces the blocks that it has of the prompt once more."""
     try:
         extras = _FIELDS.decode(fields["vllm_xargs"])
-        return bool(_ANY.decode(extras["kv_cache_report_mode"]) == "full")
+        return bool(_ANY.decode(extras[REPORT_MODE]) == "full")
     except (KeyError, msgspec.DecodeError):
         return False
+
+
+def ask_report(fields: Fields) -> Mapping[str, msgspec.Raw] | None:
+    """The ``vllm_xargs`` that ask for what ``asks_report`` tells of, beside the client's own; None: it has said itself
+    what it wants."""
+    try:
+        extras = _FIELDS.decode(fields["vllm_xargs"])
+    except (KeyError, msgspec.DecodeError):  # there are none, or null
+        extras = {}
+    return None if REPORT_MODE in extras else {**extras, REPORT_MODE: FULL_REPORT}
 
 
 def _kept(value: msgspec.Raw, name: str, settings: PassSettings) -> msgspec.Raw | None:

@@ -57,6 +57,7 @@ def _check_models(config: Config, origin: Origin) -> None:
     for i, handler in enumerate(config.handlers):
         handlers.add(handler.name, ("handlers", i, "name"))
     endpoints: dict[str, str] = {}
+    topics: dict[str, str] = {}
     for i, model in enumerate(config.models):
         path: KeyPath = ("models", i)
         names.add(model.name, (*path, "name"))
@@ -64,6 +65,7 @@ def _check_models(config: Config, origin: Origin) -> None:
             names.add(alias, (*path, "aliases", j))
         handlers.check(model.handler, (*path, "handler"))
         _check_endpoints(model, path, origin, endpoints)
+        _check_connecting(config, model, path, origin, topics)
 
 
 def _check_endpoints(model: ModelSettings, path: KeyPath, origin: Origin, urls: dict[str, str]) -> None:
@@ -81,6 +83,23 @@ def _check_endpoints(model: ModelSettings, path: KeyPath, origin: Origin, urls: 
             if urls.setdefault(endpoint.name, url) != url:
                 other = origin.scrub(urls[endpoint.name])
                 raise origin.error((*where, "name"), f"{endpoint.name!r} is the name of {other} in another model")
+
+
+def _check_connecting(
+    config: Config, model: ModelSettings, path: KeyPath, origin: Origin, engines: dict[str, str]
+) -> None:
+    """Engines that connect to us need something to connect to, and a topic that no other has. ``engines``: by topic."""
+    for i, endpoint in enumerate(model.endpoints):
+        if not endpoint.kv_events.connects:
+            continue
+        where: KeyPath = (*path, "endpoints", i, "kv_events")
+        if config.kv_events.listen is None:
+            problem = "it connects to nothing: give 'kv_events: {listen: \"tcp://*:5557\"}' at the top level"
+            raise origin.error((*where, "connects"), problem)
+        topic, url = endpoint.kv_topic(model.name), endpoint.url.rstrip("/")
+        if engines.setdefault(topic, url) != url:
+            other = origin.scrub(engines[topic])
+            raise origin.error((*where, "topic"), f"{topic!r} is the topic of {other}, too: give each engine its own")
 
 
 def _check_plugins(config: Config, origin: Origin) -> None:

@@ -11,15 +11,17 @@ from dataclasses import dataclass, field
 from typing import Any
 from urllib.parse import urlsplit
 
-from gateway.doctor.events import Heard, ask_replay, first_hash, listen
+from gateway.doctor.events import Heard, ask_replay, find, first_hash, listen
 from gateway.doctor.finding import Finding, Level
 from gateway.doctor.hashes import ALGORITHMS, recognise
 from gateway.doctor.tokens import words
-from gateway.fleet.kv_source import KvSource, configured, reported
+from gateway.fleet.kv_source import KvSource, configured, connecting, reported
 from gateway.fleet.probe import ProbeFailed
 from gateway.fleet.settings import EndpointSettings
 from gateway.framework import Clock, ServedModel, TextInput
 from gateway.interview import Interview
+from gateway.kvcache.intake import Expected, Intake
+from gateway.kvcache.sockets import EventSource, Subscription
 from gateway.tokens import ModelTokens
 
 TRIES = 2
@@ -37,7 +39,8 @@ RANK_HEADER = "x-data-parallel-rank"
 @dataclass(slots=True)
 class CacheCheck:
     """``told``: tokens of a block by its metrics, 0 if they do not tell. ``configured``: as in ``Patient.unit``.
-    ``sources``: its /kv_event_sources, None if there is no such route. ``algorithm``: of its hashes, by its metrics."""
+    ``sources``: its /kv_event_sources, None if there is no such route. ``algorithm``: of its hashes, by its metrics.
+    ``topic``: of its events where it connects to us, to ``intake``; None: that is another process's."""
 
     engine: Interview
     settings: EndpointSettings
@@ -51,6 +54,8 @@ class CacheCheck:
     tokens: ModelTokens
     clock: Clock
     flag: str
+    topic: str
+    intake: Intake | None
     _ids: Sequence[int] = ()
     _failed: str = ""
     _reports_hits: bool = True
@@ -65,10 +70,13 @@ class CacheCheck:
             self._add("events", Level.NOTE, "not tried", said)
             self._of_block_size(heard)
             return self._found
-        if source is None:
-            await self._probe(tokens)
+        where = self._where(source) if source is not None else None
+        if where is not None:
+            heard = await listen(where, lambda: self._probe(tokens), TRIES)
         else:
-            heard = await listen(source, lambda: self._probe(tokens), TRIES)
+            await self._probe(tokens)
+            if source is not None and source.replay is not None:
+                heard = await find(source.replay, self._ids)
         if self._failed:
             self._add(
                 "events",
@@ -77,6 +85,8 @@ class CacheCheck:
                 f"it did not compute a prompt of some {tokens} tokens: POST /v1/completions gave {self._failed}",
                 "see its log: it would not answer clients either",
             )
+        elif source is not None and source.address is None:
+            self._of_coming(source, heard, taken=where is None)
         elif source is not None:
             self._of_events(source, heard)
         self._of_block_size(heard)
@@ -100,6 +110,8 @@ class CacheCheck:
             said = "its events are not followed, as configured (kv_events.enabled): what it holds is estimated"
             self._add("events", Level.NOTE, "unused", said)
             return None
+        if settings.connects:
+            return self._connecting(host)
         named = configured(settings, self.rank, host)
         if named is not None:
             return named
@@ -127,6 +139,40 @@ class CacheCheck:
                 'give it "publisher": "zmq" and a tcp:// endpoint, or name its address in kv_events.endpoint',
             )
         return None
+
+    def _connecting(self, host: str) -> KvSource | None:
+        """The source of an engine that shall connect to us; None, with a finding: it will not."""
+        source = connecting(self.settings.kv_events, self.rank, host, self.topic, self.sources or {})
+        if source is None:
+            said = "it has several data-parallel ranks, and one endpoint here: what it holds is estimated"
+            self._add("events", Level.FAILED, "ranks", said, "remove ranks from its endpoint")
+            return None
+        if self.sources is not None and not self.sources:
+            said = "its KV events are off: what it holds is estimated from what was sent to it"
+            self._add("events", Level.FAILED, "off", said, self._start())
+            return None
+        told = (self.sources or {}).get(str(source.offset))
+        there, topic = (told.get("endpoint"), told.get("topic")) if isinstance(told, dict) else (None, None)
+        if isinstance(there, str) and ("*" in there or "::" in there):
+            said = f"it does not connect to the gateway: it listens itself, at {there}"
+            self._add("events", Level.FAILED, "listens", said, f"remove kv_events.connects, or {self._start()}")
+            return None
+        if isinstance(topic, str) and topic != source.topic:
+            said = f"it sends its KV events with the topic {topic!r}, and {source.topic!r} is expected"
+            self._add("events", Level.FAILED, "topic", said, "set kv_events.topic to its own, which no other has")
+            return None
+        return source
+
+    def _where(self, source: KvSource) -> EventSource | None:
+        """What to listen to; None: what engines connect to is another process's here."""
+        if source.address is not None:
+            return Subscription(source.address, source.topic)
+        return Expected(self.intake, source.topic, source.offset) if self.intake is not None else None
+
+    def _start(self) -> str:
+        """How to start an engine that shall connect."""
+        said = '"endpoint":"tcp://GATEWAY:PORT","replay_endpoint":"tcp://*:5558"'
+        return f"""start it with --kv-events-config '{{"enable_kv_cache_events":true,{said},"topic":"{self.topic}"}}'"""
 
     async def _probe(self, count: int) -> Sequence[int]:
         """Have a new text computed; its ids, empty if they cannot be known."""
@@ -158,7 +204,8 @@ class CacheCheck:
                 Level.FAILED,
                 "no connection",
                 f"its KV events cannot be connected to at {at}",
-                "open that port to this host, or correct kv_events.endpoint",
+                "open that port to this host, or correct kv_events.endpoint; "
+                "if that is the gateway's own address, set kv_events.connects",
             )
         elif heard.blocks is not None:
             self._add("events", Level.OK, "live")
@@ -186,6 +233,31 @@ class CacheCheck:
                 f"it computed a new prompt, and announced nothing at {at}",
                 "see that events are on and that kv_events.topic and .endpoint are its own",
             )
+
+    def _of_coming(self, source: KvSource, heard: Heard, *, taken: bool) -> None:
+        """Of an engine that connects to us. ``taken``: to another process, so that only its history can be seen."""
+        if heard.blocks is not None and not taken:
+            self._add("events", Level.OK, "live")
+        elif taken and (heard.blocks is not None or source.replay is None):
+            said = (
+                "what engines connect to is another process's, such as a running gateway, whose kvgate_kv_stream_state "
+                "tells whether they do"
+            )
+            self._add("events", Level.NOTE, "not heard", said)
+        elif taken:
+            said = "it computed a new prompt, and its history does not have it"
+            self._add("events", Level.FAILED, "silent", said, f"see its log, and {self._start()}")
+        elif heard.stored:
+            said = f"the blocks that come with the topic {source.topic!r} are not those of the prompt that it was sent"
+            self._add("events", Level.FAILED, "another's", said, "give each engine a topic of its own")
+        else:
+            assert self.intake is not None
+            others = ", ".join(sorted(repr(topic.decode(errors="replace")) for topic in self.intake.strangers))
+            at = self.intake.address_of(source.offset)
+            said = f"it computed a new prompt, and nothing with the topic {source.topic!r} came to {at}"
+            said += f", but {others}" if others else ""
+            remedy = "see that it can reach that port of this host (does it connect to another?), and "
+            self._add("events", Level.FAILED, "silent", said, remedy + self._start())
 
     def _of_block_size(self, heard: Heard) -> None:
         learned = heard.blocks.block_size if heard.blocks is not None else 0
@@ -220,7 +292,8 @@ class CacheCheck:
                 Level.WARNING,
                 "none",
                 "it has no replay socket: what it announced before a gateway's start, or in a gap, is never known",
-                'give its --kv-events-config a "replay_endpoint", or name it in kv_events.replay',
+                'give its --kv-events-config a "replay_endpoint", or name it in kv_events.replay; else '
+                "kv_cache.reannounce has it tell some of that",
             )
             return
         replayed = await ask_replay(source.replay, heard.sequence)

@@ -12,15 +12,17 @@ from dataclasses import dataclass
 
 import msgspec
 import zmq
-import zmq.asyncio
 
-from gateway.fleet.kv_source import KvSource
 from gateway.kvcache.events import BlockStored, decode, short
+from gateway.kvcache.intake import Expected
 from gateway.kvcache.replay import ReplayBroken, replay, sequence_of
-from gateway.kvcache.sockets import is_connected, open_monitor, open_socket
+from gateway.kvcache.sockets import Change, EventSource, Inlet
 
 CONNECT = 5.0
 """Seconds until the subscription must stand."""
+
+CONNECTS = 1.0
+"""Seconds within which an engine that connects to us does so: ZMQ tries ten times a second."""
 
 ANNOUNCE = 5.0
 """Seconds within which blocks of an answered prompt must be announced: vLLM does so with the step itself."""
@@ -59,26 +61,25 @@ class Replayed:
     before: float | None = None
 
 
-async def listen(source: KvSource, probe: Callable[[], Awaitable[Sequence[int]]], tries: int) -> Heard:
-    """Subscribe, have ``probe`` send a prompt (it returns the ids, empty if not known), and wait for its blocks.
+async def listen(source: EventSource, probe: Callable[[], Awaitable[Sequence[int]]], tries: int) -> Heard:
+    """Listen, have ``probe`` send a prompt (it returns the ids, empty if not known), and wait for its blocks.
 
     Raises what ``probe`` raises.
     """
     heard = Heard()
     try:
-        with open_socket(zmq.SUB) as subscriber, open_monitor(subscriber) as monitor:
-            subscriber.setsockopt(zmq.SUBSCRIBE, source.topic.encode())
-            subscriber.connect(source.address)
+        with source.open() as inlet:
             try:
                 async with asyncio.timeout(CONNECT):
-                    while not is_connected(await monitor.recv_multipart()):
-                        pass
+                    while await _next(inlet) is not Change.CONNECTED:
+                        if isinstance(source, Expected):
+                            break  # it connects within its moment, and is known when it speaks
+                    heard.connected = True
             except TimeoutError:
                 return heard
-            heard.connected = True
-            await asyncio.sleep(SETTLE)
+            await asyncio.sleep(CONNECTS if isinstance(source, Expected) else SETTLE)
             for _ in range(tries):
-                await _hear(subscriber, heard, await probe())
+                await _hear(inlet, heard, await probe())
                 if heard.blocks is not None:
                     break
     except zmq.ZMQError:  # an address that cannot be one
@@ -86,22 +87,34 @@ async def listen(source: KvSource, probe: Callable[[], Awaitable[Sequence[int]]]
     return heard
 
 
-async def _hear(subscriber: zmq.asyncio.Socket, heard: Heard, ids: Sequence[int]) -> None:
+async def _next(inlet: Inlet) -> Change | list[bytes]:
+    while (item := inlet.take()) is None:
+        await asyncio.wait(inlet.some(), return_when=asyncio.FIRST_COMPLETED)
+    return item
+
+
+async def _hear(inlet: Inlet, heard: Heard, ids: Sequence[int]) -> None:
     """Take messages until one announces the blocks of ``ids``."""
     try:
         async with asyncio.timeout(ANNOUNCE):
             while heard.blocks is None:
-                frames = await subscriber.recv_multipart()
-                heard.messages += 1
-                for event in decode(frames[-1]).events:
-                    if not isinstance(event, BlockStored) or not event.token_ids:
-                        continue
-                    heard.stored += 1
-                    if _is_first_of(event, ids):
-                        heard.blocks, heard.sequence = event, sequence_of(frames)
-                        break
+                frames = await _next(inlet)
+                if isinstance(frames, Change):
+                    continue
+                _read(heard, sequence_of(frames), frames[-1], ids)
     except TimeoutError:
         pass
+
+
+def _read(heard: Heard, sequence: int | None, payload: bytes, ids: Sequence[int]) -> None:
+    heard.messages += 1
+    for event in decode(payload).events:
+        if not isinstance(event, BlockStored) or not event.token_ids:
+            continue
+        heard.stored += 1
+        if _is_first_of(event, ids):
+            heard.blocks, heard.sequence = event, sequence
+            break
 
 
 def _is_first_of(event: BlockStored, ids: Sequence[int]) -> bool:
@@ -109,6 +122,18 @@ def _is_first_of(event: BlockStored, ids: Sequence[int]) -> bool:
     if event.parent_block_hash is not None:
         return False
     return not ids or event.token_ids == list(ids[: len(event.token_ids)])
+
+
+async def find(address: str, ids: Sequence[int]) -> Heard:
+    """As ``listen`` does after its probe, but in the engine's history."""
+    heard = Heard()
+    try:
+        async with aclosing(replay(address, 0, REPLAY)) as history:
+            async for sequence, payload in history:
+                _read(heard, sequence, payload, ids)
+    except (ReplayBroken, zmq.ZMQError):
+        pass
+    return heard
 
 
 async def ask_replay(address: str, sequence: int | None) -> Replayed:

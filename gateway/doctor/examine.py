@@ -25,6 +25,7 @@ from gateway.fleet.scrape import Scrape, read
 from gateway.fleet.settings import EndpointSettings
 from gateway.framework import Clock, ServedModel
 from gateway.interview import TIMEOUT, Interview, Told, ask
+from gateway.kvcache.intake import Intake
 from gateway.tokens import ModelTokens
 
 MAX_RANKS = 16
@@ -48,13 +49,15 @@ _ALGORITHM = re.compile(rb'^vllm:cache_config_info\{.*prefix_caching_hash_algo="
 @dataclass(frozen=True, slots=True)
 class Patient:
     """An endpoint, and what is configured for it. ``unit``: the configured block size, None if it is the default.
-    ``seeds``: values of PYTHONHASHSEED that its hashes may be made with."""
+    ``seeds``: values of PYTHONHASHSEED that its hashes may be made with. ``intake``: what engines connect to; None:
+    nothing, or another process's."""
 
     model: ModelSettings
     endpoint: EndpointSettings
     tokens: ModelTokens
     unit: int | None
     seeds: Sequence[str]
+    intake: Intake | None
 
     @property
     def name(self) -> str:
@@ -123,6 +126,8 @@ async def _of_caches(
             tokens=patient.tokens,
             clock=clock,
             flag=EVENTS_FLAG,
+            topic=patient.endpoint.kv_topic(patient.model.name),
+            intake=patient.intake,
         )
         for rank in ranks
     ]

@@ -7,13 +7,15 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import aiohttp
+import zmq
 
-from gateway.app import Gateway
+from gateway.app import Gateway, intake_of
 from gateway.doctor.examine import Patient, examine, silent, together, unexpected
 from gateway.doctor.finding import Report, healthy
 from gateway.doctor.hashes import DEFAULT_SEED
 from gateway.fleet.probe import open_session
-from gateway.framework import Clock
+from gateway.framework import NULL_OBSERVER, Clock
+from gateway.kvcache.intake import Intake
 
 AT_ONCE = 64
 """Engines that are examined at the same time: of a thousand, this host would be what is slow."""
@@ -29,20 +31,34 @@ async def diagnose(
 
     ``gateway``: its tokenizers are loaded. ``timeout``: seconds for one engine.
     """
+    intake = _listening(gateway)
     lines = gateway.config.origin.lines
     patients, reports = [], []
     for number, (model, serving) in enumerate(zip(gateway.config.models, gateway.directory.servings, strict=True)):
         given = ("models", number, "kv_cache", "block_size") in lines
         for endpoint in model.endpoints:
             unit = model.kv_cache.block_size if given else None
-            patients.append(Patient(model, endpoint, serving.tokens, unit, (*seeds, *SEEDS)))
+            patients.append(Patient(model, endpoint, serving.tokens, unit, (*seeds, *SEEDS), intake))
             reports.append(Report(model.name, patients[-1].name, endpoint.url))
     room = asyncio.Semaphore(AT_ONCE)
     async with open_session(gateway.clock, keepalive=1.0) as session:
         pairs = zip(patients, reports, strict=True)
         await asyncio.gather(*(_one(session, one, report, gateway.clock, room, timeout) for one, report in pairs))
+    if intake is not None:
+        await intake.close()
     models = {model.name: [one for one in reports if one.model == model.name] for model in gateway.config.models}
     return reports, {name: said for name, of_model in models.items() if (said := together(of_model))}
+
+
+def _listening(gateway: Gateway) -> Intake | None:
+    """What engines connect to, here and now; None: nothing, or another process listens there."""
+    intake = intake_of(gateway.config, NULL_OBSERVER)
+    try:
+        if intake is not None:
+            intake.start()
+        return intake
+    except zmq.ZMQError:
+        return None
 
 
 async def _one(

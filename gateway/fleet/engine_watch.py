@@ -17,7 +17,7 @@ from urllib.parse import urlsplit
 from gateway.errors import ConfigError
 from gateway.fleet.core import Core, Place
 from gateway.fleet.health import Health
-from gateway.fleet.kv_source import KvSource, configured, reported
+from gateway.fleet.kv_source import KvSource, configured, connecting, reported
 from gateway.fleet.listener import Listeners
 from gateway.fleet.probe import EngineProbe, ProbeFailed
 from gateway.fleet.ranks import rank_count
@@ -296,7 +296,11 @@ class EngineWatch:
                 if source is None and events.enabled and events.endpoint is None:
                     if self._sources is None:
                         continue
-                    source = reported(self._sources, core.rank, self._host, events.topic)
+                    if events.connects:
+                        topic = place.settings.kv_topic(place.model.name)
+                        source = connecting(events, core.rank, self._host, topic, self._sources)
+                    else:
+                        source = reported(self._sources, core.rank, self._host, events.topic)
                 self._source_is(place, source)
 
     def _source_is(self, place: Place, source: KvSource | None) -> None:

@@ -2,7 +2,7 @@
 
 Rules: an address that an engine binds to (``*``, ``0.0.0.0``, ``::``) becomes the host of its URL. A configured
 address is rank 0's: rank r listens r ports higher. What an engine reports is each rank's own already. What cannot be
-subscribed to is None, never an error.
+subscribed to is None, never an error. An engine that connects to us does so with each rank to a port of its own, too.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from gateway.fleet.settings import KvEventsSettings
+from gateway.fleet.settings import MAX_RANKS, KvEventsSettings
 
 WILDCARDS = frozenset({"*", "0.0.0.0", "::", "[::]", ""})
 """Hosts that mean "every address of mine"."""
@@ -22,11 +22,15 @@ MAX_ADDRESS = 512
 
 @dataclass(frozen=True, slots=True)
 class KvSource:
-    """``address`` of the PUB socket, ``replay`` of the ROUTER socket or None, ``topic`` to subscribe to."""
+    """``address`` of the PUB socket, ``replay`` of the ROUTER socket or None, ``topic`` to subscribe to.
 
-    address: str
+    ``address`` is None where the engine connects to us: to the port ``offset`` above our first, with just this topic.
+    """
+
+    address: str | None
     replay: str | None = None
     topic: str = ""
+    offset: int = 0
 
 
 def configured(settings: KvEventsSettings, rank: int | None, host: str) -> KvSource | None:
@@ -41,6 +45,28 @@ def configured(settings: KvEventsSettings, rank: int | None, host: str) -> KvSou
         return None
     replay = _resolve(settings.replay, host, rank or 0) if settings.replay else None
     return KvSource(address, replay, settings.topic)
+
+
+def connecting(
+    settings: KvEventsSettings, rank: int | None, host: str, topic: str, sources: Mapping[str, Any]
+) -> KvSource | None:
+    """The source of an engine that connects to us. ``topic``: its, whole. ``sources``: as for ``reported``, or empty.
+
+    None: as for ``reported``, several ranks behind an endpoint without one.
+    """
+    ranks = numbered(sources)
+    if rank is None and len(ranks) > 1:
+        return None
+    named = ranks[rank or 0] if (rank or 0) < len(ranks) else None
+    entry = sources[named] if named is not None else None
+    replay = entry.get("replay_endpoint") if isinstance(entry, dict) else None
+    return KvSource(
+        None,
+        _resolve(settings.replay, host, rank or 0) if settings.replay else _resolve(replay, host, 0),
+        topic,
+        # vLLM adds the rank among all nodes' ranks, which is its name.
+        min(int(named), MAX_RANKS) if named is not None else rank or 0,
+    )
 
 
 def reported(sources: Mapping[str, Any], rank: int | None, host: str, topic: str = "") -> KvSource | None:

@@ -18,12 +18,14 @@ class KvEventsSettings:
     """Addresses of an engine's KV events: ``endpoint`` of its PUB socket, ``replay`` of its ROUTER socket.
 
     With ranks, rank r listens on port + r. ``enabled: false`` never subscribes, and estimates instead.
+    ``connects``: its PUB socket connects to us, and is told apart by ``topic``, whole; else ``topic`` is a prefix.
     """
 
     endpoint: str | None = None
     replay: str | None = None
     topic: str = ""
     enabled: bool = True
+    connects: bool = False
 
     def __post_init__(self) -> None:
         for name in ("endpoint", "replay"):
@@ -35,8 +37,10 @@ class KvEventsSettings:
             # What cannot be subscribed to is estimated, which nobody would notice who has asked for events.
             if value.startswith("tcp://") and not _has_port(value):
                 raise ValueError(f"{name}: {value!r} must be tcp://HOST:PORT")
-        if self.replay is not None and self.endpoint is None:
-            raise ValueError("replay needs endpoint")
+        if self.connects and self.endpoint is not None:
+            raise ValueError("we connect to endpoint, and with connects the engine connects to us: give one of the two")
+        if self.replay is not None and self.endpoint is None and not self.connects:
+            raise ValueError("replay needs endpoint, or connects")
 
 
 MAX_TENSOR_PARALLEL = 1024
@@ -130,6 +134,10 @@ class EndpointSettings:
             raise ValueError("kv_capacity_tokens must be at least 1")
         if not 1 <= self.bootstrap_port <= 65535:
             raise ValueError("bootstrap_port must be in 1..65535")
+
+    def kv_topic(self, model: str) -> str:
+        """What its KV events are told apart by where it connects to us; the default is llm-d's convention."""
+        return self.kv_events.topic or f"kv@{self.name or urlsplit(self.url).netloc}@{model}"
 
 
 @dataclass(frozen=True, slots=True)

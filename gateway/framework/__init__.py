@@ -29,6 +29,7 @@ from gateway.framework.plugins import (
 from gateway.framework.prompt import (
     BYTES_PER_TOKEN,
     ChatInput,
+    Medium,
     OpaqueInput,
     Prompt,
     PromptInput,
@@ -58,6 +59,7 @@ __all__ = [
     "Load",
     "Match",
     "Matches",
+    "Medium",
     "Model",
     "NoEndpoint",
     "NoParameters",

@@ -81,6 +81,9 @@ class Observer:
 
     # tokens
     def tokens_estimated(self, model: str, why: str) -> None: ...
+    def media_rendered(self, model: str, result: str) -> None:
+        """What came of asking an engine what a chat with images becomes: ``asked``, ``remembered``, or why nothing."""
+
     def tokens_compared(self, model: str, ours: int, reported: int) -> None:
         """Our exact count against ``usage.prompt_tokens``."""
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 from array import array
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 BYTES_PER_TOKEN = 4
 """Of an estimate: English text is 3.5 to 4.5 bytes a token in the vocabularies of Llama, Qwen and GPT, and four bytes
@@ -72,6 +72,13 @@ class OpaqueInput:
 PromptInput: TypeAlias = ChatInput | TextInput | TokenInput | OpaqueInput
 
 
+class Medium(NamedTuple):
+    """An image, a sound or a video in a prompt: its first token's place, and the engine's own name for it."""
+
+    offset: int
+    identifier: str
+
+
 @dataclass(frozen=True, slots=True)
 class Prompt:
     """What the engine will see, or an estimate of it.
@@ -83,6 +90,8 @@ class Prompt:
     ``own``: the ids that our tokenizer made of one prompt, to be compared with the engine's; they are ``ids`` unless
     they are not trusted. None: the client gave ids, or there are none.
 
+    ``media``: in order, where the engine told which there are: then ``ids`` are its own from the first to the last.
+
     ``exact`` with a ``why``: only the first ids are the engine's, up to an image. The others stand in for what only the
     engine knows: they say whether two prompts are alike, never equal an engine's ids, and ``count`` is an estimate.
     """
@@ -93,6 +102,7 @@ class Prompt:
     why: str = ""
     single: bool = True
     own: array[int] | None = None
+    media: tuple[Medium, ...] = ()
 
     @property
     def whole(self) -> bool:

@@ -17,7 +17,8 @@ class Holder:
     ``place``: the first of its places. ``events``: its engine's events are followed; ``heard``: and have told of blocks
     at some time, so that they can be believed to come; ``reading``: its past is being read, and is not yet the present.
     ``resetting``: its GPU tier is empty, but not yet on the shelf. ``counted``: its part of the index's size.
-    ``reports``: first keys of prompts whose blocks the engine was asked to announce again.
+    ``reports``: first keys of prompts whose blocks the engine was asked to announce again. ``to_ask``: prompts with
+    which it may yet be asked that by us.
     """
 
     def __init__(self, endpoint: Endpoint, events: bool, heard: bool, place: int, shelf: Shelf, unit: int) -> None:
@@ -32,6 +33,7 @@ class Holder:
         self.candidate = Candidate(endpoint.slot, place, block_size=0)
         self.counted = 0
         self.reports: Counter[int] = Counter()
+        self.to_ask = 0
         self.told: Counter[str] = Counter()
 
     @property

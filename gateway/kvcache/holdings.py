@@ -1,8 +1,8 @@
 """What one endpoint says that it holds: its engine hashes, each mapped to blocks on the shelf.
 
 Rules: a key is made only of a GPU event whose tokens, hashes and extra keys are understood; every other event adds or
-removes a tier of a hash that is known. A block whose content cannot be named (media, embeddings) is known without a
-key, and so is all that is behind it. Writes its own places on the shelf, and knows nothing of other endpoints.
+removes a tier of a hash that is known. A block whose content cannot be named (embeddings) is known without a key, and
+so is all that is behind it. Writes its own places on the shelf, and knows nothing of other endpoints.
 """
 
 from __future__ import annotations
@@ -10,31 +10,25 @@ from __future__ import annotations
 import struct
 from array import array
 from collections.abc import Iterator, Sequence
-from itertools import islice
-from typing import TypeAlias
 
 from xxhash import xxh3_64_intdigest
 
-from gateway.kvcache.copies import Copies
+from gateway.framework import Medium
+from gateway.kvcache.blocks import Blocks
 from gateway.kvcache.events import AllBlocksCleared, BlockRemoved, BlockStored, Event, Hash, short
 from gateway.kvcache.extra_keys import trusted
-from gateway.kvcache.keys import chain, root
+from gateway.kvcache.keys import chain_past, root
+from gateway.kvcache.laps import Laps
 from gateway.kvcache.layers import Layer, tier_of
+from gateway.kvcache.names import Ages, locations
 from gateway.kvcache.orphans import Orphans
-from gateway.kvcache.shelf import ALL, BITS, OFFSET, SIZE, Shelf, Stretch
+from gateway.kvcache.shelf import BITS, OFFSET, SIZE, Shelf
 
 FULL_ATTENTION = frozenset({None, "full_attention", "mla_attention", "sink_full_attention"})
 """Kinds whose blocks are held from a prompt's start; old engines tell none. A window or a state says nothing of a
 prefix."""
 
 NO_EXTRA = [None]
-
-SPARED = 8
-"""Blocks that were used and are passed over for each one forgotten, at most: looking for an unused one must end."""
-
-Named: TypeAlias = int | tuple[int, ...]
-"""A block's location, or its locations where the engine's blocks are larger than the unit, or none. Not an object:
-there are millions."""
 
 
 class Holdings:
@@ -52,15 +46,11 @@ class Holdings:
         self._bit = 1 << place
         self._pack = struct.Struct(f"{unit}I").pack
         self._group: int | None = None
-        self._names: dict[int, Named] = {}
-        self._copies = Copies()
-        # Tier -> location -> blocks that hold it beside the first: under another hash, or as the start of a larger one.
-        self._again: tuple[dict[int, int], ...] = ({}, {}, {})
+        self._blocks = Blocks(shelf, place)
+        self._names = self._blocks.names
+        self._copies = self._blocks.copies
         self._orphans = Orphans()
-        # Forgetting goes through all blocks in laps: what is left of this one, and when it and the last began.
-        self._lap_left = 0
-        self._lap_began = 0
-        self._spare_since = 0
+        self._laps = Laps(self._blocks, shelf, place)
 
     def __len__(self) -> int:
         """Engine blocks known."""
@@ -92,8 +82,9 @@ class Holdings:
         """Apply events, from number ``at`` on, while they are what most are: one new block behind one that is known, or
         one block less. Returns the number of the first that is neither, and how many blocks were stored and removed.
         """
-        names, many, shelf, bit, unit, group = (
-            self._names,
+        names, old, many, shelf, bit, unit, group = (
+            self._names.young,
+            self._names.old,
             self._copies.many,
             self._shelf,
             self._bit,
@@ -103,8 +94,7 @@ class Holdings:
         stretches, heads, pack = shelf.stretches, shelf.heads, self._pack
         stored = removed = 0
         count = len(events) if self.block_size == unit and not self._orphans else 0
-        again = self._again[Layer.GPU]
-        counted = again or self._copies.absent or self.is_tiered
+        counted = not self._blocks.is_plain
         while at < count:
             event = events[at]
             if isinstance(event, AllBlocksCleared) or event.group_idx != group or event.medium != "GPU":
@@ -113,10 +103,15 @@ class Holdings:
                 break
             (name,) = event.block_hashes
             if isinstance(event, BlockRemoved):
-                where = names.get(name)  # type: ignore[arg-type]  # bytes are no names, and so not there
-                if type(where) is not int or counted or name in many:
+                if counted or name in many:
                     break
-                del names[name]  # type: ignore[arg-type]
+                where = names.pop(name, None)  # type: ignore[arg-type]  # bytes are no names, and so not there
+                if where is None and old:
+                    where = old.pop(name)
+                if type(where) is not int:
+                    if where is not None:
+                        names[name] = where  # type: ignore[index]  # it was one
+                    break
                 stretch = stretches[where >> BITS]
                 assert stretch is not None
                 shelf.unmark(stretch, self._place, 1 << (where & OFFSET))
@@ -131,6 +126,8 @@ class Holdings:
             ):
                 break
             where = names.get(event.parent_block_hash)  # type: ignore[arg-type]  # nor is None a name
+            if where is None and old:
+                where = old.get(event.parent_block_hash)
             if type(where) is not int or type(name) is not int or name < 0 or name in names:
                 break
             try:
@@ -146,9 +143,11 @@ class Holdings:
                 keys.append(key)  # its only holder goes on
                 shelf.size += 1
                 names[name] = where + 1
+            elif old and name in old:
+                break
             else:
-                self._put([name], [key], where)
-                counted = counted or again
+                self._blocks.put([name], [key], where)
+                counted = not self._blocks.is_plain
             stored += 1
             at += 1
         self._copies.computed += stored
@@ -171,11 +170,20 @@ class Holdings:
         return self._name(event, tokens, copies)
 
     def first_key(self, event: BlockStored) -> int | None:
-        """Of a run that begins a prompt, if its first block is known."""
+        """Of a run that begins a prompt."""
         if event.parent_block_hash is not None:
             return None
-        above = _locations(self._names.get(short(event.block_hashes[0]), ()))
-        return self._shelf.key(above[0]) if above else None
+        named = self._names.get(short(event.block_hashes[0]))
+        above = () if named is None else locations(named)
+        if above:
+            return self._shelf.key(above[0])
+        believed, salt, media = trusted(event)
+        try:
+            tokens = array("I", event.token_ids[: self._unit])
+        except OverflowError:
+            return None
+        first = root(True, event.lora_name, salt)
+        return chain_past(tokens, self._unit, first, _within(media, 0, self._unit))[0] if believed else None
 
     def stored(self, event: BlockStored) -> str:
         """Apply an event without a ``problem`` that has no key of its own: a tier of blocks that are known."""
@@ -185,7 +193,7 @@ class Holdings:
         for value in event.block_hashes:
             name = short(value)
             if name in self._names:
-                self._add(name, tier)
+                self._blocks.add(name, tier)
             else:
                 unknown += 1
         return "unknown-hash" if unknown else ""
@@ -197,15 +205,17 @@ class Holdings:
         tier = Layer.GPU if event.medium == "GPU" else tier_of(event.medium)
         if tier is None:
             return "unknown-medium"
-        names, many, unknown = self._names, self._copies.many, 0
-        plain = tier is Layer.GPU and not (self._again[tier] or self._copies.absent) and not self.is_tiered
+        names, young, many, unknown = self._names, self._names.young, self._copies.many, 0
+        plain = tier is Layer.GPU and self._blocks.is_plain
         for value in event.block_hashes:
             name = value if type(value) is int and value >= 0 else short(value)
-            if plain and name not in many and type(where := names.get(name)) is int:
-                del names[name]
+            if plain and name not in many and type(where := young.get(name)) is int:
+                del young[name]
                 self._shelf.unmark(self._shelf.at(where), self._place, 1 << (where & OFFSET))
+            elif plain and name not in many and (named := names.pop(name)) is not None:
+                self._blocks.tiers.release(tier, named)
             elif name in names:
-                self._take(name, tier)
+                self._blocks.take(name, tier)
             elif not (tier is Layer.GPU and self._orphans.take(name)):
                 unknown += 1
         return "unknown-hash" if unknown else ""
@@ -213,57 +223,26 @@ class Holdings:
     def clear(self) -> Iterator[None] | None:
         """The GPU tier is empty; what is on others stays. The work, in steps of one block each, to be done before any
         other event is applied; None if there is nothing on others, so that all may as well be forgotten."""
-        return self._clear() if self.is_tiered else None
+        if not self.is_tiered:
+            return None
+        self._orphans = Orphans()
+        return self._blocks.clear()
 
-    def recomputed(self, locations: set[int]) -> None:
-        """The engine had to compute these blocks anew: none was left, so there is one copy now, not more."""
-        for name in list(self._copies.many):
-            if not locations.isdisjoint(_locations(self._names[name])):
-                del self._copies.many[name]
+    def recomputed(self, found: set[int]) -> None:
+        """The engine had to compute the blocks at these locations anew: none was left."""
+        self._blocks.recomputed(found)
 
     def forget_oldest(self, count: int, now: int) -> None:
-        """Forget ``count`` blocks, the first stored first; one that was used since the last lap is left for the next.
+        """Forget ``count`` blocks. ``now``: in the index's count of placements, as ``Stretch.used`` is."""
+        self._laps.forget(count, now)
 
-        ``now``: in the index's count of placements, as ``Stretch.used`` is.
-        """
-        names, shelf = self._names, self._shelf
-        count = min(count, len(names))
-        spared = SPARED * count
-        plain = not (self._again[Layer.GPU] or self._copies.many or self._copies.absent) and not self.is_tiered
-        # Blocks that were stored together are mostly in one stretch: they leave it together.
-        leaving, bits = -1, 0
-        while count:
-            for name, named in list(islice(names.items(), count)):
-                if not self._lap_left:
-                    self._lap_left, self._lap_began, self._spare_since = len(names), now, self._lap_began
-                self._lap_left -= 1
-                if spared and self._used(named) > self._spare_since:
-                    spared -= 1
-                    del names[name]
-                    names[name] = named
-                    continue
-                count -= 1
-                if not plain or not isinstance(named, int):
-                    self._forget(name)
-                    continue
-                del names[name]
-                if named >> BITS != leaving:
-                    if bits:
-                        shelf.unmark(shelf.at(leaving << BITS), self._place, bits)
-                    leaving, bits = named >> BITS, 0
-                bits |= 1 << (named & OFFSET)
-        if bits:
-            shelf.unmark(shelf.at(leaving << BITS), self._place, bits)
+    def age(self, ages: Ages, most: int) -> bool:
+        """Pack the oldest hashes, ``most`` of them at most: the index is large. False if none is old."""
+        return self._names.age(ages, most)
 
     def leave(self) -> Iterator[None]:
         """Take everything off the shelf, in steps of one block each. The holdings are of no use afterwards."""
-        for named in self._names.values():
-            for where in _locations(named):
-                stretch = self._shelf.stretches[where >> BITS]
-                if stretch is not None:  # another's by now, maybe: then there is nothing of ours in it
-                    for tier in (Layer.GPU, Layer.CPU, Layer.STORAGE):
-                        self._shelf.leave(stretch, self._place + tier)
-            yield
+        return self._blocks.leave()
 
     # how
 
@@ -274,7 +253,7 @@ class Holdings:
     def _name(self, event: BlockStored, tokens: array[int], copies: bool) -> str:
         """Put a run behind its parent, and behind the run what waited for it."""
         hashes, size = _short(event.block_hashes), event.block_size
-        believed, salt = trusted(event)
+        believed, salt, media = trusted(event)
         start = 0
         behind = -1
         if event.parent_block_hash is None:
@@ -290,10 +269,10 @@ class Holdings:
                     self._again_there(name, copies)
                 else:
                     told = tokens[start * size : (start + 1) * size] if start < believed else None
-                    self._orphans.add(before, name, told)
+                    self._orphans.add(before, name, told, _within(media, start * size, (start + 1) * size))
                 before = name
                 start += 1
-            above = _locations(self._names[before])
+            above = locations(self._names[before])
             behind = above[-1] if above else -1
             parent = self._shelf.key(behind) if above else None
         if parent is None:
@@ -303,53 +282,40 @@ class Holdings:
             problem = "orphan" if start else "extra-keys"
             tokens = tokens[start * size : believed * size]
             hashes = hashes[start:]
-        keys = chain(tokens, self._unit, parent or 0)
+            media = _within(media, start * size, believed * size)
+        keys = chain_past(tokens, self._unit, parent or 0, media)
         count = len(keys) * self._unit // size
-        if self._names.keys().isdisjoint(hashes) and len(hashes) == len(set(hashes)):
+        if self._are_new(hashes, keys, behind):
             if count:
-                self._put(hashes[:count], keys, behind)
+                self._blocks.put(hashes[:count], keys, behind)
         elif not self._put_mixed(hashes[:count], keys, behind, copies):
             return "other-content"
         for name in hashes[count:]:
             if name in self._names:
                 self._again_there(name, copies)
             else:
-                self._names[name] = ()
+                self._names.young[name] = ()
         if self._orphans:
             self._adopt(hashes)
         return problem
 
-    def _put(self, hashes: Sequence[int], keys: Sequence[int], behind: int) -> None:
-        """New blocks, on the GPU, in a row behind a location."""
-        names = self._names
-        each = len(keys) // len(hashes)
-        found: list[int] = []
-        at = 0
-        entered = self._shelf.enter(behind, keys)
-        for stretch, offset, count in entered:
-            first = stretch.number << BITS | offset
-            if each == 1:
-                names.update(zip(hashes[at : at + count], range(first, first + count), strict=True))
-                at += count
-            else:
-                found += range(first, first + count)
-            self._mark(Layer.GPU, stretch, ALL[count] << offset)
-        # Only now: a stretch may be there twice, with what it had and what is new to it, which nobody held till now.
-        for stretch, offset, count in entered:
-            self._come_true(stretch, ALL[count] << offset)
-        if each > 1:
-            for number, name in enumerate(hashes):
-                names[name] = tuple(found[number * each : (number + 1) * each])
+    def _are_new(self, hashes: list[int], keys: list[int], behind: int) -> bool:
+        """Whether none of a run, whose first blocks have ``keys``, is known, nor in it twice."""
+        names, old = self._names.young, self._names.old
+        if not names.keys().isdisjoint(hashes) or len(hashes) != len(set(hashes)):
+            return False
+        # Where nobody holds the keys, the hashes are not known, unless an engine gives one to two contents.
+        return not old or self._shelf.is_new(behind, keys) or not any(name in old for name in hashes)
 
     def _put_mixed(self, hashes: Sequence[int], keys: Sequence[int], behind: int, copies: bool) -> bool:
         """Blocks in a row of which some are known. False if one is known as another content: then so is all behind."""
         each = len(keys) // len(hashes) if hashes else 1
         for number, name in enumerate(hashes):
             if name not in self._names:
-                self._put([name], keys[number * each : (number + 1) * each], behind)
+                self._blocks.put([name], keys[number * each : (number + 1) * each], behind)
             else:
                 self._again_there(name, copies)
-            found = _locations(self._names[name])
+            found = locations(self._names[name])
             if not found or self._shelf.key(found[-1]) != keys[(number + 1) * each - 1]:
                 return False
             behind = found[-1]
@@ -358,98 +324,26 @@ class Holdings:
     def _again_there(self, name: int, copies: bool) -> None:
         """A known block is announced on the GPU."""
         if copies or name in self._copies.absent:
-            self._add(name, Layer.GPU)
+            self._blocks.add(name, Layer.GPU)
 
     def _adopt(self, waited_for: list[int]) -> None:
         """Name the orphans behind known blocks."""
         while waited_for:
             parent = waited_for.pop()
-            for name, tokens, copies in self._orphans.adopt(parent):
-                above = _locations(self._names[parent])
+            for name, tokens, media, copies in self._orphans.adopt(parent):
+                above = locations(self._names[parent])
                 if name in self._names:  # it became known otherwise
                     for _ in range(copies):
-                        self._add(name, Layer.GPU)
+                        self._blocks.add(name, Layer.GPU)
                     continue
                 if above and tokens is not None:
-                    self._put([name], chain(tokens, self._unit, self._shelf.key(above[-1])), above[-1])
+                    keys = chain_past(tokens, self._unit, self._shelf.key(above[-1]), media)
+                    self._blocks.put([name], keys, above[-1])
                 else:
-                    self._names[name] = ()
+                    self._names.young[name] = ()
                 for _ in range(copies - 1):
-                    self._add(name, Layer.GPU)
+                    self._blocks.add(name, Layer.GPU)
                 waited_for.append(name)
-
-    def _add(self, name: int, tier: Layer) -> None:
-        """One more copy of a known block."""
-        if self._copies.add(name, tier):
-            for where in _locations(self._names[name]):
-                self._set(tier, self._shelf.at(where), 1 << (where & OFFSET))
-
-    def _take(self, name: int, tier: Layer) -> None:
-        """One copy less of a known block; with its last, on all tiers, it is known no longer."""
-        if not self._copies.take(name, tier):
-            return
-        named = self._names[name]
-        if name in self._copies.absent and not self._copies.is_below(name):
-            del self._names[name]
-            self._copies.absent.discard(name)
-        self._release(tier, named)
-
-    def _used(self, named: Named) -> int:
-        if isinstance(named, int):
-            return self._shelf.at(named).used
-        return max((self._shelf.at(where).used for where in named), default=0)
-
-    def _forget(self, name: int) -> None:
-        """A block is not known any more, whatever copies there are."""
-        tiers = self._copies.forget(name)
-        named = self._names.pop(name)
-        for tier in tiers:
-            self._release(tier, named)
-
-    def _clear(self) -> Iterator[None]:
-        self._orphans = Orphans()
-        copies = self._copies
-        copies.many.clear()
-        before, self._names = self._names, {}
-        absent, copies.absent = copies.absent, set()
-        for name, named in before.items():
-            if copies.is_below(name):
-                self._names[name] = named
-                copies.absent.add(name)
-            if name not in absent:
-                self._release(Layer.GPU, named)
-            yield
-
-    def _set(self, tier: Layer, stretch: Stretch, bits: int) -> None:
-        """These blocks are on the tier. What was predicted of them is fact now."""
-        self._mark(tier, stretch, bits)
-        if tier is Layer.GPU:
-            self._come_true(stretch, bits)
-
-    def _mark(self, tier: Layer, stretch: Stretch, bits: int) -> None:
-        had = self._shelf.mark(stretch, self._place + tier, bits)
-        while had:
-            bit = had & -had
-            had ^= bit
-            where = stretch.number << BITS | bit.bit_length() - 1
-            self._again[tier][where] = self._again[tier].get(where, 0) + 1
-
-    def _come_true(self, stretch: Stretch, bits: int) -> None:
-        predicted = self._place + Layer.PREDICTED
-        if stretch.full >> predicted & 1 or (stretch.part and predicted in stretch.part):
-            self._shelf.unmark(stretch, predicted, bits)
-
-    def _release(self, tier: Layer, named: Named) -> None:
-        """A block's last copy on the tier is gone, and with it its keys, unless other blocks hold them."""
-        again = self._again[tier]
-        for where in reversed(_locations(named)):
-            others = again.get(where, 0) if again else 0
-            if others > 1:
-                again[where] = others - 1
-            elif others:
-                del again[where]
-            else:
-                self._shelf.unmark(self._shelf.at(where), self._place + tier, 1 << (where & OFFSET))
 
 
 def is_named(event: BlockStored) -> bool:
@@ -457,8 +351,9 @@ def is_named(event: BlockStored) -> bool:
     return bool(event.token_ids) and (event.medium == "GPU" or tier_of(event.medium) is Layer.GPU)
 
 
-def _locations(named: Named) -> tuple[int, ...]:
-    return (named,) if isinstance(named, int) else named
+def _within(media: Sequence[Medium], start: int, end: int) -> tuple[Medium, ...]:
+    """Those that begin at tokens ``start`` to ``end``, counted from ``start``."""
+    return tuple(Medium(one.offset - start, one.identifier) for one in media if start <= one.offset < end)
 
 
 def _short(hashes: list[Hash]) -> list[int]:

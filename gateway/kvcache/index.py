@@ -15,14 +15,16 @@ from heapq import heappop, heappush
 from itertools import chain as join
 from itertools import islice
 
-from gateway.framework import Clock, Endpoint, Matches, Observer
+from gateway.framework import Clock, Endpoint, Matches, Medium, Observer
+from gateway.kvcache.bound import Bound
 from gateway.kvcache.chains import Chains
 from gateway.kvcache.events import BlockRemoved, BlockStored, Event
 from gateway.kvcache.holder import Holder
 from gateway.kvcache.holdings import is_named
-from gateway.kvcache.keys import BlockKeys, root
+from gateway.kvcache.keys import BlockKeys, chain_past, root
 from gateway.kvcache.layers import LAYERS
 from gateway.kvcache.matching import Candidate, match_estimated, match_told
+from gateway.kvcache.names import AGES, Ages
 from gateway.kvcache.overlay import Overlay
 from gateway.kvcache.settings import CacheSettings
 from gateway.kvcache.shelf import ALL, BITS, Shelf
@@ -33,10 +35,6 @@ SMALLEST_UNIT = 4
 SWEEP = 64
 """Blocks of forgotten endpoints that each message and each placement clears: some 30 us, and sooner or later all."""
 
-EVICT = 500
-"""Blocks that are forgotten at once when the index is full, or one in so many of a small one: 1 ms of work."""
-
-
 REPORTS = 1000
 """Prompts of an endpoint whose report is awaited: one that holds nothing of a prompt sends none."""
 
@@ -44,10 +42,13 @@ REPORTS = 1000
 class CacheIndex:
     """The index of one model. ``unit``: tokens of a block key.
 
-    ``on_new_unit`` is called when the unit had to change: everything that was known is gone, and streams must replay.
+    ``ages``: which engine hashes are packed, and when. ``on_new_unit`` is called when the unit had to change:
+    everything that was known is gone, and streams must replay.
     """
 
-    def __init__(self, settings: CacheSettings, model: str, clock: Clock, observer: Observer) -> None:
+    def __init__(
+        self, settings: CacheSettings, model: str, clock: Clock, observer: Observer, ages: Ages = AGES
+    ) -> None:
         self.unit = settings.block_size
         self.on_new_unit: Callable[[], None] = lambda: None
         self._settings = settings
@@ -61,7 +62,7 @@ class CacheIndex:
         self._shelf = Shelf()
         self._overlay = Overlay(self._shelf, clock, settings.prediction_seconds)
         self._placements = 0
-        self._total = 0
+        self._bound = Bound(self._holders, settings.max_blocks, ages)
         self._sweeps: list[Iterator[None]] = []
 
     @property
@@ -95,7 +96,7 @@ class CacheIndex:
         self.tell(slot)
         holder = self._holders.pop(slot, None)
         if holder is not None:
-            self._total -= holder.counted
+            self._bound.leave(holder)
             self._sweeps.append(self._leave(holder))
 
     def sweep(self, budget: int) -> bool:
@@ -113,12 +114,26 @@ class CacheIndex:
         """The endpoint's events come, even if they have told of no block yet: it is estimated no more."""
         if (holder := self._holders.get(slot)) is not None:
             holder.heard = True
+            holder.to_ask = 0
 
     def reading(self, slot: int, past: bool) -> None:
         """Whether the endpoint's ``past`` is being read: what it held then says little of what it holds, so that it is
         estimated until that ends."""
         if (holder := self._holders.get(slot)) is not None:
             holder.reading = past
+
+    def unknown_past(self, slot: int) -> None:
+        """The endpoint holds what its events have not told: prompts may ask for that, as many as are configured."""
+        if (holder := self._holders.get(slot)) is not None:
+            holder.to_ask = self._settings.reannounce
+
+    def asks(self, slot: int, keys: BlockKeys) -> bool:
+        """Whether this prompt shall have its engine announce again what it holds of it; each counts."""
+        holder = self._holders.get(slot)
+        if holder is None or holder.to_ask < 1 or not (keys and keys.exact and keys.unit == self.unit):
+            return False
+        holder.to_ask -= 1
+        return True
 
     def reannounced(self, slot: int, keys: BlockKeys) -> None:
         """The engine was asked to announce again what it holds of a prompt: that makes no copies."""
@@ -160,7 +175,7 @@ class CacheIndex:
                 for _ in self.reset(slot):
                     pass
             holder = self._holders[slot]
-        self._recount(holder)
+        self._bound.recount(holder, self._placements)
         if self._sweeps:
             self.sweep(SWEEP)
 
@@ -182,7 +197,7 @@ class CacheIndex:
         yield from work
         yield from self._overlay.leave(holder.place)
         holder.resetting = False
-        self._recount(holder)
+        self._bound.recount(holder, self._placements)
 
     def tell(self, slot: int) -> None:
         """Tell the observer what the endpoint's events came to since the last time: once a message, not an event."""
@@ -196,12 +211,21 @@ class CacheIndex:
 
     # what requests ask and do
 
-    def keys(self, ids: array[int], count: int, exact: bool, adapter: str | None, salt: str | None) -> BlockKeys:
-        """Keys of the whole blocks of a prompt. ``ids``: as ``Prompt.ids``; ``count``: its tokens."""
+    def keys(
+        self,
+        ids: array[int],
+        count: int,
+        exact: bool,
+        adapter: str | None,
+        salt: str | None,
+        media: Sequence[Medium] = (),
+    ) -> BlockKeys:
+        """Keys of the whole blocks of a prompt. ``ids``, ``media``: as ``Prompt``'s; ``count``: its tokens."""
         if not self._learned:
             for size in [holder.block_size for holder in self._holders.values() if holder.block_size]:
                 self._learn(size)
-        return BlockKeys(self._chains.keys(ids, self.unit, root(exact, adapter, salt)), self.unit, count, exact)
+        keys = chain_past(ids, self.unit, root(exact, adapter, salt), media, self._chains.keys)
+        return BlockKeys(keys, self.unit, count, exact)
 
     def match(self, keys: BlockKeys, prompt_tokens: int, endpoints: Sequence[Endpoint]) -> Matches:
         """What each of ``endpoints`` holds of the prompt.
@@ -334,22 +358,10 @@ class CacheIndex:
         if unit == self.unit:
             return ""
         self.unit = unit
-        for slot in list(self._holders):
+        for slot, holder in list(self._holders.items()):
             self.forget(slot)
+            self._holders[slot].to_ask = holder.to_ask
         if not learned:
             return ""
         self.on_new_unit()
         return "new-unit"
-
-    def _recount(self, holder: Holder) -> None:
-        """Keep the index below its bound: the largest holder loses what is oldest."""
-        size = len(holder.holdings)
-        self._total += size - holder.counted
-        holder.counted = size
-        excess = self._total - self._settings.max_blocks
-        if excess > 0:
-            largest = max(self._holders.values(), key=lambda other: other.counted)
-            several = min(EVICT, self._settings.max_blocks // EVICT)
-            largest.holdings.forget_oldest(max(excess, several), self._placements)
-            self._total += len(largest.holdings) - largest.counted
-            largest.counted = len(largest.holdings)

@@ -11,6 +11,8 @@ from collections import OrderedDict
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from gateway.framework import Medium
+
 MAX_ORPHANS = 16_384
 """Blocks kept: some 5 MB, and half of what an engine holds that has room for 500,000 tokens."""
 
@@ -19,6 +21,7 @@ MAX_ORPHANS = 16_384
 class _Orphan:
     parent: int
     tokens: array[int] | None
+    media: tuple[Medium, ...]
     copies: int = 1
 
 
@@ -32,13 +35,13 @@ class Orphans:
     def __len__(self) -> int:
         return len(self._known)
 
-    def add(self, parent: int, name: int, tokens: array[int] | None) -> None:
-        """One copy of a block. ``tokens``: None where they do not tell its content."""
+    def add(self, parent: int, name: int, tokens: array[int] | None, media: tuple[Medium, ...] = ()) -> None:
+        """One copy of a block. ``tokens``: None where they do not tell its content. ``media``: that begin in it."""
         orphan = self._known.get(name)
         if orphan is not None:
             orphan.copies += 1
             return
-        self._known[name] = _Orphan(parent, tokens)
+        self._known[name] = _Orphan(parent, tokens, media)
         self._children.setdefault(parent, {})[name] = None
         if len(self._known) > MAX_ORPHANS:
             self._leave_parent(*self._known.popitem(last=False))
@@ -53,11 +56,11 @@ class Orphans:
             self._leave_parent(name, self._known.pop(name))
         return True
 
-    def adopt(self, parent: int) -> Iterator[tuple[int, array[int] | None, int]]:
-        """The children of ``parent``, which is known now, as (hash, tokens, copies): they are orphans no more."""
+    def adopt(self, parent: int) -> Iterator[tuple[int, array[int] | None, tuple[Medium, ...], int]]:
+        """The children of ``parent``, which is known now, as (hash, tokens, media, copies): no orphans any more."""
         for name in self._children.pop(parent, ()):
             orphan = self._known.pop(name)
-            yield name, orphan.tokens, orphan.copies
+            yield name, orphan.tokens, orphan.media, orphan.copies
 
     def _leave_parent(self, name: int, orphan: _Orphan) -> None:
         siblings = self._children[orphan.parent]

@@ -1,4 +1,4 @@
-"""How much the index of a model may remember, and for how long it believes a prediction."""
+"""How much the index of a model may remember, for how long it believes a prediction, and where engines connect to."""
 
 from __future__ import annotations
 
@@ -7,12 +7,14 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class CacheSettings:
-    """``max_blocks``: engines' blocks in one model's index, about 130 bytes each, counted for every endpoint that
-    holds one; the least recently used are forgotten beyond it.
+    """``max_blocks``: engines' blocks in one model's index, counted for every endpoint that holds one; about 130 bytes
+    each, less than half of that in an index of more than 2 million. The least recently used are forgotten beyond it.
     ``block_size``: tokens; the unit until the first engine tells its own.
     ``prediction_seconds``: how long a placement counts as held before the engine's event confirms it.
     ``capacity_tokens``: of an endpoint without events, where its engine does not report its own.
     ``replay_timeout``: seconds to wait for a replay to make progress before asking again.
+    ``reannounce``: first requests to an endpoint whose past is not known which ask its engine to announce again what it
+    holds of their prompts (vLLM's ``kv_cache_report_mode``).
     """
 
     max_blocks: int = 2_000_000
@@ -20,6 +22,7 @@ class CacheSettings:
     prediction_seconds: float = 10.0
     capacity_tokens: int = 400_000
     replay_timeout: float = 5.0
+    reannounce: int = 0
 
     def __post_init__(self) -> None:
         for name in ("max_blocks", "block_size", "capacity_tokens"):
@@ -28,3 +31,23 @@ class CacheSettings:
         for name in ("prediction_seconds", "replay_timeout"):
             if not getattr(self, name) > 0:
                 raise ValueError(f"{name} must be above 0 seconds")
+        if self.reannounce < 0:
+            raise ValueError("reannounce must be at least 0")
+
+
+@dataclass(frozen=True, slots=True)
+class IntakeSettings:
+    """``listen``: ``tcp://ADDRESS:PORT`` that engines connect to with their KV events, rank r to PORT + r; ``*`` is
+    every address of this host. None: none does."""
+
+    listen: str | None = None
+
+    def __post_init__(self) -> None:
+        if self.listen is None:
+            return
+        host, _, port = self.listen.removeprefix("tcp://").rpartition(":")
+        # An ipc:// address is one that vLLM binds, too.
+        if not (self.listen.startswith("tcp://") and host and port.isascii() and port.isdigit() and len(port) <= 5):
+            raise ValueError(f"listen: {self.listen!r} must be tcp://ADDRESS:PORT, such as tcp://*:5557")
+        if int(port) > 65535:
+            raise ValueError("listen: the port must be in 0..65535")

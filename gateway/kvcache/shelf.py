@@ -96,6 +96,17 @@ class Shelf:
             yield stretch, end - position
             position = end
 
+    def is_new(self, behind: int, keys: Sequence[int]) -> bool:
+        """Whether nobody holds any of a run behind a location, -1 for a prompt's start.
+
+        The first would be there, or a head as the others: what is neither has its predecessor before it.
+        """
+        if behind >= 0:
+            after = self.at(behind).keys[(behind & OFFSET) + 1 :][:1]
+            if after and keys and after[0] == keys[0]:
+                return False
+        return self.heads.keys().isdisjoint(keys)
+
     def enter(self, behind: int, keys: Sequence[int]) -> list[tuple[Stretch, int, int]]:
         """Make room for a run: (stretch, offset, count) of where its keys are. No place holds more than before.
 

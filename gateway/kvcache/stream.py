@@ -16,7 +16,6 @@ from contextlib import aclosing
 from enum import Enum
 
 import zmq
-import zmq.asyncio
 from msgspec.structs import replace
 from xxhash import xxh3_64_intdigest
 
@@ -25,7 +24,7 @@ from gateway.kvcache.events import AllBlocksCleared, BlockStored, Event, decode
 from gateway.kvcache.index import CacheIndex
 from gateway.kvcache.replay import ReplayBroken, replay, sequence_of
 from gateway.kvcache.settings import CacheSettings
-from gateway.kvcache.sockets import Ready, is_connected, open_monitor, open_socket
+from gateway.kvcache.sockets import Change, EventSource, Inlet
 
 log = logging.getLogger("kvgate.kvcache")
 
@@ -34,10 +33,6 @@ SLICE = 256
 
 MESSAGE_COST = 8
 """What a message costs beside its blocks, in blocks."""
-
-QUEUE = 1_000
-"""Messages that may wait in the subscriber: some 10 MB of a busy engine's, and more seconds than a replay takes. What
-comes beyond waits in the engine, or is dropped there, and then asked for."""
 
 TRIES = 3
 """Replays in a row that may bring nothing new before what came has to do, and the endpoint is partial."""
@@ -57,7 +52,7 @@ class Read(Enum):
 class EventStream:
     """Follows one endpoint's events into ``index``, from ``start`` to ``close``.
 
-    ``address`` and ``replay``: of the engine's PUB and ROUTER sockets; without ``replay`` nothing from before the
+    ``source``: of its messages. ``replay``: address of the engine's ROUTER socket; without it nothing from before the
     subscription is ever known. ``synced`` is set while the history has been read, as far as there is one. The state
     told to the observer: ``connecting``, ``live``, ``partial``, or ``off`` where an address cannot be one.
     """
@@ -66,20 +61,18 @@ class EventStream:
         self,
         slot: int,
         endpoint_name: str,
-        address: str,
+        source: EventSource,
         replay: str | None,
         index: CacheIndex,
         observer: Observer,
         clock: Clock,
         settings: CacheSettings,
-        topic: str = "",
     ) -> None:
         self.synced = asyncio.Event()
         self._slot = slot
         self._name = endpoint_name
-        self._address = address
+        self._source = source
         self._replay = replay
-        self._topic = topic
         self._index = index
         self._observer = observer
         self._clock = clock
@@ -88,6 +81,8 @@ class EventStream:
         self._task: asyncio.Task[None] | None = None
         self._state = ""
         self._work = 0
+        self._up = False
+        self._admitted = False  # the index was told that something is not known
         # Of the engine process that is followed: its last message that was applied (-1: none), that message's digest,
         # how many processes (or beginnings) there were before, the last message that came over the subscription, and
         # whether some of its history is not known.
@@ -101,7 +96,7 @@ class EventStream:
     def start(self, tasks: TaskSet) -> None:
         self._tasks = tasks
         self._last = self._heard = -1
-        self._partial = False
+        self._up = self._partial = self._admitted = False
         self._retry_at = None
         self._task = tasks.start(self._run(), name=f"KV events of {self._name}")
 
@@ -124,40 +119,37 @@ class EventStream:
     async def _run(self) -> None:
         self._tell("connecting")
         try:
-            with open_socket(zmq.SUB) as subscriber, open_monitor(subscriber) as monitor:
-                subscriber.rcvhwm = QUEUE
-                subscriber.setsockopt(zmq.SUBSCRIBE, self._topic.encode())
-                subscriber.connect(self._address)
-                await self._follow(subscriber, monitor)
+            with self._source.open() as inlet:
+                await self._follow(inlet)
         except Exception as error:
             # What it holds is not known from here on: it is estimated, like one without events.
             trace = None if isinstance(error, zmq.ZMQError) else error
-            log.error("KV events of %s cannot be followed at %s: %r", self._name, self._address, error, exc_info=trace)
+            log.error("KV events of %s cannot be followed at %s: %r", self._name, self._source, error, exc_info=trace)
             self._index.set_events(self._slot, False)
             self._tell("off")
             self.synced.set()
 
-    async def _follow(self, subscriber: zmq.asyncio.Socket, monitor: zmq.asyncio.Socket) -> None:
-        messages, changes = Ready(subscriber), Ready(monitor)
-        try:
-            while True:
-                # A connection's changes come before what is heard on it.
-                if change := changes.take():
-                    if is_connected(change):
-                        await self._connected()
-                    else:
-                        self._tell("connecting")
-                elif frames := messages.take():
-                    await self._hear(frames)
-                elif self._patience() == 0:
+    async def _follow(self, inlet: Inlet) -> None:
+        while True:
+            match inlet.take():
+                case None if self._patience() == 0:
                     await self._read_history(anew=True)
                     self._tell_synced()
-                else:
-                    some = (messages.some(), changes.some())
-                    await asyncio.wait(some, timeout=self._patience(), return_when=asyncio.FIRST_COMPLETED)
-        finally:
-            messages.close()
-            changes.close()
+                case None:
+                    await asyncio.wait(inlet.some(), timeout=self._patience(), return_when=asyncio.FIRST_COMPLETED)
+                case Change.CONNECTED:
+                    self._up = True
+                    await self._connected()
+                case Change.DISCONNECTED:
+                    self._up = False
+                    self._tell("connecting")
+                case Change.PERHAPS if self._replay is not None:
+                    await self._read_history(anew=self._last < 0)
+                    self._tell_synced()
+                case Change.PERHAPS:
+                    self._admit()
+                case frames:
+                    await self._hear(frames)
 
     def _patience(self) -> float | None:
         """Seconds until history is to be asked for again; None: it is known as far as it can be."""
@@ -207,7 +199,7 @@ class EventStream:
         if self._replay is None:
             if self._last >= 0:  # else: of what came before us nothing was ever to be known
                 self._observer.kv_gap(self._name, "lost")
-                self._partial = True
+                self._partial, self._admitted = True, False
                 self._tell_synced()
             return True
         read = await self._read_history(anew=False)
@@ -270,6 +262,7 @@ class EventStream:
 
     async def _forget(self) -> None:
         self._index.forget(self._slot)
+        self._admitted = False
         self._last = -1
         self._process += 1
         while not self._index.sweep(SLICE):  # noqa: ASYNC110 -- nothing is waited for: others run between two slices
@@ -313,10 +306,20 @@ class EventStream:
             await asyncio.sleep(0)
 
     def _tell_synced(self) -> None:
-        if not self._partial:
-            self._index.believe(self._slot)
-        self._tell("partial" if self._partial else "live")
+        if self._up:
+            if not self._partial:
+                self._index.believe(self._slot)
+                self._admitted = False
+            else:
+                self._admit()
+            self._tell("partial" if self._partial else "live")
         self.synced.set()
+
+    def _admit(self) -> None:
+        """Tell the index, once, that the engine may hold what its messages have not told."""
+        if not self._admitted:
+            self._admitted = True
+            self._index.unknown_past(self._slot)
 
     def _tell(self, state: str) -> None:
         if state != self._state:

@@ -126,6 +126,9 @@ class Metrics(Observer):
         self._estimates = self._counter(
             "prompts_estimated", "Prompts whose tokens were estimated from bytes.", "model", "reason"
         )
+        self._renders = self._counter(
+            "media_renders", "Chats with images of which an engine was to tell the tokens.", "model", "result"
+        )
         self._counts = self._counter("token_counts_compared", "Exact counts compared with the engine's.", "model")
         self._mismatches = self._counter(
             "token_count_mismatches", "Exact counts that differed from the engine's.", "model"
@@ -213,6 +216,9 @@ class Metrics(Observer):
     # tokens
     def tokens_estimated(self, model: str, why: str) -> None:
         self._estimates[model, why].inc()
+
+    def media_rendered(self, model: str, result: str) -> None:
+        self._renders[model, result].inc()
 
     def tokens_compared(self, model: str, ours: int, reported: int) -> None:
         self._counts[model,].inc()

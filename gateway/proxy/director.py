@@ -30,6 +30,7 @@ from gateway.proxy.identify import identify, tokenized
 from gateway.proxy.legs import Attempts, LegFailed
 from gateway.proxy.receive import receive
 from gateway.proxy.relay import ClientGone, relay, relay_held
+from gateway.proxy.rendering import Rendering
 from gateway.proxy.settings import ListenSettings, RetrySettings, TimeoutSettings
 from gateway.proxy.stored import StoredResponses, kept_at
 from gateway.proxy.witness import Witness
@@ -55,6 +56,7 @@ class Director:
         scheduler: Scheduler,
         forwarder: Forwarder,
         handover: Handover,
+        rendering: Rendering,
         witness: Witness,
         listen: ListenSettings,
         timeouts: TimeoutSettings,
@@ -70,6 +72,7 @@ class Director:
         self._scheduler = scheduler
         self._forwarder = forwarder
         self._handover = handover
+        self._rendering = rendering
         self._witness = witness
         self._listen = listen
         self._timeouts = timeouts
@@ -168,7 +171,10 @@ class Director:
         assert exchange.serving is not None
         assert exchange.request is not None
         exchange.phase = Phase.TOKENIZING
-        prompt = exchange.prompt = await exchange.serving.tokens.tokenize(call.input)
+        prompt = await self._rendering.prompt(exchange, call)
+        if prompt is None:
+            prompt = await exchange.serving.tokens.tokenize(call.input)
+        exchange.prompt = prompt
         exchange.keys = tokenized(exchange.serving, exchange.request, prompt)
         exchange.phase = Phase.BEFORE_COMMIT
 
@@ -239,7 +245,11 @@ class Director:
         """Send the plan's legs, until an answer may be the client's. Raises LegFailed."""
         assert exchange.body is not None
         if plan.prefill is None:
-            return await self._forwarder.forward(exchange, plan.decode, exchange.body)
+            body = exchange.body
+            if exchange.extras is not None and isinstance(body, JsonBody):
+                body = body.copy()
+                body.set("vllm_xargs", exchange.extras)
+            return await self._forwarder.forward(exchange, plan.decode, body)
         return await self._handover.commit(exchange, plan)
 
     async def _relay(self, exchange: Exchange, committed: Committed, http: web.BaseRequest) -> web.StreamResponse:

@@ -6,11 +6,14 @@ else keeps a reference to any of them.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 
+from msgspec import Raw
+
 from gateway.api.body import Body, JsonBody
-from gateway.api.passing import asks_report
+from gateway.api.passing import ask_report, asks_report
 from gateway.api.routes import Route
 from gateway.api.usage import Usage
 from gateway.errors import GatewayError
@@ -46,9 +49,9 @@ class Exchange:
     ``placement``: what is booked now. ``plan`` and ``booked``: the last one's plan, and where its prompt was to be
     computed, for the record. ``decision``: the last one, which is told what became of it. ``under_way``: legs that were
     sent and have not ended. ``headers``: the client's. ``home``: URL of the only engine that can serve it. ``sent_as``:
-    the legs' ``x-request-id``. ``sequences``: answers asked for. ``legs``: placements. ``parcel``: a prefill's answer
-    that is not used yet. ``prefill_time``: seconds of a separate prefill. ``fallback``: why a planned hand-over did not
-    happen.
+    the legs' ``x-request-id``. ``sequences``: answers asked for. ``extras``: the body's ``vllm_xargs`` for this
+    placement, where they are not the client's alone. ``legs``: placements. ``parcel``: a prefill's answer that is not
+    used yet. ``prefill_time``: seconds of a separate prefill. ``fallback``: why a planned hand-over did not happen.
     """
 
     id: str
@@ -78,6 +81,7 @@ class Exchange:
     held: HeldAnswer | None = None
     sent_as: str = ""
     sequences: int = 1
+    extras: Mapping[str, Raw] | None = None
     legs: int = 0
     queue_wait: float = 0.0
     received_at: float | None = None
@@ -119,11 +123,26 @@ class Exchange:
         self.placement, self.plan = placement, plan
         self.legs += 1
         self.serving.index.placed(self.keys, plan.decode)
-        if isinstance(self.body, JsonBody) and asks_report(self.body.fields):
-            self.serving.index.reannounced(plan.decode.slot, self.keys)
+        self._expect_report(plan, self.keys)
         self.scheduler.placed(request, plan)
         self.observer.planned(self.model_name, plan.reason)
         self.observer.in_flight(plan.decode.name, 1)
+
+    def _expect_report(self, plan: Plan, keys: BlockKeys) -> None:
+        """Its client has the engine announce again what it holds of the prompt, or we do, where we cannot know it."""
+        self.extras = None
+        if self.serving is None or self.prompt is None or not isinstance(self.body, JsonBody):
+            return
+        slot, index = plan.decode.slot, self.serving.index
+        if asks_report(self.body.fields):
+            index.reannounced(slot, keys)
+            return
+        # One prompt, which the engine looks up once: what each report is of must be known.
+        if plan.prefill is None and self.route.kind in GENERATES and self.prompt.single and self.sequences == 1:
+            extras = ask_report(self.body.fields)
+            if extras is not None and index.asks(slot, keys):
+                self.extras = extras
+                index.reannounced(slot, keys)
 
     def prefilled(self, result: str, *, usage: Usage | None = None, seconds: float | None = None) -> None:
         """The prefill leg has ended, or will not be sent; harmless if it had before.

@@ -80,7 +80,7 @@ class Witness:
             self._tasks.start(self._compare(exchange, legs), name=f"compare ids of {serving.model.name}")
 
     def _paths(self, exchange: Exchange, endpoint: Endpoint, body: JsonBody) -> list[str]:
-        paths = [f"{exchange.route.path}/render"]
+        paths = [] if _thinks_not(exchange) else [f"{exchange.route.path}/render"]
         messages = bytes(body.fields.get("messages", b""))
         if exchange.route.kind in TOKENIZED and RENAMED not in messages and body.fields.keys().isdisjoint(UNTOLD):
             paths.append(TOKENIZE)
@@ -117,6 +117,19 @@ class Witness:
         if answer.status != 200:
             return None
         return _ids(raw)
+
+
+def _thinks_not(exchange: Exchange) -> bool:
+    """Whether vLLM 0.32 renders the body as it would not serve it: the effort that a template knows for not thinking is
+    asked of the template where ``/v1/messages`` serves, and always ``none`` where it renders."""
+    assert isinstance(exchange.body, JsonBody)
+    if exchange.route.kind is not Kind.MESSAGES:
+        return False
+    try:
+        thinking: Any = msgspec.json.decode(exchange.body.fields.get("thinking", b"null"))
+    except msgspec.DecodeError:
+        return True
+    return isinstance(thinking, dict) and thinking.get("type") == "disabled"
 
 
 def _ids(raw: bytes) -> list[int] | None:

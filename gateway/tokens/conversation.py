@@ -133,23 +133,22 @@ def _plain(content: Any) -> str:
 
 
 def _message(message: Mapping[str, Any], content_format: ContentFormat, built: bool, media: Media) -> Message:
-    role = message.get("role")
+    role, given = message.get("role"), message.get("content")
     if not isinstance(role, str):
         raise Unrenderable(Why.MESSAGES)
-    parts = _parts(message.get("content"))
-    if role == "system":
-        parts = _without_billing(parts)
-    content: Any = [read for part in parts if (read := _part(part, content_format, media))]
-    if content_format == "string":
-        # vLLM puts what stands for media ahead of a message's text, but for models that it knows to interleave them.
-        marks = [text for text in content if text is MARK]
-        content = "\n".join([*marks, *(text for text in content if text is not MARK)])
-    out: Message = {"role": role, "content": content}
+    billed = role == "system" and isinstance(given, str) and given.startswith(BILLING_HEADER)
+    if type(given) is str and content_format == "string" and not billed:
+        out: Message = {"role": role, "content": given}  # what the long way makes of a single text
+        if len(message) == 2 and role != "developer":
+            return out
+    else:
+        out = {"role": role, "content": _content(given, role, content_format, media)}
     if role == "assistant":
         _add_assistant(out, message, built)
     elif role == "tool":
         if "tool_call_id" in message:
             out["tool_call_id"] = message["tool_call_id"]
+        content = out["content"]
         if isinstance(content, list) and all(part["type"] == "text" for part in content):
             out["content"] = "\n".join(part["text"] for part in content)
     for name in ("name", "task"):
@@ -158,6 +157,18 @@ def _message(message: Mapping[str, Any], content_format: ContentFormat, built: b
     if role == "developer":
         out["tools"] = message.get("tools") if built else _developers_tools(message.get("tools"))
     return out
+
+
+def _content(given: Any, role: str, content_format: ContentFormat, media: Media) -> Any:
+    parts = _parts(given)
+    if role == "system":
+        parts = _without_billing(parts)
+    content = [read for part in parts if (read := _part(part, content_format, media))]
+    if content_format == "openai":
+        return content
+    # vLLM puts what stands for media ahead of a message's text, but for models that it knows to interleave them.
+    marks = [text for text in content if text is MARK]
+    return "\n".join([*marks, *(text for text in content if text is not MARK)])
 
 
 def _parts(content: Any) -> Sequence[Any]:

@@ -3,7 +3,8 @@
 How many tokens an image becomes only the engine's processor knows, and the engine's hash of a block with a part of one
 is of the image too. So the ids that an engine will see end with the last token ahead of the first. Behind it come ids
 of our own: a digest of the image, about as often as it will have tokens, and the tokens of the text that follows. They
-keep the turns of a conversation together, and are never taken for an engine's.
+keep the turns of a conversation together, and are never taken for an engine's. Where an engine may be asked, it is
+(``proxy/rendering.py``), and all this serves only while none answers.
 """
 
 from __future__ import annotations
@@ -31,6 +32,7 @@ BEYOND_VOCABULARY = 1 << 31
 PAYLOAD_WORDS = (b"base64", b"input_audio")
 """One of them stands in a body wherever data do."""
 DIGEST_BYTES = 16
+EMBEDDED = "prompt_embeds"
 _PAYLOAD = re.compile(rb"(?:data:[^,]{0,200},)?[A-Za-z0-9+/\\]{2048}")
 """How such data begin; JSON may escape a slash. Text has blanks."""
 
@@ -50,6 +52,13 @@ def without_payloads(raw: bytes) -> bytes:
 def holds_media(chat: ChatInput) -> bool:
     """Whether any message has a part that is no text."""
     return bool(media_of(chat.messages))
+
+
+def can_be_asked(chat: ChatInput) -> bool:
+    """Whether an engine can tell what the media of ``chat`` become: there are some, and none is embeddings of text,
+    which no token nor hash stands for."""
+    media = media_of(chat.messages)
+    return bool(media) and not any(part.get("type") == EMBEDDED or EMBEDDED in part for part in media)
 
 
 def around_media(renderer: Renderer, encoder: Encoder, chat: ChatInput, *, limit: int) -> Prompt:

@@ -15,7 +15,14 @@ from typing import Any
 
 from gateway.framework import ChatInput
 from gateway.tokens.content_format import content_format_of, supports_developer, takes_later_systems, variables_of
-from gateway.tokens.conversation import ContentFormat, Media, converse, developers_to_system, join_systems
+from gateway.tokens.conversation import (
+    ContentFormat,
+    Media,
+    Message,
+    converse,
+    developers_to_system,
+    join_systems,
+)
 from gateway.tokens.loading import Loaded
 from gateway.tokens.quicken import quicken
 from gateway.tokens.reasons import Unrenderable, Why
@@ -44,6 +51,10 @@ RESERVED = frozenset(
 """Arguments of ``apply_chat_template`` that are no business of a client's ``chat_template_kwargs``: vLLM refuses some,
 and others make it return something else."""
 
+WHOLE = frozenset({"conversations", "documents"})
+"""Arguments of which ``apply_chat_template`` makes more than that it hands them to the template."""
+LIBRARY = "transformers.tokenization_utils_base"
+"""Where most tokenizers' ``apply_chat_template`` is defined; some models bring their own."""
 
 EFFORTS = ("low", "medium", "high", "xhigh", "max")
 """Of thinking, in Anthropic's dialect."""
@@ -59,6 +70,9 @@ class Renderer:
         self._format = settings.content_format
         self._defaults = dict(settings.chat_template_kwargs)
         self._parameters = frozenset(inspect.signature(loaded.tokenizer.apply_chat_template).parameters)
+        # A function of the class says where it was defined.
+        kind = type(loaded.tokenizer)
+        self._plain = kind.apply_chat_template.__module__ == kind.get_chat_template.__module__ == LIBRARY
         self._thoughtless: str | None = None
         self._systems_first: bool | None = None
 
@@ -82,21 +96,32 @@ class Renderer:
             conversation = developers_to_system(conversation)
         arguments = self._arguments(chat)
         try:
-            accepted = self._parameters | variables_of(template)
-            quicken(template)
-            text = self._tokenizer.apply_chat_template(
-                conversation,
-                tools=tools,
-                chat_template=template,
-                tokenize=False,
-                **{name: value for name, value in arguments.items() if name in accepted},
-            )
+            variables = variables_of(template)
+            given = {name: value for name, value in arguments.items() if name in variables or name in self._parameters}
+            text = self._apply(template, conversation, tools, given)
         except Exception as error:  # a template can make anything raise; vLLM answers 400 to all of it
             log.debug("a chat template failed: %s", type(error).__name__)
             raise Unrenderable(Why.TEMPLATE_ERROR) from error
         if not isinstance(text, str):
             raise Unrenderable(Why.TEMPLATE_ERROR)
         return text
+
+    def _apply(
+        self, template: str, conversation: list[Message], tools: list[dict[str, Any]] | None, given: dict[str, Any]
+    ) -> Any:
+        """What ``apply_chat_template`` makes of it in transformers 5.16 to 5.19, one of which vLLM 0.32 has.
+
+        There it hands on what it was given, but for the rare cases that are left to it here. From 5.20 on it first
+        takes nulls from messages and gives their reasoning further names, for which it goes through all of them.
+        """
+        compiled = quicken(self._tokenizer.get_chat_template(template)) if self._plain and conversation else None
+        if compiled is None or given.get("continue_final_message") or not WHOLE.isdisjoint(given):
+            return self._tokenizer.apply_chat_template(
+                conversation, tools=tools, chat_template=template, tokenize=False, **given
+            )
+        seen = {"add_generation_prompt": False, **self._tokenizer.special_tokens_map, **given}
+        seen.pop("continue_final_message", None)
+        return compiled.render(messages=conversation, tools=tools, documents=None, **seen)
 
     def content_format(self, chat: ChatInput) -> ContentFormat:
         """The form in which the template takes the contents of ``chat``. Raises Unrenderable if there is none."""

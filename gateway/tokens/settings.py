@@ -20,6 +20,23 @@ class ParitySettings:
 
 
 @dataclass(frozen=True, slots=True)
+class MediaSettings:
+    """``render``: an engine is asked what it makes of each new chat with images, before that is placed; it prepares the
+    images twice then. ``timeout``: seconds that a client waits for that. ``concurrency``: questions at a time.
+    """
+
+    render: bool = False
+    timeout: float = 2.0
+    concurrency: int = 4
+
+    def __post_init__(self) -> None:
+        if not self.timeout > 0:
+            raise ValueError("timeout must be above 0 seconds")
+        if self.concurrency < 1:
+            raise ValueError("concurrency must be at least 1")
+
+
+@dataclass(frozen=True, slots=True)
 class TokenSettings:
     """``tokenizer``: a local folder or a hub id; None: lengths and prefixes are estimated from bytes.
 
@@ -43,6 +60,7 @@ class TokenSettings:
     inline_bytes: int = 2048
     memory_bytes: int = 256 * 1024 * 1024
     parity: ParitySettings = field(default_factory=ParitySettings)
+    media: MediaSettings = field(default_factory=MediaSettings)
 
     def __post_init__(self) -> None:
         if self.chat_template is not None and self.tokenizer is None:

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gateway.api.parse import parse
-from gateway.api.passing import asks_report, sensitive, strip, strip_form_value
+from gateway.api.passing import ask_report, asks_report, sensitive, strip, strip_form_value
 from gateway.api.routes import ROUTES
 from gateway.api.settings import NEVER, PassSettings
 
@@ -167,3 +167,18 @@ def test_nothing_forbidden_is_left_at_any_searched_place(body: dict[str, object]
             for name in ("vllm_xargs", "extra_args"):
                 inner = nest.get(name)
                 assert inner is None or (isinstance(inner, dict) and set(inner) == {"mode"})
+
+
+@pytest.mark.parametrize(
+    ("given", "wanted"),
+    [
+        (None, '{"kv_cache_report_mode":"full"}'),
+        ("null", '{"kv_cache_report_mode":"full"}'),
+        ('{"a": 1.50}', '{"a":1.50,"kv_cache_report_mode":"full"}'),
+        ('{"kv_cache_report_mode": "incremental"}', None),
+        (r'{"kv_cache_report_\u006dode": 1}', None),
+    ],
+)
+def test_what_a_client_asks_for_stays(given, wanted):
+    extras = ask_report({} if given is None else {"vllm_xargs": msgspec.Raw(given.encode())})
+    assert (None if extras is None else msgspec.json.encode(extras).decode()) == wanted

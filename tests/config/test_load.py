@@ -257,3 +257,26 @@ def test_paths_beside_the_file_are_made_absolute(tmp_path) -> None:
 def test_a_file_that_is_not_there(tmp_path) -> None:
     with pytest.raises(ConfigError, match=r"absent\.yaml: cannot be read: No such file"):
         load(tmp_path / "absent.yaml", {})
+
+
+CONNECTING = """\
+models:
+- name: m
+  endpoints:
+  - {url: "http://a:1", kv_events: {connects: true}}
+  - {url: "http://b:1", kv_events: {connects: true, topic: kv@a:1@m}}
+"""
+
+
+def test_engines_that_connect_need_something_to_connect_to() -> None:
+    found = error(CONNECTING)
+    assert found.startswith("plugins.yaml:4: models[0].endpoints[0].kv_events.connects: it connects to nothing")
+    assert "listen" in found
+
+
+def test_engines_that_connect_need_topics_of_their_own() -> None:
+    listen = 'kv_events: {listen: "tcp://*:5557"}\n'
+    found = error(CONNECTING + listen)
+    assert "models[0].endpoints[1].kv_events.topic: 'kv@a:1@m' is the topic of http://a:1, too" in found
+    config = loads(CONNECTING.replace("kv@a:1@m", "t") + listen, {})
+    assert config.kv_events.listen == "tcp://*:5557"

@@ -44,16 +44,18 @@ class Engine:
     """One ``vllm serve``.
 
     ``events``: how its KV events are bound: ``tcp`` on ports that change with each start, or ``ipc`` on a path that
-    stays. ``hashes``: what its events call blocks by, 64-bit integers or 32 bytes. ``folder``: where its log and ipc
-    sockets go. ``venv``: of ``install.sh``. ``model``: of ``model.py``. ``flags``, ``variables``: more of the command
-    line and of the environment.
+    stays; or ``connects``, to ``gateway`` with ``topic``, and without a replay socket. ``hashes``: what its events call
+    blocks by, 64-bit integers or 32 bytes. ``folder``: where its log and ipc sockets go. ``venv``: of ``install.sh``.
+    ``model``: of ``model.py``. ``flags``, ``variables``: more of the command line and of the environment.
     """
 
     name: str
     venv: Path
     model: Path
     folder: Path
-    events: Literal["tcp", "ipc"] = "tcp"
+    events: Literal["tcp", "ipc", "connects"] = "tcp"
+    gateway: str = ""
+    topic: str = ""
     hashes: Literal["int", "bytes"] = "int"
     kv_bytes: int = KV_BYTES
     flags: Sequence[str] = ()
@@ -192,8 +194,9 @@ class Engine:
                 "endpoint": f"ipc://{self.folder}/{self.name}-pub",
                 "replay_endpoint": f"ipc://{self.folder}/{self.name}-replay",
             },
+            "connects": {"endpoint": self.gateway},
         }
-        return {"enable_kv_cache_events": True, "publisher": "zmq", "topic": "", **sockets[self.events]}
+        return {"enable_kv_cache_events": True, "publisher": "zmq", "topic": self.topic, **sockets[self.events]}
 
     def _environment(self) -> dict[str, str]:
         return clean_environment(without=("VLLM_", "PYTHON", "HF_")) | {
@@ -227,10 +230,12 @@ def start_all(engines: Sequence[Engine]) -> None:
         raise
 
 
-def build_model(venv: Path, cache: Path) -> Path:
-    """The tiny model's folder under ``cache``, built by the venv's Python unless it is there already."""
-    source = Path(__file__).with_name("model.py")
-    target = cache / f"tiny-llama-{hashlib.sha256(source.read_bytes()).hexdigest()[:12]}"
+def build_model(venv: Path, cache: Path, name: str = "tiny-llama") -> Path:
+    """A tiny model's folder under ``cache``, built by the venv's Python unless it is there already."""
+    text = Path(__file__).with_name("model.py")
+    source = text if name == "tiny-llama" else text.with_name("vision_model.py")
+    made_of = hashlib.sha256(b"".join(file.read_bytes() for file in sorted({text, source})))
+    target = cache / f"{name}-{made_of.hexdigest()[:12]}"
     if not target.exists():
         cache.mkdir(parents=True, exist_ok=True)
         partial = target.with_name(f"{target.name}.{os.getpid()}")

@@ -9,6 +9,7 @@ KV memory: 2 (keys, values) x 2 layers x 2 heads x 64 x 4 bytes = 2048 bytes a t
 from __future__ import annotations
 
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 SEED = 20_26
@@ -69,8 +70,8 @@ TEMPLATE = """\
 """
 
 
-def write_tokenizer(folder: Path) -> list[str]:
-    """Train and save the tokenizer with its template; return the text of each of its tokens."""
+def write_tokenizer(folder: Path, more: Sequence[str] = ()) -> list[str]:
+    """Train and save the tokenizer with its template; return the text of each of its tokens. ``more``: special ones."""
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
     from transformers import PreTrainedTokenizerFast
 
@@ -81,7 +82,7 @@ def write_tokenizer(folder: Path) -> list[str]:
         CORPUS,
         trainers.BpeTrainer(
             vocab_size=VOCABULARY,
-            special_tokens=TURN_TOKENS + TOOL_TOKENS,
+            special_tokens=[*TURN_TOKENS, *TOOL_TOKENS, *more],
             initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
             show_progress=False,
         ),

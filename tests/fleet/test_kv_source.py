@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.fleet.kv_source import KvSource, configured, reported
+from gateway.fleet.kv_source import KvSource, configured, connecting, reported
 from gateway.fleet.settings import KvEventsSettings
 
 HOST = "10.0.0.7"
@@ -116,3 +116,28 @@ JSON = st.recursive(
 def test_no_report_raises(sources, rank):
     found = reported(sources, rank, HOST)
     assert found is None or found.address.startswith(("tcp://", "ipc://"))
+
+
+CONNECTS = KvEventsSettings(connects=True)
+
+
+def test_an_engine_that_connects_has_a_replay_socket_of_its_own():
+    assert connecting(CONNECTS, None, HOST, "t", {}) == KvSource(None, None, "t")
+    assert connecting(CONNECTS, None, HOST, "t", {"0": entry()}) == KvSource(None, "tcp://10.0.0.7:5657", "t")
+    named = KvEventsSettings(connects=True, replay="tcp://*:6000")
+    assert connecting(named, 2, HOST, "t", {}) == KvSource(None, "tcp://10.0.0.7:6002", "t", offset=2)
+
+
+def test_ranks_connect_to_the_ports_of_their_names():
+    """vLLM adds the rank among all nodes' ranks: an engine of a hybrid balancer begins above 0."""
+    sources = {"5": entry(), "4": entry()}
+    offsets = [getattr(connecting(CONNECTS, rank, HOST, "t", sources), "offset", None) for rank in (0, 1, None)]
+    assert offsets == [4, 5, None]
+    assert connecting(CONNECTS, None, HOST, "t", {"3": entry()}) == KvSource(None, "tcp://10.0.0.7:5657", "t", offset=3)
+
+
+@given(st.dictionaries(st.text("0123456789", min_size=1), st.one_of(st.none(), st.integers(), st.just({}))))
+def test_what_an_engine_that_connects_tells_is_never_an_error(sources):
+    found = connecting(CONNECTS, 0, HOST, "t", sources)
+    assert found is not None
+    assert 0 <= found.offset <= 1024

@@ -41,3 +41,18 @@ def test_an_address_of_events_that_cannot_be_subscribed_to(address):
 def test_ranks_that_no_engine_has(ranks):
     with pytest.raises(ValueError, match="ranks"):
         EndpointSettings(url="http://engine", ranks=ranks)
+
+
+def test_an_engine_that_connects_is_not_connected_to():
+    with pytest.raises(ValueError, match="give one of the two"):
+        KvEventsSettings(connects=True, endpoint="tcp://*:5557")
+    assert KvEventsSettings(connects=True, replay="tcp://*:5558").replay == "tcp://*:5558"
+    with pytest.raises(ValueError, match="replay needs endpoint, or connects"):
+        KvEventsSettings(replay="tcp://*:5558")
+
+
+def test_the_topic_of_an_engine_that_connects():
+    assert EndpointSettings(url="http://10.0.0.1:8000").kv_topic("m") == "kv@10.0.0.1:8000@m"
+    assert EndpointSettings(url="http://10.0.0.1:8000", name="a").kv_topic("m") == "kv@a@m"
+    named = EndpointSettings(url="http://10.0.0.1:8000", name="a", kv_events=KvEventsSettings(topic="t"))
+    assert named.kv_topic("m") == "t"

@@ -15,11 +15,12 @@ import pytest
 import zmq
 import zmq.asyncio
 
-from gateway.framework import CostModel, Endpoint, Engine, EngineMetrics, Load, Model, Observer, TaskSet
+from gateway.framework import CostModel, Endpoint, Engine, EngineMetrics, Load, Match, Model, Observer, TaskSet
 from gateway.kvcache.events import AllBlocksCleared, BlockRemoved, BlockStored, Event
 from gateway.kvcache.index import CacheIndex
 from gateway.kvcache.settings import CacheSettings
 from gateway.kvcache.shelf import Shelf
+from gateway.kvcache.sockets import EventSource, Subscription
 from gateway.kvcache.stream import EventStream
 
 DATA = Path(__file__).parent.parent / "data" / "kvcache"
@@ -127,12 +128,34 @@ def held_at(shelf: Shelf, place: int) -> set[int]:
     }
 
 
+def index_of(
+    slots: int = 1, events: bool = True, clock: ManualClock | None = None, tally: Tally | None = None, **limits: Any
+) -> CacheIndex:
+    index = CacheIndex(CacheSettings(**limits), "m", clock or ManualClock(), tally or Tally())
+    for slot in range(slots):
+        index.add(endpoint(slot), events)
+    return index
+
+
+def look(
+    index: CacheIndex,
+    prompt: array[int],
+    slot: int = 0,
+    count: int | None = None,
+    exact: bool = True,
+    adapter: str | None = None,
+    salt: str | None = None,
+) -> Match:
+    keys = index.keys(prompt, count or len(prompt), exact, adapter, salt)
+    return index.match(keys, count or len(prompt), [endpoint(slot)])[slot]
+
+
 class FakeEngine:
     """The PUB and ROUTER sockets of one engine, and what can be wrong with them.
 
     ``lose``: so many messages more are kept, but not sent. ``holes``: sequences that each replay leaves out, once.
     ``without_end``: so many replays more end without the marker. ``deaf``: replays are not answered. ``asked``: the
-    sequences that replays were asked from.
+    sequences that replays were asked from. ``binds``: else its PUB socket connects to ``address``.
     """
 
     def __init__(self) -> None:
@@ -144,6 +167,7 @@ class FakeEngine:
         self.kept: dict[int, bytes] = {}
         self.next = 0
         self.topic = b"kv"
+        self.binds = True
         self.address = self.replay = "tcp://127.0.0.1:*"
         self._task: asyncio.Task[None] | None = None
 
@@ -152,7 +176,11 @@ class FakeEngine:
         context = zmq.asyncio.Context.instance()
         self._pub, self._router = context.socket(zmq.XPUB), context.socket(zmq.ROUTER)
         self._pub.setsockopt(zmq.XPUB_VERBOSE, 1)
-        for socket, address in ((self._pub, self.address), (self._router, self.replay)):
+        bound = [(self._router, "replay")]
+        if self.binds:
+            bound.append((self._pub, "address"))
+        for socket, name in bound:
+            address = getattr(self, name)
             for _ in range(1000):  # the port of a closed socket is free a moment later
                 try:
                     socket.bind(address)
@@ -161,7 +189,9 @@ class FakeEngine:
                     if error.errno != zmq.EADDRINUSE:
                         raise
                     await asyncio.sleep(0.005)
-        self.address, self.replay = (s.getsockopt_string(zmq.LAST_ENDPOINT) for s in (self._pub, self._router))
+            setattr(self, name, socket.getsockopt_string(zmq.LAST_ENDPOINT))
+        if not self.binds:
+            self._pub.connect(self.address)
         self._task = asyncio.get_running_loop().create_task(self._serve())
 
     async def stop(self) -> None:
@@ -224,8 +254,8 @@ class FakeEngine:
 class Follower:
     """A gateway's side: an index and a stream for each engine, its slot being its number."""
 
-    def __init__(self, replay_timeout: float = 5.0) -> None:
-        self.settings = CacheSettings(replay_timeout=replay_timeout)
+    def __init__(self, replay_timeout: float = 5.0, reannounce: int = 0) -> None:
+        self.settings = CacheSettings(replay_timeout=replay_timeout, reannounce=reannounce)
         self.clock = ManualClock()
         self.tally = Tally()
         self.index = CacheIndex(self.settings, "m", self.clock, self.tally)
@@ -233,11 +263,12 @@ class Follower:
         self.streams: list[EventStream] = []
 
     def follow(self, address: str, replay: str | None, topic: str = "") -> EventStream:
+        return self.follow_from(Subscription(address, topic), replay)
+
+    def follow_from(self, source: EventSource, replay: str | None) -> EventStream:
         slot = len(self.streams)
         self.index.add(endpoint(slot), events=True)
-        stream = EventStream(
-            slot, f"e{slot}", address, replay, self.index, self.tally, self.clock, self.settings, topic=topic
-        )
+        stream = EventStream(slot, f"e{slot}", source, replay, self.index, self.tally, self.clock, self.settings)
         self.streams.append(stream)
         stream.start(self.tasks)
         return stream

@@ -1,23 +1,32 @@
 from __future__ import annotations
 
+from collections.abc import Sequence
+from typing import Any
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from gateway.framework import Medium
 from gateway.kvcache.copies import COUNT_MAX
-from gateway.kvcache.events import BlockStored
+from gateway.kvcache.events import BlockRemoved, BlockStored, Event
 from gateway.kvcache.holdings import Holdings
-from gateway.kvcache.keys import chain, root
+from gateway.kvcache.keys import chain, chain_past, root
 from gateway.kvcache.layers import LAYERS, Layer
+from gateway.kvcache.names import Ages
 from gateway.kvcache.orphans import MAX_ORPHANS
 from gateway.kvcache.shelf import Shelf
 from tests.kvcache.conftest import held_at, ids, removed, stored
 
 
 class Room(Holdings):
-    """Holdings with a unit of 16 tokens, on a shelf where another endpoint holds blocks of its own."""
+    """Holdings with a unit of 16 tokens, on a shelf where another endpoint holds blocks of its own.
 
-    def __init__(self) -> None:
+    ``old``: hashes are packed, but for one, after each event.
+    """
+
+    def __init__(self, old: bool = False) -> None:
+        self.old = old
         self.shelf = Shelf()
         self.other = Holdings(16, self.shelf, LAYERS)
         self.other.named(stored([1, 2], ids(1, 2)))
@@ -27,14 +36,31 @@ class Room(Holdings):
         assert self.problem(event) == ""
         return self.named(event)
 
+    def quick(self, events: Sequence[Event], at: int = 0) -> tuple[int, int, int]:
+        return self.aged(super().quick(events, at))
+
+    def named(self, event: BlockStored, copies: bool = True) -> str:
+        return self.aged(super().named(event, copies))
+
+    def stored(self, event: BlockStored) -> str:
+        return self.aged(super().stored(event))
+
+    def removed(self, event: BlockRemoved) -> str:
+        return self.aged(super().removed(event))
+
+    def aged(self, result: Any) -> Any:
+        if self.old:
+            self.age(Ages(above=0, young=1000, least=1, chunk=1), 1000)
+        return result
+
     def held(self, tier: Layer = Layer.GPU) -> set[int]:
         assert held_at(self.shelf, LAYERS) == set(keys_of(1, 2))
         return held_at(self.shelf, tier)
 
 
-@pytest.fixture
-def room():
-    return Room()
+@pytest.fixture(params=[False, True], ids=["young", "old"])
+def room(request):
+    return Room(request.param)
 
 
 def keys_of(*numbers, adapter=None, salt=None, size=16):
@@ -159,10 +185,11 @@ def test_a_salt_named_like_the_adapter_is_a_salt(room):
 @pytest.mark.parametrize(
     "odd",
     [
-        {"extra_keys": [None, [["image", 3]], None]},
+        {"extra_keys": [None, [["image", 16]], None]},
         {"extra_keys": [None, [b"digest"], None]},
         {"extra_keys": [None, ["a second salt"], None]},
         {"extra_keys": [["salt", ["image", 3]], None, None]},
+        {"extra_keys": [[["image", -3]], None, None]},
         {"lora_id": 3},
     ],
 )
@@ -232,10 +259,36 @@ def test_a_run_behind_an_unknown_parent_joins_what_it_knows(room):
     assert room.held() == set(keys_of(1, 2, 3)[1:])  # a copy of 102 is left
 
 
-def test_an_orphan_of_media_has_no_key(room):
-    room.take_in(stored([103], ids(3), parent=102, extra_keys=[[["image", 0]]]))
+def test_an_orphan_of_embeddings_has_no_key(room):
+    room.take_in(stored([103], ids(3), parent=102, extra_keys=[[b"digest"]]))
     room.take_in(stored([101, 102], ids(1, 2)))
     assert (room.held(), len(room)) == (set(keys_of(1, 2)), 3)
+
+
+def test_media_are_in_the_keys(room):
+    room.take_in(stored([101, 102], ids(1, 2), extra_keys=[None, [["image", 3]]]))
+    room.take_in(stored([103], ids(3), parent=102, extra_keys=[[["image", -13]]]))
+    room.take_in(stored([104], ids(4), parent=103))
+    expected = chain_past(ids(1, 2, 3, 4), 16, root(True, None, None), [Medium(19, "image")])
+    assert room.held() == set(expected)
+    assert expected[0] == keys_of(1)[0]
+
+
+def test_an_orphan_keeps_its_media(room):
+    room.take_in(stored([102, 103], ids(2, 3), parent=101, extra_keys=[[["a", 3], ["b", 8]], [["b", -8], ["c", 5]]]))
+    room.take_in(stored([101], ids(1)))
+    media = [Medium(19, "a"), Medium(24, "b"), Medium(37, "c")]
+    assert room.held() == set(chain_past(ids(1, 2, 3), 16, root(True, None, None), media))
+
+
+def test_a_run_behind_an_orphan_keeps_its_media(room):
+    """Its first block waits for a parent; the second is known, and the third is put behind it."""
+    room.take_in(stored([101, 102], ids(1, 2), extra_keys=[[["a", 0]], [["a", -16]]]))
+    room.removed(removed(101))
+    extra = [[["a", -16]], [["a", -32], ["b", 5]]]
+    assert room.take_in(stored([102, 103], ids(2, 3), parent=101, extra_keys=extra)) == "orphan"
+    media = [Medium(0, "a"), Medium(37, "b")]
+    assert room.held() == set(chain_past(ids(1, 2, 3), 16, root(True, None, None), media)[1:])
 
 
 def test_orphans_are_bounded(room):
@@ -340,10 +393,10 @@ events = st.lists(
 )
 
 
-@given(events)
-def test_the_quick_way_is_the_long_one(steps):
-    """One block at a time or in runs, quick or not: the same blocks are held."""
-    quick, slow = Room(), Room()
+@given(events, st.booleans())
+def test_the_quick_way_is_the_long_one(steps, old):
+    """One block at a time or in runs, quick or not, with hashes that are packed or not: the same blocks are held."""
+    quick, slow = Room(old), Room()
     for what, number, count in steps:
         # Block n is behind block n - 1 but for each fifth, which begins a prompt.
         run = [n for n in range(number, number + count) if n // 5 == number // 5]

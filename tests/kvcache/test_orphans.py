@@ -10,7 +10,7 @@ def test_children_are_given_to_their_parent_once():
     waiting.add(1, 11, None)
     waiting.add(1, 10, None)
     waiting.add(2, 12, None)
-    assert list(waiting.adopt(1)) == [(10, None, 2), (11, None, 1)]
+    assert list(waiting.adopt(1)) == [(10, None, (), 2), (11, None, (), 1)]
     assert list(waiting.adopt(1)) == []
     assert len(waiting) == 1
 
@@ -32,5 +32,5 @@ def test_the_oldest_are_forgotten(monkeypatch):
     for name in range(10, 15):
         waiting.add(name % 2, name, None)
     assert len(waiting) == 3
-    assert [name for name, _, _ in waiting.adopt(0)] == [12, 14]
-    assert [name for name, _, _ in waiting.adopt(1)] == [13]
+    assert [name for name, *_ in waiting.adopt(0)] == [12, 14]
+    assert [name for name, *_ in waiting.adopt(1)] == [13]

@@ -161,3 +161,24 @@ async def test_an_engine_that_does_not_answer_costs_nobody_anything(
         await eventually(lambda: asked(engine, "/v1/chat/completions/render") == 1, "the engine was asked")
         assert gateway.idle()
         assert gateway.gateway.witness._busy == {"sim"}, "one question at a time"
+
+
+async def test_what_renders_otherwise_than_it_is_served_is_no_evidence(folders: tuple[Path, Path]) -> None:
+    """vLLM's /v1/messages/render does not look which effort the template knows for not thinking."""
+    engine = EngineServer(EngineSettings(tokenizer=str(folders[0]), scale_out=True))
+    await engine.start()
+    body = {"model": "sim", "messages": CHAT["messages"], "max_tokens": 1}
+    path, render = "messages", "/v1/messages/render"
+    try:
+        async with running(config_for(engine.url, tokenizer=str(folders[0]), parity=EVERY)) as gateway:
+            await ask(gateway, {**body, "thinking": {"type": "disabled"}}, path=path)
+            await ask(gateway, {**body, "thinking": {"type": "adaptive"}}, path=path)
+            await eventually(lambda: asked(engine, render) == 1, "the engine was asked")
+            await eventually(lambda: not gateway.gateway.witness._busy, "it is compared")
+            await ask(gateway, body, path=path)
+            await eventually(lambda: asked(engine, render) == 2, "the engine was asked again")
+            assert await tokens(gateway) == "exact"
+            told = [received.body for received in engine.received if received.path == render]
+            assert not any(b"disabled" in one for one in told)
+    finally:
+        await engine.close()

@@ -10,7 +10,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from simulator.blocks import BlockPool, Cleared, HashChain, Removed, Stored
+from simulator.blocks import BlockPool, Cleared, HashChain, Medium, Removed, Stored
 
 SIZE = 4
 
@@ -56,6 +56,25 @@ class TestHashChain:
         both = HashChain(SIZE, adapter="lora", salt="salty")
         assert [both.extra(0), both.extra(1)] == [("lora", "salty"), ("lora",)]
         assert HashChain(SIZE, salt="salty").extra(1) is None
+
+    def test_media_are_in_every_block_that_they_have_a_part_in(self) -> None:
+        media = (Medium(2, 6, "a"), Medium(9, 1, "b"), Medium(11, 2, "a"))
+        made = HashChain(SIZE, adapter="lora", salt="salty", media=media)
+        assert [made.extra(block) for block in range(5)] == [
+            ("lora", ("a", 2), "salty"),
+            ("lora", ("a", -2)),
+            ("lora", ("b", 1), ("a", 3)),
+            ("lora", ("a", -1)),
+            ("lora",),
+        ]
+
+    def test_another_image_makes_other_names_from_its_block_on(self) -> None:
+        tokens = array("I", range(12))
+        both = [HashChain(SIZE, media=[Medium(5, 2, name)]) for name in "ab"]
+        for made in both:
+            made.extend(tokens)
+        assert [a == b for a, b in zip(*(made.names for made in both), strict=True)] == [True, False, False]
+        assert both[0].names[0] == chain(list(range(4))).names[0]
 
 
 class TestBlockPool:

@@ -171,6 +171,38 @@ def test_the_billing_header_of_a_system_text_is_dropped(content: Any, left: str)
     assert HEADER in one({"role": "user", "content": content})["content"]
 
 
+@given(
+    st.fixed_dictionaries(
+        {
+            "role": st.sampled_from(["system", "user", "assistant", "tool", "developer", "other"]),
+            "content": st.text(max_size=5)
+            | st.builds(f"{HEADER}{{}}".format, st.sampled_from(["", "\n", "\nB", " B"])),
+        },
+        optional={
+            "name": st.none() | st.just("n"),
+            "task": st.just("t"),
+            "tool_call_id": st.none() | st.just("1"),
+            "tools": st.none() | st.just([{"function": {"name": "f"}, "type": "function"}]),
+            "reasoning": st.none() | st.text(max_size=2),
+            "tool_calls": st.just([{"id": "1", "function": {"name": "f", "arguments": "{}"}}]),
+        },
+    ),
+    st.booleans(),
+)
+def test_a_text_is_what_a_single_part_is(message: dict[str, Any], built: bool) -> None:
+    """The one takes a shorter way."""
+    before = json.dumps(message)
+    read = converse([message], "string", built=built)
+    assert json.dumps(read) == json.dumps(
+        converse([message | {"content": [message["content"]]}], "string", built=built)
+    )
+    assert json.dumps(read) == json.dumps(
+        converse([message | {"content": [text(message["content"])]}], "string", built=built)
+    )
+    assert read[0] is not message
+    assert json.dumps(message) == before
+
+
 def system(content: Any) -> dict[str, Any]:
     return {"role": "system", "content": content}
 

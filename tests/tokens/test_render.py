@@ -2,16 +2,22 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping
+from dataclasses import replace
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from gateway.framework import ChatInput
-from gateway.tokens.loading import load
+from gateway.tokens.conversation import converse
+from gateway.tokens.loading import Loaded, load
 from gateway.tokens.reasons import Unrenderable, Why
 from gateway.tokens.render import Renderer
 from gateway.tokens.settings import TokenSettings
+from gateway.tokens.tools import dump_tools
 
 SHOW = "{{ messages | tojson }}|{{ tools | tojson }}|{{ add_generation_prompt }}"
 USER = {"role": "user", "content": "hi"}
@@ -117,6 +123,98 @@ def test_a_message_is_continued(render: Render) -> None:
     messages = (USER, {"role": "assistant", "content": "Once upon"})
     text = render(None, *messages, add_generation_prompt=False, continue_final_message=True)
     assert text.endswith("<|im_start|>assistant\nOnce upon")
+
+
+def test_messages_are_seen_as_the_transformers_of_vllm_show_them(render: Render) -> None:
+    """Those of 5.16 to 5.19; newer ones take nulls away, and add ``thinking``."""
+    messages = (
+        {"role": "developer", "content": "d"},
+        {"role": "assistant", "content": "a", "reasoning": "r"},
+        {"role": "tool", "content": "t", "tool_call_id": None},
+    )
+    shown = render("{{ messages | tojson }}{# 'developer' #}", *messages)
+    assert json.loads(shown) == [
+        {"role": "developer", "content": "d", "tools": None},
+        {"role": "assistant", "content": "a", "reasoning": "r", "reasoning_content": "r"},
+        {"role": "tool", "content": "t", "tool_call_id": None},
+    ]
+
+
+TEXTS = st.text(st.characters(codec="utf-8"), max_size=4)
+PLAIN = st.lists(
+    st.fixed_dictionaries(
+        {"role": st.sampled_from(["system", "user", "assistant", "tool"]), "content": TEXTS},
+        optional={
+            "name": TEXTS,
+            "tool_calls": st.lists(
+                st.fixed_dictionaries(
+                    {"id": TEXTS, "function": st.fixed_dictionaries({"arguments": st.just("{}"), "name": TEXTS})}
+                ),
+                max_size=2,
+            ),
+        },
+    ),
+    min_size=1,
+    max_size=4,
+)
+"""What transformers of all versions show as it is."""
+
+
+@pytest.mark.parametrize(
+    "template", [None, SHOW, "{{ special }}{{ bos_token }}{{ eos_token }}{{ messages[0].role | upper }}"]
+)
+@settings(max_examples=30)
+@given(
+    messages=PLAIN,
+    tools=st.none() | st.just([{"type": "function", "function": {"name": "f"}}]),
+    prompted=st.booleans(),
+    own=st.dictionaries(st.sampled_from(["special", "bos_token", "unknown"]), TEXTS, max_size=2),
+)
+def test_a_text_is_what_transformers_makes_of_it(
+    folder: Path,
+    template: str | None,
+    messages: list[dict[str, Any]],
+    tools: list[dict[str, Any]] | None,
+    prompted: bool,
+    own: dict[str, str],
+) -> None:
+    loaded = replace(loading(str(folder)), template=template)
+    conversation = converse(messages, "string")
+    expected = loaded.tokenizer.apply_chat_template(
+        conversation,
+        tools=None if tools is None else dump_tools(tools),
+        chat_template=template,
+        tokenize=False,
+        add_generation_prompt=prompted,
+        **{name: value for name, value in own.items() if name != "unknown"},
+    )
+    chat = ChatInput(messages, b"", tools=tools, add_generation_prompt=prompted, template_kwargs=own)
+    assert Renderer(loaded, TokenSettings(str(folder))).render(chat) == expected
+
+
+@lru_cache(maxsize=4)
+def loading(path: str) -> Loaded:
+    return load(TokenSettings(path), "m")
+
+
+def test_a_tokenizers_own_way_is_kept(folder: Path) -> None:
+    given = TokenSettings(str(folder))
+    loaded = load(given, "m")
+    kind = type(loaded.tokenizer)
+
+    class Own(kind):  # type: ignore[misc, valid-type]
+        def apply_chat_template(self, conversation: Any, **given: Any) -> str:
+            return f"its own: {conversation[0]['content']}"
+
+    loaded.tokenizer.__class__ = Own
+    assert Renderer(loaded, given).render(ChatInput([USER], b"")) == "its own: hi"
+
+
+def test_a_chat_without_messages_is_none(folder: Path) -> None:
+    given = TokenSettings(str(folder))
+    with pytest.raises(Unrenderable) as caught:
+        Renderer(load(given, "m"), given).render(ChatInput([], b""))
+    assert caught.value.why is Why.TEMPLATE_ERROR
 
 
 def test_a_clients_template_is_never_run(render: Render) -> None:

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from gateway.tokens.settings import TokenSettings
+from gateway.tokens.settings import MediaSettings, TokenSettings
 
 
 def test_the_defaults_estimate() -> None:
@@ -19,3 +19,12 @@ def test_bytes_are_not_negative(name: str) -> None:
 def test_a_template_without_a_tokenizer_would_be_of_no_use() -> None:
     with pytest.raises(ValueError, match="chat_template needs tokenizer"):
         TokenSettings(chat_template="template.jinja")
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "message"),
+    [("timeout", 0.0, "timeout must be above 0 seconds"), ("concurrency", 0, "concurrency must be at least 1")],
+)
+def test_media_are_asked_for_within_limits(name: str, value: float, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        MediaSettings(**{name: value})

@@ -1,0 +1,95 @@
+"""The blocks of one endpoint: each engine hash, where its keys are on the shelf, and how many copies are on each tier.
+
+Holds these three together, whatever made them change; knows nothing of events.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from gateway.kvcache.copies import Copies
+from gateway.kvcache.layers import Layer
+from gateway.kvcache.names import Names, locations
+from gateway.kvcache.shelf import ALL, BITS, OFFSET, Shelf
+from gateway.kvcache.tiers import Tiers
+
+
+class Blocks:
+    """``place``: the endpoint's on the shelf, of its GPU layer."""
+
+    def __init__(self, shelf: Shelf, place: int) -> None:
+        self.names = Names()
+        self.copies = Copies()
+        self.tiers = Tiers(shelf, place)
+        self._shelf = shelf
+
+    @property
+    def is_plain(self) -> bool:
+        """Each block is on the GPU and nowhere else, and no key is held by two: what is not in ``copies.many`` is gone
+        with one removal, and its keys with it."""
+        copies = self.copies
+        return not (self.tiers.again[Layer.GPU] or copies.absent or copies.is_tiered)
+
+    def put(self, hashes: Sequence[int], keys: Sequence[int], behind: int) -> None:
+        """New blocks, on the GPU, in a row behind a location."""
+        names = self.names.young
+        each = len(keys) // len(hashes)
+        found: list[int] = []
+        at = 0
+        entered = self._shelf.enter(behind, keys)
+        for stretch, offset, count in entered:
+            first = stretch.number << BITS | offset
+            if each == 1:
+                names.update(zip(hashes[at : at + count], range(first, first + count), strict=True))
+                at += count
+            else:
+                found += range(first, first + count)
+            self.tiers.mark(Layer.GPU, stretch, ALL[count] << offset)
+        # Only now: a stretch may be there twice, with what it had and what is new to it, which nobody held till now.
+        for stretch, offset, count in entered:
+            self.tiers.come_true(stretch, ALL[count] << offset)
+        if each > 1:
+            for number, name in enumerate(hashes):
+                names[name] = tuple(found[number * each : (number + 1) * each])
+
+    def add(self, name: int, tier: Layer) -> None:
+        """One more copy of a known block."""
+        if self.copies.add(name, tier):
+            for where in locations(self.names[name]):
+                self.tiers.put(tier, self._shelf.at(where), 1 << (where & OFFSET))
+
+    def take(self, name: int, tier: Layer) -> None:
+        """One copy less of a known block; with its last, on all tiers, it is known no longer."""
+        copies = self.copies
+        if not copies.take(name, tier):
+            return
+        named = self.names[name]
+        if name in copies.absent and not copies.is_below(name):
+            self.names.pop(name)
+            copies.absent.discard(name)
+        self.tiers.release(tier, named)
+
+    def recomputed(self, found: set[int]) -> None:
+        """The engine had to compute the blocks at these locations anew: there is one copy now, not more."""
+        for name in list(self.copies.many):
+            if not found.isdisjoint(locations(self.names[name])):
+                del self.copies.many[name]
+
+    def clear(self) -> Iterator[None]:
+        """Take all from the GPU, in steps of one block each; what is on other tiers stays."""
+        copies, names = self.copies, self.names
+        copies.many.clear()
+        absent, copies.absent = copies.absent, set()
+        for name, named in names.pop_all().items():
+            if copies.is_below(name):
+                names.young[name] = named
+                copies.absent.add(name)
+            if name not in absent:
+                self.tiers.release(Layer.GPU, named)
+            yield
+
+    def leave(self) -> Iterator[None]:
+        """Take everything off the shelf, in steps of one block each. The blocks are of no use afterwards."""
+        for named in self.names.values():
+            self.tiers.leave(named)
+            yield

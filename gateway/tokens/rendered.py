@@ -1,0 +1,140 @@
+"""What engines told of chats with images: their token ids, and which image begins where. Kept, so that no body is
+asked for twice.
+
+Rules: bounded in ids, the least recently used forgotten first; and in time, since what lies behind a URL may change. An
+answer that does not fit together is none. Pure.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections import OrderedDict
+from collections.abc import Mapping
+
+import msgspec
+from xxhash import xxh3_128
+
+from gateway.framework import Medium, Prompt
+
+MAX_IDS = 4_000_000
+"""Remembered of each model: 16 MB, a thousand chats of 4,000 tokens."""
+
+AGE = 600.0
+"""Seconds for which an answer is believed."""
+
+NO_PROMPT = frozenset(
+    {
+        "cache_salt",
+        "frequency_penalty",
+        "kv_transfer_params",
+        "max_completion_tokens",
+        "max_output_tokens",
+        "max_tokens",
+        "metadata",
+        "model",
+        "n",
+        "presence_penalty",
+        "priority",
+        "prompt_cache_key",
+        "request_id",
+        "seed",
+        "session_id",
+        "stop",
+        "store",
+        "stream",
+        "stream_options",
+        "temperature",
+        "top_k",
+        "top_p",
+        "user",
+    }
+)
+"""Fields that change nothing of the ids, unless the prompt is to be truncated. What is not among them may."""
+
+
+class _Range(msgspec.Struct):
+    offset: int
+    length: int
+
+
+class _Features(msgspec.Struct):
+    mm_hashes: dict[str, list[str]]
+    mm_placeholders: dict[str, list[_Range]]
+
+
+class _Rendered(msgspec.Struct):
+    token_ids: list[int]
+    features: _Features | None = None
+
+
+_DECODER = msgspec.json.Decoder(_Rendered)
+
+
+def read(raw: bytes) -> Prompt | None:
+    """The prompt of a render route's answer (vLLM's ``GenerateRequest``); None if it is none, or two media are one in
+    the other, as the sound of a video can be: engines tell of the second only in part."""
+    try:
+        told = _DECODER.decode(raw)
+        ids = array("I", told.token_ids)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError, OverflowError):
+        return None
+    places: list[tuple[int, int, str]] = []
+    if told.features is not None:
+        hashes, ranges = told.features.mm_hashes, told.features.mm_placeholders
+        for modality in hashes.keys() | ranges.keys():
+            names, of_these = hashes.get(modality, ()), ranges.get(modality, ())
+            if len(names) != len(of_these) or not all(names):
+                return None
+            places += [(one.offset, one.offset + one.length, name) for name, one in zip(names, of_these, strict=True)]
+    places.sort()
+    ends = [0, *(end for _, end, _ in places)]
+    starts = [*(start for start, _, _ in places), len(ids)]
+    overlap = any(end > start for end, start in zip(ends, starts, strict=True))
+    if not ids or overlap or any(start >= end for start, end, _ in places):
+        return None
+    return Prompt(ids=ids, count=len(ids), exact=True, media=tuple(Medium(start, name) for start, _, name in places))
+
+
+def name_of(route: str, fields: Mapping[str, msgspec.Raw], adapter: str | None, truncated: bool) -> bytes:
+    """What a body's prompt is remembered by: a digest of all that may be in it."""
+    digest = xxh3_128(f"{route}\0{adapter or ''}".encode("utf-8", "surrogatepass"))
+    for name, value in fields.items():
+        if truncated or name not in NO_PROMPT:
+            view = memoryview(value)
+            digest.update(f"\0{name}\0{len(view)}\0".encode("utf-8", "surrogatepass"))
+            digest.update(view)
+    return digest.digest()
+
+
+class Rendered:
+    """Prompts of one model by ``name_of`` their bodies. ``limit``: ids of all together."""
+
+    def __init__(self, limit: int = MAX_IDS) -> None:
+        self._limit = limit
+        self._size = 0
+        self._known: OrderedDict[bytes, tuple[float, Prompt]] = OrderedDict()
+
+    def __len__(self) -> int:
+        return len(self._known)
+
+    def find(self, name: bytes, now: float) -> Prompt | None:
+        """``now``: Clock.monotonic()."""
+        at, prompt = self._known.get(name, (0.0, None))
+        if prompt is None:
+            return None
+        if now - at > AGE:
+            self._forget(name)
+            return None
+        self._known.move_to_end(name)
+        return prompt
+
+    def keep(self, name: bytes, prompt: Prompt, now: float) -> None:
+        self._forget(name)
+        self._known[name] = (now, prompt)
+        self._size += len(prompt.ids)
+        while self._size > self._limit:
+            self._forget(next(iter(self._known)))
+
+    def _forget(self, name: bytes) -> None:
+        if (known := self._known.pop(name, None)) is not None:
+            self._size -= len(known[1].ids)

@@ -1,0 +1,133 @@
+from __future__ import annotations
+
+from array import array
+
+import pytest
+
+from gateway.framework import Match, Source
+from gateway.kvcache.events import BlockStored, decode
+from gateway.kvcache.index import CacheIndex
+from gateway.kvcache.layers import LAYERS
+from gateway.kvcache.settings import CacheSettings
+from tests.kvcache.conftest import END, ManualClock, Tally, captured, endpoint, ids, index_of, look, stored, tokens_held
+
+
+def test_the_first_engine_sets_the_unit():
+    index = index_of()
+    early = index.keys(ids(1, 2), 32, True, None, None)
+    index.apply(0, stored([11], ids(1, 2)))
+    assert index.unit == 32
+    assert look(index, ids(1, 2, 3, 4)) == Match(gpu=32, expected_hit=32, source=Source.EVENTS)
+    # A request that waited meanwhile has keys of another unit.
+    assert index.match(early, 32, [endpoint(0)]) == {}
+    index.placed(early, endpoint(0))
+    index.settled(early, endpoint(0), 32, 0)
+    assert look(index, ids(1, 2, 3, 4)).tokens == 32
+
+
+def test_the_unit_can_be_learned_from_a_scrape():
+    index = CacheIndex(CacheSettings(), "m", ManualClock(), Tally())
+    index.add(endpoint(0, block_size=128), False)
+    assert index.keys(ids(*range(8)), 128, True, None, None).unit == index.unit == 128
+
+
+def test_engines_with_multiples_share_the_index():
+    index = index_of(2)
+    index.apply(0, stored([11, 12, 13], ids(1, 2, 3)))
+    index.apply(1, stored([21], ids(1, 2)))
+    assert index.unit == 16
+    assert [tokens_held(index, slot, ids(1, 2, 3)) for slot in (0, 1)] == [48, 32]
+    # A larger block counts when it is whole, and half of one is held by nobody.
+    index.apply(1, stored([22], ids(3, 4), parent=21))
+    assert look(index, ids(1, 2, 3), slot=1).tokens == 32
+    assert look(index, ids(1, 2, 3, 4), slot=1) == Match(gpu=64, expected_hit=32, source=Source.EVENTS)
+
+
+def test_an_engine_with_another_size_makes_the_unit_smaller():
+    index = index_of(2)
+    replays = []
+    index.on_new_unit = lambda: replays.append(index.unit)
+    index.apply(0, stored([11], ids(1, 2, 3)))
+    assert (index.unit, replays) == (48, [])
+    index.apply(1, stored([21], ids(1, 2)))
+    assert (index.unit, replays) == (16, [16])
+    assert [tokens_held(index, slot, ids(1, 2, 3)) for slot in (0, 1)] == [0, 0]
+    index.apply(0, stored([11], ids(1, 2, 3)))
+    index.apply(1, stored([21], ids(1, 2)))
+    assert [tokens_held(index, slot, ids(1, 2, 3)) for slot in (0, 1)] == [48, 32]
+
+
+def test_a_size_that_does_not_fit_is_refused(tally):
+    index = index_of(tally=tally)
+    index.apply(0, stored([10], ids(0), kv_cache_spec_kind="sliding_window"))
+    index.apply(0, BlockStored(block_hashes=[10], medium="CPU"))
+    index.apply(0, stored([11], ids(1)))
+    index.apply(0, stored([12], ids(1, size=7)))
+    index.tell(0)
+    assert (index.unit, tally.events["block-size"]) == (16, 1)
+    assert tokens_held(index, 0, ids(1)) == 16
+
+
+# the bound
+
+
+def test_the_index_is_bounded_and_keeps_what_is_used():
+    index = index_of(2, max_blocks=100)
+    index.apply(0, stored([1], ids(1000)))
+    for number in range(300):
+        index.placed(index.keys(ids(1000), 17, True, None, None), endpoint(0))
+        index.apply(number % 2, stored([10 + number], ids(number)))
+        assert index.blocks <= 100
+    assert look(index, ids(1000), count=17).tokens == 16
+    assert look(index, ids(0), count=17).tokens == 0
+    assert look(index, ids(299), slot=1, count=17).tokens == 16
+
+
+def test_the_bound_is_of_the_whole_index():
+    index = index_of(4, max_blocks=10)
+    for slot in range(4):
+        index.apply(slot, stored(range(8), ids(*range(8))))
+    assert sum(len(holder.holdings) for holder in index._holders.values()) <= 10
+
+
+# what vLLM really sends
+
+
+@pytest.mark.parametrize(
+    ("name", "blocks", "said"),
+    [
+        ("a_replay_from0", 6, {"stored": 17, "cleared": 2}),
+        ("a_sha256", 6, {"stored": 6, "cleared": 1}),
+        ("u_bytes_noseed", 49, {"stored": 49}),
+        ("pd_decode", 20, {"stored": 20}),
+        ("pd_prefill", 0, {"stored": 18, "orphan": 17}),  # it begins with message 4: nothing has a known parent
+    ],
+)
+def test_captures_leave_the_index_as_the_engine_was(name, blocks, said, tally):
+    index = index_of(tally=tally)
+    last = {}
+    for frames in captured(f"{name}.bin"):
+        if frames[-2] != END:
+            for event in decode(frames[-1]).events:
+                index.apply(0, event)
+                if isinstance(event, BlockStored) and event.parent_block_hash is None:
+                    last[tuple(event.token_ids)] = (event.extra_keys or [None])[0]
+            index.tell(0)
+    assert (index.unit, index.blocks) == (32, blocks)
+    assert tally.events == said
+    for prompt, extra in last.items():
+        keys = index.keys(array("I", prompt), len(prompt), True, None, extra[0] if extra else None)
+        assert index.match(keys, len(prompt), [endpoint(0)])[0].tokens == len(prompt)
+
+
+def test_a_capture_is_replayed_twice_the_same(tally):
+    """Live messages after a replay are the tail of it: the same engine, the same index."""
+    index = index_of(2, tally=tally)
+    for slot, name in enumerate(("a_replay_from0.bin", "a_sha256.bin")):
+        for frames in captured(name):
+            if frames[-2] != END:
+                for event in decode(frames[-1]).events:
+                    index.apply(slot, event)
+    assert {(stretch.full, stretch.part is None) for stretch in index._shelf.heads.values()} == {
+        (1 | 1 << LAYERS, True)
+    }
