@@ -42,8 +42,8 @@ REFUSED = (400, 413, 422)
 
 
 class Rendering:
-    """``settings``: of each model, by its name. ``after``: whose place it takes, under other settings: its questions are
-    this one's to close, and what it was told is known."""
+    """``settings``: of each model, by its name. ``after``: whose place it takes, under other settings: its questions
+    are this one's to close, and what it was told is known."""
 
     def __init__(
         self,
