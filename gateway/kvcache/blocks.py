@@ -69,6 +69,22 @@ class Blocks:
             copies.absent.discard(name)
         self.tiers.release(tier, named)
 
+    def drop(self, hashes: Sequence[int]) -> list[int]:
+        """The last copies of blocks are gone, where all are plain; returns those that are not known, or have others."""
+        young, old, many = self.names.young, self.names.old, self.copies.many
+        gone: dict[int, int] = {}
+        left = []
+        for name in hashes:
+            named = young.pop(name, None) if name not in many else None
+            if named is None and (name in many or not old or (named := old.pop(name)) is None):
+                left.append(name)
+            elif isinstance(named, int):
+                gone[named >> BITS] = gone.get(named >> BITS, 0) | 1 << (named & OFFSET)
+            else:
+                self.tiers.release(Layer.GPU, named)
+        self.tiers.release_plain(gone)
+        return left
+
     def recomputed(self, found: set[int]) -> None:
         """The engine had to compute the blocks at these locations anew: there is one copy now, not more."""
         for name in list(self.copies.many):

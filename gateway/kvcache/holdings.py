@@ -50,7 +50,7 @@ class Holdings:
         self._names = self._blocks.names
         self._copies = self._blocks.copies
         self._orphans = Orphans()
-        self._laps = Laps(self._blocks, shelf, place)
+        self._laps = Laps(self._blocks, shelf)
 
     def __len__(self) -> int:
         """Engine blocks known."""
@@ -205,16 +205,11 @@ class Holdings:
         tier = Layer.GPU if event.medium == "GPU" else tier_of(event.medium)
         if tier is None:
             return "unknown-medium"
-        names, young, many, unknown = self._names, self._names.young, self._copies.many, 0
-        plain = tier is Layer.GPU and self._blocks.is_plain
-        for value in event.block_hashes:
-            name = value if type(value) is int and value >= 0 else short(value)
-            if plain and name not in many and type(where := young.get(name)) is int:
-                del young[name]
-                self._shelf.unmark(self._shelf.at(where), self._place, 1 << (where & OFFSET))
-            elif plain and name not in many and (named := names.pop(name)) is not None:
-                self._blocks.tiers.release(tier, named)
-            elif name in names:
+        unknown, hashes = 0, _short(event.block_hashes)
+        if tier is Layer.GPU and self._blocks.is_plain:
+            hashes = self._blocks.drop(hashes)
+        for name in hashes:
+            if name in self._names:
                 self._blocks.take(name, tier)
             elif not (tier is Layer.GPU and self._orphans.take(name)):
                 unknown += 1

@@ -14,12 +14,11 @@ SPARED = 8
 
 
 class Laps:
-    """Of one endpoint. ``place``: its GPU's on the shelf."""
+    """Of one endpoint."""
 
-    def __init__(self, blocks: Blocks, shelf: Shelf, place: int) -> None:
+    def __init__(self, blocks: Blocks, shelf: Shelf) -> None:
         self._blocks = blocks
         self._shelf = shelf
-        self._place = place
         # What is left of this lap, and when it and the last began.
         self._left = 0
         self._began = 0
@@ -27,7 +26,7 @@ class Laps:
 
     def forget(self, count: int, now: int) -> None:
         """Forget ``count`` blocks. ``now``: in the index's count of placements, as ``Stretch.used`` is."""
-        shelf, names, copies = self._shelf, self._blocks.names, self._blocks.copies
+        names, copies = self._blocks.names, self._blocks.copies
         count = min(count, len(names))
         spared = SPARED * count
         plain = self._blocks.is_plain and not copies.many
@@ -52,8 +51,7 @@ class Laps:
                     continue
                 leaving[named >> BITS] = leaving.get(named >> BITS, 0) | 1 << (named & OFFSET)
             names.young.update(again)
-        for number, bits in leaving.items():
-            shelf.unmark(shelf.at(number << BITS), self._place, bits)
+        self._blocks.tiers.release_plain(leaving)
 
     def _used(self, named: Named) -> int:
         return max((self._shelf.at(where).used for where in locations(named)), default=0)

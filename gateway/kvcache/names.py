@@ -11,7 +11,7 @@ import struct
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 Named: TypeAlias = int | tuple[int, ...]
 """A block's location, or its locations where the engine's blocks are larger than the unit, or none. Not an object:
@@ -46,7 +46,9 @@ AGES = Ages()
 
 RECORD = struct.Struct("<QQ")
 SIZE = RECORD.size
-HASH = struct.Struct("<Q")
+HALF = SIZE // 2
+HASH = struct.Struct("<Q").pack
+LOCATION = struct.Struct("<Q").unpack_from
 SHIFT = 48
 """In a record, a location has the lowest bits. Above it is 0, or one more than how many locations in a row begin here,
 for blocks that have not just one."""
@@ -70,17 +72,17 @@ class Packed:
 
     def get(self, name: object) -> Named | None:
         """``name``: anything; what is no hash is not there."""
-        if not self._size or (found := self._find(name)) is None:
+        bucket, at = self._find(name)
+        if at < 0:
             return None
-        bucket, at = found
-        (value,) = HASH.unpack_from(bucket, at + HASH.size)
+        (value,) = LOCATION(bucket, at + HALF)
         return value if value < SINGLE else _unpacked(value)
 
     def pop(self, name: object) -> Named | None:
-        if not self._size or (found := self._find(name)) is None:
+        bucket, at = self._find(name)
+        if at < 0:
             return None
-        bucket, at = found
-        (value,) = HASH.unpack_from(bucket, at + HASH.size)
+        (value,) = LOCATION(bucket, at + HALF)
         del bucket[at : at + SIZE]
         self._size -= 1
         if not self._size:
@@ -101,14 +103,12 @@ class Packed:
                 at -= half
             bucket = buckets[at]
             try:
-                record = pack(name, named if isinstance(named, int) else _packed(named))
+                if len(bucket) < most:
+                    bucket += pack(name, named if type(named) is int else _packed(named))
+                    continue
             except struct.error:  # no row, or no hash of 64 bits
-                left.append(item)
-                continue
-            if len(bucket) >= most:
-                left.append(item)
-                continue
-            bucket += record
+                pass
+            left.append(item)
         self._size += len(items) - len(left)
         return left
 
@@ -135,20 +135,19 @@ class Packed:
             for name, value in RECORD.iter_unpack(bucket):
                 yield name, _unpacked(value)
 
-    def _find(self, name: object) -> tuple[bytearray, int] | None:
+    def _find(self, name: Any) -> tuple[bytearray, int]:
+        """The bucket, and where the record begins in it: -1 if there is none."""
+        buckets = self._buckets
         try:
-            key = HASH.pack(name)
+            key = HASH(name)
         except struct.error:
-            return None
-        assert isinstance(name, int)
+            return buckets[0], -1
         at = name & self._wide
-        if at >= len(self._buckets):
+        if at >= len(buckets):
             at -= self._half
-        bucket = self._buckets[at]
+        bucket = buckets[at]
         found = bucket.find(key)
-        while found % SIZE:  # within a record, or -1, of which that is SIZE - 1
-            if found < 0:
-                return None
+        while found & SIZE - 1 and found > 0:  # within a record
             found = bucket.find(key, found + 1)
         return bucket, found
 
@@ -252,8 +251,9 @@ def locations(named: Named) -> tuple[int, ...]:
     return (named,) if isinstance(named, int) else named
 
 
-def _packed(named: tuple[int, ...]) -> int:
+def _packed(named: Named) -> int:
     """Raises struct.error if these are not in a row."""
+    assert isinstance(named, tuple)
     first = named[0] if named else 0
     if named != tuple(range(first, first + len(named))):
         raise struct.error

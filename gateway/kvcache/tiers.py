@@ -6,6 +6,8 @@ all of them, which stays until the last is gone.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from gateway.kvcache.layers import Layer
 from gateway.kvcache.names import Named, locations
 from gateway.kvcache.shelf import BITS, OFFSET, Shelf, Stretch
@@ -52,6 +54,11 @@ class Tiers:
                 del again[where]
             else:
                 self._shelf.unmark(self._shelf.at(where), self._place + tier, 1 << (where & OFFSET))
+
+    def release_plain(self, gone: Mapping[int, int]) -> None:
+        """The same of blocks on the GPU, by stretch's number as bits, where no other blocks hold any key."""
+        for number, bits in gone.items():
+            self._shelf.unmark(self._shelf.at(number << BITS), self._place, bits)
 
     def leave(self, named: Named) -> None:
         """Nothing of the endpoint is where the block is, nor around it: all of it is to leave."""
