@@ -89,7 +89,10 @@ class CacheFeed:
 
     def engine_asleep(self, endpoint: Endpoint) -> None:
         """vLLM announces the reset with its first step after waking up, when requests have been placed already."""
-        self._tasks.start(self._reset(self._index(endpoint), endpoint.slot), name=f"reset {endpoint.name}")
+        if (stream := self._streams.get(endpoint)) is not None:
+            stream.fell_asleep()
+        else:
+            self._index(endpoint).forget(endpoint.slot)
 
     def kv_source(self, endpoint: Endpoint, source: KvSource | None) -> None:
         self._stop_stream(endpoint)
@@ -149,11 +152,6 @@ class CacheFeed:
     def _stop_stream(self, endpoint: Endpoint) -> None:
         if (stream := self._streams.pop(endpoint, None)) is not None:
             self._tasks.start(stream.close(), name=f"close the events of {endpoint.name}")
-
-    async def _reset(self, index: CacheIndex, slot: int) -> None:
-        for step, _ in enumerate(index.reset(slot), start=1):
-            if step % SWEEP_SLICE == 0:
-                await asyncio.sleep(0)
 
     async def _sweep(self, index: CacheIndex, slot: int) -> None:
         """A slot is used again only when no key bears its bit any more."""

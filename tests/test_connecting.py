@@ -92,7 +92,7 @@ async def heard(gateway: Running, *servers: EngineServer) -> None:
     """All that the engines have said was applied."""
     said = sorted(publisher.next_seq - 1 for server in servers for publisher in server.service.sockets.publishers)
     streams = gateway.gateway.feed._streams
-    await eventually(lambda: sorted(stream._last for stream in streams.values()) == said, "all events are applied")
+    await eventually(lambda: sorted(stream.last for stream in streams.values()) == said, "all events are applied")
 
 
 def sent(server: EngineServer) -> list[dict[str, Any]]:

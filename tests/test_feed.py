@@ -102,6 +102,13 @@ async def test_an_engine_that_sleeps_has_nothing_on_its_gpu(fed, engine, below):
     assert fed.held(*blocks) == (32 if below else 0)
 
 
+async def test_an_estimated_engine_that_sleeps_holds_nothing(fed):
+    keys = fed.index.keys(ids(1), 17, True, None, None)
+    fed.index.placed(keys, fed.endpoint)
+    fed.feed.engine_asleep(fed.endpoint)
+    assert fed.index.match(keys, 17, [fed.endpoint])[0].tokens == 0
+
+
 async def test_a_slot_is_released_when_nothing_is_left_of_it(fed, engine):
     fed.feed.kv_source(fed.endpoint, KvSource(engine.address, engine.replay))
     await engine.publish(stored([10 + number for number in range(2000)], ids(*range(2000))))

@@ -130,7 +130,7 @@ async def test_blocks_that_are_announced_once_more_are_no_copies(tokenizer):
                 await ask(gateway, chat(1, question, **(full if question else {})))
             said = publisher.next_seq
             (stream,) = gateway.gateway.feed._streams.values()
-            await eventually(lambda: stream._last == said - 1, "all events are applied")
+            await eventually(lambda: stream.last == said - 1, "all events are applied")
             (holder,) = index._holders.values()
             assert len(holder.holdings) > 10
             assert not holder.holdings._copies.many

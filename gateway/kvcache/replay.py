@@ -20,7 +20,7 @@ END = b"\xff" * 8
 
 
 class ReplayBroken(Exception):
-    """The answer has a hole, or stopped before its end. What came before is good."""
+    """The answer has a hole, or stopped before its end, or nobody can be asked. What came before is good."""
 
 
 def sequence_of(frames: list[bytes]) -> int | None:
@@ -36,7 +36,10 @@ async def replay(address: str, start: int, timeout: float) -> AsyncGenerator[tup
     """
     with open_socket(zmq.DEALER) as dealer, contextlib.ExitStack() as stack:
         dealer.rcvhwm = 0
-        dealer.connect(address)
+        try:
+            dealer.connect(address)
+        except zmq.ZMQError as error:
+            raise ReplayBroken(str(error)) from error
         await dealer.send_multipart([b"", start.to_bytes(8, "big")])
         answer = Ready(dealer)
         stack.callback(answer.close)

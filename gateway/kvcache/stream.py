@@ -1,52 +1,33 @@
-"""One endpoint's KV events, from its engine to the index, healed where they break.
+"""One endpoint's KV events, followed for as long as it is there, whatever fails.
 
-Rules: subscribe first, replay second, then live, so that nothing falls between. Messages count from 0 in each engine
-process. What is missing is asked for again; a number that goes back is another process, and so is a connection that
-comes back and does not know our last message: forget, and begin anew. History that has left the engine's buffer makes
-the endpoint *partial*: what is known is right, but not all. Work on the loop is done in slices, since a busy thread
-stalls every stream that the gateway relays.
+What fails in us is treated like a restart of the engine: what is known is forgotten, since nobody can tell how much of
+it was applied, and read anew after a rest. The endpoint is estimated meanwhile.
 """
 
 from __future__ import annotations
 
 import asyncio
+import errno
 import logging
-from collections.abc import Iterator
-from contextlib import aclosing
-from enum import Enum
 
 import zmq
-from msgspec.structs import replace
-from xxhash import xxh3_64_intdigest
 
 from gateway.framework import Clock, Observer, TaskSet
-from gateway.kvcache.events import AllBlocksCleared, BlockStored, Event, decode
+from gateway.kvcache.following import Following
 from gateway.kvcache.index import CacheIndex
-from gateway.kvcache.replay import ReplayBroken, replay, sequence_of
 from gateway.kvcache.settings import CacheSettings
-from gateway.kvcache.sockets import Change, EventSource, Inlet
+from gateway.kvcache.sockets import EventSource
 
 log = logging.getLogger("kvgate.kvcache")
 
-SLICE = 256
-"""Blocks applied between two turns of the loop: half a millisecond."""
+REST = 0.5
+"""Seconds from a failure of ours to the next try; each time twice as many."""
 
-MESSAGE_COST = 8
-"""What a message costs beside its blocks, in blocks."""
+LONGEST_REST = 300.0
+"""Seconds: what fails each time is in the engine's history, and reading that costs seconds of a core."""
 
-TRIES = 3
-"""Replays in a row that may bring nothing new before what came has to do, and the endpoint is partial."""
-
-RETRY = 30.0
-"""Seconds until a history that could not be read is asked for again."""
-
-
-class Read(Enum):
-    """How much of an engine's history could be read."""
-
-    WHOLE = "whole"
-    PARTLY = "partly"
-    FAILED = "failed"
+PASSING = frozenset({errno.EADDRINUSE, errno.EMFILE, errno.ENFILE, errno.ENOMEM})
+"""Why an address may be out of use for a while; for any other reason it is none."""
 
 
 class EventStream:
@@ -80,33 +61,30 @@ class EventStream:
         self._tasks: TaskSet | None = None
         self._task: asyncio.Task[None] | None = None
         self._state = ""
-        self._work = 0
-        self._up = False
-        self._admitted = False  # the index was told that something is not known
-        # Of the engine process that is followed: its last message that was applied (-1: none), that message's digest,
-        # how many processes (or beginnings) there were before, the last message that came over the subscription, and
-        # whether some of its history is not known.
-        self._last = -1
-        self._digest = 0
-        self._process = 0
-        self._heard = -1
-        self._partial = False
-        self._retry_at: float | None = None
+        self._following = self._begin()
+
+    @property
+    def last(self) -> int:
+        """Number of the last message that was applied; -1: none."""
+        return self._following.last
 
     def start(self, tasks: TaskSet) -> None:
         self._tasks = tasks
-        self._last = self._heard = -1
-        self._up = self._partial = self._admitted = False
-        self._retry_at = None
         self._task = tasks.start(self._run(), name=f"KV events of {self._name}")
 
     def restart(self) -> None:
         """The engine is another process, or the index has to be told everything again: forget, and begin anew."""
         self._index.forget(self._slot)
         if self._task is not None and self._tasks is not None:
+            self._following.end()
             self._task.cancel()
             self.synced.clear()
+            self._following = self._begin()
             self.start(self._tasks)
+
+    def fell_asleep(self) -> None:
+        """The engine has reset its GPU's cache, after all that it has said so far; it will say so when it wakes up."""
+        self._following.fell_asleep()
 
     async def close(self) -> None:
         """Ends the stream; safe before ``start`` and more than once. Nobody waits for its history any more."""
@@ -116,210 +94,57 @@ class EventStream:
             self._task.cancel()
             await asyncio.wait([self._task])
 
+    def _begin(self) -> Following:
+        return Following(
+            self._slot,
+            self._name,
+            self._replay,
+            self._index,
+            self._observer,
+            self._clock,
+            self._settings,
+            self._tell,
+            self.synced,
+        )
+
     async def _run(self) -> None:
-        self._tell("connecting")
-        try:
-            with self._source.open() as inlet:
-                await self._follow(inlet)
-        except Exception as error:
-            # What it holds is not known from here on: it is estimated, like one without events.
-            trace = None if isinstance(error, zmq.ZMQError) else error
-            log.error("KV events of %s cannot be followed at %s: %r", self._name, self._source, error, exc_info=trace)
-            self._index.set_events(self._slot, False)
-            self._tell("off")
-            self.synced.set()
-
-    async def _follow(self, inlet: Inlet) -> None:
+        failures, began = 0, 0.0
         while True:
-            match inlet.take():
-                case None if self._patience() == 0:
-                    await self._read_history(anew=True)
-                    self._tell_synced()
-                case None:
-                    await asyncio.wait(inlet.some(), timeout=self._patience(), return_when=asyncio.FIRST_COMPLETED)
-                case Change.CONNECTED:
-                    self._up = True
-                    await self._connected()
-                case Change.DISCONNECTED:
-                    self._up = False
-                    self._tell("connecting")
-                case Change.PERHAPS if self._replay is not None:
-                    await self._read_history(anew=self._last < 0)
-                    self._tell_synced()
-                case Change.PERHAPS:
-                    self._admit()
-                case frames:
-                    await self._hear(frames)
+            self._tell("connecting")
+            opened = False
+            try:
+                if failures:
+                    try:
+                        self._forget()
+                    finally:
+                        await asyncio.sleep(_rest(failures))
+                began = self._clock.monotonic()
+                with self._source.open() as inlet:
+                    opened = True
+                    await self._following.follow(inlet)
+            except Exception as error:
+                if asyncio.current_task() is not self._task:
+                    raise  # our successor follows
+                if not opened and isinstance(error, zmq.ZMQError) and error.errno not in PASSING:
+                    log.error("KV events of %s cannot be followed at %s: %s", self._name, self._source, error)
+                    self._index.set_events(self._slot, False)
+                    self._tell("off")
+                    self.synced.set()
+                    return
+                failures = failures + 1 if self._clock.monotonic() - began < LONGEST_REST else 1
+                trace = None if isinstance(error, zmq.ZMQError) else error
+                text = "KV events of %s: %r: they are forgotten, and read anew in %g s"
+                log.error(text, self._name, error, _rest(failures), exc_info=trace)
+                self._observer.kv_events(self._name, "failed", 1)
+                self.synced.set()
 
-    def _patience(self) -> float | None:
-        """Seconds until history is to be asked for again; None: it is known as far as it can be."""
-        return None if self._retry_at is None else max(0.0, self._retry_at - self._clock.monotonic())
-
-    async def _connected(self) -> None:
-        """The subscription stands, for the first time or again: find out what was missed, and from whom."""
-        self._heard = -1
-        if self._replay is None:
-            # What comes first tells: 0 is the beginning of a process that has said nothing yet.
-            self._partial = True
-        else:
-            await self._read_history(anew=self._last < 0)
-        self._tell_synced()
-
-    async def _hear(self, frames: list[bytes]) -> None:
-        """A live message."""
-        sequence = sequence_of(frames)
-        if sequence is None:
-            self._observer.kv_events(self._name, "malformed-batch", 1)
-            return
-        payload = frames[-1]
-        heard, self._heard = self._heard, sequence
-        if sequence == heard and xxh3_64_intdigest(payload) == self._digest:
-            return
-        if sequence <= heard or (self._replay is None and 0 <= sequence <= self._last):
-            await self._forget()
-            if self._replay is None:
-                self._partial = sequence > 0
-            elif await self._read_history(anew=True) is not Read.FAILED and sequence != self._last + 1:
-                sequence = -1  # it was told, or its process is no more
-            self._tell_synced()
-        if sequence <= self._last:
-            return  # the replay has told it already
-        if sequence > self._last + 1:
-            process = self._process
-            if not await self._heal(sequence) or process != self._process:
-                return
-        elif self._last < 0 and self._replay is None:
-            self._partial = False
-            self._tell_synced()
-        if sequence > self._last:
-            await self._take(sequence, payload)
-
-    async def _heal(self, sequence: int) -> bool:
-        """Messages before ``sequence`` are missing: ask for them. False if nothing can be made of ``sequence`` now."""
-        if self._replay is None:
-            if self._last >= 0:  # else: of what came before us nothing was ever to be known
-                self._observer.kv_gap(self._name, "lost")
-                self._partial, self._admitted = True, False
-                self._tell_synced()
-            return True
-        read = await self._read_history(anew=False)
-        whole = read is Read.WHOLE and self._last >= sequence - 1
-        self._observer.kv_gap(self._name, "replayed" if whole else "lost")
-        if not whole:
-            self._partial = True
-        self._tell_synced()
-        return whole or read is Read.FAILED or self._last >= sequence
-
-    async def _read_history(self, anew: bool) -> Read:
-        """Replay what is not known of the engine's history.
-
-        ``anew``: all of it, and what is known goes as soon as there is something better. Else from our last message on:
-        an engine that does not have just that is another process, and is read anew. Until the end of all that the past
-        is not the present, and the endpoint is estimated.
-        """
-        assert self._replay is not None
-        self._retry_at = None
-        whole, fruitless = True, 0
-        try:
-            while fruitless < TRIES:
-                anew = anew or self._last < 0
-                before, start = self._last, 0 if anew else self._last
-                ours = anew
-                try:
-                    async with aclosing(replay(self._replay, start, self._settings.replay_timeout)) as history:
-                        async for sequence, payload in history:
-                            if not ours and sequence == start:
-                                if xxh3_64_intdigest(payload) != self._digest:
-                                    break
-                                ours = True
-                                continue
-                            ours = True
-                            if anew or sequence > self._last + 1:
-                                # Where a part is lost, removals may be in it: what the buffer still has is all we know.
-                                await self._forget()
-                                self._index.reading(self._slot, True)
-                                self._partial = sequence > 0
-                                whole = not self._partial
-                                anew, before = False, -1
-                            await self._take(sequence, payload)
-                    if not ours:
-                        anew = True
-                        continue
-                    if anew:  # a process that has said nothing yet
-                        await self._forget()
-                        self._partial = False
-                    return Read.WHOLE if whole else Read.PARTLY
-                except ReplayBroken as error:
-                    log.info("%s: its history, from %s: %s", self._name, self._replay, error)
-                    fruitless = fruitless + 1 if self._last == before else 0
-        finally:
-            if asyncio.current_task() is self._task:
-                self._index.reading(self._slot, False)
-        log.warning("%s: its engine's event history cannot be read at %s", self._name, self._replay)
-        self._partial = True
-        self._retry_at = self._clock.monotonic() + RETRY
-        return Read.FAILED
-
-    async def _forget(self) -> None:
-        self._index.forget(self._slot)
-        self._admitted = False
-        self._last = -1
-        self._process += 1
-        while not self._index.sweep(SLICE):  # noqa: ASYNC110 -- nothing is waited for: others run between two slices
-            await asyncio.sleep(0)
-
-    async def _take(self, sequence: int, payload: bytes) -> None:
-        """Apply one message, in slices."""
-        self._last, self._digest = sequence, xxh3_64_intdigest(payload)
-        batch = decode(payload)
-        self._work += MESSAGE_COST
-        for reason, count in batch.refused.items():
-            self._observer.kv_events(self._name, reason, count)
-        some: list[Event] = []
-        for event in batch.events:
-            for piece in _pieces(event):
-                if isinstance(piece, AllBlocksCleared):
-                    await self._apply(some)
-                    for _ in self._index.reset(self._slot):
-                        self._work += 1
-                        await self._rest()
-                    continue
-                some.append(piece)
-                self._work += len(piece.block_hashes)
-                if self._work >= SLICE:
-                    await self._apply(some)
-        await self._apply(some)
-        self._index.tell(self._slot)
-
-    async def _apply(self, some: list[Event]) -> None:
-        """Apply events, and let others run if it is time."""
-        self._index.take(self._slot, some)
-        some.clear()
-        if asyncio.current_task() is not self._task:
-            # The index changed its unit and had us restarted: the rest is for our successor, in its order.
-            raise asyncio.CancelledError
-        await self._rest()
-
-    async def _rest(self) -> None:
-        if self._work >= SLICE:
-            self._work = 0
-            await asyncio.sleep(0)
-
-    def _tell_synced(self) -> None:
-        if self._up:
-            if not self._partial:
-                self._index.believe(self._slot)
-                self._admitted = False
-            else:
-                self._admit()
-            self._tell("partial" if self._partial else "live")
-        self.synced.set()
-
-    def _admit(self) -> None:
-        """Tell the index, once, that the engine may hold what its messages have not told."""
-        if not self._admitted:
-            self._admitted = True
-            self._index.unknown_past(self._slot)
+    def _forget(self) -> None:
+        """Nothing that its events told counts, and until they tell again it is estimated."""
+        before, self._following = self._following, self._begin()
+        before.end()
+        self._following.asleep = before.asleep
+        self._index.set_events(self._slot, False)
+        self._index.set_events(self._slot, True)
 
     def _tell(self, state: str) -> None:
         if state != self._state:
@@ -327,20 +152,6 @@ class EventStream:
             self._observer.kv_stream(self._name, state)
 
 
-def _pieces(event: Event) -> Iterator[Event]:
-    """``event`` in parts of a slice each."""
-    if not isinstance(event, BlockStored) or len(event.block_hashes) <= SLICE:
-        yield event
-        return
-    hashes, tokens, size, extra = event.block_hashes, event.token_ids, event.block_size, event.extra_keys
-    if len(tokens) != len(hashes) * size:
-        yield event  # it will be refused as a whole
-        return
-    for start in range(0, len(hashes), SLICE):
-        yield replace(
-            event,
-            block_hashes=hashes[start : start + SLICE],
-            parent_block_hash=hashes[start - 1] if start else event.parent_block_hash,
-            token_ids=tokens[start * size : (start + SLICE) * size],
-            extra_keys=extra[start : start + SLICE] if extra is not None else None,
-        )
+def _rest(failures: int) -> float:
+    """Seconds, after so many in a row."""
+    return min(REST * 2.0 ** (failures - 1), LONGEST_REST)

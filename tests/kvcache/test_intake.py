@@ -261,12 +261,20 @@ async def test_a_port_that_is_taken_is_said(intake, tally, follower):
     await other.close()
 
 
-async def test_a_ranks_port_that_is_taken_leaves_it_estimated(intake, follower):
+async def test_a_ranks_port_that_is_taken_is_tried_again(intake, follower):
     taken = zmq.Context.instance().socket(zmq.SUB)
     taken.bind(intake.address_of(1))
-    follower.follow_from(Expected(intake, TOPIC, 1), None)
-    await state(follower, "off")
+    stream = follower.follow_from(Expected(intake, TOPIC, 1), None)
+    await stream.synced.wait()
+    assert follower.tally.events["failed"] == 1
     taken.close(linger=0)
+    rank = Connecting(intake, offset=1)
+    await rank.start()
+    await eventually(lambda: intake.port(1).voices, "it listens")
+    await rank.subscribed()
+    await rank.publish(stored([11], ids(1)))
+    await state(follower, "live")
+    await rank.stop()
 
 
 async def test_what_nobody_reads_is_bounded():

@@ -9,7 +9,8 @@ import pytest
 import uvloop
 
 from gateway.framework import Source
-from gateway.kvcache.stream import SLICE
+from gateway.kvcache.applying import SLICE
+from gateway.kvcache.following import RETRY, TRIES
 from tests.kvcache.conftest import (
     CLEARED,
     FakeEngine,
@@ -129,6 +130,119 @@ async def test_a_reset_with_tiers_below_lets_others_run(engine, follower):
     assert turns > 3000 // SLICE
     match = follower.index.match(follower.index.keys(ids(*range(9)), 145, True, None, None), 145, [endpoint(0)])[0]
     assert (match.gpu, match.cpu) == (0, 80)
+
+
+async def test_resets_again_and_again_leave_nothing_behind(engine, follower):
+    """What each leaves to be cleared is cleared before the next: an engine's memory is not ours to fill."""
+    await live(follower, engine)
+    blocks = range(300)
+    for turn in range(20):
+        await engine.publish(CLEARED, stored([1000 * turn + number for number in blocks], ids(turn, *blocks[1:])))
+    await held(follower, 0, 19, *blocks[1:])
+    assert follower.index.blocks == 300
+
+
+async def test_an_engine_that_sleeps_is_cleared_after_all_that_it_has_said(engine, follower):
+    """A reset takes many turns of the loop; what is said meanwhile must not fall between two of them."""
+    await live(follower, engine)
+    blocks = range(2000)
+    await engine.publish(stored([10 + number for number in blocks], ids(*blocks)))
+    await engine.publish(stored([10, 11], [], block_size=0, medium="CPU"))
+    await held(follower, 0, *blocks)
+    for number in blocks[100:200]:
+        engine.send_later(removed(10 + number), stored([5000 + number], ids(number), parent=9 + number))
+    for sequence in range(2, engine.next):
+        await engine.send_frames(b"kv", sequence.to_bytes(8, "big"), engine.kept[sequence])
+    follower.streams[0].fell_asleep()
+    await eventually(lambda: follower.tally.events["cleared"] == 1, "it is cleared")
+    await eventually(lambda: tokens_held(follower.index, 0, ids(*blocks)) == 32, "only what is below is left")
+    await engine.publish(removed(10, 11, medium="CPU"), stored([99], ids(9)))
+    await held(follower, 0, 9)
+    assert follower.streams[0].last == engine.next - 1
+    assert follower.index.blocks == 1
+    follower.streams[0].fell_asleep()
+    await eventually(lambda: follower.index.blocks == 0, "it falls asleep again, and has nothing to say")
+
+
+async def test_an_engine_without_replay_that_was_away_and_missed_nothing_is_live(engine, follower):
+    stream = follower.follow(engine.address, None)
+    await engine.subscribed()
+    await stream.synced.wait()
+    await engine.publish(stored([11], ids(1)))
+    await held(follower, 0, 1)
+    await engine.stop()
+    await eventually(lambda: follower.tally.states[-1] == "connecting", "it is away")
+    await engine.start()
+    await engine.subscribed()
+    await engine.publish(stored([12], ids(2), parent=11))
+    await held(follower, 0, 1, 2)
+    assert follower.tally.states == ["connecting", "partial", "live", "connecting", "live"]
+    await engine.stop()
+    engine.send_later(stored([13], ids(3), parent=12))
+    await engine.start()
+    await engine.subscribed()
+    await engine.publish(stored([14], ids(4)))
+    await held(follower, 0, 4)
+    assert follower.tally.states[-2:] == ["connecting", "partial"]
+    assert follower.tally.gaps == {"lost": 1}
+
+
+@pytest.mark.parametrize("below", [False, True])
+@pytest.mark.parametrize("with_replay", [False, True])
+async def test_an_engine_that_empties_its_cache_holds_nothing_unknown(engine, follower, with_replay, below):
+    """Unless something is on tiers below, of which its reset says nothing."""
+    engine.send_later(stored([21], ids(7)))
+    engine.send_later(stored([11], ids(1)))
+    del engine.kept[0]
+    stream = follower.follow(engine.address, engine.replay if with_replay else None)
+    await engine.subscribed()
+    await stream.synced.wait()
+    await engine.publish(stored([12], ids(2)))
+    await held(follower, 0, 2)
+    assert follower.tally.states[-1] == "partial"
+    if below:
+        await engine.publish(stored([12], [], block_size=0, medium="CPU"))
+    await engine.publish(CLEARED, stored([13], ids(3)))
+    await held(follower, 0, 3)
+    await eventually(lambda: follower.tally.states[-1] == ("partial" if below else "live"), "its state")
+    keys = follower.index.keys(ids(1), 17, True, None, None)
+    assert not follower.index.asks(0, keys)
+
+
+async def test_a_history_that_could_not_be_read_is_asked_for_beside_a_busy_stream(engine):
+    """It is its time that counts, not that nothing else comes."""
+    follower = Follower(replay_timeout=0.05)
+    try:
+        await engine.publish(stored([11], ids(1)))
+        engine.deaf = True
+        await live(follower, engine)
+        busy = Busy(engine)
+        follower.tasks.start(busy.run(), name="busy")
+        await eventually(lambda: busy.count > 5, "it is busy")
+        engine.deaf = False
+        asked = len(engine.asked)
+        assert asked == TRIES, "a gap is no reason to ask what does not answer"
+        follower.clock.now += RETRY
+        await held(follower, 0, 1)
+        assert len(engine.asked) > asked
+        await eventually(lambda: follower.tally.states[-1] == "live", "all is known")
+    finally:
+        await follower.close()
+
+
+class Busy:
+    """``count``: messages that were sent."""
+
+    def __init__(self, engine: FakeEngine) -> None:
+        self.count = 0
+        self._engine = engine
+
+    async def run(self) -> None:
+        while True:
+            self._engine.lose = int(self.count % 3 == 1)
+            await self._engine.publish(stored([100 + self.count], ids(100 + self.count)))
+            self.count += 1
+            await asyncio.sleep(0)
 
 
 async def test_history_that_is_lost_makes_it_partial(engine, follower):
@@ -386,11 +500,46 @@ async def test_an_address_that_is_none_turns_events_off(follower, address):
     assert follower.index.match(keys, 17, [endpoint(0)])[0].source is Source.ESTIMATED
 
 
-async def test_what_fails_in_us_turns_events_off(engine, follower, monkeypatch):
-    await live(follower, engine)
-    monkeypatch.setattr(follower.index, "take", lambda slot, events: 1 / 0)
+@pytest.mark.parametrize("with_replay", [True, False])
+async def test_what_fails_in_us_is_read_anew(engine, follower, monkeypatch, caplog, with_replay):
+    """As after a restart, and estimated until then: one defect must not end what is known of an engine."""
+    stream = follower.follow(engine.address, engine.replay if with_replay else None)
+    await engine.subscribed()
+    await stream.synced.wait()
     await engine.publish(stored([11], ids(1)))
-    await eventually(lambda: follower.tally.states[-1] == "off", "the stream is off")
+    await held(follower, 0, 1)
+    take, failing = follower.index.take, [True, True]
+    monkeypatch.setattr(follower.index, "take", lambda *all: 1 / 0 if failing and failing.pop() else take(*all))
+    await engine.publish(stored([12], ids(2)))
+    await eventually(lambda: follower.tally.events["failed"] == 1, "it fails")
+    await eventually(lambda: tokens_held(follower.index, 0, ids(1)) == 0, "what was applied in part is forgotten")
+    keys = follower.index.keys(ids(7), 17, True, None, None)
+    follower.index.placed(keys, endpoint(0))
+    assert follower.index.match(keys, 17, [endpoint(0)])[0].source is Source.ESTIMATED
+    assert stream.synced.is_set(), "nobody waits for it"
+
+    async def says_more() -> None:
+        # Without a replay it is this that fails once more.
+        while tokens_held(follower.index, 0, ids(3)) == 0:
+            await engine.publish(stored([13], ids(3)))
+            await asyncio.sleep(0.02)
+
+    async with asyncio.timeout(10):
+        await says_more()
+    assert follower.tally.events["failed"] == 2
+    assert tokens_held(follower.index, 0, ids(1)) == (16 if with_replay else 0)
+    assert follower.tally.states[-1] == ("live" if with_replay else "partial")
+    assert "ZeroDivisionError" in caplog.text
+    assert "Traceback" in caplog.text
+
+
+async def test_a_replay_address_that_is_none_costs_the_past_only(engine, follower):
+    stream = follower.follow(engine.address, "nonsense")
+    await engine.subscribed()
+    await stream.synced.wait()
+    await engine.publish(stored([11], ids(1)))
+    await held(follower, 0, 1)
+    assert follower.tally.states[-1] == "partial"
 
 
 async def test_an_engine_that_is_not_there_is_waited_for(follower):

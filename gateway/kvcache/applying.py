@@ -1,0 +1,112 @@
+"""Applies what one endpoint's engine says to the index, in slices: a busy thread stalls every stream that the gateway
+relays."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+
+from msgspec.structs import replace
+
+from gateway.framework import Observer
+from gateway.kvcache.events import AllBlocksCleared, BlockRemoved, BlockStored, Event, decode
+from gateway.kvcache.index import CacheIndex
+from gateway.kvcache.layers import Layer, tier_of
+
+SLICE = 256
+"""Blocks applied between two turns of the loop: half a millisecond."""
+
+MESSAGE_COST = 8
+"""What a message costs beside its blocks, in blocks."""
+
+
+class Applying:
+    """Of one endpoint, while its events are followed.
+
+    ``below``: its engine has told of a tier below the GPU. ``over``: somebody else applies its events from now on, and
+    has told the index so: nothing more may be applied here.
+    """
+
+    def __init__(self, slot: int, endpoint_name: str, index: CacheIndex, observer: Observer) -> None:
+        self.below = False
+        self.over = False
+        self._slot = slot
+        self._name = endpoint_name
+        self._index = index
+        self._observer = observer
+        self._work = 0
+
+    async def take(self, payload: bytes) -> bool:
+        """Apply one message. Whether it said that the GPU's cache is empty, or was before it said something else."""
+        batch = decode(payload)
+        self._work += MESSAGE_COST
+        for reason, count in batch.refused.items():
+            self._observer.kv_events(self._name, reason, count)
+        cleared = False
+        some: list[Event] = []
+        for event in batch.events:
+            if isinstance(event, AllBlocksCleared):
+                await self._apply(some)
+                await self.reset()
+                cleared = True
+                continue
+            if event.medium != "GPU" and tier_of(event.medium) is not Layer.GPU:
+                self.below = True
+            for piece in _pieces(event):
+                some.append(piece)
+                self._work += len(piece.block_hashes)
+                if self._work >= SLICE:
+                    await self._apply(some)
+        await self._apply(some)
+        self._index.tell(self._slot)
+        return cleared
+
+    async def reset(self) -> None:
+        """The GPU's cache is empty."""
+        for _ in self._index.reset(self._slot):
+            self._work += 1
+            await self._rest()
+        await self._sweep()
+
+    async def forget(self) -> None:
+        """Nothing is known of the endpoint any more."""
+        self._index.forget(self._slot)
+        await self._sweep()
+
+    async def _sweep(self) -> None:
+        """To its end: an engine that clears its cache again and again would leave more behind than is swept else."""
+        while not self._index.sweep(SLICE):  # noqa: ASYNC110 -- nothing is waited for: others run between two slices
+            await asyncio.sleep(0)
+
+    async def _apply(self, some: list[Event]) -> None:
+        """Apply events, and let others run if it is time."""
+        self._index.take(self._slot, some)
+        some.clear()
+        if self.over:
+            # The index changed its unit and had us restarted: the rest is for our successor, in its order.
+            raise asyncio.CancelledError
+        await self._rest()
+
+    async def _rest(self) -> None:
+        if self._work >= SLICE:
+            self._work = 0
+            await asyncio.sleep(0)
+
+
+def _pieces(event: BlockStored | BlockRemoved) -> Iterator[BlockStored | BlockRemoved]:
+    """``event`` in parts of a slice each."""
+    if not isinstance(event, BlockStored) or len(event.block_hashes) <= SLICE:
+        yield event
+        return
+    hashes, tokens, size, extra = event.block_hashes, event.token_ids, event.block_size, event.extra_keys
+    if len(tokens) != len(hashes) * size:
+        yield event  # it will be refused as a whole
+        return
+    for start in range(0, len(hashes), SLICE):
+        yield replace(
+            event,
+            block_hashes=hashes[start : start + SLICE],
+            parent_block_hash=hashes[start - 1] if start else event.parent_block_hash,
+            token_ids=tokens[start * size : (start + SLICE) * size],
+            extra_keys=extra[start : start + SLICE] if extra is not None else None,
+        )
