@@ -248,7 +248,7 @@ class Following:
                 self._index.reading(self._slot, False)
         log.warning("%s: its engine's event history cannot be read at %s", self._name, self._replay)
         self._partial = True
-        self._retry_at = self._clock.monotonic() + min(RETRY * 2**self._failures, LONGEST_RETRY)
+        self._retry_at = self._clock.monotonic() + min(RETRY * 2 ** min(self._failures, 20), LONGEST_RETRY)
         self._failures += 1
         return Read.FAILED
 
