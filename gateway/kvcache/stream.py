@@ -154,4 +154,4 @@ class EventStream:
 
 def _rest(failures: int) -> float:
     """Seconds, after so many in a row."""
-    return min(REST * 2 ** min(failures - 1, 20), LONGEST_REST)
+    return min(REST * 2.0 ** min(failures - 1, 20), LONGEST_REST)
