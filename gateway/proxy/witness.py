@@ -10,13 +10,13 @@ from __future__ import annotations
 
 import logging
 import random
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import msgspec
 
 from gateway.api.body import JsonBody
-from gateway.framework import Endpoint, Kind, TaskSet
+from gateway.framework import Clock, Endpoint, Engine, Kind, TaskSet
 from gateway.proxy.exchange import Exchange
 from gateway.proxy.forward import Forwarder
 from gateway.proxy.legs import Leg, LegFailed
@@ -41,7 +41,19 @@ the word in it is left out, too: it is a sample."""
 ABSENT = (403, 404, 405)
 """Statuses of a route that is switched off or is not there."""
 
+ABSENCE = 600.0
+"""Seconds for which such a route is not asked for, unless its engine starts anew before: what stands before an engine
+may change without it."""
+
 TOKENIZE = "/tokenize"
+
+
+@dataclass(frozen=True, slots=True)
+class _Absence:
+    """``until``: Clock.monotonic(). ``started``: the engine's process that had no such route, as ``Engine.started``."""
+
+    until: float
+    started: float | None
 
 
 class Witness:
@@ -56,7 +68,7 @@ class Witness:
         self._chance = chance
         self._tasks: TaskSet = TaskSet() if after is None else after._tasks
         self._busy: set[str] = set() if after is None else after._busy
-        self._absent: set[tuple[str, str]] = set() if after is None else after._absent
+        self._absent: dict[tuple[str, str], _Absence] = {} if after is None else after._absent
 
     async def close(self) -> None:
         await self._tasks.close()
@@ -84,7 +96,12 @@ class Witness:
         messages = bytes(body.fields.get("messages", b""))
         if exchange.route.kind in TOKENIZED and RENAMED not in messages and body.fields.keys().isdisjoint(UNTOLD):
             paths.append(TOKENIZE)
-        return [path for path in paths if (endpoint.engine.url, path) not in self._absent]
+        now = exchange.clock.monotonic()
+        return [path for path in paths if not self._is_absent(endpoint.engine, path, now)]
+
+    def _is_absent(self, engine: Engine, path: str, now: float) -> bool:
+        absence = self._absent.get((engine.url, path))
+        return absence is not None and now < absence.until and absence.started == engine.started
 
     def _leg(self, exchange: Exchange, endpoint: Endpoint, path: str) -> Leg | None:
         assert exchange.body is not None
@@ -97,14 +114,14 @@ class Witness:
         assert exchange.prompt.own is not None
         try:
             for leg in legs:
-                ids = await self._ask(leg)
+                ids = await self._ask(leg, exchange.clock)
                 if ids is not None:
                     exchange.serving.tokens.parity.rendered(leg.endpoint.name, exchange.prompt.own, ids)
                     return
         finally:
             self._busy.discard(exchange.serving.model.name)
 
-    async def _ask(self, leg: Leg) -> list[int] | None:
+    async def _ask(self, leg: Leg, clock: Clock) -> list[int] | None:
         """The ids; None: it does not tell."""
         try:
             with await self._upstream.send(leg) as answer:
@@ -113,7 +130,8 @@ class Witness:
             log.info("%s: its ids cannot be asked: %s", leg.endpoint.name, failure.cause)
             return None
         if answer.status in ABSENT:
-            self._absent.add((leg.endpoint.engine.url, leg.path))
+            engine = leg.endpoint.engine
+            self._absent[engine.url, leg.path] = _Absence(clock.monotonic() + ABSENCE, engine.started)
         if answer.status != 200:
             return None
         return _ids(raw)

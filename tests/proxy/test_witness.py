@@ -21,6 +21,7 @@ CHAT: dict[str, Any] = {
     "max_tokens": 1,
 }
 EVERY = ParitySettings(sample=1.0)
+RENDER = "/v1/chat/completions/render"
 
 
 @pytest.fixture(scope="module")
@@ -182,3 +183,37 @@ async def test_what_renders_otherwise_than_it_is_served_is_no_evidence(folders: 
             assert not any(b"disabled" in one for one in told)
     finally:
         await engine.close()
+
+
+async def test_a_route_that_is_not_there_is_asked_for_again_when_its_engine_is_another_process(
+    folders: tuple[Path, Path],
+) -> None:
+    first = EngineServer(EngineSettings(tokenizer=str(folders[0])))
+    await first.start()
+    again = EngineServer(EngineSettings(tokenizer=str(folders[0]), scale_out=True))
+    async with running(config_for(first.url, tokenizer=str(folders[0]), parity=EVERY)) as gateway:
+        (endpoint,) = gateway.gateway.fleet.endpoints(gateway.gateway.directory.servings[0].model)
+        await ask(gateway)
+        await eventually(lambda: asked(first, "/tokenize") == 1, "what is there is asked for instead")
+        await eventually(lambda: not gateway.gateway.witness._busy, "it is compared")
+        started = endpoint.engine.started
+        await first.kill()
+        await again.start(port=first.port)
+        try:
+            await eventually(lambda: endpoint.engine.started not in (None, started), "the restart is noticed")
+            await eventually(lambda: endpoint.engine.up, "it is up again")
+            await ask(gateway)
+            await eventually(lambda: asked(again, RENDER) == 1, "the new one is asked")
+        finally:
+            await again.close()
+
+
+async def test_a_route_that_is_not_there_is_asked_for_again_after_a_while(
+    engine: EngineServer, folders: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("gateway.proxy.witness.ABSENCE", 0.0)
+    async with running(config_for(engine.url, tokenizer=str(folders[0]), parity=EVERY)) as gateway:
+        for count in (1, 2):
+            await ask(gateway)
+            await eventually(lambda n=count: asked(engine, RENDER) == n, "it is asked for")
+            await eventually(lambda: not gateway.gateway.witness._busy, "the ids are compared")
