@@ -9,6 +9,7 @@ import socket
 from collections.abc import AsyncIterator
 from typing import Any
 
+import httpx
 import pytest
 
 from gateway.api.settings import PassSettings
@@ -203,6 +204,20 @@ class TestWhatAnEngineIsAskedToTell:
             await eventually(lambda: not index._holders[0].reports, f"all {publisher.next_seq} are heard")
             assert len(holdings) == len(server.cache.held)
             assert not holdings._copies.many
+
+    async def test_of_a_request_that_fails_no_report_is_awaited(self, tokenizer: str) -> None:
+        async with self.late(tokenizer, 5) as (gateway, server):
+            index = gateway.gateway.directory.servings[0].index
+            for fault in ("admission", "hang", "drop"):
+                server.faults.inject(fault, path=PATH)
+                with contextlib.suppress(httpx.TimeoutException):
+                    timeout = 0.5 if fault == "hang" else 10.0
+                    answer = await gateway.client.post(PATH, json=chat(1, 1), timeout=timeout)
+                    assert answer.status_code >= 500
+                await eventually(gateway.idle, "it is over")
+                assert sent(server)[-1]["vllm_xargs"] == FULL
+                assert not index._holders[0].reports
+                server.faults.clear()
 
     async def test_the_rest_of_the_body_is_the_clients_own(self, tokenizer: str) -> None:
         raw = json.dumps(chat(1, 1)).replace('"max_tokens": 3', '"max_tokens":   3, "temperature": 0.10')

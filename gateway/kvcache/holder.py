@@ -40,3 +40,10 @@ class Holder:
     def block_size(self) -> int:
         """Tokens of one of the engine's blocks; 0 if it has not told."""
         return self.holdings.block_size or self.endpoint.metrics.block_size
+
+    def take_report(self, first: int) -> bool:
+        """One report less of a prompt with this first key; whether one was awaited."""
+        left = self.reports.pop(first, 0) - 1
+        if left > 0:
+            self.reports[first] = left
+        return left >= 0

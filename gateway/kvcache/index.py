@@ -143,6 +143,12 @@ class CacheIndex:
             if len(holder.reports) > REPORTS:
                 del holder.reports[next(iter(holder.reports))]
 
+    def not_reannounced(self, slot: int, keys: BlockKeys) -> None:
+        """The leg that asked for it failed: its report will not come, unless it has come already."""
+        holder = self._holders.get(slot)
+        if holder is not None and keys and keys.unit == self.unit:
+            holder.take_report(keys[0])
+
     def apply(self, slot: int, event: Event) -> None:
         """One event of the endpoint's stream."""
         self.take(slot, (event,))
@@ -329,12 +335,7 @@ class CacheIndex:
     def _is_report(self, holder: Holder, event: BlockStored) -> bool:
         """Whether this is an answer to ``reannounced``."""
         first = holder.holdings.first_key(event)
-        if first is None or not holder.reports[first]:
-            return False
-        holder.reports[first] -= 1
-        if not holder.reports[first]:
-            del holder.reports[first]
-        return True
+        return first is not None and holder.take_report(first)
 
     def _missed(self, holder: Holder, keys: BlockKeys, start: int, end: int) -> None:
         """Blocks ``start`` to ``end`` of a prompt were not there."""

@@ -50,7 +50,8 @@ class Exchange:
     computed, for the record. ``decision``: the last one, which is told what became of it. ``under_way``: legs that were
     sent and have not ended. ``headers``: the client's. ``home``: URL of the only engine that can serve it. ``sent_as``:
     the legs' ``x-request-id``. ``sequences``: answers asked for. ``extras``: the body's ``vllm_xargs`` for this
-    placement, where they are not the client's alone. ``legs``: placements. ``parcel``: a prefill's answer that is not
+    placement, where they are not the client's alone; ``reports``: whether what is sent asks for a report. ``legs``:
+    placements. ``parcel``: a prefill's answer that is not
     used yet. ``prefill_time``: seconds of a separate prefill. ``fallback``: why a planned hand-over did not happen.
     """
 
@@ -82,6 +83,7 @@ class Exchange:
     sent_as: str = ""
     sequences: int = 1
     extras: Mapping[str, Raw] | None = None
+    reports: bool = False
     legs: int = 0
     queue_wait: float = 0.0
     received_at: float | None = None
@@ -130,19 +132,16 @@ class Exchange:
 
     def _expect_report(self, plan: Plan, keys: BlockKeys) -> None:
         """Its client has the engine announce again what it holds of the prompt, or we do, where we cannot know it."""
-        self.extras = None
+        self.extras, self.reports = None, False
         if self.serving is None or self.prompt is None or not isinstance(self.body, JsonBody):
             return
-        slot, index = plan.decode.slot, self.serving.index
         if asks_report(self.body.fields):
-            index.reannounced(slot, keys)
-            return
+            self.reports = True
         # One prompt, which the engine looks up once: what each report is of must be known.
-        if plan.prefill is None and self.route.kind in GENERATES and self.prompt.single and self.sequences == 1:
+        elif plan.prefill is None and self.route.kind in GENERATES and self.prompt.single and self.sequences == 1:
             extras = ask_report(self.body.fields)
-            if extras is not None and index.asks(slot, keys):
-                self.extras = extras
-                index.reannounced(slot, keys)
+            if extras is not None and self.serving.index.asks(plan.decode.slot, keys):
+                self.extras, self.reports = extras, True
 
     def prefilled(self, result: str, *, usage: Usage | None = None, seconds: float | None = None) -> None:
         """The prefill leg has ended, or will not be sent; harmless if it had before.
@@ -181,12 +180,16 @@ class Exchange:
     def sent(self, leg: str, endpoint: Endpoint) -> None:
         """A leg (``prefill`` or ``decode``) goes out to ``endpoint``."""
         self.under_way[leg] = endpoint
+        if self.reports and self.serving is not None and self.keys is not None:
+            self.serving.index.reannounced(endpoint.slot, self.keys)
         if self.sent_at is None:
             self.sent_at = self.clock.monotonic()
 
     def ended(self, leg: str, result: str) -> None:
         """A leg is over; harmless if it was before, or was never sent."""
         if (endpoint := self.under_way.pop(leg, None)) is not None:
+            if self.reports and result != "ok" and self.serving is not None and self.keys is not None:
+                self.serving.index.not_reannounced(endpoint.slot, self.keys)
             self.observer.attempted(self.model_name, endpoint.name, leg, result)
 
     def progressed(self, outputs: int) -> None:

@@ -34,6 +34,19 @@ def test_what_was_asked_for_once_more_adds_no_copies():
     assert tokens_held(index, 0, ids(1, 2)) == 16
 
 
+def test_a_report_that_will_not_come_swallows_no_copy():
+    index = index_of()
+    keys = index.keys(ids(1, 2), 33, True, None, None)
+    index.apply(0, stored([11, 12], ids(1, 2)))
+    index.reannounced(0, keys)
+    index.not_reannounced(0, keys)
+    index.not_reannounced(0, keys)  # it has come already
+    index.not_reannounced(7, keys)
+    index.apply(0, stored([11], ids(1)))
+    index.apply(0, removed(11))
+    assert tokens_held(index, 0, ids(1, 2)) == 32
+
+
 def test_an_answer_that_tells_what_was_not_known_is_an_answer():
     """The next announcement of the prompt is the engine's own, and counts."""
     index = index_of()
