@@ -28,8 +28,8 @@ from gateway.proxy.admin import Admin
 from gateway.proxy.decisions import Decisions
 from gateway.proxy.directory import Directory
 from gateway.proxy.keys import read as read_keys
+from gateway.proxy.media_questions import MediaQuestions
 from gateway.proxy.operations import Operations
-from gateway.proxy.rendering import Rendering
 from gateway.proxy.server import Server
 from gateway.proxy.stored import StoredResponses
 from gateway.proxy.upstream import Upstream
@@ -104,8 +104,8 @@ class Gateway:
         return self.reloading.wiring.directory
 
     @property
-    def rendering(self) -> Rendering:
-        return self.reloading.wiring.rendering
+    def questions(self) -> MediaQuestions:
+        return self.reloading.wiring.questions
 
     @property
     def witness(self) -> Witness:
@@ -130,7 +130,7 @@ class Gateway:
         await self.fleet.close()  # before the feed: it tells it of event streams
         await self.feed.close()
         await self.reloading.wiring.handover.close()
-        await self.rendering.close()
+        await self.questions.close()
         await self.witness.close()
         await self.upstream.close()
         await self.reloading.close()

@@ -32,7 +32,7 @@ from gateway.proxy.forward import Forwarder
 from gateway.proxy.handover import Handover
 from gateway.proxy.keys import ClientKeys
 from gateway.proxy.legs import RetryBudget
-from gateway.proxy.rendering import Rendering
+from gateway.proxy.media_questions import MediaQuestions
 from gateway.proxy.stored import StoredResponses
 from gateway.proxy.upstream import Upstream
 from gateway.proxy.witness import Witness
@@ -120,7 +120,7 @@ class Wiring:
     directory: Directory
     director: Director
     handover: Handover
-    rendering: Rendering
+    questions: MediaQuestions
     witness: Witness
     keys: ClientKeys
 
@@ -141,14 +141,14 @@ class Wiring:
             random=common.chance,
             after=None if before is None else before.handover,
         )
-        rendering = Rendering(
+        questions = MediaQuestions(
             forwarder,
             upstream,
             directory,
             {settings.name: settings.media for settings in config.models},
             common.clock,
             common.observer,
-            None if before is None else before.rendering,
+            None if before is None else before.questions,
         )
         witness = Witness(forwarder, upstream, common.chance, None if before is None else before.witness)
         director = Director(
@@ -157,7 +157,7 @@ class Wiring:
             scheduler=draft.scheduler,
             forwarder=forwarder,
             handover=handover,
-            rendering=rendering,
+            questions=questions,
             witness=witness,
             listen=config.listen,
             timeouts=config.timeouts,
@@ -168,7 +168,7 @@ class Wiring:
             clock=common.clock,
             observer=common.observer,
         )
-        return cls(config, draft.scheduler, directory, director, handover, rendering, witness, draft.keys)
+        return cls(config, draft.scheduler, directory, director, handover, questions, witness, draft.keys)
 
     @property
     def models(self) -> dict[str, tuple[ModelSettings, Serving]]:

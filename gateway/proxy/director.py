@@ -28,9 +28,9 @@ from gateway.proxy.forward import Forwarder
 from gateway.proxy.handover import Handover
 from gateway.proxy.identify import identify, tokenized
 from gateway.proxy.legs import Attempts, LegFailed
+from gateway.proxy.media_questions import MediaQuestions
 from gateway.proxy.receive import receive
 from gateway.proxy.relay import ClientGone, relay, relay_held
-from gateway.proxy.rendering import Rendering
 from gateway.proxy.settings import ListenSettings, RetrySettings, TimeoutSettings
 from gateway.proxy.stored import StoredResponses, kept_at
 from gateway.proxy.witness import Witness
@@ -56,7 +56,7 @@ class Director:
         scheduler: Scheduler,
         forwarder: Forwarder,
         handover: Handover,
-        rendering: Rendering,
+        questions: MediaQuestions,
         witness: Witness,
         listen: ListenSettings,
         timeouts: TimeoutSettings,
@@ -72,7 +72,7 @@ class Director:
         self._scheduler = scheduler
         self._forwarder = forwarder
         self._handover = handover
-        self._rendering = rendering
+        self._questions = questions
         self._witness = witness
         self._listen = listen
         self._timeouts = timeouts
@@ -171,7 +171,7 @@ class Director:
         assert exchange.serving is not None
         assert exchange.request is not None
         exchange.phase = Phase.TOKENIZING
-        prompt = await self._rendering.prompt(exchange, call)
+        prompt = await self._questions.prompt(exchange, call)
         if prompt is None:
             prompt = await exchange.serving.tokens.tokenize(call.input)
         exchange.prompt = prompt

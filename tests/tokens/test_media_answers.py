@@ -2,6 +2,7 @@ from __future__ import annotations
 
 from array import array
 from typing import Any
+from unittest.mock import patch
 
 import msgspec
 import pytest
@@ -9,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gateway.framework import Medium, Prompt
-from gateway.tokens.rendered import AGE, Rendered, name_of, read
+from gateway.tokens.media_answers import AGE, SLICE, MediaAnswers, name_of, reading
 
 
 def answer(ids: Any = (1, 2, 3, 4, 5, 6), hashes: Any = None, places: Any = None) -> bytes:
@@ -19,6 +20,16 @@ def answer(ids: Any = (1, 2, 3, 4, 5, 6), hashes: Any = None, places: Any = None
     }
     features = None if hashes is None else {"mm_hashes": hashes, "mm_placeholders": ranges, "kwargs_data": None}
     return msgspec.json.encode({"request_id": "chatcmpl-1", "token_ids": ids, "features": features, "model": "m"})
+
+
+def read(raw: bytes) -> Prompt | None:
+    steps = reading(raw)
+    while True:
+        try:
+            next(steps)
+        except StopIteration as end:
+            told: Prompt | None = end.value
+            return told
 
 
 def test_ids_and_media_are_the_engines() -> None:
@@ -74,6 +85,28 @@ def test_garbage_is_no_answer(raw: bytes) -> None:
     assert read(raw) is None
 
 
+@given(st.lists(st.integers(0, 2**32 - 1), min_size=1), st.sampled_from([",", ", ", " ,\n"]), st.integers(1, 40))
+def test_slices_are_the_whole(ids: list[int], comma: str, size: int) -> None:
+    raw = f'{{"token_ids": [{comma.join(map(str, ids))}]}}'.encode()
+    with patch("gateway.tokens.media_answers.SLICE", size):
+        told = read(raw)
+    assert told is not None
+    assert told.ids.tolist() == ids
+
+
+@pytest.mark.parametrize("part", ["[2, 3]", "null", "1.5", '"2"', '{"a": 2, "b": 3}', "-1", str(2**32)])
+def test_a_part_that_is_no_number_spoils_the_whole(part: str) -> None:
+    few = b"1234567,"
+    raw = b'{"token_ids": [' + few * (SLICE // len(few)) + part.encode() + b"," + few * (SLICE // len(few)) + b"1]}"
+    assert read(raw) is None
+    assert read(raw.replace(part.encode() + b",", b"")) is not None
+
+
+def test_ids_are_read_in_slices() -> None:
+    raw = msgspec.json.encode({"token_ids": [123_456] * 100_000})
+    assert sum(1 for _ in reading(raw)) == len(raw) // SLICE + 1
+
+
 def fields(**values: Any) -> dict[str, msgspec.Raw]:
     return {name: msgspec.Raw(msgspec.json.encode(value)) for name, value in values.items()}
 
@@ -102,28 +135,28 @@ def prompt(size: int) -> Prompt:
 
 
 def test_the_least_recently_used_is_forgotten() -> None:
-    rendered = Rendered(limit=10)
+    answers = MediaAnswers(limit=10)
     for name in (b"a", b"b"):
-        rendered.keep(name, prompt(5), 0.0)
-    assert rendered.find(b"a", 1.0) is not None
-    rendered.keep(b"c", prompt(5), 1.0)
-    assert [rendered.find(name, 1.0) is not None for name in (b"a", b"b", b"c")] == [True, False, True]
-    rendered.keep(b"d", prompt(11), 1.0)
-    assert len(rendered) == 0
+        answers.keep(name, prompt(5), 0.0)
+    assert answers.find(b"a", 1.0) is not None
+    answers.keep(b"c", prompt(5), 1.0)
+    assert [answers.find(name, 1.0) is not None for name in (b"a", b"b", b"c")] == [True, False, True]
+    answers.keep(b"d", prompt(11), 1.0)
+    assert len(answers) == 0
 
 
 def test_what_is_old_is_asked_again() -> None:
-    rendered = Rendered()
-    rendered.keep(b"a", prompt(5), 0.0)
-    assert rendered.find(b"a", AGE) is not None
-    assert rendered.find(b"a", AGE + 1) is None
-    assert len(rendered) == 0
+    answers = MediaAnswers()
+    answers.keep(b"a", prompt(5), 0.0)
+    assert answers.find(b"a", AGE) is not None
+    assert answers.find(b"a", AGE + 1) is None
+    assert len(answers) == 0
 
 
 @given(st.lists(st.tuples(st.sampled_from("abcd"), st.integers(1, 8)), max_size=30))
 def test_it_stays_within_its_limit(steps: list[tuple[str, int]]) -> None:
-    rendered = Rendered(limit=16)
+    answers = MediaAnswers(limit=16)
     for name, size in steps:
-        rendered.keep(name.encode(), prompt(size), 0.0)
-        assert sum(len(known.ids) for _, known in rendered._known.values()) == rendered._size <= 16
-        assert rendered.find(name.encode(), 0.0) is not None
+        answers.keep(name.encode(), prompt(size), 0.0)
+        assert sum(len(known.ids) for _, known in answers._known.values()) == answers._size <= 16
+        assert answers.find(name.encode(), 0.0) is not None

@@ -24,7 +24,7 @@ from gateway.proxy.forward import Forwarder
 from gateway.proxy.legs import Leg, LegFailed
 from gateway.proxy.upstream import Upstream
 from gateway.tokens.media import can_be_asked
-from gateway.tokens.rendered import Rendered, name_of, read
+from gateway.tokens.media_answers import MediaAnswers, name_of, reading
 from gateway.tokens.settings import MediaSettings
 
 log = logging.getLogger("kvgate.tokens")
@@ -41,7 +41,7 @@ REFUSED = (400, 413, 422)
 """Statuses that say something of the body, and nothing of the engine."""
 
 
-class Rendering:
+class MediaQuestions:
     """``settings``: of each model, by its name. ``after``: whose place it takes, under other settings: its questions
     are this one's to close, and what it was told is known."""
 
@@ -53,7 +53,7 @@ class Rendering:
         settings: Mapping[str, MediaSettings],
         clock: Clock,
         observer: Observer,
-        after: Rendering | None = None,
+        after: MediaQuestions | None = None,
     ) -> None:
         self._forwarder = forwarder
         self._upstream = upstream
@@ -83,7 +83,7 @@ class Rendering:
             return None
         assert isinstance(call.input, ChatInput)
         body = name_of(call.route.path, call.body.fields, exchange.request.adapter, call.input.truncated)
-        known = model.rendered.find(body, self._clock.monotonic())
+        known = model.answers.find(body, self._clock.monotonic())
         if known is not None:
             self._observer.media_rendered(name, "remembered")
             return known
@@ -110,7 +110,7 @@ class Rendering:
         if endpoint is not None and result in ("failed", "timeout"):
             self._rests[endpoint.engine.url, _path(exchange)] = self._clock.monotonic() + PAUSE
         if prompt is not None:
-            model.rendered.keep(body, prompt, self._clock.monotonic())
+            model.answers.keep(body, prompt, self._clock.monotonic())
         self._observer.media_rendered(exchange.model_name, result)
         return prompt
 
@@ -132,9 +132,10 @@ class Rendering:
         self._asking[url] += 1
         try:
             with await self._upstream.send(leg) as answer:
-                raw = b""
-                while (data := await answer.chunk()) and len(raw) <= MAX_ANSWER:
-                    raw += data
+                parts, size = [], 0
+                while (data := await answer.chunk()) and size <= MAX_ANSWER:
+                    parts.append(data)
+                    size += len(data)
         except LegFailed as failure:
             log.info("%s: %s: %s", endpoint.name, leg.path, failure.cause)
             return "failed", None
@@ -143,12 +144,12 @@ class Rendering:
             self._asking += Counter()  # engines come and go
         if answer.status in REFUSED:
             return "refused", None
-        prompt = read(raw) if answer.status == 200 and len(raw) <= MAX_ANSWER else None
+        prompt = await _read(b"".join(parts)) if answer.status == 200 and size <= MAX_ANSWER else None
         if prompt is None:
             log.warning(
                 "%s: %s does not tell what images become (HTTP %d, %d bytes): vLLM needs --enable-scale-out; "
                 "it is asked again in %g s",
-                *(endpoint.name, leg.path, answer.status, len(raw), PAUSE),
+                *(endpoint.name, leg.path, answer.status, size, PAUSE),
             )
             return "failed", None
         return "asked", prompt
@@ -163,9 +164,21 @@ class Rendering:
 class _Model:
     def __init__(self, settings: MediaSettings) -> None:
         self.settings = settings
-        self.rendered = Rendered()
+        self.answers = MediaAnswers()
         self.slots = asyncio.Semaphore(settings.concurrency)
         self.asked: dict[bytes, asyncio.Task[Prompt | None]] = {}
+
+
+async def _read(raw: bytes) -> Prompt | None:
+    """In slices, since a thread would hold the interpreter for as long: two million ids take 0.1 s."""
+    steps = reading(raw)
+    while True:
+        try:
+            next(steps)
+        except StopIteration as end:
+            told: Prompt | None = end.value
+            return told
+        await asyncio.sleep(0)
 
 
 def _path(exchange: Exchange) -> str:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from array import array
 from collections import OrderedDict
-from collections.abc import Mapping
+from collections.abc import Generator, Iterator, Mapping
 
 import msgspec
 from xxhash import xxh3_128
@@ -18,6 +18,9 @@ from gateway.framework import Medium, Prompt
 
 MAX_IDS = 4_000_000
 """Remembered of each model: 16 MB, a thousand chats of 4,000 tokens."""
+
+SLICE = 64 * 1024
+"""Bytes of ids that are read at a time: half a millisecond."""
 
 AGE = 600.0
 """Seconds for which an answer is believed."""
@@ -63,19 +66,23 @@ class _Features(msgspec.Struct):
 
 
 class _Rendered(msgspec.Struct):
-    token_ids: list[int]
+    token_ids: msgspec.Raw
     features: _Features | None = None
 
 
 _DECODER = msgspec.json.Decoder(_Rendered)
+_IDS = msgspec.json.Decoder(list[int])
 
 
-def read(raw: bytes) -> Prompt | None:
-    """The prompt of a render route's answer (vLLM's ``GenerateRequest``); None if it is none, or two media are one in
-    the other, as the sound of a video can be: engines tell of the second only in part."""
+def reading(raw: bytes) -> Generator[None, None, Prompt | None]:
+    """The prompt of a render route's answer (vLLM's ``GenerateRequest``), read in slices; None if it is none, or two
+    media are one in the other, as the sound of a video can be: engines tell of the second only in part."""
+    ids = array("I")
     try:
         told = _DECODER.decode(raw)
-        ids = array("I", told.token_ids)
+        for some in _slices(bytes(told.token_ids)):
+            ids.extend(_IDS.decode(some))
+            yield
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError, OverflowError):
         return None
     places: list[tuple[int, int, str]] = []
@@ -95,6 +102,19 @@ def read(raw: bytes) -> Prompt | None:
     return Prompt(ids=ids, count=len(ids), exact=True, media=tuple(Medium(start, name) for start, _, name in places))
 
 
+def _slices(numbers: bytes) -> Iterator[bytes]:
+    """A JSON array of numbers as several, each of about ``SLICE`` bytes. Of anything else, some part is no JSON."""
+    start, end = 1, len(numbers) - 1
+    if end - start <= SLICE:
+        yield numbers
+        return
+    while start < end:
+        comma = numbers.find(b",", start + SLICE)
+        stop = comma if comma >= 0 else end
+        yield b"[" + numbers[start:stop] + b"]"
+        start = stop + 1
+
+
 def name_of(route: str, fields: Mapping[str, msgspec.Raw], adapter: str | None, truncated: bool) -> bytes:
     """What a body's prompt is remembered by: a digest of all that may be in it."""
     digest = xxh3_128(f"{route}\0{adapter or ''}".encode("utf-8", "surrogatepass"))
@@ -106,7 +126,7 @@ def name_of(route: str, fields: Mapping[str, msgspec.Raw], adapter: str | None, 
     return digest.digest()
 
 
-class Rendered:
+class MediaAnswers:
     """Prompts of one model by ``name_of`` their bodies. ``limit``: ids of all together."""
 
     def __init__(self, limit: int = MAX_IDS) -> None:
