@@ -60,6 +60,7 @@ class EventStream:
     ``address`` and ``replay``: of the engine's PUB and ROUTER sockets; without ``replay`` nothing from before the
     subscription is ever known. ``synced`` is set while the history has been read, as far as there is one. The state
     told to the observer: ``connecting``, ``live``, ``partial``, or ``off`` where an address cannot be one.
+    ``heard_at``: Clock.monotonic() of the last live message; None: none came.
     """
 
     def __init__(
@@ -75,6 +76,7 @@ class EventStream:
         topic: str = "",
     ) -> None:
         self.synced = asyncio.Event()
+        self.heard_at: float | None = None
         self._slot = slot
         self._name = endpoint_name
         self._address = address
@@ -97,6 +99,10 @@ class EventStream:
         self._heard = -1
         self._partial = False
         self._retry_at: float | None = None
+
+    @property
+    def state(self) -> str:
+        return self._state
 
     def start(self, tasks: TaskSet) -> None:
         self._tasks = tasks
@@ -180,6 +186,7 @@ class EventStream:
             self._observer.kv_events(self._name, "malformed-batch", 1)
             return
         payload = frames[-1]
+        self.heard_at = self._clock.monotonic()
         heard, self._heard = self._heard, sequence
         if sequence == heard and xxh3_64_intdigest(payload) == self._digest:
             return

@@ -113,6 +113,10 @@ class Decision:
             if step.scored is not None:
                 self.size += OF_NAME * len(step.roster.names)
 
+    def is_at(self, endpoint: str) -> bool:
+        """Whether the endpoint of this name has a leg of it."""
+        return self.plan is not None and endpoint in self.plan[:2]
+
     def book(self, booking: Booking) -> None:
         """The prompt is computed there, and no longer where it was to be before."""
         self.booked = Booked(
@@ -191,24 +195,32 @@ class Decisions(Observer):
         return decision
 
     def _step(self, model: str, profile: ProfileTrace) -> Step:
-        known = self._rosters.get((model, profile.name))
-        if known is None or known[0] != profile.candidates:
-            endpoints = profile.candidates
-            roster = Roster(tuple([one.name for one in endpoints]), tuple([one.slot for one in endpoints]))
-            known = self._rosters[model, profile.name] = endpoints, roster
-        removed: list[tuple[str, Sequence[str]]] = []
-        left: Sequence[Endpoint] = profile.candidates
-        for name, given, kept in profile.filtered:
-            if kept is not given:
-                removed.append((name, tuple([endpoint.name for endpoint in gone(given, kept)])))
-                left = kept
-        return Step(
-            profile.name,
-            known[1],
-            removed,
-            None if left is profile.candidates else tuple([endpoint.name for endpoint in left]),
-            [array("d", column) for column in profile.columns.values()],
-            profile.weights,
-            profile.silent,
-            profile.picked[0].name if profile.picked else None,
-        )
+        key, endpoints = (model, profile.name), profile.candidates
+        known = self._rosters.get(key)
+        if known is None or known[0] != endpoints:
+            known = self._rosters[key] = endpoints, roster_of(endpoints)
+        return step_of(profile, known[1])
+
+
+def roster_of(endpoints: Sequence[Endpoint]) -> Roster:
+    return Roster(tuple([endpoint.name for endpoint in endpoints]), tuple([endpoint.slot for endpoint in endpoints]))
+
+
+def step_of(profile: ProfileTrace, roster: Roster | None = None) -> Step:
+    """``roster``: of its candidates, where there is one."""
+    removed: list[tuple[str, Sequence[str]]] = []
+    left: Sequence[Endpoint] | None = None
+    for name, given, kept in profile.filtered:
+        if kept is not given:
+            removed.append((name, tuple([endpoint.name for endpoint in gone(given, kept)])))
+            left = kept
+    return Step(
+        profile.name,
+        roster_of(profile.candidates) if roster is None else roster,
+        removed,
+        None if left is None else tuple([endpoint.name for endpoint in left]),
+        [array("d", column) for column in profile.columns.values()],
+        profile.weights,
+        profile.silent,
+        profile.picked[0].name if profile.picked else None,
+    )
