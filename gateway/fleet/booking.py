@@ -58,11 +58,24 @@ class Booking:
         """The engine computes the prompt, from ``now`` on. ``told``: we shall hear when that is done (a stream)."""
         self.at = now
         predicted = self.predicted = self.cost.ttft(self.endpoint.load, self.new_tokens, self.expected_hit)
-        self.reservation.computes(self.new_tokens, expires_prefill_at=None if told else now + predicted)
+        self.reservation.computes(
+            self.new_tokens,
+            context=self.expected_hit,
+            seconds=self.cost.prefill_seconds(self.new_tokens, self.expected_hit),
+            expires_prefill_at=None if told else now + predicted,
+        )
 
     def learn_prefill(self, seconds: float) -> None:
-        """The prompt was computed within ``seconds``: served in order, so what was queued ahead of it is in them."""
-        self.cost.learn_prefill(self.reservation.ahead + self.new_tokens, self.expected_hit, seconds)
+        """The prompt was computed within ``seconds``. Prompts are computed in order, so what was queued ahead of it is
+        in them; so is what had been done of that before, if the time is taken from when its first was begun."""
+        reservation = self.reservation
+        self.cost.learn_prefill(
+            self.new_tokens,
+            self.expected_hit,
+            seconds + max(0.0, self.at - reservation.since),
+            ahead=reservation.ahead,
+            ahead_attention=reservation.ahead_attention,
+        )
 
     def learn(self, prompt_tokens: int, *, first_token: float | None, per_token: float | None) -> None:
         """The request has ended well. Seconds; None: nothing tells.

@@ -250,18 +250,23 @@ class FittedCost:
 
     def ttft(self, load: Load, new_tokens: int, context: int = 0) -> float:
         """Predicted seconds to the first token of a request that is placed now, and is not yet in ``load``."""
-        queued = self.prefill_seconds(load.prefill_tokens)
+        scalars = self.scalars
+        queued = scalars.prefill_token * load.prefill_tokens + scalars.prefill_quadratic * load.prefill_attention
+        queued = max(0.0, queued - load.prefill_done)
         running = load.requests + load.foreign_requests
         beside = self.step_seconds(running, load.kv_tokens + load.foreign_kv_tokens) if running else 0.0
         return self.overhead_seconds + queued + beside + self.prefill_seconds(new_tokens, context)
 
-    def learn_prefill(self, tokens: int, context: int, seconds: float) -> None:
-        """A first token came ``seconds`` after its request was sent.
+    def learn_prefill(
+        self, tokens: int, context: int, seconds: float, *, ahead: int = 0, ahead_attention: float = 0.0
+    ) -> None:
+        """A first token came ``seconds`` after its engine began with the queue at whose end its request was.
 
-        ``tokens``: all that had to be computed for it: its own new tokens and those that were queued before it
-        (``Reservation.ahead``). ``context``: tokens that the engine held already. Nonsense is ignored.
+        ``tokens``: that had to be computed for it, behind ``context`` that the engine held already. ``ahead``,
+        ``ahead_attention``: of those that were queued before it (``Reservation``). Nonsense is ignored.
         """
         expected = self._expected_prefill(tokens, context)
+        expected += self.start.prefill_token * max(0, ahead) + self.start.prefill_quadratic * max(0.0, ahead_attention)
         if self.start.fit and tokens > 0 and _sane(seconds) and _sane(expected):
             self._prefill.learn(expected, seconds, self._turn)
             self._told()

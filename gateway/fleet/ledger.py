@@ -35,20 +35,36 @@ class Reservation:
     """One request's part of a ledger. Every method may be called in any order, and more than once.
 
     ``ahead``: prefill tokens of ours that were queued there when its own were booked, which are not included; where
-    none were booked, when it was made. ``beside``: our other requests there at that moment. Both are what its time to
-    first token is explained by.
+    none were booked, when it was made. ``ahead_attention``: theirs. ``since``: when the first of them was begun; its
+    own booking, where there were none. ``beside``: our other requests there at that moment. All that is what its time
+    to first token is explained by.
     """
 
-    __slots__ = ("_booked", "_generated", "_kv", "_ledger", "_open", "_prefill", "ahead", "beside")
+    __slots__ = (
+        "_attention",
+        "_booked",
+        "_generated",
+        "_kv",
+        "_ledger",
+        "_open",
+        "_prefill",
+        "_seconds",
+        "ahead",
+        "ahead_attention",
+        "beside",
+        "since",
+    )
 
-    def __init__(self, ledger: Ledger, kv_tokens: int, ahead: int, beside: int) -> None:
+    def __init__(self, ledger: Ledger, kv_tokens: int, beside: int) -> None:
         self._ledger = ledger
         self._prefill = 0
+        self._attention = 0.0
+        self._seconds = 0.0
         self._booked = False
         self._kv = kv_tokens
         self._generated = 0
         self._open = True
-        self.ahead = ahead
+        self._see_queue()
         self.beside = beside
 
     @property
@@ -56,20 +72,24 @@ class Reservation:
         """Not yet settled."""
         return self._open
 
-    def computes(self, tokens: int, *, expires_prefill_at: float | None = None) -> None:
-        """The engine computes the prompt after all (its KV did not come from another): books the prefill tokens now.
+    def computes(
+        self, tokens: int, *, context: int = 0, seconds: float = 0.0, expires_prefill_at: float | None = None
+    ) -> None:
+        """The engine computes the prompt: books the prefill tokens now, behind those that are queued.
 
-        Arguments as for ``Ledger.reserve``. A prompt is computed once: where prefill tokens were booked before, given
-        back or not, this changes nothing.
+        ``tokens``, ``expires_prefill_at``: as for ``Ledger.reserve``. ``context``: tokens before them that it holds.
+        ``seconds``: what computing them takes, as far as is known. A prompt is computed once: where prefill tokens
+        were booked before, given back or not, this changes nothing.
         """
         if self._open and not self._booked and tokens > 0:
-            self.ahead, self.beside = self._ledger.prefill_tokens, self._ledger.requests - 1
-            self._book(tokens, expires_prefill_at)
+            self._see_queue()
+            self.beside = self._ledger.requests - 1
+            self._book(tokens, context, seconds, expires_prefill_at)
 
     def first_token(self) -> None:
         """The prompt is computed: gives back the prefill tokens."""
-        self._ledger._prefill -= self._prefill
-        self._prefill = 0
+        if self._prefill:
+            self._computed(self._ledger._clock.monotonic())
 
     def generated(self, tokens: int) -> None:
         """The answer has ``tokens`` tokens so far. A total, not an addition: a lower one changes nothing."""
@@ -85,12 +105,34 @@ class Reservation:
         self.first_token()
         self._ledger._release(self._kv + self._generated)
 
-    def _book(self, tokens: int, expires_at: float | None) -> None:
+    def _see_queue(self) -> None:
+        ledger = self._ledger
+        self.ahead, self.ahead_attention = ledger.prefill_tokens, ledger.prefill_attention
+        self.since = ledger._begun if ledger._queue else ledger._clock.monotonic()
+
+    def _book(self, tokens: int, context: int, seconds: float, expires_at: float | None) -> None:
+        ledger = self._ledger
         self._booked = True
-        self._prefill = tokens
-        self._ledger._prefill += tokens
+        self._prefill, self._attention, self._seconds = tokens, tokens * (max(0, context) + tokens / 2), seconds
+        ledger._prefill += tokens
+        ledger.prefill_attention += self._attention
+        if not ledger._queue:
+            ledger._head, ledger._begun = self, self.since
+        ledger._queue[self] = None
         if expires_at is not None:
-            self._ledger._expires(self, expires_at)
+            ledger._expires(self, expires_at)
+
+    def _computed(self, at: float) -> None:
+        """The prompt is not in the queue any more. The one behind it was begun then, if it was the first."""
+        ledger = self._ledger
+        ledger._prefill -= self._prefill
+        ledger.prefill_attention -= self._attention
+        self._prefill = 0
+        del ledger._queue[self]
+        if ledger._head is self:
+            ledger._head, ledger._begun = next(iter(ledger._queue), None), at
+            if ledger._head is None:
+                ledger.prefill_attention = 0.0  # what rounding has left
 
 
 class Ledger:
@@ -105,7 +147,12 @@ class Ledger:
         # Plain attributes, although they are not for others to write: each candidate of each request is asked for them.
         self.requests = 0
         self.kv_tokens = 0
+        self.prefill_attention = 0.0
         self._prefill = 0
+        # Prompts are computed in the order in which they came: who waits, the first of them, and when that was begun.
+        self._queue: dict[Reservation, None] = {}
+        self._head: Reservation | None = None
+        self._begun = 0.0
         self._expiring: list[tuple[float, int, Reservation]] = []
         self._made = 0
         self._settled: deque[tuple[float, int]] = deque()
@@ -122,6 +169,13 @@ class Ledger:
         return self._prefill
 
     @property
+    def prefill_done(self) -> float:
+        """Seconds of the queued prefill that are behind us: since the first of it was begun, but no more than that
+        takes by itself. One that is stuck does not let those behind it vanish."""
+        head = self._head
+        return min(self._clock.monotonic() - self._begun, head._seconds) if head is not None else 0.0
+
+    @property
     def foreign_requests(self) -> float:
         return self._foreign_requests * self._faded() if self._foreign_requests else 0.0
 
@@ -135,13 +189,13 @@ class Ledger:
         ``prefill_tokens``: prompt tokens that the engine has to compute. ``kv_tokens``: what it will hold from the
         start, the whole prompt. ``expires_prefill_at``: Clock.monotonic() from which the prefill counts as done
         where nothing will tell (an unstreamed answer); None: only ``first_token`` and ``settle`` tell.
-        Negative numbers count as 0.
+        Negative numbers count as 0. What computing takes, and behind what, ``Reservation.computes`` can be told.
         """
-        reservation = Reservation(self, max(0, kv_tokens), self.prefill_tokens, self.requests)
+        reservation = Reservation(self, max(0, kv_tokens), self.requests)
         self.requests += 1
         self.kv_tokens += reservation._kv
         if prefill_tokens > 0:
-            reservation._book(prefill_tokens, expires_prefill_at)
+            reservation._book(prefill_tokens, 0, 0.0, expires_prefill_at)
         return reservation
 
     def scraped(self, metrics: EngineMetrics, asked: float) -> None:
@@ -186,7 +240,9 @@ class Ledger:
     def _expire(self) -> None:
         now = self._clock.monotonic()
         while self._expiring and self._expiring[0][0] <= now:
-            heappop(self._expiring)[2].first_token()
+            at, _, reservation = heappop(self._expiring)
+            if reservation._prefill:
+                reservation._computed(at)
 
     def _faded(self) -> float:
         """What is left of foreign load since the scrape, in 0..1; true within a thousandth."""
