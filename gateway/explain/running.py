@@ -50,8 +50,9 @@ class RunningGateway:
 
     async def explain(self, question: Question) -> dict[str, Any]:
         """Raises Unanswered."""
+        headers = {"content-type": "application/json", **question.headers}
         return await self._ask(
-            "POST", "/debug/explain", params={"path": question.path}, data=question.raw, headers=question.headers
+            "POST", "/debug/explain", params={"path": question.path}, data=question.raw, headers=headers
         )
 
     async def decisions(self, request_id: str) -> list[dict[str, Any]]:
