@@ -57,7 +57,9 @@ class Booking:
     def computes(self, now: float, *, told: bool) -> None:
         """The engine computes the prompt, from ``now`` on. ``told``: we shall hear when that is done (a stream)."""
         self.at = now
-        predicted = self.predicted = self.cost.ttft(self.endpoint.load, self.new_tokens, self.expected_hit)
+        prompt = self.expected_hit + self.new_tokens
+        predicted = self.cost.ttft(self.endpoint.load, self.new_tokens, self.expected_hit, placed=prompt)
+        self.predicted = predicted
         self.reservation.computes(
             self.new_tokens,
             context=self.expected_hit,

@@ -248,13 +248,18 @@ class FittedCost:
         """Of the starting step line, in 1/50..50."""
         return self._step.now(self._turn).scale
 
-    def ttft(self, load: Load, new_tokens: int, context: int = 0) -> float:
-        """Predicted seconds to the first token of a request that is placed now, and is not yet in ``load``."""
+    def ttft(self, load: Load, new_tokens: int, context: int = 0, *, placed: int | None = None) -> float:
+        """Predicted seconds to the first token of a request that is placed now, and is not yet in ``load``.
+
+        ``placed``: its place in the KV memory, in tokens, where that is in ``load`` already, and it among the requests.
+        """
         scalars = self.scalars
         queued = scalars.prefill_token * load.prefill_tokens + scalars.prefill_quadratic * load.prefill_attention
         queued = max(0.0, queued - load.prefill_done)
-        running = load.requests + load.foreign_requests
-        beside = self.step_seconds(running, load.kv_tokens + load.foreign_kv_tokens) if running else 0.0
+        running, kv_tokens = load.requests + load.foreign_requests, load.kv_tokens + load.foreign_kv_tokens
+        if placed is not None:
+            running, kv_tokens = running - 1, kv_tokens - placed
+        beside = self.step_seconds(running, kv_tokens) if running else 0.0
         return self.overhead_seconds + queued + beside + self.prefill_seconds(new_tokens, context)
 
     def learn_prefill(

@@ -225,6 +225,8 @@ async def test_an_explanation_is_what_then_happens_and_leaves_nothing_behind(tok
             await gateway.client.post(PATH, json=CHAT)
             assert gateway.lines[-1].endpoint == home
             assert gateway.lines[-1].expected_hit == told[home]["expected_hit"] == gateway.lines[-1].cached_tokens
+            predicted = (await decisions(gateway, limit=1))[0]["predicted"]
+            assert predicted["ttft"] == pytest.approx(told[home]["cost"]["ttft"]), "it does not wait for itself"
 
 
 async def test_an_explanation_takes_nobodys_turn():
