@@ -24,6 +24,9 @@ SETTLED_KEPT = 10.0
 """Seconds for which a settled request is remembered for the scrape that is on its way: above any sane scrape timeout,
 and it bounds the memory of an engine that is never scraped again."""
 
+PACE_MEMORY = 0.95
+"""Weight of what was seen before at each prompt that is computed: the last 20 tell how fast beliefs come true."""
+
 FADE_STEP = 1e-3
 """Half-lives within which foreign load does not fade: it is asked for at every candidate, and a power is dear."""
 
@@ -89,7 +92,7 @@ class Reservation:
     def first_token(self) -> None:
         """The prompt is computed: gives back the prefill tokens."""
         if self._prefill:
-            self._computed(self._ledger._clock.monotonic())
+            self._computed(self._ledger._clock.monotonic(), seen=True)
 
     def generated(self, tokens: int) -> None:
         """The answer has ``tokens`` tokens so far. A total, not an addition: a lower one changes nothing."""
@@ -102,7 +105,8 @@ class Reservation:
         if not self._open:
             return
         self._open = False
-        self.first_token()
+        if self._prefill:
+            self._computed(self._ledger._clock.monotonic(), seen=False)
         self._ledger._release(self._kv + self._generated)
 
     def _see_queue(self) -> None:
@@ -122,9 +126,14 @@ class Reservation:
         if expires_at is not None:
             ledger._expires(self, expires_at)
 
-    def _computed(self, at: float) -> None:
-        """The prompt is not in the queue any more. The one behind it was begun then, if it was the first."""
+    def _computed(self, at: float, *, seen: bool) -> None:
+        """The prompt is not in the queue any more. The one behind it was begun then, if it was the first.
+
+        ``seen``: it has been computed, and ``at`` is when.
+        """
         ledger = self._ledger
+        if seen and ledger._head is self:
+            ledger._learn_pace(self._seconds, at - ledger._begun)
         ledger._prefill -= self._prefill
         ledger.prefill_attention -= self._attention
         self._prefill = 0
@@ -153,6 +162,8 @@ class Ledger:
         self._queue: dict[Reservation, None] = {}
         self._head: Reservation | None = None
         self._begun = 0.0
+        # Believed and real seconds of the last prompts: a queue is told in believed ones, and done in real ones.
+        self._believed = self._real = 1.0
         self._expiring: list[tuple[float, int, Reservation]] = []
         self._made = 0
         self._settled: deque[tuple[float, int]] = deque()
@@ -171,9 +182,12 @@ class Ledger:
     @property
     def prefill_done(self) -> float:
         """Seconds of the queued prefill that are behind us: since the first of it was begun, but no more than that
-        takes by itself. One that is stuck does not let those behind it vanish."""
+        takes by itself. One that is stuck does not let those behind it vanish. In seconds as they are believed: where
+        the last prompts took half of what was believed, each second counts as two."""
         head = self._head
-        return min(self._clock.monotonic() - self._begun, head._seconds) if head is not None else 0.0
+        if head is None:
+            return 0.0
+        return min((self._clock.monotonic() - self._begun) * self._believed / self._real, head._seconds)
 
     @property
     def foreign_requests(self) -> float:
@@ -218,6 +232,10 @@ class Ledger:
     def __repr__(self) -> str:
         return f"<Ledger requests={self.requests} prefill={self._prefill} kv={self.kv_tokens}>"
 
+    def _learn_pace(self, believed: float, real: float) -> None:
+        self._believed = PACE_MEMORY * self._believed + believed
+        self._real = max(PACE_MEMORY * self._real + real, 1e-6)  # those of one step end at once
+
     def _release(self, kv_tokens: int) -> None:
         self.requests -= 1
         self.kv_tokens -= kv_tokens
@@ -242,7 +260,7 @@ class Ledger:
         while self._expiring and self._expiring[0][0] <= now:
             at, _, reservation = heappop(self._expiring)
             if reservation._prefill:
-                reservation._computed(at)
+                reservation._computed(at, seen=False)
 
     def _faded(self) -> float:
         """What is left of foreign load since the scrape, in 0..1; true within a thousandth."""
