@@ -109,9 +109,10 @@ class Decision:
         self.settled: Settled | None = None
         self.size = OF_ONE + OF_MATCH * len(request.matches)
         for step in steps:
-            self.size += OF_SCORE * len(step.columns) * len(step.roster.names)
+            each = OF_SCORE * len(step.columns)
             if step.scored is not None:
-                self.size += OF_NAME * len(step.roster.names)
+                each += OF_NAME
+            self.size += each * len(step.roster.names)
 
     def is_at(self, endpoint: str) -> bool:
         """Whether the endpoint of this name has a leg of it."""
@@ -208,17 +209,16 @@ def roster_of(endpoints: Sequence[Endpoint]) -> Roster:
 
 def step_of(profile: ProfileTrace, roster: Roster | None = None) -> Step:
     """``roster``: of its candidates, where there is one."""
-    removed: list[tuple[str, Sequence[str]]] = []
-    left: Sequence[Endpoint] | None = None
-    for name, given, kept in profile.filtered:
-        if kept is not given:
-            removed.append((name, tuple([endpoint.name for endpoint in gone(given, kept)])))
-            left = kept
+    removed: Sequence[tuple[str, Sequence[str]]] = ()
+    left: Sequence[str] | None = None
+    if profile.filtered:
+        removed = [(name, tuple([one.name for one in gone(given, kept)])) for name, given, kept in profile.filtered]
+        left = tuple([one.name for one in profile.filtered[-1][2]])
     return Step(
         profile.name,
         roster_of(profile.candidates) if roster is None else roster,
         removed,
-        None if left is None else tuple([endpoint.name for endpoint in left]),
+        left,
         [array("d", column) for column in profile.columns.values()],
         profile.weights,
         profile.silent,
