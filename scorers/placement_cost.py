@@ -94,7 +94,8 @@ class PlacementCost:
             cost = new * (token + quadratic * (prompt - new / 2)) * (share + lam * running)
             if waiting:
                 queued = waiting * token + quadratic * load.prefill_attention - load.prefill_done
-                cost += queued if queued > 0 else 0
+                if queued > 0:
+                    cost += queued
             cost += (1 + (waiting + new) / STEP_TOKENS) * (step_request * running + kv_token * kv_tokens)
             cost += output * kv_token * kv_tokens
             if match.gpu < held:

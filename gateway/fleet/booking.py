@@ -15,9 +15,22 @@ LEARNING_RATE = 0.05
 """Of a model's expected output: the last 20 answers weigh about two thirds."""
 
 
-def learn_output(model: Model, tokens: float) -> None:
-    """An answer had ``tokens``."""
+FEWEST, MOST = 0.1, 100.0
+"""Tokens of a stream's event: outside of these a count is a defect."""
+
+
+def learn_output(model: Model, tokens: float, limit: int | None = None) -> None:
+    """An answer had ``tokens``, and was allowed ``limit``: one that was cut off says no more than that it had so many
+    at least."""
+    if limit is not None and limit <= tokens < model.expected_output:
+        return
     model.expected_output += LEARNING_RATE * (tokens - model.expected_output)
+
+
+def learn_events(model: Model, tokens: float) -> None:
+    """A stream had so many ``tokens`` an event: several where an engine drafts (speculative decoding) or gathers them
+    (``--stream-interval``)."""
+    model.event_tokens += LEARNING_RATE * (min(max(tokens, FEWEST), MOST) - model.event_tokens)
 
 
 @dataclass(slots=True, eq=False)
@@ -74,6 +87,21 @@ class Booking:
         self.cost.learn_prefill(
             self.new_tokens,
             self.expected_hit,
+            seconds + max(0.0, self.at - reservation.since),
+            ahead=reservation.ahead,
+            ahead_attention=reservation.ahead_attention,
+        )
+
+    def learn_whole(self, prompt_tokens: int, steps: float, seconds: float) -> None:
+        """The request has ended well, and was not streamed: its answer came ``seconds`` after ``at``, in so many steps
+        behind its first token."""
+        reservation = self.reservation
+        self.cost.learn_whole(
+            self.new_tokens,
+            self.expected_hit,
+            self.running + 1,
+            self.kv_tokens + prompt_tokens,
+            steps,
             seconds + max(0.0, self.at - reservation.since),
             ahead=reservation.ahead,
             ahead_attention=reservation.ahead_attention,

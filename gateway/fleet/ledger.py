@@ -163,7 +163,7 @@ class Ledger:
         self._head: Reservation | None = None
         self._begun = 0.0
         # Believed and real seconds of the last prompts: a queue is told in believed ones, and done in real ones.
-        self._believed = self._real = 1.0
+        self._believed = self._real = self._pace = 1.0
         self._expiring: list[tuple[float, int, Reservation]] = []
         self._made = 0
         self._settled: deque[tuple[float, int]] = deque()
@@ -187,7 +187,8 @@ class Ledger:
         head = self._head
         if head is None:
             return 0.0
-        return min((self._clock.monotonic() - self._begun) * self._believed / self._real, head._seconds)
+        done = (self._clock.monotonic() - self._begun) * self._pace
+        return done if done < head._seconds else head._seconds
 
     @property
     def foreign_requests(self) -> float:
@@ -235,6 +236,7 @@ class Ledger:
     def _learn_pace(self, believed: float, real: float) -> None:
         self._believed = PACE_MEMORY * self._believed + believed
         self._real = max(PACE_MEMORY * self._real + real, 1e-6)  # those of one step end at once
+        self._pace = self._believed / self._real
 
     def _release(self, kv_tokens: int) -> None:
         self.requests -= 1

@@ -29,7 +29,8 @@ class Model:
     """What a client names.
 
     ``served_name``: the name in the engines' bodies; None: the first id without a parent that an engine reports.
-    ``expected_output``: running estimate of an answer's tokens, learned at settle.
+    ``expected_output``: running estimate of an answer's tokens, learned at settle. ``event_tokens``: the same of the
+    tokens that one event of its streams brings.
     """
 
     name: str
@@ -37,6 +38,7 @@ class Model:
     served_name: str | None = None
     handler: str = "default"
     expected_output: float = 256.0
+    event_tokens: float = 1.0
 
 
 @dataclass(slots=True, eq=False)
