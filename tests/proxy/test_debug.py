@@ -175,6 +175,21 @@ async def test_a_split_tells_both_legs(tokenizer):
             assert {one["role"] for one in account["endpoints"]} == {"prefill", "decode"}
 
 
+async def test_a_hand_over_that_failed_is_told_of_who_computed_the_prompt(tokenizer):
+    async with engines(2, tokenizer=tokenizer) as (prefill, decode):
+        config = split_config([prefill.url], [decode.url], parameters={}, tokenizer=tokenizer, fleet=PATIENT_FLEET)
+        async with running(config) as gateway:
+            prefill.faults.inject(FaultKind.NO_PARAMS)
+            assert (await gateway.client.post(PATH, json=STREAMED)).status_code == 200
+            await eventually(lambda: len(gateway.lines) == 1, "it is settled")
+            (decision,) = await decisions(gateway)
+            assert decision["plan"]["prefill"] == name_of(prefill)
+            assert decision["outcome"]["fallback"] == gateway.lines[0].fallback
+            assert decision["predicted"]["endpoint"] == name_of(decode)
+            assert decision["real"]["cached_tokens"] == decision["predicted"]["cached_tokens"] == 0
+            assert 0 < decision["real"]["ttft"] < decision["outcome"]["ttft"]
+
+
 async def test_decisions_are_chosen_by_request_model_endpoint_and_number():
     async with engines(1) as (server,):
         async with running(config_for(server.url, fleet=PATIENT_FLEET)) as gateway:
