@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections import deque
 from heapq import heapify, heappop, heappush
+from math import inf
 
 from gateway.framework import Clock, EngineMetrics
 
@@ -37,9 +38,9 @@ SPARE_EXPIRIES = 64
 class Reservation:
     """One request's part of a ledger. Every method may be called in any order, and more than once.
 
-    ``ahead``: prefill tokens of ours that were queued there when its own were booked, which are not included; where
-    none were booked, when it was made. ``ahead_attention``: theirs. ``since``: when the first of them was begun; its
-    own booking, where there were none. ``beside``: our other requests there at that moment. All that is what its time
+    ``ahead``: prefill tokens of ours that were queued there when its own were booked, which are not included; none,
+    where none were. ``ahead_attention``: theirs. ``since``: when the first of them was begun; its own booking, where
+    there were none. ``beside``: our other requests there at that moment, or when it was made. All that is what its time
     to first token is explained by.
     """
 
@@ -67,7 +68,9 @@ class Reservation:
         self._kv = kv_tokens
         self._generated = 0
         self._open = True
-        self._see_queue()
+        self.ahead = 0
+        self.ahead_attention = 0.0
+        self.since = inf
         self.beside = beside
 
     @property
@@ -85,7 +88,6 @@ class Reservation:
         were booked before, given back or not, this changes nothing.
         """
         if self._open and not self._booked and tokens > 0:
-            self._see_queue()
             self.beside = self._ledger.requests - 1
             self._book(tokens, context, seconds, expires_prefill_at)
 
@@ -109,13 +111,10 @@ class Reservation:
             self._computed(self._ledger._clock.monotonic(), seen=False)
         self._ledger._release(self._kv + self._generated)
 
-    def _see_queue(self) -> None:
+    def _book(self, tokens: int, context: int, seconds: float, expires_at: float | None) -> None:
         ledger = self._ledger
         self.ahead, self.ahead_attention = ledger.prefill_tokens, ledger.prefill_attention
         self.since = ledger._begun if ledger._queue else ledger._clock.monotonic()
-
-    def _book(self, tokens: int, context: int, seconds: float, expires_at: float | None) -> None:
-        ledger = self._ledger
         self._booked = True
         self._prefill, self._attention, self._seconds = tokens, tokens * (max(0, context) + tokens / 2), seconds
         ledger._prefill += tokens
@@ -152,6 +151,7 @@ class Ledger:
 
     def __init__(self, clock: Clock, half_life: float = 5.0) -> None:
         self._clock = clock
+        self._monotonic = clock.monotonic
         self._half_life = half_life
         # Plain attributes, although they are not for others to write: each candidate of each request is asked for them.
         self.requests = 0
@@ -175,7 +175,7 @@ class Ledger:
 
     @property
     def prefill_tokens(self) -> int:
-        if self._expiring and self._expiring[0][0] <= self._clock.monotonic():
+        if self._expiring and self._expiring[0][0] <= self._monotonic():
             self._expire()
         return self._prefill
 
@@ -187,7 +187,7 @@ class Ledger:
         head = self._head
         if head is None:
             return 0.0
-        done = (self._clock.monotonic() - self._begun) * self._pace
+        done = (self._monotonic() - self._begun) * self._pace
         return done if done < head._seconds else head._seconds
 
     @property

@@ -268,7 +268,9 @@ def test_the_next_one_is_begun_when_the_first_expires_and_not_when_that_is_seen(
     clock.now += 3
     assert ledger.prefill_tokens == 10
     assert ledger.prefill_done == 2
-    assert ledger.reserve(0, 1).since == began + 1
+    third = ledger.reserve(0, 10)
+    third.computes(10)
+    assert third.since == began + 1
 
 
 @pytest.mark.parametrize("wrong", [0.25, 1, 4])
