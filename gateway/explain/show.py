@@ -29,6 +29,8 @@ def show_account(console: Console, account: Account) -> None:
         _say(console, f"left out: {one['endpoint']} {one['why']}")
     if account["plan"] is not None:
         _say(console, _verdict(account["plan"], account), "bold green")
+        if compared := _compared(account["plan"]):
+            _say(console, compared)
     if account["error"] is not None:
         downs = {one["engine"]["down_reason"] for one in account["endpoints"] if not one["engine"]["up"]}
         why = f" (engines are down: {', '.join(sorted(downs))})" if downs else ""
@@ -51,6 +53,8 @@ def show_decision(console: Console, decision: Account) -> None:
         _say(console, f"not placed: {decision['error']}", "red")
     if (plan := decision["plan"]) is not None:
         _say(console, f"it went to {_to(plan)}", "bold green")
+        if compared := _compared(plan):
+            _say(console, compared)
     if (predicted := decision["predicted"]) is not None:
         real, outcome = decision["real"], decision["outcome"] or {}
         ttft = outcome.get("prefill_time") if plan and plan["prefill"] and not outcome.get("fallback") else real["ttft"]
@@ -85,6 +89,12 @@ def _ending(decision: Account) -> str:
     took = f"{outcome['outcome']}, status {outcome['status']}, {outcome['duration']:.3f} s in all"
     fallback = f"; the decode endpoint computed the prompt: {outcome['fallback']}" if outcome["fallback"] else ""
     return f"the request ended: {took}{fallback}"
+
+
+def _compared(plan: Account) -> str:
+    """What the handler has compared, in seconds."""
+    costs = plan.get("costs", {})
+    return f"compared: {', '.join(f'{what} {seconds:.4f} s' for what, seconds in costs.items())}" if costs else ""
 
 
 def _verdict(plan: Account, account: Account) -> str:

@@ -46,11 +46,16 @@ def of_decision(decision: Decision, now: float, wall: float) -> dict[str, Any]:
 
 def of_plan(plan: Plan) -> dict[str, Any]:
     prefill = None if plan.prefill is None else plan.prefill.name
-    return _plan(plan.decode.name, prefill, plan.reason, plan.connector, plan.strict)
+    return _plan(plan.decode.name, prefill, plan.reason, plan.connector, plan.strict, plan.costs)
 
 
-def _plan(decode: str, prefill: str | None, reason: str, connector: str, strict: bool) -> dict[str, Any]:
+def _plan(
+    decode: str, prefill: str | None, reason: str, connector: str, strict: bool, costs: Mapping[str, float]
+) -> dict[str, Any]:
+    """``costs``: in seconds, of what the handler has compared, by its own words; left out where it has not."""
     plan: dict[str, Any] = {"decode": decode, "prefill": prefill, "reason": reason}
+    if costs:
+        plan["costs"] = dict(costs)
     return plan if prefill is None else plan | {"connector": connector, "strict": strict}
 
 

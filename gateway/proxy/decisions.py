@@ -70,8 +70,8 @@ class Booked(NamedTuple):
 class Decision:
     """One placement of a request, or one that could not be made. Times are of ``Clock.monotonic()``.
 
-    ``attempt``: 1 for a request's first. ``matches``: by slot. ``plan``: reason and connector of the plan and the
-    endpoints' names; None where there is none: ``error`` says why.
+    ``attempt``: 1 for a request's first. ``matches``: by slot. ``plan``: the endpoints' names, reason,
+    connector, strictness and costs of the plan; None where there is none: ``error`` says why.
 
     Filled in later: ``result``, how the attempt ended. ``cached_tokens``: what the engine that computed the prompt said
     it had of it. ``first_token``: seconds from when it was booked there, of a stream. ``settled``: what became of
@@ -100,7 +100,7 @@ class Decision:
         self.matches: Mapping[int, Match] = request.matches
         self.handler = handler
         self.steps = steps
-        self.plan: tuple[str, str | None, str, str, bool] | None = None
+        self.plan: tuple[str, str | None, str, str, bool, Mapping[str, float]] | None = None
         self.booked: Booked | None = None
         self.error: str | None = None
         self.result: str | None = None
@@ -171,8 +171,13 @@ class Decisions(Observer):
         decision = self._decision(request, attempt, trace, began)
         prefill = plan.prefill
         decision.plan = (
-            plan.decode.name, None if prefill is None else prefill.name, plan.reason, plan.connector, plan.strict
-        )  # fmt: skip
+            plan.decode.name,
+            None if prefill is None else prefill.name,
+            plan.reason,
+            plan.connector,
+            plan.strict,
+            plan.costs,
+        )
         decision.book(booking)
         return decision
 

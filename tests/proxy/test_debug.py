@@ -382,3 +382,13 @@ async def test_a_reload_keeps_past_decisions_and_explains_by_what_is_in_force():
             assert [one["endpoint"] for one in account["endpoints"]] == [name_of(servers[1])]
             (decision,) = await decisions(gateway)
             assert len(decision["profiles"][0]["candidates"]) == 2
+
+
+async def test_what_the_handler_compared_is_told():
+    async with engines(2) as servers:
+        async with running(config_for(*(s.url for s in servers), fleet=PATIENT_FLEET)) as gateway:
+            handler = gateway.gateway.scheduler.handlers["default"]
+            plan = handler.plan
+            handler.plan = lambda *arguments: replace(plan(*arguments), costs={"alone": 0.2, "split": 0.3})
+            await gateway.client.post(PATH, json=CHAT)
+            assert (await decisions(gateway))[0]["plan"]["costs"] == {"alone": 0.2, "split": 0.3}
