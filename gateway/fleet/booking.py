@@ -15,6 +15,11 @@ LEARNING_RATE = 0.05
 """Of a model's expected output: the last 20 answers weigh about two thirds."""
 
 
+FULL = 0.9
+"""Of an engine's KV memory in use, from which one that lets requests wait lets them wait for memory: the next prompt
+does not fit into the rest. Not 1: prompts have some tens of thousands of tokens."""
+
+
 FEWEST, MOST = 0.1, 100.0
 """Tokens of a stream's event: outside of these a count is a defect."""
 
@@ -83,6 +88,8 @@ class Booking:
     def learn_prefill(self, seconds: float) -> None:
         """The prompt was computed within ``seconds``. Prompts are computed in order, so what was queued ahead of it is
         in them; so is what had been done of that before, if the time is taken from when its first was begun."""
+        if self._waits_for_memory():
+            return
         reservation = self.reservation
         self.cost.learn_prefill(
             self.new_tokens,
@@ -95,6 +102,8 @@ class Booking:
     def learn_whole(self, prompt_tokens: int, steps: float, seconds: float) -> None:
         """The request has ended well, and was not streamed: its answer came ``seconds`` after ``at``, in so many steps
         behind its first token."""
+        if self._waits_for_memory():
+            return
         reservation = self.reservation
         self.cost.learn_whole(
             self.new_tokens,
@@ -117,3 +126,9 @@ class Booking:
         if per_token is not None:
             self.cost.learn_step(self.running + 1, self.kv_tokens + prompt_tokens, per_token)
         self.cost.learn_nothing(prefill=first_token is None, step=per_token is None)
+
+    def _waits_for_memory(self) -> bool:
+        """Whether what the engine takes now is, for the most part, a wait for others to end: it would be learned as
+        computing, at some times its true length."""
+        metrics = self.endpoint.metrics
+        return metrics.waiting > 0 and metrics.kv_usage > FULL

@@ -7,7 +7,7 @@ import pytest
 from gateway.fleet.booking import MOST, Booking, learn_events, learn_output
 from gateway.fleet.fleet import Fleet
 from gateway.fleet.settings import EndpointSettings, FleetSettings
-from gateway.framework import NULL_OBSERVER, Kind, Match, Matches, Model, Request
+from gateway.framework import NULL_OBSERVER, EngineMetrics, Kind, Match, Matches, Model, Request
 
 
 def test_an_answer_that_was_cut_off_says_only_that_it_had_so_many():
@@ -56,3 +56,28 @@ def test_a_fleet_without_streams_learns_how_fast_it_is(manual_clock):
         booking.reservation.settle()
     assert cost.prefill_scale == pytest.approx(1 / 3, rel=0.2)
     assert cost.step_scale == pytest.approx(1 / 3, rel=0.2)
+
+
+def test_a_wait_for_memory_is_not_learned_as_computing(manual_clock):
+    clock, model = manual_clock(), Model("m")
+    fleet = Fleet([(model, [EndpointSettings("http://e:1")])], FleetSettings(), clock, NULL_OBSERVER, Random(3))
+    (endpoint,) = fleet.endpoints(model)
+    cost = fleet.cost(endpoint)
+    request = Request(
+        id="r", model=model, kind=Kind.CHAT, arrived=0.0, prompt_tokens=2000, matches=Matches({endpoint.slot: Match()})
+    )
+
+    def serve(metrics: EngineMetrics) -> float:
+        endpoint.metrics = metrics
+        for told in (True, False):
+            booking = Booking.make(request, endpoint, fleet, clock.now)
+            booking.computes(clock.now, told=told)
+            if told:
+                booking.learn(2000, first_token=20.0, per_token=None)
+            else:
+                booking.learn_whole(2000, 10, 20.0)
+            booking.reservation.settle()
+        return cost.prefill_scale
+
+    assert serve(EngineMetrics(at=0.0, waiting=30, kv_usage=0.99)) == 1.0
+    assert serve(EngineMetrics(at=0.0, waiting=30, kv_usage=0.6)) > 1.5
