@@ -25,8 +25,10 @@ from gateway.observability.metrics import Metrics
 from gateway.observability.observers import Observers
 from gateway.observability.request_log import RequestLog
 from gateway.proxy.admin import Admin
+from gateway.proxy.debug import Debug
 from gateway.proxy.decisions import Decisions
 from gateway.proxy.directory import Directory
+from gateway.proxy.explain import Explainer
 from gateway.proxy.keys import read as read_keys
 from gateway.proxy.media_questions import MediaQuestions
 from gateway.proxy.operations import Operations
@@ -82,12 +84,19 @@ class Gateway:
         self.feed = CacheFeed(caches, self.clock, observer, intake_of(config, observer))
         self.feed.connect(self.fleet)
         self.upstream = Upstream(config.timeouts)
-        rooms = Rooms(common, self.fleet, self.upstream, StoredResponses(self.clock), self.decisions, self.clock.wall())
+        self._stored = StoredResponses(self.clock)
+        rooms = Rooms(common, self.fleet, self.upstream, self._stored, self.decisions, self.clock.wall())
         wiring = Wiring.make(draft, rooms, None)
         self.server = Server(wiring.director, wiring.directory, wiring.keys, patience=config.timeouts.receive)
         self.reloading = Reloading(wiring, rooms=rooms, feed=self.feed, server=self.server, read=read, adopted=adopted)
         self.operations = Operations(self.fleet, self.reloading.reload)
-        self.admin = Admin(self.metrics.render_in_slices, self.operations.routes())
+        debug = Debug(
+            self.decisions,
+            lambda: self.explainer,
+            max_body=lambda: self.config.listen.max_body,
+            patience=lambda: self.config.timeouts.receive,
+        )
+        self.admin = Admin(self.metrics.render_in_slices, (*self.operations.routes(), *debug.routes()))
 
     # What is in force: a reload replaces it
 
@@ -110,6 +119,18 @@ class Gateway:
     @property
     def witness(self) -> Witness:
         return self.reloading.wiring.witness
+
+    @property
+    def explainer(self) -> Explainer:
+        return Explainer(
+            directory=self.directory,
+            scheduler=self.scheduler,
+            fleet=self.fleet,
+            passing=self.config.pass_through,
+            stored=self._stored,
+            following=self.feed.following,
+            clock=self.clock,
+        )
 
     async def load(self) -> None:
         """Load the tokenizers. Raises ConfigError."""

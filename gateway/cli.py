@@ -84,15 +84,30 @@ def _parser() -> argparse.ArgumentParser:
     )
     doctor.set_defaults(run=_doctor)
 
-    explain = commands.add_parser("explain", help="say where a prompt would go now, and why")
-    explain.add_argument("config", type=Path, metavar="CONFIG")
-    explain.add_argument("--model", required=True, help="a model, alias or adapter")
+    explain = commands.add_parser(
+        "explain",
+        help="say where a prompt would go now, or where a request went, and why",
+        description="Asks a gateway that runs where a prompt would go now, or where a request went, and why. Nothing "
+        "is placed, and no engine computes anything. Where no gateway runs, the engines are asked what they hold.",
+    )
     explain.add_argument(
+        "config", type=Path, nargs="?", metavar="CONFIG", help="its gateway is asked if it runs; else its engines are"
+    )
+    explain.add_argument("--url", help="the admin listener of a running gateway, such as http://127.0.0.1:9000")
+    what = explain.add_mutually_exclusive_group(required=True)
+    what.add_argument(
         "--prompt-file",
         type=Path,
-        required=True,
         help="a request body as JSON (with messages or prompt), or a prompt as plain text",
     )
+    what.add_argument("--request", metavar="ID", help="a request of the past, by its x-request-id")
+    explain.add_argument("--model", help="a model, alias or adapter; not given: the body's")
+    explain.add_argument("--path", help="where a client would send it, such as /v1/embeddings")
+    explain.add_argument(
+        "--header", action="append", default=[], metavar="NAME:VALUE", help="as a client would send it"
+    )
+    explain.add_argument("--alone", action="store_true", help="ask the engines of CONFIG, even if its gateway runs")
+    explain.add_argument("--json", action="store_true", help="print all of it as JSON")
     explain.set_defaults(run=_explain)
 
     replay = commands.add_parser(
@@ -233,10 +248,18 @@ def _doctor(options: argparse.Namespace) -> int:
 
 
 def _explain(options: argparse.Namespace) -> int:
-    from gateway.explain import explain
+    from gateway.explain.question import read_question
+    from gateway.explain.run import explain, explain_request
 
-    code: int = uvloop.run(explain(load(options.config, os.environ), options.model, options.prompt_file))
-    return code
+    if options.config is None and options.url is None:
+        raise ConfigError("say whom to ask: a CONFIG, or --url of a running gateway's admin listener")
+    if options.alone and (options.url is not None or options.request is not None):
+        raise ConfigError("--alone asks no gateway that runs: it goes with --prompt-file, and without --url")
+    config = None if options.config is None else load(options.config, os.environ)
+    if options.request is not None:
+        return uvloop.run(explain_request(config, options.request, url=options.url, as_json=options.json))
+    question = read_question(options.prompt_file, options.model, options.path, options.header)
+    return uvloop.run(explain(config, question, url=options.url, alone=options.alone, as_json=options.json))
 
 
 def _replay(options: argparse.Namespace) -> int:

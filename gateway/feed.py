@@ -130,6 +130,13 @@ class CacheFeed:
             return False
         return True
 
+    def following(self, endpoint: Endpoint) -> tuple[str, float | None]:
+        """The state of the endpoint's event stream, and seconds since its last message; ``off`` where there is none."""
+        stream = self._streams.get(endpoint)
+        if stream is None:
+            return "off", None
+        return stream.state, None if stream.heard_at is None else self._clock.monotonic() - stream.heard_at
+
     async def close(self) -> None:
         for stream in self._streams.values():
             await stream.close()

@@ -92,7 +92,10 @@ class PlacementCost:
             kv_tokens = load.kv_tokens + load.foreign_kv_tokens
             new = prompt - held if prompt > held else 1
             cost = new * (token + quadratic * (prompt - new / 2)) * (share + lam * running)
-            cost += waiting * (token + quadratic * waiting / 2)
+            if waiting:
+                queued = waiting * token + quadratic * load.prefill_attention - load.prefill_done
+                if queued > 0:
+                    cost += queued
             cost += (1 + (waiting + new) / STEP_TOKENS) * (step_request * running + kv_token * kv_tokens)
             cost += output * kv_token * kv_tokens
             if match.gpu < held:
@@ -108,10 +111,11 @@ class PlacementCost:
         running = load.requests + load.foreign_requests
         kv_tokens = load.kv_tokens + load.foreign_kv_tokens
         prefill = new * (cost.prefill_token + cost.prefill_quadratic * (request.prompt_tokens - new / 2))
+        queued = waiting * cost.prefill_token + cost.prefill_quadratic * load.prefill_attention - load.prefill_done
         # Each step of the prefills carries the running batch with it, and takes as much longer.
         steps = 1 + (waiting + new) / STEP_TOKENS
         return {
-            "queued": waiting * (cost.prefill_token + cost.prefill_quadratic * waiting / 2),
+            "queued": max(0.0, queued),
             "prefill": prefill,
             "fetch": self._fetch(match) if match.gpu < match.expected_hit else 0.0,
             "batch": steps * (cost.step_request * running + cost.kv_token * kv_tokens),

@@ -23,6 +23,7 @@ from simulator.faults import FaultKind
 from simulator.server import EngineServer
 from simulator.settings import EngineSettings
 from simulator.tokenizer import build_tokenizer
+from tests.support.gateway import PATIENT_FLEET, config_for, running
 from tests.support.wait import eventually
 
 CHAT = {"model": "sim", "messages": [{"role": "user", "content": "Hello there"}], "max_tokens": 4}
@@ -398,7 +399,9 @@ async def test_explain_shows_both_profiles_and_who_does_what(tmp_path, tokenizer
     async with engine(dataclasses.replace(settings, version=version)) as prefill, engine(settings) as decode:
         config = write(tmp_path, prefill.url, decode.url, tokenizer=tokenizer)
         content = json.loads(config.read_text())
-        content["models"][0]["handler"] = "prefill-decode"
+        content["models"][0]["handler"] = "split"
+        parameters = {"threshold": 512}
+        content["handlers"] = [{"name": "split", "type": "prefill-decode", "parameters": parameters}]
         for role, one in zip(("prefill", "decode"), content["models"][0]["endpoints"], strict=True):
             one["role"] = role
         config.write_text(json.dumps(content))
@@ -428,3 +431,112 @@ async def test_explain_without_a_usable_endpoint_is_1(tmp_path):
     out, _ = await child.communicate()
     assert child.returncode == 1
     assert "refused" in out.decode()
+
+
+async def explained(*arguments: str) -> tuple[int, str, str]:
+    child = await asyncio.create_subprocess_exec(
+        sys.executable, "-m", "gateway.cli", "explain", *arguments,
+        stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE,
+    )  # fmt: skip
+    out, err = await child.communicate()
+    assert child.returncode is not None
+    return child.returncode, out.decode(), err.decode()
+
+
+async def test_explain_asks_a_gateway_that_runs(tmp_path):
+    """By its URL, or where its configuration says; about what would be and what was. It sees what queues there."""
+    prompt = tmp_path / "prompt.json"
+    prompt.write_text(json.dumps(CHAT))
+    slow = EngineSettings(step_seconds=0.2)
+    async with engine(slow) as one, engine(slow) as two:
+        config = config_for(one.url, two.url, fleet=PATIENT_FLEET)
+        async with running(config) as gateway:
+            long = {**CHAT, "stream": True, "max_tokens": 2000, "ignore_eos": True}
+            headers = {"x-request-id": "the-long-one"}
+            async with gateway.client.stream("POST", "/v1/chat/completions", json=long, headers=headers) as reply:
+                lines = reply.aiter_lines()  # the answer is closed with it
+                await anext(lines)
+                (busy,) = [e for e in gateway.gateway.fleet.endpoints(config.models[0]) if e.load.requests]
+                (idle,) = [e for e in gateway.gateway.fleet.endpoints(config.models[0]) if not e.load.requests]
+
+                asked = ("--prompt-file", str(prompt))
+                code, out, err = await explained("--url", gateway.admin_url, *asked)
+                assert (code, err) == (0, ""), out
+                assert f"it would go to {idle.name}" in out
+                assert "profile default" in out
+                assert busy.name in out
+
+                code, out, _ = await explained("--url", gateway.admin_url, *asked, "--json")
+                told = {each["endpoint"]: each for each in json.loads(out)["endpoints"]}
+                assert (told[busy.name]["ledger"]["requests"], told[idle.name]["ledger"]["requests"]) == (1, 0)
+
+                port = gateway.admin_url.rpartition(":")[2]
+                file = admin_at(write(tmp_path, one.url, two.url), port)
+                code, out, err = await explained(str(file), *asked, "--json")
+                assert f"asked the gateway at http://127.0.0.1:{port}" in err
+                assert json.loads(out)["plan"]["decode"] == idle.name
+                code, out, err = await explained(str(file), *asked, "--json", "--alone")
+                assert {each["ledger"]["requests"] for each in json.loads(out)["endpoints"]} == {0}
+
+                code, out, _ = await explained(str(file), "--request", "the-long-one")
+                assert code == 0
+                assert f"it went to {busy.name}" in out
+                assert "it is under way" in out
+
+                other = admin_at(write(tmp_path, one.url), port)
+                code, out, err = await explained(str(other), *asked)
+                assert "serves other models or engines" in err
+                assert idle.name not in out or busy.name not in out
+            code, out, _ = await explained("--url", gateway.admin_url, "--request", "the-long-one", "--json")
+            (decision,) = json.loads(out)["decisions"]
+            assert decision["plan"]["decode"] == busy.name
+            code, out, _ = await explained("--url", gateway.admin_url, "--request", "another")
+            assert code == 1
+            assert "'another'" in out
+
+
+async def test_explain_shows_a_past_request_beside_what_became_of_it(tmp_path):
+    async with engine() as one:
+        async with running(config_for(one.url, fleet=PATIENT_FLEET)) as gateway:
+            stream = {**CHAT, "stream": True, "stream_options": {"include_usage": True}}
+            for name in ("a", "b"):
+                await gateway.client.post("/v1/chat/completions", json=stream, headers={"x-request-id": name})
+            code, out, _ = await explained("--url", gateway.admin_url, "--request", "b")
+            assert code == 0
+            line = gateway.lines[-1]
+            assert re.search(rf"cached tokens\W+{line.expected_hit}\W+{line.cached_tokens}\W", out)
+            assert re.search(r"time to first token\W+[0-9.]+ ms\W+[0-9.]+ ms", out)
+            assert "the request ended: ok, status 200" in out
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (("--prompt-file", "p"), "say whom to ask"),
+        (("--alone", "--url", "http://127.0.0.1:1", "--prompt-file", "p"), "--alone"),
+        (("--url", "http://127.0.0.1:1", "--prompt-file", "/none"), "cannot be read"),
+        (("--url", "http://127.0.0.1:1", "--prompt-file", "p", "--path", "/v1/nothing"), "--path"),
+        (("--url", "http://127.0.0.1:1", "--prompt-file", "p", "--header", "x"), "--header"),
+    ],
+)
+def test_explain_refuses_what_it_cannot_ask(tmp_path, monkeypatch, capsys, arguments, said):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "p").write_text("Hello")
+    assert main(["explain", *arguments]) == EXIT_CONFIG
+    assert said in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("what", [("--prompt-file", "p"), ("--request", "r")])
+def test_explain_says_that_nobody_answers(tmp_path, monkeypatch, capsys, what):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "p").write_text("Hello")
+    assert main(["explain", "--url", "http://127.0.0.1:1", *what]) == 1
+    assert "no gateway answers at http://127.0.0.1:1" in capsys.readouterr().out
+
+
+def admin_at(config: Path, port: str) -> Path:
+    """The same file, with its admin listener there."""
+    content = json.loads(config.read_text())
+    content["listen"]["admin"] = f"127.0.0.1:{port}"
+    config.write_text(json.dumps(content))
+    return config

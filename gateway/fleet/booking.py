@@ -15,9 +15,27 @@ LEARNING_RATE = 0.05
 """Of a model's expected output: the last 20 answers weigh about two thirds."""
 
 
-def learn_output(model: Model, tokens: float) -> None:
-    """An answer had ``tokens``."""
+FULL = 0.9
+"""Of an engine's KV memory in use, from which one that lets requests wait lets them wait for memory: the next prompt
+does not fit into the rest. Not 1: prompts have some tens of thousands of tokens."""
+
+
+FEWEST, MOST = 0.1, 100.0
+"""Tokens of a stream's event: outside of these a count is a defect."""
+
+
+def learn_output(model: Model, tokens: float, limit: int | None = None) -> None:
+    """An answer had ``tokens``, and was allowed ``limit``: one that was cut off says no more than that it had so many
+    at least."""
+    if limit is not None and limit <= tokens < model.expected_output:
+        return
     model.expected_output += LEARNING_RATE * (tokens - model.expected_output)
+
+
+def learn_events(model: Model, tokens: float) -> None:
+    """A stream had so many ``tokens`` an event: several where an engine drafts (speculative decoding) or gathers them
+    (``--stream-interval``)."""
+    model.event_tokens += LEARNING_RATE * (min(max(tokens, FEWEST), MOST) - model.event_tokens)
 
 
 @dataclass(slots=True, eq=False)
@@ -57,12 +75,46 @@ class Booking:
     def computes(self, now: float, *, told: bool) -> None:
         """The engine computes the prompt, from ``now`` on. ``told``: we shall hear when that is done (a stream)."""
         self.at = now
-        predicted = self.predicted = self.cost.ttft(self.endpoint.load, self.new_tokens, self.expected_hit)
-        self.reservation.computes(self.new_tokens, expires_prefill_at=None if told else now + predicted)
+        prompt = self.expected_hit + self.new_tokens
+        predicted = self.cost.ttft(self.endpoint.load, self.new_tokens, self.expected_hit, placed=prompt)
+        self.predicted = predicted
+        self.reservation.computes(
+            self.new_tokens,
+            context=self.expected_hit,
+            seconds=self.cost.prefill_seconds(self.new_tokens, self.expected_hit),
+            expires_prefill_at=None if told else now + predicted,
+        )
 
     def learn_prefill(self, seconds: float) -> None:
-        """The prompt was computed within ``seconds``: served in order, so what was queued ahead of it is in them."""
-        self.cost.learn_prefill(self.reservation.ahead + self.new_tokens, self.expected_hit, seconds)
+        """The prompt was computed within ``seconds``. Prompts are computed in order, so what was queued ahead of it is
+        in them; so is what had been done of that before, if the time is taken from when its first was begun."""
+        if self._waits_for_memory():
+            return
+        reservation = self.reservation
+        self.cost.learn_prefill(
+            self.new_tokens,
+            self.expected_hit,
+            seconds + max(0.0, self.at - reservation.since),
+            ahead=reservation.ahead,
+            ahead_attention=reservation.ahead_attention,
+        )
+
+    def learn_whole(self, prompt_tokens: int, steps: float, seconds: float) -> None:
+        """The request has ended well, and was not streamed: its answer came ``seconds`` after ``at``, in so many steps
+        behind its first token."""
+        if self._waits_for_memory():
+            return
+        reservation = self.reservation
+        self.cost.learn_whole(
+            self.new_tokens,
+            self.expected_hit,
+            self.running + 1,
+            self.kv_tokens + prompt_tokens,
+            steps,
+            seconds + max(0.0, self.at - reservation.since),
+            ahead=reservation.ahead,
+            ahead_attention=reservation.ahead_attention,
+        )
 
     def learn(self, prompt_tokens: int, *, first_token: float | None, per_token: float | None) -> None:
         """The request has ended well. Seconds; None: nothing tells.
@@ -74,3 +126,9 @@ class Booking:
         if per_token is not None:
             self.cost.learn_step(self.running + 1, self.kv_tokens + prompt_tokens, per_token)
         self.cost.learn_nothing(prefill=first_token is None, step=per_token is None)
+
+    def _waits_for_memory(self) -> bool:
+        """Whether what the engine takes now is, for the most part, a wait for others to end: it would be learned as
+        computing, at some times its true length."""
+        metrics = self.endpoint.metrics
+        return metrics.waiting > 0 and metrics.kv_usage > FULL

@@ -72,16 +72,18 @@ class _Line:
     _wxy: float = field(default=0.0, init=False)
     seen: int = field(default=0, init=False)  # observations, and requests that might have been some
 
-    def learn(self, x: float, y: float) -> None:
+    def learn(self, x: float, y: float, share: float = 1.0) -> None:
+        """``share``: 0..1, of an observation that this counts as."""
         self.seen += 1
+        memory = MEMORY**share
         # An impossibly short time would outweigh everything: none weighs more than a quarter of what was expected.
         length = max(y, (self.overhead + self.scale * x) / 4, SHORTEST)
-        weight = 1 / (NOISE * length) ** 2
-        self._w = MEMORY * self._w + weight
-        self._wx = MEMORY * self._wx + weight * x
-        self._wy = MEMORY * self._wy + weight * y
-        self._wxx = MEMORY * self._wxx + weight * x * x
-        self._wxy = MEMORY * self._wxy + weight * x * y
+        weight = share / (NOISE * length) ** 2
+        self._w = memory * self._w + weight
+        self._wx = memory * self._wx + weight * x
+        self._wy = memory * self._wy + weight * y
+        self._wxx = memory * self._wxx + weight * x * x
+        self._wxy = memory * self._wxy + weight * x * y
         self._solve()
 
     def clear(self) -> None:
@@ -151,11 +153,11 @@ class _Blend:
     _learnt_at: int = field(default=0, init=False)
     _due: int = field(default=0, init=False)
 
-    def learn(self, x: float, y: float, turn: int) -> None:
-        self.own.learn(x, y)
-        self.count = MEMORY * self.count + 1
+    def learn(self, x: float, y: float, turn: int, share: float = 1.0) -> None:
+        self.own.learn(x, y, share)
+        self.count = MEMORY**share * self.count + share
         if self.common is not None:
-            self.common.learn(x, y)
+            self.common.learn(x, y, share)
             self._learnt_at = self.common.seen
         self._mix(turn)
 
@@ -248,20 +250,30 @@ class FittedCost:
         """Of the starting step line, in 1/50..50."""
         return self._step.now(self._turn).scale
 
-    def ttft(self, load: Load, new_tokens: int, context: int = 0) -> float:
-        """Predicted seconds to the first token of a request that is placed now, and is not yet in ``load``."""
-        queued = self.prefill_seconds(load.prefill_tokens)
-        running = load.requests + load.foreign_requests
-        beside = self.step_seconds(running, load.kv_tokens + load.foreign_kv_tokens) if running else 0.0
+    def ttft(self, load: Load, new_tokens: int, context: int = 0, *, placed: int | None = None) -> float:
+        """Predicted seconds to the first token of a request that is placed now, and is not yet in ``load``.
+
+        ``placed``: its place in the KV memory, in tokens, where that is in ``load`` already, and it among the requests.
+        """
+        scalars = self.scalars
+        queued = scalars.prefill_token * load.prefill_tokens + scalars.prefill_quadratic * load.prefill_attention
+        queued = max(0.0, queued - load.prefill_done)
+        running, kv_tokens = load.requests + load.foreign_requests, load.kv_tokens + load.foreign_kv_tokens
+        if placed is not None:
+            running, kv_tokens = running - 1, kv_tokens - placed
+        beside = self.step_seconds(running, kv_tokens) if running else 0.0
         return self.overhead_seconds + queued + beside + self.prefill_seconds(new_tokens, context)
 
-    def learn_prefill(self, tokens: int, context: int, seconds: float) -> None:
-        """A first token came ``seconds`` after its request was sent.
+    def learn_prefill(
+        self, tokens: int, context: int, seconds: float, *, ahead: int = 0, ahead_attention: float = 0.0
+    ) -> None:
+        """A first token came ``seconds`` after its engine began with the queue at whose end its request was.
 
-        ``tokens``: all that had to be computed for it: its own new tokens and those that were queued before it
-        (``Reservation.ahead``). ``context``: tokens that the engine held already. Nonsense is ignored.
+        ``tokens``: that had to be computed for it, behind ``context`` that the engine held already. ``ahead``,
+        ``ahead_attention``: of those that were queued before it (``Reservation``). Nonsense is ignored.
         """
         expected = self._expected_prefill(tokens, context)
+        expected += self.start.prefill_token * max(0, ahead) + self.start.prefill_quadratic * max(0.0, ahead_attention)
         if self.start.fit and tokens > 0 and _sane(seconds) and _sane(expected):
             self._prefill.learn(expected, seconds, self._turn)
             self._told()
@@ -272,6 +284,36 @@ class FittedCost:
         if self.start.fit and _sane(seconds) and _sane(expected):
             self._step.learn(expected, seconds, self._turn)
             self._told()
+
+    def learn_whole(
+        self,
+        tokens: int,
+        context: int,
+        running: float,
+        kv_tokens: float,
+        steps: float,
+        seconds: float,
+        *,
+        ahead: int = 0,
+        ahead_attention: float = 0.0,
+    ) -> None:
+        """An answer that was not streamed came ``seconds`` after its engine began with the queue at whose end it was.
+
+        Which part of that was the prefill's is not told. It is divided as both are believed to be now, and counts for
+        each by its part: so both follow a machine that is faster or slower in all, and answers of unlike lengths tell
+        the two apart, as in Richardson and Lucy's deconvolution. Arguments as of the two above; ``steps``: taken.
+        """
+        prefill = self._expected_prefill(tokens, context)
+        prefill += self.start.prefill_token * max(0, ahead) + self.start.prefill_quadratic * max(0.0, ahead_attention)
+        step = self._expected_step(running, kv_tokens)
+        first = self.overhead_seconds + self.prefill_scale * prefill
+        rest = self.step_scale * step * steps
+        if not (self.start.fit and tokens > 0 and steps > 0 and _sane(seconds) and _sane(first) and _sane(rest)):
+            return
+        share = first / (first + rest)
+        self._prefill.learn(prefill, seconds * share, self._turn, share)
+        self._step.learn(step, seconds * (1 - share) / steps, self._turn, 1 - share)
+        self._told()
 
     def learn_nothing(self, *, prefill: bool = True, step: bool = True) -> None:
         """A request ended whose times tell nothing of its prefill or its steps: it was not streamed, or too short.

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections import deque
 from heapq import heapify, heappop, heappush
+from math import inf
 
 from gateway.framework import Clock, EngineMetrics
 
@@ -24,6 +25,9 @@ SETTLED_KEPT = 10.0
 """Seconds for which a settled request is remembered for the scrape that is on its way: above any sane scrape timeout,
 and it bounds the memory of an engine that is never scraped again."""
 
+PACE_MEMORY = 0.95
+"""Weight of what was seen before at each prompt that is computed: the last 20 tell how fast beliefs come true."""
+
 FADE_STEP = 1e-3
 """Half-lives within which foreign load does not fade: it is asked for at every candidate, and a power is dear."""
 
@@ -34,21 +38,39 @@ SPARE_EXPIRIES = 64
 class Reservation:
     """One request's part of a ledger. Every method may be called in any order, and more than once.
 
-    ``ahead``: prefill tokens of ours that were queued there when its own were booked, which are not included; where
-    none were booked, when it was made. ``beside``: our other requests there at that moment. Both are what its time to
-    first token is explained by.
+    ``ahead``: prefill tokens of ours that were queued there when its own were booked, which are not included; none,
+    where none were. ``ahead_attention``: theirs. ``since``: when the first of them was begun; its own booking, where
+    there were none. ``beside``: our other requests there at that moment, or when it was made. All that is what its time
+    to first token is explained by.
     """
 
-    __slots__ = ("_booked", "_generated", "_kv", "_ledger", "_open", "_prefill", "ahead", "beside")
+    __slots__ = (
+        "_attention",
+        "_booked",
+        "_generated",
+        "_kv",
+        "_ledger",
+        "_open",
+        "_prefill",
+        "_seconds",
+        "ahead",
+        "ahead_attention",
+        "beside",
+        "since",
+    )
 
-    def __init__(self, ledger: Ledger, kv_tokens: int, ahead: int, beside: int) -> None:
+    def __init__(self, ledger: Ledger, kv_tokens: int, beside: int) -> None:
         self._ledger = ledger
         self._prefill = 0
+        self._attention = 0.0
+        self._seconds = 0.0
         self._booked = False
         self._kv = kv_tokens
         self._generated = 0
         self._open = True
-        self.ahead = ahead
+        self.ahead = 0
+        self.ahead_attention = 0.0
+        self.since = inf
         self.beside = beside
 
     @property
@@ -56,20 +78,23 @@ class Reservation:
         """Not yet settled."""
         return self._open
 
-    def computes(self, tokens: int, *, expires_prefill_at: float | None = None) -> None:
-        """The engine computes the prompt after all (its KV did not come from another): books the prefill tokens now.
+    def computes(
+        self, tokens: int, *, context: int = 0, seconds: float = 0.0, expires_prefill_at: float | None = None
+    ) -> None:
+        """The engine computes the prompt: books the prefill tokens now, behind those that are queued.
 
-        Arguments as for ``Ledger.reserve``. A prompt is computed once: where prefill tokens were booked before, given
-        back or not, this changes nothing.
+        ``tokens``, ``expires_prefill_at``: as for ``Ledger.reserve``. ``context``: tokens before them that it holds.
+        ``seconds``: what computing them takes, as far as is known. A prompt is computed once: where prefill tokens
+        were booked before, given back or not, this changes nothing.
         """
         if self._open and not self._booked and tokens > 0:
-            self.ahead, self.beside = self._ledger.prefill_tokens, self._ledger.requests - 1
-            self._book(tokens, expires_prefill_at)
+            self.beside = self._ledger.requests - 1
+            self._book(tokens, context, seconds, expires_prefill_at)
 
     def first_token(self) -> None:
         """The prompt is computed: gives back the prefill tokens."""
-        self._ledger._prefill -= self._prefill
-        self._prefill = 0
+        if self._prefill:
+            self._computed(self._ledger._clock.monotonic(), seen=True)
 
     def generated(self, tokens: int) -> None:
         """The answer has ``tokens`` tokens so far. A total, not an addition: a lower one changes nothing."""
@@ -82,15 +107,40 @@ class Reservation:
         if not self._open:
             return
         self._open = False
-        self.first_token()
+        if self._prefill:
+            self._computed(self._ledger._clock.monotonic(), seen=False)
         self._ledger._release(self._kv + self._generated)
 
-    def _book(self, tokens: int, expires_at: float | None) -> None:
+    def _book(self, tokens: int, context: int, seconds: float, expires_at: float | None) -> None:
+        ledger = self._ledger
+        self.ahead, self.ahead_attention = ledger.prefill_tokens, ledger.prefill_attention
+        self.since = ledger._begun if ledger._queue else ledger._clock.monotonic()
         self._booked = True
-        self._prefill = tokens
-        self._ledger._prefill += tokens
+        self._prefill, self._attention, self._seconds = tokens, tokens * (max(0, context) + tokens / 2), seconds
+        ledger._prefill += tokens
+        ledger.prefill_attention += self._attention
+        if not ledger._queue:
+            ledger._head, ledger._begun = self, self.since
+        ledger._queue[self] = None
         if expires_at is not None:
-            self._ledger._expires(self, expires_at)
+            ledger._expires(self, expires_at)
+
+    def _computed(self, at: float, *, seen: bool) -> None:
+        """The prompt is not in the queue any more. The one behind it was begun then, if it was the first.
+
+        ``seen``: it has been computed, and ``at`` is when.
+        """
+        ledger = self._ledger
+        if seen and ledger._head is self:
+            ledger._learn_pace(self._seconds, at - ledger._begun)
+        ledger._prefill -= self._prefill
+        ledger.prefill_attention -= self._attention
+        self._prefill = 0
+        del ledger._queue[self]
+        if ledger._head is self:
+            ledger._head, ledger._begun = next(iter(ledger._queue), None), at
+            if ledger._head is None:
+                ledger.prefill_attention = 0.0  # what rounding has left
 
 
 class Ledger:
@@ -101,11 +151,19 @@ class Ledger:
 
     def __init__(self, clock: Clock, half_life: float = 5.0) -> None:
         self._clock = clock
+        self._monotonic = clock.monotonic
         self._half_life = half_life
         # Plain attributes, although they are not for others to write: each candidate of each request is asked for them.
         self.requests = 0
         self.kv_tokens = 0
+        self.prefill_attention = 0.0
         self._prefill = 0
+        # Prompts are computed in the order in which they came: who waits, the first of them, and when that was begun.
+        self._queue: dict[Reservation, None] = {}
+        self._head: Reservation | None = None
+        self._begun = 0.0
+        # Believed and real seconds of the last prompts: a queue is told in believed ones, and done in real ones.
+        self._believed = self._real = self._pace = 1.0
         self._expiring: list[tuple[float, int, Reservation]] = []
         self._made = 0
         self._settled: deque[tuple[float, int]] = deque()
@@ -117,9 +175,20 @@ class Ledger:
 
     @property
     def prefill_tokens(self) -> int:
-        if self._expiring and self._expiring[0][0] <= self._clock.monotonic():
+        if self._expiring and self._expiring[0][0] <= self._monotonic():
             self._expire()
         return self._prefill
+
+    @property
+    def prefill_done(self) -> float:
+        """Seconds of the queued prefill that are behind us: since the first of it was begun, but no more than that
+        takes by itself. One that is stuck does not let those behind it vanish. In seconds as they are believed: where
+        the last prompts took half of what was believed, each second counts as two."""
+        head = self._head
+        if head is None:
+            return 0.0
+        done = (self._monotonic() - self._begun) * self._pace
+        return done if done < head._seconds else head._seconds
 
     @property
     def foreign_requests(self) -> float:
@@ -135,13 +204,13 @@ class Ledger:
         ``prefill_tokens``: prompt tokens that the engine has to compute. ``kv_tokens``: what it will hold from the
         start, the whole prompt. ``expires_prefill_at``: Clock.monotonic() from which the prefill counts as done
         where nothing will tell (an unstreamed answer); None: only ``first_token`` and ``settle`` tell.
-        Negative numbers count as 0.
+        Negative numbers count as 0. What computing takes, and behind what, ``Reservation.computes`` can be told.
         """
-        reservation = Reservation(self, max(0, kv_tokens), self.prefill_tokens, self.requests)
+        reservation = Reservation(self, max(0, kv_tokens), self.requests)
         self.requests += 1
         self.kv_tokens += reservation._kv
         if prefill_tokens > 0:
-            reservation._book(prefill_tokens, expires_prefill_at)
+            reservation._book(prefill_tokens, 0, 0.0, expires_prefill_at)
         return reservation
 
     def scraped(self, metrics: EngineMetrics, asked: float) -> None:
@@ -163,6 +232,11 @@ class Ledger:
 
     def __repr__(self) -> str:
         return f"<Ledger requests={self.requests} prefill={self._prefill} kv={self.kv_tokens}>"
+
+    def _learn_pace(self, believed: float, real: float) -> None:
+        self._believed = PACE_MEMORY * self._believed + believed
+        self._real = max(PACE_MEMORY * self._real + real, 1e-6)  # those of one step end at once
+        self._pace = self._believed / self._real
 
     def _release(self, kv_tokens: int) -> None:
         self.requests -= 1
@@ -186,7 +260,9 @@ class Ledger:
     def _expire(self) -> None:
         now = self._clock.monotonic()
         while self._expiring and self._expiring[0][0] <= now:
-            heappop(self._expiring)[2].first_token()
+            at, _, reservation = heappop(self._expiring)
+            if reservation._prefill:
+                reservation._computed(at, seen=False)
 
     def _faded(self) -> float:
         """What is left of foreign load since the scrape, in 0..1; true within a thousandth."""

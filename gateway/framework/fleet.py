@@ -29,7 +29,8 @@ class Model:
     """What a client names.
 
     ``served_name``: the name in the engines' bodies; None: the first id without a parent that an engine reports.
-    ``expected_output``: running estimate of an answer's tokens, learned at settle.
+    ``expected_output``: running estimate of an answer's tokens, learned at settle. ``event_tokens``: the same of the
+    tokens that one event of its streams brings.
     """
 
     name: str
@@ -37,6 +38,7 @@ class Model:
     served_name: str | None = None
     handler: str = "default"
     expected_output: float = 256.0
+    event_tokens: float = 1.0
 
 
 @dataclass(slots=True, eq=False)
@@ -59,13 +61,32 @@ class Engine:
 
 
 @dataclass(frozen=True, slots=True)
+class Moved:
+    """KV that an engine has moved between itself and others, as it counts that itself: sums over ``transfers``.
+
+    ``seconds``: each worker of an engine (tensor parallel) moves its own part, and its time is added to the others',
+    although they work at once. ``tokens``: of prompts whose KV came from another engine. Where engines push, ``tokens``
+    are told by who gets the KV and the rest by who sends it; where they pull, all by who gets it.
+    """
+
+    transfers: float = 0.0
+    bytes: float = 0.0
+    seconds: float = 0.0
+    tokens: float = 0.0
+
+
+NOTHING_MOVED = Moved()
+
+
+@dataclass(frozen=True, slots=True)
 class EngineMetrics:
     """What the last scrape said of one endpoint. ``at``: Clock.monotonic() of it; None: never scraped.
 
     ``kv_usage`` is 0..1 (blocks in use by live requests). ``kv_capacity``: tokens. ``block_size``: tokens; 0 unknown.
     The counters are in tokens since the engine's start. ``kv_expired``: requests, since its start, whose KV it computed
     for another engine, which did not fetch it in time. ``kv_fetching``: waiting requests by the stage of fetching their
-    KV from another engine; empty where it has no connector for that.
+    KV from another engine; empty where it has no connector for that. ``moved``: since its start, by NIXL;
+    ``moved_lately``: the same where what is older counts less, which says how fast it is now.
     """
 
     at: float | None = None
@@ -78,6 +99,8 @@ class EngineMetrics:
     prefix_hits: float = 0.0
     kv_expired: float = 0.0
     kv_fetching: Mapping[str, int] = field(default_factory=dict)
+    moved: Moved = NOTHING_MOVED
+    moved_lately: Moved = NOTHING_MOVED
 
     @property
     def fetches(self) -> int:
@@ -99,6 +122,16 @@ class Load(Protocol):
     @property
     def prefill_tokens(self) -> int:
         """Prompt tokens of ours that the endpoint does not hold and has not yet computed."""
+        ...
+
+    @property
+    def prefill_attention(self) -> float:
+        """Of these, each with the tokens before it in its prompt: n * (context + n / 2), added up."""
+        ...
+
+    @property
+    def prefill_done(self) -> float:
+        """Seconds of their computing that are behind us: the first of them was begun so long ago."""
         ...
 
     @property

@@ -116,7 +116,8 @@ class Plan:
 
     ``prefill``: None where ``decode`` does all of it. ``reason`` is a short word for logs and metrics, one of few.
     ``connector``: how the KV gets from one to the other, by its name in ``gateway.proxy.connectors``. ``strict``: where
-    that fails the request fails; else ``decode`` computes the prompt itself.
+    that fails the request fails; else ``decode`` computes the prompt itself. ``costs``: what the choice was made by,
+    in seconds by a short word, best first; empty where it was made by something else.
     """
 
     decode: Endpoint
@@ -124,6 +125,7 @@ class Plan:
     reason: str = ""
     connector: str = "nixl"
     strict: bool = False
+    costs: Mapping[str, float] = field(default_factory=dict, compare=False)
 
 
 @dataclass(frozen=True, slots=True)

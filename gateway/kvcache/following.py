@@ -52,8 +52,9 @@ class Following:
 
     ``replay``: address of the engine's ROUTER socket; without it nothing from before the subscription is ever known.
     ``tell`` is told the state (``connecting``, ``live``, ``partial``), ``synced`` set while the history has been read,
-    as far as there is one. ``last``: number of the last message that was applied, -1: none. ``asleep``: the engine has
-    reset its GPU's cache, after all that it has said so far.
+    as far as there is one. ``last``: number of the last message that was applied, -1: none. ``heard_at``:
+    Clock.monotonic() of the last live one, None: none came. ``asleep``: the engine has reset its GPU's cache, after all
+    that it has said so far.
     """
 
     def __init__(
@@ -69,6 +70,7 @@ class Following:
         synced: asyncio.Event,
     ) -> None:
         self.last = -1
+        self.heard_at: float | None = None
         self.asleep = False
         self._slot = slot
         self._name = endpoint_name
@@ -157,6 +159,7 @@ class Following:
             self._observer.kv_events(self._name, "malformed-batch", 1)
             return
         payload = frames[-1]
+        self.heard_at = self._clock.monotonic()
         heard, self._heard = self._heard, sequence
         if sequence == heard and xxh3_64_intdigest(payload) == self._digest:
             return

@@ -263,6 +263,11 @@ class CacheIndex:
             matches.update(match_estimated(keys, prompt_tokens, estimated, self._shelf))
         return matches
 
+    def is_told(self, slot: int, keys: BlockKeys) -> bool:
+        """Whether the endpoint's events say what it holds of a prompt; else it is estimated."""
+        holder = self._holders.get(slot)
+        return holder is not None and self._is_told(holder, keys)
+
     def placed(self, keys: BlockKeys, endpoint: Endpoint) -> None:
         """The prompt was sent to ``endpoint``."""
         holder = self._holders.get(endpoint.slot)

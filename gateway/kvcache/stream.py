@@ -68,6 +68,15 @@ class EventStream:
         """Number of the last message that was applied; -1: none."""
         return self._following.last
 
+    @property
+    def heard_at(self) -> float | None:
+        """Clock.monotonic() of the last live message; None: none came."""
+        return self._following.heard_at
+
+    @property
+    def state(self) -> str:
+        return self._state
+
     def start(self, tasks: TaskSet) -> None:
         self._tasks = tasks
         self._task = tasks.start(self._run(), name=f"KV events of {self._name}")

@@ -70,8 +70,8 @@ class Booked(NamedTuple):
 class Decision:
     """One placement of a request, or one that could not be made. Times are of ``Clock.monotonic()``.
 
-    ``attempt``: 1 for a request's first. ``matches``: by slot. ``plan``: reason and connector of the plan and the
-    endpoints' names; None where there is none: ``error`` says why.
+    ``attempt``: 1 for a request's first. ``matches``: by slot. ``plan``: the endpoints' names, reason,
+    connector, strictness and costs of the plan; None where there is none: ``error`` says why.
 
     Filled in later: ``result``, how the attempt ended. ``cached_tokens``: what the engine that computed the prompt said
     it had of it. ``first_token``: seconds from when it was booked there, of a stream. ``settled``: what became of
@@ -100,7 +100,7 @@ class Decision:
         self.matches: Mapping[int, Match] = request.matches
         self.handler = handler
         self.steps = steps
-        self.plan: tuple[str, str | None, str, str, bool] | None = None
+        self.plan: tuple[str, str | None, str, str, bool, Mapping[str, float]] | None = None
         self.booked: Booked | None = None
         self.error: str | None = None
         self.result: str | None = None
@@ -109,9 +109,14 @@ class Decision:
         self.settled: Settled | None = None
         self.size = OF_ONE + OF_MATCH * len(request.matches)
         for step in steps:
-            self.size += OF_SCORE * len(step.columns) * len(step.roster.names)
+            each = OF_SCORE * len(step.columns)
             if step.scored is not None:
-                self.size += OF_NAME * len(step.roster.names)
+                each += OF_NAME
+            self.size += each * len(step.roster.names)
+
+    def is_at(self, endpoint: str) -> bool:
+        """Whether the endpoint of this name has a leg of it."""
+        return self.plan is not None and endpoint in self.plan[:2]
 
     def book(self, booking: Booking) -> None:
         """The prompt is computed there, and no longer where it was to be before."""
@@ -166,8 +171,13 @@ class Decisions(Observer):
         decision = self._decision(request, attempt, trace, began)
         prefill = plan.prefill
         decision.plan = (
-            plan.decode.name, None if prefill is None else prefill.name, plan.reason, plan.connector, plan.strict
-        )  # fmt: skip
+            plan.decode.name,
+            None if prefill is None else prefill.name,
+            plan.reason,
+            plan.connector,
+            plan.strict,
+            plan.costs,
+        )
         decision.book(booking)
         return decision
 
@@ -191,24 +201,31 @@ class Decisions(Observer):
         return decision
 
     def _step(self, model: str, profile: ProfileTrace) -> Step:
-        known = self._rosters.get((model, profile.name))
-        if known is None or known[0] != profile.candidates:
-            endpoints = profile.candidates
-            roster = Roster(tuple([one.name for one in endpoints]), tuple([one.slot for one in endpoints]))
-            known = self._rosters[model, profile.name] = endpoints, roster
-        removed: list[tuple[str, Sequence[str]]] = []
-        left: Sequence[Endpoint] = profile.candidates
-        for name, given, kept in profile.filtered:
-            if kept is not given:
-                removed.append((name, tuple([endpoint.name for endpoint in gone(given, kept)])))
-                left = kept
-        return Step(
-            profile.name,
-            known[1],
-            removed,
-            None if left is profile.candidates else tuple([endpoint.name for endpoint in left]),
-            [array("d", column) for column in profile.columns.values()],
-            profile.weights,
-            profile.silent,
-            profile.picked[0].name if profile.picked else None,
-        )
+        key, endpoints = (model, profile.name), profile.candidates
+        known = self._rosters.get(key)
+        if known is None or known[0] != endpoints:
+            known = self._rosters[key] = endpoints, roster_of(endpoints)
+        return step_of(profile, known[1])
+
+
+def roster_of(endpoints: Sequence[Endpoint]) -> Roster:
+    return Roster(tuple([endpoint.name for endpoint in endpoints]), tuple([endpoint.slot for endpoint in endpoints]))
+
+
+def step_of(profile: ProfileTrace, roster: Roster | None = None) -> Step:
+    """``roster``: of its candidates, where there is one."""
+    removed: Sequence[tuple[str, Sequence[str]]] = ()
+    left: Sequence[str] | None = None
+    if profile.filtered:
+        removed = [(name, tuple([one.name for one in gone(given, kept)])) for name, given, kept in profile.filtered]
+        left = tuple([one.name for one in profile.filtered[-1][2]])
+    return Step(
+        profile.name,
+        roster_of(profile.candidates) if roster is None else roster,
+        removed,
+        left,
+        [array("d", column) for column in profile.columns.values()],
+        profile.weights,
+        profile.silent,
+        profile.picked[0].name if profile.picked else None,
+    )

@@ -17,7 +17,7 @@ from gateway.api.passing import ask_report, asks_report
 from gateway.api.routes import Route
 from gateway.api.usage import Usage
 from gateway.errors import GatewayError
-from gateway.fleet.booking import Booking, learn_output
+from gateway.fleet.booking import Booking, learn_events, learn_output
 from gateway.fleet.fleet import Fleet
 from gateway.flow.admission import Permit
 from gateway.framework import GENERATES, Clock, Endpoint, Observer, Plan, Prompt, Request
@@ -202,7 +202,8 @@ class Exchange:
             self.first_output_at = self.clock.monotonic()
             self.outputs_at_first = outputs
             self.placement.decode.reservation.first_token()
-        self.placement.decode.reservation.generated(outputs)
+        tokens = outputs * self.serving.model.event_tokens if self.serving is not None else outputs
+        self.placement.decode.reservation.generated(round(tokens))
 
     # How it can end
 
@@ -280,18 +281,31 @@ class Exchange:
         assert self.serving is not None
         assert self.prompt is not None
         booking, usage, model = placement.decode, self.usage, self.serving.model
-        first_token = None
-        if self.first_output_at is not None and not placement.split:
-            first_token = self.first_output_at - booking.at
-        booking.learn(self.request.prompt_tokens, first_token=first_token, per_token=self.time_per_token())
-        output = usage.output_tokens if usage is not None and usage.output_tokens else self.outputs
+        told = usage.output_tokens if usage is not None else None
+        steps = (told or 0) / self.sequences - 1
+        if not self.request.stream and self.request.kind in GENERATES and not placement.split and steps > 0:
+            booking.learn_whole(self.request.prompt_tokens, steps, self.clock.monotonic() - booking.at)
+        else:
+            self._learn_times(placement)
+        if told and self.outputs:
+            learn_events(model, told / self.outputs)
+        output = told or self.outputs
         if self.request.kind in GENERATES and output:
-            learn_output(model, output / self.sequences)
+            learn_output(model, output / self.sequences, self.request.max_tokens)
         if usage is not None and usage.prompt_tokens is not None and self.prompt.whole:
             self.observer.tokens_compared(model.name, self.prompt.count, usage.prompt_tokens)
         if not placement.split:  # what it reports is the prefill engine's figure, which had it from there
             self._learn_parity(booking, usage)
             self._learn_hits(booking, usage)
+
+    def _learn_times(self, placement: Placement) -> None:
+        """What a stream told: when its first output came, and those behind it, one a step and sequence."""
+        assert self.request is not None
+        booking, per_event, first_token = placement.decode, self.time_per_event(), None
+        if self.first_output_at is not None and not placement.split:
+            first_token = self.first_output_at - booking.at
+        per_step = None if per_event is None else per_event * self.sequences
+        booking.learn(self.request.prompt_tokens, first_token=first_token, per_token=per_step)
 
     def _learn_parity(self, booking: Booking, usage: Usage | None) -> None:
         """Where the engine's count can differ from ours only because its ids do."""
@@ -328,7 +342,7 @@ class Exchange:
         """Seconds from arrival to the first event that carries output; None where nothing was streamed."""
         return None if self.first_output_at is None else self.first_output_at - self.arrived
 
-    def time_per_token(self) -> float | None:
+    def time_per_event(self) -> float | None:
         """Seconds between two events that carry output; None below three of them.
 
         Those that came together with the first are not counted: an engine or a proxy that was held up hands over many

@@ -60,7 +60,7 @@ class Operations:
             self._signals -= 1
 
     async def _asked(self, http: web.Request) -> web.Response:
-        _refuse_pages(http)
+        refuse_pages(http)
         # A task of its own: whoever asks may go before it is done.
         done = self._tasks.start(self._answer(), name="reload", awaited=True)
         return await asyncio.shield(done)
@@ -81,7 +81,7 @@ class Operations:
         return self._changed(http, self._fleet.restore)
 
     def _changed(self, http: web.Request, change: Callable[[str], Sequence[Endpoint]]) -> web.Response:
-        _refuse_pages(http)
+        refuse_pages(http)
         name = http.match_info["name"]
         try:
             meant = change(name)
@@ -118,7 +118,8 @@ class Operations:
         }
 
 
-def _refuse_pages(http: web.Request) -> None:
+def refuse_pages(http: web.Request) -> None:
+    """Raises HTTPForbidden."""
     if "Origin" in http.headers:
         raise web.HTTPForbidden(text="Not from a web page.\n")
 

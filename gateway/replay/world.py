@@ -74,6 +74,7 @@ class Seat:
 
     def scraped(self, now: float) -> None:
         engine = self.engine
+        self.progress(now)  # else what our own answers have become would be others' load
         self.place.core.scraped(
             EngineMetrics(
                 at=now,

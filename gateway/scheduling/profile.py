@@ -68,8 +68,8 @@ class Profile:
                     _require_subset(kept, candidates)
             except Exception as error:
                 raise self._failed("filter", name, error, observer) from error
-            if trace is not None:
-                trace.filtered.append((name, candidates, kept))
+            if trace is not None and kept is not candidates:
+                trace.filtered = (*trace.filtered, (name, candidates, kept))
             if not kept:
                 raise NoEndpoint(
                     f"no endpoint for model {request.model.name!r}: filter {name!r} of profile {self.name!r} removed "
@@ -96,7 +96,7 @@ class Profile:
                 observer.plugin_failed("scorer", name, error)
                 column = [0.0] * len(candidates)
                 if trace is not None:
-                    trace.silent[name] = f"{type(error).__name__}: {error}"
+                    trace.silent = {**trace.silent, name: f"{type(error).__name__}: {error}"}
             columns[name] = column
             totals = [total + weight * score for total, score in zip(totals, column, strict=True)]
         scored = list(map(Scored, candidates, totals, repeat(columns), range(len(candidates))))

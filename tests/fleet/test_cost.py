@@ -247,3 +247,44 @@ def test_other_starting_values_begin_anew_for_all_peers():
     learned = changed.scalars
     changed.restart(small)
     assert changed.scalars is learned
+
+
+@pytest.mark.parametrize(("prefill", "step"), [(1, 1), (0.4, 0.4), (5, 5), (3, 0.5), (0.5, 3)])
+def test_whole_answers_teach_both_lines_where_they_are_of_unlike_lengths(prefill, step):
+    cost, chance, truth = FittedCost(BIG), Random(13), FittedCost(BIG)
+    for _ in range(400):
+        tokens, steps = chance.choice([100, 2000, 20_000]), chance.choice([5, 50, 500])
+        seconds = prefill * truth.prefill_seconds(tokens) + steps * step * truth.step_seconds(4, 1000)
+        cost.learn_whole(tokens, 0, 4, 1000, steps, seconds * chance.uniform(0.8, 1.25))
+    assert cost.prefill_seconds(20_000) == pytest.approx(prefill * truth.prefill_seconds(20_000), rel=0.35)
+    assert cost.step_seconds(4, 1000) == pytest.approx(step * truth.step_seconds(4, 1000), rel=0.35)
+
+
+def test_a_part_of_an_observation_counts_as_that():
+    """Answers that are nearly all decode say hardly anything of prefill."""
+    cost = FittedCost(BIG)
+    for _ in range(20):
+        cost.learn_whole(1, 0, 1, 100, 1000, 10 * 1000 * BIG.step)
+    assert cost.step_scale == pytest.approx(10, rel=0.1)
+    assert cost.prefill_scale < 2
+
+
+@given(st.lists(st.tuples(*[st.integers(-5, 10**6)] * 4, st.floats(-1, 1e4), ANYTHING), max_size=30))
+@settings(max_examples=100)
+def test_whatever_whole_answers_say_stays_within_bounds(seen):
+    cost = FittedCost(BIG)
+    for tokens, context, running, kv, steps, seconds in seen:
+        cost.learn_whole(tokens, context, running, kv, steps, seconds, ahead=context, ahead_attention=kv)
+    for scale in (cost.prefill_scale, cost.step_scale):
+        assert 1 / SCALE_BOUND <= scale <= SCALE_BOUND
+    assert 0 <= cost.overhead_seconds <= OVERHEAD_BOUND
+
+
+def test_what_was_queued_is_no_part_of_the_own_prompt_s_cost():
+    cost, truth = FittedCost(BIG), FittedCost(BIG)
+    for _ in range(20):
+        queue = sum(truth.prefill_seconds(10_000) for _ in range(3))
+        cost.learn_prefill(
+            500, 4000, queue + truth.prefill_seconds(500, 4000), ahead=30_000, ahead_attention=3 * 10_000 * 5000
+        )
+    assert cost.prefill_scale == pytest.approx(1, rel=0.02)

@@ -51,10 +51,13 @@ def test_any_interleaving_ends_at_zero_and_never_goes_below(manual_clock, reques
         assert ledger.requests == sum(reservation.open for reservation, _ in running)
         assert ledger.prefill_tokens == sum(reservation._prefill for reservation, _ in running)
         assert ledger.prefill_tokens >= 0
+        assert ledger.prefill_attention >= 0
+        assert ledger.prefill_done >= 0
         assert ledger.kv_tokens >= 0
         assert ledger.foreign_requests >= 0
         assert ledger.foreign_kv_tokens >= 0
     assert (ledger.requests, ledger.prefill_tokens, ledger.kv_tokens) == (0, 0, 0)
+    assert (ledger.prefill_attention, ledger.prefill_done) == (0, 0)
 
 
 def test_a_reservation_is_seen_at_once_and_given_back_in_parts(manual_clock):
@@ -226,3 +229,74 @@ def test_foreign_load_is_true_within_a_thousandth_at_any_time(manual_clock):
         assert ledger.foreign_kv_tokens == pytest.approx(4000 * faded, rel=1e-3)
     ledger.scraped(EngineMetrics(running=3), clock.now)
     assert (ledger.foreign_requests, ledger.foreign_kv_tokens) == (3, 0)
+
+
+def test_the_queue_is_done_in_order_and_no_faster_than_its_first_takes(manual_clock):
+    clock = manual_clock()
+    ledger = Ledger(clock)
+    began = clock.now
+    first, second, third = (ledger.reserve(0, 100) for _ in range(3))
+    first.computes(100, seconds=2.0)
+    clock.now += 0.5
+    second.computes(200, context=1000, seconds=3.0)
+    assert (second.since, second.ahead, second.ahead_attention) == (began, 100, 100 * 50)
+    assert ledger.prefill_attention == 100 * 50 + 200 * 1100
+    assert ledger.prefill_done == 0.5
+    clock.now += 5
+    # Stuck, or slower than was thought: what is behind it is as far away as it was.
+    assert ledger.prefill_done == 2.0
+    second.settle()
+    assert ledger.prefill_done == 2.0, "one that is not the first was cancelled"
+    first.first_token()
+    assert (ledger.prefill_tokens, ledger.prefill_attention, ledger.prefill_done) == (0, 0, 0)
+    third.computes(10, seconds=1.0)
+    assert third.since == clock.now
+    clock.now += 0.25
+    assert 0 < ledger.prefill_done < 0.25, "the last one took more than was believed"
+    third.settle()
+    first.settle()
+    assert ledger.prefill_done == 0
+
+
+def test_the_next_one_is_begun_when_the_first_expires_and_not_when_that_is_seen(manual_clock):
+    clock = manual_clock()
+    ledger = Ledger(clock)
+    began = clock.now
+    first, second = ledger.reserve(0, 10), ledger.reserve(0, 10)
+    first.computes(10, seconds=1.0, expires_prefill_at=began + 1)
+    second.computes(10, seconds=5.0)
+    clock.now += 3
+    assert ledger.prefill_tokens == 10
+    assert ledger.prefill_done == 2
+    third = ledger.reserve(0, 10)
+    third.computes(10)
+    assert third.since == began + 1
+
+
+@pytest.mark.parametrize("wrong", [0.25, 1, 4])
+def test_a_queue_is_done_at_the_pace_at_which_beliefs_come_true(manual_clock, wrong):
+    clock = manual_clock()
+    ledger = Ledger(clock)
+    for _ in range(100):
+        together = [ledger.reserve(0, 100) for _ in range(2)]
+        for one in together:
+            one.computes(100, seconds=wrong)
+        clock.now += 2
+        for one in together:
+            one.first_token()
+            one.settle()
+    ledger.reserve(0, 100).computes(100, seconds=wrong)
+    clock.now += 0.5
+    assert ledger.prefill_done == pytest.approx(wrong / 2, rel=0.05)
+    clock.now += 10
+    assert ledger.prefill_done == wrong
+
+
+def test_prompts_that_take_no_time_are_no_fault(manual_clock):
+    ledger = Ledger(manual_clock())
+    for _ in range(20_000):
+        one = ledger.reserve(0, 1)
+        one.computes(1, seconds=0.001)
+        one.first_token()
+        one.settle()
+    assert ledger.prefill_done == 0

@@ -9,7 +9,7 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from gateway.fleet.settings import EndpointSettings
+from gateway.fleet.settings import CostSettings, EndpointSettings, FleetSettings
 from gateway.framework import Endpoint
 from simulator.server import EngineServer
 from simulator.settings import EngineSettings
@@ -59,7 +59,9 @@ def endpoints(gateway: Running) -> list[Endpoint]:
 
 async def test_every_rank_has_its_header_its_events_and_its_cache(tokenizer):
     async with engine(tokenizer=tokenizer, ranks=3) as server:
-        async with running(config_for(server.url, tokenizer=tokenizer)) as gateway:
+        # Idle as they are, all would go where one was first seen to be fast.
+        fleet = FleetSettings(cost=CostSettings(fit=False))
+        async with running(config_for(server.url, tokenizer=tokenizer, fleet=fleet)) as gateway:
             assert [endpoint.rank for endpoint in endpoints(gateway)] == [0, 1, 2]
             assert await gateway.gateway.feed.synced(10)
             for number in range(30):

@@ -30,6 +30,8 @@ class Work:
 
     requests: int = 0
     prefill_tokens: int = 0
+    prefill_attention: float = 0.0
+    prefill_done: float = 0.0
     kv_tokens: int = 0
     foreign_requests: float = 0.0
     foreign_kv_tokens: float = 0.0

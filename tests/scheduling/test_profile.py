@@ -147,7 +147,7 @@ def test_the_trace_says_what_happened() -> None:
     )
     trace = one.trace((A, B, C))
     one.run(request(), (A, B, C), Notes(), trace)
-    assert trace.removed == [("all", ()), ("no-a", (A,))]
+    assert trace.removed == [("no-a", (A,))]
     assert trace.weights == {"x": 2.0, "bad": 1.0}
     assert trace.silent == {"bad": "RuntimeError: sk-secret"}
     assert names(s.endpoint for s in trace.scored) == ["e1", "e2"]

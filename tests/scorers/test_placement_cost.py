@@ -38,13 +38,15 @@ def test_the_formula_term_by_term() -> None:
     running, kv = 4 + 2.5, 3000 + 1000
     expected = (
         0.5
-        + 500 * 250e-6  # queued
+        + 500 * 300e-6  # queued
+        - 0.2  # of which so much is done
         + prefill
         + steps * (0.001 * running + 1e-6 * kv)  # what the batch adds to each step
         + 0.1 * prefill * running  # what the batch suffers
         + 0.1 * 200 * 1e-6 * kv  # what the own decode suffers
     )
     work = {"requests": 4, "prefill_tokens": 500, "kv_tokens": 3000}
+    work |= {"prefill_attention": 500 * 300.0, "prefill_done": 0.2}
     assert cost(asked, **work, foreign_requests=2.5, foreign_kv_tokens=1000.0) == pytest.approx(expected)
 
 

@@ -1,0 +1,63 @@
+"""What is asked: a request as a client would send it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import orjson
+
+from gateway.api.routes import ROUTES
+from gateway.errors import ConfigError
+
+CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
+
+
+@dataclass(frozen=True, slots=True)
+class Question:
+    """``headers``: lower-case names."""
+
+    path: str
+    raw: bytes
+    headers: Mapping[str, str] = field(default_factory=dict)
+
+
+def read_question(prompt_file: Path, model: str | None, path: str | None, headers: Sequence[str]) -> Question:
+    """A request's JSON, or a plain prompt, from ``prompt_file``. ``model``, ``path``: where it does not say.
+    ``headers``: each ``NAME: VALUE``.
+
+    Raises ConfigError.
+    """
+    if path is not None and path not in ROUTES:
+        raise ConfigError(f"--path: {path!r} is none of the paths that clients may send to")
+    try:
+        content = prompt_file.read_bytes()
+    except OSError as error:
+        raise ConfigError(f"--prompt-file: {prompt_file} cannot be read: {error.strerror}") from error
+    try:
+        body = orjson.loads(content)
+    except orjson.JSONDecodeError:
+        body = None
+    if not isinstance(body, dict) or not (path or "messages" in body or "prompt" in body):
+        try:
+            body = {"prompt": content.decode()}
+        except UnicodeDecodeError as error:
+            raise ConfigError(
+                f"--prompt-file: {prompt_file} is neither a JSON request nor UTF-8 text: {error}"
+            ) from error
+    if model is not None:
+        body["model"] = model
+    return Question(path or _path(body), orjson.dumps(body), dict(map(_header, headers)))
+
+
+def _path(body: Mapping[str, Any]) -> str:
+    return CHAT if "messages" in body else COMPLETIONS
+
+
+def _header(line: str) -> tuple[str, str]:
+    name, colon, value = line.partition(":")
+    if not (colon and name.strip()):
+        raise ConfigError(f"--header: {line!r} must be NAME: VALUE")
+    return name.strip().lower(), value.strip()

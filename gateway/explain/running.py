@@ -1,0 +1,82 @@
+"""A gateway that runs, asked through its admin listener."""
+
+from __future__ import annotations
+
+from types import TracebackType
+from typing import Any, Self
+
+import aiohttp
+import orjson
+
+from gateway.config.settings import Config
+from gateway.errors import GatewayError
+from gateway.explain.question import Question
+
+CONNECT = 2.0
+"""Seconds for a connection: the gateway is on this machine, or in its network."""
+
+ANSWER = 60.0
+"""Seconds for an answer: it tokenizes as a request does, behind others where it is busy."""
+
+ANYWHERE = {"0.0.0.0": "127.0.0.1", "[::]": "[::1]", "*": "127.0.0.1"}
+"""A listener on all addresses is asked on this machine's."""
+
+
+class Unanswered(GatewayError):
+    """No gateway answers there, or it says no."""
+
+
+class RunningGateway:
+    """``url``: of its admin listener. An async context: it has connections."""
+
+    def __init__(self, url: str) -> None:
+        self.url = url.rstrip("/")
+
+    async def __aenter__(self) -> Self:
+        timeout = aiohttp.ClientTimeout(total=ANSWER, connect=CONNECT)
+        self._session = aiohttp.ClientSession(timeout=timeout, trust_env=False)
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self._session.close()
+
+    async def serves(self, config: Config) -> bool:
+        """Whether it serves the models of ``config`` on the same engines. Raises Unanswered."""
+        endpoints = (await self._ask("GET", "/endpoints"))["endpoints"]
+        served = {(one["model"], one["url"]) for one in endpoints if one["state"] not in ("removed", "coming")}
+        return served == {(model.name, one.url) for model in config.models for one in model.endpoints}
+
+    async def explain(self, question: Question) -> dict[str, Any]:
+        """Raises Unanswered."""
+        headers = {"content-type": "application/json", **question.headers}
+        return await self._ask(
+            "POST", "/debug/explain", params={"path": question.path}, data=question.raw, headers=headers
+        )
+
+    async def decisions(self, request_id: str) -> list[dict[str, Any]]:
+        """Of one request, its first attempt first. Raises Unanswered."""
+        answer = await self._ask("GET", "/debug/decisions", params={"request_id": request_id, "limit": "100"})
+        return list(reversed(answer["decisions"]))
+
+    async def _ask(self, method: str, path: str, **how: Any) -> dict[str, Any]:
+        try:
+            async with self._session.request(method, self.url + path, **how) as reply:
+                content = await reply.read()
+        except (aiohttp.ClientError, TimeoutError, ValueError) as error:
+            raise Unanswered(f"no gateway answers at {self.url}: {str(error) or type(error).__name__}") from error
+        try:
+            answer = orjson.loads(content)
+            if reply.status == 200:
+                return dict(answer)
+            message = answer["error"]["message"]
+        except (orjson.JSONDecodeError, KeyError, TypeError, ValueError):
+            raise Unanswered(f"{self.url}{path} answered {reply.status}: it is no kvgate of this version") from None
+        raise Unanswered(message)
+
+
+def admin_url(config: Config) -> str | None:
+    """Where a gateway of ``config`` on this machine has its admin listener; None: nobody can tell."""
+    host, _, port = config.listen.admin.rpartition(":")
+    return f"http://{ANYWHERE.get(host, host)}:{port}" if host and int(port) else None

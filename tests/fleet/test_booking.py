@@ -1,0 +1,83 @@
+from __future__ import annotations
+
+from random import Random
+
+import pytest
+
+from gateway.fleet.booking import MOST, Booking, learn_events, learn_output
+from gateway.fleet.fleet import Fleet
+from gateway.fleet.settings import EndpointSettings, FleetSettings
+from gateway.framework import NULL_OBSERVER, EngineMetrics, Kind, Match, Matches, Model, Request
+
+
+def test_an_answer_that_was_cut_off_says_only_that_it_had_so_many():
+    model = Model("m", expected_output=200.0)
+    learn_output(model, 10, limit=10)
+    assert model.expected_output == 200
+    learn_output(model, 400, limit=400)
+    assert model.expected_output > 200
+    before = model.expected_output
+    learn_output(model, 10, limit=50)
+    assert model.expected_output < before
+
+
+def test_tokens_of_an_event_are_learned_within_bounds():
+    model = Model("m")
+    for _ in range(200):
+        learn_events(model, 3)
+    assert model.event_tokens == pytest.approx(3, rel=0.01)
+    for _ in range(500):
+        learn_events(model, 1e12)
+    assert model.event_tokens <= MOST
+
+
+def test_a_fleet_without_streams_learns_how_fast_it_is(manual_clock):
+    """Each is computed as soon as the one before, at a third of what is believed."""
+    clock, chance, model = manual_clock(), Random(3), Model("m")
+    fleet = Fleet([(model, [EndpointSettings("http://e:1")])], FleetSettings(), clock, NULL_OBSERVER, chance)
+    (endpoint,) = fleet.endpoints(model)
+    start, cost = fleet.cost(endpoint).start, fleet.cost(endpoint)
+    for _ in range(200):
+        tokens, steps = chance.choice([200, 2000, 20_000]), chance.choice([10, 100])
+        request = Request(
+            id="r",
+            model=model,
+            kind=Kind.CHAT,
+            arrived=clock.now,
+            prompt_tokens=tokens,
+            matches=Matches({endpoint.slot: Match()}),
+        )
+        booking = Booking.make(request, endpoint, fleet, clock.now)
+        booking.computes(clock.now, told=False)
+        seconds = tokens * (start.prefill_token + start.prefill_quadratic * tokens / 2)
+        seconds += steps * (start.step + start.step_request + start.kv_token * tokens)
+        clock.now += seconds / 3
+        booking.learn_whole(tokens, steps, seconds / 3)
+        booking.reservation.settle()
+    assert cost.prefill_scale == pytest.approx(1 / 3, rel=0.2)
+    assert cost.step_scale == pytest.approx(1 / 3, rel=0.2)
+
+
+def test_a_wait_for_memory_is_not_learned_as_computing(manual_clock):
+    clock, model = manual_clock(), Model("m")
+    fleet = Fleet([(model, [EndpointSettings("http://e:1")])], FleetSettings(), clock, NULL_OBSERVER, Random(3))
+    (endpoint,) = fleet.endpoints(model)
+    cost = fleet.cost(endpoint)
+    request = Request(
+        id="r", model=model, kind=Kind.CHAT, arrived=0.0, prompt_tokens=2000, matches=Matches({endpoint.slot: Match()})
+    )
+
+    def serve(metrics: EngineMetrics) -> float:
+        endpoint.metrics = metrics
+        for told in (True, False):
+            booking = Booking.make(request, endpoint, fleet, clock.now)
+            booking.computes(clock.now, told=told)
+            if told:
+                booking.learn(2000, first_token=20.0, per_token=None)
+            else:
+                booking.learn_whole(2000, 10, 20.0)
+            booking.reservation.settle()
+        return cost.prefill_scale
+
+    assert serve(EngineMetrics(at=0.0, waiting=30, kv_usage=0.99)) == 1.0
+    assert serve(EngineMetrics(at=0.0, waiting=30, kv_usage=0.6)) > 1.5

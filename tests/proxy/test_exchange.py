@@ -1,0 +1,164 @@
+"""Whatever happens to requests, in whatever order: the ledgers hold what is under way, and nothing in the end."""
+
+from __future__ import annotations
+
+from array import array
+from random import Random
+from types import SimpleNamespace
+from typing import Any
+
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, invariant, rule
+
+from gateway.api.routes import ROUTES
+from gateway.api.usage import Usage
+from gateway.errors import NoEndpoint
+from gateway.fleet.fleet import Fleet
+from gateway.fleet.settings import EndpointSettings, FleetSettings
+from gateway.framework import NULL_OBSERVER, EngineMetrics, Kind, Match, Matches, Model, Plan, Prompt, Request
+from gateway.proxy.exchange import Exchange
+from gateway.proxy.legs import Cause, LegFailed
+from tests.fleet.conftest import ManualClock
+
+ENDPOINTS = 3
+
+
+class Silent:
+    """Stands for what an exchange tells and what tells nothing back: the scheduler, the index and parity."""
+
+    def __getattr__(self, name: str) -> Any:
+        return lambda *args, **kwargs: None
+
+
+class Requests(RuleBasedStateMachine):
+    exchanges: Bundle[Exchange] = Bundle("exchanges")
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.clock = ManualClock()
+        self.model = Model("m")
+        entries = [EndpointSettings(f"http://e{number}:1") for number in range(ENDPOINTS)]
+        self.fleet = Fleet([(self.model, entries)], FleetSettings(), self.clock, NULL_OBSERVER, Random(1))
+        self.endpoints = self.fleet.endpoints(self.model)
+        self.ledgers = [self.fleet.ledger(endpoint) for endpoint in self.endpoints]
+        self.live: list[Exchange] = []
+
+    @rule(
+        target=exchanges,
+        tokens=st.integers(0, 5000),
+        held=st.integers(0, 5000),
+        stream=st.booleans(),
+        kind=st.sampled_from([Kind.CHAT, Kind.EMBEDDING]),
+        decode=st.integers(0, ENDPOINTS - 1),
+        prefill=st.none() | st.integers(0, ENDPOINTS - 1),
+        prefilled=st.booleans(),
+    )
+    def place(self, tokens, held, stream, kind, decode, prefill, prefilled) -> Exchange:
+        exchange = Exchange(
+            id="x",
+            route=next(route for route in ROUTES.values() if route.kind is kind),
+            clock=self.clock,
+            observer=NULL_OBSERVER,
+            scheduler=Silent(),
+            arrived=self.clock.now,
+            serving=SimpleNamespace(model=self.model, index=Silent(), tokens=SimpleNamespace(parity=Silent())),
+        )
+        matches = Matches()
+        for endpoint in self.endpoints:
+            matches[endpoint.slot] = Match(gpu=held, expected_hit=min(held, max(0, tokens - 1)))
+        exchange.request = Request(
+            id="x",
+            model=self.model,
+            kind=kind,
+            arrived=self.clock.now,
+            stream=stream,
+            prompt_tokens=tokens,
+            matches=matches,
+        )
+        exchange.prompt, exchange.keys = Prompt(array("I"), tokens, exact=False), Silent()
+        self._plan(exchange, decode, prefill, prefilled)
+        self.live.append(exchange)
+        return exchange
+
+    @rule(
+        exchange=exchanges,
+        decode=st.integers(0, ENDPOINTS - 1),
+        prefill=st.none() | st.integers(0, ENDPOINTS - 1),
+        prefilled=st.booleans(),
+    )
+    def fail_over(self, exchange, decode, prefill, prefilled) -> None:
+        """An attempt failed, and another endpoint is tried."""
+        if exchange.placement is not None:
+            exchange.end_placement("refused")
+            self._plan(exchange, decode, prefill, prefilled)
+
+    @rule(exchange=exchanges, told=st.booleans())
+    def prefill_ends(self, exchange, told) -> None:
+        usage = Usage(prompt_tokens=7, cached_tokens=3) if told else None
+        exchange.prefilled("ok", usage=usage, seconds=0.1 if told else None)
+
+    @rule(exchange=exchanges)
+    def fall_back(self, exchange) -> None:
+        if exchange.placement is not None and exchange.placement.split:
+            exchange.falls_back("decode refused")
+
+    @rule(exchange=exchanges, events=st.integers(0, 300))
+    def generate(self, exchange, events) -> None:
+        if exchange.placement is not None:
+            exchange.progressed(events)
+
+    @rule(exchange=exchanges, status=st.sampled_from([200, 200, 400, 500]), tokens=st.none() | st.integers(0, 400))
+    def answer(self, exchange, status, tokens) -> None:
+        exchange.answered(status, None if tokens is None else Usage(output_tokens=tokens, prompt_tokens=tokens))
+
+    @rule(exchange=exchanges)
+    def break_off(self, exchange) -> None:
+        exchange.broke(LegFailed(Cause.DIED, self.endpoints[0], "reset"))
+
+    @rule(exchange=consumes(exchanges), how=st.sampled_from(["settle", "cancel", "refuse"]))
+    def end(self, exchange, how) -> None:
+        if how == "cancel":
+            exchange.cancelled()
+        elif how == "refuse":
+            exchange.failed(NoEndpoint("no endpoint"))
+        exchange.settle()
+        exchange.settle()
+        self.live.remove(exchange)
+
+    @rule(seconds=st.floats(0, 20))
+    def wait(self, seconds) -> None:
+        self.clock.now += seconds
+
+    @rule(endpoint=st.integers(0, ENDPOINTS - 1), running=st.integers(0, 20), usage=st.floats(0, 1))
+    def scrape(self, endpoint, running, usage) -> None:
+        metrics = EngineMetrics(running=running, kv_usage=usage, kv_capacity=10_000, block_size=16)
+        self.ledgers[endpoint].scraped(metrics, self.clock.now - 0.1)
+
+    @invariant()
+    def the_ledgers_hold_what_is_under_way(self) -> None:
+        placements = [exchange.placement for exchange in self.live if exchange.placement is not None]
+        bookings = [b for p in placements for b in (p.decode, p.prefill) if b is not None]
+        for endpoint, ledger in zip(self.endpoints, self.ledgers, strict=True):
+            assert ledger.requests == sum(booking.endpoint is endpoint for booking in bookings)
+            figures = (ledger.prefill_tokens, ledger.prefill_attention, ledger.prefill_done, ledger.kv_tokens)
+            assert min(figures) >= 0
+            assert min(ledger.foreign_requests, ledger.foreign_kv_tokens) >= 0
+            if not ledger.requests:
+                assert figures == (0, 0, 0, 0)
+
+    def teardown(self) -> None:
+        for exchange in self.live:
+            exchange.settle()
+        for ledger in self.ledgers:
+            assert (ledger.requests, ledger.prefill_tokens, ledger.kv_tokens) == (0, 0, 0)
+            assert (ledger.prefill_attention, ledger.prefill_done) == (0, 0)
+
+    def _plan(self, exchange: Exchange, decode: int, prefill: int | None, prefilled: bool) -> None:
+        split = prefill is not None and prefill != decode
+        plan = Plan(self.endpoints[decode], prefill=self.endpoints[prefill] if split else None)
+        exchange.place(plan, self.fleet, prefilled=split and prefilled)
+
+
+TestRequests = Requests.TestCase
+TestRequests.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
