@@ -2,7 +2,7 @@
 
 A simulated engine streams 200 answers through ``kvgate serve``, beside a few requests a second with long prompts, each
 of which is matched, placed and settled; then, for as long again, a publisher offers 100,000 blocks a second of events,
-ten times in all what the index may remember, and once says that its cache was emptied.
+ten times in all what the index may remember, and says once, when that is full, that its cache was emptied.
 """
 
 from __future__ import annotations
