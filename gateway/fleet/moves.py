@@ -39,7 +39,7 @@ class Moves:
             before = NOTHING  # it has begun anew
         fade = 0.5 ** (max(0.0, at - self._at) / HALF_LIFE)
         self._before, self._at = total, at
-        if total is NOTHING and self.lately is NOTHING:
+        if total == NOTHING == self.lately:
             return NOTHING
         lately = self.lately
         transfers = lately.transfers * fade + total.transfers - before.transfers
