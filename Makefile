@@ -44,12 +44,12 @@ test-engines: install ## the tests against real vLLM servers on the CPU
 	$(BIN)/python -m pytest tests/engines --ignore tests/engines/disaggregation
 	$(BIN)/python -m pytest tests/engines/disaggregation
 
-bench-kv: install ## what knowing the caches costs, beside a peer that does it in Rust (some minutes, on a quiet machine)
+bench-kv: install ## what knowing the caches costs, beside a peer that does it in Rust (a quarter of an hour: 5 minutes of events beside streams, and 5 without)
 	$(BIN)/python -m benchmarks.kv_match
 	$(BIN)/python -m benchmarks.kv_ingest
 	$(BIN)/python -m benchmarks.kv_memory
 	$(BIN)/python -m benchmarks.tokens_turns
-	$(BIN)/python -m benchmarks.kv_soak
+	$(BIN)/python -m benchmarks.kv_soak --minutes 5
 	$(BIN)/python -m benchmarks.kv_peer
 
 TRACE ?= conversation_trace.jsonl

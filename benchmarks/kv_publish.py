@@ -1,6 +1,7 @@
 """An engine's KV events without an engine: a PUB socket that says at a given rate what a busy vLLM would.
 
-Prints its address, and begins when it is told how many blocks a second, and for how many seconds (a line of JSON each).
+Prints its address, and begins when it is told how many blocks a second, and for how many seconds (a line of JSON each);
+after a tenth of the time it says that its cache was emptied.
 """
 
 from __future__ import annotations
@@ -42,8 +43,8 @@ class Template:
         while (at := self._bytes.find(token.to_bytes(4, "big"), at + 1)) >= 0:
             self._tokens.append(at)
 
-    def begin(self) -> list[int]:
-        """Hashes of blocks that must be known before the first message."""
+    def behind(self) -> list[int]:
+        """Hashes of blocks that must be known before the next message."""
         return [int.from_bytes(self._bytes[at : at + 8], "big") for at in self._names]
 
     def next(self) -> bytes:
@@ -59,7 +60,6 @@ class Template:
 def main() -> None:
     chance = random.Random(4)
     shapes = [Template(chance, EVENTS), Template(chance, 1)]
-    first = message([stored([name], None, tokens(chance, 1)) for name in shapes[1].begin()])
     with zmq.Context() as context, context.socket(zmq.PUB) as publisher:
         publisher.sndhwm = 0
         publisher.linger = 0
@@ -69,11 +69,17 @@ def main() -> None:
         sequence = 0
         for line in sys.stdin:
             order = json.loads(line)
-            began, sent = perf_counter(), 0
+            began, sent, cleared = perf_counter(), 0, False
             while (now := perf_counter() - began) < order["seconds"]:
                 while sent < now * order["rate"]:
                     shape = shapes[sequence % len(shapes)]
-                    payload = shape.next() if sequence else first
+                    if clear := not cleared and now * 10 > order["seconds"]:
+                        cleared = True
+                    if clear or not sequence:
+                        known = [stored([name], None, tokens(chance, 1)) for name in shapes[1].behind()]
+                        payload = message([{"type": "AllBlocksCleared"}, *known])
+                    else:
+                        payload = shape.next()
                     publisher.send_multipart([b"", sequence.to_bytes(8, "big"), payload])
                     sequence += 1
                     sent += shape.blocks

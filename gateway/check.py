@@ -152,9 +152,14 @@ def _of_split(split: Split) -> Iterator[str]:
         for label in labels:
             if not any(label in one.labels for one in model.endpoints):
                 yield f"no endpoint has the label {label!r}, which {key!r} of its handler names: give it to some"
-    if model.tokenizer is None and rules.threshold > 0:
+    if model.tokenizer is None and rules.by_cost:
         yield (
-            f"without a tokenizer the handler's threshold of {rules.threshold} tokens is compared with a quarter of "
+            "without a tokenizer the handler takes a quarter of the prompt's bytes for its tokens, from which it "
+            "predicts what a prefill of its own would save: set tokenizer"
+        )
+    elif model.tokenizer is None and rules.tokens > 0:
+        yield (
+            f"without a tokenizer the handler's threshold of {rules.tokens} tokens is compared with a quarter of "
             "the prompt's bytes: set tokenizer"
         )
 

@@ -100,8 +100,11 @@ class TestTheFile:
 
     async def test_a_threshold_without_a_tokenizer(self) -> None:
         text = SPLIT.replace(TOKENIZER, "aliases: []") + endpoints("role: prefill", "role: decode")
-        (warning,) = await of_file(text)
+        rules = "handlers: [{name: prefill-decode, type: prefill-decode, parameters: {decide: threshold}}]\n"
+        (warning,) = await of_file(text + rules)
         assert warning.startswith("model m: without a tokenizer the handler's threshold of 512 tokens is compared with")
+        (warning,) = await of_file(text)
+        assert warning.startswith("model m: without a tokenizer the handler takes a quarter of the prompt's bytes for")
         always = "handlers: [{name: prefill-decode, type: prefill-decode, parameters: {threshold: 0}}]\n"
         assert await of_file(text + always) == []
 

@@ -115,6 +115,8 @@ def _to(plan: Account) -> str:
 
 def _why(plan: Account, account: Account) -> str:
     """Why the handler ``prefill-decode`` did not split; another's reason as it is."""
+    if plan["reason"] == "cheaper-whole":
+        return "cheaper-whole, alone it costs less than with a prefill anywhere else"
     if plan["reason"] == "short":
         return f"short, the {plan['new_tokens']} tokens that it would have to compute are too few to split"
     if plan["reason"] == "version":

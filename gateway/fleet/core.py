@@ -11,6 +11,7 @@ from dataclasses import dataclass, field, replace
 from gateway.fleet.cost import FittedCost
 from gateway.fleet.kv_source import KvSource
 from gateway.fleet.ledger import Ledger
+from gateway.fleet.moves import Moves
 from gateway.fleet.settings import EndpointSettings
 from gateway.framework import Endpoint, EngineMetrics
 
@@ -47,9 +48,12 @@ class Core:
     ledger: Ledger
     cost: FittedCost
     places: list[Place] = field(default_factory=list)
+    moves: Moves = field(default_factory=Moves)
 
     def scraped(self, metrics: EngineMetrics, asked: float) -> None:
         """Hand new metrics to the endpoints, and what others sent to the ledger. ``asked``: when the scrape began."""
+        if metrics.at is not None:
+            metrics = replace(metrics, moved_lately=self.moves.seen(metrics.moved, metrics.at))
         seen = metrics
         for place in self.places:
             seen = place.metrics = _corrected(metrics, place.settings)

@@ -14,7 +14,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
-from gateway.framework import EngineMetrics
+from gateway.framework import EngineMetrics, Moved
 
 # How a sample's line begins: the break before it, its name, and the brace (or the blank) that ends the name.
 RUNNING = b"\nvllm:num_requests_running{"
@@ -28,6 +28,10 @@ SLEEP = b"\nvllm:engine_sleep_state{"
 STARTED = b"\nprocess_start_time_seconds "
 EXPIRED = b"\nvllm:nixl_num_kv_expired_reqs_total{"
 FETCHING = b"\nvllm:num_requests_kv_fetch_by_stage{"
+MOVE_SECONDS = b"\nvllm:nixl_xfer_time_seconds"
+MOVE_BYTES = b"\nvllm:nixl_bytes_transferred"
+CACHED_BY_SOURCE = b"\nvllm:prompt_tokens_cached_by_source_total{"
+FROM_ENGINES = b'source="p2p"'
 
 SLACK = 2048
 """Bytes before the remembered place where the search begins: lines above it may have become shorter."""
@@ -42,8 +46,13 @@ MAX_SAMPLES = 512
 MAX_NUMBER = 1e15
 """Beyond it a float counts no single tokens any more: no counter of an engine comes near."""
 
+MAX_BYTES = 1e18
+"""As many bytes: at 25 GB/s a year, where ``MAX_NUMBER`` of them are eleven hours. Single ones do not matter."""
+
 MAX_STAGES = 8
 """Of fetching KV, each of which becomes a metric's label of ours. vLLM has three."""
+
+NOTHING_MOVED = Moved()
 
 MAX_DIGITS = 15
 """Of a number in a label, for the same reason."""
@@ -128,6 +137,8 @@ class ScrapeReader:
             self._absent.clear()
         expired = {_label(labels): number for labels, number in self._rare(text, EXPIRED)}
         fetching = self._fetching(text)
+        transfers = bool(expired or fetching)
+        moved = self._moved(text) if transfers else {}
         engines = {}
         for label in sorted(running, key=_numeric):
             block_size, blocks, capacity = configs.get(label) or configs.get("") or (0, 0, 0)
@@ -143,6 +154,7 @@ class ScrapeReader:
                 prefix_hits=hits.get(label, 0.0),
                 kv_expired=expired.get(label, 0.0),
                 kv_fetching=fetching.get(label, {}),
+                moved=moved.get(label, NOTHING_MOVED),
             )
         return Scrape(
             engines=engines,
@@ -151,7 +163,7 @@ class ScrapeReader:
             asleep=any(
                 number == 0 for labels, number in self._samples(text, SLEEP) if b'sleep_state="awake"' in labels
             ),
-            transfers=bool(expired or fetching),
+            transfers=transfers,
         )
 
     def _tokens(
@@ -182,6 +194,46 @@ class ScrapeReader:
             if (stage := _STAGE.search(labels)) and len(stages) < MAX_STAGES:
                 stages[stage[1].decode()] = int(number)
         return found
+
+    def _moved(self, text: bytes) -> dict[str, Moved]:
+        """By engine: what NIXL counted of its transfers, and the tokens that came by them."""
+        counts, seconds = self._histogram(text, MOVE_SECONDS, MAX_NUMBER)
+        _, sizes = self._histogram(text, MOVE_BYTES, MAX_BYTES)
+        tokens = {
+            _label(labels): number for labels, number in self._rare(text, CACHED_BY_SOURCE) if FROM_ENGINES in labels
+        }
+        return {
+            label: Moved(
+                transfers=counts.get(label, 0.0),
+                bytes=sizes.get(label, 0.0),
+                seconds=seconds.get(label, 0.0),
+                tokens=tokens.get(label, 0.0),
+            )
+            for label in counts.keys() | tokens.keys()
+        }
+
+    def _histogram(self, text: bytes, name: bytes, most: float) -> tuple[dict[str, float], dict[str, float]]:
+        """Count and sum by engine. An engine's lines stand together, those of one name do not: so the family's title
+        is what is looked for, and the lines only up to the next one's."""
+        start = self._find(text, b"\n# TYPE " + name[1:] + b" histogram")
+        if start < 0:
+            return {}, {}
+        end = text.find(b"\n# ", start + 1)
+        family = text[start:] if end < 0 else text[start : end + 1]
+        found: list[dict[str, float]] = []
+        for suffix in (b"_count{", b"_sum{"):
+            line, values = name + suffix, dict[str, float]()
+            position = family.find(line)
+            while position >= 0 and len(values) < MAX_SAMPLES:
+                stop = family.find(b"\n", position + 1)
+                if stop < 0:
+                    break
+                labels, _, value = family[position + len(line) - 1 : stop].rpartition(b"}")
+                if (number := _number(value, most)) is not None:
+                    values[_label(labels)] = number
+                position = family.find(line, stop)
+            found.append(values)
+        return found[0], found[1]
 
     def _rare(self, text: bytes, name: bytes) -> list[tuple[bytes, float]]:
         """The samples of a name that most engines do not have, and never get while a process lives."""
@@ -244,10 +296,16 @@ def _together(ranks: list[EngineMetrics]) -> EngineMetrics:
         prefix_hits=sum(rank.prefix_hits for rank in ranks),
         kv_expired=sum(rank.kv_expired for rank in ranks),
         kv_fetching={stage: sum(rank.kv_fetching.get(stage, 0) for rank in ranks) for stage in stages},
+        moved=Moved(
+            transfers=sum(rank.moved.transfers for rank in ranks),
+            bytes=sum(rank.moved.bytes for rank in ranks),
+            seconds=sum(rank.moved.seconds for rank in ranks),
+            tokens=sum(rank.moved.tokens for rank in ranks),
+        ),
     )
 
 
-def _number(value: bytes) -> float | None:
+def _number(value: bytes, most: float = MAX_NUMBER) -> float | None:
     """A sample's value, without a timestamp behind it: at least 0 and finite, else None."""
     words = value.split(None, 1)
     if not words:
@@ -256,7 +314,7 @@ def _number(value: bytes) -> float | None:
         number = float(words[0])
     except ValueError:
         return None
-    return number if 0 <= number <= MAX_NUMBER else None
+    return number if 0 <= number <= most else None
 
 
 def _label(labels: bytes) -> str:

@@ -6,6 +6,7 @@ Holds these three together, whatever made them change; knows nothing of events.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from itertools import chain as join
 
 from gateway.kvcache.copies import Copies
 from gateway.kvcache.layers import Layer
@@ -22,6 +23,8 @@ class Blocks:
         self.copies = Copies()
         self.tiers = Tiers(shelf, place)
         self._shelf = shelf
+        # What a reset that is not yet worked through has still to look at.
+        self._to_clear = Names()
 
     @property
     def is_plain(self) -> bool:
@@ -92,20 +95,28 @@ class Blocks:
                 del self.copies.many[name]
 
     def clear(self) -> Iterator[None]:
-        """Take all from the GPU, in steps of one block each; what is on other tiers stays."""
+        """Take all from the GPU, in steps of one block each; what is on other tiers stays.
+
+        Until the last step, nothing but ``leave`` may be asked.
+        """
+        self.copies.many.clear()
+        absent, self.copies.absent = self.copies.absent, set()
+        self._to_clear = self.names.pop_all()
+        return self._clear(absent)
+
+    def leave(self) -> Iterator[None]:
+        """Take everything off the shelf, in steps of one block each. The blocks are of no use afterwards."""
+        for named in join(self.names.values(), self._to_clear.values()):
+            self.tiers.leave(named)
+            yield
+
+    def _clear(self, absent: set[int]) -> Iterator[None]:
         copies, names = self.copies, self.names
-        copies.many.clear()
-        absent, copies.absent = copies.absent, set()
-        for name, named in names.pop_all().items():
+        for name, named in self._to_clear.items():
             if copies.is_below(name):
                 names.young[name] = named
                 copies.absent.add(name)
             if name not in absent:
                 self.tiers.release(Layer.GPU, named)
             yield
-
-    def leave(self) -> Iterator[None]:
-        """Take everything off the shelf, in steps of one block each. The blocks are of no use afterwards."""
-        for named in self.names.values():
-            self.tiers.leave(named)
-            yield
+        self._to_clear = Names()

@@ -18,7 +18,8 @@ PACK_OTHER = 512
 
 
 class Bound:
-    """Of one index. ``holders``: all that are in it. ``most``: blocks, counted for every endpoint that holds one."""
+    """Of one index. ``holders``: all that are in it. ``most``: blocks, counted for every endpoint that holds one, and
+    until they have left the shelf for those that are gone."""
 
     def __init__(self, holders: Mapping[int, Holder], most: int, ages: Ages) -> None:
         self._holders = holders
@@ -27,14 +28,21 @@ class Bound:
         self._total = 0
         self._turn = 0
 
-    def recount(self, holder: Holder, now: int) -> None:
-        """What the endpoint holds has changed. ``now``: in the index's count of placements."""
-        self._count(holder)
+    def count(self, holder: Holder) -> int:
+        """What the endpoint holds has changed; returns by how much."""
+        size = len(holder.holdings)
+        grown = size - holder.counted
+        self._total += grown
+        holder.counted = size
+        return grown
+
+    def keep(self, holder: Holder, now: int) -> None:
+        """Keep the bound, after events of this endpoint. ``now``: in the index's count of placements."""
         if self._total > self._most:
             largest = max(self._holders.values(), key=lambda other: other.counted)
             several = min(EVICT, self._most // EVICT)
             largest.holdings.forget_oldest(max(self._total - self._most, several), now)
-            self._count(largest)
+            self.count(largest)
         if self._total > self._ages.above:
             holder.holdings.age(self._ages, PACK)
             holders = list(self._holders.values())
@@ -42,11 +50,8 @@ class Bound:
             if not holders[self._turn].holdings.age(self._ages, PACK_OTHER):
                 self._turn += 1
 
-    def leave(self, holder: Holder) -> None:
-        """The endpoint holds nothing any more."""
-        self._total -= holder.counted
-
-    def _count(self, holder: Holder) -> None:
-        size = len(holder.holdings)
-        self._total += size - holder.counted
-        holder.counted = size
+    def left(self, holder: Holder, most: int | None = None) -> None:
+        """Of an endpoint that is gone, so many blocks have left the shelf; or all that were counted."""
+        count = holder.counted if most is None else min(most, holder.counted)
+        holder.counted -= count
+        self._total -= count

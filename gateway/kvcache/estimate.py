@@ -71,6 +71,9 @@ class Estimate:
 
     def leave(self) -> Iterator[None]:
         """Take everything off the shelf, in steps of one stretch each."""
-        for stretch in self._counts:
+        counts = self._counts
+        while counts:  # it may change between two steps
+            stretch, count = counts.popitem(last=False)
+            self._total -= count
             self._shelf.leave(stretch, self._place)
             yield

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Generator
 
 from gateway.framework import Endpoint
 from gateway.kvcache.estimate import Estimate
@@ -16,9 +17,9 @@ class Holder:
 
     ``place``: the first of its places. ``events``: its engine's events are followed; ``heard``: and have told of blocks
     at some time, so that they can be believed to come; ``reading``: its past is being read, and is not yet the present.
-    ``resetting``: its GPU tier is empty, but not yet on the shelf. ``counted``: its part of the index's size.
-    ``reports``: first keys of prompts whose blocks the engine was asked to announce again. ``to_ask``: prompts with
-    which it may yet be asked that by us.
+    ``clearing``: its GPU tier is empty, but not yet on the shelf: the work that is left. ``counted``: its part of the
+    index's size. ``reports``: first keys of prompts whose blocks the engine was asked to announce again. ``to_ask``:
+    prompts with which it may yet be asked that by us.
     """
 
     def __init__(self, endpoint: Endpoint, events: bool, heard: bool, place: int, shelf: Shelf, unit: int) -> None:
@@ -27,7 +28,7 @@ class Holder:
         self.heard = heard
         self.place = place
         self.reading = False
-        self.resetting = False
+        self.clearing: Generator[None] | None = None
         self.holdings = Holdings(unit, shelf, place)
         self.estimate = Estimate(shelf, place)
         self.candidate = Candidate(endpoint.slot, place, block_size=0)

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 from array import array
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from heapq import heappop, heappush
 from itertools import chain as join
 from itertools import islice
@@ -96,7 +96,8 @@ class CacheIndex:
         self.tell(slot)
         holder = self._holders.pop(slot, None)
         if holder is not None:
-            self._bound.leave(holder)
+            if holder.clearing is not None:
+                holder.clearing.close()
             self._sweeps.append(self._leave(holder))
 
     def sweep(self, budget: int) -> bool:
@@ -158,6 +159,7 @@ class CacheIndex:
         holder = self._holders.get(slot)
         if holder is None:
             return
+        self._finish(holder)
         at = 0
         while at < len(events):
             at, stored, removed = holder.holdings.quick(events, at)
@@ -178,32 +180,29 @@ class CacheIndex:
                 if problem := holder.holdings.removed(event):
                     holder.told[problem] += 1
             else:
-                for _ in self.reset(slot):
-                    pass
+                self.reset(slot)
+                self._finish(self._holders[slot])
             holder = self._holders[slot]
-        self._bound.recount(holder, self._placements)
-        if self._sweeps:
-            self.sweep(SWEEP)
+        self._recount(holder)
 
     def reset(self, slot: int) -> Iterator[None]:
         """The endpoint's GPU cache was reset; what it has on other tiers stays.
 
-        Matches know at once; the rest is work in small steps, to be done before anything else is applied.
+        Matches know at once; the rest is work in small steps. What is left of it is done before anything else is
+        applied, and needs not be done if the endpoint goes.
         """
         holder = self._holders.get(slot)
         if holder is None:
-            return
+            return iter(())
+        self._finish(holder)
         holder.told["cleared"] += 1
         work = holder.holdings.clear()
         if work is None:
             self.forget(slot)
             self.reading(slot, holder.reading)  # a reset may be part of the past
-            return
-        holder.resetting = True
-        yield from work
-        yield from self._overlay.leave(holder.place)
-        holder.resetting = False
-        self._bound.recount(holder, self._placements)
+            return iter(())
+        holder.clearing = self._clear(holder, work)
+        return holder.clearing
 
     def tell(self, slot: int) -> None:
         """Tell the observer what the endpoint's events came to since the last time: once a message, not an event."""
@@ -252,7 +251,7 @@ class CacheIndex:
             candidate = holder.candidate
             candidate.block_size = holder.holdings.block_size or endpoint.metrics.block_size
             if exact and holder.events and holder.heard and not holder.reading:
-                candidate.gpu = not holder.resetting
+                candidate.gpu = holder.clearing is None
                 below = below or holder.holdings.is_tiered
                 told.append(candidate)
             else:
@@ -312,9 +311,32 @@ class CacheIndex:
             self._places += LAYERS
         self._holders[endpoint.slot] = Holder(endpoint, events, heard, place, self._shelf, self.unit)
 
+    def _clear(self, holder: Holder, work: Iterator[None]) -> Generator[None]:
+        """Work through a reset in small steps, while the endpoint stays."""
+        yield from join(self._overlay.leave(holder.place), work)
+        holder.clearing = None
+        self._recount(holder)
+        self.tell(holder.endpoint.slot)
+
+    def _finish(self, holder: Holder) -> None:
+        """Work through what is left of a reset."""
+        for _ in holder.clearing or ():
+            pass
+
+    def _recount(self, holder: Holder) -> None:
+        """What the endpoint holds has changed: sweep as much as it grew, so that what waits for that does not grow."""
+        grown = self._bound.count(holder)
+        if self._sweeps:
+            self.sweep(SWEEP + max(0, grown))
+        self._bound.keep(holder, self._placements)
+
     def _leave(self, holder: Holder) -> Iterator[None]:
         """Clear all places of a holder that is gone, in small steps; then they are free."""
-        yield from join(holder.holdings.leave(), holder.estimate.leave(), self._overlay.leave(holder.place))
+        for _ in holder.holdings.leave():
+            self._bound.left(holder, 1)
+            yield
+        self._bound.left(holder)
+        yield from join(holder.estimate.leave(), self._overlay.leave(holder.place))
         heappush(self._free, holder.place)
         self._observer.kv_blocks(self._model, self.blocks)
 

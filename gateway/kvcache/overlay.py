@@ -78,7 +78,10 @@ class Overlay:
                     self._shelf.unmark(stretch, place + Layer.PREDICTED, gone & ~still)
 
     def leave(self, place: int) -> Iterator[None]:
-        """Take everything predicted of an endpoint that is gone off the shelf, in steps of one stretch each."""
-        for stretch in self._until.pop(place, {}):
+        """Take everything predicted of an endpoint off the shelf, in steps of one stretch each."""
+        known = self._until.get(place, {})
+        while known:  # it may change between two steps
+            stretch, _ = known.popitem()
             self._shelf.leave(stretch, place + Layer.PREDICTED)
             yield
+        self._until.pop(place, None)

@@ -7,8 +7,9 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class CacheSettings:
-    """``max_blocks``: engines' blocks in one model's index, counted for every endpoint that holds one; about 130 bytes
-    each, less than half of that in an index of more than 2 million. The least recently used are forgotten beyond it.
+    """``max_blocks``: engines' blocks in one model's index, counted for each endpoint that has one, and those that are
+    gone until they are cleared; about 130 bytes each, less than half in an index of more than 2 million. The least
+    recently used are forgotten beyond it. What is estimated is bounded by the engines' capacity.
     ``block_size``: tokens; the unit until the first engine tells its own.
     ``prediction_seconds``: how long a placement counts as held before the engine's event confirms it.
     ``capacity_tokens``: of an endpoint without events, where its engine does not report its own.

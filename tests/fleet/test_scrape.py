@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gateway.fleet.scrape import LOOK_AGAIN, MAX_SAMPLES, Scrape, ScrapeReader, read, restarted
-from gateway.framework import EngineMetrics
+from gateway.framework import EngineMetrics, Moved
 
 ONE = b"""# HELP process_start_time_seconds Start time
 process_start_time_seconds 1.5e+09
@@ -251,3 +251,77 @@ def scrape(started=None, created=None, queries=0.0, hits=0.0) -> Scrape:
 )
 def test_restarts(before, after, expected):
     assert restarted(before, after) is expected
+
+
+def moves(count: float, seconds: float, size: float, tokens: float, engine: str = "0") -> dict[str, list[str]]:
+    """Lines by family, as an engine with a connector of NIXL writes them."""
+    labels = f'engine="{engine}",model_name="m"'
+    families: dict[str, list[str]] = {}
+    for name, total in (("nixl_xfer_time_seconds", seconds), ("nixl_bytes_transferred", size)):
+        families[name] = [
+            f'vllm:{name}_bucket{{engine="{engine}",le="+Inf",model_name="m"}} {count}',
+            f"vllm:{name}_count{{{labels}}} {count}",
+            f"vllm:{name}_sum{{{labels}}} {total}",
+        ]
+    families["prompt_tokens_cached_by_source_total"] = [
+        f'vllm:prompt_tokens_cached_by_source_total{{{labels},source="{source}"}} {number}'
+        for source, number in (("device", 9.0), ("p2p", tokens), ("disk", 8.0))
+    ]
+    return families
+
+
+def written(*engines: dict[str, list[str]], prefix: bytes = b"") -> bytes:
+    """A scrape of engines with these families: each name's title, then all engines' lines."""
+    lines: list[str] = []
+    for name in engines[0]:
+        kind = "counter" if name.endswith("_total") else "histogram"
+        lines += [f"# HELP vllm:{name} Of KV.", f"# TYPE vllm:{name} {kind}"]
+        lines += [line for families in engines for line in families[name]]
+        lines += [f"# HELP vllm:{name}_created Of KV.", f"# TYPE vllm:{name}_created gauge"]
+    labels = [str(number).encode() for number in range(len(engines))]
+    expired = b"".join(b'vllm:nixl_num_kv_expired_reqs_total{engine="%s"} 0\n' % label for label in labels)
+    return prefix + "\n".join(lines).encode() + b"\n" + expired + ranks(*(label.decode() for label in labels))
+
+
+def test_what_was_moved_is_told_apart_by_rank_and_adds_up():
+    scrape = read(written(moves(2, 0.5, 3e9, 100), moves(1, 0.25, 1e9, 50, engine="1")))
+    assert scrape is not None
+    one, other = Moved(2, 3e9, 0.5, 100), Moved(1, 1e9, 0.25, 50)
+    assert [engine.moved for engine in scrape.engines.values()] == [one, other]
+    together = scrape.rank(None)
+    assert together is not None
+    assert together.moved == Moved(3, 4e9, 0.75, 150)
+
+
+def test_what_was_moved_is_found_wherever_it_has_gone():
+    reader = ScrapeReader()
+    engines = [moves(2, 0.5, 3e9, 100), moves(1, 0.25, 1e9, 50, engine="1")]
+    for lines in (0, 3000, 0, 200):
+        text = written(*engines, prefix=b"# grown\n" * lines)
+        assert reader.read(text) == read(text)
+        assert [one.moved.transfers for one in reader.read(text).engines.values()] == [2, 1]
+
+
+def test_bytes_may_be_more_than_other_counts():
+    scrape = read(written(moves(1e7, 4e5, 1e16, 1e10)))
+    assert scrape is not None
+    assert scrape.engines["0"].moved.bytes == 1e16
+
+
+def test_who_has_no_connector_has_moved_nothing():
+    text = written(moves(2, 0.5, 3e9, 100)).replace(b"nixl_num_kv_expired_reqs_total", b"other")
+    scrape = read(text)
+    assert scrape is not None
+    assert scrape.engines["0"].moved == Moved()
+
+
+def test_a_family_that_is_cut_off_is_read_as_far_as_it_is_whole():
+    text = written(moves(2, 0.5, 3e9, 100))
+    for end in range(len(text)):
+        scrape = read(ranks("0") + b'vllm:nixl_num_kv_expired_reqs_total{engine="0"} 0\n' + text[:end])
+        assert scrape is not None
+        found = scrape.engines["0"].moved
+        assert found.transfers in (0, 2)
+        assert found.seconds in (0, 0.5)
+        assert found.bytes in (0, 3e9)
+        assert found.tokens in (0, 100)

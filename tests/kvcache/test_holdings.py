@@ -144,7 +144,8 @@ def test_tiers_are_added_to_known_hashes_only(room):
     assert room.stored(stored([101], ids(9), medium="STORAGE")) == ""
     room.removed(removed(101))
     assert (room.held(), room.held(Layer.CPU), room.held(Layer.STORAGE)) == (set(), set(keys_of(1)), set(keys_of(1)))
-    assert room.clear() is not None
+    for _ in room.clear() or ():
+        pass
     room.removed(removed(101, medium="CPU"))
     room.removed(removed(101, medium="CPU"))
     room.removed(removed(101, medium="STORAGE"))

@@ -2,6 +2,8 @@ from __future__ import annotations
 
 from array import array
 
+import pytest
+
 from gateway.framework import NO_MATCH, Match, Source
 from gateway.kvcache.events import BlockStored
 from tests.kvcache.conftest import CLEARED, endpoint, ids, index_of, look, removed, stored, tokens_held
@@ -126,6 +128,68 @@ def test_a_reset_is_for_one_endpoint():
     index.apply(0, stored([11], ids(1)))
     index.apply(0, removed(11))
     assert tokens_held(index, 0, ids(1)) == 0
+
+
+def tiered(hashes=range(10, 210)):
+    """An index with one endpoint that has blocks on the GPU and on the CPU, and their prompt."""
+    index, prompt = index_of(), ids(*hashes)
+    index.apply(0, stored(hashes, prompt))
+    index.apply(0, BlockStored(block_hashes=list(hashes), medium="CPU"))
+    return index, prompt
+
+
+@pytest.mark.parametrize("steps", [0, 50])
+@pytest.mark.parametrize("closed", [False, True])
+def test_a_reset_that_is_interrupted_leaves_nothing_for_who_comes_next(steps, closed):
+    index, prompt = tiered()
+    index.placed(index.keys(prompt, len(prompt), True, None, None), endpoint(0))
+    work = index.reset(0)
+    for _ in range(steps):
+        next(work)
+    index.forget(0)
+    if closed:
+        work.close()
+    assert list(work) == []
+    while not index.sweep(7):
+        pass
+    assert index.blocks == 0
+    index.add(endpoint(1), True)
+    index.apply(1, stored(range(1000, 1064), prompt[: 64 * 16]))
+    assert tokens_held(index, 1, prompt) == 64 * 16
+
+
+def test_a_reset_is_worked_through_before_anything_else_is_applied():
+    index, prompt = tiered()
+    work = index.reset(0)
+    for _ in range(50):
+        next(work)
+    index.apply(0, removed(159, medium="CPU"))
+    index.apply(0, stored([160], ids(160), parent=159))
+    assert list(work) == []
+    assert look(index, prompt) == Match(cpu=149 * 16, expected_hit=149 * 16, source=Source.EVENTS)
+    index.apply(0, removed(*range(10, 210), medium="CPU"))
+    index.apply(0, removed(160))
+    assert index.blocks == 0
+
+
+def test_a_reset_ends_one_that_was_not_worked_through():
+    index, prompt = tiered()
+    next(index.reset(0))
+    for _ in index.reset(0):
+        pass
+    assert look(index, prompt).cpu == len(prompt)
+    index.drop(0)
+    assert index.sweep(1000)
+    assert index.blocks == 0
+
+
+def test_what_is_told_of_a_reset_is_told_at_its_end(tally):
+    index = index_of(tally=tally)
+    index.apply(0, stored([10, 11], ids(10, 11)))
+    index.apply(0, BlockStored(block_hashes=[10], medium="CPU"))
+    for _ in index.reset(0):
+        assert not tally.events["cleared"]
+    assert tally.events["cleared"] == 1
 
 
 def test_what_happened_is_told_once_a_message(tally):

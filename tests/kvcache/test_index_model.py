@@ -51,6 +51,7 @@ class Naive(RuleBasedStateMachine):
         settings = CacheSettings(block_size=UNIT, max_blocks=self.max_blocks)
         self.index = CacheIndex(settings, "m", self.clock, Tally(), self.ages)
         self.index.on_new_unit = self.begin_anew
+        self.works = []
         self.held = [{tier: Counter() for tier in ("GPU", "CPU", "STORAGE")} for _ in SIZES]
         self.waiting = [Counter() for _ in SIZES]
         self.reading = [False for _ in SIZES]
@@ -166,6 +167,24 @@ class Naive(RuleBasedStateMachine):
             pass
         self.held[slot]["GPU"].clear()
 
+    @rule(slot=engines, steps=st.integers(0, 3), prompt=prompts)
+    def begin_reset(self, slot, steps, prompt):
+        """A reset that is not worked through, whatever comes next: more events, another reset, the endpoint's end."""
+        work = self.index.reset(slot)
+        for _ in range(steps):
+            next(work, None)
+        self.held[slot]["GPU"].clear()
+        self.works.append(work)
+        self.ask(prompt)
+
+    @precondition(lambda self: getattr(self, "works", None))
+    @rule(steps=st.integers(1, 100))
+    def go_on(self, steps):
+        """Whoever began a reset goes on with it, and does not know what became of it."""
+        work = self.works.pop(0)
+        for _ in range(steps):
+            next(work, None)
+
     @rule(slot=engines)
     def restart(self, slot):
         self.index.forget(slot)
@@ -229,6 +248,8 @@ class Naive(RuleBasedStateMachine):
             return
         for slot, holder in self.index._holders.items():
             known = {block for tier in self.held[slot].values() for block, copies in tier.items() if copies}
+            if holder.clearing is not None:
+                continue
             if self.whole:
                 assert len(holder.holdings) == len(known)
             else:
@@ -240,7 +261,10 @@ class Naive(RuleBasedStateMachine):
             for slot in range(len(SIZES)):
                 self.index.drop(slot)
             assert self.index.sweep(10**6)
+            for work in self.works:
+                assert next(work, None) is None
             assert self.index.blocks == 0
+            assert self.index._bound._total == 0
 
 
 class Small(Naive):

@@ -4,12 +4,24 @@ from array import array
 
 import pytest
 
-from gateway.framework import Match, Source
+from gateway.framework import NO_MATCH, Match, Source
 from gateway.kvcache.events import BlockStored, decode
 from gateway.kvcache.index import CacheIndex
 from gateway.kvcache.layers import LAYERS
 from gateway.kvcache.settings import CacheSettings
-from tests.kvcache.conftest import END, ManualClock, Tally, captured, endpoint, ids, index_of, look, stored, tokens_held
+from tests.kvcache.conftest import (
+    CLEARED,
+    END,
+    ManualClock,
+    Tally,
+    captured,
+    endpoint,
+    ids,
+    index_of,
+    look,
+    stored,
+    tokens_held,
+)
 
 
 def test_the_first_engine_sets_the_unit():
@@ -88,6 +100,17 @@ def test_the_bound_is_of_the_whole_index():
     for slot in range(4):
         index.apply(slot, stored(range(8), ids(*range(8))))
     assert sum(len(holder.holdings) for holder in index._holders.values()) <= 10
+
+
+def test_what_is_not_yet_swept_is_within_the_bound():
+    index = index_of(max_blocks=500)
+    for cycle in range(10):
+        for number in range(4):
+            first = 1000 * cycle + 100 * number
+            index.apply(0, stored(range(first, first + 100), ids(*range(first, first + 100))))
+            assert index.blocks <= 600
+        index.apply(0, CLEARED)
+    assert look(index, ids(*range(9000, 9100))) == NO_MATCH
 
 
 # what vLLM really sends

@@ -34,7 +34,7 @@ class Profiles:
 def plan(
     endpoints: Sequence[Endpoint], asked: Request | None = None, run: Profiles | None = None, **parameters: Any
 ) -> Plan:
-    handler = PrefillDecode(PrefillDecode.Parameters(**parameters), context())
+    handler = PrefillDecode(PrefillDecode.Parameters(**({"decide": "threshold"} | parameters)), context())
     return handler.plan(asked or request(), endpoints, run or Profiles())
 
 
@@ -268,9 +268,9 @@ def test_strictly_another_that_need_not_be_split_serves_it_whole() -> None:
 
 
 def scheduled(fleet: Sequence[Endpoint], asked: Request, trace: Trace | None = None, **parameters: Any) -> Plan:
-    """By the default profiles, as they are wired."""
+    """By the default profiles, as they are wired, and by the threshold."""
     text = "models: [{name: m, handler: h, endpoints: [{url: 'http://a:1'}]}]\n"
-    given = ", ".join(f"{name}: {value}" for name, value in parameters.items())
+    given = ", ".join(f"{name}: {value}" for name, value in ({"decide": "threshold"} | parameters).items())
     config = loads(f"{text}handlers: [{{name: h, type: prefill-decode, parameters: {{{given}}}}}]\n", {})
     return wire(config, context).schedule(asked, fleet, trace)
 

@@ -15,7 +15,7 @@ import pytest
 from gateway.config.load import loads
 from gateway.config.wiring import wire
 from gateway.proxy.settings import TimeoutSettings
-from gateway.scheduling.prefill_decode import PrefillDecode
+from gateway.scheduling.prefill_decode import THRESHOLD, PrefillDecode
 from tests.engines.disaggregation.pair import transferring
 from tests.scheduling.candidates import context
 
@@ -126,7 +126,7 @@ def test_the_request_to_try_it_with_is_split(tmp_path: Path) -> None:
     subprocess.run(["/bin/sh", "-c", line], cwd=tmp_path, check=True, timeout=10)
     body = json.loads((tmp_path / "request.json").read_text())
     assert body["model"] in PAGE.partition("models:")[2]
-    assert len(body["prompt"].split()) > PrefillDecode.Parameters().threshold
+    assert len(body["prompt"].split()) > THRESHOLD
 
 
 def test_its_numbers_and_names_are_the_gateways() -> None:
@@ -134,7 +134,7 @@ def test_its_numbers_and_names_are_the_gateways() -> None:
     written = re.findall(r"`timeouts\.(\w+)` \((\d+) s\)", PAGE)
     assert {name for name, _ in written} == {"prefill", "handover", "head"}
     assert all(float(seconds) == defaults[name] for name, seconds in written)
-    assert f"`threshold` ({PrefillDecode.Parameters().threshold})" in PAGE
+    assert f"`threshold` ({THRESHOLD})" in PAGE
     metrics = (DOCS / "metrics.md").read_text()
     assert [name for name in re.findall(r"`(kvgate_\w+)", PAGE) if f"`{name}`" not in metrics] == []
     plugins = (DOCS / "plugins.md").read_text()
