@@ -77,8 +77,8 @@ def title(cell: Cell) -> str:
     return cell.name
 
 
-def jobs_of(cell: Cell, seeds: range) -> list[Job]:
-    return [Job(cell, wiring, seed) for wiring in policies(POLICIES) for seed in seeds]
+def jobs_of(cell: Cell, names: str, seeds: range) -> list[Job]:
+    return [Job(cell, wiring, seed) for wiring in policies(names) for seed in seeds]
 
 
 def variants_of(cell: Cell, seeds: range) -> list[Job]:
@@ -92,10 +92,10 @@ def variants_of(cell: Cell, seeds: range) -> list[Job]:
     return jobs
 
 
-def measure(cell: Cell, seeds: range, processes: int, console: Console) -> tuple[Comparison, Comparison]:
+def measure(cell: Cell, names: str, seeds: range, processes: int, console: Console) -> tuple[Comparison, Comparison]:
     """The cell's comparison, and what the variants of the default make of it."""
     name = title(cell)
-    jobs = jobs_of(cell, seeds) + variants_of(cell, seeds)
+    jobs = jobs_of(cell, names, seeds) + variants_of(cell, seeds)
     with Ticker(console, name, jobs) as ticker:
         summaries = run(jobs, processes=processes, watcher=ticker)
     compared = [one for one in summaries if one.policy not in VARIANTS]
@@ -109,6 +109,7 @@ def main() -> int:
     parser.add_argument(
         "trace", type=Path, help="conversation_trace.jsonl of kvcache-ai/Mooncake, FAST25-release/traces"
     )
+    parser.add_argument("--policies", default=POLICIES, metavar="NAME,...", help=f"the first is judged ({POLICIES})")
     parser.add_argument("--seeds", type=int, default=3, help="runs of each policy in each cell (3)")
     parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1, help="runs at a time (as many as cores)")
     parser.add_argument("--first", type=int, help="requests of each cell: for a quick look (all)")
@@ -129,7 +130,7 @@ def main() -> int:
         for cell in () if options.draw else grid(options.trace, options.first):
             if title(cell) in done:
                 continue
-            compared, wrong = measure(cell, range(1, options.seeds + 1), options.jobs, console)
+            compared, wrong = measure(cell, options.policies, range(1, options.seeds + 1), options.jobs, console)
             cells.append(compared)
             if len(wrong.summaries) > 1:
                 varied.append(wrong)
