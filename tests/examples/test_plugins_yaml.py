@@ -46,6 +46,8 @@ def test_every_key_is_in_it() -> None:
                 absent.append(where)
                 continue
             inner = getattr(value, field.name)
+            if field.name == "cost" and path != ("fleet",):
+                continue  # the fleet's shows what is in it
             for i, one in enumerate(inner if isinstance(inner, tuple) else [inner]):
                 if dataclasses.is_dataclass(one) and not isinstance(one, type):
                     absent += missing(one, (*where, i) if isinstance(inner, tuple) else where)
