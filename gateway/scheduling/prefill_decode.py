@@ -197,10 +197,10 @@ class PrefillDecode:
         run: RunProfile,
     ) -> Iterator[tuple[Endpoint, Endpoint, float]]:
         """Who decodes, who prefills and what it costs: of each that decodes the best ranked few that pair with it."""
-        by_side: dict[tuple[str | None, ...], list[Endpoint]] = {}
-        sides = [self._side(decode) for decode, _ in answering]
+        side, best = self._side, self.parameters.best
+        sides = [side(decode) for decode, _ in answering]
         wanted = set(sides)
-        pairable = [one for one in prefillers if self._side(one) in wanted]
+        pairable = [one for one in prefillers if side(one) in wanted]
         if len(answering) == 1:
             pairable = [one for one in pairable if one.engine is not answering[0][0].engine]
         if not pairable:
@@ -209,13 +209,20 @@ class PrefillDecode:
             ranked = run(self.parameters.prefill, pairable)
         except NoEndpoint:
             return
+        by_side: dict[tuple[str | None, ...], list[Endpoint]] = {}
+        near: dict[tuple[str | None, ...], list[Endpoint]] = {}
         for one in ranked:
-            by_side.setdefault(self._side(one), []).append(one)
+            of_one = side(one)
+            by_side.setdefault(of_one, []).append(one)
+            if self.parameters.prefer:
+                near.setdefault((*of_one, *self._wishes(one)), []).append(one)
         computing: dict[int, Computing] = {}
-        for (decode, cost), side in zip(answering, sides, strict=True):
-            others = [one for one in by_side.get(side, ()) if one.engine is not decode.engine]
-            near = [one for one in others if _agree(one, decode, self.parameters.prefer)]
-            for prefill in (near or others)[: self.parameters.best]:
+        for (decode, cost), of_decode in zip(answering, sides, strict=True):
+            engine = decode.engine
+            others = [one for one in near.get((*of_decode, *self._wishes(decode)), ()) if one.engine is not engine]
+            if not others:
+                others = [one for one in by_side.get(of_decode, ()) if one.engine is not engine]
+            for prefill in others[:best]:
                 found = computing.get(prefill.slot)
                 if found is None:
                     found = computing[prefill.slot] = self._costs.computing(request, prefill)
@@ -250,7 +257,12 @@ class PrefillDecode:
 
     def _side(self, one: Endpoint) -> tuple[str | None, ...]:
         """What is equal in all that pair."""
-        return (one.engine.version, *(one.labels.get(label) for label in self.parameters.same))
+        version, same = one.engine.version, self.parameters.same
+        return (version, *(one.labels.get(label) for label in same)) if same else (version,)
+
+    def _wishes(self, one: Endpoint) -> tuple[str | None, ...]:
+        """What should be."""
+        return tuple(one.labels.get(label) for label in self.parameters.prefer)
 
     def _best(self, decode: Endpoint, pairs: Sequence[Endpoint], run: RunProfile) -> Endpoint:
         """Raises NoEndpoint where the prefill profile leaves none of ``pairs``."""
