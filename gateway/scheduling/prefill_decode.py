@@ -178,7 +178,8 @@ class PrefillDecode:
             return None
         alone, seconds = min(((one, cost.alone) for one, cost in answering), key=lambda found: found[1])
         if not self._never_whole and seconds <= min(costs.at_least(cost) for _, cost in answering):
-            return Plan(alone, reason="cheaper-whole", costs={"whole": seconds})
+            compared = {"whole": seconds}
+            return Plan(alone, reason="cheaper-whole", costs=compared)
         pair, together = None, inf
         for decode, prefill, cost in self._priced(request, answering, prefillers, run):
             if cost < together:
@@ -186,8 +187,10 @@ class PrefillDecode:
         if pair is None:
             return None
         if not self._never_whole and seconds <= together:
-            return Plan(alone, reason="cheaper-whole", costs={"whole": seconds, "split": together})
-        return self._split(*pair, {"split": together, "whole": seconds})
+            compared = {"whole": seconds, "split": together}
+            return Plan(alone, reason="cheaper-whole", costs=compared)
+        compared = {"split": together, "whole": seconds}
+        return self._split(*pair, compared)
 
     def _priced(
         self,

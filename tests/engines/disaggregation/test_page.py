@@ -22,7 +22,7 @@ from tests.scheduling.candidates import context
 DOCS = Path(__file__).parents[3] / "docs"
 PAGE = (DOCS / "disaggregation.md").read_text()
 BLOCKS = re.findall(r"```(sh|yaml)\n(.*?)```", PAGE, re.DOTALL)
-KVGATE_FLAGS = {"--probe", "--model", "--prompt-file"}
+KVGATE_FLAGS = {"--probe", "--model", "--prompt-file", "--request"}
 
 PARSE = """
 import json, sys
