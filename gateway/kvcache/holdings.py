@@ -346,6 +346,16 @@ def is_named(event: BlockStored) -> bool:
     return bool(event.token_ids) and (event.medium == "GPU" or tier_of(event.medium) is Layer.GPU)
 
 
+def is_tail(event: BlockStored, block_size: int) -> bool:
+    """Whether it tells of the end of a prompt within a block. ``block_size``: the engine's, 0 if not known.
+
+    Hybrid models keep one for the prompt's last whole unit of hashing, under a hash of its own behind one that is never
+    announced. Source: ``FullAttentionManager._cache_partial_tail_block`` in vLLM 0.32.
+    """
+    size = event.block_size
+    return len(event.block_hashes) == 1 and 0 < size < block_size and not block_size % size
+
+
 def _within(media: Sequence[Medium], start: int, end: int) -> tuple[Medium, ...]:
     """Those that begin at tokens ``start`` to ``end``, counted from ``start``."""
     return tuple(Medium(one.offset - start, one.identifier) for one in media if start <= one.offset < end)

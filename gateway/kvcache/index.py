@@ -20,7 +20,7 @@ from gateway.kvcache.bound import Bound
 from gateway.kvcache.chains import Chains
 from gateway.kvcache.events import BlockRemoved, BlockStored, Event
 from gateway.kvcache.holder import Holder
-from gateway.kvcache.holdings import is_named
+from gateway.kvcache.holdings import is_named, is_tail
 from gateway.kvcache.keys import BlockKeys, chain_past, root
 from gateway.kvcache.layers import LAYERS
 from gateway.kvcache.matching import Candidate, match_estimated, match_told
@@ -340,6 +340,8 @@ class CacheIndex:
         slot = holder.endpoint.slot
         problem = holder.holdings.problem(event)
         named = not problem and is_named(event)
+        if named and is_tail(event, holder.block_size):
+            problem, named = "partial-tail", False
         if named and (not self._learned or event.block_size % self.unit):
             problem = self._learn(event.block_size)
             holder = self._holders[slot]

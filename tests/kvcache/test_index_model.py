@@ -167,15 +167,20 @@ class Naive(RuleBasedStateMachine):
             pass
         self.held[slot]["GPU"].clear()
 
-    @rule(slot=engines, steps=st.integers(0, 3), prompt=prompts)
-    def begin_reset(self, slot, steps, prompt):
+    @rule(slot=engines, steps=st.integers(0, 3), prompt=prompts, then=st.sampled_from(["ask", "restart", "replace"]))
+    def begin_reset(self, slot, steps, prompt, then):
         """A reset that is not worked through, whatever comes next: more events, another reset, the endpoint's end."""
+        self.store(slot, prompt)
+        self.offload(slot, prompt[:1], "CPU", False)
         work = self.index.reset(slot)
         for _ in range(steps):
             next(work, None)
         self.held[slot]["GPU"].clear()
         self.works.append(work)
-        self.ask(prompt)
+        if then == "ask":
+            self.ask(prompt)
+        else:
+            getattr(self, then)(slot)
 
     @precondition(lambda self: getattr(self, "works", None))
     @rule(steps=st.integers(1, 100))
