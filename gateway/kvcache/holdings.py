@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import struct
 from array import array
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 from xxhash import xxh3_64_intdigest
 
@@ -223,7 +223,7 @@ class Holdings:
         self._orphans = Orphans()
         return self._blocks.clear()
 
-    def recomputed(self, found: set[int]) -> None:
+    def recomputed(self, found: Iterable[int]) -> None:
         """The engine had to compute the blocks at these locations anew: none was left."""
         self._blocks.recomputed(found)
 

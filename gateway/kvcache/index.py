@@ -364,15 +364,15 @@ class CacheIndex:
     def _missed(self, holder: Holder, keys: BlockKeys, start: int, end: int) -> None:
         """Blocks ``start`` to ``end`` of a prompt were not there."""
         position = 0
-        locations: set[int] = set()
+        locations: list[range] = []
         for stretch, shared in list(self._shelf.path(keys[:end])):
             first = max(0, start - position)
             if first < shared:
                 number = stretch.number << BITS
-                locations.update(range(number | first, (number | shared - 1) + 1))
+                locations.append(range(number | first, (number | shared - 1) + 1))
                 self._overlay.withdraw(holder.place, stretch, ALL[shared] & ~ALL[first])
             position += shared
-        holder.holdings.recomputed(locations)
+        holder.holdings.recomputed(join.from_iterable(locations))
 
     def _learn(self, block_size: int) -> str:
         """An engine has blocks of this size: fit the unit. Returns why its blocks have no keys (yet), or ``""``."""
