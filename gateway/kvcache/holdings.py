@@ -21,7 +21,7 @@ from gateway.kvcache.keys import chain_past, root
 from gateway.kvcache.laps import Laps
 from gateway.kvcache.layers import Layer, tier_of
 from gateway.kvcache.names import Ages, locations
-from gateway.kvcache.orphans import Orphans
+from gateway.kvcache.orphans import COST, Orphans
 from gateway.kvcache.shelf import BITS, OFFSET, SIZE, Shelf
 
 FULL_ATTENTION = frozenset({None, "full_attention", "mla_attention", "sink_full_attention"})
@@ -55,6 +55,11 @@ class Holdings:
     def __len__(self) -> int:
         """Engine blocks known."""
         return len(self._names)
+
+    @property
+    def size(self) -> int:
+        """What it takes of an index's room: engine blocks, or as much as they do."""
+        return len(self._names) + COST * len(self._orphans)
 
     @property
     def is_tiered(self) -> bool:
@@ -228,8 +233,14 @@ class Holdings:
         self._blocks.recomputed(found)
 
     def forget_oldest(self, count: int, now: int) -> None:
-        """Forget ``count`` blocks. ``now``: in the index's count of placements, as ``Stretch.used`` is."""
-        self._laps.forget(count, now)
+        """Make room for ``count`` blocks, first by what is of use only if its parent comes yet.
+
+        ``now``: in the index's count of placements, as ``Stretch.used`` is.
+        """
+        if self._orphans:
+            count -= COST * self._orphans.forget_oldest(-(-count // COST))
+        if count > 0:
+            self._laps.forget(count, now)
 
     def age(self, ages: Ages, most: int) -> bool:
         """Pack the oldest hashes, ``most`` of them at most: the index is large. False if none is old."""

@@ -128,6 +128,20 @@ def test_the_bound_is_of_the_whole_index():
     assert sum(len(holder.holdings) for holder in index._holders.values()) <= 10
 
 
+def test_what_waits_for_its_parent_is_within_the_bound():
+    index = index_of(3, max_blocks=100)
+    for number in range(0, 300, 10):
+        names = range(1000 + number, 1010 + number)
+        index.apply(number // 10 % 3, stored(names, ids(*names), parent=7))
+        index.apply(0, stored([number], ids(number)))
+        assert sum(holder.holdings.size for holder in index._holders.values()) <= 100
+    assert tokens_held(index, 0, ids(290)) == 16
+    for slot in range(3):
+        index.drop(slot)
+    assert index.sweep(1000)
+    assert (index.blocks, index._bound._total) == (0, 0)
+
+
 def test_what_is_not_yet_swept_is_within_the_bound():
     index = index_of(max_blocks=500)
     for cycle in range(10):
