@@ -5,14 +5,19 @@ Holds these three together, whatever made them change; knows nothing of events.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import chain as join
+from itertools import islice
 
 from gateway.kvcache.copies import Copies
 from gateway.kvcache.layers import Layer
 from gateway.kvcache.names import Names, locations
 from gateway.kvcache.shelf import ALL, BITS, OFFSET, Shelf
 from gateway.kvcache.tiers import Tiers
+
+MAX_ANEW = 16_384
+"""Blocks that are remembered as computed anew: 2 MB, and more than two of the longest prompts. Beyond that, copies that
+were miscounted end with age."""
 
 
 class Blocks:
@@ -23,6 +28,8 @@ class Blocks:
         self.copies = Copies()
         self.tiers = Tiers(shelf, place)
         self._shelf = shelf
+        # Location -> ``Copies.computed`` when the block there was last computed anew; the earliest first.
+        self._anew: dict[int, int] = {}
         # What a reset that is not yet worked through has still to look at.
         self._to_clear = Names()
 
@@ -57,12 +64,14 @@ class Blocks:
 
     def add(self, name: int, tier: Layer) -> None:
         """One more copy of a known block."""
+        self._mend(name)
         if self.copies.add(name, tier):
             for where in locations(self.names[name]):
                 self.tiers.put(tier, self._shelf.at(where), 1 << (where & OFFSET))
 
     def take(self, name: int, tier: Layer) -> None:
         """One copy less of a known block; with its last, on all tiers, it is known no longer."""
+        self._mend(name)
         copies = self.copies
         if not copies.take(name, tier):
             return
@@ -88,11 +97,20 @@ class Blocks:
         self.tiers.release_plain(gone)
         return left
 
-    def recomputed(self, found: set[int]) -> None:
-        """The engine had to compute the blocks at these locations anew: there is one copy now, not more."""
-        for name in list(self.copies.many):
-            if not found.isdisjoint(locations(self.names[name])):
-                del self.copies.many[name]
+    def recomputed(self, found: Iterable[int]) -> None:
+        """The engine had to compute the blocks at these locations anew: there is one copy now, not more.
+
+        Which hashes these are is not looked for: it is looked at when one with several copies is spoken of again.
+        """
+        copies, anew = self.copies, self._anew
+        if not copies.many:
+            anew.clear()
+            return
+        for where in found:
+            anew.pop(where, None)
+            anew[where] = copies.computed
+        for where in list(islice(anew, max(0, len(anew) - MAX_ANEW))):
+            del anew[where]
 
     def clear(self) -> Iterator[None]:
         """Take all from the GPU, in steps of one block each; what is on other tiers stays.
@@ -109,6 +127,13 @@ class Blocks:
         for named in join(self.names.values(), self._to_clear.values()):
             self.tiers.leave(named)
             yield
+
+    def _mend(self, name: int) -> None:
+        """Forget copies that were heard of before the block was computed anew."""
+        if self._anew and (several := self.copies.many.get(name)) is not None:
+            at = several[1]
+            if any(self._anew.get(where, -1) >= at for where in locations(self.names[name])):
+                del self.copies.many[name]
 
     def _clear(self, absent: set[int]) -> Iterator[None]:
         copies, names = self.copies, self.names

@@ -30,7 +30,7 @@ class Bound:
 
     def count(self, holder: Holder) -> int:
         """What the endpoint holds has changed; returns by how much."""
-        size = len(holder.holdings)
+        size = holder.holdings.size
         grown = size - holder.counted
         self._total += grown
         holder.counted = size

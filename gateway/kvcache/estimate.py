@@ -62,9 +62,9 @@ class Estimate:
                 counts[stretch] = count - less
             shelf.unmark(stretch, place, ALL[less] << count - less)
 
-    def reported(self, expected: int, cached: int) -> None:
-        """The engine served ``cached`` tokens of the ``expected`` from its cache."""
-        if cached < expected:
+    def reported(self, expected: int, served: bool) -> None:
+        """Whether the engine served the tokens ``expected`` from its cache."""
+        if not served:
             self.believed = max(LEAST, self.believed * LESS)
         elif expected:
             self.believed = min(1.0, self.believed * MORE)

@@ -16,10 +16,10 @@ class Holder:
     """One endpoint.
 
     ``place``: the first of its places. ``events``: its engine's events are followed; ``heard``: and have told of blocks
-    at some time, so that they can be believed to come; ``reading``: its past is being read, and is not yet the present.
-    ``clearing``: its GPU tier is empty, but not yet on the shelf: the work that is left. ``counted``: its part of the
-    index's size. ``reports``: first keys of prompts whose blocks the engine was asked to announce again. ``to_ask``:
-    prompts with which it may yet be asked that by us.
+    at some time, so that they can be believed to come; ``reading``: its past is being read, and is not yet the present;
+    ``partial``: it holds what they have not told. ``clearing``: its GPU tier is empty, but not yet on the shelf: the
+    work that is left. ``counted``: its part of the index's size. ``reports``: first keys of prompts whose blocks the
+    engine was asked to announce again. ``to_ask``: prompts with which it may yet be asked that by us.
     """
 
     def __init__(self, endpoint: Endpoint, events: bool, heard: bool, place: int, shelf: Shelf, unit: int) -> None:
@@ -28,6 +28,7 @@ class Holder:
         self.heard = heard
         self.place = place
         self.reading = False
+        self.partial = False
         self.clearing: Generator[None] | None = None
         self.holdings = Holdings(unit, shelf, place)
         self.estimate = Estimate(shelf, place)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import struct
 from array import array
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 from xxhash import xxh3_64_intdigest
 
@@ -21,7 +21,7 @@ from gateway.kvcache.keys import chain_past, root
 from gateway.kvcache.laps import Laps
 from gateway.kvcache.layers import Layer, tier_of
 from gateway.kvcache.names import Ages, locations
-from gateway.kvcache.orphans import Orphans
+from gateway.kvcache.orphans import COST, Orphans
 from gateway.kvcache.shelf import BITS, OFFSET, SIZE, Shelf
 
 FULL_ATTENTION = frozenset({None, "full_attention", "mla_attention", "sink_full_attention"})
@@ -55,6 +55,11 @@ class Holdings:
     def __len__(self) -> int:
         """Engine blocks known."""
         return len(self._names)
+
+    @property
+    def size(self) -> int:
+        """What it takes of an index's room: engine blocks, or as much as they do."""
+        return len(self._names) + COST * len(self._orphans)
 
     @property
     def is_tiered(self) -> bool:
@@ -223,13 +228,19 @@ class Holdings:
         self._orphans = Orphans()
         return self._blocks.clear()
 
-    def recomputed(self, found: set[int]) -> None:
+    def recomputed(self, found: Iterable[int]) -> None:
         """The engine had to compute the blocks at these locations anew: none was left."""
         self._blocks.recomputed(found)
 
     def forget_oldest(self, count: int, now: int) -> None:
-        """Forget ``count`` blocks. ``now``: in the index's count of placements, as ``Stretch.used`` is."""
-        self._laps.forget(count, now)
+        """Make room for ``count`` blocks, first by what is of use only if its parent comes yet.
+
+        ``now``: in the index's count of placements, as ``Stretch.used`` is.
+        """
+        if self._orphans:
+            count -= COST * self._orphans.forget_oldest(-(-count // COST))
+        if count > 0:
+            self._laps.forget(count, now)
 
     def age(self, ages: Ages, most: int) -> bool:
         """Pack the oldest hashes, ``most`` of them at most: the index is large. False if none is old."""
@@ -344,6 +355,16 @@ class Holdings:
 def is_named(event: BlockStored) -> bool:
     """Whether keys are made of it. On other tiers salts and adapters may be missing, and tokens prove nothing."""
     return bool(event.token_ids) and (event.medium == "GPU" or tier_of(event.medium) is Layer.GPU)
+
+
+def is_tail(event: BlockStored, block_size: int) -> bool:
+    """Whether it tells of the end of a prompt within a block. ``block_size``: the engine's, 0 if not known.
+
+    Hybrid models keep one for the prompt's last whole unit of hashing, under a hash of its own behind one that is never
+    announced. Source: ``FullAttentionManager._cache_partial_tail_block`` in vLLM 0.32.
+    """
+    size = event.block_size
+    return len(event.block_hashes) == 1 and 0 < size < block_size and not block_size % size
 
 
 def _within(media: Sequence[Medium], start: int, end: int) -> tuple[Medium, ...]:

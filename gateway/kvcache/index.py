@@ -20,10 +20,10 @@ from gateway.kvcache.bound import Bound
 from gateway.kvcache.chains import Chains
 from gateway.kvcache.events import BlockRemoved, BlockStored, Event
 from gateway.kvcache.holder import Holder
-from gateway.kvcache.holdings import is_named
+from gateway.kvcache.holdings import is_named, is_tail
 from gateway.kvcache.keys import BlockKeys, chain_past, root
 from gateway.kvcache.layers import LAYERS
-from gateway.kvcache.matching import Candidate, match_estimated, match_told
+from gateway.kvcache.matching import Candidate, deeper, match_estimated, match_told
 from gateway.kvcache.names import AGES, Ages
 from gateway.kvcache.overlay import Overlay
 from gateway.kvcache.settings import CacheSettings
@@ -115,6 +115,7 @@ class CacheIndex:
         """The endpoint's events come, even if they have told of no block yet: it is estimated no more."""
         if (holder := self._holders.get(slot)) is not None:
             holder.heard = True
+            holder.partial = False
             holder.to_ask = 0
 
     def reading(self, slot: int, past: bool) -> None:
@@ -124,8 +125,10 @@ class CacheIndex:
             holder.reading = past
 
     def unknown_past(self, slot: int) -> None:
-        """The endpoint holds what its events have not told: prompts may ask for that, as many as are configured."""
+        """The endpoint holds what its events have not told: it is estimated, too, from now on, and prompts may ask for
+        that, as many as are configured."""
         if (holder := self._holders.get(slot)) is not None:
+            holder.partial = True
             holder.to_ask = self._settings.reannounce
 
     def asks(self, slot: int, keys: BlockKeys) -> bool:
@@ -200,6 +203,7 @@ class CacheIndex:
         if work is None:
             self.forget(slot)
             self.reading(slot, holder.reading)  # a reset may be part of the past
+            self._holders[slot].partial = holder.partial
             return iter(())
         holder.clearing = self._clear(holder, work)
         return holder.clearing
@@ -224,18 +228,20 @@ class CacheIndex:
         adapter: str | None,
         salt: str | None,
         media: Sequence[Medium] = (),
+        whole: bool = True,
     ) -> BlockKeys:
-        """Keys of the whole blocks of a prompt. ``ids``, ``media``: as ``Prompt``'s; ``count``: its tokens."""
+        """Keys of a prompt's whole blocks. ``ids``, ``media``, ``whole``: as ``Prompt``'s; ``count``: its tokens."""
         if not self._learned:
             for size in [holder.block_size for holder in self._holders.values() if holder.block_size]:
                 self._learn(size)
         keys = chain_past(ids, self.unit, root(exact, adapter, salt), media, self._chains.keys)
-        return BlockKeys(keys, self.unit, count, exact)
+        return BlockKeys(keys, self.unit, count, exact, whole)
 
     def match(self, keys: BlockKeys, prompt_tokens: int, endpoints: Sequence[Endpoint]) -> Matches:
         """What each of ``endpoints`` holds of the prompt.
 
-        By its engine's events and by predictions where events come, else by what was routed there.
+        By its engine's events and by predictions where events come, else by what was routed there; by whichever says
+        more where the events do not tell all.
         """
         matches = Matches()
         if keys.unit != self.unit:  # it changed while the request waited
@@ -243,23 +249,29 @@ class CacheIndex:
         self._overlay.lapse()
         told: list[Candidate] = []
         estimated: list[Candidate] = []
-        holders, exact, below = self._holders, keys.exact, False
+        both: list[Candidate] = []
+        holders, below = self._holders, False
         for endpoint in endpoints:
             holder = holders.get(endpoint.slot)
             if holder is None:
                 continue
             candidate = holder.candidate
             candidate.block_size = holder.holdings.block_size or endpoint.metrics.block_size
-            if exact and holder.events and holder.heard and not holder.reading:
+            if self._is_told(holder, keys):
                 candidate.gpu = holder.clearing is None
                 below = below or holder.holdings.is_tiered
                 told.append(candidate)
+                if candidate.gpu and not self._is_all_told(holder, keys):
+                    both.append(candidate)
             else:
                 estimated.append(candidate)
         if told:
             matches.update(match_told(keys, prompt_tokens, told, self._shelf, below=below))
         if estimated:
             matches.update(match_estimated(keys, prompt_tokens, estimated, self._shelf))
+        for slot, match in match_estimated(keys, prompt_tokens, both, self._shelf) if both else ():
+            if match.tokens > matches[slot].tokens:
+                matches[slot] = deeper(matches[slot], match)
         return matches
 
     def is_told(self, slot: int, keys: BlockKeys) -> bool:
@@ -277,7 +289,7 @@ class CacheIndex:
         self._placements += 1
         if holder.events and keys.exact:
             self._overlay.predict(holder.place, keys, self._placements)
-        if not self._is_told(holder, keys):
+        if not self._is_all_told(holder, keys):
             tokens = endpoint.metrics.kv_capacity or self._settings.capacity_tokens
             holder.estimate.sent(keys, max(1, tokens // self.unit))
 
@@ -291,9 +303,11 @@ class CacheIndex:
         holder = self._holders.get(endpoint.slot)
         if holder is None or reported is None or keys.unit != self.unit:
             return
-        if not self._is_told(holder, keys):
-            holder.estimate.reported(expected, reported)
-        elif reported < expected:
+        if not self._is_all_told(holder, keys):
+            # Where tokens are not known to the last, what stands in for them may be longer than they are.
+            served = reported >= expected or (not keys.whole and 2 * reported >= expected)
+            holder.estimate.reported(expected, served)
+        if reported < expected and self._is_told(holder, keys):
             self._missed(holder, keys, reported // self.unit, expected // self.unit)
 
     # how
@@ -301,6 +315,10 @@ class CacheIndex:
     def _is_told(self, holder: Holder, keys: BlockKeys) -> bool:
         """Whether the endpoint's events can say what it holds of a prompt."""
         return holder.events and holder.heard and keys.exact and not holder.reading
+
+    def _is_all_told(self, holder: Holder, keys: BlockKeys) -> bool:
+        """Whether they can say all that it holds of it."""
+        return self._is_told(holder, keys) and keys.whole and not holder.partial
 
     def _begin(self, endpoint: Endpoint, events: bool, heard: bool) -> None:
         """The endpoint holds nothing, under places that nobody has."""
@@ -313,7 +331,9 @@ class CacheIndex:
 
     def _clear(self, holder: Holder, work: Iterator[None]) -> Generator[None]:
         """Work through a reset in small steps, while the endpoint stays."""
-        yield from join(self._overlay.leave(holder.place), work)
+        if not holder.reading:  # a reset in the past says nothing of what was sent since
+            yield from join(self._overlay.leave(holder.place), holder.estimate.leave())
+        yield from work
         holder.clearing = None
         self._recount(holder)
         self.tell(holder.endpoint.slot)
@@ -345,6 +365,8 @@ class CacheIndex:
         slot = holder.endpoint.slot
         problem = holder.holdings.problem(event)
         named = not problem and is_named(event)
+        if named and is_tail(event, holder.block_size):
+            problem, named = "partial-tail", False
         if named and (not self._learned or event.block_size % self.unit):
             problem = self._learn(event.block_size)
             holder = self._holders[slot]
@@ -367,15 +389,15 @@ class CacheIndex:
     def _missed(self, holder: Holder, keys: BlockKeys, start: int, end: int) -> None:
         """Blocks ``start`` to ``end`` of a prompt were not there."""
         position = 0
-        locations: set[int] = set()
+        locations: list[range] = []
         for stretch, shared in list(self._shelf.path(keys[:end])):
             first = max(0, start - position)
             if first < shared:
                 number = stretch.number << BITS
-                locations.update(range(number | first, (number | shared - 1) + 1))
+                locations.append(range(number | first, (number | shared - 1) + 1))
                 self._overlay.withdraw(holder.place, stretch, ALL[shared] & ~ALL[first])
             position += shared
-        holder.holdings.recomputed(locations)
+        holder.holdings.recomputed(join.from_iterable(locations))
 
     def _learn(self, block_size: int) -> str:
         """An engine has blocks of this size: fit the unit. Returns why its blocks have no keys (yet), or ``""``."""
@@ -389,6 +411,7 @@ class CacheIndex:
         for slot, holder in list(self._holders.items()):
             self.forget(slot)
             self._holders[slot].to_ask = holder.to_ask
+            self._holders[slot].partial = holder.partial
         if not learned:
             return ""
         self.on_new_unit()

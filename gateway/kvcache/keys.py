@@ -25,15 +25,19 @@ Most runs are events' or ``Chains``'; prompts come in all lengths."""
 
 
 class BlockKeys(list[int]):
-    """Keys of a prompt's whole blocks, first to last. ``unit``: tokens a block. ``tokens``: of the prompt."""
+    """Keys of a prompt's whole blocks, first to last. ``unit``: tokens a block. ``tokens``: of the prompt.
 
-    __slots__ = ("exact", "tokens", "unit")
+    ``exact``, ``whole``: as the ``Prompt``'s: not ``whole``, the last of them no engine will ever tell.
+    """
 
-    def __init__(self, keys: list[int], unit: int, tokens: int, exact: bool) -> None:
+    __slots__ = ("exact", "tokens", "unit", "whole")
+
+    def __init__(self, keys: list[int], unit: int, tokens: int, exact: bool, whole: bool) -> None:
         super().__init__(keys)
         self.unit = unit
         self.tokens = tokens
         self.exact = exact
+        self.whole = whole
 
 
 def root(exact: bool, adapter: str | None, salt: str | None) -> int:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import accumulate
 from typing import TypeAlias
 
@@ -76,6 +76,11 @@ def match_told(
                 source=Source.PREDICTED if stretch.held(place + Layer.PREDICTED) >> offset & 1 else Source.EVENTS,
             ),
         )
+
+
+def deeper(told: Match, estimated: Match) -> Match:
+    """What is estimated, where that is more; what events say to be on other tiers is there."""
+    return replace(estimated, gpu=estimated.tokens - told.cpu - told.storage, cpu=told.cpu, storage=told.storage)
 
 
 def _depths(path: Iterable[tuple[Stretch, int]], alive: int, layers: Sequence[Layer]) -> tuple[dict[int, int], int]:

@@ -14,7 +14,10 @@ from dataclasses import dataclass
 from gateway.framework import Medium
 
 MAX_ORPHANS = 16_384
-"""Blocks kept: some 5 MB, and half of what an engine holds that has room for 500,000 tokens."""
+"""Blocks kept: some 10 MB, and half of what an engine holds that has room for 500,000 tokens."""
+
+COST = 5
+"""Known blocks that take as much memory as an orphan, which keeps its tokens: some 600 bytes."""
 
 
 @dataclass(slots=True)
@@ -43,8 +46,7 @@ class Orphans:
             return
         self._known[name] = _Orphan(parent, tokens, media)
         self._children.setdefault(parent, {})[name] = None
-        if len(self._known) > MAX_ORPHANS:
-            self._leave_parent(*self._known.popitem(last=False))
+        self.forget_oldest(len(self._known) - MAX_ORPHANS)
 
     def take(self, name: int) -> bool:
         """One copy is gone; false if none was known."""
@@ -61,6 +63,13 @@ class Orphans:
         for name in self._children.pop(parent, ()):
             orphan = self._known.pop(name)
             yield name, orphan.tokens, orphan.media, orphan.copies
+
+    def forget_oldest(self, count: int) -> int:
+        """Forget ``count`` blocks, or all; returns how many."""
+        count = max(0, min(count, len(self._known)))
+        for _ in range(count):
+            self._leave_parent(*self._known.popitem(last=False))
+        return count
 
     def _leave_parent(self, name: int, orphan: _Orphan) -> None:
         siblings = self._children[orphan.parent]

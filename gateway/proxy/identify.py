@@ -48,4 +48,12 @@ def identify(
 def tokenized(serving: Serving, request: Request, prompt: Prompt) -> BlockKeys:
     """Enter the tokens into ``request``; returns the keys of their blocks."""
     request.token_ids, request.prompt_tokens, request.exact = prompt.ids, prompt.count, prompt.whole
-    return serving.index.keys(prompt.ids, prompt.count, prompt.exact, request.adapter, request.cache_salt, prompt.media)
+    return serving.index.keys(
+        prompt.ids,
+        prompt.count,
+        prompt.exact,
+        request.adapter,
+        request.cache_salt,
+        prompt.media,
+        whole=prompt.whole,
+    )

@@ -77,14 +77,14 @@ def test_a_long_prompt_is_remembered_whole(estimate):
 
 def test_answers_correct_the_capacity(estimate):
     for _ in range(100):
-        estimate.reported(expected=16, cached=0)
+        estimate.reported(expected=16, served=False)
     assert estimate.believed == LEAST
     estimate.sent(keys_of(*range(100)), 100)
     assert len(estimate) == 5
-    estimate.reported(expected=0, cached=0)
+    estimate.reported(expected=0, served=True)
     assert estimate.believed == LEAST
     for _ in range(1000):
-        estimate.reported(expected=16, cached=16)
+        estimate.reported(expected=16, served=True)
     assert estimate.believed == 1
 
 

@@ -8,6 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gateway.framework import Medium
+from gateway.kvcache.blocks import MAX_ANEW
 from gateway.kvcache.copies import COUNT_MAX
 from gateway.kvcache.events import BlockRemoved, BlockStored, Event
 from gateway.kvcache.holdings import Holdings
@@ -305,6 +306,32 @@ def test_a_recomputed_block_has_one_copy(room):
     room.recomputed({1})
     room.removed(removed(101, 102))
     assert room.held() == set(keys_of(1))
+
+
+def test_copies_that_are_heard_of_after_a_block_was_recomputed_count(room):
+    for _ in range(3):
+        room.take_in(stored([101, 102], ids(1, 2)))
+    room.recomputed([0, 1])
+    room.take_in(stored([101, 102], ids(1, 2)))
+    room.removed(removed(101, 102))
+    assert room.held() == set(keys_of(1, 2))
+    room.removed(removed(101, 102))
+    assert room.held() == set()
+    room.recomputed([0, 1])
+    for _ in range(2):
+        room.take_in(stored([101], ids(5)))
+    room.removed(removed(101))
+    assert room.held() == set(keys_of(5)), "another block is there now"
+
+
+def test_what_is_recomputed_is_remembered_within_bounds(room):
+    for _ in range(2):
+        room.take_in(stored([101, 102], ids(1, 2)))
+    for start in range(0, 10 * MAX_ANEW, MAX_ANEW // 2):
+        room.recomputed(range(start, start + MAX_ANEW // 2))
+        assert len(room._blocks._anew) <= MAX_ANEW
+    room.removed(removed(101, 102))
+    assert room.held() == set(keys_of(1, 2))
 
 
 def test_the_oldest_go_first_but_what_is_used(room):

@@ -1,7 +1,8 @@
 from __future__ import annotations
 
 from gateway.framework import NO_MATCH, Match, Source
-from tests.kvcache.conftest import endpoint, ids, index_of, look, removed, stored, tokens_held
+from gateway.kvcache.events import BlockStored
+from tests.kvcache.conftest import CLEARED, endpoint, ids, index_of, look, removed, stored, tokens_held
 
 
 def test_a_placement_is_predicted_until_events_tell(clock):
@@ -110,3 +111,71 @@ def test_an_estimated_prompt_is_estimated_everywhere():
     assert look(index, ids(1), count=17, exact=False).source is Source.ESTIMATED
     index.settled(index.keys(ids(1), 17, False, None, None), endpoint(0), 16, 0)
     assert look(index, ids(1), count=17, exact=False).tokens == 16
+
+
+# where events do not tell all
+
+
+def test_what_is_sent_to_an_endpoint_whose_past_is_not_known_is_estimated_too(clock):
+    """Its prefixes that are used most are those that it has had for long, and announces never again."""
+    index = index_of(clock=clock)
+    index.unknown_past(0)
+    index.apply(0, stored([77], ids(7)))
+    keys = index.keys(ids(1, 2, 3), 49, True, None, None)
+    index.placed(keys, endpoint(0))
+    index.settled(keys, endpoint(0), expected=0, reported=32)
+    index.apply(0, stored([13], ids(3), parent=12))
+    clock.now += 100
+    assert look(index, ids(1, 2, 3), count=49) == Match(gpu=48, expected_hit=48, source=Source.ESTIMATED)
+    assert look(index, ids(7), count=17).source is Source.EVENTS
+    index.apply(0, CLEARED)
+    assert look(index, ids(1, 2, 3), count=49) == NO_MATCH
+    index.placed(keys, endpoint(0))
+    clock.now += 100
+    assert look(index, ids(1, 2, 3), count=49).source is Source.ESTIMATED
+    index.believe(0)
+    assert look(index, ids(1, 2, 3), count=49) == NO_MATCH, "its events tell all now"
+
+
+def test_the_tiers_that_events_tell_are_in_what_is_estimated(clock):
+    index = index_of(clock=clock)
+    index.unknown_past(0)
+    index.apply(0, stored([11, 12], ids(1, 2)))
+    index.apply(0, BlockStored(block_hashes=[12], medium="CPU"))
+    index.apply(0, removed(12))
+    index.placed(index.keys(ids(1, 2, 3), 49, True, None, None), endpoint(0))
+    clock.now += 100
+    assert look(index, ids(1, 2, 3), count=49) == Match(gpu=32, cpu=16, expected_hit=48, source=Source.ESTIMATED)
+    for _ in index.reset(0):
+        assert look(index, ids(1, 2, 3), count=49) == NO_MATCH
+    assert look(index, ids(1, 2, 3), count=49) == NO_MATCH
+    assert index.blocks == 2
+
+
+def test_a_prompt_whose_end_no_event_tells_is_estimated_behind_its_beginning(clock):
+    """A chat with an image: its turns find their engine again though no event names the image's blocks."""
+    index = index_of(2, clock=clock)
+    for slot in (0, 1):
+        index.believe(slot)
+    first = index.keys(ids(1, 1 << 31, 3), 49, True, None, None, whole=False)
+    index.placed(first, endpoint(0))
+    index.apply(0, stored([11], ids(1)))
+    clock.now += 100
+    keys = index.keys(ids(1, 1 << 31, 3, 4), 65, True, None, None, whole=False)
+    matches = index.match(keys, 65, [endpoint(0), endpoint(1)])
+    assert matches == {0: Match(gpu=48, expected_hit=48, source=Source.ESTIMATED)}
+    whole = index.keys(ids(1, 1 << 31, 3, 4), 65, True, None, None)
+    assert index.match(whole, 65, [endpoint(0)])[0].tokens == 16
+    index.apply(0, CLEARED)
+    assert index.match(keys, 65, [endpoint(0)]) == {}
+
+
+def test_what_stands_in_for_tokens_may_be_longer_than_they_are():
+    index = index_of()
+    index.believe(0)
+    keys = index.keys(ids(1, 1 << 31, 3), 49, True, None, None, whole=False)
+    estimate = index._holders[0].estimate
+    index.settled(keys, endpoint(0), expected=48, reported=30)
+    assert estimate.believed == 1
+    index.settled(keys, endpoint(0), expected=48, reported=20)
+    assert estimate.believed < 1

@@ -55,6 +55,7 @@ class Naive(RuleBasedStateMachine):
         self.held = [{tier: Counter() for tier in ("GPU", "CPU", "STORAGE")} for _ in SIZES]
         self.waiting = [Counter() for _ in SIZES]
         self.reading = [False for _ in SIZES]
+        self.partial = [False for _ in SIZES]
         for slot in range(len(SIZES)):
             self.index.add(endpoint(slot), True)
         self.store(0, [0])
@@ -167,15 +168,20 @@ class Naive(RuleBasedStateMachine):
             pass
         self.held[slot]["GPU"].clear()
 
-    @rule(slot=engines, steps=st.integers(0, 3), prompt=prompts)
-    def begin_reset(self, slot, steps, prompt):
+    @rule(slot=engines, steps=st.integers(0, 3), prompt=prompts, then=st.sampled_from(["ask", "restart", "replace"]))
+    def begin_reset(self, slot, steps, prompt, then):
         """A reset that is not worked through, whatever comes next: more events, another reset, the endpoint's end."""
+        self.store(slot, prompt)
+        self.offload(slot, prompt[:1], "CPU", False)
         work = self.index.reset(slot)
         for _ in range(steps):
             next(work, None)
         self.held[slot]["GPU"].clear()
         self.works.append(work)
-        self.ask(prompt)
+        if then == "ask":
+            self.ask(prompt)
+        else:
+            getattr(self, then)(slot)
 
     @precondition(lambda self: getattr(self, "works", None))
     @rule(steps=st.integers(1, 100))
@@ -189,7 +195,7 @@ class Naive(RuleBasedStateMachine):
     def restart(self, slot):
         self.index.forget(slot)
         self.empty(slot)
-        self.reading[slot] = False
+        self.reading[slot] = self.partial[slot] = False
 
     @rule(slot=engines)
     def replace(self, slot):
@@ -197,12 +203,18 @@ class Naive(RuleBasedStateMachine):
         self.index.add(endpoint(slot), True)
         self.index.believe(slot)
         self.empty(slot)
-        self.reading[slot] = False
+        self.reading[slot] = self.partial[slot] = False
 
     @rule(slot=engines, past=st.booleans())
     def read(self, slot, past):
         self.index.reading(slot, past)
         self.reading[slot] = past
+
+    @rule(slot=engines, partial=st.booleans())
+    def doubt(self, slot, partial):
+        """Whether the engine holds more than it has told."""
+        (self.index.unknown_past if partial else self.index.believe)(slot)
+        self.partial[slot] = partial
 
     @rule(slot=engines, prompt=prompts)
     def place(self, slot, prompt):
@@ -236,7 +248,11 @@ class Naive(RuleBasedStateMachine):
                     break
                 depths[tier] += size
             match = matches[slot]
-            if self.whole:
+            if match.source is Source.ESTIMATED:
+                assert self.partial[slot]
+                assert match.tokens > sum(depths.values()) or not self.whole
+                assert match.cpu + match.storage <= depths["CPU"] + depths["STORAGE"]
+            elif self.whole:
                 assert (match.gpu, match.cpu, match.storage) == tuple(depths.values())
                 assert match.expected_hit == min(sum(depths.values()), (count - 1) // size * size)
             else:

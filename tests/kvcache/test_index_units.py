@@ -80,6 +80,32 @@ def test_a_size_that_does_not_fit_is_refused(tally):
     assert tokens_held(index, 0, ids(1)) == 16
 
 
+def test_a_prompts_end_within_a_block_says_nothing_of_the_block_size(tally):
+    """vLLM 0.32 on hybrid models: blocks are large, and a prompt's tail has the size of what is hashed at once."""
+    index = index_of(tally=tally)
+    replays = []
+    index.on_new_unit = lambda: replays.append(index.unit)
+    index.apply(0, stored([11, 12], ids(1, 2, size=32)))
+    index.apply(0, stored([19], ids(3, size=8), parent=777))
+    index.apply(0, stored([13], ids(3, size=32), parent=12))
+    index.tell(0)
+    assert (index.unit, replays) == (32, [])
+    assert tally.events == {"stored": 3, "partial-tail": 1}
+    assert tokens_held(index, 0, ids(1, 2, 3, size=32)) == 96
+    index.forget(0)  # another process, with other blocks
+    index.apply(0, stored([21], ids(3, size=8)))
+    assert (index.unit, replays) == (8, [8])
+
+
+def test_a_prompts_end_is_known_where_the_engine_tells_its_block_size_otherwise():
+    index = CacheIndex(CacheSettings(), "m", ManualClock(), Tally())
+    index.add(endpoint(0, block_size=32), True)
+    index.apply(0, stored([19], ids(3, size=8)))
+    assert index.blocks == 0
+    index.apply(0, stored([11, 12], ids(1, 2, size=8)))
+    assert index.unit == 8, "two blocks of one prompt are no tail, whatever was told before"
+
+
 # the bound
 
 
@@ -100,6 +126,20 @@ def test_the_bound_is_of_the_whole_index():
     for slot in range(4):
         index.apply(slot, stored(range(8), ids(*range(8))))
     assert sum(len(holder.holdings) for holder in index._holders.values()) <= 10
+
+
+def test_what_waits_for_its_parent_is_within_the_bound():
+    index = index_of(3, max_blocks=100)
+    for number in range(0, 300, 10):
+        names = range(1000 + number, 1010 + number)
+        index.apply(number // 10 % 3, stored(names, ids(*names), parent=7))
+        index.apply(0, stored([number], ids(number)))
+        assert sum(holder.holdings.size for holder in index._holders.values()) <= 100
+    assert tokens_held(index, 0, ids(290)) == 16
+    for slot in range(3):
+        index.drop(slot)
+    assert index.sweep(1000)
+    assert (index.blocks, index._bound._total) == (0, 0)
 
 
 def test_what_is_not_yet_swept_is_within_the_bound():

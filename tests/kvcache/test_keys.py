@@ -45,8 +45,8 @@ def test_nothing_is_shared_between_adapters_salts_and_estimates():
 
 
 def test_keys_know_what_they_are_of():
-    keys = BlockKeys([1, 2], unit=16, tokens=40, exact=False)
-    assert (list(keys), keys.unit, keys.tokens, keys.exact) == ([1, 2], 16, 40, False)
+    keys = BlockKeys([1, 2], unit=16, tokens=40, exact=False, whole=False)
+    assert (list(keys), keys.unit, keys.tokens, keys.exact, keys.whole) == ([1, 2], 16, 40, False, False)
 
 
 def test_a_medium_is_in_all_keys_from_its_block_on():

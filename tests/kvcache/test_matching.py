@@ -16,7 +16,7 @@ LENGTHS = st.one_of(st.integers(1, 8), st.integers(60, 140))
 
 
 def keys_of(count, unit=16):
-    return BlockKeys(chain(ids(*range(count)), 16, 1), unit, count * unit, True)
+    return BlockKeys(chain(ids(*range(count)), 16, 1), unit, count * unit, True, True)
 
 
 def shelf_of(keys, held):
