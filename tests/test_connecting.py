@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import json
 import random
-import socket
 from collections.abc import AsyncIterator
 from typing import Any
 
@@ -21,6 +20,7 @@ from simulator.server import EngineServer
 from simulator.settings import EngineSettings
 from simulator.tokenizer import build_tokenizer
 from tests.support.gateway import IN_TURN, Running, config_for, running
+from tests.support.ports import free_in_a_row
 from tests.support.wait import eventually
 
 PATH = "/v1/chat/completions"
@@ -38,12 +38,7 @@ def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> str:
 @pytest.fixture
 def listen() -> str:
     """An address whose port, and the next two, were free a moment ago."""
-    for port in random.sample(range(20_000, 30_000), 100):
-        with contextlib.ExitStack() as stack, contextlib.suppress(OSError):
-            for offset in range(3):
-                stack.enter_context(socket.socket()).bind(("127.0.0.1", port + offset))
-            return f"tcp://127.0.0.1:{port}"
-    raise AssertionError("no three ports in a row are free")
+    return f"tcp://127.0.0.1:{free_in_a_row(3)}"
 
 
 @contextlib.asynccontextmanager

@@ -11,6 +11,7 @@ from gateway.kvcache.intake import STRANGERS, Expected, Intake, Line, Voice
 from gateway.kvcache.sockets import QUEUE, Change
 from gateway.kvcache.stream import EventStream
 from tests.kvcache.conftest import FakeEngine, Follower, Tally, endpoint, ids, payload, removed, stored, tokens_held
+from tests.support.ports import free_in_a_row
 from tests.support.wait import eventually
 
 TOPIC = "kv@e0@m"
@@ -28,7 +29,7 @@ class Connecting(FakeEngine):
 
 @pytest.fixture
 async def intake(tally: Tally) -> AsyncIterator[Intake]:
-    one = Intake("tcp://127.0.0.1:0", [], tally)
+    one = Intake(f"tcp://127.0.0.1:{free_in_a_row(2)}", [], tally)
     one.start()
     yield one
     await one.close()
