@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import random
+import socket
 from collections.abc import AsyncIterator
 from typing import Any
 
