@@ -119,7 +119,8 @@ class TestEnginesThatConnect:
     async def test_each_rank_is_heard_at_its_own_port(self, tokenizer: str, listen: str) -> None:
         async with engine(tokenizer, kv_connect=listen, topic="t", ranks=3) as server:
             events = KvEventsSettings(connects=True, topic="t")
-            async with running(config(tokenizer, listen, EndpointSettings(server.url, kv_events=events))) as gateway:
+            one = EndpointSettings(server.url, kv_events=events)
+            async with running(config(tokenizer, listen, one, **IN_TURN)) as gateway:
                 for number in range(30):
                     expected, reported = await ask(gateway, chat(number % 6, number))
                     assert expected == reported
