@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
@@ -107,10 +106,26 @@ def spoken(stream: str) -> str:
     return "".join(delta.get("content", "") for delta in deltas)
 
 
-async def test_responses_go_on_where_they_began(client: openai.AsyncOpenAI, gateway: Gateway) -> None:
-    """Each engine keeps its own: any other would answer 404."""
+IN_TURN: dict[str, Any] = {
+    "plugins": [{"name": "healthy", "type": "healthy"}, {"name": "turn", "type": "round-robin"}],
+    "profiles": [{"name": "default", "filters": ["healthy"], "picker": "turn"}],
+}
 
-    async def converse(number: int) -> set[str]:
+
+async def test_responses_go_on_where_they_began(
+    started_engines: list[Engine], model_folder: Path, run_folder: Path
+) -> None:
+    """Each engine keeps its own: any other would answer 404."""
+    endpoints = [{"url": engine.url, "name": engine.name} for engine in started_engines]
+    with run_gateway(run_folder, endpoints, {"tokenizer": str(model_folder)}, **IN_TURN) as gateway:
+        async with openai.AsyncOpenAI(base_url=f"{gateway.url}/v1", api_key="none", max_retries=0) as client:
+            await converse(client, gateway)
+
+
+async def converse(client: openai.AsyncOpenAI, gateway: Gateway) -> None:
+    """Conversations that each go on from a response, by an engine that keeps them in mind."""
+    began = set()
+    for number in range(6):
         input_tokens, endpoints, previous = 0, set(), None
         for turn in range(4):
             reply = await client.responses.with_raw_response.create(
@@ -122,12 +137,8 @@ async def test_responses_go_on_where_they_began(client: openai.AsyncOpenAI, gate
             assert response.usage.input_tokens > input_tokens
             input_tokens = response.usage.input_tokens
             endpoints.add(gateway.request(reply.headers["x-request-id"])["endpoint"])
-        return endpoints
-
-    # All at once: one after the other, they may all be the same engine's, which looked the fastest.
-    homes = await asyncio.gather(*map(converse, range(6)))
-    assert [len(endpoints) for endpoints in homes] == [1] * 6
-    began = set[str]().union(*homes)
+        assert len(endpoints) == 1
+        began |= endpoints
     assert len(began) > 1
     with pytest.raises(openai.NotFoundError, match="No engine is known to keep"):
         await client.responses.create(model=MODEL, input="hi", previous_response_id="resp_nobody_knows")
