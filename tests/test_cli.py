@@ -517,11 +517,14 @@ async def test_explain_shows_a_past_request_beside_what_became_of_it(tmp_path):
         (("--url", "http://127.0.0.1:1", "--prompt-file", "/none"), "cannot be read"),
         (("--url", "http://127.0.0.1:1", "--prompt-file", "p", "--path", "/v1/nothing"), "--path"),
         (("--url", "http://127.0.0.1:1", "--prompt-file", "p", "--header", "x"), "--header"),
+        (("--url", "http://127.0.0.1:1", "--prompt-file", "p", "--model", "\udcff"), "cannot be written as JSON"),
+        (("--url", "http://127.0.0.1:1", "--prompt-file", "deep"), "cannot be written as JSON"),
     ],
 )
 def test_explain_refuses_what_it_cannot_ask(tmp_path, monkeypatch, capsys, arguments, said):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "p").write_text("Hello")
+    (tmp_path / "deep").write_text('{"prompt": ' + "[" * 300 + "]" * 300 + "}")
     assert main(["explain", *arguments]) == EXIT_CONFIG
     assert said in capsys.readouterr().err
 

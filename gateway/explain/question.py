@@ -49,7 +49,11 @@ def read_question(prompt_file: Path, model: str | None, path: str | None, header
             ) from error
     if model is not None:
         body["model"] = model
-    return Question(path or _path(body), orjson.dumps(body), dict(map(_header, headers)))
+    try:
+        raw = orjson.dumps(body)
+    except TypeError as error:  # nested more deeply than it writes, or a name that is no text
+        raise ConfigError(f"the request of --prompt-file and --model cannot be written as JSON: {error}") from error
+    return Question(path or _path(body), raw, dict(map(_header, headers)))
 
 
 def _path(body: Mapping[str, Any]) -> str:

@@ -100,13 +100,19 @@ class Ready:
             return None
 
     def take_from(self) -> tuple[int, list[bytes]] | None:
-        """As ``take``, with the file descriptor of the connection that it came on."""
-        try:
-            first = self._now.recv(zmq.NOBLOCK, copy=False)
-        except zmq.Again:
-            return None
-        rest = self._now.recv_multipart() if first.more else []
-        return int(first.get(zmq.SRCFD)), [first.bytes, *rest]
+        """As ``take``, with the file descriptor of the connection that it came on.
+
+        Messages of which that is not known are passed over: libzmq has none for those of ZMTP 1.0, which is what it
+        takes a connection for that does not greet as ZMTP does (a port scan, a TLS client).
+        """
+        while True:
+            try:
+                first = self._now.recv(zmq.NOBLOCK, copy=False)
+            except zmq.Again:
+                return None
+            rest = self._now.recv_multipart() if first.more else []
+            with contextlib.suppress(zmq.ZMQError):
+                return int(first.get(zmq.SRCFD)), [first.bytes, *rest]
 
     def some(self) -> asyncio.Future[int]:
         """Is done when there is a message, or was one; takes none."""

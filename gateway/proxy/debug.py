@@ -77,7 +77,7 @@ class Debug:
                 param=min(unknown)[:64],
             )
         limit = asked.get("limit", str(LIMIT))
-        if not (limit.isascii() and limit.isdigit() and 1 <= int(limit[:9]) <= MOST):
+        if not (limit.isascii() and limit.isdigit() and len(limit) <= len(str(MOST)) and 1 <= int(limit) <= MOST):
             raise ClientError(f"limit must be a number in 1..{MOST}", param="limit")
         request_id, model, endpoint = asked.get("request_id"), asked.get("model"), asked.get("endpoint")
         chosen = (
@@ -123,7 +123,10 @@ def _asked(path: str | None, raw: bytes) -> tuple[Route, bytes]:
             raise ClientError("Beside body there may be path and model.", param=min(unknown)[:64])
         if content.get("model") is not None:
             body["model"] = content["model"]
-        path, content, raw = content.get("path"), body, orjson.dumps(body)
+        try:
+            path, content, raw = content.get("path"), body, orjson.dumps(body)
+        except TypeError:  # it reads more levels than it writes
+            raise ClientError("body is nested too deeply: send it alone, with ?path=.", param="body") from None
     if path is None:
         path = next((GUESSED[name] for name in GUESSED if name in content), None)
     if not isinstance(path, str):

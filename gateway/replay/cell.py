@@ -14,6 +14,10 @@ from gateway.replay.mooncake import Line, Trace, read
 from gateway.replay.workload import Workload
 from simulator.virtual.machine import MACHINES, Machine
 
+LARGEST = 1e6
+"""Of a load, a time in seconds or a factor, and 1 / it the smallest: beyond them nothing is compared any more, and a
+run does not end."""
+
 
 @dataclass(frozen=True, slots=True)
 class TraceSource:
@@ -85,16 +89,12 @@ class Cell:
             raise ConfigError(f"there is no machine {self.machine!r}{nearest(self.machine, MACHINES)}")
         if self.endpoints < 1:
             raise ConfigError("endpoints must be at least 1")
-        if self.speed is not None and not self.speed > 0:
-            raise ConfigError("speed must be above 0 requests/s/endpoint")
-        if self.scrape is not None and not self.scrape > 0:
-            raise ConfigError("scrape must be above 0 seconds")
-        if not self.event_delay >= 0:
-            raise ConfigError("event-delay must be at least 0 seconds")
-        if not self.cost_scale > 0:
-            raise ConfigError("cost-scale must be above 0")
-        if self.step_scale is not None and not self.step_scale > 0:
-            raise ConfigError("step-scale must be above 0")
+        if not 0 <= self.event_delay <= LARGEST:
+            raise ConfigError(f"event-delay must be in 0..{LARGEST:g} seconds")
+        for name in ("speed", "scrape", "cost_scale", "step_scale"):
+            value = getattr(self, name)
+            if value is not None and not 1 / LARGEST <= value <= LARGEST:
+                raise ConfigError(f"{name.replace('_', '-')} must be in {1 / LARGEST:g}..{LARGEST:g}")
 
     @property
     def name(self) -> str:

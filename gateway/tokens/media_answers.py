@@ -105,7 +105,7 @@ def reading(raw: bytes) -> Generator[None, None, Prompt | None]:
 def _slices(numbers: bytes) -> Iterator[bytes]:
     """A JSON array of numbers as several, each of about ``SLICE`` bytes. Of anything else, some part is no JSON."""
     start, end = 1, len(numbers) - 1
-    if end - start <= SLICE:
+    if end - start <= SLICE or not (numbers.startswith(b"[") and numbers.endswith(b"]")):
         yield numbers
         return
     while start < end:

@@ -78,6 +78,23 @@ async def test_history_comes_first_and_then_what_is_said(engine, intake, followe
     assert follower.tally.states == ["connecting", "live"]
 
 
+@pytest.mark.parametrize("greeting", [b"\x16\x03\x01\x02\x00\x01\x00" + bytes(500), b"\x01\x00\x02\x00x"])
+async def test_who_does_not_greet_as_an_engine_changes_nothing(engine, intake, follower, greeting):
+    """A port scan, a TLS client: libzmq takes them for ZMTP 1.0, and cannot tell their connection."""
+    await engine.subscribed()
+    await follow(follower, intake, engine.replay)
+    host, _, port = intake.address.removeprefix("tcp://").rpartition(":")
+    _, stranger = await asyncio.open_connection(host, int(port))
+    stranger.write(greeting)
+    await stranger.drain()
+    await engine.publish(stored([11], ids(1)))
+    await held(follower, 0, 1)
+    stranger.close()
+    await stranger.wait_closed()
+    await engine.publish(stored([12], ids(2), parent=11))
+    await held(follower, 0, 1, 2)
+
+
 async def test_engines_are_told_apart_by_their_whole_topic(intake, follower, tally):
     engines = [Connecting(intake, topic) for topic in ("kv", "kv@a", "kv@ab")]
     for number, one in enumerate(engines):
@@ -267,7 +284,7 @@ async def test_a_ranks_port_that_is_taken_is_tried_again(intake, follower):
     taken.bind(intake.address_of(1))
     stream = follower.follow_from(Expected(intake, TOPIC, 1), None)
     await stream.synced.wait()
-    assert follower.tally.events["failed"] == 1
+    assert follower.tally.events["failed"] >= 1
     taken.close(linger=0)
     rank = Connecting(intake, offset=1)
     await rank.start()

@@ -203,12 +203,19 @@ async def test_decisions_are_chosen_by_request_model_endpoint_and_number():
 
 @pytest.mark.parametrize(
     ("query", "param"), [({"limit": "0"}, "limit"), ({"limit": "1001"}, "limit"), ({"limit": "²"}, "limit"),
-                         ({"limit": "x"}, "limit"), ({"id": "1"}, "id")],
+                         ({"limit": "x"}, "limit"), ({"limit": "000000001" + 30 * "9"}, "limit"), ({"id": "1"}, "id")],
 )  # fmt: skip
 async def test_a_wrong_choice_of_decisions_is_refused(query, param):
     async with engines(1) as (server,), running(config_for(server.url)) as gateway:
         reply = await gateway.client.get(f"{gateway.admin_url}/debug/decisions", params=query)
         assert (reply.status_code, reply.json()["error"]["param"]) == (400, param)
+
+
+async def test_a_body_that_cannot_be_unwrapped_is_refused():
+    deep = '{"body": {"model": "sim", "prompt": "x", "x": ' + "[" * 300 + "]" * 300 + "}}"
+    async with engines(1) as (server,), running(config_for(server.url)) as gateway:
+        reply = await gateway.client.post(f"{gateway.admin_url}/debug/explain", content=deep)
+        assert (reply.status_code, reply.json()["error"]["param"]) == (400, "body")
 
 
 async def test_an_explanation_is_what_then_happens_and_leaves_nothing_behind(tokenizer):

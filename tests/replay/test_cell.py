@@ -51,11 +51,15 @@ def test_a_worker_process_can_be_given_one() -> None:
     [
         ({"machine": "70b-tp8"}, "there is no machine '70b-tp8'; did you mean '70b-tp4'"),
         ({"endpoints": 0}, "endpoints must be at least 1"),
-        ({"speed": 0.0}, "speed must be above 0"),
-        ({"scrape": -1.0}, "scrape must be above 0"),
-        ({"event_delay": -1.0}, "event-delay must be at least 0"),
-        ({"cost_scale": 0.0}, "cost-scale must be above 0"),
-        ({"step_scale": 0.0}, "step-scale must be above 0"),
+        ({"speed": 0.0}, "speed must be in"),
+        ({"speed": 1e-320}, "speed must be in"),
+        ({"speed": float("inf")}, "speed must be in"),
+        ({"scrape": -1.0}, "scrape must be in"),
+        ({"event_delay": -1.0}, "event-delay must be in"),
+        ({"event_delay": float("nan")}, "event-delay must be in"),
+        ({"cost_scale": 0.0}, "cost-scale must be in"),
+        ({"cost_scale": 1e-320}, "cost-scale must be in"),
+        ({"step_scale": 0.0}, "step-scale must be in"),
     ],
 )
 def test_cells_that_make_no_sense(wrong, said) -> None:

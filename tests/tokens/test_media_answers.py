@@ -102,6 +102,10 @@ def test_a_part_that_is_no_number_spoils_the_whole(part: str) -> None:
     assert read(raw.replace(part.encode() + b",", b"")) is not None
 
 
+def test_a_long_text_of_numbers_is_no_list() -> None:
+    assert read(msgspec.json.encode({"token_ids": ",".join(["1"] * SLICE)})) is None
+
+
 def test_ids_are_read_in_slices() -> None:
     raw = msgspec.json.encode({"token_ids": [123_456] * 100_000})
     assert sum(1 for _ in reading(raw)) == len(raw) // SLICE + 1
