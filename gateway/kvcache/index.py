@@ -250,18 +250,18 @@ class CacheIndex:
         told: list[Candidate] = []
         estimated: list[Candidate] = []
         both: list[Candidate] = []
-        holders, below = self._holders, False
+        holders, exact, whole, below = self._holders, keys.exact, keys.whole, False
         for endpoint in endpoints:
             holder = holders.get(endpoint.slot)
             if holder is None:
                 continue
             candidate = holder.candidate
             candidate.block_size = holder.holdings.block_size or endpoint.metrics.block_size
-            if self._is_told(holder, keys):
+            if exact and holder.events and holder.heard and not holder.reading:
                 candidate.gpu = holder.clearing is None
                 below = below or holder.holdings.is_tiered
                 told.append(candidate)
-                if candidate.gpu and not self._is_all_told(holder, keys):
+                if (holder.partial or not whole) and candidate.gpu:
                     both.append(candidate)
             else:
                 estimated.append(candidate)
