@@ -162,7 +162,8 @@ class CacheIndex:
         holder = self._holders.get(slot)
         if holder is None:
             return
-        self._finish(holder)
+        if holder.clearing is not None:
+            self._finish(holder)
         at = 0
         while at < len(events):
             at, stored, removed = holder.holdings.quick(events, at)
@@ -360,7 +361,7 @@ class CacheIndex:
         slot = holder.endpoint.slot
         problem = holder.holdings.problem(event)
         named = not problem and is_named(event)
-        if named and is_tail(event, holder.block_size):
+        if named and event.block_size != holder.holdings.block_size and is_tail(event, holder.block_size):
             problem, named = "partial-tail", False
         if named and (not self._learned or event.block_size % self.unit):
             problem = self._learn(event.block_size)
