@@ -152,5 +152,5 @@ def hold(index: CacheIndex, slot: int, chance: random.Random, ids: array[int]) -
         group_idx=0,
         kv_cache_spec_kind="full_attention",
     )
-    index.apply(slot, event)
+    index.take(slot, [event])
     return hashes

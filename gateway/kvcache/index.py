@@ -11,9 +11,7 @@ from __future__ import annotations
 import math
 from array import array
 from collections.abc import Callable, Generator, Iterator, Sequence
-from heapq import heappop, heappush
 from itertools import chain as join
-from itertools import islice
 
 from gateway.framework import Clock, Endpoint, Matches, Medium, Observer
 from gateway.kvcache.bound import Bound
@@ -22,10 +20,10 @@ from gateway.kvcache.events import BlockRemoved, BlockStored, Event
 from gateway.kvcache.holder import Holder
 from gateway.kvcache.holdings import is_named, is_tail
 from gateway.kvcache.keys import BlockKeys, chain_past, root
-from gateway.kvcache.layers import LAYERS
 from gateway.kvcache.matching import Candidate, deeper, match_estimated, match_told
 from gateway.kvcache.names import AGES, Ages
 from gateway.kvcache.overlay import Overlay
+from gateway.kvcache.places import Places
 from gateway.kvcache.settings import CacheSettings
 from gateway.kvcache.shelf import ALL, BITS, Shelf
 
@@ -57,13 +55,11 @@ class CacheIndex:
         self._learned = False
         self._chains = Chains()
         self._holders: dict[int, Holder] = {}
-        self._places = 0
-        self._free: list[int] = []
+        self._places = Places()
         self._shelf = Shelf()
         self._overlay = Overlay(self._shelf, clock, settings.prediction_seconds)
         self._placements = 0
         self._bound = Bound(self._holders, settings.max_blocks, ages)
-        self._sweeps: list[Iterator[None]] = []
 
     @property
     def blocks(self) -> int:
@@ -98,16 +94,11 @@ class CacheIndex:
         if holder is not None:
             if holder.clearing is not None:
                 holder.clearing.close()
-            self._sweeps.append(self._leave(holder))
+            self._places.leave(holder.place, self._leave(holder))
 
     def sweep(self, budget: int) -> bool:
         """Clear places of what was dropped and forgotten, in ``budget`` steps at most; true when none is left."""
-        while self._sweeps and budget > 0:
-            done = sum(1 for _ in islice(self._sweeps[0], budget))
-            if done < budget:
-                self._sweeps.pop(0)
-            budget -= done
-        return not self._sweeps
+        return self._places.sweep(budget)
 
     # what engines say
 
@@ -153,16 +144,13 @@ class CacheIndex:
         if holder is not None and keys and keys.unit == self.unit:
             holder.take_report(keys[0])
 
-    def apply(self, slot: int, event: Event) -> None:
-        """One event of the endpoint's stream."""
-        self.take(slot, (event,))
-
     def take(self, slot: int, events: Sequence[Event]) -> None:
         """Some events of the endpoint's stream, in order."""
         holder = self._holders.get(slot)
         if holder is None:
             return
-        self._finish(holder)
+        if holder.clearing is not None:
+            self._finish(holder)
         at = 0
         while at < len(events):
             at, stored, removed = holder.holdings.quick(events, at)
@@ -250,18 +238,18 @@ class CacheIndex:
         told: list[Candidate] = []
         estimated: list[Candidate] = []
         both: list[Candidate] = []
-        holders, below = self._holders, False
+        holders, exact, whole, below = self._holders, keys.exact, keys.whole, False
         for endpoint in endpoints:
             holder = holders.get(endpoint.slot)
             if holder is None:
                 continue
             candidate = holder.candidate
             candidate.block_size = holder.holdings.block_size or endpoint.metrics.block_size
-            if self._is_told(holder, keys):
+            if exact and holder.events and holder.heard and not holder.reading:
                 candidate.gpu = holder.clearing is None
                 below = below or holder.holdings.is_tiered
                 told.append(candidate)
-                if candidate.gpu and not self._is_all_told(holder, keys):
+                if (holder.partial or not whole) and candidate.gpu:
                     both.append(candidate)
             else:
                 estimated.append(candidate)
@@ -284,8 +272,8 @@ class CacheIndex:
         holder = self._holders.get(endpoint.slot)
         if holder is None or keys.unit != self.unit:
             return
-        if self._sweeps:
-            self.sweep(SWEEP)
+        if self._places.wait:
+            self._places.sweep(SWEEP)
         self._placements += 1
         if holder.events and keys.exact:
             self._overlay.predict(holder.place, keys, self._placements)
@@ -322,12 +310,7 @@ class CacheIndex:
 
     def _begin(self, endpoint: Endpoint, events: bool, heard: bool) -> None:
         """The endpoint holds nothing, under places that nobody has."""
-        if self._free:
-            place = heappop(self._free)
-        else:
-            place = self._places
-            self._places += LAYERS
-        self._holders[endpoint.slot] = Holder(endpoint, events, heard, place, self._shelf, self.unit)
+        self._holders[endpoint.slot] = Holder(endpoint, events, heard, self._places.take(), self._shelf, self.unit)
 
     def _clear(self, holder: Holder, work: Iterator[None]) -> Generator[None]:
         """Work through a reset in small steps, while the endpoint stays."""
@@ -346,18 +329,17 @@ class CacheIndex:
     def _recount(self, holder: Holder) -> None:
         """What the endpoint holds has changed: sweep as much as it grew, so that what waits for that does not grow."""
         grown = self._bound.count(holder)
-        if self._sweeps:
-            self.sweep(SWEEP + max(0, grown))
+        if self._places.wait:
+            self._places.sweep(SWEEP + max(0, grown))
         self._bound.keep(holder, self._placements)
 
     def _leave(self, holder: Holder) -> Iterator[None]:
-        """Clear all places of a holder that is gone, in small steps; then they are free."""
+        """Clear all places of a holder that is gone, in small steps."""
         for _ in holder.holdings.leave():
             self._bound.left(holder, 1)
             yield
         self._bound.left(holder)
         yield from join(holder.estimate.leave(), self._overlay.leave(holder.place))
-        heappush(self._free, holder.place)
         self._observer.kv_blocks(self._model, self.blocks)
 
     def _stored(self, holder: Holder, event: BlockStored) -> bool:
@@ -365,7 +347,7 @@ class CacheIndex:
         slot = holder.endpoint.slot
         problem = holder.holdings.problem(event)
         named = not problem and is_named(event)
-        if named and is_tail(event, holder.block_size):
+        if named and event.block_size != holder.holdings.block_size and is_tail(event, holder.block_size):
             problem, named = "partial-tail", False
         if named and (not self._learned or event.block_size % self.unit):
             problem = self._learn(event.block_size)

@@ -128,10 +128,17 @@ def held_at(shelf: Shelf, place: int) -> set[int]:
     }
 
 
+class Index(CacheIndex):
+    """One that can be told a single event."""
+
+    def apply(self, slot: int, event: Event) -> None:
+        self.take(slot, (event,))
+
+
 def index_of(
     slots: int = 1, events: bool = True, clock: ManualClock | None = None, tally: Tally | None = None, **limits: Any
-) -> CacheIndex:
-    index = CacheIndex(CacheSettings(**limits), "m", clock or ManualClock(), tally or Tally())
+) -> Index:
+    index = Index(CacheSettings(**limits), "m", clock or ManualClock(), tally or Tally())
     for slot in range(slots):
         index.add(endpoint(slot), events)
     return index

@@ -8,10 +8,9 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from gateway.framework import Source
-from gateway.kvcache.index import CacheIndex
 from gateway.kvcache.names import AGES, Ages
 from gateway.kvcache.settings import CacheSettings
-from tests.kvcache.conftest import CLEARED, ManualClock, Tally, endpoint, removed, stored
+from tests.kvcache.conftest import CLEARED, Index, ManualClock, Tally, endpoint, removed, stored
 
 UNIT = 4
 SIZES = (4, 8, 4, 12)
@@ -49,7 +48,7 @@ class Naive(RuleBasedStateMachine):
     def begin(self):
         self.clock = ManualClock()
         settings = CacheSettings(block_size=UNIT, max_blocks=self.max_blocks)
-        self.index = CacheIndex(settings, "m", self.clock, Tally(), self.ages)
+        self.index = Index(settings, "m", self.clock, Tally(), self.ages)
         self.index.on_new_unit = self.begin_anew
         self.works = []
         self.held = [{tier: Counter() for tier in ("GPU", "CPU", "STORAGE")} for _ in SIZES]

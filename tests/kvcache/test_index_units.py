@@ -6,12 +6,12 @@ import pytest
 
 from gateway.framework import NO_MATCH, Match, Source
 from gateway.kvcache.events import BlockStored, decode
-from gateway.kvcache.index import CacheIndex
 from gateway.kvcache.layers import LAYERS
 from gateway.kvcache.settings import CacheSettings
 from tests.kvcache.conftest import (
     CLEARED,
     END,
+    Index,
     ManualClock,
     Tally,
     captured,
@@ -38,7 +38,7 @@ def test_the_first_engine_sets_the_unit():
 
 
 def test_the_unit_can_be_learned_from_a_scrape():
-    index = CacheIndex(CacheSettings(), "m", ManualClock(), Tally())
+    index = Index(CacheSettings(), "m", ManualClock(), Tally())
     index.add(endpoint(0, block_size=128), False)
     assert index.keys(ids(*range(8)), 128, True, None, None).unit == index.unit == 128
 
@@ -98,7 +98,7 @@ def test_a_prompts_end_within_a_block_says_nothing_of_the_block_size(tally):
 
 
 def test_a_prompts_end_is_known_where_the_engine_tells_its_block_size_otherwise():
-    index = CacheIndex(CacheSettings(), "m", ManualClock(), Tally())
+    index = Index(CacheSettings(), "m", ManualClock(), Tally())
     index.add(endpoint(0, block_size=32), True)
     index.apply(0, stored([19], ids(3, size=8)))
     assert index.blocks == 0
