@@ -21,6 +21,7 @@ from gateway.config.settings import Config
 from gateway.config.wiring import find, parameters
 
 MASK = "****"
+SECTIONS = ("plugins", "profiles")
 
 
 class _Dumper(yaml.SafeDumper):
@@ -54,6 +55,12 @@ def describe(config: Config, registry: Registry | None = None) -> str:
     )
     plain = _plain(effective, (), config.origin, secret=False)
     return yaml.dump(plain, Dumper=_Dumper, sort_keys=False, allow_unicode=True, width=120, default_flow_style=False)
+
+
+def wiring_text(config: Config) -> str:
+    """The plugins and profiles of ``config`` as YAML, as they were given: both whole, as they replace the defaults."""
+    given = {name: _plain(getattr(config, name), (name,), config.origin, secret=False) for name in SECTIONS}
+    return yaml.dump(given, Dumper=_Dumper, sort_keys=False, allow_unicode=True, width=120, default_flow_style=None)
 
 
 def _filled(types: Any, settings: Any, path: KeyPath, origin: Origin) -> Any:

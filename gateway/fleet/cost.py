@@ -18,6 +18,7 @@ Pure: no clock, no I/O.
 from __future__ import annotations
 
 import weakref
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from math import inf, isfinite
 
@@ -86,11 +87,6 @@ class _Line:
         self._wxy = memory * self._wxy + weight * x * y
         self._solve()
 
-    def clear(self) -> None:
-        """Forget what was learned, and count on."""
-        self._w = self._wx = self._wy = self._wxx = self._wxy = 0.0
-        self._solve()
-
     def _solve(self) -> None:
         xx, xy = self._wxx + SCALE_PRIOR, self._wxy + SCALE_PRIOR
         overhead = 0.0
@@ -112,8 +108,8 @@ def _step_line() -> _Line:
 
 
 class Peers:
-    """What the engines of one model and role see together. ``count``: how many there are. ``news``: what either line
-    was told, counted."""
+    """What the engines of one model, role and start that are fitted see together. ``count``: how many there are.
+    ``news``: what either line was told, counted."""
 
     def __init__(self) -> None:
         self.prefill = _prefill_line()
@@ -121,17 +117,12 @@ class Peers:
         self.count = 0
         self.news = 0
 
-    def join(self, member: FittedCost) -> None:
-        """Count ``member`` until it is gone."""
+    def join(self, member: FittedCost) -> Callable[[], object]:
+        """Count ``member`` until it is gone, or what is returned is called."""
         self.count += 1
-        weakref.finalize(member, self._leave).atexit = False
-
-    def forget(self) -> None:
-        """Someone's start is another: what was seen of the scales was in part of the old one."""
-        for line in (self.prefill, self.step):
-            line.clear()
-            line.seen += self.count  # a turn has passed, so that everyone looks again
-        self.news += self.count
+        leave = weakref.finalize(member, self._leave)
+        leave.atexit = False
+        return leave
 
     def _leave(self) -> None:
         self.count -= 1
@@ -161,10 +152,10 @@ class _Blend:
             self._learnt_at = self.common.seen
         self._mix(turn)
 
-    def clear(self, turn: int) -> None:
-        """Forget what was seen here. The peers' line was cleared before."""
-        self.own.clear()
-        self.count = 0.0
+    def turn_to(self, common: _Line | None, turn: int) -> None:
+        """Believe others from now on; what was seen here stays."""
+        self.common = common
+        self._learnt_at = common.seen if common is not None else 0
         self._mix(turn)
 
     def now(self, turn: int) -> _Blend:
@@ -188,19 +179,19 @@ class _Blend:
 class FittedCost:
     """``framework.CostModel``, fitted from what the gateway sees.
 
-    ``start``: the values of scale 1; where its ``fit`` is false they stay. ``peers``: of the same model and role; None:
-    alone. A scale is of each one's own start, so engines of unlike hardware can be peers.
+    ``start``: the values of scale 1; where its ``fit`` is false they stay, whatever peers see. ``peers``: of the same
+    model, role and start; None: alone.
     """
 
     def __init__(self, start: Costs, peers: Peers | None = None) -> None:
         self.start = start
-        self._peers = peers
-        self._prefill = _Blend(_prefill_line(), peers.prefill if peers else None)
-        self._step = _Blend(_step_line(), peers.step if peers else None)
+        self._peers: Peers | None = None
+        self._leave: Callable[[], object] | None = None
+        self._prefill = _Blend(_prefill_line(), None)
+        self._step = _Blend(_step_line(), None)
         self._scalars: Scalars | None = None
         self._stale_at = 0
-        if peers is not None:
-            peers.join(self)
+        self._join(peers if start.fit else None)
 
     @property
     def scalars(self) -> Scalars:
@@ -210,16 +201,15 @@ class FittedCost:
             scalars = self._scalars = self._scaled()
         return scalars
 
-    def restart(self, start: Costs) -> None:
-        """Begin again from other values; nothing where they are the same."""
-        if start == self.start:
-            return
-        self.start = start
-        if self._peers is not None:
-            self._peers.forget()
-        self._prefill.clear(self._turn)
-        self._step.clear(self._turn)
-        self._told()
+    def restart(self, start: Costs, peers: Peers | None = None) -> None:
+        """Begin again from other values, among their ``peers``; from the same ones what was seen here stays. Those who
+        were peers before keep what they know."""
+        if start != self.start:
+            self.start = start
+            self._prefill = _Blend(_prefill_line(), None)
+            self._step = _Blend(_step_line(), None)
+            self._scalars = None
+        self._join(peers if start.fit else None)
 
     def prefill_seconds(self, tokens: int, context: int = 0) -> float:
         """To compute ``tokens`` new prompt tokens behind ``context`` held ones; without queueing and overhead."""
@@ -324,6 +314,18 @@ class FittedCost:
             self._peers.prefill.seen += prefill
             self._peers.step.seen += step
             self._peers.news += prefill + step
+
+    def _join(self, peers: Peers | None) -> None:
+        """Be one of ``peers``, and of no others."""
+        if peers is not self._peers:
+            if self._leave is not None:
+                self._leave()
+            self._peers = peers
+            self._leave = peers.join(self) if peers is not None else None
+            self._scalars = None
+        if self._prefill.common is not (peers.prefill if peers is not None else None):
+            self._prefill.turn_to(peers.prefill if peers is not None else None, self._turn)
+            self._step.turn_to(peers.step if peers is not None else None, self._turn)
 
     def _told(self) -> None:
         self._scalars = None

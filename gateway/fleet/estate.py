@@ -9,12 +9,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from functools import partial
 from random import Random
+from weakref import WeakValueDictionary
 
 from gateway.errors import ConfigError
 from gateway.fleet.core import Core, Place
 from gateway.fleet.cost import FittedCost, Peers
 from gateway.fleet.engine_watch import EngineWatch
-from gateway.fleet.hardware import starting
+from gateway.fleet.hardware import Costs, starting
 from gateway.fleet.ledger import Ledger
 from gateway.fleet.listener import Listeners
 from gateway.fleet.ranks import ranks_of
@@ -39,7 +40,7 @@ class Estate:
         self._observer = observer
         self._random = random
         self._listeners = listeners
-        self._peers: dict[tuple[str, str], Peers] = {}
+        self._peers: WeakValueDictionary[tuple[str, str, Costs], Peers] = WeakValueDictionary()
         self.open = False
         self.slots = Slots()
         self.sites: dict[Engine, Site] = {}
@@ -81,6 +82,12 @@ class Estate:
                 if self.open:
                     self._observer.draining(place.name, place.draining)
 
+    def restart(self, site: Site) -> None:
+        """A core's speed is what the first of its entries says: begin again where that is another."""
+        first = site.entries[0]
+        for core in site.watch.cores:
+            core.cost.restart(*self._believed(first.model, first.settings))
+
     def _site(self, model: Model, settings: EndpointSettings) -> Site:
         """The engine at this URL: the one that is known, or a new one."""
         address = Address.of(settings.url)
@@ -113,9 +120,12 @@ class Estate:
 
     def _core(self, model: Model, settings: EndpointSettings, rank: int | None) -> Core:
         half_life = FOREIGN_HALF_LIFE * self._settings.scrape.interval
-        peers = self._peers.setdefault((model.name, settings.role), Peers())
+        return Core(rank, Ledger(self._clock, half_life), FittedCost(*self._believed(model, settings)))
+
+    def _believed(self, model: Model, settings: EndpointSettings) -> tuple[Costs, Peers]:
+        """What a core of this endpoint costs at first, and who sees the same."""
         start = starting((settings.cost, self._settings.cost), lambda: None, model.name)
-        return Core(rank, Ledger(self._clock, half_life), FittedCost(start, peers))
+        return start, self._peers.setdefault((model.name, settings.role, start), Peers())
 
     def _stand(self, site: Site, entries: Sequence[Entry], cores: Sequence[Core]) -> list[Place]:
         """New endpoints, of each entry on each core."""

@@ -130,15 +130,16 @@ class Fleet:
 
     def apply(self, change: Change) -> None:
         """The fleet is what was wanted, from the next request on; those under way to what is gone end in peace."""
+        self._estate.take_out(change.gone)
         for entry, model, settings in change.kept:
             self._estate.sites[entry.engine].reconfigure(entry, model, settings)
         for entry in change.added:
             entry.coming = False
-        self._estate.take_out(change.gone)
         for name in [name for name, places in self._estate.endpoints.items() if not places]:
             del self._estate.endpoints[name]
         for site in self._estate.sites.values():
             site.share_key()
+            self._estate.restart(site)
             self._estate.mark(site)
             # Who had its name before took the series of that name along.
             self._observer.engine_state(site.engine.name, site.engine.up, site.engine.down_reason)

@@ -14,7 +14,6 @@ from urllib.parse import urlsplit
 from gateway.errors import ConfigError
 from gateway.fleet.core import Core, Place
 from gateway.fleet.engine_watch import EngineWatch
-from gateway.fleet.hardware import starting
 from gateway.fleet.probe import EngineProbe
 from gateway.fleet.settings import EndpointSettings
 from gateway.framework import Engine, Model, Role
@@ -140,16 +139,13 @@ class Site:
 
     def reconfigure(self, entry: Entry, model: Model, settings: EndpointSettings) -> None:
         """What may change while an endpoint goes on: all but its URL, its name and its number of ranks."""
-        listens, costs = entry.settings.kv_events, entry.settings.cost
+        listens = entry.settings.kv_events
         entry.model, entry.settings = model, settings
         for place in entry.places:
             place.model, place.settings = model, settings
             place.role, place.labels = Role(settings.role), dict(settings.labels)
         if settings.kv_events != listens:
             self.watch.relearn()
-        if settings.cost != costs and entry is self.entries[0]:  # a core's speed is what the first one says of it
-            for core in self.watch.cores:
-                core.cost.restart(starting((settings.cost,), lambda: None, model.name))
 
 
 class Names:

@@ -10,20 +10,24 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
+from random import Random
 
 from rich.console import Console
 
+from gateway.config.describe import wiring_text
 from gateway.config.registry import Registry, discover
-from gateway.config.wiring import find, parameters
+from gateway.config.wiring import find, parameters, wire
 from gateway.errors import ConfigError
+from gateway.framework import NULL_OBSERVER, Context
 from gateway.replay.cell import Cell, GroupsSource
 from gateway.replay.compare import Job, run
 from gateway.replay.policies import Wiring, with_parameters
 from gateway.replay.report import COMPARED, change, number
 from gateway.replay.show import Ticker
 from gateway.replay.statistics import METRICS, Metric, Summary, difference, mean
+from gateway.replay.world import VirtualClock
 
 TRAINING = 0.5
 """Share of a trace's requests that is searched on; the rest is held out."""
@@ -76,9 +80,12 @@ def knobs(wiring: Wiring, registry: Registry | None = None) -> list[Knob]:
     """The numbers of the scorers that the model's handler runs: their parameters, and their weights where several are
     blended (of the first none: only ratios matter). Raises ConfigError."""
     config = wiring.config
-    types = (registry or discover()).plugins
-    handler = next(handler for handler in config.handlers if handler.name == wiring.handler)
-    asked = [profile for profile in config.profiles if profile.name in handler.parameters.values()]
+    registry = registry or discover()
+    types = registry.plugins
+    # Asked of the handler itself: what it runs may be its parameters' defaults.
+    handler = wire(config, _context, registry).handlers[wiring.handler]
+    names: Collection[str] = getattr(handler, "profiles", [profile.name for profile in config.profiles])
+    asked = [profile for profile in config.profiles if profile.name in names]
     found: dict[Key, Knob] = {}
     for profile in asked:
         for scorer in profile.scorers[1:]:
@@ -96,6 +103,10 @@ def knobs(wiring: Wiring, registry: Registry | None = None) -> list[Knob]:
                 key = (plugin.name, field.name)
                 found[key] = Knob(key, value, whole=isinstance(value, int))
     return list(found.values())
+
+
+def _context(name: str) -> Context:
+    return Context(name=name, clock=VirtualClock(), random=Random(0), observer=NULL_OBSERVER)
 
 
 class Search:
@@ -247,35 +258,16 @@ def report(wiring: Wiring, metric: Metric, found: Found) -> list[str]:
         )
     if not found.worth(metric):
         return [*lines, f"{metric.title} gained nothing beyond the noise: keep the configuration as it is"]
-    lines.append(f"recommended, in {wiring.name}:")
+    lines.append(f"recommended, in {wiring.name}, in place of its plugins and profiles:")
     return lines + snippet(wiring, found.values)
 
 
 def snippet(wiring: Wiring, values: Values) -> list[str]:
-    """What to write into plugins.yaml: the instances and profiles that change."""
-    config = with_parameters(wiring, values).config
-    lines = ["plugins:"]
-    for plugin in config.plugins:
-        if any(key == (plugin.name, one) for key in values for one in plugin.parameters):
-            shown = ", ".join(f"{key}: {_yaml(value)}" for key, value in plugin.parameters.items())
-            lines.append(f"- {{name: {plugin.name}, type: {plugin.type}, parameters: {{{shown}}}}}")
-    if len(lines) == 1:
-        lines = []
-    weighted = [
-        profile for profile in config.profiles if any((scorer.plugin, "weight") in values for scorer in profile.scorers)
-    ]
-    if weighted:
-        lines.append("profiles:")
-    for profile in weighted:
-        shown = ", ".join(f"{{plugin: {scorer.plugin}, weight: {scorer.weight:g}}}" for scorer in profile.scorers)
-        lines.append(f"- {{name: {profile.name}, scorers: [{shown}]}}")
-    return lines
+    """What to write into plugins.yaml in place of its plugins and profiles, in lines. All of both, since a file's
+    sections replace the defaults as a whole."""
+    return wiring_text(with_parameters(wiring, values).config).splitlines()
 
 
 def _same(ours: Sequence[Summary], theirs: Sequence[Summary]) -> bool:
     """Whether the runs did the very same."""
     return all(mine.values == other.values for mine, other in zip(ours, theirs, strict=True))
-
-
-def _yaml(value: object) -> str:
-    return f"{value:g}" if isinstance(value, float) else str(value)

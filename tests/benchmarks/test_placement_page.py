@@ -50,10 +50,25 @@ def test_a_verdict_names_who_is_better() -> None:
         [summary("default", seed, goodput=0.6 + 0.01 * seed, ttft_mean=1.2) for seed in (1, 2, 3)]
         + [summary("lmetric", seed, goodput=0.7 + 0.01 * seed, ttft_mean=1.0) for seed in (1, 2, 3)],
     )
-    assert "| lmetric 72.0 | -10.0 pp (-10.0..-10.0) | **no** | 1.20 | 1.20 (lmetric) |" in verdicts([cell])
+    assert "| lmetric 72.0 | -10.0 pp (-10.0..-10.0) | **no**: lmetric | 1.20 | 1.20 (lmetric) |" in verdicts([cell])
     rows = overall([cell]).splitlines()
     assert rows[2].startswith("| lmetric | 1.00 |")  # the best first
     assert rows[3].startswith("| default | 1.20 |")
+
+
+def test_a_verdict_asks_every_other_policy() -> None:
+    """The best mean is so noisy that it proves nothing; a worse one is better at every seed."""
+    goodput = {"default": (0.50, 0.50, 0.50), "noisy": (0.40, 0.55, 0.70), "sure": (0.540, 0.541, 0.542)}
+    cell = gather(
+        "lost",
+        {},
+        [
+            summary(policy, seed, goodput=value)
+            for policy, values in goodput.items()
+            for seed, value in enumerate(values, start=1)
+        ],
+    )
+    assert "| lost | 50.0 | noisy 55.0 | -5.0 pp (-42.3..+32.3) | **no**: sure |" in verdicts([cell])
 
 
 def test_charts_are_beside_the_page(tmp_path) -> None:

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from gateway.errors import ConfigError
 from gateway.fleet.fleet import Fleet
-from gateway.fleet.settings import EndpointSettings, FleetSettings, ScrapeSettings
+from gateway.fleet.settings import CostSettings, EndpointSettings, FleetSettings, ScrapeSettings
 from gateway.framework import NULL_OBSERVER, Endpoint, Model, Observer, SystemClock
 from tests.fleet.conftest import FakeEngine, ManualClock
 
@@ -149,3 +149,52 @@ async def test_a_name_that_moves_to_another_engine_keeps_its_series() -> None:
         await fleet.close()
         await first.stop()
         await second.stop()
+
+
+SLOW = CostSettings(prefill_token=5e-3)
+ONE, OTHER = Model("one"), Model("other")
+A, B = "http://a:1", "http://b:1"
+
+
+def change(fleet: Fleet, wanted: Wanted) -> None:
+    fleet.apply(asyncio.run(fleet.prepare(wanted)))
+
+
+def test_what_the_first_that_is_left_says_of_the_cost_counts() -> None:
+    """Whose word counted is gone, and the one that is left is told another cost in the same change, or an earlier."""
+    fleet = fleet_of([(ONE, [EndpointSettings(A)]), (OTHER, [EndpointSettings(A)])])
+    change(fleet, [(OTHER, [EndpointSettings(A, cost=SLOW)])])
+    assert fleet.cost(fleet.endpoints(OTHER)[0]).start.prefill_token == 5e-3
+    fleet = fleet_of([(ONE, [EndpointSettings(A)]), (OTHER, [EndpointSettings(A, cost=SLOW)])])
+    assert fleet.cost(fleet.endpoints(OTHER)[0]).start.prefill_token != 5e-3
+    change(fleet, [(OTHER, [EndpointSettings(A, cost=SLOW)])])
+    assert fleet.cost(fleet.endpoints(OTHER)[0]).start.prefill_token == 5e-3
+
+
+def test_engines_learn_from_those_of_their_own_role_and_start() -> None:
+    fleet = fleet_of([(ONE, [EndpointSettings(A), EndpointSettings(B)])])
+    first, second = (fleet.cost(endpoint) for endpoint in fleet.endpoints(ONE))
+
+    def learn() -> tuple[float, float]:
+        for _ in range(40):
+            second.learn_prefill(4000, 0, 3.0)
+        return first.prefill_scale, second.prefill_scale
+
+    scales = learn()
+    assert min(scales) > 3
+    change(fleet, [(ONE, [EndpointSettings(A, cost=SLOW), EndpointSettings(B)])])
+    assert (first.prefill_scale, second.prefill_scale) == pytest.approx((1, scales[1]), rel=0.01)
+    assert learn()[0] == 1
+    change(fleet, [(ONE, [EndpointSettings(A), EndpointSettings(B)])])
+    assert learn()[0] > 3
+    change(fleet, [(ONE, [EndpointSettings(A, role="prefill"), EndpointSettings(B)])])
+    assert learn()[0] == 1
+
+
+def test_what_is_not_fitted_keeps_its_costs_among_engines_that_are() -> None:
+    fleet = fleet_of([(ONE, [EndpointSettings(A, cost=CostSettings(fit=False)), EndpointSettings(B)])])
+    given, fitted = (fleet.cost(endpoint) for endpoint in fleet.endpoints(ONE))
+    before = given.prefill_seconds(4000)
+    for _ in range(40):
+        fitted.learn_prefill(4000, 0, 3.0)
+    assert (given.prefill_seconds(4000), given.overhead_seconds) == (before, 0)

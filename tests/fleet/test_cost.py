@@ -231,22 +231,53 @@ def test_scalars_follow_the_peers():
     assert idle.scalars.prefill_token > 4 * before
 
 
-def test_other_starting_values_begin_anew_for_all_peers():
+def test_other_starting_values_begin_anew_and_disturb_nobody():
     peers = Peers()
     changed, other = FittedCost(BIG, peers), FittedCost(BIG, peers)
     for _ in range(30):
         changed.learn_prefill(4000, 0, 5 * BIG.prefill_token * 4000)
         changed.learn_step(4, 1000, 5 * BIG.step)
-    assert other.prefill_scale > 2
-    small = PROFILES["8b-h100"]
-    changed.restart(small)
+    believed = other.prefill_scale, other.step_scale
+    assert min(believed) > 2
+    small, others = PROFILES["8b-h100"], Peers()
+    changed.restart(small, others)
     assert changed.scalars == (*(getattr(small, value) for value in VALUES), 0.0)
-    # The other has seen nothing itself, and believed what was seen of the old values.
-    assert (other.prefill_scale, other.step_scale) == (1, 1)
+    assert (peers.count, others.count) == (1, 1)
+    # What the other believes was seen of the values that it still has.
+    other.learn_nothing()
+    assert (other.prefill_scale, other.step_scale) == pytest.approx(believed, rel=0.01)
     changed.learn_prefill(4000, 0, small.prefill_token * 4000)
     learned = changed.scalars
-    changed.restart(small)
+    changed.restart(small, others)
     assert changed.scalars is learned
+    del changed
+    assert others.count == 0
+
+
+def test_other_peers_leave_what_was_seen_here():
+    one, other = Peers(), Peers()
+    cost = FittedCost(BIG, one)
+    for _ in range(30):
+        cost.learn_prefill(4000, 0, 5 * FittedCost(BIG).prefill_seconds(4000))
+    cost.restart(BIG, other)
+    assert (one.count, other.count) == (0, 1)
+    assert 3 < cost.prefill_scale < 5
+    cost.learn_prefill(4000, 0, FittedCost(BIG).prefill_seconds(4000))
+    assert (one.prefill.seen, other.prefill.seen) == (30, 1)
+
+
+def test_what_is_not_fitted_has_no_peers():
+    peers = Peers()
+    given, fitted = FittedCost(Costs(fit=False), peers), FittedCost(BIG, peers)
+    for _ in range(40):
+        fitted.learn_prefill(4000, 0, 5 * BIG.prefill_token * 4000)
+        fitted.learn_step(4, 1000, 5 * BIG.step)
+    assert peers.count == 1
+    assert (given.prefill_scale, given.step_scale, given.overhead_seconds) == (1, 1, 0)
+    assert given.prefill_seconds(4000) == FittedCost(BIG).prefill_seconds(4000)
+    fitted.restart(Costs(fit=False), peers)
+    assert (fitted.prefill_scale, fitted.step_scale, fitted.overhead_seconds) == (1, 1, 0)
+    assert peers.count == 0
 
 
 @pytest.mark.parametrize(("prefill", "step"), [(1, 1), (0.4, 0.4), (5, 5), (3, 0.5), (0.5, 3)])

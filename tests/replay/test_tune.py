@@ -10,12 +10,13 @@ import pytest
 from rich.console import Console
 
 from gateway.cli import EXIT_CONFIG, main
+from gateway.config.load import loads
 from gateway.errors import ConfigError
 from gateway.replay import tune as module
 from gateway.replay.cell import Cell, GroupsSource, TraceSource
 from gateway.replay.compare import Job
 from gateway.replay.groups import Shape
-from gateway.replay.policies import Wiring, policy
+from gateway.replay.policies import Wiring, policy, with_parameters
 from gateway.replay.statistics import METRICS, Summary
 from gateway.replay.tune import Found, Knob, Search, knobs, report, snippet, split
 from tests.replay.runs import summary
@@ -120,16 +121,52 @@ def test_what_its_plugin_refuses_is_not_tried(monkeypatch) -> None:
     assert all(isinstance(value, float) and 0 <= value <= 1 for value in given)
 
 
-def test_a_recommendation_can_be_pasted() -> None:
-    assert snippet(policy("llm-d"), {("queue", "weight"): 4.0}) == [
-        "profiles:",
-        "- {name: default, scorers: [{plugin: prefix, weight: 3}, {plugin: queue, weight: 4}, "
-        "{plugin: kv, weight: 2}]}",
-    ]
-    assert snippet(policy("default"), {("cost", "lam"): 0.2}) == [
-        "plugins:",
-        "- {name: cost, type: placement-cost, parameters: {lam: 0.2}}",
-    ]
+BLEND = """
+plugins:
+- {name: healthy, type: healthy}
+- {name: "no", type: prefix-cache}
+- {name: queue, type: queue-depth}
+- {name: ours, type: placement-cost, parameters: {lam: "${LAM}"}}
+- {name: best, type: max-score}
+profiles:
+- name: default
+  filters: [healthy]
+  scorers: [{plugin: "no", weight: 3}, {plugin: queue, weight: 2}, {plugin: ours}]
+  picker: best
+"""
+MODELS = "models: [{name: m, endpoints: [{url: 'http://a:1'}]}]\n"
+
+
+@pytest.mark.parametrize(
+    ("given", "values"),
+    [
+        ("", {("cost", "lam"): 0.2}),
+        ("", {("cost", "cpu_fetch"): 8e-07}),
+        (BLEND, {("queue", "weight"): 4.0}),
+        (BLEND, {("queue", "half"): 8.0, ("no", "weight"): 0.00001}),
+        (BLEND, {("ours", "lam"): 0.25, ("ours", "weight"): 2.0}),
+    ],
+)
+def test_a_recommendation_can_be_pasted(given, values) -> None:
+    """In place of the file's plugins and profiles it gives what was measured."""
+    env = {"LAM": "0.5"}
+    wiring = Wiring("mine", loads(MODELS + given, env))
+    pasted = loads(MODELS + "\n".join(snippet(wiring, values)), env)
+    assert pasted == with_parameters(wiring, values).config
+    assert knobs(Wiring("pasted", pasted))
+
+
+def test_a_recommendation_of_a_policy_by_name_is_whole() -> None:
+    values = {("queue", "weight"): 4.0}
+    pasted = loads(MODELS + "\n".join(snippet(policy("llm-d"), values)), {})
+    expected = with_parameters(policy("llm-d"), values).config
+    assert (pasted.plugins, pasted.profiles) == (expected.plugins, expected.profiles)
+    assert pasted.models[0].handler in {handler.name for handler in pasted.handlers}
+
+
+def test_a_handler_may_rely_on_its_default_profile() -> None:
+    config = loads(MODELS + "handlers: [{name: default, type: single}]\n", {})
+    assert knobs(Wiring("mine", config)) == knobs(policy("default"))
 
 
 def test_a_policy_without_numbers_is_refused() -> None:
