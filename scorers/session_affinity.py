@@ -32,9 +32,10 @@ Example
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from hashlib import blake2b
+from types import MappingProxyType
 from typing import Literal
 
 from gateway.framework import Context, Endpoint, Plan, Request
@@ -66,13 +67,20 @@ class SessionAffinity:
         self._clock = context.clock
         # (model, session) -> last used, decode's name, prefill's name; in the order of use
         self._homes: OrderedDict[tuple[str, str], tuple[float, str, str | None]] = OrderedDict()
+        self._seen: Mapping[tuple[str, str], tuple[float, str, str | None]] = self._homes
+
+    def __copy__(self) -> SessionAffinity:
+        """To be asked and never told: it reads the same sessions, since copying 100,000 takes 50 ms."""
+        made = object.__new__(type(self))
+        vars(made).update(vars(self), _homes=OrderedDict(), _seen=MappingProxyType(self._homes))
+        return made
 
     def score(self, request: Request, endpoints: Sequence[Endpoint], /) -> Sequence[float]:
         if not request.session:
             return [0.0] * len(endpoints)
         if self._hash:
             return _ranks(request, endpoints)
-        home = self._homes.get(_key(request))
+        home = self._seen.get(_key(request))
         if home is None or self._clock.monotonic() - home[0] > self._ttl:
             return [0.0] * len(endpoints)
         return [1.0 if endpoint.name in home[1:] else 0.0 for endpoint in endpoints]

@@ -96,9 +96,11 @@ class Reservation:
         if self._prefill:
             self._computed(self._ledger._clock.monotonic(), seen=True)
 
-    def generated(self, tokens: int) -> None:
-        """The answer has ``tokens`` tokens so far. A total, not an addition: a lower one changes nothing."""
-        if self._open and tokens > self._generated:
+    def generated(self, tokens: int, *, exact: bool = False) -> None:
+        """The answer has ``tokens`` tokens so far. A total, not an addition: a lower one changes nothing, unless it is
+        ``exact``: the engine's own count, where those before were guessed from a stream's events."""
+        tokens = max(0, tokens)
+        if self._open and (tokens > self._generated or exact):
             self._ledger.kv_tokens += tokens - self._generated
             self._generated = tokens
 

@@ -215,6 +215,8 @@ class Exchange:
         self.phase = Phase.DONE
         self.status = status
         self.usage = usage
+        if self.placement is not None and usage is not None and usage.output_tokens is not None:
+            self.placement.decode.reservation.generated(usage.output_tokens, exact=True)
         if status >= 400 or error:
             self.outcome = "engine_error"
         self._conclude()

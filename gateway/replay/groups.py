@@ -70,6 +70,7 @@ class Groups:
         if rate is not None and not rate > 0:
             raise ConfigError("the rate must be above 0 requests/s")
         self._shape = shape
+        self._seed = seed
         self._chance = random.Random(seed)
         self._closed = rate is None
         self._next_block = 0
@@ -77,7 +78,7 @@ class Groups:
         self._open: dict[Call, _Place] = {}
         users = shape.groups * shape.users
         if rate is None:
-            times = [self._pause() for _ in range(users)]
+            times = [self._pause(user, 0, 0) for user in range(users)]
         else:
             gaps = (self._chance.expovariate(rate / shape.turns) for _ in range(shape.conversations))
             times = list(accumulate(gaps))
@@ -97,9 +98,11 @@ class Groups:
         shape = self._shape
         if place.turn + 1 < shape.turns:
             context = call.input_tokens + call.output_tokens
-            return [self._turn(at + self._pause(), place.user, place.round, place.turn + 1, context, call.blocks)]
+            user, round_, turn = place.user, place.round, place.turn + 1
+            return [self._turn(at + self._pause(user, round_, turn), user, round_, turn, context, call.blocks)]
         if self._closed and place.round + 1 < shape.rounds:
-            return [self._first(at + self._pause(), place.user, place.round + 1)]
+            user, round_ = place.user, place.round + 1
+            return [self._first(at + self._pause(user, round_, 0), user, round_)]
         return []
 
     def _first(self, at: float, user: int, round_: int) -> Call:
@@ -121,8 +124,12 @@ class Groups:
         begin, self._next_block = self._next_block, self._next_block + count
         return tuple(range(begin, self._next_block))
 
-    def _pause(self) -> float:
-        return self._chance.expovariate(1 / self._shape.think) if self._shape.think else 0.0
+    def _pause(self, user: int, round_: int, turn: int) -> float:
+        """Seconds before this turn. Each by a seed of its own, not by whose answer came first: so that policies, whose
+        answers come in different orders, are compared on the same pauses."""
+        if not self._shape.think:
+            return 0.0
+        return random.Random(f"{self._seed}/{user}/{round_}/{turn}").expovariate(1 / self._shape.think)
 
 
 @dataclass(frozen=True, slots=True)

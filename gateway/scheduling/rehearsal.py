@@ -14,7 +14,8 @@ from gateway.scheduling.scheduler import Scheduler
 P = TypeVar("P")
 
 MUTABLE = (dict, list, set, deque, Random)
-"""What a plugin remembers in. Copied one level deep: a plugin that keeps its memory elsewhere has a ``__copy__``."""
+"""What a plugin remembers in. Copied one level deep: a plugin that keeps its memory elsewhere, or so much that copying
+it would hold up requests, has a ``__copy__``. A rehearsal never tells it where a request was placed."""
 
 
 def rehearsal(scheduler: Scheduler) -> Scheduler:

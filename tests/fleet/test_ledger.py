@@ -78,6 +78,23 @@ def test_a_reservation_is_seen_at_once_and_given_back_in_parts(manual_clock):
     assert (ledger.requests, ledger.prefill_tokens, ledger.kv_tokens) == (0, 0, 0)
 
 
+def test_an_exact_total_corrects_what_was_guessed(manual_clock):
+    ledger = Ledger(manual_clock())
+    reservation = ledger.reserve(0, 100)
+    reservation.generated(400)
+    reservation.generated(100)
+    assert ledger.kv_tokens == 500
+    reservation.generated(100, exact=True)
+    assert ledger.kv_tokens == 200
+    reservation.generated(150, exact=True)
+    assert ledger.kv_tokens == 250
+    reservation.generated(-1, exact=True)
+    assert ledger.kv_tokens == 100
+    reservation.settle()
+    reservation.generated(0, exact=True)
+    assert ledger.kv_tokens == 0
+
+
 def test_prefill_that_nothing_reports_expires(manual_clock):
     clock = manual_clock()
     ledger = Ledger(clock)

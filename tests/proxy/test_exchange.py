@@ -162,3 +162,16 @@ class Requests(RuleBasedStateMachine):
 
 TestRequests = Requests.TestCase
 TestRequests.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
+
+
+def test_what_the_engine_counted_corrects_what_its_events_said() -> None:
+    """A scrape that was under way when the answer ended still holds it: the rest is others'."""
+    requests = Requests()
+    exchange = requests.place(1000, 0, True, Kind.CHAT, 0, None, False)
+    requests.model.event_tokens = 4.0
+    exchange.progressed(100)
+    [ledger, *_] = requests.ledgers
+    assert ledger.kv_tokens == 1400
+    exchange.answered(200, Usage(output_tokens=100))
+    ledger.scraped(EngineMetrics(kv_usage=0.16, kv_capacity=10_000), requests.clock.now - 0.1)
+    assert ledger.foreign_kv_tokens == 500

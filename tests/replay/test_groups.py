@@ -132,3 +132,20 @@ def test_shapes_that_make_no_sense(wrong, said) -> None:
 def test_a_rate_must_be_above_0() -> None:
     with pytest.raises(ConfigError, match="above 0"):
         Groups(SMALL, rate=0)
+
+
+@pytest.mark.parametrize("rate", [None, 1.0])
+def test_pauses_do_not_depend_on_whose_answer_came_first(rate) -> None:
+    def pauses(order: int) -> dict[tuple[str | None, int], float]:
+        groups = Groups(Shape(groups=2, users=2, rounds=2, turns=3), rate=rate, seed=1)
+        open_, found = list(groups.start()), {}
+        while open_:
+            call = open_.pop(order)
+            for following in groups.answered(call, 100.0):
+                found[following.session, following.input_tokens] = following.at
+                open_.append(following)
+        return found
+
+    first, last = pauses(0), pauses(-1)
+    assert first == last
+    assert len(set(first.values())) == len(first)

@@ -5,11 +5,12 @@ from collections.abc import Sequence
 
 from gateway.framework import Context, Endpoint, NoParameters, Plan, Request, Scored, SystemClock
 from gateway.scheduling.profile import Profile
-from gateway.scheduling.rehearsal import rehearsal
+from gateway.scheduling.rehearsal import MUTABLE, rehearsal
 from gateway.scheduling.scheduler import Scheduler
 from gateway.scheduling.single import Single
 from pickers.power_of_two import PowerOfTwo
 from pickers.round_robin import RoundRobin
+from scorers.session_affinity import SessionAffinity
 from tests.scheduling.candidates import Notes, context, endpoint, request
 
 FLEET = tuple(endpoint(number) for number in range(4))
@@ -64,6 +65,20 @@ def test_what_a_plugin_shares_with_itself_it_shares_in_a_rehearsal() -> None:
     assert copy is rehearsed.profiles["default"].picker[1]
     assert copy.calls == [request().id, "pick"]
     assert (plugin.seen, plugin.calls) == ({}, [])
+
+
+def test_what_is_too_much_to_copy_is_read_where_it_is() -> None:
+    affinity = SessionAffinity(SessionAffinity.Parameters(), context())
+    scheduler = single(Profile("default", (), [("it", affinity, 1.0)], ("turn", RoundRobin(NoParameters(), context()))))
+    for number in range(1000):
+        scheduler.placed(request(session=f"s{number}"), Plan(FLEET[number % 4]))
+    rehearsed = rehearsal(scheduler)
+    (_, copy, _) = rehearsed.profiles["default"].scorers[0]
+    held = [value for value in vars(copy).values() if isinstance(value, MUTABLE)]
+    assert not any(held)
+    asked = request(session="s6")
+    rehearsed.placed(asked, Plan(FLEET[3]))
+    assert copy.score(asked, FLEET) == affinity.score(asked, FLEET) == [0, 0, 1, 0]
 
 
 def test_failures_are_not_counted() -> None:
