@@ -114,7 +114,9 @@ class TestEnginesThatConnect:
                         assert expected == reported
                         await heard(gateway, first, second)
                 assert sum(line.cached_tokens or 0 for line in gateway.lines) > 0
-                assert await states(gateway) == {"a": "live", "b": "live"}
+                found = await states(gateway)
+                assert found["a"] == "live"
+                assert found["b"] in ("live", "partial")  # what it said before it was connected is lost
 
     async def test_each_rank_is_heard_at_its_own_port(self, tokenizer: str, listen: str) -> None:
         async with engine(tokenizer, kv_connect=listen, topic="t", ranks=3) as server:

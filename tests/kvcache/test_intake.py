@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import asyncio
+import socket
 from collections.abc import AsyncIterator
 
 import pytest
@@ -280,15 +281,15 @@ async def test_a_port_that_is_taken_is_said(intake, tally, follower):
 
 
 async def test_a_ranks_port_that_is_taken_is_tried_again(intake, follower):
-    taken = zmq.Context.instance().socket(zmq.SUB)
-    taken.bind(intake.address_of(1))
+    host, _, port = intake.address_of(1).removeprefix("tcp://").rpartition(":")
+    taken = socket.create_server((host, int(port)))
     stream = follower.follow_from(Expected(intake, TOPIC, 1), None)
     await stream.synced.wait()
     assert follower.tally.events["failed"] >= 1
-    taken.close(linger=0)
+    taken.close()
     rank = Connecting(intake, offset=1)
     await rank.start()
-    await eventually(lambda: intake.port(1).voices, "it listens")
+    await eventually(lambda: 1 in intake._ports and intake.port(1).voices, "it listens")
     await rank.subscribed()
     await rank.publish(stored([11], ids(1)))
     await state(follower, "live")
