@@ -108,6 +108,8 @@ class TestEnginesThatConnect:
                 EndpointSettings(second.url, name="b", kv_events=CONNECTS),
             ]
             async with running(config(tokenizer, listen, *both, **IN_TURN)) as gateway:
+                port = gateway.gateway.feed._intake.port(0)
+                await eventually(lambda: len(port._accepted) == 2, "both are connected")
                 for number in range(60):
                     expected, reported = await ask(gateway, chat(number % 14, number))
                     if number > 4:  # each has been heard by then
