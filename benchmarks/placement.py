@@ -25,7 +25,7 @@ from gateway.replay.command import settings
 from gateway.replay.compare import Job, run
 from gateway.replay.groups import Shape
 from gateway.replay.policies import DEFAULT, Wiring, policies, policy
-from gateway.replay.report import Comparison, gather, load, save
+from gateway.replay.report import Comparison, check_writable, gather, load, save
 from gateway.replay.show import Ticker
 
 PAGE = Path(__file__).parents[1] / "docs" / "benchmarks.md"
@@ -131,6 +131,8 @@ def main() -> int:
             raise ConfigError(f"there is no {options.trace}: it is {ORIGIN}")
         cells: list[Comparison] = load(options.json) if kept(options.json) else []
         varied: list[Comparison] = load(variants) if kept(variants) else []
+        for path in () if options.draw else (options.json, variants):
+            check_writable(path)
         done = {comparison.name for comparison in cells}
         for cell in () if options.draw else grid(options.trace, options.first):
             if title(cell) in done:
