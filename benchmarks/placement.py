@@ -24,8 +24,8 @@ from gateway.replay.cell import Cell, GroupsSource, TraceSource
 from gateway.replay.command import settings
 from gateway.replay.compare import Job, run
 from gateway.replay.groups import Shape
-from gateway.replay.policies import Wiring, policies, policy
-from gateway.replay.report import Comparison, gather, load, save
+from gateway.replay.policies import DEFAULT, Wiring, policies, policy
+from gateway.replay.report import Comparison, check_writable, gather, load, save
 from gateway.replay.show import Ticker
 
 PAGE = Path(__file__).parents[1] / "docs" / "benchmarks.md"
@@ -81,13 +81,14 @@ def jobs_of(cell: Cell, names: str, seeds: range) -> list[Job]:
     return [Job(cell, wiring, seed) for wiring in policies(names) for seed in seeds]
 
 
-def variants_of(cell: Cell, seeds: range) -> list[Job]:
-    """The default under each of ``VARIANTS``, as if they were policies."""
+def variants_of(cell: Cell, names: str, seeds: range) -> list[Job]:
+    """The default under each of ``VARIANTS``, as if they were policies; as it is, too, unless it is among ``names``."""
     jobs: list[Job] = []
     if cell.speed not in VARIED_SPEEDS:
         return jobs
-    for name, changes in VARIANTS.items():
-        wiring = Wiring(name, policy("default").config)
+    named = any(wiring.name == DEFAULT for wiring in policies(names))
+    for name, changes in (VARIANTS if named else {AS_IT_IS: {}, **VARIANTS}).items():
+        wiring = Wiring(name, policy(DEFAULT).config)
         jobs += [Job(replace(cell, **changes), wiring, seed) for seed in seeds]
     return jobs
 
@@ -95,12 +96,12 @@ def variants_of(cell: Cell, seeds: range) -> list[Job]:
 def measure(cell: Cell, names: str, seeds: range, processes: int, console: Console) -> tuple[Comparison, Comparison]:
     """The cell's comparison, and what the variants of the default make of it."""
     name = title(cell)
-    jobs = jobs_of(cell, names, seeds) + variants_of(cell, seeds)
+    jobs = jobs_of(cell, names, seeds) + variants_of(cell, names, seeds)
     with Ticker(console, name, jobs) as ticker:
         summaries = run(jobs, processes=processes, watcher=ticker)
-    compared = [one for one in summaries if one.policy not in VARIANTS]
-    varied = [one for one in summaries if one.policy in VARIANTS]
-    as_it_is = [replace(one, policy=AS_IT_IS) for one in compared if one.policy == "default"]
+    compared = [one for one in summaries if one.policy not in (AS_IT_IS, *VARIANTS)]
+    varied = [one for one in summaries if one.policy in (AS_IT_IS, *VARIANTS)]
+    as_it_is = [replace(one, policy=AS_IT_IS) for one in compared if one.policy == DEFAULT]
     return gather(name, settings(cell), compared), gather(name, settings(cell), as_it_is + varied)
 
 
@@ -121,11 +122,17 @@ def main() -> int:
     console = Console(stderr=True)
     variants = options.json.with_stem(f"{options.json.stem}_variants")
     began = perf_counter()
+
+    def kept(path: Path) -> bool:  # the first run may be told to resume, too
+        return options.draw or (options.resume and path.exists())
+
     try:
         if not (options.draw or options.trace.exists()):
             raise ConfigError(f"there is no {options.trace}: it is {ORIGIN}")
-        cells: list[Comparison] = load(options.json) if options.draw or options.resume else []
-        varied: list[Comparison] = load(variants) if options.draw or options.resume else []
+        cells: list[Comparison] = load(options.json) if kept(options.json) else []
+        varied: list[Comparison] = load(variants) if kept(variants) else []
+        for path in () if options.draw else (options.json, variants):
+            check_writable(path)
         done = {comparison.name for comparison in cells}
         for cell in () if options.draw else grid(options.trace, options.first):
             if title(cell) in done:

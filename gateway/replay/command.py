@@ -15,7 +15,7 @@ from gateway.replay.compare import Job, run
 from gateway.replay.groups import Groups, Shape
 from gateway.replay.plot import draw
 from gateway.replay.policies import Wiring
-from gateway.replay.report import Comparison, gather, save, tables
+from gateway.replay.report import Comparison, check_writable, gather, save, tables
 from gateway.replay.show import Ticker
 
 WIDTH = 200
@@ -49,6 +49,9 @@ def replay(
     if processes < 1:
         raise ConfigError("jobs must be at least 1")
     cell.workload(1)  # what is wrong with a trace is said once, here, and not by each worker
+    for path in (numbers, plot):
+        if path is not None:
+            check_writable(path)
     comparison = compare(cell, wirings, seeds=seeds, processes=processes)
     if numbers is not None:
         save([comparison], numbers)

@@ -128,6 +128,19 @@ def save(comparisons: Sequence[Comparison], path: Path) -> None:
         raise ConfigError(f"{path}: cannot be written: {error.strerror or error}") from error
 
 
+def check_writable(path: Path) -> None:
+    """Before minutes of runs, and leaving nothing behind. Raises ConfigError."""
+    there = path.exists()
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with path.open("a"):
+            pass
+        if not there:
+            path.unlink()
+    except OSError as error:
+        raise ConfigError(f"{path}: cannot be written: {error.strerror or error}") from error
+
+
 def load(path: Path) -> list[Comparison]:
     """What ``save`` wrote. Raises ConfigError."""
     try:

@@ -74,7 +74,7 @@ def replay(
     )
     run = Run(world, workload, event_delay, progress)
     if scrape is not None:
-        run.scrape(scrape, Random(seed))
+        run.scrape(scrape, Random(f"scrapes {seed}"))
     run.come(workload.start())
     run.go()
     return Result(

@@ -107,7 +107,8 @@ class World:
         cost_scale: float,
         step_scale: float | None = None,
     ) -> None:
-        chance = Random(seed)
+        # Not the workload's stream of the same seed, nor the scrapes': a draw would be the twin of an arrival's.
+        chance = Random(f"placement {seed}")
         observer = Strict()
         self.clock = VirtualClock()
         self.scheduler = wire(

@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+from io import StringIO
 from pathlib import Path
 
 import pytest
+from rich.console import Console
 
-from benchmarks.placement import PAGE, POLICIES, grid, jobs_of, title, variants_of
+from benchmarks import placement
+from benchmarks.placement import AS_IT_IS, PAGE, POLICIES, VARIANTS, grid, jobs_of, measure, title, variants_of
 from benchmarks.placement_page import charts, overall, verdicts, write
 from gateway.errors import ConfigError
+from gateway.replay.cell import Cell, TraceSource
 from gateway.replay.report import gather
 from tests.replay.runs import comparison, summary
 
+EXCERPT = Path(__file__).parents[1] / "data" / "replay" / "mooncake_conversation.jsonl"
 CELLS = [comparison("one"), comparison("two")]
 
 
@@ -85,6 +90,28 @@ def test_the_grid_is_the_documented_one() -> None:
     assert all(cell.endpoints == 8 for cell in cells)
     names = {job.wiring.name for job in jobs_of(cells[0], POLICIES, range(1, 3))}
     assert len(names) == 11
-    assert variants_of(cells[0], range(1, 3)) == []
-    variants = variants_of(cells[1], range(1, 3))
+    assert variants_of(cells[0], POLICIES, range(1, 3)) == []
+    variants = variants_of(cells[1], POLICIES, range(1, 3))
     assert len({(job.wiring.name, job.seed) for job in variants}) == len(variants) == 10
+
+
+def test_the_variants_are_held_against_the_default_though_it_is_not_compared() -> None:
+    cell = Cell(TraceSource(EXCERPT, first=20), endpoints=2, speed=0.45)
+    for names, compared in (("random", ["random"]), ("random,default", ["random", "default"])):
+        own, varied = measure(cell, names, range(1, 2), 1, Console(file=StringIO()))
+        assert list(own.summaries) == compared
+        assert list(varied.summaries) == [AS_IT_IS, *VARIANTS]
+
+
+def test_the_first_run_may_be_told_to_resume(tmp_path, monkeypatch) -> None:
+    page = tmp_path / "page.md"
+    page.write_text(PAGE.read_text())
+    cell = Cell(TraceSource(EXCERPT, first=20), endpoints=2, speed=0.45)
+    monkeypatch.setattr(placement, "grid", lambda trace, first: [cell])
+    arguments = [str(EXCERPT), "--policies", "default,random", "--seeds", "2", "--jobs", "1", "--resume"]
+    monkeypatch.setattr("sys.argv", ["x", *arguments, "--json", str(tmp_path / "it.json"), "--page", str(page)])
+    assert placement.main() == 0
+    written = page.read_text()
+    monkeypatch.setattr(placement, "measure", None)  # all is there
+    assert placement.main() == 0
+    assert page.read_text() == written

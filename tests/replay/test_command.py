@@ -9,10 +9,11 @@ import pytest
 
 from gateway.cli import EXIT_CONFIG, main
 from gateway.errors import ConfigError
+from gateway.replay import command
 from gateway.replay.cell import Cell, GroupsSource, TraceSource
 from gateway.replay.command import cell
 from gateway.replay.groups import Shape
-from gateway.replay.report import load
+from gateway.replay.report import check_writable, load
 
 EXCERPT = Path(__file__).parents[1] / "data" / "replay" / "mooncake_conversation.jsonl"
 
@@ -83,3 +84,20 @@ def test_groups_from_end_to_end(capsys) -> None:
 def test_mistakes_are_named(capsys, arguments, said) -> None:
     assert main(["replay", *arguments]) == EXIT_CONFIG
     assert said in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("option", ["--json", "--plot"])
+def test_what_cannot_be_written_is_said_before_anything_is_run(capsys, tmp_path, monkeypatch, option) -> None:
+    monkeypatch.setattr(command, "compare", None)
+    (tmp_path / "file").touch()
+    assert main(["replay", str(EXCERPT), option, str(tmp_path / "file" / "it")]) == EXIT_CONFIG
+    assert "cannot be written" in capsys.readouterr().err
+
+
+def test_the_check_leaves_nothing_behind(tmp_path) -> None:
+    there, new = tmp_path / "there", tmp_path / "new"
+    there.write_text("kept")
+    check_writable(there)
+    check_writable(new)
+    assert there.read_text() == "kept"
+    assert not new.exists()

@@ -84,6 +84,15 @@ def test_a_seed_says_all() -> None:
     assert run(3) == run(3) != run(4)
 
 
+def test_plugins_draw_otherwise_than_the_workload_and_the_scrapes(monkeypatch) -> None:
+    world = World(policy("random"), MACHINE, endpoints=2, block_size=200, seed=3, scrape=1.0, cost_scale=1.0)
+    drawn: list[Random] = []
+    monkeypatch.setattr(Run, "scrape", lambda run, interval, chance: drawn.append(chance))
+    replay(Groups(Shape(groups=1, users=1, rounds=1), seed=3), policy("default"), MACHINE, endpoints=2, seed=3)
+    drawn += [world.scheduler.profiles["default"].picker[1]._random, Random(3)]
+    assert len({chance.random() for chance in drawn}) == 3
+
+
 @pytest.mark.parametrize("machine", [MACHINE, replace(MACHINE, host_tokens=60_000, fetch_token=1.6e-6)])
 def test_what_the_index_expects_is_what_the_engine_finds(machine: Machine) -> None:
     """All but what is evicted between the decision and the first step, or within the delay of the events."""
