@@ -62,7 +62,8 @@ def _bars(axes: Any, metric: Metric, summaries: Mapping[str, Sequence[Summary]],
     axes.set_yticks(range(len(values)), list(summaries))
     axes.invert_yaxis()
     axes.set_xticks([])
-    axes.set_xlim(0, 1.3 * max(values) or 1)
+    # A share of all is seen against all: the best of nothing would be a full bar.
+    axes.set_xlim(0, 130 if metric.unit == "%" else 1.3 * max(values) or 1)
 
 
 @contextmanager
