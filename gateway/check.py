@@ -11,16 +11,13 @@ import asyncio
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from ipaddress import ip_address
-from urllib.parse import urlsplit
-
-import aiohttp
 
 from filters.role import RoleFilter
 from gateway.config.settings import Config, ModelSettings
-from gateway.fleet.probe import ProbeFailed, open_session
+from gateway.fleet.probe import ProbeFailed
 from gateway.fleet.settings import EndpointSettings
 from gateway.framework import Clock, Role
-from gateway.interview import Told, ask
+from gateway.interview import Interviews, Told, ask
 from gateway.scheduling.prefill_decode import PrefillDecode
 from gateway.scheduling.scheduler import Scheduler
 from gateway.scheduling.single import Single
@@ -75,8 +72,8 @@ async def check(config: Config, scheduler: Scheduler, clock: Clock, *, probe: bo
 
     ``probe``: also let each prefill endpoint compute a few tokens.
     """
-    async with open_session(clock, keepalive=1.0) as session:
-        found = await asyncio.gather(*(_of_model(session, scheduler, model, probe=probe) for model in config.models))
+    async with Interviews(clock) as interviews:
+        found = await asyncio.gather(*(_of_model(interviews, scheduler, model, probe=probe) for model in config.models))
     warnings, notes = list(_of_listening(config)), []
     for model, (its_warnings, its_notes) in zip(config.models, found, strict=True):
         warnings += [f"model {model.name}: {warning}" for warning in its_warnings]
@@ -85,14 +82,14 @@ async def check(config: Config, scheduler: Scheduler, clock: Clock, *, probe: bo
 
 
 async def _of_model(
-    session: aiohttp.ClientSession, scheduler: Scheduler, model: ModelSettings, *, probe: bool
+    interviews: Interviews, scheduler: Scheduler, model: ModelSettings, *, probe: bool
 ) -> tuple[Sequence[str], Sequence[str]]:
     handler = scheduler.handlers[model.handler]
     if not isinstance(handler, PrefillDecode):
         return list(_of_whole(model, scheduler)), ()
     split = Split(model, handler.parameters)
     probed = split.prefilling if probe and split.rules.connector == "nixl" else []
-    told = await asyncio.gather(*(ask(session, model, one, probe=one in probed) for one in model.endpoints))
+    told = await asyncio.gather(*(ask(interviews, model, one, probe=one in probed) for one in model.endpoints))
     warnings = [*_of_split(split), *_of_engines(split, told)]
     if probed:
         return warnings, [
@@ -244,7 +241,7 @@ def _of_side_channel(one: Told) -> Iterator[str]:
         yield f"its answer to a probe has no kv_transfer_params, as without a KV connector: start it with {NIXL_FLAG}"
         return
     host = one.side_channel if probed is None else str(probed["remote_host"])
-    if host is not None and _is_local(host) and not _is_local(urlsplit(one.endpoint.url).hostname or ""):
+    if host is not None and _is_local(host) and not _is_local(one.endpoint.host):
         yield (
             f"it tells decode engines to fetch its KV from {host!r}, which on other hosts is themselves: set "
             "VLLM_NIXL_SIDE_CHANNEL_HOST to an address that they can reach"
@@ -264,4 +261,4 @@ def _version(version: str | None) -> str:
 
 
 def _name(endpoint: EndpointSettings) -> str:
-    return endpoint.name or urlsplit(endpoint.url).netloc
+    return endpoint.label

@@ -10,8 +10,10 @@ import aiohttp
 import orjson
 
 from gateway.config.settings import ModelSettings
-from gateway.fleet.probe import MAX_JSON, EngineProbe, ProbeFailed
+from gateway.fleet.address import Address, Contexts
+from gateway.fleet.probe import MAX_JSON, EngineProbe, ProbeFailed, Sessions
 from gateway.fleet.settings import EndpointSettings
+from gateway.framework import Clock
 
 TIMEOUT = 3.0
 """Seconds for one question: a person waits for the answer."""
@@ -48,11 +50,10 @@ class Told:
     probed: Mapping[str, Any] | ProbeFailed | None = None
 
 
-async def ask(session: aiohttp.ClientSession, model: ModelSettings, endpoint: EndpointSettings, *, probe: bool) -> Told:
-    """Never raises: an engine that cannot be reached has said so."""
+async def ask(interviews: Interviews, model: ModelSettings, endpoint: EndpointSettings, *, probe: bool) -> Told:
+    """Raises ConfigError if its TLS files cannot be used; an engine that cannot be reached has said so."""
     told = Told(endpoint)
-    url = endpoint.url.rstrip("/")
-    engine = Interview(session, url, endpoint.api_key, TIMEOUT, _ignore)
+    engine = interviews.of_endpoint(endpoint)
     try:
         told.version = await engine.version()
     except ProbeFailed as failure:
@@ -65,7 +66,7 @@ async def ask(session: aiohttp.ClientSession, model: ModelSettings, endpoint: En
             told.late.append("/metrics")
     info: Mapping[str, Any] = {}
     try:
-        info = await Interview(session, url, endpoint.api_key, CONFIGURATION_TIMEOUT, _ignore).server_info()
+        info = await interviews.of_endpoint(endpoint, CONFIGURATION_TIMEOUT).server_info()
     except ProbeFailed as failure:  # or not in development mode
         if failure.reason == "timeout":
             told.late.append("/server_info")
@@ -107,27 +108,11 @@ class Interview(EngineProbe):
 
     async def post(self, path: str, body: Mapping[str, Any], **headers: str) -> Any:
         """The JSON that answers ``body``. Raises ProbeFailed."""
+        headers = {**self._headers, "content-type": "application/json", **headers}
+        timeout = aiohttp.ClientTimeout(total=PREFILL_TIMEOUT)
+        content = await self._ask("POST", path, MAX_JSON, timeout, headers, orjson.dumps(body))
         try:
-            async with self._session.post(
-                self._url + path,
-                data=orjson.dumps(body),
-                headers={**self._headers, "content-type": "application/json", **headers},
-                timeout=aiohttp.ClientTimeout(total=PREFILL_TIMEOUT),
-                allow_redirects=False,
-                trace_request_ctx=_ignore,
-            ) as answer:
-                if answer.status != 200:
-                    raise ProbeFailed(f"status-{answer.status}")
-                content = b""
-                async for chunk in answer.content.iter_any():
-                    content += chunk
-                    if len(content) > MAX_JSON:
-                        raise ProbeFailed("too-large")
             return orjson.loads(content)
-        except TimeoutError:
-            raise ProbeFailed("timeout") from None
-        except aiohttp.ClientError:
-            raise ProbeFailed("reset") from None
         except ValueError:
             raise ProbeFailed("garbage") from None
 
@@ -135,6 +120,18 @@ class Interview(EngineProbe):
         """As the fleet has it: the model's own if the engine serves it, else its first that is no adapter."""
         served = await self.models()
         return name if name in served else next((one.id for one in served.values() if one.parent is None), name)
+
+
+class Interviews(Sessions):
+    """Connections to engines of which no more is known than a configuration says."""
+
+    def __init__(self, clock: Clock) -> None:
+        super().__init__(clock, keepalive=1.0)
+        self._contexts = Contexts()
+
+    def of_endpoint(self, endpoint: EndpointSettings, timeout: float = TIMEOUT) -> Interview:
+        """``timeout``: seconds for one question. Raises ConfigError if its TLS files cannot be used."""
+        return Interview(self, Address.of(endpoint, self._contexts), endpoint.api_key, timeout, _ignore)
 
 
 def _mapping(value: Any) -> Mapping[str, Any]:

@@ -9,7 +9,6 @@ import uuid
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
-from urllib.parse import urlsplit
 
 from gateway.doctor.events import Heard, ask_replay, find, first_hash, listen
 from gateway.doctor.finding import Finding, Level
@@ -105,7 +104,7 @@ class CacheCheck:
 
     def _source(self) -> KvSource | None:
         """Where its events are; None, with a finding: nowhere."""
-        settings, host = self.settings.kv_events, urlsplit(self.settings.url).hostname or ""
+        settings, host = self.settings.kv_events, self.settings.host
         if not settings.enabled:
             said = "its events are not followed, as configured (kv_events.enabled): what it holds is estimated"
             self._add("events", Level.NOTE, "unused", said)

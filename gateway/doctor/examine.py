@@ -11,9 +11,6 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
-from urllib.parse import urlsplit
-
-import aiohttp
 
 from gateway.config.settings import ModelSettings
 from gateway.doctor.caches import CacheCheck
@@ -24,7 +21,7 @@ from gateway.fleet.probe import ProbeFailed
 from gateway.fleet.scrape import Scrape, read
 from gateway.fleet.settings import EndpointSettings
 from gateway.framework import Clock, ServedModel
-from gateway.interview import TIMEOUT, Interview, Told, ask
+from gateway.interview import Interview, Interviews, Told, ask
 from gateway.kvcache.intake import Intake
 from gateway.tokens import ModelTokens
 
@@ -61,20 +58,20 @@ class Patient:
 
     @property
     def name(self) -> str:
-        return self.endpoint.name or urlsplit(self.endpoint.url).netloc
+        return self.endpoint.label
 
 
-async def examine(session: aiohttp.ClientSession, patient: Patient, report: Report, clock: Clock) -> None:
+async def examine(interviews: Interviews, patient: Patient, report: Report, clock: Clock) -> None:
     """Enter what is found into ``report``."""
     add = report.findings.append
-    told = await ask(session, patient.model, patient.endpoint, probe=False)
+    told = await ask(interviews, patient.model, patient.endpoint, probe=False)
     if told.unreachable:
         remedy = REMEDIES.get(told.unreachable, "see its log")
         add(Finding("reachable", Level.FAILED, told.unreachable, f"it cannot be asked: {told.unreachable}", remedy))
         return
     scrape = read(told.metrics) if told.metrics is not None else None
     add(_of_reachable(told, scrape))
-    engine = Interview(session, patient.endpoint.url.rstrip("/"), patient.endpoint.api_key, TIMEOUT, lambda _: None)
+    engine = interviews.of_endpoint(patient.endpoint)
     served, finding = await _of_model(engine, patient.model)
     add(finding)
     add(_of_transfer(patient.endpoint, told))

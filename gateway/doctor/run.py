@@ -6,15 +6,14 @@ import asyncio
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-import aiohttp
 import zmq
 
 from gateway.app import Gateway, intake_of
 from gateway.doctor.examine import Patient, examine, silent, together, unexpected
 from gateway.doctor.finding import Report, healthy
 from gateway.doctor.hashes import DEFAULT_SEED
-from gateway.fleet.probe import open_session
 from gateway.framework import NULL_OBSERVER, Clock
+from gateway.interview import Interviews
 from gateway.kvcache.intake import Intake
 
 AT_ONCE = 64
@@ -41,9 +40,9 @@ async def diagnose(
             patients.append(Patient(model, endpoint, serving.tokens, unit, (*seeds, *SEEDS), intake))
             reports.append(Report(model.name, patients[-1].name, endpoint.url))
     room = asyncio.Semaphore(AT_ONCE)
-    async with open_session(gateway.clock, keepalive=1.0) as session:
+    async with Interviews(gateway.clock) as interviews:
         pairs = zip(patients, reports, strict=True)
-        await asyncio.gather(*(_one(session, one, report, gateway.clock, room, timeout) for one, report in pairs))
+        await asyncio.gather(*(_one(interviews, one, report, gateway.clock, room, timeout) for one, report in pairs))
     if intake is not None:
         await intake.close()
     models = {model.name: [one for one in reports if one.model == model.name] for model in gateway.config.models}
@@ -62,7 +61,7 @@ def _listening(gateway: Gateway) -> Intake | None:
 
 
 async def _one(
-    session: aiohttp.ClientSession,
+    interviews: Interviews,
     patient: Patient,
     report: Report,
     clock: Clock,
@@ -72,7 +71,7 @@ async def _one(
     async with room:
         try:
             async with asyncio.timeout(timeout):
-                await examine(session, patient, report, clock)
+                await examine(interviews, patient, report, clock)
         except TimeoutError:
             silent(report, timeout)
         except Exception as error:

@@ -7,8 +7,9 @@ from dataclasses import dataclass, field
 from typing import Self
 
 from gateway.errors import ConfigError
+from gateway.fleet.address import Location
 from gateway.fleet.settings import EndpointSettings
-from gateway.fleet.site import Address, Entry, Site
+from gateway.fleet.site import Entry, Site
 from gateway.framework import Model
 
 
@@ -29,16 +30,16 @@ class Change:
         Raises ConfigError where a model names a URL twice.
         """
         change = cls()
-        there = {(entry.model.name, site.address): entry for site in sites for entry in site.entries}
+        there = {(entry.model.name, site.location): entry for site in sites for entry in site.entries}
         kept: set[Entry] = set()
         for model, endpoints in wanted:
-            named: set[Address] = set()
+            named: set[Location] = set()
             for settings in endpoints:
-                address = Address.of(settings.url)
-                if address in named:
-                    raise ConfigError(f"model {model.name}: endpoint {address.url} is listed twice")
-                named.add(address)
-                entry = there.get((model.name, address))
+                location = Location.of(settings.url)
+                if location in named:
+                    raise ConfigError(f"model {model.name}: endpoint {location.url} is listed twice")
+                named.add(location)
+                entry = there.get((model.name, location))
                 if entry is None or not _goes_on(entry.settings, settings):
                     change.lacking.append((model, settings))
                 else:

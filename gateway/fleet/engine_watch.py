@@ -12,7 +12,6 @@ import logging
 from collections.abc import Callable, Mapping, Sequence
 from random import Random
 from typing import Any
-from urllib.parse import urlsplit
 
 from gateway.errors import ConfigError
 from gateway.fleet.core import Core, Place
@@ -69,7 +68,7 @@ class EngineWatch:
         self.engine = engine
         self.cores: list[Core] = []
         self.probed = asyncio.Event()
-        self._host = urlsplit(engine.url).hostname or ""
+        self._host = engine.host
         self._interval = settings.scrape.interval
         self._clock = clock
         self._observer = observer
@@ -159,7 +158,7 @@ class EngineWatch:
         try:
             await self._ask(probe, asked)
         except ProbeFailed as failure:
-            self._failed(failure.reason)
+            self._failed(failure.reason, failure.detail)
         except Exception:
             log.exception("engine %s: the watch failed", self.engine.name)
             self._failed("internal")
@@ -309,12 +308,12 @@ class EngineWatch:
         place.source, place.source_known = source, True
         self._listeners.kv_source(place, source)
 
-    def _failed(self, reason: str) -> None:
+    def _failed(self, reason: str, detail: str = "") -> None:
         self._observer.scraped(self.engine.name, False, self._clock.monotonic())
         if self._health.failed(reason):
-            self._state_changed()
+            self._state_changed(detail)
 
-    def _state_changed(self) -> None:
+    def _state_changed(self, detail: str = "") -> None:
         self.engine.up = self._health.up
         self.engine.down_reason = self._health.reason
         self._warm()
@@ -322,7 +321,8 @@ class EngineWatch:
         if self.engine.up:
             log.info("engine %s is up (vLLM %s)", self.engine.name, self.engine.version or "of unknown version")
         else:
-            log.warning("engine %s is down: %s", self.engine.name, self.engine.down_reason)
+            why = f"{self.engine.down_reason} ({detail})" if detail else self.engine.down_reason
+            log.warning("engine %s is down: %s", self.engine.name, why)
 
     def _warm(self) -> None:
         warmth = self._health.warmth()

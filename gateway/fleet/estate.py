@@ -9,9 +9,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from functools import partial
 from random import Random
-from weakref import WeakValueDictionary
+from weakref import WeakKeyDictionary, WeakValueDictionary
 
 from gateway.errors import ConfigError
+from gateway.fleet.address import Address, Contexts, Location
 from gateway.fleet.core import Core, Place
 from gateway.fleet.cost import FittedCost, Peers
 from gateway.fleet.engine_watch import EngineWatch
@@ -20,7 +21,7 @@ from gateway.fleet.ledger import Ledger
 from gateway.fleet.listener import Listeners
 from gateway.fleet.ranks import ranks_of
 from gateway.fleet.settings import EndpointSettings, FleetSettings
-from gateway.fleet.site import Address, Entry, Names, Site, same_name
+from gateway.fleet.site import Entry, Names, Site, same_name
 from gateway.fleet.slots import Slots
 from gateway.framework import Clock, Engine, Model, Observer
 
@@ -30,7 +31,8 @@ FOREIGN_HALF_LIFE = 5.0
 
 class Estate:
     """``sites`` by engine; ``endpoints`` by the name of their model. ``leaving``: endpoints that were taken away while
-    requests ran there. ``open``: endpoints are announced as they are made."""
+    requests ran there. ``addresses``: also of engines that are gone, as long as anyone has to do with them. ``open``:
+    endpoints are announced as they are made."""
 
     def __init__(
         self, settings: FleetSettings, clock: Clock, observer: Observer, random: Random, listeners: Listeners
@@ -44,6 +46,8 @@ class Estate:
         self.open = False
         self.slots = Slots()
         self.sites: dict[Engine, Site] = {}
+        self.contexts = Contexts()
+        self.addresses: WeakKeyDictionary[Engine, Address] = WeakKeyDictionary()
         self.endpoints: dict[str, tuple[Place, ...]] = {}
         self.leaving: list[Place] = []
 
@@ -64,7 +68,7 @@ class Estate:
         entry.coming = coming
         site.entries.append(entry)
         places = self._stand(site, [entry], site.watch.cores)
-        site.share_key()
+        self.share(site)
         if self.open:
             for place in places:
                 self.announce(place)
@@ -82,6 +86,11 @@ class Estate:
                 if self.open:
                     self._observer.draining(place.name, place.draining)
 
+    def share(self, site: Site) -> None:
+        """Tell the endpoints of ``site`` what its entries say together. Raises ConfigError as ``Site.share`` does."""
+        site.share()
+        self.addresses[site.engine] = site.address
+
     def restart(self, site: Site) -> None:
         """A core's speed is what the first of its entries says: begin again where that is another."""
         first = site.entries[0]
@@ -90,8 +99,8 @@ class Estate:
 
     def _site(self, model: Model, settings: EndpointSettings) -> Site:
         """The engine at this URL: the one that is known, or a new one."""
-        address = Address.of(settings.url)
-        site = next((site for site in self.sites.values() if site.address == address and not site.going), None)
+        location = Location.of(settings.url)
+        site = next((site for site in self.sites.values() if site.location == location and not site.going), None)
         if site is not None:
             if any(entry.model.name == model.name and not entry.going for entry in site.entries):
                 raise ConfigError(f"model {model.name}: endpoint {site.engine.url} is listed twice")
@@ -101,7 +110,8 @@ class Estate:
                     f"but another model {_said(site.ranks)}"
                 )
             return site
-        engine = Engine(url=address.url, name=settings.name or address.authority)
+        address = Address.of(settings, self.contexts)
+        engine = Engine(url=location.url, name=settings.name or location.authority)
         for other in self.sites.values():
             if other.engine.name == engine.name and not other.going:
                 raise same_name(other.engine, engine, engine.name)
@@ -115,7 +125,7 @@ class Estate:
             ranks_are=partial(self._ranks_are, engine) if settings.ranks is None else None,
         )
         watch.cores = [self._core(model, settings, rank) for rank in ranks_of(settings.ranks or 1)]
-        site = self.sites[engine] = Site(address, watch, settings.ranks)
+        site = self.sites[engine] = Site(location, address, self.contexts, watch, settings.ranks)
         return site
 
     def _core(self, model: Model, settings: EndpointSettings, rank: int | None) -> Core:
@@ -184,7 +194,7 @@ class Estate:
         """Forget the models that have no endpoint at ``site`` any more, and with the last one the engine."""
         site.forget_entries()
         if site.entries:
-            site.share_key()
+            self.share(site)
             return
         del self.sites[site.engine]
         if site.task is not None:

@@ -12,8 +12,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from random import Random
 
-import aiohttp
-
+from gateway.fleet.address import Address
 from gateway.fleet.change import Change, Drain
 from gateway.fleet.core import Place
 from gateway.fleet.cost import FittedCost
@@ -21,7 +20,7 @@ from gateway.fleet.estate import Estate
 from gateway.fleet.kv_source import KvSource
 from gateway.fleet.ledger import Ledger
 from gateway.fleet.listener import FleetListener, Listeners
-from gateway.fleet.probe import EngineProbe, open_session
+from gateway.fleet.probe import EngineProbe, Sessions
 from gateway.fleet.settings import EndpointSettings, FleetSettings
 from gateway.fleet.site import Site
 from gateway.framework import Clock, Endpoint, Engine, Model, Observer, ServedModel, TaskSet
@@ -49,7 +48,7 @@ class Fleet:
         self._listeners = Listeners()
         self._estate = Estate(settings, clock, observer, random, self._listeners)
         self._tasks = TaskSet()
-        self._session: aiohttp.ClientSession | None = None
+        self._sessions: Sessions | None = None
         for model, entries in models:
             for entry in entries:
                 self._estate.create(model, entry)
@@ -59,7 +58,7 @@ class Fleet:
     async def start(self) -> None:
         """Watch all engines; returns when each was looked at once and has as many endpoints as ranks, or after the
         scrape timeout."""
-        self._session = open_session(self._clock, keepalive=max(15.0, 2 * self._settings.scrape.interval))
+        self._sessions = Sessions(self._clock, keepalive=max(15.0, 2 * self._settings.scrape.interval))
         self._estate.open = True
         for place in self._estate.places:
             self._estate.announce(place)
@@ -70,14 +69,14 @@ class Fleet:
     async def close(self) -> None:
         """End every task and connection. Also after a start that failed, and more than once."""
         await self._tasks.close()
-        session, self._session = self._session, None
-        if session is not None:
-            await session.close()
+        sessions, self._sessions = self._sessions, None
+        if sessions is not None:
+            await sessions.close()
 
     def listen(self, listener: FleetListener) -> None:
         """Tell ``listener`` from now on; if the fleet has started, also what it has missed."""
         self._listeners.add(listener)
-        if self._session is None:
+        if self._sessions is None:
             return
         for place in self._estate.places:
             listener.endpoint_added(place)
@@ -138,7 +137,7 @@ class Fleet:
         for name in [name for name, places in self._estate.endpoints.items() if not places]:
             del self._estate.endpoints[name]
         for site in self._estate.sites.values():
-            site.share_key()
+            self._estate.share(site)
             self._estate.restart(site)
             self._estate.mark(site)
             # Who had its name before took the series of that name along.
@@ -222,6 +221,10 @@ class Fleet:
         """The key for requests to this endpoint's engine."""
         return _place(endpoint).api_key
 
+    def address(self, engine: Engine) -> Address:
+        """How to connect to an engine, also one that was dropped; after a change of configuration another, maybe."""
+        return self._estate.addresses[engine]
+
     def bootstrap_port(self, endpoint: Endpoint) -> int:
         """Where this endpoint's engine tells other engines how to fetch its KV (Mooncake, SGLang)."""
         return _place(endpoint).settings.bootstrap_port
@@ -268,10 +271,10 @@ class Fleet:
 
     def _watch(self, site: Site) -> None:
         site.watch.relearn()
-        if site.task is not None or self._session is None:
+        if site.task is not None or self._sessions is None:
             return
         timeout = self._settings.scrape.timeout
-        site.probe = EngineProbe(self._session, site.engine.url, site.api_key, timeout, site.watch.connected)
+        site.probe = EngineProbe(self._sessions, site.address, site.api_key, timeout, site.watch.connected)
         site.task = self._tasks.start(site.watch.run(site.probe), name=f"watch {site.engine.name}")
 
     async def _probed(self, sites: Sequence[Site]) -> None:

@@ -7,13 +7,15 @@ All that can go wrong is ``ProbeFailed`` with a short word for a metric's label.
 
 from __future__ import annotations
 
+import ssl
 from collections.abc import Callable, Mapping
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, Self
 
 import aiohttp
 import orjson
 
+from gateway.fleet.address import Address
 from gateway.framework import Clock, ServedModel
 
 MAX_METRICS = 4 * 1024 * 1024
@@ -29,34 +31,65 @@ MAX_NAME = 512
 
 class ProbeFailed(Exception):
     """``reason`` is one of ``refused``, ``connect`` (unreachable), ``dns``, ``tls``, ``timeout``, ``reset``,
-    ``unhealthy``, ``too-large``, ``garbage`` (not what was asked for), ``status-NNN``."""
+    ``unhealthy``, ``too-large``, ``garbage`` (not what was asked for), ``status-NNN``. ``detail``: for a person, what
+    lies behind a reason that does not say it all, or empty."""
 
-    def __init__(self, reason: str) -> None:
-        super().__init__(reason)
+    def __init__(self, reason: str, detail: str = "") -> None:
+        super().__init__(f"{reason} ({detail})" if detail else reason)
         self.reason = reason
+        self.detail = detail
 
 
-def open_session(clock: Clock, keepalive: float) -> aiohttp.ClientSession:
-    """A session for all engines. ``keepalive``: seconds that an idle connection is kept; above the scrape interval."""
+class Sessions:
+    """Connections to all engines. ``keepalive``: seconds that an idle one is kept; above the scrape interval."""
 
-    async def connecting(_: object, context: SimpleNamespace, __: object) -> None:
-        context.began = clock.monotonic()
+    def __init__(self, clock: Clock, keepalive: float) -> None:
+        self._clock = clock
+        self._keepalive = keepalive
+        self._by_socket: dict[str | None, aiohttp.ClientSession] = {}
 
-    async def connected(_: object, context: SimpleNamespace, __: object) -> None:
-        context.trace_request_ctx(clock.monotonic() - context.began)
+    def of(self, address: Address) -> aiohttp.ClientSession:
+        """The session for this address; aiohttp has one of its own for each Unix socket."""
+        if address.socket not in self._by_socket:
+            self._by_socket[address.socket] = self._open(address.socket)
+        return self._by_socket[address.socket]
 
-    trace = aiohttp.TraceConfig()
-    trace.on_connection_create_start.append(connecting)
-    trace.on_connection_create_end.append(connected)
-    return aiohttp.ClientSession(
+    async def close(self) -> None:
+        while self._by_socket:
+            await self._by_socket.popitem()[1].close()
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.close()
+
+    def _open(self, socket: str | None) -> aiohttp.ClientSession:
+        clock = self._clock
+
+        async def connecting(_: object, context: SimpleNamespace, __: object) -> None:
+            context.began = clock.monotonic()
+
+        async def connected(_: object, context: SimpleNamespace, __: object) -> None:
+            context.trace_request_ctx(clock.monotonic() - context.began)
+
+        trace = aiohttp.TraceConfig()
+        trace.on_connection_create_start.append(connecting)
+        trace.on_connection_create_end.append(connected)
         # No limit over all: a hundred engines are asked at once at the start, and one that hangs must delay no other.
-        connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=keepalive),
-        cookie_jar=aiohttp.DummyCookieJar(),
-        auto_decompress=False,
-        trust_env=False,
-        trace_configs=[trace],
-        headers={"accept": "text/plain, application/json", "accept-encoding": "identity"},
-    )
+        connector = (
+            aiohttp.TCPConnector(limit=0, keepalive_timeout=self._keepalive)
+            if socket is None
+            else aiohttp.UnixConnector(socket, limit=0, keepalive_timeout=self._keepalive)
+        )
+        return aiohttp.ClientSession(
+            connector=connector,
+            cookie_jar=aiohttp.DummyCookieJar(),
+            auto_decompress=False,
+            trust_env=False,
+            trace_configs=[trace],
+            headers={"accept": "text/plain, application/json", "accept-encoding": "identity"},
+        )
 
 
 class EngineProbe:
@@ -64,20 +97,20 @@ class EngineProbe:
 
     def __init__(
         self,
-        session: aiohttp.ClientSession,
-        url: str,
+        sessions: Sessions,
+        address: Address,
         api_key: str | None,
         timeout: float,
         connected: Callable[[float], None],
     ) -> None:
-        self._session = session
-        self._url = url
-        self.use_key(api_key)
+        self._sessions = sessions
+        self.use(address, api_key)
         self._timeout = aiohttp.ClientTimeout(total=timeout)
         self._connected = connected
 
-    def use_key(self, api_key: str | None) -> None:
+    def use(self, address: Address, api_key: str | None) -> None:
         """From the next question on."""
+        self._address = address
         self._headers = {"authorization": f"Bearer {api_key}"} if api_key else {}
 
     async def metrics(self) -> bytes:
@@ -128,12 +161,29 @@ class EngineProbe:
             raise ProbeFailed("garbage") from None
 
     async def _get(self, path: str, limit: int) -> bytes:
+        return await self._ask("GET", path, limit, self._timeout, self._headers)
+
+    async def _ask(
+        self,
+        method: str,
+        path: str,
+        limit: int,
+        timeout: aiohttp.ClientTimeout,
+        headers: Mapping[str, str],
+        body: bytes | None = None,
+    ) -> bytes:
+        """The body of an answer with status 200, of at most ``limit`` bytes. Raises ProbeFailed."""
+        address = self._address
         try:
-            async with self._session.get(
-                self._url + path,
-                headers=self._headers,
-                timeout=self._timeout,
+            async with self._sessions.of(address).request(
+                method,
+                address.url + path,
+                data=body,
+                headers=headers,
+                timeout=timeout,
                 allow_redirects=False,
+                ssl=address.ssl or True,
+                server_hostname=address.server_name,
                 trace_request_ctx=self._connected,
             ) as answer:
                 if answer.status != 200:
@@ -143,14 +193,22 @@ class EngineProbe:
             raise ProbeFailed("timeout") from None
         except aiohttp.ClientConnectorDNSError:
             raise ProbeFailed("dns") from None
-        except (aiohttp.ClientConnectorCertificateError, aiohttp.ClientSSLError):
-            raise ProbeFailed("tls") from None
+        except (aiohttp.ClientConnectorCertificateError, aiohttp.ClientSSLError) as error:
+            raise ProbeFailed("tls", _of_tls(error)) from None
         except aiohttp.ClientConnectorError as error:
             raise ProbeFailed("refused" if isinstance(error.os_error, ConnectionRefusedError) else "connect") from None
         except (aiohttp.ClientOSError, aiohttp.ServerDisconnectedError, aiohttp.ClientPayloadError, OSError):
             raise ProbeFailed("reset") from None
         except (aiohttp.ClientError, ValueError):
             raise ProbeFailed("garbage") from None
+
+
+def _of_tls(error: BaseException) -> str:
+    """What OpenSSL says of it: ``certificate verify failed: unable to get local issuer certificate``."""
+    while not isinstance(error, ssl.SSLError) and (cause := error.__cause__ or error.__context__) is not None:
+        error = cause
+    reason = str(getattr(error, "reason", None) or error).lower().replace("_", " ")
+    return f"{reason}: {error.verify_message}" if isinstance(error, ssl.SSLCertVerificationError) else reason
 
 
 async def _bounded(content: aiohttp.StreamReader, limit: int) -> bytes:

@@ -86,6 +86,37 @@ class CostSettings:
                 raise ValueError(f"{name} must be at least 0 seconds")
 
 
+@dataclass(frozen=True, slots=True)
+class TlsSettings:
+    """How to speak TLS with an ``https`` engine. Files are PEM.
+
+    ``ca``: whose certificates are believed, in place of the system's authorities. ``certificate``, ``key``: our own,
+    for engines that ask clients for one; without ``key`` it is in the certificate's file. ``server_name``: the name in
+    the engine's certificate, where that is not the URL's host. ``verify: false`` believes every certificate: whoever
+    stands between then reads everything.
+    """
+
+    ca: str | None = None
+    certificate: str | None = None
+    key: str | None = None
+    server_name: str | None = None
+    verify: bool = True
+
+    def __post_init__(self) -> None:
+        for name in ("ca", "certificate", "key", "server_name"):
+            if getattr(self, name) == "":
+                raise ValueError(f"{name} must not be empty")
+        if self.key is not None and self.certificate is None:
+            raise ValueError("key needs certificate")
+        if self.ca is not None and not self.verify:
+            raise ValueError("ca says whom to believe, and verify: false believes everyone: give one of the two")
+        if self.server_name is not None and not self.server_name.isascii():
+            raise ValueError("server_name must be ASCII, as it is in the certificate")
+
+
+MAX_SOCKET_PATH = 107
+"""Bytes of a Unix socket's path that Linux takes (``sun_path``)."""
+
 MAX_RANKS = 1024
 """Data-parallel ranks behind one URL: beyond any deployment of vLLM, and a mistyped number must not make a million
 endpoints."""
@@ -93,7 +124,7 @@ endpoints."""
 
 @dataclass(frozen=True, slots=True)
 class EndpointSettings:
-    """One engine: its base URL (scheme, host, port), and what is known of it.
+    """One engine: its base URL (scheme, host, port; or ``unix://`` and a path), and what is known of it.
 
     ``api_key``: sent to this engine as ``Authorization: Bearer``. ``ranks``: data-parallel ranks behind the URL; None:
     as many as the engine tells of; 1: one endpoint, and the engine's own balancer chooses the rank.
@@ -108,6 +139,7 @@ class EndpointSettings:
     labels: Mapping[str, str] = field(default_factory=dict)
     api_key: str | None = field(default=None, repr=False)
     ranks: int | None = None
+    tls: TlsSettings | None = None
     kv_events: KvEventsSettings = field(default_factory=KvEventsSettings)
     kv_capacity_tokens: int | None = None
     bootstrap_port: int = 8998
@@ -115,17 +147,9 @@ class EndpointSettings:
     cost: CostSettings = field(default_factory=CostSettings)
 
     def __post_init__(self) -> None:
-        parts = urlsplit(self.url)
-        if parts.username is not None or parts.password is not None:
-            raise ValueError("url must not hold a user or a password (it is logged): use api_key")
-        if parts.scheme not in ("http", "https") or not parts.hostname or " " in parts.hostname:
-            raise ValueError(f"url: {self.url!r} must be http://HOST:PORT or https://HOST:PORT")
-        if parts.path not in ("", "/") or parts.query or parts.fragment:
-            raise ValueError(f"url: {self.url!r} must end after the port: routes are added to it")
-        try:
-            _ = parts.port
-        except ValueError:
-            raise ValueError(f"url: the port of {self.url!r} must be in 0..65535") from None
+        _check_url(self.url)
+        if self.tls is not None and not self.url.lower().startswith("https://"):
+            raise ValueError(f"tls needs a url with https://, and {self.url!r} is another")
         if self.api_key is not None and not all("!" <= char <= "~" for char in self.api_key):
             raise ValueError("api_key must be printable ASCII without spaces: it is sent in a header")
         if self.ranks is not None and not 1 <= self.ranks <= MAX_RANKS:
@@ -135,9 +159,44 @@ class EndpointSettings:
         if not 1 <= self.bootstrap_port <= 65535:
             raise ValueError("bootstrap_port must be in 1..65535")
 
+    @property
+    def label(self) -> str:
+        """Its name, or what a person knows it by: the URL's host and port as they are written, or ``unix:PATH``."""
+        return self.name or urlsplit(self.url).netloc or f"unix:{urlsplit(self.url).path}"
+
+    @property
+    def host(self) -> str:
+        """Where the engine's other ports are: the URL's host, IPv6 without brackets; for a Unix socket this machine."""
+        return urlsplit(self.url).hostname or "127.0.0.1"
+
     def kv_topic(self, model: str) -> str:
         """What its KV events are told apart by where it connects to us; the default is llm-d's convention."""
-        return self.kv_events.topic or f"kv@{self.name or urlsplit(self.url).netloc}@{model}"
+        return self.kv_events.topic or f"kv@{self.label}@{model}"
+
+
+def _check_url(url: str) -> None:
+    """Raises ValueError."""
+    parts = urlsplit(url)
+    if parts.username is not None or parts.password is not None:
+        raise ValueError("url must not hold a user or a password (it is logged): use api_key")
+    if parts.query or parts.fragment:
+        raise ValueError(f"url: {url!r} must not hold '?' or '#'")
+    if parts.scheme == "unix":
+        if parts.netloc or not parts.path.startswith("/") or parts.path.endswith("/"):
+            raise ValueError(f"url: {url!r} must be unix:///PATH, with the socket's whole path")
+        if len(parts.path.encode()) > MAX_SOCKET_PATH:
+            raise ValueError(f"url: a Unix socket's path has at most {MAX_SOCKET_PATH} bytes: {url!r}")
+        return
+    if parts.scheme not in ("http", "https") or not parts.hostname or " " in parts.hostname:
+        raise ValueError(f"url: {url!r} must be http://HOST:PORT, https://HOST:PORT or unix:///PATH")
+    if parts.path not in ("", "/"):
+        raise ValueError(f"url: {url!r} must end after the port: routes are added to it")
+    try:
+        _ = parts.port, parts.hostname.isascii() or parts.hostname.encode("idna")
+    except UnicodeError:
+        raise ValueError(f"url: {url!r} holds no name that a host can have") from None
+    except ValueError:
+        raise ValueError(f"url: the port of {url!r} must be in 0..65535") from None
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,43 +9,14 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
-from urllib.parse import urlsplit
 
 from gateway.errors import ConfigError
+from gateway.fleet.address import Address, Contexts, Location
 from gateway.fleet.core import Core, Place
 from gateway.fleet.engine_watch import EngineWatch
 from gateway.fleet.probe import EngineProbe
 from gateway.fleet.settings import EndpointSettings
 from gateway.framework import Engine, Model, Role
-
-DEFAULT_PORTS = {"http": 80, "https": 443}
-
-
-@dataclass(frozen=True, slots=True)
-class Address:
-    """What a URL means, so that two spellings of it are one engine."""
-
-    scheme: str
-    host: str
-    port: int
-
-    @classmethod
-    def of(cls, url: str) -> Address:
-        parts = urlsplit(url)
-        return cls(parts.scheme, (parts.hostname or "").lower(), parts.port or DEFAULT_PORTS[parts.scheme])
-
-    @property
-    def authority(self) -> str:
-        """``HOST:PORT``, an IPv6 address in brackets: an engine's name where none is given."""
-        return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
-
-    @property
-    def url(self) -> str:
-        """Without a trailing slash, and without a port that goes without saying."""
-        authority = self.authority
-        if self.port == DEFAULT_PORTS[self.scheme]:
-            authority = authority.rpartition(":")[0]
-        return f"{self.scheme}://{authority}"
 
 
 @dataclass(slots=True, eq=False)
@@ -70,10 +41,13 @@ class Entry:
 
 @dataclass(slots=True, eq=False)
 class Site:
-    """``ranks``: as configured; None: as many as the engine says. ``api_key``: for every endpoint that has none of its
-    own. ``drained``: an operator has taken the engine out. ``task``: the watch, once it runs, which asks ``probe``."""
+    """``address``: how to connect to ``location``, by a context of ``contexts``. ``ranks``: as configured; None: as
+    many as the engine says. ``api_key``: for every endpoint that has none of its own. ``drained``: an operator has
+    taken the engine out. ``task``: the watch, once it runs, which asks ``probe``."""
 
+    location: Location
     address: Address
+    contexts: Contexts
     watch: EngineWatch
     ranks: int | None
     api_key: str | None = None
@@ -95,14 +69,16 @@ class Site:
         """Of a change that is prepared, nothing here is in the new configuration."""
         return bool(self.entries) and all(entry.going for entry in self.entries)
 
-    def share_key(self) -> None:
-        """The first key that an entry names is used wherever an endpoint has none of its own."""
+    def share(self) -> None:
+        """The first key that an entry names is used wherever an endpoint has none of its own, and the first TLS
+        settings are the engine's. Raises ConfigError if their files cannot be used."""
+        self.address = Address.of(first_of(entry.settings for entry in self.entries), self.contexts)
         self.api_key = next((entry.settings.api_key for entry in self.entries if entry.settings.api_key), None)
         for entry in self.entries:
             for place in entry.places:
                 place.api_key = entry.settings.api_key or self.api_key
         if self.probe is not None:
-            self.probe.use_key(self.api_key)
+            self.probe.use(self.address, self.api_key)
 
     def place(self, entry: Entry, core: Core, slot: int) -> Place:
         """A new endpoint: of this entry, on this core."""
@@ -146,6 +122,12 @@ class Site:
             place.role, place.labels = Role(settings.role), dict(settings.labels)
         if settings.kv_events != listens:
             self.watch.relearn()
+
+
+def first_of(settings: Iterable[EndpointSettings]) -> EndpointSettings:
+    """Of an engine's entries the first with TLS settings, or the first."""
+    known = list(settings)
+    return next((one for one in known if one.tls is not None), known[0])
 
 
 class Names:

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import NamedTuple, Protocol
+from urllib.parse import urlsplit
 
 
 class Role(StrEnum):
@@ -41,13 +42,13 @@ class Model:
     event_tokens: float = 1.0
 
 
-@dataclass(slots=True, eq=False)
+@dataclass(slots=True, eq=False, weakref_slot=True)
 class Engine:
     """One URL.
 
-    ``url`` has no trailing slash. ``down_reason`` is a short word for a metric's label, empty while up.
-    ``latency``: seconds, a running mean of the connections' measured round trip; None before the first.
-    ``started``: the engine's ``process_start_time_seconds``; None if it does not tell.
+    ``url`` has no trailing slash; it is ``unix://PATH`` for a Unix socket. ``down_reason`` is a short word for a
+    metric's label, empty while up. ``latency``: seconds, a running mean of the connections' measured round trip; None
+    before the first. ``started``: the engine's ``process_start_time_seconds``; None if it does not tell.
     """
 
     url: str
@@ -58,6 +59,11 @@ class Engine:
     served: Mapping[str, ServedModel] = field(default_factory=dict)
     latency: float | None = None
     started: float | None = None
+
+    @property
+    def host(self) -> str:
+        """Where its other ports are: its URL's host, IPv6 without brackets. Behind a Unix socket: on this machine."""
+        return urlsplit(self.url).hostname or "127.0.0.1"
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,16 +9,17 @@ import socket
 import pytest
 from aiohttp import web
 
-from gateway.fleet.probe import MAX_JSON, MAX_METRICS, MAX_MODELS, EngineProbe, ProbeFailed, open_session
+from gateway.fleet.address import Address, Contexts
+from gateway.fleet.probe import MAX_JSON, MAX_METRICS, MAX_MODELS, EngineProbe, ProbeFailed, Sessions
 from gateway.fleet.scrape import read
+from gateway.fleet.settings import EndpointSettings
 from gateway.framework import ServedModel, SystemClock
 
 
 @pytest.fixture
-async def session():
-    opened = open_session(SystemClock(), keepalive=5)
-    yield opened
-    await opened.close()
+async def sessions():
+    async with Sessions(SystemClock(), keepalive=5) as opened:
+        yield opened
 
 
 @pytest.fixture
@@ -27,9 +28,10 @@ def connects():
 
 
 @pytest.fixture
-def probe(session, connects):
+def probe(sessions, connects):
     def make(url: str, key: str | None = None, timeout: float = 5.0) -> EngineProbe:
-        return EngineProbe(session, url, key, timeout, connects.append)
+        address = Address.of(EndpointSettings(url), Contexts())
+        return EngineProbe(sessions, address, key, timeout, connects.append)
 
     return make
 

@@ -2,7 +2,6 @@ from __future__ import annotations
 
 from random import Random
 
-import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
@@ -11,24 +10,7 @@ from gateway.errors import ConfigError
 from gateway.fleet.fleet import Fleet
 from gateway.fleet.ranks import ranks_of
 from gateway.fleet.settings import EndpointSettings, FleetSettings
-from gateway.fleet.site import Address
 from gateway.framework import NULL_OBSERVER, Model, SystemClock
-
-
-@pytest.mark.parametrize(
-    ("url", "expected", "authority"),
-    [
-        ("http://A:80/", "http://a", "a:80"),
-        ("http://a:8000", "http://a:8000", "a:8000"),
-        ("https://a", "https://a", "a:443"),
-        ("http://[FD00::1]", "http://[fd00::1]", "[fd00::1]:80"),
-        ("http://[fd00::1]:8000", "http://[fd00::1]:8000", "[fd00::1]:8000"),
-    ],
-)
-def test_an_address_is_what_a_url_means(url, expected, authority):
-    address = Address.of(url)
-    assert (address.url, address.authority) == (expected, authority)
-    assert Address.of(expected) == address
 
 
 class Places(RuleBasedStateMachine):

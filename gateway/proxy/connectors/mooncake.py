@@ -12,7 +12,6 @@ import uuid
 from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass
 from typing import Any
-from urllib.parse import urlsplit
 
 import msgspec
 
@@ -43,7 +42,7 @@ class Mooncake:
         self._questions: dict[str, _Question] = {}
 
     async def open(self, pair: Pair) -> MooncakeTransfer:
-        host = urlsplit(pair.prefill.engine.url).hostname or ""
+        host = pair.prefill.engine.host
         address = f"http://[{host}]" if ":" in host else f"http://{host}"
         address += f":{pair.bootstrap_port}"
         ids = await self._ids(address, pair.prefill.engine)

@@ -8,7 +8,6 @@ request without a room, so that a failed hand-over is cured by another pair, or 
 from __future__ import annotations
 
 from random import Random
-from urllib.parse import urlsplit
 
 from gateway.api.body import JsonBody
 from gateway.proxy.connectors.contract import Pair
@@ -25,7 +24,7 @@ class Sglang:
         self._random = random
 
     async def open(self, pair: Pair) -> SglangTransfer:
-        host = urlsplit(pair.prefill.engine.url).hostname or ""
+        host = pair.prefill.engine.host
         return SglangTransfer(host, pair.bootstrap_port, self._random.randrange(ROOMS))
 
 
