@@ -17,7 +17,7 @@ class Settled:
     upstream, queue wait not included. ``phase``: where a cancelled or failed request ended. ``plan``: the handler's
     reason. ``prefill_endpoint``: of a separate prefill, and ``prefill_time`` what it took. ``fallback``: why the decode
     endpoint computed the prompt although a separate prefill was planned. ``slo``: ``met`` or ``missed``, of a request
-    with objectives.
+    with objectives. ``by_ids``: an engine got our token ids and not the prompt's text.
     """
 
     request_id: str
@@ -46,6 +46,7 @@ class Settled:
     fallback: str | None = None
     error: str | None = None
     slo: str | None = None
+    by_ids: bool = False
 
 
 class Observer:

@@ -139,6 +139,7 @@ def request_fields(request: Settled) -> dict[str, object]:
         "prefill_endpoint": request.prefill_endpoint,
         "prefill_time": _seconds(request.prefill_time),
         "slo": request.slo,
+        "by_ids": request.by_ids or None,
         "fallback": request.fallback,
         "error": request.error,
     }

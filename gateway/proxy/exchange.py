@@ -50,9 +50,10 @@ class Exchange:
     computed, for the record. ``decision``: the last one, which is told what became of it. ``under_way``: legs that were
     sent and have not ended. ``headers``: the client's. ``home``: URL of the only engine that can serve it. ``sent_as``:
     the legs' ``x-request-id``. ``sequences``: answers asked for. ``extras``: the body's ``vllm_xargs`` for this
-    placement, where they are not the client's alone; ``reports``: whether what is sent asks for a report. ``legs``:
-    placements. ``parcel``: a prefill's answer that is not
-    used yet. ``prefill_time``: seconds of a separate prefill. ``fallback``: why a planned hand-over did not happen.
+    placement, where they are not the client's alone; ``reports``: whether what is sent asks for a report. ``by_ids``:
+    an engine got our ids instead of the prompt's text, so that its count is ours. ``legs``: placements. ``parcel``: a
+    prefill's answer that is not used yet. ``prefill_time``: seconds of a separate prefill. ``fallback``: why a planned
+    hand-over did not happen.
     """
 
     id: str
@@ -84,6 +85,7 @@ class Exchange:
     sequences: int = 1
     extras: Mapping[str, Raw] | None = None
     reports: bool = False
+    by_ids: bool = False
     legs: int = 0
     queue_wait: float = 0.0
     received_at: float | None = None
@@ -294,7 +296,7 @@ class Exchange:
         output = told or self.outputs
         if self.request.kind in GENERATES and output:
             learn_output(model, output / self.sequences, self.request.max_tokens)
-        if usage is not None and usage.prompt_tokens is not None and self.prompt.whole:
+        if usage is not None and usage.prompt_tokens is not None and self.prompt.whole and not self.by_ids:
             self.observer.tokens_compared(model.name, self.prompt.count, usage.prompt_tokens)
         if not placement.split:  # what it reports is the prefill engine's figure, which had it from there
             self._learn_parity(booking, usage)
@@ -314,7 +316,9 @@ class Exchange:
         assert self.serving is not None
         assert self.request is not None
         assert self.prompt is not None
-        if usage is None or self.prompt.own is None or self.request.indivisible or self.request.adapter is not None:
+        if usage is None or self.prompt.own is None or self.by_ids:
+            return
+        if self.request.indivisible or self.request.adapter is not None:
             return
         parity = self.serving.tokens.parity
         if usage.prompt_tokens is not None:

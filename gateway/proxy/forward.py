@@ -5,9 +5,11 @@ What an engine shows of its health by that is told to the fleet here, whichever 
 
 from __future__ import annotations
 
+import asyncio
 from dataclasses import replace
 
-from gateway.api.body import Body
+from gateway.api.body import Body, JsonBody
+from gateway.api.forwarding import answers_alike, with_ids, written
 from gateway.api.headers import forward
 from gateway.api.settings import PassSettings
 from gateway.fleet.fleet import Fleet
@@ -45,7 +47,7 @@ class Forwarder:
 
         Raises LegFailed; the leg is over then.
         """
-        leg = self.leg(exchange, endpoint, body)
+        leg = self.leg(exchange, endpoint, await self._by_ids(exchange, endpoint, body))
         if head is not None or total is not None:
             leg = replace(leg, head=head, total=total)
         exchange.sent(name, endpoint)
@@ -57,6 +59,30 @@ class Forwarder:
             exchange.ended(name, failure.result)
             self.failed(failure)
             raise
+
+    async def _by_ids(self, exchange: Exchange, endpoint: Endpoint, body: Body) -> Body:
+        """``body``, its prompt as our ids where the engine at ``endpoint`` would make the same of it. Of each leg anew:
+        the next engine may be of another version, or make others."""
+        serving, request, prompt = exchange.serving, exchange.request, exchange.prompt
+        if serving is None or request is None or prompt is None or not serving.tokens.forwards:
+            return body
+        # An adapter's engine may give it a tokenizer of its own, and what an image becomes stands in no text.
+        if not isinstance(body, JsonBody) or request.adapter is not None or prompt.own is None or prompt.media:
+            return body
+        kind, engine = exchange.route.kind, endpoint.engine
+        served = engine.served.get(self._fleet.served_name(endpoint, request.model, None))
+        room = served.max_model_len if served is not None else None
+        alike = prompt.single and prompt.whole
+        alike = alike and answers_alike(kind, body.fields, prompt.count, version=engine.version, room=room)
+        if not alike or not serving.tokens.parity.vouches(endpoint.name, engine.started):
+            return body
+        pieces: list[bytes] = []
+        for piece in written(prompt.own):
+            if pieces:
+                await asyncio.sleep(0)
+            pieces.append(piece)
+        exchange.by_ids = True
+        return with_ids(body, kind, b"".join(pieces))
 
     def failed(self, failure: LegFailed) -> None:
         """Tell the fleet what a leg, or an answer that broke after commit, shows of its engine."""

@@ -55,6 +55,7 @@ def line(exchange: Exchange) -> Settled:
         fallback=exchange.fallback,
         error=exchange.error,
         slo=_verdict(exchange),
+        by_ids=exchange.by_ids,
     )
 
 

@@ -30,6 +30,9 @@ PATIENCE = 10.0
 MAX_BODY = 128 * 1024
 """Bytes of a body that is sent a second time, some 30,000 tokens: to read and compare so many ids takes 2 ms."""
 
+MAX_PROOF = 1024 * 1024
+"""The same of one that is to prove an engine, once in its life: where all prompts are long, none other comes."""
+
 RENDERED = frozenset({Kind.CHAT, Kind.COMPLETION, Kind.RESPONSES, Kind.MESSAGES})
 TOKENIZED = frozenset({Kind.CHAT, Kind.COMPLETION})
 UNTOLD = ("documents", "reasoning_effort")
@@ -83,13 +86,19 @@ class Witness:
         assert exchange.request is not None
         if exchange.request.indivisible or exchange.request.adapter is not None or serving.model.name in self._busy:
             return
-        if not serving.tokens.parity.wants_ids(self._chance.random()):
+        parity = serving.tokens.parity
+        sampled = parity.wants_ids(self._chance.random())
+        unproved = [one for one in (plan.prefill, plan.decode) if one is not None and parity.wants_proof(one.name)]
+        if not sampled and not unproved:
             return
-        endpoint = plan.decode
-        legs = [leg for path in self._paths(exchange, endpoint, body) if (leg := self._leg(exchange, endpoint, path))]
-        if legs:
-            self._busy.add(serving.model.name)
-            self._tasks.start(self._compare(exchange, legs), name=f"compare ids of {serving.model.name}")
+        limit = MAX_PROOF if unproved else MAX_BODY
+        for endpoint in unproved or (plan.decode,):
+            paths = self._paths(exchange, endpoint, body)
+            legs = [leg for path in paths if (leg := self._leg(exchange, endpoint, path, limit))]
+            if legs:
+                self._busy.add(serving.model.name)
+                self._tasks.start(self._compare(exchange, legs), name=f"compare ids of {serving.model.name}")
+                return
 
     def _paths(self, exchange: Exchange, endpoint: Endpoint, body: JsonBody) -> list[str]:
         paths = [] if _thinks_not(exchange) else [f"{exchange.route.path}/render"]
@@ -103,10 +112,10 @@ class Witness:
         absence = self._absent.get((engine.url, path))
         return absence is not None and now < absence.until and absence.started == engine.started
 
-    def _leg(self, exchange: Exchange, endpoint: Endpoint, path: str) -> Leg | None:
+    def _leg(self, exchange: Exchange, endpoint: Endpoint, path: str, limit: int) -> Leg | None:
         assert exchange.body is not None
         leg = self._forwarder.leg(exchange, endpoint, exchange.body)
-        return None if len(leg.body) > MAX_BODY else replace(leg, path=path, head=PATIENCE, total=PATIENCE)
+        return None if len(leg.body) > limit else replace(leg, path=path, head=PATIENCE, total=PATIENCE)
 
     async def _compare(self, exchange: Exchange, legs: list[Leg]) -> None:
         assert exchange.serving is not None
@@ -116,7 +125,10 @@ class Witness:
             for leg in legs:
                 ids = await self._ask(leg, exchange.clock)
                 if ids is not None:
-                    exchange.serving.tokens.parity.rendered(leg.endpoint.name, exchange.prompt.own, ids)
+                    started = leg.endpoint.engine.started
+                    exchange.serving.tokens.parity.rendered(
+                        leg.endpoint.name, exchange.prompt.own, ids, started=started
+                    )
                     return
         finally:
             self._busy.discard(exchange.serving.model.name)

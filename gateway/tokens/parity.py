@@ -1,8 +1,10 @@
 """Whether our token ids are the engines': judged by what engines say of live traffic, model by model.
 
 Rules: a verdict needs several witnesses, since single prompts may differ for reasons of their own. While the ids are
-not trusted prompts are estimated, and compared all the same, so that trust comes back by itself. What is told names
-endpoints and numbers, never a prompt. Synchronous and quick: a comparison costs about a microsecond.
+not trusted prompts are estimated, and compared all the same, so that trust comes back by itself. An engine that gets
+our ids instead of a text counts what we did, whatever its tokenizer: that is no witness, so each engine must have made
+the same ids itself before it gets ours, and is tried again and again. What is told names endpoints and numbers, never a
+prompt. Synchronous and quick: a comparison costs about a microsecond.
 """
 
 from __future__ import annotations
@@ -40,6 +42,9 @@ PAUSE = 600.0
 BLIND = 256
 """Reported tokens from which a hit that nobody expected counts as a difference: two of the largest common blocks."""
 
+TRIED = 50
+"""Of the prompts that an engine could get as ids, one in so many goes as its text, and is compared."""
+
 
 class Evidence(StrEnum):
     """What was compared; the value completes a sentence on prompts."""
@@ -64,6 +69,14 @@ class Lost:
         )
 
 
+@dataclass(slots=True)
+class _Proof:
+    """That an engine's ids are ours. ``prompts``: since then, those that could go as ids."""
+
+    started: float | None
+    prompts: int = 0
+
+
 class Parity:
     """The trust in one model's ids. Endpoints are told by name. ``sample``: 0..1 of prompts whose ids are compared."""
 
@@ -79,6 +92,8 @@ class Parity:
         self._agreed = 0
         self._checks = 0
         self._doubted_at: float | None = None
+        self._proved: dict[str, _Proof] = {}
+        self._wanted: set[str] = set()
         self.lost: Lost | None = None
 
     @property
@@ -90,6 +105,20 @@ class Parity:
         """The model has a tokenizer: say that it is trusted."""
         self._observer.parity(self._model, True)
 
+    def vouches(self, endpoint: str, started: float | None) -> bool:
+        """Whether this prompt may go to ``endpoint`` as our ids: its engine has made the same ids itself, since it
+        ``started`` (as ``Engine.started``). Where it has not, its ids are wanted."""
+        proof = self._proved.get(endpoint)
+        if proof is None or proof.started != started:
+            self._wanted.add(endpoint)
+            return False
+        proof.prompts += 1
+        return self.lost is None and proof.prompts % TRIED != 0
+
+    def wants_proof(self, endpoint: str) -> bool:
+        """Whether prompts could go to ``endpoint`` as ids, if only it had made the same ones."""
+        return endpoint in self._wanted
+
     def wants_ids(self, chance: float) -> bool:
         """Whether this prompt's ids are to be compared with the engine's. ``chance``: a random number in 0..1."""
         if self.lost is not None and self.lost.evidence is Evidence.IDS:
@@ -98,11 +127,18 @@ class Parity:
 
     def counted(self, endpoint: str, ours: int, reported: int) -> None:
         """Our count of a prompt's tokens against ``usage.prompt_tokens``."""
+        if ours != reported:
+            self._proved.pop(endpoint, None)
         self._compared(Evidence.COUNT, endpoint, ours == reported)
 
-    def rendered(self, endpoint: str, ours: array[int], theirs: list[int]) -> None:
-        """Our ids of a prompt against the engine's."""
+    def rendered(self, endpoint: str, ours: array[int], theirs: list[int], *, started: float | None = None) -> None:
+        """Our ids of a prompt against the engine's, whose process ``started`` then."""
         equal = ours.tolist() == theirs
+        self._wanted.discard(endpoint)
+        if equal:
+            self._proved.setdefault(endpoint, _Proof(started)).started = started
+        else:
+            self._proved.pop(endpoint, None)
         self._checks = max(0, self._checks - 1)
         self._observer.ids_compared(self._model, equal)
         self._compared(Evidence.IDS, endpoint, equal)

@@ -37,6 +37,14 @@ class MediaSettings:
 
 
 @dataclass(frozen=True, slots=True)
+class ForwardSettings:
+    """``forward``: engines get our ids where they would make the same of the prompt's text, and need not tokenize it
+    again."""
+
+    forward: bool = False
+
+
+@dataclass(frozen=True, slots=True)
 class TokenSettings:
     """``tokenizer``: a local folder or a hub id; None: lengths and prefixes are estimated from bytes.
 
@@ -59,12 +67,15 @@ class TokenSettings:
     content_format: Literal["auto", "string", "openai"] = "auto"
     inline_bytes: int = 2048
     memory_bytes: int = 256 * 1024 * 1024
+    tokens: ForwardSettings = field(default_factory=ForwardSettings)
     parity: ParitySettings = field(default_factory=ParitySettings)
     media: MediaSettings = field(default_factory=MediaSettings)
 
     def __post_init__(self) -> None:
         if self.chat_template is not None and self.tokenizer is None:
             raise ValueError("chat_template needs tokenizer: without one, prompts are estimated")
+        if self.tokens.forward and self.tokenizer is None:
+            raise ValueError("tokens.forward needs tokenizer: without one there are no ids to send")
         for name in ("inline_bytes", "memory_bytes"):
             if getattr(self, name) < 0:
                 raise ValueError(f"{name} must be at least 0")

@@ -77,6 +77,11 @@ class ModelTokens:
             return "estimated: no tokenizer is configured"
         return "exact" if self.parity.trusted else f"estimated: {self.parity.lost}"
 
+    @property
+    def forwards(self) -> bool:
+        """Engines are to get our ids, where that changes no answer."""
+        return self._settings.tokens.forward
+
     async def load(self) -> None:
         """Load the configured tokenizer, if there is one, in a thread.
 

@@ -8,7 +8,7 @@ import pytest
 
 from gateway.framework import ChatInput, Observer, TextInput, TokenInput
 from gateway.tokens import ModelTokens
-from gateway.tokens.parity import BLIND, CHECKS, LEAST, PAUSE, RECOVERY, WINDOW, Parity
+from gateway.tokens.parity import BLIND, CHECKS, LEAST, PAUSE, RECOVERY, TRIED, WINDOW, Parity
 from gateway.tokens.settings import ParitySettings, TokenSettings
 
 IDS = array("I", [1, 2, 3])
@@ -248,3 +248,68 @@ def test_comparing_needs_no_memory_of_prompts(parity: Parity) -> None:
     for place in range(10 * WINDOW):
         parity.counted(f"e{place}", 1, 1 if place % 2 else 2)
     assert all(len(window) <= WINDOW for window in parity._windows.values())
+
+
+class TestIdsInsteadOfTexts:
+    """An engine gets ours once it has made the same ones, and must go on making them."""
+
+    def test_none_before_the_engine_has_shown_its_own(self, parity: Parity) -> None:
+        assert not parity.wants_proof("a")
+        assert not parity.vouches("a", 1.0)
+        assert parity.wants_proof("a")
+        assert not parity.wants_proof("b")
+
+    def test_equal_ids_are_proof(self, parity: Parity) -> None:
+        parity.vouches("a", 1.0)
+        parity.rendered("a", IDS, IDS.tolist(), started=1.0)
+        assert not parity.wants_proof("a")
+        assert parity.vouches("a", 1.0)
+        assert not parity.vouches("b", 1.0)
+
+    def test_equal_counts_are_none(self, parity: Parity) -> None:
+        counts(parity, *[True] * WINDOW)
+        assert not parity.vouches("a", 1.0)
+
+    def test_other_ids_are_none(self, parity: Parity) -> None:
+        parity.vouches("a", 1.0)
+        parity.rendered("a", IDS, [1, 2, 4], started=1.0)
+        assert not parity.vouches("a", 1.0)
+        assert parity.wants_proof("a")
+
+    def test_a_new_process_has_to_show_its_own(self, parity: Parity) -> None:
+        parity.rendered("a", IDS, IDS.tolist(), started=1.0)
+        assert not parity.vouches("a", 2.0)
+        assert parity.wants_proof("a")
+        parity.rendered("a", IDS, IDS.tolist(), started=2.0)
+        assert parity.vouches("a", 2.0)
+
+    def test_some_prompts_still_go_as_their_texts(self, parity: Parity) -> None:
+        parity.rendered("a", IDS, IDS.tolist(), started=None)
+        went = [parity.vouches("a", None) for _ in range(3 * TRIED)]
+        assert went.count(False) == 3
+        assert not went[TRIED - 1]
+
+    def test_a_comparison_in_between_does_not_put_that_off(self, parity: Parity) -> None:
+        for _ in range(TRIED - 1):
+            parity.rendered("a", IDS, IDS.tolist())
+            assert parity.vouches("a", None)
+        assert not parity.vouches("a", None)
+
+    @pytest.mark.parametrize("how", ["count", "ids"])
+    def test_a_difference_ends_it(self, parity: Parity, how: str) -> None:
+        parity.rendered("a", IDS, IDS.tolist())
+        parity.rendered("b", IDS, IDS.tolist())
+        if how == "count":
+            counts(parity, False)
+        else:
+            parity.rendered("a", IDS, [3])
+        assert not parity.vouches("a", None)
+        assert parity.vouches("b", None)
+
+    def test_none_while_our_ids_are_not_trusted(self, parity: Parity) -> None:
+        parity.rendered("b", IDS, IDS.tolist())
+        counts(parity, *[False] * LEAST)
+        assert not parity.trusted
+        assert not parity.vouches("b", None)
+        counts(parity, *[True] * RECOVERY)
+        assert parity.vouches("b", None)

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from gateway.tokens.settings import MediaSettings, TokenSettings
+from gateway.tokens.settings import ForwardSettings, MediaSettings, TokenSettings
 
 
 def test_the_defaults_estimate() -> None:
@@ -28,3 +28,10 @@ def test_a_template_without_a_tokenizer_would_be_of_no_use() -> None:
 def test_media_are_asked_for_within_limits(name: str, value: float, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         MediaSettings(**{name: value})
+
+
+def test_ids_are_sent_only_where_there_are_any() -> None:
+    assert not TokenSettings(tokenizer="folder").tokens.forward
+    assert TokenSettings(tokenizer="folder", tokens=ForwardSettings(forward=True)).tokens.forward
+    with pytest.raises(ValueError, match=r"tokens\.forward needs tokenizer"):
+        TokenSettings(tokens=ForwardSettings(forward=True))

@@ -1,0 +1,123 @@
+"""Token ids in the place of a prompt's text: which requests an engine answers alike, and how their bodies change.
+
+Rules: what an engine does with the text itself, or only with the text, keeps it. As in ``indivisible``, what is
+harmless is listed, anything else counts, and nothing here raises. Checked against vLLM 0.32 (``entrypoints/openai``,
+``renderers/online_renderer.py``): a chat's ids go into ``kv_transfer_params``, where the client's own are never passed
+on; its messages go along, since tools, reasoning and roles are read from them.
+"""
+
+from __future__ import annotations
+
+import re
+from array import array
+from collections.abc import Iterator
+
+import msgspec
+
+from gateway.api.body import JsonBody
+from gateway.api.passing import Fields
+from gateway.api.prompts import FALSE, NULL
+from gateway.framework import Kind
+
+CHAT_IDS_SINCE = (0, 32)
+"""The first vLLM that was seen to take a chat's ids, and to check them. What is older may ignore them, or pass them on
+to its KV connector."""
+
+EMPTY = msgspec.Raw(b"{}")
+EMPTY_TEXT = msgspec.Raw(b'""')
+
+TEXT_MATTERS: tuple[tuple[str, tuple[msgspec.Raw, ...]], ...] = (
+    # The text is a part of the answer: ids would give it back without its special tokens, or not at all.
+    ("echo", (NULL, FALSE)),
+    ("return_prompt_text", (NULL, FALSE)),
+    # Its answers are cut out of a text that begins with the prompt's.
+    ("use_beam_search", (NULL, FALSE)),
+    # Of ids, those of a completion are cut and those of a chat are not.
+    ("truncate_prompt_tokens", (NULL,)),
+    # Joined with the prompt's text to another prompt, by templates for code that only the engine has.
+    ("suffix", (NULL,)),
+    ("prompt_embeds", (NULL,)),
+    # They reach the processor of images beside a text, and not beside ids.
+    ("mm_processor_kwargs", (NULL, EMPTY)),
+    ("media_io_kwargs", (NULL, EMPTY)),
+)
+"""Field, and the values with which an engine answers ids as it answers the text."""
+
+LIMITS: dict[Kind, tuple[str, ...]] = {
+    Kind.CHAT: ("max_completion_tokens", "max_tokens"),
+    Kind.COMPLETION: ("max_tokens",),
+}
+"""The routes that take ids, and where each limits its output."""
+COMPLETION_LIMIT = 16
+"""Of a completion that sets none."""
+
+SLICE = 8192
+"""Ids that are written in one go: half a millisecond. A prompt may have millions, and streams go on meanwhile."""
+
+_LIMIT = msgspec.json.Decoder(int | None)
+_FIELDS = msgspec.json.Decoder(Fields)
+_ENCODER = msgspec.json.Encoder()
+_RELEASE = re.compile(r"(\d{1,6})\.(\d{1,6})")
+
+
+def answers_alike(kind: Kind, fields: Fields, tokens: int, *, version: str | None, room: int | None) -> bool:
+    """Whether the engine gives a body with these ``fields`` the answer that it would give its prompt's ids.
+
+    ``tokens``: of the prompt. ``version``: the engine's own word; None: not known. ``room``: its longest sequence in
+    tokens; a request that does not fit is refused in words that differ, or, a chat by ids, cut short instead.
+    """
+    if kind not in LIMITS or not tokens or room is None:
+        return False
+    if kind is Kind.CHAT and not _takes_chat_ids(version):
+        return False
+    if any(name in fields and fields[name] not in harmless for name, harmless in TEXT_MATTERS):
+        return False
+    if kind is Kind.COMPLETION and fields.get("prompt") == EMPTY_TEXT:
+        return False  # refused, where the one id that begins every text would not be
+    output = _output(kind, fields)
+    return output is not None and tokens + output <= room
+
+
+def with_ids(body: JsonBody, kind: Kind, ids: bytes) -> JsonBody:
+    """A copy of ``body`` whose prompt is ``ids``, a JSON list. What a connector put into ``kv_transfer_params`` stays.
+
+    Raises:
+        msgspec.DecodeError: ``kv_transfer_params`` are no object.
+    """
+    leg = body.copy()
+    if kind is Kind.COMPLETION:
+        leg.set("prompt", msgspec.Raw(ids))
+        return leg
+    parameters: Fields = {}
+    given = body.fields.get("kv_transfer_params", NULL)
+    if given != NULL:
+        parameters = _FIELDS.decode(given)
+    leg.set("kv_transfer_params", parameters | {"prompt_token_ids": msgspec.Raw(ids)})
+    return leg
+
+
+def written(ids: array[int]) -> Iterator[bytes]:
+    """``ids``, at least one, as a JSON list in pieces to be joined. About six bytes an id."""
+    for at in range(0, len(ids), SLICE):
+        piece = _ENCODER.encode(ids[at : at + SLICE].tolist())
+        yield (b"," if at else b"[") + piece[1 : None if at + SLICE >= len(ids) else -1]
+
+
+def _takes_chat_ids(version: str | None) -> bool:
+    found = _RELEASE.match(version or "")
+    return found is not None and (int(found[1]), int(found[2])) >= CHAT_IDS_SINCE
+
+
+def _output(kind: Kind, fields: Fields) -> int | None:
+    """The most tokens that are asked for; 0 where an engine takes what fits. None: it is not told in a number."""
+    told: list[int] = []
+    for name in LIMITS[kind]:
+        try:
+            limit: int | None = _LIMIT.decode(fields.get(name, NULL))
+        except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
+            return None
+        if limit is not None:
+            told.append(limit)
+    if not told:
+        return COMPLETION_LIMIT if kind is Kind.COMPLETION else 0
+    return max(0, *told)
