@@ -18,6 +18,7 @@ from gateway.errors import ConfigError
 from gateway.feed import CacheFeed
 from gateway.fleet.fleet import Fleet
 from gateway.framework import Clock, Observer, SystemClock, TaskSet
+from gateway.framework.tls import Renewed, follow
 from gateway.kvcache.intake import Intake
 from gateway.notify import notify
 from gateway.observability.logs import configure
@@ -34,9 +35,10 @@ from gateway.proxy.media_questions import MediaQuestions
 from gateway.proxy.operations import Operations
 from gateway.proxy.server import Server
 from gateway.proxy.stored import StoredResponses
+from gateway.proxy.tls import Site
 from gateway.proxy.upstream import Upstream
 from gateway.proxy.witness import Witness
-from gateway.reload import Read, Reloading
+from gateway.reload import Read, Reloading, listening
 from gateway.scheduling.scheduler import Scheduler
 from gateway.wiring import Common, Draft, Rooms, Wiring, blaming, priced, topics
 
@@ -88,7 +90,10 @@ class Gateway:
         rooms = Rooms(common, self.fleet, self.upstream, self._stored, self.decisions, self.clock.wall())
         wiring = Wiring.make(draft, rooms, None)
         self.server = Server(wiring.director, wiring.directory, wiring.keys, patience=config.timeouts.receive)
-        self.reloading = Reloading(wiring, rooms=rooms, feed=self.feed, server=self.server, read=read, adopted=adopted)
+        self.tls = listening(config)
+        self.reloading = Reloading(
+            wiring, rooms=rooms, feed=self.feed, server=self.server, tls=self.tls, read=read, adopted=adopted
+        )
         self.operations = Operations(self.fleet, self.reloading.reload)
         debug = Debug(
             self.decisions,
@@ -141,7 +146,6 @@ class Gateway:
         await self.load()
         with blaming(self.config, "kv_events", "listen"):
             self.feed.listen()
-        await self.upstream.start()
         await self.fleet.start()
         self.reloading.open = True
 
@@ -153,7 +157,7 @@ class Gateway:
         await self.reloading.wiring.handover.close()
         await self.questions.close()
         await self.witness.close()
-        await self.upstream.close()
+        self.upstream.close()
         await self.reloading.close()
 
 
@@ -163,11 +167,11 @@ def intake_of(config: Config, observer: Observer) -> Intake | None:
     return None if listen is None else Intake(listen, topics(config), observer)
 
 
-async def _bind(runner: web.BaseRunner, host: str, port: int, what: str) -> int:
+async def _bind(runner: web.BaseRunner, host: str, port: int, what: str, tls: Renewed | None = None) -> int:
     """Listen; the port in use, which the system chose if ``port`` is 0. Raises ConfigError."""
     await runner.setup()
     try:
-        await web.TCPSite(runner, host, port, backlog=BACKLOG).start()
+        await Site(runner, host, port, backlog=BACKLOG, context=tls).start()
     except OSError as error:
         raise ConfigError(f"{what}: cannot listen on {host}:{port}: {error.strerror or error}") from error
     address: Sequence[int] = runner.addresses[0]
@@ -219,12 +223,18 @@ async def serve(read: Read, *, stop: asyncio.Event | None = None) -> None:
         if not starting.done():
             return
         await starting
-        port_used = await _bind(clients, listen.host, listen.port, "listen")
+        port_used = await _bind(clients, listen.host, listen.port, "listen", gateway.tls)
+        if gateway.tls is not None:
+            tasks.start(follow([gateway.tls].copy), name="look at the listener's TLS files")
         for name, report in gateway.directory.readiness().items():
             log.info("model %s: %d of %d endpoints usable", name, report["usable"], report["endpoints"])
             for endpoint, reason in report["unusable"].items():
                 log.warning("endpoint %s of model %s is not usable: %s", endpoint, name, reason)
-        log.info("kvgate %s serves on http://%s:%d", __version__, listen.host, port_used)
+        scheme, host = (
+            "http" if gateway.tls is None else "https",
+            f"[{listen.host}]" if ":" in listen.host else listen.host,
+        )
+        log.info("kvgate %s serves on %s://%s:%d", __version__, scheme, host, port_used)
         notify("READY=1")
 
         await stop.wait()

@@ -133,7 +133,6 @@ class Wiring:
         forwarder = Forwarder(rooms.fleet, upstream, config.pass_through)
         handover = Handover(
             forwarder=forwarder,
-            upstream=upstream,
             fleet=rooms.fleet,
             timeouts=config.timeouts,
             clock=common.clock,

@@ -12,8 +12,8 @@ from typing import Self
 
 from gateway.api.events import EventObserver
 from gateway.framework import Kind
+from gateway.proxy.answer import Answer
 from gateway.proxy.legs import ENGINE_DEAD, RETRY_STATUSES, Cause, HeldAnswer, LegFailed
-from gateway.proxy.upstream import Answer
 
 
 @dataclass(slots=True)

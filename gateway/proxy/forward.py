@@ -101,4 +101,5 @@ class Forwarder:
             headers = [(name, value) for name, value in headers if name != RANK_HEADER]
             headers.append((RANK_HEADER, str(endpoint.rank)))
         name = self._fleet.served_name(endpoint, exchange.request.model, exchange.request.adapter)
-        return Leg(endpoint, exchange.route.path, headers, body.encode(name))
+        address = self._fleet.address(endpoint.engine)
+        return Leg(endpoint, address, exchange.route.path, headers, body.encode(name))

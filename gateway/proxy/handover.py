@@ -18,6 +18,7 @@ from gateway.api.usage import read_usage
 from gateway.errors import GatewayError, PluginFailed, UpstreamError, UpstreamTimeout
 from gateway.fleet.fleet import Fleet
 from gateway.framework import Clock, Endpoint, Observer, Plan, TaskSet
+from gateway.proxy.bootstrap import Bootstrap, Unreachable
 from gateway.proxy.commit import Committed
 from gateway.proxy.connectors import Connector, HandoverFailed, Pair, Transfer, connectors
 from gateway.proxy.exchange import Exchange, Phase
@@ -25,7 +26,6 @@ from gateway.proxy.forward import Forwarder
 from gateway.proxy.legs import Cause, HeldAnswer, LegFailed
 from gateway.proxy.placement import Parcel
 from gateway.proxy.settings import TimeoutSettings
-from gateway.proxy.upstream import Unreachable, Upstream
 
 log = logging.getLogger("kvgate.handover")
 
@@ -57,7 +57,6 @@ class Handover:
         self,
         *,
         forwarder: Forwarder,
-        upstream: Upstream,
         fleet: Fleet,
         timeouts: TimeoutSettings,
         clock: Clock,
@@ -66,7 +65,7 @@ class Handover:
         after: Handover | None = None,
     ) -> None:
         self._forwarder = forwarder
-        self._upstream = upstream
+        self._bootstrap: Bootstrap = Bootstrap() if after is None else after._bootstrap
         self._fleet = fleet
         self._timeouts = timeouts
         self._clock = clock
@@ -79,6 +78,7 @@ class Handover:
     async def close(self) -> None:
         """End the legs that no answer waits for any more."""
         await self._tasks.close()
+        await self._bootstrap.close()
 
     async def commit(self, exchange: Exchange, plan: Plan) -> Committed:
         """Send both legs of ``plan``. Raises LegFailed of the decode leg; GatewayError where a strict plan fails."""
@@ -272,7 +272,7 @@ class Handover:
 
     async def _fetch(self, url: str) -> bytes:
         try:
-            return await self._upstream.get(url, self._timeouts.connect)
+            return await self._bootstrap.ask(url, self._timeouts.connect)
         except Unreachable as error:
             raise HandoverFailed("bootstrap", str(error)) from error
 

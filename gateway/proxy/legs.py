@@ -28,6 +28,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from gateway.errors import GatewayError, UpstreamError, UpstreamTimeout
+from gateway.fleet.address import Address
 from gateway.framework import Endpoint
 from gateway.proxy.settings import RetrySettings
 
@@ -52,6 +53,7 @@ class Leg:
     """
 
     endpoint: Endpoint
+    address: Address
     path: str
     headers: list[tuple[str, str]]
     body: bytes

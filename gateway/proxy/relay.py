@@ -1,25 +1,25 @@
 """From the engine to the client: bytes through, observed but not rewritten.
 
 What comes here is committed. From now on a failure ends the stream with an error event, never with another engine.
+A part of a stream is observed, framed and written within the call in which the engine's socket brought it.
 """
 
 from __future__ import annotations
 
-import asyncio
-
 from aiohttp import web
-from multidict import CIMultiDict
 
 from gateway.api.errors import sse_error
 from gateway.api.events import EventObserver
 from gateway.api.headers import back
 from gateway.api.usage import read_usage
+from gateway.proxy.answer import Answer
+from gateway.proxy.client import ClientAnswer
 from gateway.proxy.commit import Committed
 from gateway.proxy.exchange import Exchange, Phase
 from gateway.proxy.legs import HeldAnswer, LegFailed
 
 SLICE = 256 * 1024
-"""Bytes of an unstreamed answer that the client must take within the idle timeout, so that slow is not stalled."""
+"""Bytes of an unstreamed answer that are written at once: what waits for a slow client is not copied as a whole."""
 
 
 class ClientGone(Exception):
@@ -44,53 +44,87 @@ async def relay_held(held: HeldAnswer, http: web.BaseRequest, exchange: Exchange
 async def _stream(
     committed: Committed, events: EventObserver, http: web.BaseRequest, exchange: Exchange, idle: float
 ) -> web.StreamResponse:
-    answer, data = committed.answer, committed.data
     exchange.phase = Phase.STREAMING
-    exchange.status = answer.status
-    response = web.StreamResponse(status=answer.status, headers=_head(answer.headers, exchange.id))
-    if http.version >= (1, 1):
-        response.enable_chunked_encoding()
+    exchange.status = committed.status
+    client = ClientAnswer(_open(http), committed.status, _head(committed.headers, exchange.id), length=None)
+    stream = _Stream(committed.answer, client, events, exchange, idle)
     try:
-        await response.prepare(http)
-        try:
-            while data:
-                async with asyncio.timeout(idle):
-                    await response.write(data)
-                exchange.progressed(events.outputs)
-                data = await answer.chunk()
-                events.feed(data)
+        stream.send(committed.data, last=False)
+        await committed.answer.flow(stream.take)
+    except LegFailed as failure:
+        exchange.broke(failure)
+        client.send(sse_error(failure.error(), exchange.route.dialect, partial=events.partial), last=True)
+    finally:
+        client.forget()
+    await _taken(client, idle)
+    return client
+
+
+class _Stream:
+    """Writes what comes of ``answer``, and stops it while the client has enough; ends it after ``idle`` seconds in
+    which the client took nothing."""
+
+    def __init__(
+        self, answer: Answer, client: ClientAnswer, events: EventObserver, exchange: Exchange, idle: float
+    ) -> None:
+        self._answer = answer
+        self._client = client
+        self._events = events
+        self._exchange = exchange
+        self._idle = idle
+        self._stopped = False
+
+    def take(self, data: bytes, last: bool) -> None:
+        events = self._events
+        events.feed(data)
+        if last:
+            # Settled before its client can see the end: who asks at once finds what this one took free.
+            self._exchange.progressed(events.outputs)
             failed = events.error is not None or events.late_error is not None
-            exchange.answered(answer.status, events.usage, error=failed)
-        except LegFailed as failure:
-            exchange.broke(failure)
-            end = sse_error(failure.error(), exchange.route.dialect, partial=events.partial)
-            async with asyncio.timeout(idle):
-                await response.write(end)
-        async with asyncio.timeout(idle):
-            await response.write_eof()
-    except (ConnectionError, TimeoutError) as error:
-        raise ClientGone from error
-    return response
+            self._exchange.answered(self._answer.status, events.usage, error=failed)
+        self.send(data, last)
+
+    def send(self, data: bytes, last: bool) -> None:
+        self._client.send(data, last)
+        if last:
+            return
+        self._exchange.progressed(self._events.outputs)
+        if self._client.full and not self._stopped:
+            self._stopped = True
+            self._answer.pause()
+            self._client.watch(self._idle, self._resume, lambda: self._answer.abort(ClientGone()))
+
+    def _resume(self) -> None:
+        self._stopped = False
+        self._answer.resume()
 
 
 async def _whole(
     status: int, headers: list[tuple[str, str]], body: bytes, http: web.BaseRequest, request_id: str, idle: float
 ) -> web.StreamResponse:
-    response = web.StreamResponse(status=status, headers=_head(headers, request_id))
-    response.content_length = len(body)
+    client = ClientAnswer(_open(http), status, _head(headers, request_id), length=len(body))
+    if len(body) <= SLICE:
+        client.send(body, last=True)
+        await _taken(client, idle)
+        return client
+    for start in range(0, len(body), SLICE):
+        client.send(body[start : start + SLICE], last=start + SLICE >= len(body))
+        await _taken(client, idle)
+    return client
+
+
+async def _taken(client: ClientAnswer, idle: float) -> None:
     try:
-        await response.prepare(http)
-        for start in range(0, len(body), SLICE):
-            async with asyncio.timeout(idle):
-                await response.write(body[start : start + SLICE])
-        async with asyncio.timeout(idle):
-            await response.write_eof()
-    except (ConnectionError, TimeoutError) as error:
+        await client.taken(idle)
+    except TimeoutError as error:
         raise ClientGone from error
-    return response
 
 
-def _head(headers: list[tuple[str, str]], request_id: str) -> CIMultiDict[str]:
-    head = CIMultiDict(back(headers))
-    head["X-Request-Id"] = request_id
-    return head
+def _open(http: web.BaseRequest) -> web.BaseRequest:
+    if http.transport is None:
+        raise ClientGone
+    return http
+
+
+def _head(headers: list[tuple[str, str]], request_id: str) -> list[tuple[str, str]]:
+    return [*back(headers), ("x-request-id", request_id)]

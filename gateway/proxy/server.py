@@ -21,6 +21,7 @@ from gateway.api.headers import request_id
 from gateway.api.models import listing, one
 from gateway.api.routes import Dialect, dialect_of, find
 from gateway.errors import ClientError, GatewayError, NotFound, ShuttingDown, UnsupportedMediaType
+from gateway.proxy.client import ClientConnection
 from gateway.proxy.director import Director
 from gateway.proxy.directory import Directory
 from gateway.proxy.keys import ClientKeys
@@ -191,7 +192,7 @@ class _Listener(web.Server):
         return connection
 
 
-class _Connection(web.RequestHandler):
+class _Connection(ClientConnection):
     """Refuses in our shape what is no HTTP request. aiohttp would answer in plain text, and log a traceback with the
     client's bytes in it: a prompt, or a key.
 

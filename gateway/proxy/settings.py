@@ -6,8 +6,26 @@ from dataclasses import dataclass, field
 
 
 @dataclass(frozen=True, slots=True)
+class ListenTlsSettings:
+    """Files in PEM, read again when they change. ``certificate``: the listener's, and after it those between it and its
+    authority. ``key``: without it the key is in the certificate's file. ``client_ca``: authorities of which each client
+    must show a certificate; None: clients are asked for none.
+    """
+
+    certificate: str
+    key: str | None = None
+    client_ca: str | None = None
+
+    def __post_init__(self) -> None:
+        for name in ("certificate", "key", "client_ca"):
+            if getattr(self, name) == "":
+                raise ValueError(f"{name} must not be empty")
+
+
+@dataclass(frozen=True, slots=True)
 class ListenSettings:
-    """``host``, ``port``: the clients' listener. ``admin``: HOST:PORT of /metrics, empty for none.
+    """``host``, ``port``: the clients' listener. ``admin``: HOST:PORT of /metrics, empty for none. ``tls``: of the
+    clients' listener; None: plain HTTP.
 
     ``max_body``: bytes of a request's body; beyond it 413. ``grace``: seconds that running answers have to end after
     SIGTERM.
@@ -16,6 +34,7 @@ class ListenSettings:
     host: str = "127.0.0.1"
     port: int = 8000
     admin: str = "127.0.0.1:9000"
+    tls: ListenTlsSettings | None = None
     max_body: int = 32 * 1024 * 1024
     grace: float = 30.0
 

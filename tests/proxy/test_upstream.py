@@ -10,6 +10,8 @@ from dataclasses import replace
 
 import pytest
 
+from gateway.fleet.address import Address, Contexts
+from gateway.fleet.settings import EndpointSettings
 from gateway.framework import Endpoint, Engine, Model
 from gateway.proxy.legs import Cause, Leg, LegFailed
 from gateway.proxy.settings import TimeoutSettings
@@ -22,17 +24,17 @@ PATIENT = TimeoutSettings(connect=5, head=5, idle=5, total=10)
 
 def leg(url: str, body: bytes = b'{"model":"m"}') -> Leg:
     endpoint = Endpoint(0, "engine", Model("m"), Engine(url=url, name="engine"), load=None, cost=None)  # type: ignore[arg-type]
-    return Leg(endpoint, "/v1/completions", [("Content-Type", "application/json")], body)
+    address = Address.of(EndpointSettings(url=url), Contexts())
+    return Leg(endpoint, address, "/v1/completions", [("Content-Type", "application/json")], body)
 
 
 @contextlib.asynccontextmanager
 async def upstream(timeouts: TimeoutSettings = PATIENT) -> AsyncIterator[Upstream]:
     connections = Upstream(timeouts)
-    await connections.start()
     try:
         yield connections
     finally:
-        await connections.close()
+        connections.close()
 
 
 async def failure_of(url: str, timeouts: TimeoutSettings = PATIENT) -> Cause:
@@ -169,7 +171,7 @@ async def test_garbage_between_chunks_ends_the_answer_at_once():
             server.connections[0].reader.feed_data(b"\r\n\r\n")
             with pytest.raises(LegFailed) as failed:
                 await asyncio.wait_for(reply.chunk(), 3)
-    assert failed.value.cause is Cause.DIED
+    assert failed.value.cause is Cause.GARBAGE
 
 
 async def test_no_head_in_time_closes_the_connection():

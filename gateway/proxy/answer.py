@@ -1,0 +1,211 @@
+"""An engine's answer, from its head to its end.
+
+Until it is committed it is read (``chunk``, ``read``), since what came may have to be thrown away; after that it flows
+(``flow``): each part goes to whom it is for within the call that brought it. Every way in which it can fail ends in a
+``LegFailed``.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from types import TracebackType
+from typing import Protocol, Self
+
+from gateway.framework import Endpoint
+from gateway.proxy.legs import Cause, LegFailed
+from gateway.proxy.patience import Patience
+from gateway.proxy.settings import TimeoutSettings
+
+MAX_ANSWER = 256 * 1024 * 1024
+"""Bytes of an unstreamed answer that are held until it is complete: 16 times the largest batch of embeddings that vLLM
+gives at its defaults."""
+
+Take = Callable[[bytes, bool], None]
+"""Is given the next bytes of a body, and whether they are the last; the last may be empty."""
+
+
+class Source(Protocol):
+    """What an answer comes from: a connection."""
+
+    def pause(self) -> None: ...
+    def resume(self) -> None: ...
+    def abort(self) -> None: ...
+
+
+class Answer:
+    """A context manager that leaves no connection behind.
+
+    ``status``, ``headers``: of its head, 0 and empty before. ``connect_seconds``: the round trip of making the
+    connection; None if one was reused. ``stale``: the connection was an old one, and was closed without a word.
+    """
+
+    def __init__(self, endpoint: Endpoint, timeouts: TimeoutSettings) -> None:
+        self.endpoint = endpoint
+        self.status = 0
+        self.headers: list[tuple[str, str]] = []
+        self.connect_seconds: float | None = None
+        self.stale = False
+        self._loop = asyncio.get_running_loop()
+        self._patience = Patience(timeouts, self._loop, self._expired)
+        self._source: Source | None = None
+        self._waiter: asyncio.Future[None] | None = None
+        self._parts: list[bytes] = []
+        self._size = 0
+        self._whole = False
+        self._take: Take | None = None
+        self._done = False
+        self._failure: Exception | None = None
+
+    @property
+    def is_event_stream(self) -> bool:
+        return any(n.lower() == "content-type" and "text/event-stream" in v.lower() for n, v in self.headers)
+
+    # For whom it is
+
+    async def head(self, source: Source) -> None:
+        """Wait until ``status`` and ``headers`` are known. Raises LegFailed."""
+        self._source = source
+        self._patience.begin()
+        while not self.status and self._failure is None:
+            await self._more()
+        if not self.status:
+            self._raise()
+        # A 101 would tell the client to speak another protocol from here on, a 3xx send it to the engine's own address.
+        if not (200 <= self.status <= 299 or 400 <= self.status <= 599):
+            self.abort()
+            raise LegFailed(Cause.GARBAGE, self.endpoint, f"HTTP status {self.status}")
+
+    async def chunk(self) -> bytes:
+        """What has come since, empty at the end. Raises LegFailed."""
+        while not self._parts:
+            if self._failure is not None:
+                self._raise()
+            if self._done:
+                return b""
+            await self._more()
+        return self._taken()
+
+    async def read(self) -> bytes:
+        """All of the body. Raises LegFailed, also when it is longer than MAX_ANSWER."""
+        self._whole = True
+        while not self._done and self._failure is None:
+            await self._more()
+        if self._failure is not None:
+            self._raise()
+        return self._taken()
+
+    async def flow(self, take: Take) -> None:
+        """Have ``take`` called with all that is still to come, as it comes; return at the end. Raises LegFailed."""
+        if self._parts or self._done:
+            take(self._taken(), self._done)
+        self._take = take
+        while not self._done and self._failure is None:
+            await self._more()
+        if self._failure is not None:
+            self._raise()
+
+    def committed(self) -> None:
+        """The first event came: from here on only the idle and the total timeout count."""
+        self._patience.committed()
+
+    def pause(self) -> None:
+        """Nothing shall come until ``resume``: whom it is for has enough. Harmless at any time."""
+        if self._source is not None:
+            self._patience.pause()
+            self._source.pause()
+
+    def resume(self) -> None:
+        if self._source is not None:
+            self._patience.resume()
+            self._source.resume()
+
+    def abort(self, failure: Exception | None = None) -> None:
+        """Close the connection unless the answer is complete, which tells the engine to stop.
+
+        ``failure``: is raised where the rest is waited for.
+        """
+        source, self._source = self._source, None
+        self._patience.end()
+        if source is not None:
+            source.abort()
+        if not self._done and failure is not None:
+            self._fail(failure)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        self.abort()
+
+    # What the connection tells
+
+    def begin(self, status: int, headers: list[tuple[bytes, bytes]]) -> None:
+        self.status = status
+        self.headers = [(name.decode("latin-1"), value.decode("latin-1")) for name, value in headers]
+        self._wake()
+
+    def progressed(self) -> None:
+        """Bytes have come, of whatever kind."""
+        self._patience.progressed()
+
+    def take(self, data: bytes, *, last: bool) -> None:
+        """The next bytes of the body; ``last``: there are no more, and the connection is not this answer's any more."""
+        if last:
+            self._done, self._source = True, None
+            self._patience.end()
+        if self._take is not None:
+            try:
+                self._take(data, last)
+            except Exception as error:  # else who waits for the end would wait for ever
+                self.abort()
+                self._failure = error
+                self._wake()
+                return
+        elif data:
+            self._parts.append(data)
+            self._size += len(data)
+            if self._whole and self._size > MAX_ANSWER:
+                detail = f"an unstreamed answer of over {MAX_ANSWER} bytes"
+                self.abort(LegFailed(Cause.GARBAGE, self.endpoint, detail))
+                return
+        if last or (self._take is None and not self._whole):
+            self._wake()
+
+    def fail(self, cause: Cause, detail: str) -> None:
+        """It ends here; its connection is closed already."""
+        self._source = None
+        self._patience.end()
+        self._fail(LegFailed(cause, self.endpoint, detail))
+
+    # Its own
+
+    async def _more(self) -> None:
+        """Wait until something has changed."""
+        self._waiter = self._loop.create_future()
+        try:
+            await self._waiter
+        finally:
+            self._waiter = None
+
+    def _wake(self) -> None:
+        if self._waiter is not None and not self._waiter.done():
+            self._waiter.set_result(None)
+
+    def _taken(self) -> bytes:
+        parts = self._parts
+        self._parts = []
+        self._size = 0
+        return parts[0] if len(parts) == 1 else b"".join(parts)
+
+    def _fail(self, failure: Exception) -> None:
+        if self._failure is None:
+            self._failure = failure
+        self._wake()
+
+    def _expired(self, cause: Cause) -> None:
+        self.abort(LegFailed(cause, self.endpoint, str(cause)))
+
+    def _raise(self) -> None:
+        assert self._failure is not None
+        raise self._failure

@@ -1,0 +1,182 @@
+"""The client's end of a connection: all that the data path needs to know of how aiohttp writes an answer.
+
+aiohttp reads requests and keeps the connection; of an answer it is told only how it went. An answer's bytes go to the
+client's transport from here, so that a part of a stream costs one ``transport.write``. What this leans on, each with
+a contract test (tests/proxy/test_client.py), since none of it is promised:
+
+- ``RequestHandler.finish_response`` asks an answer for nothing but ``prepare``, ``write_eof`` and ``keep_alive``;
+- it begins with the next request of a connection only after that;
+- ``handle_error`` writes an answer of its own unless ``request.writer.output_size`` says that one has begun;
+- ``pause_writing``, ``resume_writing`` are told to the ``RequestHandler``, and it may be subclassed.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable, Iterable
+from email.utils import formatdate
+from http import HTTPStatus
+from typing import Any
+
+from aiohttp import web
+
+NO_CONTENT = 204
+"""The one status of a proxied answer that has no body, and says no length."""
+
+_REASONS = {status.value: status.phrase for status in HTTPStatus}
+
+
+class ClientConnection(web.RequestHandler):
+    """A connection that tells when its client takes no more, and when it does again."""
+
+    __slots__ = ("_taken",)
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self._taken: Callable[[], None] | None = None
+
+    def when_taken(self, then: Callable[[], None] | None) -> None:
+        """Call ``then`` once, when what was written has been taken."""
+        self._taken = then
+
+    def resume_writing(self) -> None:
+        super().resume_writing()
+        then, self._taken = self._taken, None
+        if then is not None:
+            then()
+
+
+class ClientAnswer(web.StreamResponse):
+    """An answer that is written to the transport from here; for aiohttp it is a ``StreamResponse`` that is finished.
+
+    ``length``: bytes of its body; None: not known, so that it is chunked, or to a client of HTTP/1.0 ends with the
+    connection.
+    """
+
+    def __init__(
+        self, http: web.BaseRequest, status: int, headers: Iterable[tuple[str, str]], *, length: int | None
+    ) -> None:
+        super().__init__(status=status)
+        assert http.transport is not None
+        self._http = http
+        self._transport = http.transport
+        self._chunked_body = length is None and http.version >= (1, 1)
+        self._kept = http.keep_alive and (length is not None or self._chunked_body)
+        self._size = 0
+        self._watched: asyncio.TimerHandle | None = None
+        self._head = self._encode(headers, length)
+
+    # What aiohttp asks of it
+
+    @property
+    def prepared(self) -> bool:
+        return True
+
+    @property
+    def keep_alive(self) -> bool:
+        return self._kept
+
+    @property
+    def body_length(self) -> int:
+        return self._size
+
+    async def prepare(self, request: web.BaseRequest) -> None:
+        return None
+
+    async def write_eof(self, data: bytes = b"") -> None:
+        return None
+
+    # What the relay does with it
+
+    @property
+    def full(self) -> bool:
+        """The client has not taken what was written: nothing more should be, until it has."""
+        return self._http.protocol.writing_paused
+
+    def watch(self, idle: float, taken: Callable[[], None], gone: Callable[[], None]) -> None:
+        """Where it is ``full``: call ``taken`` once it is not; or ``gone``, after ``idle`` seconds in which the client
+        took nothing."""
+        assert isinstance(self._http.protocol, ClientConnection)
+        loop = asyncio.get_running_loop()
+
+        def resumed() -> None:
+            self.forget()
+            taken()
+
+        def look(before: int) -> None:
+            left = self._transport.get_write_buffer_size()
+            if left < before:
+                self._watched = loop.call_later(idle, look, left)
+            else:
+                self.forget()
+                gone()
+
+        self._watched = loop.call_later(idle, look, self._transport.get_write_buffer_size())
+        self._http.protocol.when_taken(resumed)
+
+    def forget(self) -> None:
+        """Watch no more; harmless at any time."""
+        if self._watched is not None:
+            assert isinstance(self._http.protocol, ClientConnection)
+            self._watched.cancel()
+            self._watched = None
+            self._http.protocol.when_taken(None)
+
+    async def taken(self, idle: float) -> None:
+        """Wait until it is not ``full``. Raises TimeoutError after ``idle`` seconds in which nothing was taken."""
+        if not self.full:
+            return
+        done = asyncio.get_running_loop().create_future()
+        self.watch(idle, lambda: done.set_result(None), lambda: done.set_exception(TimeoutError()))
+        try:
+            await done
+        finally:
+            self.forget()
+
+    def send(self, data: bytes, last: bool) -> None:
+        """The next bytes of the body, with the head if they are the first. ``last``: they end it."""
+        self._size += len(data)
+        if self._chunked_body:
+            if data:
+                data = b"%x\r\n%b\r\n" % (len(data), data)
+            if last:
+                data += b"0\r\n\r\n"
+        if self._head:
+            data, self._head = self._head + data, b""
+            # Else aiohttp would write a whole answer of its own behind this one, should the handler fail.
+            self._http.writer.output_size += len(data)
+        if data:
+            self._transport.write(data)
+
+    def cut(self) -> None:
+        """End it visibly incomplete."""
+        self._kept = False
+        self._transport.abort()
+
+    def _encode(self, headers: Iterable[tuple[str, str]], length: int | None) -> bytes:
+        minor = min(self._http.version.minor, 1)
+        lines = [f"HTTP/1.{minor} {self.status} {_REASONS.get(self.status, 'Unknown')}"]
+        lines += [f"{name}: {value}" for name, value in headers]
+        if self._chunked_body:
+            lines.append("transfer-encoding: chunked")
+        elif length is not None and self.status != NO_CONTENT:
+            lines.append(f"content-length: {length}")
+        if not self._kept:
+            lines.append("connection: close")
+        elif minor == 0:
+            lines.append("connection: keep-alive")
+        lines.append(f"date: {_date()}\r\n\r\n")
+        return "\r\n".join(lines).encode("latin-1")
+
+
+_dated = (0, "")
+
+
+def _date() -> str:
+    """Now, in HTTP's form; made once a second."""
+    global _dated
+    now = int(time.time())
+    if _dated[0] != now:
+        _dated = now, formatdate(now, usegmt=True)
+    return _dated[1]

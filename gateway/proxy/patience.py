@@ -1,0 +1,78 @@
+"""How long an answer is waited for: the head, idle and total timeouts, with one timer.
+
+The timer looks when it fires whether there was progress, so that a chunk costs one clock reading.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+
+from gateway.proxy.legs import Cause
+from gateway.proxy.settings import TimeoutSettings
+
+
+class Patience:
+    """Calls ``expired`` with the timeout that ended the answer, once.
+
+    ``head`` counts until ``committed``, since comments before the first event of a stream are no answer; ``idle`` from
+    then on, since a long prefill is not idle.
+    """
+
+    def __init__(
+        self, timeouts: TimeoutSettings, loop: asyncio.AbstractEventLoop, expired: Callable[[Cause], None]
+    ) -> None:
+        self._timeouts = timeouts
+        self._loop = loop
+        self._expired = expired
+        self._timer: asyncio.TimerHandle | None = None
+        self._began = 0.0
+        self._progress = 0.0
+        self._committed = False
+        self._paused = False
+
+    def begin(self) -> None:
+        self._began = self._progress = self._loop.time()
+        self._arm()
+
+    def progressed(self) -> None:
+        self._progress = self._loop.time()
+
+    def committed(self) -> None:
+        self._committed = True
+        self._progress = self._loop.time()
+
+    def pause(self) -> None:
+        """The engine is kept from going on, and cannot be idle."""
+        self._paused = True
+
+    def resume(self) -> None:
+        self._paused = False
+        self._progress = self._loop.time()
+
+    def end(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+    def _next(self) -> tuple[float, Cause]:
+        """The earliest time at which patience ends if nothing happens, and which it is."""
+        total = self._began + self._timeouts.total, Cause.TOTAL_TIMEOUT
+        if not self._committed:
+            return min(total, (self._began + self._timeouts.head, Cause.HEAD_TIMEOUT))
+        if self._paused:
+            return total
+        return min(total, (self._progress + self._timeouts.idle, Cause.IDLE_TIMEOUT))
+
+    def _arm(self) -> None:
+        # Not later than ``idle`` from now, which may be what counts by then.
+        at = min(self._next()[0], self._loop.time() + self._timeouts.idle)
+        self._timer = self._loop.call_at(at, self._look)
+
+    def _look(self) -> None:
+        at, cause = self._next()
+        if at > self._loop.time():
+            self._arm()
+            return
+        self._timer = None
+        self._expired(cause)
