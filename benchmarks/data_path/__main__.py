@@ -1,0 +1,117 @@
+"""``python -m benchmarks.data_path``: the gateway beside the Rust routers, a plain proxy and the floor.
+
+Exit code 1 where a target is missed, or a row gave a wrong answer.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import subprocess
+import sys
+import tempfile
+from dataclasses import asdict
+from datetime import UTC, datetime
+from fnmatch import fnmatch
+from pathlib import Path
+
+from rich.console import Console
+
+from benchmarks.data_path import rows as rows_
+from benchmarks.data_path.judge import Results, verdicts
+from benchmarks.data_path.measure import Bench, Sample, held
+from benchmarks.data_path.peers import PEERS
+from benchmarks.data_path.plan import COLUMNS
+from benchmarks.data_path.processes import Failed, Processes
+from benchmarks.data_path.prompts import text
+from benchmarks.data_path.rows import HERE, KVGATE, Engines
+from benchmarks.data_path.show import draw, machine, markdown, tables, targets
+
+QUICK_ROWS = ("kvgate", "floor", "sglang-router-cache", "smg-cache")
+QUICK_COLUMNS = ("answer-2-known", "stream-2-known")
+
+
+def main() -> int:
+    options = _parser().parse_args()
+    given = (each.partition("=") for each in options.tree)
+    trees = {KVGATE: HERE} | {name: Path(path).resolve() for name, _, path in given}
+    every = rows_.names(trees)
+    wanted = _chosen(options.rows or ((*QUICK_ROWS, *trees) if options.quick else every), every)
+    all_columns = [column.name for column in COLUMNS]
+    columns = _chosen(options.columns or (QUICK_COLUMNS if options.quick else all_columns), all_columns)
+    rounds = options.rounds or (2 if options.quick else 3)
+    console = Console(width=None if sys.stdout.isatty() else 240)
+    began = machine()
+    samples: list[Sample] = []
+    asked = [column for column in COLUMNS if column.name in columns]
+    made = text()
+    for peer in PEERS:
+        if any(name.startswith(peer.name) for name in wanted):
+            try:
+                peer.install()
+            except (OSError, subprocess.SubprocessError) as error:
+                raise SystemExit(f"{peer.name} cannot be installed: {error}") from error
+    with tempfile.TemporaryDirectory() as folder, Processes(Path(folder)) as processes:
+        try:
+            engines = Engines(processes, held(made, asked))
+            running = rows_.start(processes, wanted, engines, made, trees)
+            bench = Bench(engines, running, made, Path(folder), options.seconds)
+            for sample in bench.run(asked, rounds, 0 if options.quick else 2):
+                samples.append(sample)
+                if sys.stderr.isatty():
+                    print(f"\r{sample.round + 1} {sample.column:<18} {sample.row:<24}", end="", file=sys.stderr)
+        except Failed as failure:
+            print(f"FAILED: {failure}", file=sys.stderr)
+            return 1
+    results = Results(samples)
+    peers = [name for name in rows_.cache_aware() if name in wanted]
+    judged = verdicts(results, peers, [name for name in trees if name in wanted])
+    console.print(f"\n{machine()}; at its begin: {began}; {rounds} rounds of {options.seconds} s")
+    tables(results, peers, console)
+    targets(judged, console)
+    if options.out is not None:
+        _write(options.out, results, peers, trees, began)
+    return 0 if all(verdict.met for verdict in judged) else 1
+
+
+def _write(out: Path, results: Results, peers: list[str], trees: dict[str, Path], began: str) -> None:
+    out.mkdir(parents=True, exist_ok=True)
+    told = {
+        "at": datetime.now(UTC).isoformat(timespec="seconds"),
+        "machine": [began, machine()],
+        "samples": [asdict(sample) for sample in results.samples],
+    }
+    (out / "data-path.json").write_text(json.dumps(told, indent=1) + "\n")
+    (out / "data-path.md").write_text(markdown(results, peers) + "\n")
+    draw(results, trees, out / "data-path.png")
+    print(f"figures, table and chart are in {out}")
+
+
+def _chosen(patterns: list[str] | tuple[str, ...], every: list[str]) -> list[str]:
+    """Those of ``every`` that a pattern means, in their order. Ends the program where one means none."""
+    for pattern in patterns:
+        if not any(fnmatch(name, pattern) for name in every):
+            raise SystemExit(f"{pattern}: there is none of that name; there are {', '.join(every)}")
+    return [name for name in every if any(fnmatch(name, pattern) for pattern in patterns)]
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.data_path", description=__doc__)
+    parser.add_argument("--quick", action="store_true", help="two rounds of a few rows and columns: a minute")
+    parser.add_argument("--rows", type=lambda each: each.split(","), help="names or patterns, separated by commas")
+    parser.add_argument("--columns", type=lambda each: each.split(","), help="likewise")
+    parser.add_argument("--rounds", type=int, help="of every column (3; two more where a target hangs on it)")
+    parser.add_argument("--seconds", type=int, default=2, help="of each run (default 2)")
+    parser.add_argument(
+        "--tree",
+        action="append",
+        default=[],
+        metavar="NAME=PATH",
+        help="another checkout's gateway as a row of its own; kvgate=PATH in the place of this one's",
+    )
+    parser.add_argument("--out", type=Path, help="a folder for the figures as JSON, the table and the chart")
+    return parser
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,161 @@
+"""The rounds: in each, every column's rows one after the other, ``wrk`` for some seconds each."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import statistics
+import subprocess
+import time
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from benchmarks.data_path.plan import Column
+from benchmarks.data_path.processes import Failed, cpu, environment
+from benchmarks.data_path.prompts import Text, chat, encoder, long_sizes, plan, render, sizes
+from benchmarks.data_path.rows import DIRECT, Engines, Row
+
+DRIVE = Path(__file__).with_name("drive.lua")
+WARM, REST = 0.4, 0.2
+"""Seconds of a run that do not count: connections are made at its beginning, streams broken off at its end."""
+
+PATIENCE = 30.0
+"""Seconds that wrk may take longer than it was told to, and that an answer may take."""
+
+ENCODER = "encoding alone"
+"""A row that is no proxy: what the tokenizer itself takes for the same fresh prompts."""
+
+
+@dataclass(frozen=True)
+class Sample:
+    """One run. ``cpu``: microseconds for each answer of the row's processes; ``engines`` and ``driver`` likewise, of
+    the mock engines and of wrk. ``p50``, ``p99``: milliseconds. ``answers``: that were counted on."""
+
+    round: int
+    row: str
+    column: str
+    cpu: float
+    engines: float = 0.0
+    driver: float = 0.0
+    p50: float = 0.0
+    p99: float = 0.0
+    answers: float = 0.0
+    rate: float = 0.0
+
+
+class Bench:
+    """``run`` yields samples as they come. Raises Failed where an answer was wrong: a fast error is no figure."""
+
+    def __init__(self, engines: Engines, rows: Sequence[Row], text: Text, folder: Path, seconds: int) -> None:
+        if shutil.which("wrk") is None:
+            raise Failed("wrk is not installed: apt-get install wrk")
+        self._engines = engines
+        self._rows = [Row(DIRECT, engines.urls[0], pids=engines.pids), *rows]
+        self._text = text
+        self._folder = folder
+        self._seconds = seconds
+        self._plans: dict[str, Path] = {}
+
+    def run(self, columns: Sequence[Column], rounds: int, more: int) -> Iterator[Sample]:
+        """``rounds`` of all, and ``more`` of the key columns."""
+        for number in range(rounds + more):
+            for column in columns:
+                if number >= rounds and not column.key:
+                    continue
+                # Each round begins with another row, so that nobody always follows the same one.
+                rows = [row for row in self._rows if column.latency or row.name != DIRECT]
+                for row in rows[number % len(rows) :] + rows[: number % len(rows)]:
+                    yield self._one(number, row, column)
+                if column.fresh and not column.stream:
+                    yield self._encoding(number, column)
+
+    def _one(self, number: int, row: Row, column: Column) -> Sample:
+        command = ["wrk", "-t1", f"-c{column.connections}", f"-d{self._seconds}s", f"--timeout={PATIENCE:.0f}s"]
+        process = subprocess.Popen(
+            [*command, "-s", str(DRIVE), row.url],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            env=environment() | {"KVGATE_PLAN": str(self._plan(column))},
+        )
+        try:
+            time.sleep(WARM)
+            before = self._look(row, process.pid)
+            time.sleep(self._seconds - WARM - REST)
+            after = self._look(row, process.pid)
+            said, _ = process.communicate(timeout=PATIENCE)
+        finally:
+            process.kill()
+            process.wait()
+        summary = json.loads(said.splitlines()[-1])
+        wrong = {name: summary[name] for name in ("connect", "read", "write", "status", "timeout", "incomplete")}
+        if any(wrong.values()) or not summary["requests"]:
+            raise Failed(f"{row.name}, {column.name}: {json.dumps(summary)}")
+        answers, spent, engines, driver = (late - early for early, late in zip(before, after, strict=True))
+        if answers <= 0:
+            raise Failed(f"{row.name}, {column.name}: no answer within {self._seconds} s")
+        return Sample(
+            *(number, row.name, column.name),
+            cpu=spent / answers * 1e6,
+            engines=engines / answers * 1e6,
+            driver=driver / answers * 1e6,
+            p50=summary["p50"],
+            p99=summary["p99"],
+            answers=answers,
+            rate=summary["requests"] / summary["seconds"],
+        )
+
+    def _look(self, row: Row, driver: int) -> tuple[float, float, float, float]:
+        """Answers so far, and seconds of CPU of the row, of the engines and of wrk."""
+        counts = self._engines.counts()
+        # A stream counts as its events, so that those which are half done at both ends are no error.
+        answers = counts.get("whole", 0) + counts.get("events", 0) / 64
+        return answers, cpu(row.pids), cpu(self._engines.pids), cpu([driver])
+
+    def _encoding(self, number: int, column: Column) -> Sample:
+        """The tokenizer alone, in this process, over fresh prompts of the same size."""
+        words = encoder(self._text)
+        asked = [
+            chat(self._text, sizes_of(self._text, column.kib), fresh=False, seed=number * 100 + each)
+            for each in range(8)
+        ]
+        texts = [render(one.known) for one in asked]
+        began = time.process_time()
+        for text in texts:
+            words.encode_batch_fast([text])
+        return Sample(number, ENCODER, column.name, cpu=(time.process_time() - began) / len(texts) * 1e6)
+
+    def _plan(self, column: Column) -> Path:
+        orders = f"late={column.late}" if column.late else ""
+        name = f"{column.kib}-{column.fresh}-{column.stream}-{column.late}"
+        if name not in self._plans:
+            asked = chat(self._text, sizes_of(self._text, column.kib), column.fresh)
+            self._plans[name] = self._folder / f"{name}.lua"
+            self._plans[name].write_text(plan(self._text, asked, stream=column.stream, orders=orders))
+        return self._plans[name]
+
+
+def held(text: Text, columns: Sequence[Column]) -> list[list[int]]:
+    """Token ids of the prompts that are repeated: the engines say that they hold them."""
+    lengths = sorted({column.kib for column in columns if not column.fresh})
+    return [chat(text, sizes_of(text, kib), fresh=False).prefix(text) for kib in lengths]
+
+
+def sizes_of(text: Text, kib: int) -> list[int]:
+    return sizes(kib) if kib else long_sizes(text)
+
+
+def medians(samples: Sequence[Sample]) -> dict[tuple[str, str], dict[str, float]]:
+    """By row and column: the median of each figure."""
+    found: dict[tuple[str, str], list[Sample]] = defaultdict(list)
+    for sample in samples:
+        found[sample.row, sample.column].append(sample)
+    return {
+        place: {
+            name: statistics.median([asdict(each)[name] for each in those])
+            for name in ("cpu", "engines", "driver", "p50", "p99", "answers", "rate")
+        }
+        for place, those in found.items()
+    }

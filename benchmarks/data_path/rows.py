@@ -1,0 +1,150 @@
+"""What is compared: each row is a proxy in front of the same mock engines, started as its users start it."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from benchmarks.data_path.engines import MODEL
+from benchmarks.data_path.peers import PEERS, Peer
+from benchmarks.data_path.processes import START_SECONDS, Failed, Processes, free_port, tree
+from benchmarks.data_path.prompts import Text, encoder, render
+
+HERE = Path(__file__).parents[2]
+ENGINES = 4
+
+DIRECT = "direct"
+FLOOR, PLAIN = "floor", "aiohttp"
+KVGATE, UNTOKENIZED = "kvgate", "kvgate-untokenized"
+POLICIES = {"cache": "cache_aware", "turns": "round_robin"}
+"""Each peer's two rows, by the end of their names."""
+
+GREETING = [{"role": "user", "content": "Hello"}]
+STEADY = 8
+"""Answers in a row that say that a proxy has found its engines: some routers answer before they know them all."""
+
+
+@dataclass
+class Row:
+    """A proxy that runs. ``pids``: of its processes; those of ``direct`` are the engines'."""
+
+    name: str
+    url: str
+    process: subprocess.Popen[str] | None = None
+    pids: Sequence[int] = field(default_factory=tuple)
+
+
+class Engines:
+    """The mock engines, and who publishes their events. ``known``: the ids of prompts that each of them holds."""
+
+    def __init__(self, processes: Processes, known: Sequence[Sequence[int]]) -> None:
+        publisher = _ours(processes, "events", str(ENGINES))
+        assert publisher.stdin is not None
+        publisher.stdin.write(json.dumps(known) + "\n")
+        publisher.stdin.flush()
+        addresses = json.loads(processes.says(publisher))
+        process = _ours(processes, "engines", *map(",".join, addresses))
+        said = json.loads(processes.says(process))
+        self.urls: list[str] = said["urls"]
+        self.pids = tree(process.pid)
+        self._counts: str = said["counts"]
+
+    def counts(self) -> dict[str, int]:
+        found: dict[str, int] = ask(self._counts)
+        return found
+
+
+def names(trees: Mapping[str, Path]) -> list[str]:
+    """Every row, in the order of the table."""
+    ours = [name + end for name in trees for end in ("", UNTOKENIZED.removeprefix(KVGATE))]
+    return [*ours, FLOOR, PLAIN, *(f"{peer.name}-{end}" for peer in PEERS for end in POLICIES)]
+
+
+def cache_aware() -> list[str]:
+    return [f"{peer.name}-cache" for peer in PEERS]
+
+
+def start(
+    processes: Processes, wanted: Sequence[str], engines: Engines, text: Text, trees: Mapping[str, Path]
+) -> list[Row]:
+    """Start the rows, side by side, and wait until each serves. Raises Failed."""
+    rows = []
+    for name in wanted:
+        port = free_port()
+        owner = name.removesuffix(UNTOKENIZED.removeprefix(KVGATE))
+        if owner in trees:
+            config = configuration(port, engines.urls, None if name != owner else text.folder)
+            process = gateway(processes, name, config, trees[owner])
+        elif name in (FLOOR, PLAIN):
+            module = f"benchmarks.data_path.{'floor' if name == FLOOR else 'plain'}"
+            process = processes.start(name, [sys.executable, "-m", module, str(port), *engines.urls], cwd=HERE)
+        else:
+            peer, end = _peer(name)
+            process = processes.start(name, peer.line(POLICIES[end], port, free_port(), engines.urls))
+        rows.append(Row(name, f"http://127.0.0.1:{port}", process))
+    greeting = len(encoder(text).encode(render(GREETING, ask=True), add_special_tokens=False).ids)
+    for row in rows:
+        serving(processes, row, greeting)
+    return rows
+
+
+def configuration(port: int, engines: Sequence[str], tokenizer: Path | None) -> dict[str, Any]:
+    """As a user writes it: everything else is at its default."""
+    model: dict[str, Any] = {"name": MODEL, "endpoints": [{"url": url} for url in engines]}
+    if tokenizer is not None:
+        model["tokenizer"] = str(tokenizer)
+    return {"listen": {"port": port, "admin": f"127.0.0.1:{free_port()}"}, "models": [model]}
+
+
+def gateway(
+    processes: Processes, name: str, config: Mapping[str, Any], home: Path, more: Mapping[str, str] | None = None
+) -> subprocess.Popen[str]:
+    """Start the gateway of the checkout ``home``. Its log is on, and goes to a file."""
+    path = processes.folder / f"{name}.json"
+    path.write_text(json.dumps(config))
+    return processes.start(name, [sys.executable, "-m", "gateway.cli", "serve", str(path)], cwd=home, more=more)
+
+
+def serving(processes: Processes, row: Row, greeting: int) -> None:
+    """Wait until ``row`` answers ``STEADY`` times in a row; enters its processes. ``greeting``: the tokens of what
+    it is asked, for the engines to report: a gateway that counts as well must find itself right. Raises Failed."""
+    assert row.process is not None
+    deadline, good = time.monotonic() + START_SECONDS, 0
+    body = {"model": MODEL, "max_tokens": 1, "messages": GREETING, "user": f"tokens={greeting}"}
+    while good < STEADY:
+        if row.process.poll() is not None or time.monotonic() > deadline:
+            raise Failed(processes.last_words(row.process))
+        try:
+            ask(f"{row.url}/v1/chat/completions", body)
+            good += 1
+        except (OSError, ValueError):
+            good = 0
+            time.sleep(0.1)
+    row.pids = tree(row.process.pid)
+
+
+def ask(url: str, body: Mapping[str, Any] | None = None) -> Any:
+    """A GET, or a POST of ``body``; its JSON. Raises OSError, ValueError."""
+    data = None if body is None else json.dumps(body).encode()
+    request = urllib.request.Request(url, data, {"content-type": "application/json"})
+    opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+    with opener.open(request, timeout=10) as answer:
+        return json.loads(answer.read())
+
+
+def _ours(processes: Processes, name: str, *arguments: str) -> subprocess.Popen[str]:
+    command = [sys.executable, "-m", f"benchmarks.data_path.{name}", *arguments]
+    return processes.start(name, command, cwd=HERE, speaks=True)
+
+
+def _peer(name: str) -> tuple[Peer, str]:
+    kind, _, end = name.rpartition("-")
+    return next(peer for peer in PEERS if peer.name == kind), end

@@ -1,0 +1,121 @@
+"""The table, the targets and the chart."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from rich.console import Console
+from rich.table import Table
+
+from benchmarks.data_path.judge import Results, Verdict
+from benchmarks.data_path.plan import Column
+from benchmarks.data_path.rows import DIRECT, FLOOR, PLAIN
+
+OTHERS, OURS = "#9aa5b1", "#1f6feb"
+SHOWN = ("answer-2-known", "stream-2-known", "answer-128-known", "answer-2-fresh")
+"""Columns of the chart, those that there are."""
+
+
+def machine() -> str:
+    load = " ".join(f"{each:.1f}" for each in os.getloadavg())
+    return f"load {load} on {os.cpu_count()} cores, Python {sys.version.split()[0]}"
+
+
+def tables(results: Results, peers: Sequence[str], console: Console) -> None:
+    """CPU, then latency, each beside its ratio to the cheapest cache-aware peer."""
+    for latency, title in (
+        (
+            False,
+            "CPU of the proxy's processes for each answer, microseconds (and against the cheapest cache-aware peer)",
+        ),
+        (True, "p50 that a proxy adds, milliseconds (direct: the engine's own)"),
+    ):
+        columns = [column for column in results.columns if column.latency == latency]
+        if not columns:
+            continue
+        table = Table(title=title, title_justify="left")
+        table.add_column("")
+        for column in columns:
+            table.add_column(column.name, justify="right")
+        for row in results.rows:
+            cells = [_cell(results, row, column, peers) for column in columns]
+            if any(cells):
+                table.add_row(row, *cells)
+        if not latency:
+            for name in ("engines", "driver"):
+                table.add_row(f"({_WHO[name]})", *[_other(results, name, column) for column in columns], style="dim")
+        console.print(table)
+
+
+_WHO = {"engines": "mock engines", "driver": "wrk"}
+
+
+def _cell(results: Results, row: str, column: Column, peers: Sequence[str]) -> str:
+    value = results.value(row, column.name)
+    if value is None:
+        return ""
+    text = f"{value:,.0f}" if abs(value) >= 100 else f"{value:.2f}"
+    best = results.cheapest(column.name, peers)
+    ratio = None if best is None or row in (DIRECT,) else results.ratio(row, best, column.name)
+    return text if ratio is None else f"{text} ({ratio:.2f})"
+
+
+def _other(results: Results, name: str, column: Column) -> str:
+    values = [value for row in results.rows if (value := results.figure(row, column.name, name))]
+    return f"{min(values):,.0f}" if values else ""
+
+
+def targets(verdicts: Sequence[Verdict], console: Console) -> None:
+    table = Table(title="Targets", title_justify="left")
+    for name in ("", "row", "against", "measured", "at most", ""):
+        table.add_column(name, justify="right" if name in ("measured", "at most") else "left")
+    for verdict in verdicts:
+        target = verdict.target
+        word = "met" if verdict.met else "NOT MET"
+        table.add_row(
+            target.name, verdict.row, verdict.against or "", f"{verdict.value:.2f}", f"{target.most:.2f}", word
+        )
+    console.print(table)
+
+
+def markdown(results: Results, peers: Sequence[str]) -> str:
+    """The table of the documentation: what the chart shows, and latencies."""
+    columns = [column for column in results.columns if column.name in SHOWN or column.latency]
+    lines = ["| | " + " | ".join(column.name for column in columns) + " |", "|---|" + "--:|" * len(columns)]
+    lines += [
+        f"| {row} | " + " | ".join(_cell(results, row, column, peers) for column in columns) + " |"
+        for row in results.rows
+        if any(results.value(row, column.name) is not None for column in columns)
+    ]
+    return "\n".join(lines)
+
+
+def draw(results: Results, ours: Mapping[str, object], path: Path) -> None:
+    """One panel for each of ``SHOWN``. Raises ImportError without matplotlib."""
+    import matplotlib as mpl
+
+    mpl.use("agg")
+    from matplotlib import pyplot
+
+    columns = [column for column in results.columns if column.name in SHOWN]
+    if not columns:
+        return
+    rows = [row for row in results.rows if any(results.value(row, column.name) for column in columns)]
+    figure, axes = pyplot.subplots(1, len(columns), figsize=(3.6 * len(columns), 0.34 * len(rows) + 1.2), squeeze=False)
+    for place, column in zip(axes[0], columns, strict=True):
+        values = [results.value(row, column.name) or 0.0 for row in rows]
+        colours = [OURS if any(row.startswith(name) for name in ours) else OTHERS for row in rows]
+        hatches = ["//" if row in (FLOOR, PLAIN) else "" for row in rows]
+        bars = place.barh(range(len(rows)), values, color=colours, hatch=hatches, edgecolor="white", height=0.72)
+        place.bar_label(bars, [f"{value:,.0f}" for value in values], padding=3, fontsize=8)
+        place.set_yticks(range(len(rows)), rows if place is axes[0][0] else [""] * len(rows), fontsize=8)
+        place.invert_yaxis()
+        place.margins(x=0.22)
+        place.set_title(f"{column.name}, µs", fontsize=9, loc="left")
+        place.spines[["top", "right"]].set_visible(False)
+    figure.tight_layout()
+    figure.savefig(path, dpi=144)
+    pyplot.close(figure)
