@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterable, Sequence
 
+from gateway.api.encoding import acceptable
 from gateway.api.settings import PassSettings
 
 MAX_REQUEST_ID = 128
@@ -31,8 +32,8 @@ HOP_BY_HOP = frozenset(
 OWN = frozenset({"host", "content-length", "content-type", "content-encoding", "expect", "x-request-id"})
 """Set anew for each leg: the body is ours to send, uncompressed."""
 CREDENTIALS = frozenset({"authorization", "x-api-key", "api-key", "cookie"})
-NO_ENCODING = frozenset({"accept-encoding"})
-"""A compressed stream could not be observed."""
+NEGOTIATED = frozenset({"accept-encoding"})
+"""Goes on as far as a compressed answer can be observed."""
 STEERING = frozenset({"x-session-id", "endpoint-load-metrics-format", "x-slo-ttft-ms", "x-slo-tpot-ms"})
 STEERING_PREFIXES = (
     "x-data-parallel-",
@@ -61,13 +62,16 @@ def request_id(values: Sequence[str], make: Callable[[], str]) -> str:
     return cleaned or make()
 
 
-def forward(headers: Headers, settings: PassSettings, *, api_key: str | None = None) -> list[tuple[str, str]]:
+def forward(
+    headers: Headers, settings: PassSettings, *, api_key: str | None = None, readable: bool = False
+) -> list[tuple[str, str]]:
     """The headers of a client that may go to an engine, names in lower case, and the engine's own ``api_key``.
 
-    The caller adds what each leg has of its own: content type and length, request id, rank.
+    ``readable``: the answer is for us, and must not be compressed. The caller adds what each leg has of its own:
+    content type and length, request id, rank.
     """
     pairs = [(name.lower(), value) for name, value in headers]
-    dropped = HOP_BY_HOP | OWN | NO_ENCODING | _connection(pairs)
+    dropped = HOP_BY_HOP | OWN | NEGOTIATED | _connection(pairs)
     if api_key is not None or not settings.authorization:
         dropped |= CREDENTIALS
     out = []
@@ -79,6 +83,9 @@ def forward(headers: Headers, settings: PassSettings, *, api_key: str | None = N
         out.append((name, value))
     if api_key is not None:
         out.append(("authorization", f"Bearer {api_key}"))
+    accepted = acceptable(value for name, value in pairs if name == "accept-encoding")
+    if accepted and not readable:
+        out.append(("accept-encoding", accepted))
     return out
 
 

@@ -6,28 +6,45 @@ Nothing here knows the client: what fails leaves as a ``LegFailed``, and may be 
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Self
 
+from gateway.api.encoding import Undecodable, decoded, decoder, encoding_of
 from gateway.api.events import EventObserver
 from gateway.framework import Kind
-from gateway.proxy.answer import Answer
+from gateway.proxy.answer import MAX_ANSWER, Answer
 from gateway.proxy.legs import ENGINE_DEAD, RETRY_STATUSES, Cause, HeldAnswer, LegFailed
+
+
+def _nothing(data: bytes) -> None:
+    """No stream, nothing to see."""
 
 
 @dataclass(slots=True)
 class Committed:
     """An answer that may be relayed; a context manager that leaves no connection behind.
 
-    ``data``: the whole body, or what has come of a stream. ``events``: what was seen in it; None: it is no stream.
+    ``data``: the whole body, or what has come of a stream, as it came. ``events``: what was seen in it; None: it is no
+    stream. ``encoded``: it is compressed. ``observe``: reads on in a stream.
     ``companion``: a prefill leg that still runs, and ends with this answer at the latest.
     """
 
     answer: Answer
     data: bytes
     events: EventObserver | None = None
+    encoded: bool = False
+    observe: Callable[[bytes], None] = _nothing
     companion: asyncio.Task[Committed] | None = None
+
+    @property
+    def text(self) -> bytes:
+        """The whole body, or what has come of a stream, as it reads; empty where that cannot be told."""
+        try:
+            return decoded(self.data, encoding_of(self.headers), MAX_ANSWER)
+        except Undecodable:
+            return b""
 
     @property
     def status(self) -> int:
@@ -75,15 +92,16 @@ async def commit(answer: Answer, kind: Kind, *, until_output: bool = False) -> C
 
 async def _whole(answer: Answer) -> Committed:
     answer.committed()
-    body = await answer.read()
-    if answer.status == 500 and ENGINE_DEAD in body:
-        held = HeldAnswer(answer.status, answer.headers, body)
+    committed = Committed(answer, await answer.read(), encoded=bool(encoding_of(answer.headers)))
+    if answer.status == 500 and ENGINE_DEAD in committed.text:
+        held = HeldAnswer(answer.status, answer.headers, committed.data)
         raise LegFailed(Cause.ENGINE_DEAD, answer.endpoint, "the engine says that it is dead", held)
-    return Committed(answer, body)
+    return committed
 
 
 async def _stream(answer: Answer, kind: Kind, until_output: bool) -> Committed:
     events = EventObserver(kind)
+    observe = _reading(events, answer)
     parts: list[bytes] = []
     while not _failed(events) and not (events.first_output if until_output else events.committed):
         try:
@@ -96,11 +114,30 @@ async def _stream(answer: Answer, kind: Kind, until_output: bool) -> Committed:
         if not data:
             raise LegFailed(Cause.GARBAGE, answer.endpoint, "a stream that ended without an event")
         parts.append(data)
-        events.feed(data)
+        observe(data)
     if events.error is not None and ENGINE_DEAD in events.error:
         raise LegFailed(Cause.ENGINE_DEAD, answer.endpoint, "the engine says that it is dead")
     answer.committed()
-    return Committed(answer, b"".join(parts), events)
+    return Committed(answer, b"".join(parts), events, bool(encoding_of(answer.headers)), observe)
+
+
+def _reading(events: EventObserver, answer: Answer) -> Callable[[bytes], None]:
+    """Raises LegFailed where the answer's coding cannot be read along, and so does what it returns."""
+    encoding = encoding_of(answer.headers)
+    if not encoding:
+        return events.feed
+
+    def observe(data: bytes) -> None:
+        try:
+            events.feed(decode(data))
+        except Undecodable as error:
+            raise LegFailed(Cause.GARBAGE, answer.endpoint, str(error)) from error
+
+    try:
+        decode = decoder(encoding)
+    except Undecodable as error:
+        raise LegFailed(Cause.GARBAGE, answer.endpoint, str(error)) from error
+    return observe
 
 
 def _failed(events: EventObserver) -> bool:

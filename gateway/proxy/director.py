@@ -264,6 +264,6 @@ class Director:
         """Before its client has it, who could go on from it at once."""
         assert exchange.plan is not None
         assert isinstance(exchange.body, JsonBody)
-        response = read_id(committed.data, stream=committed.events is not None)
+        response = read_id(committed.text, stream=committed.events is not None)
         if response is not None and exchange.body.fields.get("store") != FALSE:
             self._stored.note(response, exchange.plan.decode)

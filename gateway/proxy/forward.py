@@ -47,7 +47,8 @@ class Forwarder:
 
         Raises LegFailed; the leg is over then.
         """
-        leg = self.leg(exchange, endpoint, await self._by_ids(exchange, endpoint, body))
+        body = await self._by_ids(exchange, endpoint, body)
+        leg = self.leg(exchange, endpoint, body, readable=name != "decode")
         if head is not None or total is not None:
             leg = replace(leg, head=head, total=total)
         exchange.sent(name, endpoint)
@@ -91,10 +92,12 @@ class Forwarder:
         elif failure.cause is not Cause.STATUS:
             self._fleet.broke(failure.endpoint, str(failure.cause))
 
-    def leg(self, exchange: Exchange, endpoint: Endpoint, body: Body) -> Leg:
-        """``body`` on its way to ``endpoint``: its path, its headers, the model's name there."""
+    def leg(self, exchange: Exchange, endpoint: Endpoint, body: Body, *, readable: bool = True) -> Leg:
+        """``body`` on its way to ``endpoint``: its path, its headers, the model's name there. ``readable``: as for
+        ``headers.forward``."""
         assert exchange.request is not None
-        headers = forward(exchange.headers, self._passing, api_key=self._fleet.api_key(endpoint))
+        key = self._fleet.api_key(endpoint)
+        headers = forward(exchange.headers, self._passing, api_key=key, readable=readable)
         headers.append(("content-type", body.content_type))
         headers.append(("x-request-id", exchange.sent_as or exchange.id))
         if endpoint.rank is not None:

@@ -12,7 +12,6 @@ from gateway.api.errors import sse_error
 from gateway.api.events import EventObserver
 from gateway.api.headers import back
 from gateway.api.usage import read_usage
-from gateway.proxy.answer import Answer
 from gateway.proxy.client import ClientAnswer
 from gateway.proxy.commit import Committed
 from gateway.proxy.exchange import Exchange, Phase
@@ -30,7 +29,7 @@ async def relay(committed: Committed, http: web.BaseRequest, exchange: Exchange,
     """Hand ``committed`` to the client. ``idle``: seconds that it may take nothing. Raises ClientGone."""
     if committed.events is not None:
         return await _stream(committed, committed.events, http, exchange, idle)
-    usage = read_usage(committed.data, exchange.route.kind) if committed.status == 200 else None
+    usage = read_usage(committed.text, exchange.route.kind) if committed.status == 200 else None
     exchange.answered(committed.status, usage)
     return await _whole(committed.status, committed.headers, committed.data, http, exchange.id, idle)
 
@@ -47,12 +46,15 @@ async def _stream(
     exchange.phase = Phase.STREAMING
     exchange.status = committed.status
     client = ClientAnswer(_open(http), committed.status, _head(committed.headers, exchange.id), length=None)
-    stream = _Stream(committed.answer, client, events, exchange, idle)
+    stream = _Stream(committed, client, events, exchange, idle)
     try:
         stream.send(committed.data, last=False)
         await committed.answer.flow(stream.take)
     except LegFailed as failure:
         exchange.broke(failure)
+        if committed.encoded:  # nothing can be said in the middle of it
+            client.cut()
+            return client
         client.send(sse_error(failure.error(), exchange.route.dialect, partial=events.partial), last=True)
     finally:
         client.forget()
@@ -65,9 +67,10 @@ class _Stream:
     which the client took nothing."""
 
     def __init__(
-        self, answer: Answer, client: ClientAnswer, events: EventObserver, exchange: Exchange, idle: float
+        self, committed: Committed, client: ClientAnswer, events: EventObserver, exchange: Exchange, idle: float
     ) -> None:
-        self._answer = answer
+        self._answer = committed.answer
+        self._observe = committed.observe
         self._client = client
         self._events = events
         self._exchange = exchange
@@ -75,9 +78,9 @@ class _Stream:
         self._stopped = False
 
     def take(self, data: bytes, last: bool) -> None:
-        events = self._events
-        events.feed(data)
+        self._observe(data)
         if last:
+            events = self._events
             # Settled before its client can see the end: who asks at once finds what this one took free.
             self._exchange.progressed(events.outputs)
             failed = events.error is not None or events.late_error is not None

@@ -51,7 +51,7 @@ def test_what_goes_to_an_engine() -> None:
         ("Authorization", "Bearer client"),
         ("X-Api-Key", "client"),
         ("Cookie", "a=b"),
-        ("Accept-Encoding", "gzip"),
+        ("Accept-Encoding", "gzip, br"),
         ("X-Request-Id", "theirs"),
         ("X-Data-Parallel-Rank", "3"),
         ("X-data-parallel-host-port", "10.0.0.1:8000"),
@@ -74,8 +74,10 @@ def test_what_goes_to_an_engine() -> None:
         ("anthropic-version", "2023-06-01"),
         ("x-tenant", "t"),
     ]
-    assert forward(sent, SETTINGS) == expected
-    assert forward(sent, SETTINGS, api_key="engine") == [*expected, ("authorization", "Bearer engine")]
+    coding = ("accept-encoding", "gzip")
+    assert forward(sent, SETTINGS) == [*expected, coding]
+    assert forward(sent, SETTINGS, api_key="engine") == [*expected, ("authorization", "Bearer engine"), coding]
+    assert forward(sent, SETTINGS, readable=True) == expected
 
 
 def test_steering_headers_pass_where_they_are_listed() -> None:
