@@ -43,18 +43,12 @@ TEXT_MATTERS: tuple[tuple[str, tuple[msgspec.Raw, ...]], ...] = (
 )
 """Field, and the values with which an engine answers ids as it answers the text."""
 
-LIMITS: dict[Kind, tuple[str, ...]] = {
-    Kind.CHAT: ("max_completion_tokens", "max_tokens"),
-    Kind.COMPLETION: ("max_tokens",),
-}
-"""The routes that take ids, and where each limits its output."""
-COMPLETION_LIMIT = 16
-"""Of a completion that sets none."""
+ROUTES = frozenset({Kind.CHAT, Kind.COMPLETION})
+"""Those that take ids."""
 
 SLICE = 8192
 """Ids that are written in one go: half a millisecond. A prompt may have millions, and streams go on meanwhile."""
 
-_LIMIT = msgspec.json.Decoder(int | None)
 _FIELDS = msgspec.json.Decoder(Fields)
 _ENCODER = msgspec.json.Encoder()
 _RELEASE = re.compile(r"(\d{1,6})\.(\d{1,6})")
@@ -64,18 +58,16 @@ def answers_alike(kind: Kind, fields: Fields, tokens: int, *, version: str | Non
     """Whether the engine gives a body with these ``fields`` the answer that it would give its prompt's ids.
 
     ``tokens``: of the prompt. ``version``: the engine's own word; None: not known. ``room``: its longest sequence in
-    tokens; a request that does not fit is refused in words that differ, or, a chat by ids, cut short instead.
+    tokens; a longer prompt is refused in words that differ.
     """
-    if kind not in LIMITS or not tokens or room is None:
+    if kind not in ROUTES or room is None or not 0 < tokens <= room:
         return False
     if kind is Kind.CHAT and not _takes_chat_ids(version):
         return False
     if any(name in fields and fields[name] not in harmless for name, harmless in TEXT_MATTERS):
         return False
-    if kind is Kind.COMPLETION and fields.get("prompt") == EMPTY_TEXT:
-        return False  # refused, where the one id that begins every text would not be
-    output = _output(kind, fields)
-    return output is not None and tokens + output <= room
+    # An empty text is refused, where the one id that begins every text would not be.
+    return kind is Kind.CHAT or fields.get("prompt") != EMPTY_TEXT
 
 
 def with_ids(body: JsonBody, kind: Kind, ids: bytes) -> JsonBody:
@@ -106,18 +98,3 @@ def written(ids: array[int]) -> Iterator[bytes]:
 def _takes_chat_ids(version: str | None) -> bool:
     found = _RELEASE.match(version or "")
     return found is not None and (int(found[1]), int(found[2])) >= CHAT_IDS_SINCE
-
-
-def _output(kind: Kind, fields: Fields) -> int | None:
-    """The most tokens that are asked for; 0 where an engine takes what fits. None: it is not told in a number."""
-    told: list[int] = []
-    for name in LIMITS[kind]:
-        try:
-            limit: int | None = _LIMIT.decode(fields.get(name, NULL))
-        except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
-            return None
-        if limit is not None:
-            told.append(limit)
-    if not told:
-        return COMPLETION_LIMIT if kind is Kind.COMPLETION else 0
-    return max(0, *told)

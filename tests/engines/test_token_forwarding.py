@@ -79,8 +79,6 @@ KEPT: dict[str, tuple[str, Body]] = {
     "an empty prompt": (COMPLETION, {"prompt": ""}),
     "too long a chat": (CHAT, chat(user(passage("long", 3000)))),
     "too long a prompt": (COMPLETION, {"prompt": passage("long", 3000)}),
-    "no room for its answer": (CHAT, chat(user("hi"), max_tokens=MAX_MODEL_LEN)),
-    "no room for the rest": (COMPLETION, {"prompt": "hi", "max_tokens": MAX_MODEL_LEN}),
     "a template of the client": (CHAT, chat(user("hi"), chat_template="{{ messages[0].content }}")),
 }
 
@@ -192,6 +190,32 @@ async def test_every_kind_of_chat(gateway: Running, engine: Engine) -> None:
 async def test_every_kind_of_completion(gateway: Running, engine: Engine) -> None:
     bodies = {name: body | GREEDY for name, body in COMPLETIONS.items() if not name.startswith("ids")}
     assert await differences(gateway, engine, COMPLETION, bodies) == {}
+
+
+async def test_an_answer_for_which_there_is_little_room(gateway: Running, engine: Engine) -> None:
+    def tokens(words: int) -> int:
+        asked = engine.ask("/tokenize", {"prompt": passage("full", words)}).raise_for_status()
+        return int(asked.json()["count"])
+
+    fits, does_not = 0, MAX_MODEL_LEN
+    while does_not - fits > 1:
+        words = (fits + does_not) // 2
+        fits, does_not = (words, does_not) if tokens(words) < MAX_MODEL_LEN - 4 else (fits, words)
+    text = passage("full", fits)
+    bodies: dict[str, Body] = {
+        "cut short": {"prompt": text, "max_tokens": 100},
+        "of all that is left": {"prompt": text, "max_tokens": None},
+        "of more than there can be": {"prompt": "hi", "max_tokens": MAX_MODEL_LEN + 1},
+    }
+    bodies = {name: GREEDY | body for name, body in bodies.items()}
+    assert await differences(gateway, engine, COMPLETION, bodies) == {}
+    less = passage("full", fits - 30)
+    chats = {
+        "cut short": chat(user(less), max_tokens=200),
+        "of more than there can be": chat(user("hi"), max_tokens=MAX_MODEL_LEN + 1),
+        "of more, by the newer name": chat(user("hi"), max_completion_tokens=MAX_MODEL_LEN + 1),
+    }
+    assert await differences(gateway, engine, CHAT, {name: GREEDY | body for name, body in chats.items()}) == {}
 
 
 async def test_what_ids_would_answer_otherwise_goes_as_it_came(gateway: Running, engine: Engine) -> None:
