@@ -5,7 +5,7 @@ BIN    := $(VENV)/bin
 JOBS   ?= auto
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo test test-slow check format lock test-engines bench-kv bench-placement bench-decision clean
+.PHONY: help install demo test test-slow check format lock test-engines bench bench-memory bench-kv bench-placement bench-decision clean
 
 help: ## this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
@@ -43,6 +43,15 @@ test-engines: install ## the tests against real vLLM servers on the CPU
 	tests/engines/install.sh
 	$(BIN)/python -m pytest tests/engines --ignore tests/engines/disaggregation
 	$(BIN)/python -m pytest tests/engines/disaggregation
+
+bench: install ## what a request costs here and in the Rust routers, side by side (25 minutes; needs wrk, installs the routers from PyPI)
+	$(BIN)/python -m benchmarks.data_path --out out/data-path
+	$(BIN)/python -m benchmarks.data_path.lag
+
+REQUESTS ?= 1000000
+
+bench-memory: install ## that a million requests and 5,000 idle streams leave memory flat (half an hour; REQUESTS=100000: a tenth)
+	$(BIN)/python -m benchmarks.data_path.memory --requests $(REQUESTS)
 
 bench-kv: install ## what knowing the caches costs, beside a peer that does it in Rust (a quarter of an hour: 5 minutes of events beside streams, and 5 without)
 	$(BIN)/python -m benchmarks.kv_match

@@ -56,6 +56,7 @@ def main() -> int:
             engines = Engines(processes, held(made, asked))
             running = rows_.start(processes, wanted, engines, made, trees)
             bench = Bench(engines, running, made, Path(folder), options.seconds)
+            idle = bench.idle()
             for sample in bench.run(asked, rounds, 0 if options.quick else 2):
                 samples.append(sample)
                 if sys.stderr.isatty():
@@ -68,6 +69,7 @@ def main() -> int:
     judged = verdicts(results, peers, [name for name in trees if name in wanted])
     console.print(f"\n{machine()}; at its begin: {began}; {rounds} rounds of {options.seconds} s")
     tables(results, peers, console)
+    console.print("Unasked, % of a core: " + ", ".join(f"{row} {share * 100:.2f}" for row, share in idle.items()))
     targets(judged, console)
     if options.out is not None:
         _write(options.out, results, peers, trees, began)

@@ -71,6 +71,12 @@ class Bench:
                 if column.fresh and not column.stream:
                     yield self._encoding(number, column)
 
+    def idle(self, seconds: float = 3.0) -> dict[str, float]:
+        """What each row takes while nobody asks it, in shares of a core: scrapes, events, health checks."""
+        before = {row.name: cpu(row.pids) for row in self._rows}
+        time.sleep(seconds)
+        return {row.name: (cpu(row.pids) - before[row.name]) / seconds for row in self._rows}
+
     def _one(self, number: int, row: Row, column: Column) -> Sample:
         command = ["wrk", "-t1", f"-c{column.connections}", f"-d{self._seconds}s", f"--timeout={PATIENCE:.0f}s"]
         process = subprocess.Popen(

@@ -16,6 +16,7 @@ import shutil
 import sysconfig
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
@@ -44,22 +45,27 @@ LONG = 100_000
 KIB = 1024
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Text:
     """``small`` and ``large``: chunks end to end, in files; with the tokens of each. ``folder``: the tokenizer."""
 
     folder: Path
     small: Path
     large: Path
-    small_tokens: Sequence[int]
-    large_tokens: Sequence[int]
+    small_tokens: tuple[int, ...]
+    large_tokens: tuple[int, ...]
 
     def words(self, chance: random.Random, size: int) -> str:
         """A message of ``size`` bytes: 64, or 64 more than a multiple of 256."""
-        small, large = self.small.read_text(), self.large.read_text()
+        small, large = _read(self.small), _read(self.large)
         cut = [small[at * SMALL : (at + 1) * SMALL] for at in chance.choices(range(CHUNKS), k=2)]
         cut += [large[at * LARGE : (at + 1) * LARGE] for at in chance.choices(range(CHUNKS), k=size // LARGE)]
         return "".join(cut)
+
+
+@cache
+def _read(path: Path) -> str:
+    return path.read_text()
 
 
 def kept() -> Path:
@@ -73,7 +79,9 @@ def text() -> Text:
         shutil.rmtree(home, ignore_errors=True)
         _make(home)
     tokens = json.loads((home / "tokens.json").read_text())
-    return Text(home / "tokenizer", home / "small.txt", home / "large.txt", tokens["small"], tokens["large"])
+    return Text(
+        home / "tokenizer", home / "small.txt", home / "large.txt", tuple(tokens["small"]), tuple(tokens["large"])
+    )
 
 
 def sizes(kib: int) -> list[int]:
@@ -121,6 +129,7 @@ def render(messages: Sequence[dict[str, str]], *, ask: bool = False) -> str:
     return ChatTemplate(CHATML, {}).render(messages, add_generation_prompt=ask)
 
 
+@cache
 def encoder(text: Text) -> Tokenizer:
     return Tokenizer.from_file(str(text.folder / "tokenizer.json"))
 

@@ -90,9 +90,8 @@ def start(
             peer, end = _peer(name)
             process = processes.start(name, peer.line(POLICIES[end], port, free_port(), engines.urls))
         rows.append(Row(name, f"http://127.0.0.1:{port}", process))
-    greeting = len(encoder(text).encode(render(GREETING, ask=True), add_special_tokens=False).ids)
     for row in rows:
-        serving(processes, row, greeting)
+        serving(processes, row, text)
     return rows
 
 
@@ -113,12 +112,13 @@ def gateway(
     return processes.start(name, [sys.executable, "-m", "gateway.cli", "serve", str(path)], cwd=home, more=more)
 
 
-def serving(processes: Processes, row: Row, greeting: int) -> None:
-    """Wait until ``row`` answers ``STEADY`` times in a row; enters its processes. ``greeting``: the tokens of what
-    it is asked, for the engines to report: a gateway that counts as well must find itself right. Raises Failed."""
+def serving(processes: Processes, row: Row, text: Text) -> None:
+    """Wait until ``row`` answers ``STEADY`` times in a row; enters its processes. Raises Failed."""
     assert row.process is not None
     deadline, good = time.monotonic() + START_SECONDS, 0
-    body = {"model": MODEL, "max_tokens": 1, "messages": GREETING, "user": f"tokens={greeting}"}
+    # A gateway that counts tokens as well must find itself right, or it would not go by them.
+    tokens = len(encoder(text).encode(render(GREETING, ask=True), add_special_tokens=False).ids)
+    body = {"model": MODEL, "max_tokens": 1, "messages": GREETING, "user": f"tokens={tokens}"}
     while good < STEADY:
         if row.process.poll() is not None or time.monotonic() > deadline:
             raise Failed(processes.last_words(row.process))

@@ -1,0 +1,174 @@
+"""How late the gateway's event loop is while it tokenizes 20 fresh prompts of 100,000 tokens beside 200 streams.
+
+Measured inside the gateway: a filter that keeps every endpoint starts a clock in its loop (``lag_filter``), installed
+for this process alone, as any plugin is.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import random
+import shutil
+import struct
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+import uvloop
+
+from benchmarks.data_path.engines import MODEL
+from benchmarks.data_path.processes import Failed, Processes, cpu, free_port
+from benchmarks.data_path.prompts import Text, chat, long_sizes, text
+from benchmarks.data_path.rows import HERE, Engines, Row, configuration, gateway, serving
+from benchmarks.kv_soak import head
+from benchmarks.kv_table import Figure, show
+
+STREAMS = 200
+STEP = 50
+"""Milliseconds between a stream's events: 4,000 events a second in all, a third of what the gateway can pass on."""
+
+PROMPTS = 20
+QUIET = 5.0
+"""Seconds of streams alone, before the prompts come."""
+
+PATIENCE = 120.0
+TARGET = 10.0
+
+PLUGIN = "Metadata-Version: 2.1\nName: kvgate-lag\nVersion: 0\n"
+ENTRY = "[kvgate.filters]\nlag = kvgate_lag:Lag\n"
+
+
+class Reader(asyncio.Protocol):
+    """A stream that is read and forgotten. ``bytes``: that came."""
+
+    def __init__(self) -> None:
+        self.bytes = 0
+        self.lost = False
+
+    def data_received(self, data: bytes) -> None:
+        self.bytes += len(data)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self.lost = True
+
+
+def request(messages: object, orders: str, stream: bool, tokens: int = 1) -> bytes:
+    body = json.dumps(
+        {"model": MODEL, "max_tokens": 64, "stream": stream, "messages": messages, "user": f"{orders} tokens={tokens}"}
+    ).encode()
+    return head(body, "connection: close").replace(b"/v1/completions", b"/v1/chat/completions") + body
+
+
+async def ask(port: int, whole: bytes) -> bool:
+    """Whether it is answered with a 200."""
+    reading, writing = await asyncio.open_connection("127.0.0.1", port)
+    writing.write(whole)
+    answer = await asyncio.wait_for(reading.read(), PATIENCE)
+    writing.close()
+    return answer.startswith(b"HTTP/1.1 200")
+
+
+def late(path: Path, begin: float, end: float) -> list[float]:
+    """Milliseconds of every tick that was due in that time; those that a standstill swallowed count as well."""
+    found = []
+    for due, lag in struct.iter_unpack("dd", path.read_bytes()):
+        if begin <= due <= end:
+            found.append(lag * 1000)
+    return sorted(found)
+
+
+def at(values: list[float], share: float) -> float:
+    return values[min(len(values) - 1, int(len(values) * share))]
+
+
+async def measure(port: int, pid: int, ticks: Path, made: Text) -> list[Figure]:
+    loop = asyncio.get_running_loop()
+    chance = random.Random(4)
+    lengths = long_sizes(made)
+    prompts = []
+    for _ in range(PROMPTS):
+        asked = chat(made, lengths, fresh=False, seed=chance.getrandbits(30))
+        messages = [*asked.known, {"role": "user", "content": made.words(chance, 64)}]
+        prompts.append(request(messages, "", stream=False, tokens=asked.tokens))
+    readers = []
+    for number in range(STREAMS):
+        transport, reader = await loop.create_connection(Reader, "127.0.0.1", port)
+        message = [{"role": "user", "content": f"{number} {made.words(chance, 320)}"}]
+        transport.write(request(message, f"events=100000 step={STEP}", stream=True))
+        readers.append(reader)
+        if number % 20 == 19:
+            await asyncio.sleep(0.1)
+    await asyncio.sleep(1)
+    begun = [time.monotonic()]
+    spent = [cpu([pid])]
+    await asyncio.sleep(QUIET)
+    begun.append(time.monotonic())
+    spent.append(cpu([pid]))
+    answers = await asyncio.gather(*(ask(port, whole) for whole in prompts))
+    begun.append(time.monotonic())
+    spent.append(cpu([pid]))
+    await asyncio.sleep(1.5)  # until the clock has written down what it saw
+    if not all(answers) or any(reader.lost for reader in readers):
+        raise Failed(f"{answers.count(False)} prompts failed, {sum(reader.lost for reader in readers)} streams ended")
+    alone, beside = late(ticks, *begun[:2]), late(ticks, *begun[1:])
+    return [
+        Figure("event-loop lag p99, streams alone", at(alone, 0.99), "ms"),
+        Figure("the same while prompts are tokenized", at(beside, 0.99), "ms", TARGET),
+        Figure("its median", at(beside, 0.5), "ms"),
+        Figure("its maximum", beside[-1], "ms"),
+        Figure("the prompts took", begun[2] - begun[1], "s"),
+        Figure("the gateway's CPU, streams alone", (spent[1] - spent[0]) / (begun[1] - begun[0]) * 100, "% of a core"),
+        Figure("the same meanwhile", (spent[2] - spent[1]) / (begun[2] - begun[1]) * 100, "% of a core"),
+    ]
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.data_path.lag", description=__doc__)
+    parser.add_argument("--tree", type=Path, default=HERE, help="the checkout whose gateway is measured")
+    options = parser.parse_args()
+    made = text()
+    with tempfile.TemporaryDirectory() as name, Processes(Path(name)) as processes:
+        folder = Path(name)
+        info = folder / "plugin" / "kvgate_lag-0.dist-info"
+        info.mkdir(parents=True)
+        (info / "METADATA").write_text(PLUGIN)
+        (info / "entry_points.txt").write_text(ENTRY)
+        shutil.copy(Path(__file__).with_name("lag_filter.py"), folder / "plugin" / "kvgate_lag.py")
+        try:
+            engines = Engines(processes, [])
+            port = free_port()
+            config = configuration(port, engines.urls, made.folder)
+            ticks = folder / "ticks"
+            config["plugins"] = [
+                *({"name": each, "type": each} for each in ("healthy", "role", "slo")),
+                {"name": "cost", "type": "placement-cost"},
+                {"name": "best", "type": "max-score"},
+                {"name": "lag", "type": "lag", "parameters": {"path": str(ticks)}},
+            ]
+            config["profiles"] = [
+                {
+                    "name": "default",
+                    "filters": ["lag", "healthy", "role", "slo"],
+                    "scorers": [{"plugin": "cost", "weight": 1.0}],
+                    "picker": "best",
+                }
+            ]
+            config["handlers"] = [{"name": "default", "type": "single", "parameters": {"profile": "default"}}]
+            process = gateway(
+                processes, "gateway", config, options.tree.resolve(), {"PYTHONPATH": str(folder / "plugin")}
+            )
+            row = Row("kvgate", f"http://127.0.0.1:{port}", process)
+            serving(processes, row, made)
+            figures = uvloop.run(measure(port, process.pid, ticks, made))
+        except Failed as failure:
+            print(f"FAILED: {failure}", file=sys.stderr)
+            return 1
+    show(f"{PROMPTS} fresh prompts of 100,000 tokens beside {STREAMS} streams of {1000 // STEP} events/s", figures)
+    return 0 if all(figure.met != "NOT MET" for figure in figures) else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())
