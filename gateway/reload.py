@@ -23,8 +23,10 @@ from gateway.errors import ConfigError
 from gateway.feed import CacheFeed
 from gateway.fleet.fleet import Change
 from gateway.framework import TaskSet
+from gateway.framework.tls import Renewed
 from gateway.notify import notify
 from gateway.proxy.server import Server
+from gateway.proxy.tls import context_of
 from gateway.wiring import Draft, Rooms, Wiring, blaming, priced, topics
 
 log = logging.getLogger("kvgate.reload")
@@ -42,8 +44,8 @@ class Reloaded:
 
 
 class Reloading:
-    """Holds the wiring that is in force. ``read``: None where there is no file. ``adopted``: told of each configuration
-    that comes into force."""
+    """Holds the wiring that is in force. ``tls``: makes the clients' connections; None: they are plain. ``read``: None
+    where there is no file. ``adopted``: told of each configuration that comes into force."""
 
     def __init__(
         self,
@@ -52,6 +54,7 @@ class Reloading:
         rooms: Rooms,
         feed: CacheFeed,
         server: Server,
+        tls: Renewed | None,
         read: Read | None,
         adopted: Callable[[Config], None],
     ) -> None:
@@ -61,6 +64,7 @@ class Reloading:
         self._rooms = rooms
         self._feed = feed
         self._server = server
+        self._tls = tls
         self._read = read
         self._adopted = adopted
         self._ending: list[Wiring] = []
@@ -105,6 +109,7 @@ class Reloading:
             raise ConfigError(
                 "kv_events.listen needs a restart, and until then no endpoint can have kv_events.connects"
             )
+        tls = listening(config)
         draft = Draft.make(config, self._rooms.common, before, registry)
         pairs = list(zip(draft.servings, config.models, strict=True))
         new = {serving.model.name for serving in draft.servings} - before.models.keys()
@@ -122,6 +127,8 @@ class Reloading:
             await draft.discard()
             raise
         self._adopt(draft, change)
+        if self._tls is not None and tls is not None:
+            self._tls.become(tls)
         reloaded = Reloaded(list(differences(before.config, config)), restart)
         for name in reloaded.changes:
             log.info("changed: %s", name)
@@ -169,15 +176,28 @@ class Reloading:
             self._rooms.common.observer.model_dropped(name)
 
 
+def listening(config: Config) -> Renewed | None:
+    """What makes the clients' connections; None: they are plain. Raises ConfigError."""
+    if config.listen.tls is None:
+        return None
+    try:
+        return context_of(config.listen.tls)
+    except ConfigError as error:
+        raise config.origin.error(("listen", "tls", *filter(None, [error.param])), error.message) from error.__cause__
+
+
 def possible(before: Config, wanted: Config) -> tuple[Config, Sequence[str]]:
     """``wanted``, but what only a restart can change as it was ``before``; and the paths of that.
 
     Listeners are bound, engines watched, indexes sized and the log's form chosen at the start.
     """
     kept = {model.name: model.kv_cache for model in before.models}
+    listen = replace(wanted.listen, host=before.listen.host, port=before.listen.port, admin=before.listen.admin)
+    if (before.listen.tls is None) != (wanted.listen.tls is None):
+        listen = replace(listen, tls=before.listen.tls)
     config = replace(
         wanted,
-        listen=replace(wanted.listen, host=before.listen.host, port=before.listen.port, admin=before.listen.admin),
+        listen=listen,
         kv_events=before.kv_events,
         fleet=replace(before.fleet, cost=wanted.fleet.cost),
         log=replace(wanted.log, format=before.log.format),

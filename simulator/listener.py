@@ -1,4 +1,4 @@
-"""The listening socket of a simulated engine: it can be taken away and given back on the same port.
+"""The listening socket of a simulated engine: it can be taken away and given back on the same port or path.
 
 It accepts by itself, not by ``loop.create_server``: asyncio makes a connection some turns of the loop after it has
 accepted the socket, and where its server is closed in between it forgets the socket, open, until some garbage
@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import asyncio
 import socket
+import ssl
+from pathlib import Path
 from typing import Any
 
 from aiohttp import web
@@ -31,23 +33,26 @@ class Connections(web.Server):
 class Listener:
     """``open`` first; ``refuse`` and ``accept`` then switch between refused and accepted connections."""
 
-    def __init__(self, connections: Connections) -> None:
+    def __init__(self, connections: Connections, tls: ssl.SSLContext | None = None) -> None:
+        """``tls``: makes the connections; None: they are plain."""
         self._connections = connections
+        self._tls = tls
         self._socket: socket.socket | None = None
-        self._address: tuple[str, int] = ("", 0)
+        self._address: tuple[str, int] | str = ("", 0)
         self._tasks: set[asyncio.Task[Any]] = set()
 
     @property
     def port(self) -> int:
-        return self._address[1]
+        """0 for a Unix socket."""
+        return 0 if isinstance(self._address, str) else self._address[1]
 
     @property
     def refusing(self) -> bool:
         return not self._connections.accepting
 
-    def open(self, host: str, port: int) -> None:
-        """Raises OSError if the port is taken."""
-        self._address = (host, port)
+    def open(self, address: tuple[str, int] | str) -> None:
+        """``address``: host and port, or the path of a Unix socket. Raises OSError if it is taken."""
+        self._address = address
         self._socket = self._bind()
         self.accept()
 
@@ -73,6 +78,8 @@ class Listener:
         self._connections.accepting = False
         self._socket.close()
         self._socket = None
+        if isinstance(self._address, str):
+            Path(self._address).unlink(missing_ok=True)
 
     def _take(self, listening: socket.socket) -> None:
         loop = asyncio.get_running_loop()
@@ -82,12 +89,23 @@ class Listener:
             except (BlockingIOError, ConnectionAbortedError):
                 return
             taken.setblocking(False)
-            task = loop.create_task(loop.connect_accepted_socket(self._connections, taken), name="accepted")
+            task = loop.create_task(
+                loop.connect_accepted_socket(self._connections, taken, ssl=self._tls), name="accepted"
+            )
             self._tasks.add(task)
-            task.add_done_callback(self._tasks.discard)
+            task.add_done_callback(self._accepted)
+
+    def _accepted(self, task: asyncio.Task[Any]) -> None:
+        """A handshake may have failed: that is the client's to tell."""
+        self._tasks.discard(task)
+        if not task.cancelled():
+            task.exception()
 
     def _bind(self) -> socket.socket:
-        family = socket.AF_INET6 if ":" in self._address[0] else socket.AF_INET
+        if isinstance(self._address, str):
+            family = socket.AF_UNIX
+        else:
+            family = socket.AF_INET6 if ":" in self._address[0] else socket.AF_INET
         bound = socket.socket(family, socket.SOCK_STREAM)
         try:
             bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -96,5 +114,6 @@ class Listener:
         except OSError:
             bound.close()
             raise
-        self._address = (self._address[0], bound.getsockname()[1])
+        if not isinstance(self._address, str):
+            self._address = (self._address[0], bound.getsockname()[1])
         return bound

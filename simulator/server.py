@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import ssl
 import time
 from collections import Counter
 from collections.abc import Coroutine, Mapping
@@ -67,24 +68,36 @@ class EngineServer:
         self._web: Connections | None = None
         self._listener: Listener | None = None
         self._host = ""
+        self._path: str | None = None
+        self._scheme = "http"
         self._started = 0.0
         self._requests: Counter[tuple[str, str, str]] = Counter()
         self._tasks: set[asyncio.Task[None]] = set()
         self._busy: set[asyncio.Transport] = set()
 
-    async def start(self, host: str = "127.0.0.1", port: int = 0) -> None:
-        """Listen. Raises OSError or zmq.ZMQError if a port is taken."""
+    async def start(
+        self,
+        host: str = "127.0.0.1",
+        port: int = 0,
+        *,
+        path: str | None = None,
+        tls: ssl.SSLContext | None = None,
+    ) -> None:
+        """Listen: at the Unix socket ``path`` if there is one (vLLM's ``--uds``), else on ``port``, with ``tls`` as
+        ``https``. ``host`` is for KV events as well. Raises OSError or zmq.ZMQError if a port is taken."""
         self._host = host
+        self._path = path
+        self._scheme = "http" if tls is None else "https"
         self._started = time.time()
         await self.service.start(host, self._die)
         self._web = Connections(
             self._handle, request_factory=_request, handler_cancellation=True, access_log=None, auto_decompress=False
         )
-        self._listener = Listener(self._web)
+        self._listener = Listener(self._web, tls)
         self.faults.refuse = self._refuse
         self.faults.accept = self._accept
         try:
-            self._listener.open(host, port)
+            self._listener.open(path or (host, port))
         except OSError:
             await self.service.close()
             raise
@@ -122,8 +135,10 @@ class EngineServer:
 
     @property
     def url(self) -> str:
+        if self._path is not None:
+            return f"unix://{self._path}"
         host = "127.0.0.1" if self._host in ("0.0.0.0", "") else self._host
-        return f"http://{host}:{self.port}"
+        return f"{self._scheme}://{f'[{host}]' if ':' in host else host}:{self.port}"
 
     @property
     def kv_endpoint(self) -> str | None:

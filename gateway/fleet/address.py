@@ -8,12 +8,14 @@ from __future__ import annotations
 
 import ssl
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Self
 from urllib.parse import urlsplit
+from weakref import WeakValueDictionary
 
 from gateway.errors import ConfigError
 from gateway.fleet.settings import EndpointSettings, TlsSettings
-from gateway.framework.tls import Pair, Unusable, readable
+from gateway.framework.tls import Pair, Renewed, Unusable, readable
 
 DEFAULT_PORTS = {"http": 80, "https": 443, "unix": 0}
 
@@ -104,28 +106,38 @@ class Address:
 
 
 class Contexts:
-    """TLS contexts for connecting to engines, one for each distinct TLS settings."""
+    """TLS contexts for connecting to engines, one for each distinct TLS settings that an address goes by."""
 
     def __init__(self) -> None:
-        self._contexts: dict[TlsSettings, ssl.SSLContext] = {}
+        self._contexts: WeakValueDictionary[TlsSettings, Renewed] = WeakValueDictionary()
 
-    def of(self, settings: TlsSettings) -> ssl.SSLContext:
+    def of(self, settings: TlsSettings) -> Renewed:
         """Raises Unusable if a file cannot be used."""
         # The name is checked for each connection, and is no part of the context.
         key = replace(settings, server_name=None)
-        if key not in self._contexts:
-            self._contexts[key] = _context(key)
-        return self._contexts[key]
+        if (known := self._contexts.get(key)) is None:
+            files = [file for file in (key.ca, key.certificate, key.key) if file is not None]
+            known = self._contexts[key] = Renewed(partial(_context, key), files)
+        return known
+
+    def all(self) -> list[Renewed]:
+        return list(self._contexts.values())
 
 
 def _context(settings: TlsSettings) -> ssl.SSLContext:
     """Raises Unusable."""
-    context = ssl.create_default_context(ssl.Purpose.SERVER_AUTH, cafile=readable(settings.ca, "ca"))
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     context.minimum_version = ssl.TLSVersion.TLSv1_2
     context.set_alpn_protocols([ALPN])
+    # Whoever names an authority below another's, or an engine's own certificate, means that one.
+    context.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN
     if not settings.verify:
         context.check_hostname = False
         context.verify_mode = ssl.CERT_NONE
+    elif (ca := readable(settings.ca, "ca")) is not None:
+        context.load_verify_locations(cafile=ca)
+    else:
+        context.load_default_certs()
     if settings.certificate is not None:
         Pair(settings.certificate, settings.key).load(context)
     return context

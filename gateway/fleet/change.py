@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Self
 
 from gateway.errors import ConfigError
-from gateway.fleet.address import Location
+from gateway.fleet.address import Address, Location
 from gateway.fleet.settings import EndpointSettings
 from gateway.fleet.site import Entry, Site
 from gateway.framework import Model
@@ -16,12 +16,14 @@ from gateway.framework import Model
 @dataclass(slots=True, eq=False)
 class Change:
     """``kept``: entries that go on, with what they are told to be. ``gone``: those that nothing wants any more.
-    ``lacking``: what there is not yet; ``added``: the entries made of it, so far."""
+    ``lacking``: what there is not yet; ``added``: the entries made of it, so far. ``addresses``: of all that is wanted;
+    while they are held, their TLS files need not be read again."""
 
     kept: list[tuple[Entry, Model, EndpointSettings]] = field(default_factory=list)
     gone: list[Entry] = field(default_factory=list)
     lacking: list[tuple[Model, EndpointSettings]] = field(default_factory=list)
     added: list[Entry] = field(default_factory=list)
+    addresses: Sequence[Address] = ()
 
     @classmethod
     def between(cls, sites: Iterable[Site], wanted: Sequence[tuple[Model, Sequence[EndpointSettings]]]) -> Self:

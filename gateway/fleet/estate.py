@@ -55,6 +55,23 @@ class Estate:
     def places(self) -> list[Place]:
         return [place for places in self.endpoints.values() for place in places]
 
+    def addresses_of(self, wanted: Sequence[tuple[Model, Sequence[EndpointSettings]]]) -> list[Address]:
+        """How to connect to all the engines of ``wanted``; as long as anyone has them, ``share`` cannot fail by them.
+
+        Raises ConfigError if TLS files cannot be used, or two models disagree about an engine's TLS.
+        """
+        found: dict[Location, EndpointSettings] = {}
+        for model, endpoints in wanted:
+            for settings in endpoints:
+                known = found.setdefault(location := Location.of(settings.url), settings)
+                if known.tls is None:
+                    found[location] = settings
+                elif settings.tls not in (None, known.tls):
+                    raise ConfigError(
+                        f"model {model.name}: endpoint {location.url} has another tls than with another model"
+                    )
+        return [Address.of(settings, self.contexts) for settings in found.values()]
+
     # making
 
     def create(self, model: Model, settings: EndpointSettings, *, coming: bool = False) -> tuple[Site, Entry]:

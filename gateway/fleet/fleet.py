@@ -24,6 +24,7 @@ from gateway.fleet.probe import EngineProbe, Sessions
 from gateway.fleet.settings import EndpointSettings, FleetSettings
 from gateway.fleet.site import Site
 from gateway.framework import Clock, Endpoint, Engine, Model, Observer, ServedModel, TaskSet
+from gateway.framework.tls import follow
 
 __all__ = ["Change", "Drain", "Fleet", "FleetListener", "KvSource"]
 
@@ -31,7 +32,8 @@ __all__ = ["Change", "Drain", "Fleet", "FleetListener", "KvSource"]
 class Fleet:
     """``models``: each with the settings of its endpoints.
 
-    Raises ConfigError where names clash, a model names a URL twice, or two models disagree about an engine's ranks.
+    Raises ConfigError where names clash, a model names a URL twice, two models disagree about an engine's ranks or TLS,
+    or a TLS file cannot be used.
     """
 
     def __init__(
@@ -49,9 +51,11 @@ class Fleet:
         self._estate = Estate(settings, clock, observer, random, self._listeners)
         self._tasks = TaskSet()
         self._sessions: Sessions | None = None
+        held = self._estate.addresses_of(models)
         for model, entries in models:
             for entry in entries:
                 self._estate.create(model, entry)
+        del held
 
     # life
 
@@ -64,6 +68,7 @@ class Fleet:
             self._estate.announce(place)
         for site in self._estate.sites.values():
             self._watch(site)
+        self._tasks.start(follow(self._estate.contexts.all), name="look at TLS files")
         await self._probed(list(self._estate.sites.values()))
 
     async def close(self) -> None:
@@ -113,6 +118,7 @@ class Fleet:
         changed; nor has anything where it is cancelled.
         """
         change = Change.between(self._estate.sites.values(), wanted)
+        change.addresses = self._estate.addresses_of(wanted)
         for entry in change.gone:
             entry.going = True
         try:

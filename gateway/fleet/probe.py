@@ -196,19 +196,43 @@ class EngineProbe:
         except (aiohttp.ClientConnectorCertificateError, aiohttp.ClientSSLError) as error:
             raise ProbeFailed("tls", _of_tls(error)) from None
         except aiohttp.ClientConnectorError as error:
-            raise ProbeFailed("refused" if isinstance(error.os_error, ConnectionRefusedError) else "connect") from None
-        except (aiohttp.ClientOSError, aiohttp.ServerDisconnectedError, aiohttp.ClientPayloadError, OSError):
-            raise ProbeFailed("reset") from None
+            # A Unix socket that is not there is one that nobody listens on.
+            refused = isinstance(error.os_error, (ConnectionRefusedError, FileNotFoundError))
+            raise ProbeFailed("refused" if refused else "connect", error.os_error.strerror or "") from None
+        except (aiohttp.ClientOSError, aiohttp.ServerDisconnectedError, aiohttp.ClientPayloadError, OSError) as error:
+            raise _broken_off(error, address) from None
         except (aiohttp.ClientError, ValueError):
             raise ProbeFailed("garbage") from None
 
 
+def _openssl(error: BaseException | None) -> ssl.SSLError | None:
+    """What OpenSSL said, of which aiohttp made ``error``."""
+    while error is not None:
+        if isinstance(error, ssl.SSLError) and not isinstance(error, aiohttp.ClientError):
+            return error
+        error = error.__cause__ or error.__context__
+    return None
+
+
 def _of_tls(error: BaseException) -> str:
-    """What OpenSSL says of it: ``certificate verify failed: unable to get local issuer certificate``."""
-    while not isinstance(error, ssl.SSLError) and (cause := error.__cause__ or error.__context__) is not None:
-        error = cause
-    reason = str(getattr(error, "reason", None) or error).lower().replace("_", " ")
-    return f"{reason}: {error.verify_message}" if isinstance(error, ssl.SSLCertVerificationError) else reason
+    """For a person: ``certificate verify failed: unable to get local issuer certificate``."""
+    said = _openssl(error)
+    if said is None:
+        return str(error)
+    reason = (said.reason or str(said)).lower().replace("_", " ")
+    return f"{reason}: {said.verify_message}" if isinstance(said, ssl.SSLCertVerificationError) else reason
+
+
+def _broken_off(error: BaseException, address: Address) -> ProbeFailed:
+    """A connection ended. Since TLS 1.3 an engine refuses our certificate when the handshake is done for us."""
+    said = _openssl(error)
+    if said is not None and "ALERT" in (said.reason or ""):
+        return ProbeFailed("tls", _of_tls(said))
+    gone = (aiohttp.ServerDisconnectedError, aiohttp.ClientConnectionResetError)
+    if address.ssl is not None and isinstance(error, gone):
+        # asyncio's servers and uvloop's, and so vLLM, then say nothing, and close.
+        return ProbeFailed("reset", "closed after the handshake: it may ask for a certificate that it believes")
+    return ProbeFailed("reset")
 
 
 async def _bounded(content: aiohttp.StreamReader, limit: int) -> bytes:

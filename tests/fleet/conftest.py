@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import ssl
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -57,11 +58,15 @@ class FakeEngine:
     asked: list[str] = field(default_factory=list)
     keys: list[str | None] = field(default_factory=list)
     port: int = 0
+    tls: ssl.SSLContext | None = None
+    path: str | None = None
     runner: web.AppRunner | None = None
 
     @property
     def url(self) -> str:
-        return f"http://127.0.0.1:{self.port}"
+        if self.path is not None:
+            return f"unix://{self.path}"
+        return f"{'http' if self.tls is None else 'https'}://127.0.0.1:{self.port}"
 
     def count(self, path: str) -> int:
         return self.asked.count(path)
@@ -71,11 +76,12 @@ class FakeEngine:
         app.router.add_route("*", "/{path:.*}", self._answer)
         self.runner = web.AppRunner(app, access_log=None, shutdown_timeout=0.1)
         await self.runner.setup()
-        site = web.TCPSite(self.runner, "127.0.0.1", self.port)
+        if self.path is not None:
+            await web.UnixSite(self.runner, self.path).start()
+            return self
+        site = web.TCPSite(self.runner, "127.0.0.1", self.port, ssl_context=self.tls)
         await site.start()
-        server = site._server
-        assert isinstance(server, asyncio.Server)
-        self.port = server.sockets[0].getsockname()[1]
+        self.port = self.runner.addresses[0][1]
         return self
 
     async def stop(self) -> None:
