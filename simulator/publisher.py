@@ -52,6 +52,8 @@ class Publisher:
         """Make the sockets. Port 0: any free one. Raises zmq.ZMQError if a port is taken."""
         self._pub = context.socket(zmq.PUB)
         self._pub.sndhwm = 100_000  # vLLM's default ``hwm``
+        self._pub.ipv6 = ":" in host
+        host = f"[{host}]" if ":" in host else host
         if self.settings.kv_connect is None:
             self._pub.bind(f"tcp://{host}:{port or '*'}")
             self.endpoint = self._pub.getsockopt_string(zmq.LAST_ENDPOINT)
@@ -62,6 +64,7 @@ class Publisher:
         if self.settings.replay:
             self._router = zmq.asyncio.Socket(context, zmq.ROUTER)
             self._router.sndhwm = self.settings.replay_limit
+            self._router.ipv6 = self._pub.ipv6
             self._router.bind(f"tcp://{host}:{replay_port or '*'}")
             self.replay = str(self._router.getsockopt_string(zmq.LAST_ENDPOINT))
 

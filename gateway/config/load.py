@@ -18,6 +18,7 @@ from gateway.config.document import read, read_text
 from gateway.config.origin import KeyPath, Origin, nearest
 from gateway.config.settings import Config, ModelSettings
 from gateway.errors import ConfigError
+from gateway.fleet.settings import EndpointSettings
 
 
 def load(path: str | os.PathLike[str], environ: Mapping[str, str], missing: Mapping[str, Any] | None = None) -> Config:
@@ -25,7 +26,8 @@ def load(path: str | os.PathLike[str], environ: Mapping[str, str], missing: Mapp
 
     ``missing``: plain values of top-level keys, for those that the file has not.
 
-    A relative ``tokenizer``, ``chat_template`` or ``client_keys.file`` that exists beside the file is made absolute.
+    A relative ``tokenizer``, ``chat_template``, ``client_keys.file`` or file of TLS that exists beside the file is made
+    absolute.
     """
     file = Path(path)
     return _anchored(_config(*read(file, environ), missing), file.parent)
@@ -156,8 +158,25 @@ def _anchored(config: Config, folder: Path) -> Config:
         there = folder / value
         return os.path.abspath(there) if there.exists() else value
 
+    def anchored(endpoint: EndpointSettings) -> EndpointSettings:
+        if (tls := endpoint.tls) is None:
+            return endpoint
+        tls = replace(tls, ca=anchor(tls.ca), certificate=anchor(tls.certificate), key=anchor(tls.key))
+        return replace(endpoint, tls=tls)
+
     models = tuple(
-        replace(model, tokenizer=anchor(model.tokenizer), chat_template=anchor(model.chat_template))
+        replace(
+            model,
+            tokenizer=anchor(model.tokenizer),
+            chat_template=anchor(model.chat_template),
+            endpoints=tuple(map(anchored, model.endpoints)),
+        )
         for model in config.models
     )
-    return replace(config, models=models, client_keys=replace(config.client_keys, file=anchor(config.client_keys.file)))
+    listen = config.listen
+    if (tls := listen.tls) is not None:
+        certificate = anchor(tls.certificate) or tls.certificate
+        tls = replace(tls, certificate=certificate, key=anchor(tls.key), client_ca=anchor(tls.client_ca))
+        listen = replace(listen, tls=tls)
+    keys = replace(config.client_keys, file=anchor(config.client_keys.file))
+    return replace(config, models=models, listen=listen, client_keys=keys)

@@ -91,7 +91,7 @@ handlers:
         ),
         (
             "models:\n- name: m\n  endpoints:\n  - url: a:1\n",
-            "plugins.yaml:4: models[0].endpoints[0]: url: 'a:1' must be http://HOST:PORT or https://HOST:PORT",
+            "plugins.yaml:4: models[0].endpoints[0]: url: 'a:1' must be http://HOST:PORT, https://HOST:PORT or unix:///PATH",
         ),
         (
             "models:\n- name: m\n  endpoints:\n  - url: http://a:1/v1\n",

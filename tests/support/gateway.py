@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import ssl
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -15,6 +16,7 @@ from gateway.config.settings import Config, ModelSettings
 from gateway.fleet.settings import EndpointSettings, FleetSettings, HealthSettings, ScrapeSettings
 from gateway.framework import Observer, Settled
 from gateway.observability.settings import LogSettings
+from gateway.proxy.tls import Site
 from gateway.scheduling.settings import HandlerSettings, PluginSettings, ProfileSettings
 
 QUICK_FLEET = FleetSettings(
@@ -95,7 +97,7 @@ async def running(config: Config, *, seed: int = 0) -> AsyncIterator[Running]:
     clients, operators = gateway.server.runner(), gateway.admin.runner()
     try:
         await gateway.start()
-        url, admin_url = await _listen(clients), await _listen(operators)
+        url, admin_url = await _listen(clients, gateway.tls), await _listen(operators)
         async with httpx.AsyncClient(base_url=url, timeout=30, verify=False) as client:  # no certificates to load
             state.append(Running(gateway, url, admin_url, client, lines.all, config))
             yield state[0]
@@ -115,11 +117,11 @@ class Lines(Observer):
         self.all.append(request)
 
 
-async def _listen(runner: web.ServerRunner | web.AppRunner) -> str:
+async def _listen(runner: web.ServerRunner | web.AppRunner, tls: ssl.SSLContext | None = None) -> str:
     await runner.setup()
-    await web.TCPSite(runner, "127.0.0.1", 0).start()
+    await Site(runner, "127.0.0.1", 0, backlog=128, context=tls).start()
     host, port = runner.addresses[0][:2]
-    return f"http://{host}:{port}"
+    return f"{'http' if tls is None else 'https'}://{host}:{port}"
 
 
 def split_config(
