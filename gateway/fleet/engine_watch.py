@@ -237,8 +237,6 @@ class EngineWatch:
             log.info("engine %s: data-parallel ranks: %d", self.engine.name, number)
         self._ranks = number
         self._warm()
-        if not self._places():
-            await asyncio.sleep(0)  # the ranks that are left had been dropped, and so is the engine now: end here
         return scrape
 
     def _take(self, scrape: Scrape, asked: float) -> None:

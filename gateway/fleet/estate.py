@@ -59,7 +59,7 @@ class Estate:
         try:
             entry = Names(self.sites.values()).choose(model, settings, site)
         except ConfigError:
-            self.clean_up(site)
+            self._clean_up(site)
             raise
         entry.coming = coming
         site.entries.append(entry)
@@ -152,13 +152,12 @@ class Estate:
         for core in before.values():
             if core not in cores:
                 for place in tuple(core.places):
-                    self.take_away(place)
+                    self._take_away(place)
         site.watch.cores = cores
-        self.clean_up(site)
 
     # taking away
 
-    def take_away(self, place: Place) -> None:
+    def _take_away(self, place: Place) -> None:
         name, ledger = place.model.name, place.core.ledger
         place.core.places.remove(place)
         for entry in self.sites[place.engine].entries:
@@ -176,13 +175,13 @@ class Estate:
         """All endpoints of ``entries``, and the engines on which none is left."""
         for entry in entries:
             for place in tuple(entry.places):
-                self.take_away(place)
+                self._take_away(place)
         for engine in {entry.engine for entry in entries} & self.sites.keys():
-            self.clean_up(self.sites[engine])
+            self._clean_up(self.sites[engine])
 
-    def clean_up(self, site: Site) -> None:
+    def _clean_up(self, site: Site) -> None:
         """Forget the models that have no endpoint at ``site`` any more, and with the last one the engine."""
-        site.forget_entries()
+        site.entries = [entry for entry in site.entries if entry.places]
         if site.entries:
             site.share_key()
             return

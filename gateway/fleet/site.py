@@ -133,10 +133,6 @@ class Site:
         """Whether an endpoint of ``entry`` is to get no new requests, and be none the worse for it."""
         return entry.coming or entry.settings.drain or self.drained or place.drained
 
-    def forget_entries(self) -> None:
-        """Forget the models that have no endpoint here any more."""
-        self.entries = [entry for entry in self.entries if entry.places]
-
     def reconfigure(self, entry: Entry, model: Model, settings: EndpointSettings) -> None:
         """What may change while an endpoint goes on: all but its URL, its name and its number of ranks."""
         listens = entry.settings.kv_events
