@@ -514,6 +514,10 @@ async def test_explain_shows_a_past_request_beside_what_became_of_it(tmp_path):
     [
         (("--prompt-file", "p"), "say whom to ask"),
         (("--alone", "--url", "http://127.0.0.1:1", "--prompt-file", "p"), "--alone"),
+        *(
+            (("--url", url, "--request", "r"), f"--url: {url!r} must be http://HOST:PORT")
+            for url in ("", "127.0.0.1:9000", "http://", "http://[::1", "http://a b", "ftp://a", "http://a:99999")
+        ),
         (("--url", "http://127.0.0.1:1", "--prompt-file", "/none"), "cannot be read"),
         (("--url", "http://127.0.0.1:1", "--prompt-file", "p", "--path", "/v1/nothing"), "--path"),
         (("--url", "http://127.0.0.1:1", "--prompt-file", "p", "--header", "x"), "--header"),
