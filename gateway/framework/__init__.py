@@ -1,6 +1,6 @@
 """The contract: all that a plugin imports from us. Standard library only."""
 
-from gateway.framework.clock import Clock, SystemClock
+from gateway.framework.clock import Clock, ManualClock, SystemClock
 from gateway.framework.fleet import (
     CostModel,
     Endpoint,
@@ -58,6 +58,7 @@ __all__ = [
     "Handler",
     "Kind",
     "Load",
+    "ManualClock",
     "Match",
     "Matches",
     "Medium",

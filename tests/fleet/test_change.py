@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 from gateway.errors import ConfigError
 from gateway.fleet.fleet import Fleet
 from gateway.fleet.settings import CostSettings, EndpointSettings, FleetSettings, ScrapeSettings
-from gateway.framework import NULL_OBSERVER, Endpoint, Model, Observer, SystemClock
-from tests.fleet.conftest import FakeEngine, ManualClock
+from gateway.framework import NULL_OBSERVER, Endpoint, ManualClock, Model, Observer, SystemClock
+from tests.fleet.conftest import FakeEngine
 
 Wanted = list[tuple[Model, Sequence[EndpointSettings]]]
 
