@@ -290,7 +290,7 @@ class EngineWatch:
         for core in self.cores:
             for place in core.places:
                 events = place.settings.kv_events
-                source = configured(events, core.rank, self._host)
+                source = configured(events, core.rank, self._host, self._sources or {})
                 if source is None and events.enabled and events.endpoint is None:
                     if self._sources is None:
                         continue

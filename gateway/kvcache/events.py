@@ -61,8 +61,9 @@ Event: TypeAlias = BlockStored | BlockRemoved | AllBlocksCleared
 
 @dataclass(slots=True)
 class Batch:
-    """One message. ``rank``: data-parallel rank, if told. ``refused``: what was not understood, by the reason's word:
-    ``malformed-batch``, ``malformed`` and ``unknown-type`` were left out, an ``unknown-key`` was read over.
+    """One message. ``rank``: data-parallel rank, among those of all nodes, if told. ``refused``: what was not
+    understood, by the reason's word: ``malformed-batch``, ``malformed`` and ``unknown-type`` were left out, an
+    ``unknown-key`` was read over.
     """
 
     events: list[Event] = field(default_factory=list)

@@ -131,7 +131,7 @@ async def test_one_url_under_two_models_is_scraped_once(engines, fleets, seen, u
     assert engine.count("/v1/models") == 1
     assert (first.metrics.running, second.metrics.running) == (4, 4)
     assert (first.metrics.kv_capacity, second.metrics.kv_capacity) == (1000, 77)
-    source = KvSource("tcp://127.0.0.1:5557")
+    source = KvSource("tcp://127.0.0.1:5557", rank=0)
     assert seen.told == [
         ("added", first.name),
         ("added", second.name),

@@ -74,8 +74,8 @@ async def test_they_are_known_before_the_start_returns(served, model, seen):
         ("added", "x/0"),
         ("added", "x/1"),
         ("dropped", "x"),
-        ("source", "x/0", KvSource("tcp://127.0.0.1:5557")),
-        ("source", "x/1", KvSource("tcp://127.0.0.1:5558")),
+        ("source", "x/0", KvSource("tcp://127.0.0.1:5557", rank=0)),
+        ("source", "x/1", KvSource("tcp://127.0.0.1:5558", rank=1)),
     ]
     assert seen.gone == ["x"]
 
@@ -84,7 +84,7 @@ async def test_a_single_rank_is_an_endpoint_without_one(served, model, seen):
     _, fleet = await served(first_rank=3, kv_sources=sources(5560, first=3))
     (endpoint,) = fleet.endpoints(model)
     assert endpoint.rank is None
-    assert seen.told == [("added", endpoint.name), ("source", endpoint.name, KvSource("tcp://127.0.0.1:5560"))]
+    assert seen.told == [("added", endpoint.name), ("source", endpoint.name, KvSource("tcp://127.0.0.1:5560", rank=3))]
 
 
 async def test_labels_of_a_node_count_from_its_first_rank_and_the_header_from_0(served, model, seen):

@@ -4,6 +4,7 @@ import asyncio
 import itertools
 import random
 from collections import Counter
+from typing import Any
 
 import pytest
 import uvloop
@@ -25,7 +26,7 @@ from tests.kvcache.conftest import (
 from tests.support.wait import eventually
 
 
-async def live(follower: Follower, engine: FakeEngine, **others: str) -> None:
+async def live(follower: Follower, engine: FakeEngine, **others: Any) -> None:
     """Follow ``engine`` until its history is read and live messages are heard."""
     stream = follower.follow(engine.address, engine.replay, **others)
     async with asyncio.timeout(10):
@@ -431,6 +432,30 @@ async def test_only_its_topic_is_heard(engine, follower):
     await engine.publish(stored([11], ids(1)))
     await held(follower, 0, 1)
     assert tokens_held(follower.index, 0, ids(99)) == 0
+
+
+@pytest.mark.parametrize("with_replay", [True, False])
+async def test_events_of_another_rank_are_left_out_and_what_is_held_is_not_known(engine, follower, with_replay, caplog):
+    """Of a rank with an address of its own, say, that was given the first one's: all have a publisher for each rank."""
+    await engine.publish(stored([11], ids(1)))  # as rank 0
+    if not with_replay:
+        engine.replay = None
+    await live(follower, engine, rank=1)
+    await engine.publish(stored([12], ids(2)), CLEARED)
+    await eventually(lambda: follower.tally.events["other-rank"] == (2 if with_replay else 1), "both were heard")
+    assert tokens_held(follower.index, 0, ids(1)) == tokens_held(follower.index, 0, ids(2)) == 0
+    await eventually(lambda: follower.tally.states[-1] == "partial", "it may hold anything")
+    assert caplog.text.count("come from rank 0 of its engine, not from 1") == 1
+    keys = follower.index.keys(ids(3), 17, True, None, None)
+    follower.index.placed(keys, endpoint(0))
+    assert follower.index.match(keys, 17, [endpoint(0)])[0].source is Source.ESTIMATED
+
+
+@pytest.mark.parametrize("rank", [None, 0])
+async def test_events_of_its_own_rank_count_and_so_do_those_of_a_rank_that_is_not_known(engine, follower, rank):
+    await live(follower, engine, rank=rank)
+    await engine.publish(stored([11], ids(1)))
+    await held(follower, 0, 1)
 
 
 async def test_a_long_message_lets_others_run(engine, follower):
