@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from random import Random
 from typing import Any
 from urllib.parse import urlsplit
@@ -87,6 +87,11 @@ class EngineWatch:
         self._suspect = False
         self._breaks = 0
         self._warned: set[str] = set()
+
+    @property
+    def places(self) -> list[Place]:
+        """The engine's endpoints, of all models."""
+        return [place for core in self.cores for place in core.places]
 
     # what requests tell
 
@@ -185,7 +190,7 @@ class EngineWatch:
         fell_asleep = scrape.asleep and not (self._last is not None and self._last.asleep)
         self._take(scrape, asked)
         if fell_asleep:
-            for place in self._places():
+            for place in self.places:
                 self._listeners.engine_asleep(place)
         if due:
             await self._learn(probe, complete)
@@ -202,7 +207,7 @@ class EngineWatch:
 
     async def _ask_sources(self, probe: EngineProbe) -> bool:
         """False if there was no answer: then what it said before still stands."""
-        wanted = [place.settings.kv_events for place in self._places()]
+        wanted = [place.settings.kv_events for place in self.places]
         if self._ranks_are is None and not any(events.enabled and events.endpoint is None for events in wanted):
             return True
         try:
@@ -261,7 +266,7 @@ class EngineWatch:
     def _restarted(self) -> None:
         log.info("engine %s restarted", self.engine.name)
         self._learn_at = 0.0
-        for place in self._places():
+        for place in self.places:
             self._listeners.engine_restarted(place)
 
     async def _learn(self, probe: EngineProbe, complete: bool) -> None:
@@ -324,11 +329,8 @@ class EngineWatch:
 
     def _warm(self) -> None:
         warmth = self._health.warmth()
-        for place in self._places():
+        for place in self.places:
             place.warmth = warmth
-
-    def _places(self) -> Sequence[Place]:
-        return [place for core in self.cores for place in core.places]
 
     def _warn(self, what: str, message: str) -> None:
         """Once in an engine's life for each thing."""

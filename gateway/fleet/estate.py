@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from functools import partial
 from random import Random
-from weakref import WeakValueDictionary
+from weakref import WeakSet, WeakValueDictionary
 
 from gateway.errors import ConfigError
 from gateway.fleet.core import Core, Place
@@ -30,7 +30,7 @@ FOREIGN_HALF_LIFE = 5.0
 
 class Estate:
     """``sites`` by engine; ``endpoints`` by the name of their model. ``leaving``: endpoints that were taken away while
-    requests ran there. ``open``: endpoints are announced as they are made."""
+    requests ran there, kept by these only. ``open``: endpoints are announced as they are made."""
 
     def __init__(
         self, settings: FleetSettings, clock: Clock, observer: Observer, random: Random, listeners: Listeners
@@ -45,7 +45,7 @@ class Estate:
         self.slots = Slots()
         self.sites: dict[Engine, Site] = {}
         self.endpoints: dict[str, tuple[Place, ...]] = {}
-        self.leaving: list[Place] = []
+        self.leaving: WeakSet[Place] = WeakSet()
 
     @property
     def places(self) -> list[Place]:
@@ -166,7 +166,7 @@ class Estate:
         self.endpoints[name] = tuple(other for other in self.endpoints[name] if other is not place)
         self.slots.rest(place.slot, busy=lambda: ledger.requests > 0)
         if place.running:
-            self.leaving.append(place)
+            self.leaving.add(place)
         self._listeners.endpoint_dropped(place)
         if not any(other.name == place.name for other in self.places):
             self._observer.endpoint_dropped(place.name)

@@ -158,8 +158,8 @@ class Fleet:
     @property
     def all(self) -> Sequence[Endpoint]:
         """Every endpoint, and after them those of engines that are gone but have requests of ours running."""
-        self._estate.leaving = [place for place in self._estate.leaving if place.running]
-        return [*self._estate.places, *self._estate.leaving]
+        leaving = [place for place in self._estate.leaving if place.running]
+        return [*self._estate.places, *sorted(leaving, key=lambda place: place.slot)]
 
     @contextmanager
     def lending(self, endpoint: Endpoint) -> Iterator[None]:
@@ -268,7 +268,7 @@ class Fleet:
         for site in self._estate.sites.values():
             if site.engine.name == name and not site.going:
                 site.drained = drained
-                meant: list[Place] = list(site.places)
+                meant = site.watch.places
                 break
         else:
             meant = [place for place in self._estate.places if place.name == name]

@@ -87,10 +87,6 @@ class Site:
         return self.watch.engine
 
     @property
-    def places(self) -> Sequence[Place]:
-        return [place for core in self.watch.cores for place in core.places]
-
-    @property
     def going(self) -> bool:
         """Of a change that is prepared, nothing here is in the new configuration."""
         return bool(self.entries) and all(entry.going for entry in self.entries)

@@ -128,7 +128,7 @@ class Places(RuleBasedStateMachine):
         assert {engine.url for engine in self.fleet.engines} == set(self.numbers)
         for site in self.fleet._estate.sites.values():
             assert [core.rank for core in site.watch.cores] == list(ranks_of(self.numbers[site.engine.url]))
-            assert set(site.places) == {place for place in places if place.engine is site.engine}
+            assert set(site.watch.places) == {place for place in places if place.engine is site.engine}
 
     @invariant()
     def ledgers_hold_what_is_under_way(self) -> None:
