@@ -111,8 +111,12 @@ class Applying:
 
 def _pieces(event: BlockStored | BlockRemoved) -> Iterator[BlockStored | BlockRemoved]:
     """``event`` in parts of a slice each."""
-    if not isinstance(event, BlockStored) or len(event.block_hashes) <= SLICE:
+    if len(event.block_hashes) <= SLICE:
         yield event
+        return
+    if isinstance(event, BlockRemoved):
+        for start in range(0, len(event.block_hashes), SLICE):
+            yield replace(event, block_hashes=event.block_hashes[start : start + SLICE])
         return
     hashes, tokens, size, extra = event.block_hashes, event.token_ids, event.block_size, event.extra_keys
     if len(tokens) != len(hashes) * size:
