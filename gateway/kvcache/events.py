@@ -13,6 +13,8 @@ from typing import Any, TypeAlias
 
 import msgspec
 
+from gateway.kvcache.layers import Layer, tier_of
+
 MAX_MESSAGE = 16 * 1024 * 1024
 """Bytes of a message that is decoded: a prompt of a million tokens is 5 MB, and a step of an engine much less. Decoding
 what is longer would hold up for seconds all that the gateway relays."""
@@ -122,6 +124,31 @@ def decode(payload: bytes) -> Batch:
 def short(value: Hash) -> int:
     """A hash as one 64-bit number."""
     return value & HASH_MASK if isinstance(value, int) else int.from_bytes(value[-8:], "big")
+
+
+def all_short(hashes: list[Hash]) -> list[int]:
+    """``short`` of each; the list itself where all are short already."""
+    try:
+        if min(hashes) >= 0:  # type: ignore[operator]  # a list of numbers, mostly; else it raises
+            return hashes  # type: ignore[return-value]
+    except TypeError:
+        pass
+    return [short(value) for value in hashes]
+
+
+def is_named(event: BlockStored) -> bool:
+    """Whether keys are made of it. On other tiers salts and adapters may be missing, and tokens prove nothing."""
+    return bool(event.token_ids) and (event.medium == "GPU" or tier_of(event.medium) is Layer.GPU)
+
+
+def is_tail(event: BlockStored, block_size: int) -> bool:
+    """Whether it tells of the end of a prompt within a block. ``block_size``: the engine's, 0 if not known.
+
+    Hybrid models keep one for the prompt's last whole unit of hashing, under a hash of its own behind one that is never
+    announced. Source: ``FullAttentionManager._cache_partial_tail_block`` in vLLM 0.32.
+    """
+    size = event.block_size
+    return len(event.block_hashes) == 1 and 0 < size < block_size and not block_size % size
 
 
 def _decode_one_by_one(payload: bytes) -> Batch:
