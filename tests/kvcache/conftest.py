@@ -33,6 +33,7 @@ from gateway.kvcache.settings import CacheSettings
 from gateway.kvcache.shelf import Shelf
 from gateway.kvcache.sockets import EventSource, Subscription
 from gateway.kvcache.stream import EventStream
+from tests.support.wait import eventually
 
 DATA = Path(__file__).parent.parent / "data" / "kvcache"
 END = b"\xff" * 8
@@ -282,6 +283,20 @@ class Follower:
         for stream in self.streams:
             await stream.close()
         await self.tasks.close()
+
+
+async def live(follower: Follower, engine: FakeEngine, **others: Any) -> None:
+    """Follow ``engine`` until its history is read and live messages are heard."""
+    stream = follower.follow(engine.address, engine.replay, **others)
+    async with asyncio.timeout(10):
+        await engine.subscribed()
+        await stream.synced.wait()
+
+
+async def held(follower: Follower, slot: int, *numbers: int, tokens: int | None = None) -> None:
+    """Wait until the whole prompt of ``numbers`` is held, or ``tokens`` of it."""
+    wanted = 16 * len(numbers) if tokens is None else tokens
+    await eventually(lambda: tokens_held(follower.index, slot, ids(*numbers)) == wanted, f"{numbers}: {wanted} tokens")
 
 
 @pytest.fixture
