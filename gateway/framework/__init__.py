@@ -12,6 +12,7 @@ from gateway.framework.fleet import (
     Role,
     Scalars,
     ServedModel,
+    Sums,
 )
 from gateway.framework.match import NO_MATCH, Match, Matches, Source
 from gateway.framework.observer import NULL_OBSERVER, Observer, Settled
@@ -84,6 +85,7 @@ __all__ = [
     "Settled",
     "Slo",
     "Source",
+    "Sums",
     "SystemClock",
     "TaskSet",
     "TextInput",

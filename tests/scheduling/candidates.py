@@ -22,6 +22,7 @@ from gateway.framework import (
     Request,
     Role,
     Scalars,
+    Sums,
 )
 
 
@@ -36,6 +37,10 @@ class Work:
     kv_tokens: int = 0
     foreign_requests: float = 0.0
     foreign_kv_tokens: float = 0.0
+
+    def sums(self, now: float) -> Sums:
+        requests, kv_tokens = self.requests + self.foreign_requests, self.kv_tokens + self.foreign_kv_tokens
+        return requests, self.prefill_tokens, self.prefill_attention, self.prefill_done, kv_tokens
 
 
 @dataclass(slots=True)
