@@ -9,7 +9,7 @@ from typing import Any, cast
 
 import msgspec
 
-from gateway.framework import NULL_OBSERVER, Clock, CostModel, Endpoint, Engine, EngineMetrics, Load, Model
+from gateway.framework import NULL_OBSERVER, Clock, CostModel, Endpoint, Engine, EngineMetrics, Load, ManualClock, Model
 from gateway.kvcache.events import BlockStored, decode
 from gateway.kvcache.index import CacheIndex
 from gateway.kvcache.settings import CacheSettings
@@ -23,19 +23,6 @@ PROMPT = 1024
 
 EVENTS = 64
 """In a batch: an engine that decodes 64 answers fills about 4 blocks a step; under prefill and eviction it is more."""
-
-
-class ManualClock:
-    """Moves only when it is told to."""
-
-    def __init__(self) -> None:
-        self.now = 0.0
-
-    def monotonic(self) -> float:
-        return self.now
-
-    def wall(self) -> float:
-        return self.now
 
 
 def endpoint(slot: int) -> Endpoint:

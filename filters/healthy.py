@@ -36,12 +36,14 @@ class Healthy:
         pass
 
     def filter(self, request: Request, endpoints: Sequence[Endpoint], /) -> Sequence[Endpoint]:
-        usable: Sequence[Endpoint]
-        usable = [endpoint for endpoint in endpoints if endpoint.engine.up and (request.bound or not endpoint.draining)]
-        if len(usable) == len(endpoints):
-            usable = endpoints
+        bound = request.bound
+        up = [endpoint for endpoint in endpoints if endpoint.engine.up and (bound or not endpoint.draining)]
+        usable = endpoints if len(up) == len(endpoints) else up
+        # Nearly always there are none: looked for first, they cost less than a list of the others.
+        if not [1 for endpoint in usable if endpoint.warmth < 1.0]:
+            return usable
         warm = [endpoint for endpoint in usable if endpoint.warmth >= 1.0]
-        if not warm or len(warm) == len(usable):
+        if not warm:
             return usable
         mean = sum(endpoint.load.requests for endpoint in warm) / len(warm)
         # Plus one: an idle fleet must not keep a new engine from its first request, which is what shows that it works.

@@ -250,16 +250,18 @@ def _doctor(options: argparse.Namespace) -> int:
 def _explain(options: argparse.Namespace) -> int:
     from gateway.explain.question import read_question
     from gateway.explain.run import explain, explain_request
+    from gateway.explain.running import checked
 
     if options.config is None and options.url is None:
         raise ConfigError("say whom to ask: a CONFIG, or --url of a running gateway's admin listener")
     if options.alone and (options.url is not None or options.request is not None):
         raise ConfigError("--alone asks no gateway that runs: it goes with --prompt-file, and without --url")
+    url = None if options.url is None else checked(options.url)
     config = None if options.config is None else load(options.config, os.environ)
     if options.request is not None:
-        return uvloop.run(explain_request(config, options.request, url=options.url, as_json=options.json))
+        return uvloop.run(explain_request(config, options.request, url=url, as_json=options.json))
     question = read_question(options.prompt_file, options.model, options.path, options.header)
-    return uvloop.run(explain(config, question, url=options.url, alone=options.alone, as_json=options.json))
+    return uvloop.run(explain(config, question, url=url, alone=options.alone, as_json=options.json))
 
 
 def _replay(options: argparse.Namespace) -> int:

@@ -112,6 +112,7 @@ class CacheFeed:
             endpoint_name=endpoint.name,
             source=where,
             replay=source.replay,
+            rank=source.rank,
             index=index,
             observer=self._observer,
             clock=self._clock,

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import signal
 
+import pytest
 from hypothesis import settings
+
+from simulator.tokenizer import build_tokenizer
 
 # A shell that runs the suite in the background has it ignore Ctrl-C, and every process that a test starts would
 # inherit that: tests of interrupts then wait for ever.
@@ -13,3 +16,9 @@ signal.signal(signal.SIGINT, signal.default_int_handler)
 # How long an example takes is the machine's business, and no test's.
 settings.register_profile("kvgate", deadline=None)
 settings.load_profile("kvgate")
+
+
+@pytest.fixture(scope="session")
+def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """A folder with a small tokenizer of our own, which no test writes to."""
+    return str(build_tokenizer(tmp_path_factory.mktemp("tokenizer")))

@@ -22,26 +22,16 @@ from gateway.cli import EXIT_CONFIG, main
 from simulator.faults import FaultKind
 from simulator.server import EngineServer
 from simulator.settings import EngineSettings
-from simulator.tokenizer import build_tokenizer
 from tests.support.gateway import PATIENT_FLEET, config_for, running
 from tests.support.wait import eventually
 
 CHAT = {"model": "sim", "messages": [{"role": "user", "content": "Hello there"}], "max_tokens": 4}
 
 
-@pytest.fixture(scope="module")
-def tokenizer(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("tokenizer")
-    build_tokenizer(folder)
-    return folder
-
-
-def write(folder: Path, *urls: str, tokenizer: Path | None = None) -> Path:
+def write(folder: Path, *urls: str, tokenizer: str | None = None) -> Path:
     config = {
         "listen": {"port": 0, "admin": "127.0.0.1:0", "grace": 20},
-        "models": [
-            {"name": "sim", "tokenizer": str(tokenizer) if tokenizer else None, "endpoints": [{"url": u} for u in urls]}
-        ],
+        "models": [{"name": "sim", "tokenizer": tokenizer, "endpoints": [{"url": u} for u in urls]}],
     }
     path = folder / "plugins.yaml"
     path.write_text(json.dumps(config))  # JSON is YAML
@@ -97,7 +87,7 @@ async def engine(settings: EngineSettings | None = None) -> AsyncIterator[Engine
 
 
 async def test_it_serves_and_ends_at_sigterm_with_0(tmp_path, tokenizer):
-    async with engine(EngineSettings(tokenizer=str(tokenizer))) as server:
+    async with engine(EngineSettings(tokenizer=tokenizer)) as server:
         config = write(tmp_path, server.url, tokenizer=tokenizer)
         async with serving(config, "--log-format", "json") as process, httpx.AsyncClient() as client:
             await eventually(lambda: process.find(r"serves on (http[^\"]+)"), "it serves", within=60)
@@ -274,7 +264,7 @@ def test_check_warns_of_what_will_disappoint_and_is_0(tmp_path, capsys):
 
 
 async def test_doctor_says_what_is_wrong_and_is_1(tmp_path, tokenizer):
-    async with engine(EngineSettings(tokenizer=str(tokenizer))) as good, engine(EngineSettings(kv_events=False)) as bad:
+    async with engine(EngineSettings(tokenizer=tokenizer)) as good, engine(EngineSettings(kv_events=False)) as bad:
         assert await doctored(write(tmp_path, good.url, tokenizer=tokenizer)) == (0, "1 of 1 endpoints are in order")
         code, last = await doctored(write(tmp_path, good.url, bad.url, tokenizer=tokenizer))
         assert (code, last) == (1, "1 of 2 endpoints are not in order")
@@ -323,7 +313,7 @@ def test_a_configuration_that_is_wrong_is_said_so_with_its_line(tmp_path, capsys
 
 @pytest.mark.parametrize("command", ["check", "doctor", "serve"])
 def test_a_tokenizer_that_is_not_there_stops_the_start(tmp_path, capsys, command):
-    config = write(tmp_path, "http://127.0.0.1:1", tokenizer=tmp_path / "nothing")
+    config = write(tmp_path, "http://127.0.0.1:1", tokenizer=str(tmp_path / "nothing"))
     assert main([command, str(config)]) == EXIT_CONFIG
     said = capsys.readouterr().err
     assert f"kvgate: {config}:1: models[0]: model sim: tokenizer: '{tmp_path / 'nothing'}'" in said
@@ -360,7 +350,7 @@ def test_explain_shows_brackets_as_they_are(tmp_path, capsys):
 async def test_explain_says_who_holds_the_prompt(tmp_path, tokenizer, form):
     text = "The gateway sends each prompt to the engine that holds it. " * 20
     body = {"model": "sim", "prompt": text, "max_tokens": 2}
-    settings = EngineSettings(tokenizer=str(tokenizer))
+    settings = EngineSettings(tokenizer=tokenizer)
     async with engine(settings) as one, engine(settings) as two, httpx.AsyncClient() as client:
         asked = await client.post(f"{two.url}/v1/completions", json=body)
         assert asked.status_code == 200
@@ -395,7 +385,7 @@ async def test_explain_says_who_holds_the_prompt(tmp_path, tokenizer, form):
     ids=["split", "n", "short", "version"],
 )
 async def test_explain_shows_both_profiles_and_who_does_what(tmp_path, tokenizer, version, body, verdict):
-    settings = EngineSettings(tokenizer=str(tokenizer))
+    settings = EngineSettings(tokenizer=tokenizer)
     async with engine(dataclasses.replace(settings, version=version)) as prefill, engine(settings) as decode:
         config = write(tmp_path, prefill.url, decode.url, tokenizer=tokenizer)
         content = json.loads(config.read_text())
@@ -514,6 +504,10 @@ async def test_explain_shows_a_past_request_beside_what_became_of_it(tmp_path):
     [
         (("--prompt-file", "p"), "say whom to ask"),
         (("--alone", "--url", "http://127.0.0.1:1", "--prompt-file", "p"), "--alone"),
+        *(
+            (("--url", url, "--request", "r"), f"--url: {url!r} must be http://HOST:PORT")
+            for url in ("", "127.0.0.1:9000", "http://", "http://[::1", "http://a b", "ftp://a", "http://a:99999")
+        ),
         (("--url", "http://127.0.0.1:1", "--prompt-file", "/none"), "cannot be read"),
         (("--url", "http://127.0.0.1:1", "--prompt-file", "p", "--path", "/v1/nothing"), "--path"),
         (("--url", "http://127.0.0.1:1", "--prompt-file", "p", "--header", "x"), "--header"),

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import random
 import socket
 from collections.abc import AsyncIterator
 from typing import Any
@@ -19,7 +18,7 @@ from gateway.fleet.settings import EndpointSettings, KvEventsSettings
 from gateway.kvcache.settings import CacheSettings, IntakeSettings
 from simulator.server import EngineServer
 from simulator.settings import EngineSettings
-from simulator.tokenizer import build_tokenizer
+from tests.support.chat import chat
 from tests.support.gateway import IN_TURN, Running, config_for, running
 from tests.support.ports import free_in_a_row
 from tests.support.wait import eventually
@@ -27,13 +26,6 @@ from tests.support.wait import eventually
 PATH = "/v1/chat/completions"
 CONNECTS = KvEventsSettings(connects=True)
 FULL = {"kv_cache_report_mode": "full"}
-
-
-@pytest.fixture(scope="module")
-def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> str:
-    folder = tmp_path_factory.mktemp("tokenizer")
-    build_tokenizer(folder)
-    return str(folder)
 
 
 @pytest.fixture
@@ -54,16 +46,6 @@ async def engine(tokenizer: str, **settings: Any) -> AsyncIterator[EngineServer]
 
 def config(tokenizer: str, listen: str | None, *endpoints: EndpointSettings, **changes: Any) -> Config:
     return config_for(tokenizer=tokenizer, endpoints=endpoints, kv_events=IntakeSettings(listen), **changes)
-
-
-def chat(group: int, question: int = 0, **extra: Any) -> dict[str, Any]:
-    chance = random.Random(group)
-    system = " ".join(chance.choice(["engine", "block", "token", "prefix", "cache", "queue"]) for _ in range(300))
-    messages = [
-        {"role": "system", "content": f"{group}: {system}"},
-        {"role": "user", "content": f"Question {question}"},
-    ]
-    return {"model": "sim", "messages": messages, "max_tokens": 3, **extra}
 
 
 async def ask(gateway: Running, body: dict[str, Any]) -> tuple[int, int]:
@@ -129,6 +111,7 @@ class TestEnginesThatConnect:
                     expected, reported = await ask(gateway, chat(number % 6, number))
                     assert expected == reported
                 assert sum(line.cached_tokens or 0 for line in gateway.lines) > 0
+                assert await gateway.gateway.feed.synced(10)
                 assert set((await states(gateway)).values()) == {"live"}
 
     async def test_a_gateway_that_starts_later_knows_what_was_cached_before(self, tokenizer: str, listen: str) -> None:

@@ -17,7 +17,6 @@ from gateway.fleet.settings import EndpointSettings
 from gateway.proxy.settings import RetrySettings
 from simulator.server import EngineServer
 from simulator.settings import EngineSettings
-from simulator.tokenizer import build_tokenizer
 from tests.support.gateway import Running, running, split_config
 from tests.support.wait import eventually
 
@@ -25,13 +24,6 @@ ROUTES = ("/v1/chat/completions", "/v1/completions", "/v1/responses", "/v1/messa
 QUICK: dict[str, Any] = {"handshake_timeout": 0.3, "answer_tokens": 12}
 SLOW_PREFILL: dict[str, Any] = {"prefill_token_seconds": 0.0003}
 """Of prefill engines that shall be met while they compute."""
-
-
-@pytest.fixture(scope="module")
-def tokenizer(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("tokenizer")
-    build_tokenizer(folder)
-    return str(folder)
 
 
 @dataclass

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
-from collections.abc import AsyncIterator
 from dataclasses import replace
 from typing import Any
 
@@ -14,25 +12,13 @@ import pytest
 from gateway.fleet.settings import EndpointSettings
 from gateway.scheduling.settings import PluginSettings, ProfileSettings
 from simulator.server import EngineServer
-from simulator.settings import EngineSettings
+from tests.support.engines import engines
 from tests.support.gateway import IN_TURN, PATIENT_FLEET, Running, config_for, running, split_config
 from tests.support.wait import eventually
 
 PATH = "/v1/chat/completions"
 CHAT: dict[str, Any] = {"model": "sim", "messages": [{"role": "user", "content": "Hello there"}], "max_tokens": 4}
 LONG: dict[str, Any] = {**CHAT, "max_tokens": 60, "ignore_eos": True}
-
-
-@contextlib.asynccontextmanager
-async def engines(count: int, **settings: object) -> AsyncIterator[list[EngineServer]]:
-    async with contextlib.AsyncExitStack() as stack:
-        servers = []
-        for seed in range(count):
-            server = EngineServer(EngineSettings(seed=seed, **settings))
-            await server.start()
-            stack.push_async_callback(server.close)
-            servers.append(server)
-        yield servers
 
 
 def name_of(server: EngineServer) -> str:
@@ -91,9 +77,8 @@ async def test_a_rolling_upgrade_costs_no_request():
 
 async def test_what_is_drained_is_told_everywhere():
     async with engines(2, step_seconds=0.01) as servers:
-        config = config_for(*(server.url for server in servers), **IN_TURN)
+        config = config_for(*(server.url for server in servers), fleet=PATIENT_FLEET, **IN_TURN)
         async with running(config) as gateway:
-            name = name_of(servers[0])
             running_one = asyncio.get_running_loop().create_task(gateway.client.post(PATH, json=LONG))
             await eventually(lambda: servers[0].running + servers[1].running, "it runs")
             name = name_of(servers[0] if servers[0].running else servers[1])
@@ -107,7 +92,7 @@ async def test_what_is_drained_is_told_everywhere():
                 assert (await gateway.client.post(PATH, json=CHAT)).status_code == 200
                 assert gateway.lines[-1].endpoint != name
             assert (await running_one).status_code == 200
-            assert (await shown(gateway))[name]["state"] == "drained"
+            await drained(gateway, name)
             await operate(gateway, "DELETE", f"/endpoints/{name}/drain")
             assert f'kvgate_endpoint_draining{{endpoint="{name}"}} 0.0' in await gateway.metrics()
             for _ in range(2):
@@ -213,4 +198,4 @@ async def test_a_prefill_engine_has_work_left_until_its_kv_was_fetched():
             assert (told["state"], told["running"]) == ("draining", 1)
             assert (await asked).status_code == 200
             assert gateway.lines[-1].fallback is None
-            assert (await shown(gateway))[name]["state"] == "drained"
+            await drained(gateway, name)

@@ -7,9 +7,10 @@ import pytest
 from gateway.feed import SWEEP_SLICE, CacheFeed
 from gateway.fleet.fleet import Fleet
 from gateway.fleet.kv_source import KvSource
+from gateway.framework import ManualClock
 from gateway.kvcache.index import CacheIndex
 from gateway.kvcache.settings import CacheSettings
-from tests.kvcache.conftest import CLEARED, ManualClock, Tally, endpoint, ids, stored, tokens_held
+from tests.kvcache.conftest import CLEARED, Tally, endpoint, ids, stored, tokens_held
 from tests.kvcache.conftest import engine as engine
 from tests.support.wait import eventually
 

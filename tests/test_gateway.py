@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import random
-from collections.abc import AsyncIterator
 from dataclasses import replace
 from typing import Any
 
@@ -16,40 +15,12 @@ from gateway.fleet.settings import CostSettings, EndpointSettings, FleetSettings
 from gateway.scheduling.settings import PluginSettings, ProfileSettings, WeightedScorer
 from simulator.server import EngineServer
 from simulator.settings import EngineSettings
-from simulator.tokenizer import build_tokenizer
+from tests.support.chat import chat
+from tests.support.engines import engines
 from tests.support.gateway import PATIENT_FLEET, QUICK_FLEET, Running, config_for, running
 from tests.support.wait import eventually
 
 PATH = "/v1/chat/completions"
-
-
-@pytest.fixture(scope="module")
-def tokenizer(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("tokenizer")
-    build_tokenizer(folder)
-    return str(folder)
-
-
-@contextlib.asynccontextmanager
-async def engines(count: int, **settings: object) -> AsyncIterator[list[EngineServer]]:
-    async with contextlib.AsyncExitStack() as stack:
-        servers = []
-        for seed in range(count):
-            server = EngineServer(EngineSettings(seed=seed, **settings))
-            await server.start()
-            stack.push_async_callback(server.close)
-            servers.append(server)
-        yield servers
-
-
-def chat(group: int, question: int = 0, words: int = 300, **extra: object) -> dict[str, object]:
-    chance = random.Random(group)
-    system = " ".join(chance.choice(["engine", "block", "token", "prefix", "cache", "queue"]) for _ in range(words))
-    messages = [
-        {"role": "system", "content": f"{group}: {system}"},
-        {"role": "user", "content": f"Question {question}"},
-    ]
-    return {"model": "sim", "messages": messages, "max_tokens": 3, **extra}
 
 
 async def ask(gateway: Running, body: dict[str, object]) -> dict:
@@ -144,13 +115,14 @@ async def test_an_engine_that_restarts_holds_nothing(tokenizer):
         gateway = await stack.enter_async_context(running(config_for(first.url, tokenizer=tokenizer)))
         await synced(gateway)
         await ask(gateway, chat(1))
-        port = first.port
+        endpoint = gateway.gateway.fleet.endpoints(gateway.gateway.directory.servings[0].model)[0]
+        port, started = first.port, endpoint.engine.started
+        assert started is not None
         await first.kill()
         again = EngineServer(EngineSettings(tokenizer=tokenizer))
         await again.start(port=port)
         stack.push_async_callback(again.close)
-        endpoint = gateway.gateway.fleet.endpoints(gateway.gateway.directory.servings[0].model)[0]
-        await eventually(lambda: not endpoint.engine.up or endpoint.engine.started, "the restart is noticed")
+        await eventually(lambda: endpoint.engine.started not in (None, started), "the restart is noticed")
         await eventually(lambda: endpoint.engine.up, "the engine is up again")
         index = gateway.gateway.directory.servings[0].index
         await eventually(lambda: index.blocks == 0, "what the dead process held is forgotten")

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable, Sequence
 
 from gateway.api.encoding import acceptable
 from gateway.api.settings import PassSettings
+from gateway.errors import ClientError
 
 MAX_REQUEST_ID = 128
 """Characters: three UUIDs; engines log it and put it into their own ids."""
@@ -34,6 +35,8 @@ OWN = frozenset({"host", "content-length", "content-type", "content-encoding", "
 CREDENTIALS = frozenset({"authorization", "x-api-key", "api-key", "cookie"})
 NEGOTIATED = frozenset({"accept-encoding"})
 """Goes on as far as a compressed answer can be observed."""
+ONCE = frozenset({"x-slo-ttft-ms", "x-slo-tpot-ms"})
+"""Two objectives for one request: nobody can tell which is meant."""
 STEERING = frozenset({"x-session-id", "endpoint-load-metrics-format", "x-slo-ttft-ms", "x-slo-tpot-ms"})
 STEERING_PREFIXES = (
     "x-data-parallel-",
@@ -97,10 +100,15 @@ def back(headers: Headers) -> list[tuple[str, str]]:
 
 
 def visible(headers: Headers) -> dict[str, str]:
-    """What plugins may see of a client's headers: no credentials; of a repeated name the first."""
+    """What plugins may see of a client's headers: no credentials; of a repeated name the first.
+
+    Raises ClientError for a repeated one in ``ONCE``.
+    """
     seen: dict[str, str] = {}
     for name, value in headers:
         lower = name.lower()
+        if lower in ONCE and lower in seen:
+            raise ClientError(f"The header {lower} is given more than once: give it once.", param=lower)
         if lower not in CREDENTIALS and lower != "proxy-authorization":
             seen.setdefault(lower, value)
     return seen

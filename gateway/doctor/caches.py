@@ -111,7 +111,7 @@ class CacheCheck:
             return None
         if settings.connects:
             return self._connecting(host)
-        named = configured(settings, self.rank, host)
+        named = configured(settings, self.rank, host, self.sources or {})
         if named is not None:
             return named
         learned = reported(self.sources or {}, self.rank, host, settings.topic)

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from types import TracebackType
 from typing import Any, Self
+from urllib.parse import urlsplit
 
 import aiohttp
 import orjson
 
 from gateway.config.settings import Config
-from gateway.errors import GatewayError
+from gateway.errors import ConfigError, GatewayError
 from gateway.explain.question import Question
 
 CONNECT = 2.0
@@ -74,6 +75,21 @@ class RunningGateway:
         except (orjson.JSONDecodeError, KeyError, TypeError, ValueError):
             raise Unanswered(f"{self.url}{path} answered {reply.status}: it is no kvgate of this version") from None
         raise Unanswered(message)
+
+
+def checked(url: str) -> str:
+    """``url`` of ``--url``. Raises ConfigError if nothing could be asked there."""
+    try:
+        parts = urlsplit(url)
+        good = parts.scheme in ("http", "https") and parts.hostname and not (parts.query or parts.fragment)
+        _ = parts.port
+    except ValueError:
+        good = False
+    if not good or " " in url:
+        raise ConfigError(
+            f"--url: {url!r} must be http://HOST:PORT of a gateway's admin listener, such as http://127.0.0.1:9000"
+        )
+    return url
 
 
 def admin_url(config: Config) -> str | None:

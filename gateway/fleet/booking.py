@@ -60,24 +60,25 @@ class Booking:
     @classmethod
     def make(cls, request: Request, endpoint: Endpoint, fleet: Fleet, now: float) -> Booking:
         """Book the prompt's place; ``computes`` books its computing. Both without an await after the load was read."""
-        load = endpoint.load
+        running, _, _, _, kv_tokens = endpoint.load.sums(now)
         return cls(
             endpoint=endpoint,
             cost=fleet.cost(endpoint),
             at=now,
             expected_hit=request.matches[endpoint.slot].expected_hit,
             new_tokens=request.new_tokens(endpoint) if request.kind in GENERATES else request.prompt_tokens,
-            running=load.requests + load.foreign_requests,
-            kv_tokens=load.kv_tokens + load.foreign_kv_tokens,
+            running=running,
+            kv_tokens=kv_tokens,
             reservation=fleet.ledger(endpoint).reserve(prefill_tokens=0, kv_tokens=request.prompt_tokens),
         )
 
     def computes(self, now: float, *, told: bool) -> None:
         """The engine computes the prompt, from ``now`` on. ``told``: we shall hear when that is done (a stream)."""
         self.at = now
-        prompt = self.expected_hit + self.new_tokens
-        predicted = self.cost.ttft(self.endpoint.load, self.new_tokens, self.expected_hit, placed=prompt)
-        self.predicted = predicted
+        # It is among the requests there already, and its prompt in the KV memory: neither is beside it.
+        running, waiting, attention, done, kv_tokens = self.endpoint.load.sums(now)
+        beside = running - 1, waiting, attention, done, kv_tokens - (self.expected_hit + self.new_tokens)
+        self.predicted = predicted = self.cost.first_token(beside, self.new_tokens, self.expected_hit)
         self.reservation.computes(
             self.new_tokens,
             context=self.expected_hit,

@@ -16,7 +16,7 @@ from gateway.fleet.settings import EndpointSettings
 from gateway.framework import Endpoint, EngineMetrics
 
 
-@dataclass(slots=True, eq=False)
+@dataclass(slots=True, weakref_slot=True, eq=False)
 class Place(Endpoint):
     """An endpoint as the fleet makes it, with what only the fleet knows of it.
 

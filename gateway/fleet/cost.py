@@ -23,7 +23,7 @@ from dataclasses import dataclass, field
 from math import inf, isfinite
 
 from gateway.fleet.hardware import Costs
-from gateway.framework import Load, Scalars
+from gateway.framework import Load, Scalars, Sums
 
 SCALE_BOUND = 50.0
 """A fitted scale stays in 1/50..50 of the profile. 8B on one GPU is at 1/2.5 of the default, a small model on a CPU
@@ -240,17 +240,16 @@ class FittedCost:
         """Of the starting step line, in 1/50..50."""
         return self._step.now(self._turn).scale
 
-    def ttft(self, load: Load, new_tokens: int, context: int = 0, *, placed: int | None = None) -> float:
-        """Predicted seconds to the first token of a request that is placed now, and is not yet in ``load``.
-
-        ``placed``: its place in the KV memory, in tokens, where that is in ``load`` already, and it among the requests.
-        """
-        scalars = self.scalars
-        queued = scalars.prefill_token * load.prefill_tokens + scalars.prefill_quadratic * load.prefill_attention
-        queued = max(0.0, queued - load.prefill_done)
+    def ttft(self, load: Load, new_tokens: int, context: int = 0) -> float:
+        """Predicted seconds to the first token of a request that is placed now, and is not yet in ``load``."""
         running, kv_tokens = load.requests + load.foreign_requests, load.kv_tokens + load.foreign_kv_tokens
-        if placed is not None:
-            running, kv_tokens = running - 1, kv_tokens - placed
+        sums = running, load.prefill_tokens, load.prefill_attention, load.prefill_done, kv_tokens
+        return self.first_token(sums, new_tokens, context)
+
+    def first_token(self, sums: Sums, new_tokens: int, context: int) -> float:
+        """``ttft`` beside so much work."""
+        scalars, (running, waiting, attention, done, kv_tokens) = self.scalars, sums
+        queued = max(0.0, scalars.prefill_token * waiting + scalars.prefill_quadratic * attention - done)
         beside = self.step_seconds(running, kv_tokens) if running else 0.0
         return self.overhead_seconds + queued + beside + self.prefill_seconds(new_tokens, context)
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from random import Random
 from typing import Any
 
@@ -86,6 +86,11 @@ class EngineWatch:
         self._suspect = False
         self._breaks = 0
         self._warned: set[str] = set()
+
+    @property
+    def places(self) -> list[Place]:
+        """The engine's endpoints, of all models."""
+        return [place for core in self.cores for place in core.places]
 
     # what requests tell
 
@@ -184,7 +189,7 @@ class EngineWatch:
         fell_asleep = scrape.asleep and not (self._last is not None and self._last.asleep)
         self._take(scrape, asked)
         if fell_asleep:
-            for place in self._places():
+            for place in self.places:
                 self._listeners.engine_asleep(place)
         if due:
             await self._learn(probe, complete)
@@ -201,7 +206,7 @@ class EngineWatch:
 
     async def _ask_sources(self, probe: EngineProbe) -> bool:
         """False if there was no answer: then what it said before still stands."""
-        wanted = [place.settings.kv_events for place in self._places()]
+        wanted = [place.settings.kv_events for place in self.places]
         if self._ranks_are is None and not any(events.enabled and events.endpoint is None for events in wanted):
             return True
         try:
@@ -236,8 +241,6 @@ class EngineWatch:
             log.info("engine %s: data-parallel ranks: %d", self.engine.name, number)
         self._ranks = number
         self._warm()
-        if not self._places():
-            await asyncio.sleep(0)  # the ranks that are left had been dropped, and so is the engine now: end here
         return scrape
 
     def _take(self, scrape: Scrape, asked: float) -> None:
@@ -262,7 +265,7 @@ class EngineWatch:
     def _restarted(self) -> None:
         log.info("engine %s restarted", self.engine.name)
         self._learn_at = 0.0
-        for place in self._places():
+        for place in self.places:
             self._listeners.engine_restarted(place)
 
     async def _learn(self, probe: EngineProbe, complete: bool) -> None:
@@ -291,7 +294,7 @@ class EngineWatch:
         for core in self.cores:
             for place in core.places:
                 events = place.settings.kv_events
-                source = configured(events, core.rank, self._host)
+                source = configured(events, core.rank, self._host, self._sources or {})
                 if source is None and events.enabled and events.endpoint is None:
                     if self._sources is None:
                         continue
@@ -326,11 +329,8 @@ class EngineWatch:
 
     def _warm(self) -> None:
         warmth = self._health.warmth()
-        for place in self._places():
+        for place in self.places:
             place.warmth = warmth
-
-    def _places(self) -> Sequence[Place]:
-        return [place for core in self.cores for place in core.places]
 
     def _warn(self, what: str, message: str) -> None:
         """Once in an engine's life for each thing."""

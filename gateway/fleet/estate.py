@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from functools import partial
 from random import Random
-from weakref import WeakKeyDictionary, WeakValueDictionary
+from weakref import WeakKeyDictionary, WeakSet, WeakValueDictionary
 
 from gateway.errors import ConfigError
 from gateway.fleet.address import Address, Contexts, Location
@@ -31,8 +31,8 @@ FOREIGN_HALF_LIFE = 5.0
 
 class Estate:
     """``sites`` by engine; ``endpoints`` by the name of their model. ``leaving``: endpoints that were taken away while
-    requests ran there. ``addresses``: also of engines that are gone, as long as anyone has to do with them. ``open``:
-    endpoints are announced as they are made."""
+    requests ran there, kept by these only. ``addresses``: also of engines that are gone, as long as anyone has to do
+    with them. ``open``: endpoints are announced as they are made."""
 
     def __init__(
         self, settings: FleetSettings, clock: Clock, observer: Observer, random: Random, listeners: Listeners
@@ -49,7 +49,7 @@ class Estate:
         self.contexts = Contexts()
         self.addresses: WeakKeyDictionary[Engine, Address] = WeakKeyDictionary()
         self.endpoints: dict[str, tuple[Place, ...]] = {}
-        self.leaving: list[Place] = []
+        self.leaving: WeakSet[Place] = WeakSet()
 
     @property
     def places(self) -> list[Place]:
@@ -80,7 +80,7 @@ class Estate:
         try:
             entry = Names(self.sites.values()).choose(model, settings, site)
         except ConfigError:
-            self.clean_up(site)
+            self._clean_up(site)
             raise
         entry.coming = coming
         site.entries.append(entry)
@@ -179,13 +179,12 @@ class Estate:
         for core in before.values():
             if core not in cores:
                 for place in tuple(core.places):
-                    self.take_away(place)
+                    self._take_away(place)
         site.watch.cores = cores
-        self.clean_up(site)
 
     # taking away
 
-    def take_away(self, place: Place) -> None:
+    def _take_away(self, place: Place) -> None:
         name, ledger = place.model.name, place.core.ledger
         place.core.places.remove(place)
         for entry in self.sites[place.engine].entries:
@@ -194,7 +193,7 @@ class Estate:
         self.endpoints[name] = tuple(other for other in self.endpoints[name] if other is not place)
         self.slots.rest(place.slot, busy=lambda: ledger.requests > 0)
         if place.running:
-            self.leaving.append(place)
+            self.leaving.add(place)
         self._listeners.endpoint_dropped(place)
         if not any(other.name == place.name for other in self.places):
             self._observer.endpoint_dropped(place.name)
@@ -203,13 +202,13 @@ class Estate:
         """All endpoints of ``entries``, and the engines on which none is left."""
         for entry in entries:
             for place in tuple(entry.places):
-                self.take_away(place)
+                self._take_away(place)
         for engine in {entry.engine for entry in entries} & self.sites.keys():
-            self.clean_up(self.sites[engine])
+            self._clean_up(self.sites[engine])
 
-    def clean_up(self, site: Site) -> None:
+    def _clean_up(self, site: Site) -> None:
         """Forget the models that have no endpoint at ``site`` any more, and with the last one the engine."""
-        site.forget_entries()
+        site.entries = [entry for entry in site.entries if entry.places]
         if site.entries:
             self.share(site)
             return

@@ -88,26 +88,6 @@ class Fleet:
             if place.source_known:
                 listener.kv_source(place, place.source)
 
-    # endpoints come and go
-
-    def add(self, model: Model, settings: EndpointSettings) -> Sequence[Endpoint]:
-        """Add the endpoints of one more entry: one for each rank that is known. Raises ConfigError as the constructor
-        does."""
-        site, entry = self._estate.create(model, settings)
-        self._watch(site)
-        return entry.places
-
-    def drop(self, endpoint: Endpoint) -> None:
-        """Take one endpoint away; its engine too if that was the last on it. Its requests may end in peace.
-
-        Raises KeyError if it was dropped before.
-        """
-        place = _place(endpoint)
-        if place not in self.endpoints(place.model):
-            raise KeyError(f"{place.name} is not an endpoint any more")
-        self._estate.take_away(place)
-        self._estate.clean_up(self._estate.sites[place.engine])
-
     # another configuration
 
     async def prepare(self, wanted: Sequence[tuple[Model, Sequence[EndpointSettings]]]) -> Change:
@@ -183,8 +163,8 @@ class Fleet:
     @property
     def all(self) -> Sequence[Endpoint]:
         """Every endpoint, and after them those of engines that are gone but have requests of ours running."""
-        self._estate.leaving = [place for place in self._estate.leaving if place.running]
-        return [*self._estate.places, *self._estate.leaving]
+        leaving = [place for place in self._estate.leaving if place.running]
+        return [*self._estate.places, *sorted(leaving, key=lambda place: place.slot)]
 
     @contextmanager
     def lending(self, endpoint: Endpoint) -> Iterator[None]:
@@ -297,7 +277,7 @@ class Fleet:
         for site in self._estate.sites.values():
             if site.engine.name == name and not site.going:
                 site.drained = drained
-                meant: list[Place] = list(site.places)
+                meant = site.watch.places
                 break
         else:
             meant = [place for place in self._estate.places if place.name == name]

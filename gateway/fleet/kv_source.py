@@ -25,18 +25,20 @@ class KvSource:
     """``address`` of the PUB socket, ``replay`` of the ROUTER socket or None, ``topic`` to subscribe to.
 
     ``address`` is None where the engine connects to us: to the port ``offset`` above our first, with just this topic.
+    ``rank``: the engine's own number for the rank whose events these are; None: it does not tell.
     """
 
     address: str | None
     replay: str | None = None
     topic: str = ""
     offset: int = 0
+    rank: int | None = None
 
 
-def configured(settings: KvEventsSettings, rank: int | None, host: str) -> KvSource | None:
+def configured(settings: KvEventsSettings, rank: int | None, host: str, sources: Mapping[str, Any]) -> KvSource | None:
     """The source that the configuration names; None if it names none (it is learned), or turns events off.
 
-    ``host``: of the engine's URL, an IPv6 address without brackets.
+    ``host``: of the engine's URL, an IPv6 address without brackets. ``sources``: as for ``reported``, or empty.
     """
     if not settings.enabled or settings.endpoint is None:
         return None
@@ -44,7 +46,7 @@ def configured(settings: KvEventsSettings, rank: int | None, host: str) -> KvSou
     if address is None:
         return None
     replay = _resolve(settings.replay, host, rank or 0) if settings.replay else None
-    return KvSource(address, replay, settings.topic)
+    return KvSource(address, replay, settings.topic, rank=_number(_named(sources, rank)))
 
 
 def connecting(
@@ -54,18 +56,19 @@ def connecting(
 
     None: as for ``reported``, several ranks behind an endpoint without one.
     """
-    ranks = numbered(sources)
-    if rank is None and len(ranks) > 1:
+    if rank is None and len(numbered(sources)) > 1:
         return None
-    named = ranks[rank or 0] if (rank or 0) < len(ranks) else None
+    named = _named(sources, rank)
     entry = sources[named] if named is not None else None
     replay = entry.get("replay_endpoint") if isinstance(entry, dict) else None
+    number = _number(named)
     return KvSource(
         None,
         _resolve(settings.replay, host, rank or 0) if settings.replay else _resolve(replay, host, 0),
         topic,
         # vLLM adds the rank among all nodes' ranks, which is its name.
-        min(int(named), MAX_RANKS) if named is not None else rank or 0,
+        min(number, MAX_RANKS) if number is not None else rank or 0,
+        number,
     )
 
 
@@ -74,13 +77,8 @@ def reported(sources: Mapping[str, Any], rank: int | None, host: str, topic: str
 
     Of an endpoint without a rank only if the engine has a single one: events of several ranks belong to several caches.
     """
-    ranks = numbered(sources)
-    if rank is None:
-        if len(ranks) != 1:
-            return None
-        rank = 0
-    # Counted, not named: behind a hybrid load balancer the ranks of a node begin above 0, but the header's at 0.
-    entry = sources[ranks[rank]] if rank < len(ranks) else None
+    named = _named(sources, rank)
+    entry = sources[named] if named is not None else None
     if not isinstance(entry, dict) or not entry.get("enable_kv_cache_events", True):
         return None
     if entry.get("publisher", "zmq") != "zmq":
@@ -90,12 +88,27 @@ def reported(sources: Mapping[str, Any], rank: int | None, host: str, topic: str
         return None
     told = entry.get("topic")
     # A prefix subscribes: the configured topic narrows, and an engine's own is only used where it is a string.
-    return KvSource(address, _resolve(entry.get("replay_endpoint"), host, 0), topic or _text(told))
+    return KvSource(address, _resolve(entry.get("replay_endpoint"), host, 0), topic or _text(told), rank=_number(named))
 
 
 def numbered(sources: Mapping[str, Any]) -> list[str]:
     """The keys that are ranks, in their order."""
     return sorted((key for key in sources if key.isascii() and key.isdigit() and len(key) < 10), key=int)
+
+
+def _named(sources: Mapping[str, Any], rank: int | None) -> str | None:
+    """The key of an endpoint's rank, or of the only one where the endpoint has none; None: there is no such key.
+
+    Counted, not named: behind a hybrid load balancer the ranks of a node begin above 0, but the header's at 0.
+    """
+    ranks = numbered(sources)
+    if rank is None:
+        return ranks[0] if len(ranks) == 1 else None
+    return ranks[rank] if rank < len(ranks) else None
+
+
+def _number(named: str | None) -> int | None:
+    return None if named is None else int(named)
 
 
 def _text(value: Any) -> str:

@@ -14,7 +14,7 @@ from collections import deque
 from heapq import heapify, heappop, heappush
 from math import inf
 
-from gateway.framework import Clock, EngineMetrics
+from gateway.framework import Clock, EngineMetrics, Sums
 
 GAUGE_LAG = 0.25
 """Seconds by which an engine's gauges may lag behind what we know. They are written once per step, and an abort takes
@@ -122,7 +122,7 @@ class Reservation:
         ledger._prefill += tokens
         ledger.prefill_attention += self._attention
         if not ledger._queue:
-            ledger._head, ledger._begun = self, self.since
+            ledger._head, ledger._begun, ledger._most_done = self, self.since, seconds
         ledger._queue[self] = None
         if expires_at is not None:
             ledger._expires(self, expires_at)
@@ -140,9 +140,12 @@ class Reservation:
         self._prefill = 0
         del ledger._queue[self]
         if ledger._head is self:
-            ledger._head, ledger._begun = next(iter(ledger._queue), None), at
-            if ledger._head is None:
-                ledger.prefill_attention = 0.0  # what rounding has left
+            ledger._head = head = next(iter(ledger._queue), None)
+            ledger._begun = at
+            if head is not None:
+                ledger._most_done = head._seconds
+            else:
+                ledger._most_done = ledger.prefill_attention = 0.0  # the latter: what rounding has left
 
 
 class Ledger:
@@ -160,25 +163,44 @@ class Ledger:
         self.kv_tokens = 0
         self.prefill_attention = 0.0
         self._prefill = 0
-        # Prompts are computed in the order in which they came: who waits, the first of them, and when that was begun.
+        # Prompts are computed in the order in which they came: who waits, the first of them, when that was begun, and
+        # its seconds.
         self._queue: dict[Reservation, None] = {}
         self._head: Reservation | None = None
         self._begun = 0.0
+        self._most_done = 0.0
         # Believed and real seconds of the last prompts: a queue is told in believed ones, and done in real ones.
         self._believed = self._real = self._pace = 1.0
         self._expiring: list[tuple[float, int, Reservation]] = []
         self._made = 0
         self._settled: deque[tuple[float, int]] = deque()
+        self._scraped_requests = 0.0
+        self._scraped_kv = 0.0
+        self._scraped_at = 0.0
+        # What has faded since, and until when that is true.
         self._foreign_requests = 0.0
         self._foreign_kv = 0.0
-        self._scraped_at = 0.0
-        self._fade = 1.0
-        self._fade_until = 0.0
+        self._fade_until = inf
+        # When time alone has changed a figure that is kept: something expires, or has faded.
+        self._stale_at = inf
+
+    def sums(self, now: float) -> Sums:
+        if now >= self._stale_at:
+            self._renew(now)
+        done = (now - self._begun) * self._pace
+        if done > self._most_done:
+            done = self._most_done
+        return (
+            self.requests + self._foreign_requests,
+            self._prefill,
+            self.prefill_attention,
+            done,
+            self.kv_tokens + self._foreign_kv,
+        )
 
     @property
     def prefill_tokens(self) -> int:
-        if self._expiring and self._expiring[0][0] <= self._monotonic():
-            self._expire()
+        self._look()
         return self._prefill
 
     @property
@@ -186,19 +208,17 @@ class Ledger:
         """Seconds of the queued prefill that are behind us: since the first of it was begun, but no more than that
         takes by itself. One that is stuck does not let those behind it vanish. In seconds as they are believed: where
         the last prompts took half of what was believed, each second counts as two."""
-        head = self._head
-        if head is None:
-            return 0.0
-        done = (self._monotonic() - self._begun) * self._pace
-        return done if done < head._seconds else head._seconds
+        return self.sums(self._monotonic())[3]
 
     @property
     def foreign_requests(self) -> float:
-        return self._foreign_requests * self._faded() if self._foreign_requests else 0.0
+        self._look()
+        return self._foreign_requests
 
     @property
     def foreign_kv_tokens(self) -> float:
-        return self._foreign_kv * self._faded() if self._foreign_kv else 0.0
+        self._look()
+        return self._foreign_kv
 
     def reserve(self, prefill_tokens: int, kv_tokens: int, *, expires_prefill_at: float | None = None) -> Reservation:
         """Book one request.
@@ -227,10 +247,10 @@ class Ledger:
         self._forget_settled(asked - GAUGE_LAG)
         ours = self.requests + len(self._settled)
         ours_kv = self.kv_tokens + sum(kv for _, kv in self._settled) + ours * metrics.block_size
-        self._foreign_requests = float(max(0, metrics.running + metrics.waiting - ours))
-        self._foreign_kv = max(0.0, metrics.kv_usage * metrics.kv_capacity - ours_kv)
+        self._scraped_requests = float(max(0, metrics.running + metrics.waiting - ours))
+        self._scraped_kv = max(0.0, metrics.kv_usage * metrics.kv_capacity - ours_kv)
         self._scraped_at = self._clock.monotonic()
-        self._fade_until = 0.0
+        self._fade_until = self._stale_at = 0.0
 
     def __repr__(self) -> str:
         return f"<Ledger requests={self.requests} prefill={self._prefill} kv={self.kv_tokens}>"
@@ -255,21 +275,25 @@ class Ledger:
     def _expires(self, reservation: Reservation, at: float) -> None:
         self._made += 1
         heappush(self._expiring, (at, self._made, reservation))
+        self._stale_at = min(self._stale_at, at)
         if len(self._expiring) > 2 * self.requests + SPARE_EXPIRIES:
             self._expiring = [entry for entry in self._expiring if entry[2]._prefill]
             heapify(self._expiring)
 
-    def _expire(self) -> None:
-        now = self._clock.monotonic()
+    def _look(self) -> None:
+        """Before a figure is told that time alone may have changed."""
+        if self._stale_at < inf and (now := self._monotonic()) >= self._stale_at:
+            self._renew(now)
+
+    def _renew(self, now: float) -> None:
+        """Let go what has expired, and fade what is foreign: true within a thousandth."""
         while self._expiring and self._expiring[0][0] <= now:
             at, _, reservation = heappop(self._expiring)
             if reservation._prefill:
                 reservation._computed(at, seen=False)
-
-    def _faded(self) -> float:
-        """What is left of foreign load since the scrape, in 0..1; true within a thousandth."""
-        now = self._clock.monotonic()
         if now >= self._fade_until:
-            self._fade = 0.5 ** ((now - self._scraped_at) / self._half_life)
-            self._fade_until = now + FADE_STEP * self._half_life
-        return self._fade
+            fade = 0.5 ** ((now - self._scraped_at) / self._half_life)
+            self._foreign_requests, self._foreign_kv = self._scraped_requests * fade, self._scraped_kv * fade
+            foreign = self._scraped_requests or self._scraped_kv
+            self._fade_until = now + FADE_STEP * self._half_life if foreign else inf
+        self._stale_at = min(self._fade_until, self._expiring[0][0] if self._expiring else inf)

@@ -52,8 +52,6 @@ MAX_BYTES = 1e18
 MAX_STAGES = 8
 """Of fetching KV, each of which becomes a metric's label of ours. vLLM has three."""
 
-NOTHING_MOVED = Moved()
-
 MAX_DIGITS = 15
 """Of a number in a label, for the same reason."""
 
@@ -154,7 +152,7 @@ class ScrapeReader:
                 prefix_hits=hits.get(label, 0.0),
                 kv_expired=expired.get(label, 0.0),
                 kv_fetching=fetching.get(label, {}),
-                moved=moved.get(label, NOTHING_MOVED),
+                moved=moved.get(label, Moved()),
             )
         return Scrape(
             engines=engines,

@@ -61,10 +61,6 @@ class Site:
         return self.watch.engine
 
     @property
-    def places(self) -> Sequence[Place]:
-        return [place for core in self.watch.cores for place in core.places]
-
-    @property
     def going(self) -> bool:
         """Of a change that is prepared, nothing here is in the new configuration."""
         return bool(self.entries) and all(entry.going for entry in self.entries)
@@ -108,10 +104,6 @@ class Site:
     def drains(self, entry: Entry, place: Place) -> bool:
         """Whether an endpoint of ``entry`` is to get no new requests, and be none the worse for it."""
         return entry.coming or entry.settings.drain or self.drained or place.drained
-
-    def forget_entries(self) -> None:
-        """Forget the models that have no endpoint here any more."""
-        self.entries = [entry for entry in self.entries if entry.places]
 
     def reconfigure(self, entry: Entry, model: Model, settings: EndpointSettings) -> None:
         """What may change while an endpoint goes on: all but its URL, its name and its number of ranks."""

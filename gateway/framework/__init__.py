@@ -1,6 +1,6 @@
 """The contract: all that a plugin imports from us. Standard library only."""
 
-from gateway.framework.clock import Clock, SystemClock
+from gateway.framework.clock import Clock, ManualClock, SystemClock
 from gateway.framework.fleet import (
     CostModel,
     Endpoint,
@@ -12,6 +12,7 @@ from gateway.framework.fleet import (
     Role,
     Scalars,
     ServedModel,
+    Sums,
 )
 from gateway.framework.match import NO_MATCH, Match, Matches, Source
 from gateway.framework.observer import NULL_OBSERVER, Observer, Settled
@@ -58,6 +59,7 @@ __all__ = [
     "Handler",
     "Kind",
     "Load",
+    "ManualClock",
     "Match",
     "Matches",
     "Medium",
@@ -83,6 +85,7 @@ __all__ = [
     "Settled",
     "Slo",
     "Source",
+    "Sums",
     "SystemClock",
     "TaskSet",
     "TextInput",

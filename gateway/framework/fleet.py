@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import NamedTuple, Protocol
+from typing import NamedTuple, Protocol, TypeAlias
 from urllib.parse import urlsplit
 
 
@@ -114,11 +114,21 @@ class EngineMetrics:
         return sum(count for stage, count in self.kv_fetching.items() if stage != "completed_waiting")
 
 
+Sums: TypeAlias = tuple[float, int, float, float, float]
+"""A load at one moment, ours and others' together: requests, ``prefill_tokens``, ``prefill_attention``,
+``prefill_done`` and KV tokens, as ``Load`` has them. A plain tuple: one is made for each candidate of each request."""
+
+
 class Load(Protocol):
     """A read-only view of an endpoint's ledger: the work that we sent and have not got back, and what others sent.
 
     Counts are exact and immediate for our own work; ``foreign_*`` comes from scrapes and decays.
     """
+
+    def sums(self, now: float) -> Sums:
+        """All of it at ``now``, which is Clock.monotonic(): for who asks so much of it for each candidate that the
+        single figures would cost more."""
+        ...
 
     @property
     def requests(self) -> int:

@@ -4,6 +4,7 @@ relays."""
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Iterator
 
 from msgspec.structs import replace
@@ -12,6 +13,8 @@ from gateway.framework import Observer
 from gateway.kvcache.events import AllBlocksCleared, BlockRemoved, BlockStored, Event, decode
 from gateway.kvcache.index import CacheIndex
 from gateway.kvcache.layers import Layer, tier_of
+
+log = logging.getLogger("kvgate.kvcache")
 
 SLICE = 256
 """Blocks applied between two turns of the loop: half a millisecond."""
@@ -23,15 +26,18 @@ MESSAGE_COST = 8
 class Applying:
     """Of one endpoint, while its events are followed.
 
-    ``below``: its engine has told of a tier below the GPU. ``over``: somebody else applies its events from now on, and
-    has told the index so: nothing more may be applied here.
+    ``rank``: the engine's number for the rank that the endpoint is, None: not known. ``others``: events of another rank
+    came, and were left out. ``below``: its engine has told of a tier below the GPU. ``over``: somebody else applies its
+    events from now on, and has told the index so: nothing more may be applied here.
     """
 
-    def __init__(self, slot: int, endpoint_name: str, index: CacheIndex, observer: Observer) -> None:
+    def __init__(self, slot: int, endpoint_name: str, rank: int | None, index: CacheIndex, observer: Observer) -> None:
+        self.others = False
         self.below = False
         self.over = False
         self._slot = slot
         self._name = endpoint_name
+        self._rank = rank
         self._index = index
         self._observer = observer
         self._work = 0
@@ -42,6 +48,9 @@ class Applying:
         self._work += MESSAGE_COST
         for reason, count in batch.refused.items():
             self._observer.kv_events(self._name, reason, count)
+        if self._rank is not None and batch.rank not in (None, self._rank):
+            self._other_rank(batch.rank)
+            return False
         cleared = False
         some: list[Event] = []
         for event in batch.events:
@@ -60,6 +69,13 @@ class Applying:
         await self._apply(some)
         self._index.tell(self._slot)
         return cleared
+
+    def _other_rank(self, rank: int | None) -> None:
+        """They would be taken for blocks that this rank holds."""
+        self._observer.kv_events(self._name, "other-rank", 1)
+        if not self.others:
+            self.others = True
+            log.error("KV events of %s come from rank %s of its engine, not from %s", self._name, rank, self._rank)
 
     async def reset(self) -> None:
         """The GPU's cache is empty."""
@@ -95,8 +111,12 @@ class Applying:
 
 def _pieces(event: BlockStored | BlockRemoved) -> Iterator[BlockStored | BlockRemoved]:
     """``event`` in parts of a slice each."""
-    if not isinstance(event, BlockStored) or len(event.block_hashes) <= SLICE:
+    if len(event.block_hashes) <= SLICE:
         yield event
+        return
+    if isinstance(event, BlockRemoved):
+        for start in range(0, len(event.block_hashes), SLICE):
+            yield replace(event, block_hashes=event.block_hashes[start : start + SLICE])
         return
     hashes, tokens, size, extra = event.block_hashes, event.token_ids, event.block_size, event.extra_keys
     if len(tokens) != len(hashes) * size:

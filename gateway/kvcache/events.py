@@ -13,6 +13,12 @@ from typing import Any, TypeAlias
 
 import msgspec
 
+from gateway.kvcache.layers import Layer, tier_of
+
+MAX_MESSAGE = 16 * 1024 * 1024
+"""Bytes of a message that is decoded: a prompt of a million tokens is 5 MB, and a step of an engine much less. Decoding
+what is longer would hold up for seconds all that the gateway relays."""
+
 HASH_MASK = (1 << 64) - 1
 """Old engines sent signed numbers; new ones the low 64 bits of a digest."""
 
@@ -61,8 +67,9 @@ Event: TypeAlias = BlockStored | BlockRemoved | AllBlocksCleared
 
 @dataclass(slots=True)
 class Batch:
-    """One message. ``rank``: data-parallel rank, if told. ``refused``: what was not understood, by the reason's word:
-    ``malformed-batch``, ``malformed`` and ``unknown-type`` were left out, an ``unknown-key`` was read over.
+    """One message. ``rank``: data-parallel rank, among those of all nodes, if told. ``refused``: what was not
+    understood, by the reason's word: ``malformed-batch``, ``malformed`` and ``unknown-type`` were left out, an
+    ``unknown-key`` was read over.
     """
 
     events: list[Event] = field(default_factory=list)
@@ -103,7 +110,10 @@ _KINDS: dict[str, type[Event]] = {kind.__name__: kind for kind in (BlockStored, 
 
 
 def decode(payload: bytes) -> Batch:
-    """The events of one message. Never raises: an unreadable message is a batch with ``malformed-batch`` refused."""
+    """The events of one message. Never raises: one that is unreadable, or longer than ``MAX_MESSAGE``, is a batch with
+    ``malformed-batch`` refused."""
+    if len(payload) > MAX_MESSAGE:
+        return Batch(refused=Counter({"malformed-batch": 1}))
     try:
         plain = _PLAIN.decode(payload)
     except _UNREADABLE:
@@ -114,6 +124,31 @@ def decode(payload: bytes) -> Batch:
 def short(value: Hash) -> int:
     """A hash as one 64-bit number."""
     return value & HASH_MASK if isinstance(value, int) else int.from_bytes(value[-8:], "big")
+
+
+def all_short(hashes: list[Hash]) -> list[int]:
+    """``short`` of each; the list itself where all are short already."""
+    try:
+        if min(hashes) >= 0:  # type: ignore[operator]  # a list of numbers, mostly; else it raises
+            return hashes  # type: ignore[return-value]
+    except TypeError:
+        pass
+    return [short(value) for value in hashes]
+
+
+def is_named(event: BlockStored) -> bool:
+    """Whether keys are made of it. On other tiers salts and adapters may be missing, and tokens prove nothing."""
+    return bool(event.token_ids) and (event.medium == "GPU" or tier_of(event.medium) is Layer.GPU)
+
+
+def is_tail(event: BlockStored, block_size: int) -> bool:
+    """Whether it tells of the end of a prompt within a block. ``block_size``: the engine's, 0 if not known.
+
+    Hybrid models keep one for the prompt's last whole unit of hashing, under a hash of its own behind one that is never
+    announced. Source: ``FullAttentionManager._cache_partial_tail_block`` in vLLM 0.32.
+    """
+    size = event.block_size
+    return len(event.block_hashes) == 1 and 0 < size < block_size and not block_size % size
 
 
 def _decode_one_by_one(payload: bytes) -> Batch:

@@ -51,6 +51,7 @@ class Following:
     """Follows one endpoint's events into ``index``, until something fails.
 
     ``replay``: address of the engine's ROUTER socket; without it nothing from before the subscription is ever known.
+    ``rank``: as the engine numbers its ranks; None: not known. Who hears another rank's events is partial from then on.
     ``tell`` is told the state (``connecting``, ``live``, ``partial``), ``synced`` set while the history has been read,
     as far as there is one. ``last``: number of the last message that was applied, -1: none. ``heard_at``:
     Clock.monotonic() of the last live one, None: none came. ``asleep``: the engine has reset its GPU's cache, after all
@@ -62,6 +63,7 @@ class Following:
         slot: int,
         endpoint_name: str,
         replay: str | None,
+        rank: int | None,
         index: CacheIndex,
         observer: Observer,
         clock: Clock,
@@ -81,7 +83,7 @@ class Following:
         self._settings = settings
         self._tell = tell
         self._synced = synced
-        self._applying = Applying(slot, endpoint_name, index, observer)
+        self._applying = Applying(slot, endpoint_name, rank, index, observer)
         self._up = False
         self._admitted = False  # the index was told that something is not known
         # Of the engine process that is followed: the digest of its last message, how many processes (or beginnings)
@@ -183,7 +185,7 @@ class Following:
             partial = self._partial
             if await self._take(sequence, payload):
                 self.asleep = False  # that was what it had to say of it
-            if partial and not self._partial:
+            if partial != self._partial:
                 self._tell_synced()
 
     async def _heal(self, sequence: int) -> bool:
@@ -265,7 +267,9 @@ class Following:
         """Apply one message; whether it told that the GPU's cache was emptied."""
         self.last, self._digest = sequence, xxh3_64_intdigest(payload)
         cleared = await self._applying.take(payload)
-        if cleared and not self._applying.below:
+        if self._applying.others:
+            self._partial = True  # where its own events are nobody knows
+        elif cleared and not self._applying.below:
             self._partial = False  # whatever was not known is gone
         return cleared
 

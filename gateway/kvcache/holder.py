@@ -7,9 +7,14 @@ from collections.abc import Generator
 
 from gateway.framework import Endpoint
 from gateway.kvcache.estimate import Estimate
+from gateway.kvcache.events import BlockStored
 from gateway.kvcache.holdings import Holdings
+from gateway.kvcache.keys import BlockKeys
 from gateway.kvcache.matching import Candidate
 from gateway.kvcache.shelf import Shelf
+
+REPORTS = 1000
+"""Prompts of an endpoint whose report is awaited: one that holds nothing of a prompt sends none."""
 
 
 class Holder:
@@ -42,6 +47,27 @@ class Holder:
     def block_size(self) -> int:
         """Tokens of one of the engine's blocks; 0 if it has not told."""
         return self.holdings.block_size or self.endpoint.metrics.block_size
+
+    def tells(self, keys: BlockKeys) -> bool:
+        """Whether the endpoint's events can say what it holds of a prompt."""
+        return self.events and self.heard and keys.exact and not self.reading
+
+    def tells_all(self, keys: BlockKeys) -> bool:
+        """Whether they can say all that it holds of it."""
+        return self.tells(keys) and keys.whole and not self.partial
+
+    def await_report(self, first: int) -> None:
+        """The engine was asked to announce again a prompt with this first key."""
+        self.reports[first] += 1
+        if len(self.reports) > REPORTS:
+            del self.reports[next(iter(self.reports))]
+
+    def is_report(self, event: BlockStored) -> bool:
+        """Whether this is an answer to that; then it is awaited no more."""
+        if not self.reports:
+            return False
+        first = self.holdings.first_key(event)
+        return first is not None and self.take_report(first)
 
     def take_report(self, first: int) -> bool:
         """One report less of a prompt with this first key; whether one was awaited."""

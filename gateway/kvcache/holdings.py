@@ -15,7 +15,7 @@ from xxhash import xxh3_64_intdigest
 
 from gateway.framework import Medium
 from gateway.kvcache.blocks import Blocks
-from gateway.kvcache.events import AllBlocksCleared, BlockRemoved, BlockStored, Event, Hash, short
+from gateway.kvcache.events import AllBlocksCleared, BlockRemoved, BlockStored, Event, all_short, is_named, short
 from gateway.kvcache.extra_keys import trusted
 from gateway.kvcache.keys import chain_past, root
 from gateway.kvcache.laps import Laps
@@ -210,7 +210,7 @@ class Holdings:
         tier = Layer.GPU if event.medium == "GPU" else tier_of(event.medium)
         if tier is None:
             return "unknown-medium"
-        unknown, hashes = 0, _short(event.block_hashes)
+        unknown, hashes = 0, all_short(event.block_hashes)
         if tier is Layer.GPU and self._blocks.is_plain:
             hashes = self._blocks.drop(hashes)
         for name in hashes:
@@ -258,7 +258,7 @@ class Holdings:
 
     def _name(self, event: BlockStored, tokens: array[int], copies: bool) -> str:
         """Put a run behind its parent, and behind the run what waited for it."""
-        hashes, size = _short(event.block_hashes), event.block_size
+        hashes, size = all_short(event.block_hashes), event.block_size
         believed, salt, media = trusted(event)
         start = 0
         behind = -1
@@ -352,30 +352,6 @@ class Holdings:
                 waited_for.append(name)
 
 
-def is_named(event: BlockStored) -> bool:
-    """Whether keys are made of it. On other tiers salts and adapters may be missing, and tokens prove nothing."""
-    return bool(event.token_ids) and (event.medium == "GPU" or tier_of(event.medium) is Layer.GPU)
-
-
-def is_tail(event: BlockStored, block_size: int) -> bool:
-    """Whether it tells of the end of a prompt within a block. ``block_size``: the engine's, 0 if not known.
-
-    Hybrid models keep one for the prompt's last whole unit of hashing, under a hash of its own behind one that is never
-    announced. Source: ``FullAttentionManager._cache_partial_tail_block`` in vLLM 0.32.
-    """
-    size = event.block_size
-    return len(event.block_hashes) == 1 and 0 < size < block_size and not block_size % size
-
-
 def _within(media: Sequence[Medium], start: int, end: int) -> tuple[Medium, ...]:
     """Those that begin at tokens ``start`` to ``end``, counted from ``start``."""
     return tuple(Medium(one.offset - start, one.identifier) for one in media if start <= one.offset < end)
-
-
-def _short(hashes: list[Hash]) -> list[int]:
-    try:
-        if min(hashes) >= 0:  # type: ignore[operator]  # a list of numbers, mostly; else it raises
-            return hashes  # type: ignore[return-value]
-    except TypeError:
-        pass
-    return [short(value) for value in hashes]

@@ -16,9 +16,8 @@ from itertools import chain as join
 from gateway.framework import Clock, Endpoint, Matches, Medium, Observer
 from gateway.kvcache.bound import Bound
 from gateway.kvcache.chains import Chains
-from gateway.kvcache.events import BlockRemoved, BlockStored, Event
+from gateway.kvcache.events import BlockRemoved, BlockStored, Event, is_named, is_tail
 from gateway.kvcache.holder import Holder
-from gateway.kvcache.holdings import is_named, is_tail
 from gateway.kvcache.keys import BlockKeys, chain_past, root
 from gateway.kvcache.matching import Candidate, deeper, match_estimated, match_told
 from gateway.kvcache.names import AGES, Ages
@@ -32,9 +31,6 @@ SMALLEST_UNIT = 4
 
 SWEEP = 64
 """Blocks of forgotten endpoints that each message and each placement clears: some 30 us, and sooner or later all."""
-
-REPORTS = 1000
-"""Prompts of an endpoint whose report is awaited: one that holds nothing of a prompt sends none."""
 
 
 class CacheIndex:
@@ -134,9 +130,7 @@ class CacheIndex:
         """The engine was asked to announce again what it holds of a prompt: that makes no copies."""
         holder = self._holders.get(slot)
         if holder is not None and keys and keys.unit == self.unit:
-            holder.reports[keys[0]] += 1
-            if len(holder.reports) > REPORTS:
-                del holder.reports[next(iter(holder.reports))]
+            holder.await_report(keys[0])
 
     def not_reannounced(self, slot: int, keys: BlockKeys) -> None:
         """The leg that asked for it failed: its report will not come, unless it has come already."""
@@ -265,7 +259,7 @@ class CacheIndex:
     def is_told(self, slot: int, keys: BlockKeys) -> bool:
         """Whether the endpoint's events say what it holds of a prompt; else it is estimated."""
         holder = self._holders.get(slot)
-        return holder is not None and self._is_told(holder, keys)
+        return holder is not None and holder.tells(keys)
 
     def placed(self, keys: BlockKeys, endpoint: Endpoint) -> None:
         """The prompt was sent to ``endpoint``."""
@@ -277,7 +271,7 @@ class CacheIndex:
         self._placements += 1
         if holder.events and keys.exact:
             self._overlay.predict(holder.place, keys, self._placements)
-        if not self._is_all_told(holder, keys):
+        if not holder.tells_all(keys):
             tokens = endpoint.metrics.kv_capacity or self._settings.capacity_tokens
             holder.estimate.sent(keys, max(1, tokens // self.unit))
 
@@ -291,22 +285,14 @@ class CacheIndex:
         holder = self._holders.get(endpoint.slot)
         if holder is None or reported is None or keys.unit != self.unit:
             return
-        if not self._is_all_told(holder, keys):
+        if not holder.tells_all(keys):
             # Where tokens are not known to the last, what stands in for them may be longer than they are.
             served = reported >= expected or (not keys.whole and 2 * reported >= expected)
             holder.estimate.reported(expected, served)
-        if reported < expected and self._is_told(holder, keys):
+        if reported < expected and holder.tells(keys):
             self._missed(holder, keys, reported // self.unit, expected // self.unit)
 
     # how
-
-    def _is_told(self, holder: Holder, keys: BlockKeys) -> bool:
-        """Whether the endpoint's events can say what it holds of a prompt."""
-        return holder.events and holder.heard and keys.exact and not holder.reading
-
-    def _is_all_told(self, holder: Holder, keys: BlockKeys) -> bool:
-        """Whether they can say all that it holds of it."""
-        return self._is_told(holder, keys) and keys.whole and not holder.partial
 
     def _begin(self, endpoint: Endpoint, events: bool, heard: bool) -> None:
         """The endpoint holds nothing, under places that nobody has."""
@@ -354,7 +340,7 @@ class CacheIndex:
             holder = self._holders[slot]
         if not problem:
             if named:
-                problem = holder.holdings.named(event, copies=not (holder.reports and self._is_report(holder, event)))
+                problem = holder.holdings.named(event, copies=not holder.is_report(event))
                 holder.heard = True
             else:
                 problem = holder.holdings.stored(event)
@@ -362,11 +348,6 @@ class CacheIndex:
         if problem:
             holder.told[problem] += 1
         return problem != "new-unit"
-
-    def _is_report(self, holder: Holder, event: BlockStored) -> bool:
-        """Whether this is an answer to ``reannounced``."""
-        first = holder.holdings.first_key(event)
-        return first is not None and holder.take_report(first)
 
     def _missed(self, holder: Holder, keys: BlockKeys, start: int, end: int) -> None:
         """Blocks ``start`` to ``end`` of a prompt were not there."""

@@ -33,9 +33,10 @@ PASSING = frozenset({errno.EADDRINUSE, errno.EMFILE, errno.ENFILE, errno.ENOMEM}
 class EventStream:
     """Follows one endpoint's events into ``index``, from ``start`` to ``close``.
 
-    ``source``: of its messages. ``replay``: address of the engine's ROUTER socket; without it nothing from before the
-    subscription is ever known. ``synced`` is set while the history has been read, as far as there is one. The state
-    told to the observer: ``connecting``, ``live``, ``partial``, or ``off`` where an address cannot be one.
+    ``source``: of its messages. ``rank``: as the engine numbers its ranks; None: not known. ``replay``: address of the
+    engine's ROUTER socket; without it nothing from before the subscription is ever known. ``synced`` is set while the
+    history has been read, as far as there is one. The state told to the observer: ``connecting``, ``live``,
+    ``partial``, or ``off`` where an address cannot be one.
     """
 
     def __init__(
@@ -44,6 +45,7 @@ class EventStream:
         endpoint_name: str,
         source: EventSource,
         replay: str | None,
+        rank: int | None,
         index: CacheIndex,
         observer: Observer,
         clock: Clock,
@@ -54,6 +56,7 @@ class EventStream:
         self._name = endpoint_name
         self._source = source
         self._replay = replay
+        self._rank = rank
         self._index = index
         self._observer = observer
         self._clock = clock
@@ -108,6 +111,7 @@ class EventStream:
             self._slot,
             self._name,
             self._replay,
+            self._rank,
             self._index,
             self._observer,
             self._clock,

@@ -3,9 +3,14 @@ clients' one."""
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Awaitable, Callable, Iterable
+from typing import Any
 
 from aiohttp import web
+from aiohttp.http_exceptions import HttpProcessingError
+
+log = logging.getLogger("kvgate.admin")
 
 
 class Admin:
@@ -22,7 +27,7 @@ class Admin:
         app.router.add_get("/metrics", self._metrics)
         app.router.add_get("/livez", self._alive)
         app.router.add_routes(self._routes)
-        return web.AppRunner(app, access_log=None, handle_signals=False, shutdown_timeout=1.0)
+        return web.AppRunner(app, access_log=None, logger=_Terse(log), handle_signals=False, shutdown_timeout=1.0)
 
     async def _metrics(self, http: web.Request) -> web.Response:
         body, content_type = await self._render()
@@ -30,3 +35,14 @@ class Admin:
 
     async def _alive(self, http: web.Request) -> web.Response:
         return web.Response(text="ok\n")
+
+
+class _Terse(logging.LoggerAdapter[logging.Logger]):
+    """aiohttp logs what is no HTTP as an error, with a traceback and some of the bytes that came: here it is a line."""
+
+    def log(self, level: int, msg: object, *args: Any, **kwargs: Any) -> None:
+        error = kwargs.get("exc_info")
+        if isinstance(error, HttpProcessingError):
+            self.logger.info("a request that is not valid HTTP was refused: %s", type(error).__name__)
+        else:
+            super().log(level, msg, *args, **kwargs)

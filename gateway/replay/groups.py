@@ -14,7 +14,13 @@ from dataclasses import dataclass
 from itertools import accumulate
 
 from gateway.errors import ConfigError
-from gateway.replay.workload import Call
+from gateway.replay.workload import MAX_TOKENS, Call
+
+MAX_REQUESTS = 10_000_000
+"""Of one run: some gigabytes. More would not end."""
+
+MAX_THINK = 1e6
+"""Seconds, eleven days: with longer pauses no two requests meet."""
 
 BLOCK_TOKENS = 200
 """Of one id. Divides the default sizes, so that all that is shared can be hit; of others a partial block cannot."""
@@ -43,8 +49,13 @@ class Shape:
                 raise ConfigError(f"{name} must be at least 1")
         if self.shared < 0:
             raise ConfigError("shared must be at least 0 tokens")
-        if not self.think >= 0:
-            raise ConfigError("think must be at least 0 seconds")
+        for name in ("shared", "own", "output"):
+            if getattr(self, name) > MAX_TOKENS:
+                raise ConfigError(f"{name} must be at most {MAX_TOKENS} tokens")
+        if self.requests > MAX_REQUESTS:
+            raise ConfigError(f"groups x users x rounds x turns must be at most {MAX_REQUESTS} requests")
+        if not 0 <= self.think <= MAX_THINK:
+            raise ConfigError(f"think must be in 0..{MAX_THINK:g} seconds")
 
     @property
     def conversations(self) -> int:

@@ -20,12 +20,9 @@ from statistics import median_low
 from typing import Any
 
 from gateway.errors import ConfigError
-from gateway.replay.workload import Call
+from gateway.replay.workload import MAX_TOKENS, Call
 
 BLOCK_TOKENS = 512
-
-MAX_TOKENS = 1 << 24
-"""Of one prompt or answer: above any model's context, so that a wrong unit is found before memory is gone."""
 
 TEMPLATE_CALLS, TEMPLATE_SHARE = 20, 0.01
 """A block in more calls than this, and this share of all, is a template that conversations share, not one of them."""

@@ -60,11 +60,11 @@ POLICIES: Mapping[str, str] = {
         "- {name: ring, type: bounded-hash, parameters: {prefix_tokens: 1024}}", filters="[healthy, role, ring]"
     ),
     "prefix-cache": _text("- {name: prefix, type: prefix-cache}", "[{plugin: prefix}]"),
-    # The endpoint picker's weights since its v0.5.
+    # The endpoint picker's weights since its v0.5, and its queue stretched over the candidates.
     "llm-d": _text(
         """
 - {name: prefix, type: prefix-cache}
-- {name: queue, type: queue-depth}
+- {name: queue, type: queue-depth, parameters: {relative: true}}
 - {name: kv, type: kv-cache-utilization}
 """,
         "[{plugin: prefix, weight: 3}, {plugin: queue, weight: 2}, {plugin: kv, weight: 2}]",

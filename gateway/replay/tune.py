@@ -20,14 +20,13 @@ from gateway.config.describe import wiring_text
 from gateway.config.registry import Registry, discover
 from gateway.config.wiring import find, parameters, wire
 from gateway.errors import ConfigError
-from gateway.framework import NULL_OBSERVER, Context
+from gateway.framework import NULL_OBSERVER, Context, ManualClock
 from gateway.replay.cell import Cell, GroupsSource
 from gateway.replay.compare import Job, run
 from gateway.replay.policies import Wiring, with_parameters
 from gateway.replay.report import COMPARED, change, number
 from gateway.replay.show import Ticker
 from gateway.replay.statistics import METRICS, Metric, Summary, difference, mean
-from gateway.replay.world import VirtualClock
 
 TRAINING = 0.5
 """Share of a trace's requests that is searched on; the rest is held out."""
@@ -106,7 +105,7 @@ def knobs(wiring: Wiring, registry: Registry | None = None) -> list[Knob]:
 
 
 def _context(name: str) -> Context:
-    return Context(name=name, clock=VirtualClock(), random=Random(0), observer=NULL_OBSERVER)
+    return Context(name=name, clock=ManualClock(), random=Random(0), observer=NULL_OBSERVER)
 
 
 class Search:

@@ -6,7 +6,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-__all__ = ["Call", "Workload"]
+__all__ = ["MAX_TOKENS", "Call", "Workload"]
+
+MAX_TOKENS = 1 << 24
+"""Of one prompt or answer: above any model's context, so that a wrong unit is found before memory is gone."""
 
 
 @dataclass(slots=True, eq=False)

@@ -10,7 +10,7 @@ from gateway.fleet.booking import Booking
 from gateway.fleet.core import Place
 from gateway.fleet.fleet import Fleet
 from gateway.fleet.settings import CostSettings, EndpointSettings, FleetSettings, ScrapeSettings
-from gateway.framework import Context, EngineMetrics, Model, Observer, Plan, Request
+from gateway.framework import Context, EngineMetrics, ManualClock, Model, Observer, Plan, Request
 from gateway.kvcache.events import Event
 from gateway.kvcache.index import CacheIndex
 from gateway.kvcache.keys import BlockKeys
@@ -19,19 +19,6 @@ from gateway.replay.policies import Wiring
 from gateway.replay.workload import Call
 from simulator.virtual.engine import Engine, Job
 from simulator.virtual.machine import Machine
-
-
-class VirtualClock:
-    """``now`` is where the replay is."""
-
-    def __init__(self) -> None:
-        self.now = 0.0
-
-    def monotonic(self) -> float:
-        return self.now
-
-    def wall(self) -> float:
-        return self.now
 
 
 class Strict(Observer):
@@ -110,7 +97,7 @@ class World:
         # Not the workload's stream of the same seed, nor the scrapes': a draw would be the twin of an arrival's.
         chance = Random(f"placement {seed}")
         observer = Strict()
-        self.clock = VirtualClock()
+        self.clock = ManualClock()
         self.scheduler = wire(
             wiring.config, lambda name: Context(name=name, clock=self.clock, random=chance, observer=observer)
         )

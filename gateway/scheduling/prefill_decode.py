@@ -126,6 +126,7 @@ class PrefillDecode:
         self.parameters = given = parameters
         self.profiles = (given.decode, given.prefill)
         self._never_whole = given.connector in NEVER_WHOLE
+        self._clock = context.clock
         self._costs = SplitCost(
             Assumptions(given.lam, given.reuse, given.leg, given.kv_bytes, given.rate, given.workers)
         )
@@ -173,7 +174,8 @@ class PrefillDecode:
         None: some cost is not known, or there is no pair and one would have to be dearer to be refused.
         """
         costs, best = self._costs, self.parameters.best
-        answering = [(one, costs.answering(request, one)) for one in ranked[:best]]
+        now = self._clock.monotonic()
+        answering = [(one, costs.answering(request, one, now)) for one in ranked[:best]]
         if not all(known(one.alone) for _, one in answering):
             return None
         alone, seconds = min(((one, cost.alone) for one, cost in answering), key=lambda found: found[1])
@@ -181,7 +183,7 @@ class PrefillDecode:
             compared = {"whole": seconds}
             return Plan(alone, reason="cheaper-whole", costs=compared)
         pair, together = None, inf
-        for decode, prefill, cost in self._priced(request, answering, prefillers, run):
+        for decode, prefill, cost in self._priced(request, answering, prefillers, run, now):
             if cost < together:
                 pair, together = (decode, prefill), cost
         if pair is None:
@@ -198,6 +200,7 @@ class PrefillDecode:
         answering: Sequence[tuple[Endpoint, Answering]],
         prefillers: Sequence[Endpoint],
         run: RunProfile,
+        now: float,
     ) -> Iterator[tuple[Endpoint, Endpoint, float]]:
         """Who decodes, who prefills and what it costs: of each that decodes the best ranked few that pair with it."""
         side, best = self._side, self.parameters.best
@@ -228,7 +231,7 @@ class PrefillDecode:
             for prefill in others[:best]:
                 found = computing.get(prefill.slot)
                 if found is None:
-                    found = computing[prefill.slot] = self._costs.computing(request, prefill)
+                    found = computing[prefill.slot] = self._costs.computing(request, prefill, now)
                 seconds = self._costs.pair(found, cost)
                 if known(seconds):
                     yield decode, prefill, seconds

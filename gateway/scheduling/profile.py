@@ -82,7 +82,7 @@ class Profile:
     def _score(
         self, request: Request, candidates: Sequence[Endpoint], observer: Observer, trace: ProfileTrace | None
     ) -> Sequence[Scored]:
-        totals = [0.0] * len(candidates)
+        totals: Sequence[float] | None = None
         columns: dict[str, Sequence[float]] = {}
         for name, plugin, weight in self.scorers:
             try:
@@ -98,7 +98,12 @@ class Profile:
                 if trace is not None:
                     trace.silent = {**trace.silent, name: f"{type(error).__name__}: {error}"}
             columns[name] = column
-            totals = [total + weight * score for total, score in zip(totals, column, strict=True)]
+            if totals is None:
+                totals = [weight * score for score in column]
+            else:
+                totals = [total + weight * score for total, score in zip(totals, column, strict=True)]
+        if totals is None:
+            totals = [0.0] * len(candidates)
         scored = list(map(Scored, candidates, totals, repeat(columns), range(len(candidates))))
         if trace is not None:
             trace.scored, trace.columns = scored, columns
@@ -131,10 +136,9 @@ class Profile:
 
 
 def _require_subset(returned: Sequence[Endpoint], candidates: Sequence[Endpoint]) -> None:
-    if len(set(returned)) != len(returned):
-        raise ValueError("returned an endpoint twice")
-    if not set(candidates).issuperset(returned):
-        raise ValueError("returned what was no candidate")
+    if len(set(candidates).intersection(returned)) != len(returned):
+        twice = len(set(returned)) != len(returned)
+        raise ValueError("returned an endpoint twice" if twice else "returned what was no candidate")
 
 
 def _refuse(name: str, observer: Observer) -> float:

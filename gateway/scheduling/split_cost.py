@@ -27,7 +27,7 @@ from dataclasses import dataclass
 from math import isfinite
 from typing import NamedTuple
 
-from gateway.framework import GENERATES, NO_MATCH, Endpoint, Match, Moved, Request, Role
+from gateway.framework import GENERATES, NO_MATCH, Endpoint, Match, Moved, Request, Role, Scalars, Sums
 
 STEP_TOKENS = 8192
 """Prompt tokens of one step: vLLM's default ``max_num_batched_tokens`` on an H100."""
@@ -97,29 +97,31 @@ class SplitCost:
         self._workers = assumptions.workers
         self._usual = 1 / assumptions.rate
 
-    def computing(self, request: Request, endpoint: Endpoint) -> Computing:
-        load, cost = endpoint.load, endpoint.cost.scalars
+    def computing(self, request: Request, endpoint: Endpoint, now: float) -> Computing:
+        """``now``: Clock.monotonic()."""
+        return self._computing(request, endpoint, endpoint.load.sums(now), endpoint.cost.scalars)
+
+    def _computing(self, request: Request, endpoint: Endpoint, sums: Sums, cost: Scalars) -> Computing:
+        running, waiting, attention, done, kv_tokens = sums
         match = request.matches.get(endpoint.slot, NO_MATCH)
-        new, waiting = request.new_tokens(endpoint), load.prefill_tokens
-        queued = waiting * cost.prefill_token + cost.prefill_quadratic * load.prefill_attention
-        queued = max(0.0, queued - load.prefill_done)
+        new = request.new_tokens(endpoint)
+        queued = max(0.0, waiting * cost.prefill_token + cost.prefill_quadratic * attention - done)
         own = new * (cost.prefill_token + cost.prefill_quadratic * (request.prompt_tokens - new / 2))
         first = cost.overhead + queued + own + _fetch(match)
-        running = 0.0
-        if endpoint.role is not Role.PREFILL:
-            running = load.requests + load.foreign_requests
-            kv_tokens = load.kv_tokens + load.foreign_kv_tokens
+        if endpoint.role is Role.PREFILL:
+            running = 0.0
+        else:
             first += (1 + (waiting + new) / STEP_TOKENS) * (cost.step_request * running + cost.kv_token * kv_tokens)
         return Computing(first, own * (self._lam * running + self._reuse), queued, endpoint.metrics.moved_lately)
 
-    def answering(self, request: Request, endpoint: Endpoint) -> Answering:
-        load, cost = endpoint.load, endpoint.cost.scalars
-        running = load.requests + load.foreign_requests
-        kv_tokens = load.kv_tokens + load.foreign_kv_tokens
+    def answering(self, request: Request, endpoint: Endpoint, now: float) -> Answering:
+        """``now``: Clock.monotonic()."""
+        cost, sums = endpoint.cost.scalars, endpoint.load.sums(now)
+        running, _, _, _, kv_tokens = sums
         output = request.expected_output if request.kind in GENERATES else 0.0
         decode = self._lam * output * cost.kv_token * kv_tokens
         step = cost.step + cost.step_request * running + cost.kv_token * kv_tokens
-        computing = self.computing(request, endpoint)
+        computing = self._computing(request, endpoint, sums, cost)
         lately = endpoint.metrics.moved_lately
         moved_bytes = request.new_tokens(endpoint) * self._bytes(lately)
         return Answering(

@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 
 from gateway.api.headers import MAX_REQUEST_ID, back, forward, request_id, visible
 from gateway.api.settings import PassSettings
+from gateway.errors import ClientError
 
 SETTINGS = PassSettings()
 
@@ -116,3 +117,12 @@ def test_what_goes_back_to_a_client() -> None:
 def test_plugins_see_no_credentials() -> None:
     sent = [("Authorization", "Bearer x"), ("X-API-Key", "x"), ("Cookie", "x"), ("X-Tenant", "a"), ("x-tenant", "b")]
     assert visible(sent) == {"x-tenant": "a"}
+
+
+@pytest.mark.parametrize("name", ["x-slo-ttft-ms", "x-slo-tpot-ms"])
+@pytest.mark.parametrize("values", [("500", "900"), ("500", "500")])
+def test_an_objective_is_given_once(name, values) -> None:
+    assert visible([(name, values[0])]) == {name: "500"}
+    with pytest.raises(ClientError, match=f"{name} is given more than once") as caught:
+        visible([(name.upper(), values[0]), ("x-tenant", "a"), (name, values[1])])
+    assert (caught.value.status, caught.value.param) == (400, name)

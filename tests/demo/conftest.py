@@ -1,16 +1,8 @@
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
 
 from gateway.demo.scene import Scene
-from simulator.tokenizer import build_tokenizer
-
-
-@pytest.fixture(scope="session")
-def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return build_tokenizer(tmp_path_factory.mktemp("tokenizer"))
 
 
 @pytest.fixture

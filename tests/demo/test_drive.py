@@ -13,7 +13,7 @@ from simulator.settings import EngineSettings
 
 @pytest.fixture
 async def engine(tokenizer):
-    server = EngineServer(EngineSettings(tokenizer=str(tokenizer), step_seconds=0.0))
+    server = EngineServer(EngineSettings(tokenizer=tokenizer, step_seconds=0.0))
     await server.start()
     yield server
     await server.close()

@@ -13,9 +13,7 @@ from gateway.demo import processes
 from gateway.demo.processes import DidNotStart, Processes, environment, undisturbed
 from gateway.framework import SystemClock
 
-STUBBORN = (
-    "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); print('up', flush=True); time.sleep(600)"
-)
+STUBBORN = "import signal; signal.signal(signal.SIGTERM, signal.SIG_IGN); print('up', flush=True); signal.pause()"
 
 
 def test_engines_serve_until_the_context_is_left(tmp_path: Path) -> None:
@@ -33,7 +31,7 @@ def test_engines_serve_until_the_context_is_left(tmp_path: Path) -> None:
 @pytest.mark.parametrize("leave", [KeyboardInterrupt, ValueError])
 def test_nothing_is_left_behind_whatever_happens(tmp_path: Path, leave: type[BaseException]) -> None:
     with pytest.raises(leave), Processes(tmp_path, SystemClock()) as running:
-        running.start("sleeper", "-c", "import time; time.sleep(600)")
+        running.start("sleeper", "-c", "import signal; signal.pause()")
         [process] = running._running
         raise leave
     assert process.returncode == -signal.SIGTERM
@@ -52,10 +50,10 @@ def test_a_second_interrupt_ends_the_waiting(tmp_path: Path) -> None:
     """In a process of its own: a real SIGINT while it waits for one that does not end."""
     asked = tmp_path / "asked"
     stubborn = (
-        "import signal, time, pathlib\n"
+        "import signal, pathlib\n"
         f"signal.signal(signal.SIGTERM, lambda *_: pathlib.Path({str(asked)!r}).touch())\n"
         "print('up', flush=True)\n"
-        "while True: time.sleep(600)\n"
+        "while True: signal.pause()\n"
     )
     code = (
         "from pathlib import Path; from gateway.demo import processes; from gateway.framework import SystemClock\n"

@@ -6,7 +6,6 @@ import contextlib
 import json
 import socket
 from collections.abc import AsyncIterator
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -17,14 +16,8 @@ from gateway.doctor.finding import Finding, Level, Report
 from gateway.doctor.run import diagnose
 from simulator.server import EngineServer
 from simulator.settings import EngineSettings
-from simulator.tokenizer import build_tokenizer
 
 TOPIC = "kv@a@sim"
-
-
-@pytest.fixture(scope="module")
-def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return build_tokenizer(tmp_path_factory.mktemp("tokenizer"))
 
 
 @pytest.fixture
@@ -36,8 +29,8 @@ def listen() -> str:
 
 
 @contextlib.asynccontextmanager
-async def engine(tokenizer: Path, **settings: Any) -> AsyncIterator[EngineServer]:
-    server = EngineServer(EngineSettings(tokenizer=str(tokenizer), **settings))
+async def engine(tokenizer: str, **settings: Any) -> AsyncIterator[EngineServer]:
+    server = EngineServer(EngineSettings(tokenizer=tokenizer, **settings))
     await server.start()
     try:
         yield server
@@ -45,9 +38,9 @@ async def engine(tokenizer: Path, **settings: Any) -> AsyncIterator[EngineServer
         await server.close()
 
 
-async def examined(tokenizer: Path, listen: str, url: str, **endpoint: Any) -> Report:
+async def examined(tokenizer: str, listen: str, url: str, **endpoint: Any) -> Report:
     endpoints = [{"url": url, "name": "a", "kv_events": {"connects": True}, **endpoint}]
-    model = {"name": "sim", "tokenizer": str(tokenizer), "endpoints": endpoints}
+    model = {"name": "sim", "tokenizer": tokenizer, "endpoints": endpoints}
     gateway = Gateway(loads(json.dumps({"models": [model], "kv_events": {"listen": listen}}), {}))
     try:
         await gateway.load()
@@ -63,14 +56,14 @@ def of(report: Report, check: str) -> Finding:
     return finding
 
 
-async def test_one_that_connects_is_green(tokenizer: Path, listen: str) -> None:
+async def test_one_that_connects_is_green(tokenizer: str, listen: str) -> None:
     async with engine(tokenizer, kv_connect=listen, topic=TOPIC) as server:
         report = await examined(tokenizer, listen, server.url)
     assert report.level < Level.WARNING, report.findings
     assert (of(report, "events").short, of(report, "replay").short) == ("live", "yes")
 
 
-async def test_without_replay_it_says_what_else_helps(tokenizer: Path, listen: str) -> None:
+async def test_without_replay_it_says_what_else_helps(tokenizer: str, listen: str) -> None:
     async with engine(tokenizer, kv_connect=listen, topic=TOPIC, replay=False) as server:
         report = await examined(tokenizer, listen, server.url)
     assert (of(report, "events").short, of(report, "replay").level) == ("live", Level.WARNING)
@@ -78,7 +71,7 @@ async def test_without_replay_it_says_what_else_helps(tokenizer: Path, listen: s
 
 
 @pytest.mark.parametrize("replay", [True, False])
-async def test_beside_a_gateway_only_its_history_can_be_seen(tokenizer: Path, listen: str, replay: bool) -> None:
+async def test_beside_a_gateway_only_its_history_can_be_seen(tokenizer: str, listen: str, replay: bool) -> None:
     with socket.socket() as gateway:
         gateway.bind(("127.0.0.1", int(listen.rpartition(":")[2])))
         gateway.listen()
@@ -90,7 +83,7 @@ async def test_beside_a_gateway_only_its_history_can_be_seen(tokenizer: Path, li
     assert of(report, "replay").short == ("yes" if replay else "none")
 
 
-async def test_it_connects_elsewhere(tokenizer: Path, listen: str) -> None:
+async def test_it_connects_elsewhere(tokenizer: str, listen: str) -> None:
     async with engine(tokenizer, kv_connect="tcp://127.0.0.1:1", topic=TOPIC) as server:
         finding = of(await examined(tokenizer, listen, server.url), "events")
     assert (finding.level, finding.short) == (Level.FAILED, "silent")
@@ -98,7 +91,7 @@ async def test_it_connects_elsewhere(tokenizer: Path, listen: str) -> None:
     assert f'"topic":"{TOPIC}"' in finding.remedy
 
 
-async def test_its_topic_is_another(tokenizer: Path, listen: str) -> None:
+async def test_its_topic_is_another(tokenizer: str, listen: str) -> None:
     async with engine(tokenizer, kv_connect=listen, topic="mine") as server:
         finding = of(await examined(tokenizer, listen, server.url), "events")
         again = await examined(tokenizer, listen, server.url, kv_events={"connects": True, "topic": "mine"})
@@ -107,21 +100,21 @@ async def test_its_topic_is_another(tokenizer: Path, listen: str) -> None:
     assert of(again, "events").short == "live"
 
 
-async def test_it_listens_itself(tokenizer: Path, listen: str) -> None:
+async def test_it_listens_itself(tokenizer: str, listen: str) -> None:
     async with engine(tokenizer, topic=TOPIC) as server:
         finding = of(await examined(tokenizer, listen, server.url), "events")
     assert (finding.level, finding.short) == (Level.FAILED, "listens")
     assert "remove kv_events.connects" in finding.remedy
 
 
-async def test_its_events_are_off(tokenizer: Path, listen: str) -> None:
+async def test_its_events_are_off(tokenizer: str, listen: str) -> None:
     async with engine(tokenizer, kv_events=False) as server:
         finding = of(await examined(tokenizer, listen, server.url), "events")
     assert (finding.level, finding.short) == (Level.FAILED, "off")
     assert f'"topic":"{TOPIC}"' in finding.remedy
 
 
-async def test_it_has_ranks_and_its_endpoint_has_not(tokenizer: Path, listen: str) -> None:
+async def test_it_has_ranks_and_its_endpoint_has_not(tokenizer: str, listen: str) -> None:
     async with engine(tokenizer, kv_connect=listen, topic=TOPIC, ranks=2) as server:
         finding = of(await examined(tokenizer, listen, server.url, ranks=1), "events")
     assert (finding.level, finding.short) == (Level.FAILED, "ranks")

@@ -23,14 +23,9 @@ from simulator.settings import EngineSettings
 from simulator.tokenizer import build_tokenizer
 
 
-@pytest.fixture(scope="module")
-def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return build_tokenizer(tmp_path_factory.mktemp("tokenizer"))
-
-
 @contextlib.asynccontextmanager
-async def engine(tokenizer: Path, **settings: Any) -> AsyncIterator[EngineServer]:
-    server = EngineServer(EngineSettings(**{"tokenizer": str(tokenizer), **settings}))
+async def engine(tokenizer: str, **settings: Any) -> AsyncIterator[EngineServer]:
+    server = EngineServer(EngineSettings(**{"tokenizer": tokenizer, **settings}))
     await server.start()
     try:
         yield server
@@ -38,9 +33,9 @@ async def engine(tokenizer: Path, **settings: Any) -> AsyncIterator[EngineServer
         await server.close()
 
 
-def config(tokenizer: Path | None, *endpoints: Any, **model: Any) -> str:
+def config(tokenizer: str | None, *endpoints: Any, **model: Any) -> str:
     given = [one if isinstance(one, dict) else {"url": one} for one in endpoints]
-    named = {"name": "sim", "tokenizer": str(tokenizer) if tokenizer else None, "endpoints": given}
+    named = {"name": "sim", "tokenizer": tokenizer, "endpoints": given}
     return json.dumps({"models": [named | model]})
 
 
@@ -66,7 +61,7 @@ def failed(report: Report) -> Finding:
     return finding
 
 
-async def test_a_sound_engine_is_green(tokenizer: Path) -> None:
+async def test_a_sound_engine_is_green(tokenizer: str) -> None:
     async with engine(tokenizer) as server:
         found = await report(config(tokenizer, server.url))
         assert found.level < Level.WARNING, found.findings
@@ -92,12 +87,12 @@ async def test_a_sound_engine_is_green(tokenizer: Path) -> None:
 
 
 @pytest.mark.parametrize("form", [{"bytes_hashes": True}, {"positional_events": True}, {"block_size": 64}])
-async def test_it_reads_events_in_every_form(tokenizer: Path, form: dict[str, Any]) -> None:
+async def test_it_reads_events_in_every_form(tokenizer: str, form: dict[str, Any]) -> None:
     async with engine(tokenizer, **form) as server:
         assert (await report(config(tokenizer, server.url))).level < Level.WARNING
 
 
-async def test_every_rank_is_probed(tokenizer: Path) -> None:
+async def test_every_rank_is_probed(tokenizer: str) -> None:
     async with engine(tokenizer, ranks=3) as server:
         found = await report(config(tokenizer, server.url))
         assert [one.rank for one in found.findings if one.check == "events" and one.short == "live"] == [0, 1, 2]
@@ -106,23 +101,23 @@ async def test_every_rank_is_probed(tokenizer: Path) -> None:
 
 
 class TestWhatIsRed:
-    async def test_events_are_off(self, tokenizer: Path) -> None:
+    async def test_events_are_off(self, tokenizer: str) -> None:
         async with engine(tokenizer, kv_events=False) as server:
             finding = failed(await report(config(tokenizer, server.url)))
         assert (finding.check, finding.short) == ("events", "off")
         assert "its KV events are off" in finding.said
         assert "--kv-events-config" in finding.remedy
 
-    async def test_the_tokenizer_is_anothers(self, tokenizer: Path, tmp_path: Path) -> None:
+    async def test_the_tokenizer_is_anothers(self, tokenizer: str, tmp_path: Path) -> None:
         other = build_tokenizer(tmp_path / "other", vocabulary=512)
-        async with engine(other) as server:
+        async with engine(str(other)) as server:
             finding = failed(await report(config(tokenizer, server.url)))
         assert finding.check == "tokens"
         assert "its tokenizer is another than ours" in finding.said
-        assert str(tokenizer) in finding.remedy
+        assert tokenizer in finding.remedy
         assert str(other) in finding.remedy
 
-    async def test_the_template_is_anothers(self, tokenizer: Path, tmp_path: Path) -> None:
+    async def test_the_template_is_anothers(self, tokenizer: str, tmp_path: Path) -> None:
         template = tmp_path / "template.jinja"
         template.write_text("{% for message in messages %}{{ message.content }}{% endfor %}")
         async with engine(tokenizer) as server:
@@ -130,24 +125,26 @@ class TestWhatIsRed:
         assert "its chat template is another than ours" in finding.said
         assert "--chat-template" in finding.remedy
 
-    async def test_only_how_tools_are_printed_differs(self, tokenizer: Path, tmp_path: Path) -> None:
+    async def test_only_how_tools_are_printed_differs(self, tokenizer: str, tmp_path: Path) -> None:
         template = tmp_path / "template.jinja"
-        template.write_text((tokenizer / "chat_template.jinja").read_text().replace("You may call", "You can call"))
+        template.write_text(
+            (Path(tokenizer) / "chat_template.jinja").read_text().replace("You may call", "You can call")
+        )
         async with engine(tokenizer) as server:
             finding = failed(await report(config(tokenizer, server.url, chat_template=str(template))))
         assert "of a chat with a tool" in finding.said
 
-    async def test_the_configured_block_size_lies(self, tokenizer: Path) -> None:
+    async def test_the_configured_block_size_lies(self, tokenizer: str) -> None:
         async with engine(tokenizer, block_size=32) as server:
             finding = failed(await report(config(tokenizer, server.url, kv_cache={"block_size": 48})))
         assert finding.check == "block size"
         assert "kv_cache.block_size is 48, and its blocks have 32 tokens" in finding.said
 
-    async def test_a_unit_that_divides_it_does_not(self, tokenizer: Path) -> None:
+    async def test_a_unit_that_divides_it_does_not(self, tokenizer: str) -> None:
         async with engine(tokenizer, block_size=32) as server:
             assert healthy([await report(config(tokenizer, server.url, kv_cache={"block_size": 16}))])
 
-    async def test_the_metrics_lie(self, tokenizer: Path) -> None:
+    async def test_the_metrics_lie(self, tokenizer: str) -> None:
         async with (
             engine(tokenizer, block_size=32) as server,
             between(server.url, b'block_size="32"', b'block_size="16"') as url,
@@ -156,14 +153,14 @@ class TestWhatIsRed:
         assert finding.check == "block size"
         assert "its metrics say that a block has 16 tokens, and its events 32" in finding.said
 
-    async def test_the_events_are_another_engines(self, tokenizer: Path) -> None:
+    async def test_the_events_are_another_engines(self, tokenizer: str) -> None:
         async with engine(tokenizer) as server, engine(tokenizer) as other:
             kv_events = {"endpoint": other.kv_endpoint, "replay": other.kv_replay}
             finding = failed(await report(config(tokenizer, {"url": server.url, "kv_events": kv_events})))
         assert finding.check == "events"
         assert "announced nothing at" in finding.said
 
-    async def test_the_events_are_another_engines_that_is_busy(self, tokenizer: Path) -> None:
+    async def test_the_events_are_another_engines_that_is_busy(self, tokenizer: str) -> None:
         async with engine(tokenizer) as server, engine(tokenizer) as other, aiohttp.ClientSession() as client:
             body = {"model": "sim", "prompt": "someone else's " * 20, "max_tokens": 1}
 
@@ -176,13 +173,13 @@ class TestWhatIsRed:
                 finding = failed(await report(config(tokenizer, {"url": url, "kv_events": kv_events})))
         assert "they are another engine's" in finding.said
 
-    async def test_nobody_publishes_there(self, tokenizer: Path, tmp_path: Path) -> None:
+    async def test_nobody_publishes_there(self, tokenizer: str, tmp_path: Path) -> None:
         kv_events = {"endpoint": f"ipc://{tmp_path}/nothing"}
         async with engine(tokenizer) as server:
             finding = failed(await report(config(tokenizer, {"url": server.url, "kv_events": kv_events})))
         assert "cannot be connected to" in finding.said
 
-    async def test_the_replay_socket_does_not_answer(self, tokenizer: Path, tmp_path: Path) -> None:
+    async def test_the_replay_socket_does_not_answer(self, tokenizer: str, tmp_path: Path) -> None:
         address = f"ipc://{tmp_path}/mute"
         socket = zmq.asyncio.Context.instance().socket(zmq.ROUTER)
         socket.bind(address)
@@ -193,33 +190,33 @@ class TestWhatIsRed:
         assert finding.check == "replay"
         assert address in finding.said
 
-    async def test_it_serves_another_model(self, tokenizer: Path) -> None:
+    async def test_it_serves_another_model(self, tokenizer: str) -> None:
         async with engine(tokenizer, served_name="llama") as server:
             finding = failed(await report(config(tokenizer, server.url, served_name="qwen")))
             assert all(one.method == "GET" for one in server.received), "another model's engine is not probed"
         assert "it does not serve 'qwen', but llama" in finding.said
 
-    async def test_it_wants_a_key(self, tokenizer: Path) -> None:
+    async def test_it_wants_a_key(self, tokenizer: str) -> None:
         async with engine(tokenizer, api_key="secret") as server:
             finding = failed(await report(config(tokenizer, server.url)))
             assert "--api-key" in finding.remedy
             assert healthy([await report(config(tokenizer, {"url": server.url, "api_key": "secret"}))])
 
-    async def test_nothing_is_there(self, tokenizer: Path) -> None:
+    async def test_nothing_is_there(self, tokenizer: str) -> None:
         finding = failed(await report(config(tokenizer, "http://127.0.0.1:1")))
         assert (finding.check, finding.short) == ("reachable", "refused")
 
-    async def test_its_role_is_not_its_connector_s(self, tokenizer: Path) -> None:
+    async def test_its_role_is_not_its_connector_s(self, tokenizer: str) -> None:
         async with engine(tokenizer, kv_role="consumer") as server:
             finding = failed(await report(config(tokenizer, {"url": server.url, "role": "prefill"})))
         assert "its kv_role is kv_consumer, and its role here prefill" in finding.said
 
-    async def test_it_has_no_connector(self, tokenizer: Path) -> None:
+    async def test_it_has_no_connector(self, tokenizer: str) -> None:
         async with engine(tokenizer, connector="none") as server:
             finding = failed(await report(config(tokenizer, {"url": server.url, "role": "decode"})))
         assert "it has no KV connector" in finding.said
 
-    async def test_it_computes_nothing(self, tokenizer: Path) -> None:
+    async def test_it_computes_nothing(self, tokenizer: str) -> None:
         async with engine(tokenizer) as server:
             server.faults.inject("status", status=500, path="/v1/completions")
             finding = failed(await report(config(tokenizer, server.url)))
@@ -227,35 +224,35 @@ class TestWhatIsRed:
 
 
 class TestWhatIsYellow:
-    async def test_no_replay(self, tokenizer: Path) -> None:
+    async def test_no_replay(self, tokenizer: str) -> None:
         async with engine(tokenizer, replay=False) as server:
             found = await report(config(tokenizer, server.url))
         assert found.level is Level.WARNING
         assert (finding := found.of("replay")) is not None
         assert "replay_endpoint" in finding.remedy
 
-    async def test_no_tokenizer(self, tokenizer: Path) -> None:
+    async def test_no_tokenizer(self, tokenizer: str) -> None:
         async with engine(tokenizer) as server:
             found = await report(config(None, server.url))
         assert (finding := found.of("tokens")) is not None
         assert finding.level is Level.WARNING
-        assert str(tokenizer) in finding.remedy
+        assert tokenizer in finding.remedy
         assert (events := found.of("events")) is not None
         assert events.short == "live", "the engine told the probe's ids"
 
-    async def test_hits_are_not_reported(self, tokenizer: Path) -> None:
+    async def test_hits_are_not_reported(self, tokenizer: str) -> None:
         async with engine(tokenizer, report_cached_tokens=False) as server:
             found = await report(config(tokenizer, server.url))
         assert found.level is Level.WARNING
         assert (finding := found.of("usage")) is not None
         assert "--enable-prompt-tokens-details" in finding.remedy
 
-    async def test_events_that_are_not_wanted_are_no_fault(self, tokenizer: Path) -> None:
+    async def test_events_that_are_not_wanted_are_no_fault(self, tokenizer: str) -> None:
         async with engine(tokenizer, kv_events=False) as server:
             found = await report(config(tokenizer, {"url": server.url, "kv_events": {"enabled": False}}))
         assert found.level is Level.NOTE
 
-    async def test_engines_that_do_not_fit_together(self, tokenizer: Path) -> None:
+    async def test_engines_that_do_not_fit_together(self, tokenizer: str) -> None:
         async with engine(tokenizer, version="0.31.0", block_size=16) as one, engine(tokenizer, block_size=24) as other:
             found, notes = await reports(
                 config(tokenizer, {"url": one.url, "name": "a"}, {"url": other.url, "name": "b"})
@@ -266,7 +263,7 @@ class TestWhatIsYellow:
         assert "16 (a), 24 (b)" in sizes
 
 
-async def test_many_engines_are_asked_at_once_each_within_its_time(tokenizer: Path) -> None:
+async def test_many_engines_are_asked_at_once_each_within_its_time(tokenizer: str) -> None:
     async with contextlib.AsyncExitStack() as stack:
         servers = [await stack.enter_async_context(engine(tokenizer)) for _ in range(12)]
         for server in servers[::2]:

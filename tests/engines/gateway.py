@@ -5,27 +5,22 @@ from __future__ import annotations
 import json
 import sys
 import tempfile
-import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import httpx
 import yaml
 from prometheus_client.parser import text_string_to_metric_families
 
-from tests.engines.engine import NotReady
-from tests.engines.process import Process, clean_environment, free_port
-
-T = TypeVar("T")
+from tests.engines.process import Process, clean_environment, free_port, wait_for
 
 MODEL = "tiny-chat"  # not the engines' name for it, so that every request shows the splice
 ALIAS = "gpt-4o"
 READY_SECONDS = 60.0
 STOP_SECONDS = 45.0  # the default grace for running answers is 30 s
-WAIT_SECONDS = 30.0
 
 
 @dataclass(slots=True)
@@ -129,15 +124,3 @@ def answers_ready(gateway: Gateway) -> bool:
         return gateway.readiness().status_code == 200
     except httpx.TransportError:
         return False
-
-
-def wait_for(seen: Callable[[], T], what: str, process: Process, seconds: float = WAIT_SECONDS) -> T:
-    """Call ``seen`` until it is true, and return that; fail with the process's log after ``seconds`` or at its end."""
-    deadline = time.monotonic() + seconds
-    while not (value := seen()):
-        if not process.running:
-            raise NotReady(f"ended while waiting for {what}\n{process.tail()}")
-        if time.monotonic() > deadline:
-            raise NotReady(f"{what}: not within {seconds:.0f} s\n{process.tail()}")
-        time.sleep(0.05)
-    return value

@@ -13,12 +13,16 @@ import signal
 import socket
 import subprocess
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TypeVar
+
+T = TypeVar("T")
 
 GUARD = 'cat >/dev/null; kill -s KILL -- "-$0" 2>/dev/null'
+WAIT_SECONDS = 30.0
 END_SECONDS = 30.0  # of SIGKILL, on a machine with more to do than cores
 TAIL_LINES = 30
 FIRST_PORT = 10_000
@@ -27,6 +31,10 @@ LAST_PORT = 32_000
 asked for it listens, or while its engine is dead."""
 _PORTS = itertools.count(os.getpid() * 61)
 """Two sessions at once begin in different places."""
+
+
+class NotReady(AssertionError):
+    """What was waited for did not come in time, or its process ended; the message holds the end of its log."""
 
 
 @dataclass(slots=True)
@@ -90,6 +98,18 @@ class Process:
 
     def tail(self) -> str:
         return tail(self.log)
+
+
+def wait_for(seen: Callable[[], T], what: str, process: Process, seconds: float = WAIT_SECONDS) -> T:
+    """Call ``seen`` until it is true, and return that; raise NotReady after ``seconds`` or at the process's end."""
+    deadline = time.monotonic() + seconds
+    while not (value := seen()):
+        if not process.running:
+            raise NotReady(f"ended while waiting for {what}\n{process.tail()}")
+        if time.monotonic() > deadline:
+            raise NotReady(f"{what}: not within {seconds:.0f} s\n{process.tail()}")
+        time.sleep(0.05)
+    return value
 
 
 def group_runs(group: int) -> bool:

@@ -13,8 +13,8 @@ import pytest
 
 from tests.engines.chats import Body, chat, system, user
 from tests.engines.engine import BLOCK_SIZE, Engine
-from tests.engines.gateway import MODEL, Gateway, run_gateway, wait_for
-from tests.engines.process import free_port
+from tests.engines.gateway import MODEL, Gateway, run_gateway
+from tests.engines.process import free_port, wait_for
 from tests.engines.prompts import passage
 
 CHAT = "/v1/chat/completions"

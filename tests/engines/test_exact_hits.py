@@ -23,7 +23,8 @@ import pytest
 
 from tests.engines.chats import Body, assistant, chat, system, user
 from tests.engines.engine import Engine
-from tests.engines.gateway import MODEL, Gateway, run_gateway, wait_for
+from tests.engines.gateway import MODEL, Gateway, run_gateway
+from tests.engines.process import wait_for
 from tests.engines.prompts import passage
 
 SPREAD = {

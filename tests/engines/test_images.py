@@ -15,7 +15,8 @@ from typing import Any
 import pytest
 
 from tests.engines.engine import BLOCK_SIZE, Engine, build_model
-from tests.engines.gateway import Gateway, run_gateway, wait_for
+from tests.engines.gateway import Gateway, run_gateway
+from tests.engines.process import wait_for
 from tests.engines.prompts import passage
 
 CHAT, RESPONSES, MESSAGES = "/v1/chat/completions", "/v1/responses", "/v1/messages"

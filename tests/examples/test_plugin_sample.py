@@ -25,11 +25,11 @@ import random, sys
 from gateway.config.load import load
 from gateway.config.wiring import wire
 from gateway.errors import ConfigError
-from gateway.framework import NULL_OBSERVER, Context
+from gateway.framework import NULL_OBSERVER, Context, ManualClock
 from gateway.scheduling.trace import Trace
-from tests.scheduling.candidates import StillClock, endpoint, request
+from tests.scheduling.candidates import endpoint, request
 
-clock = StillClock()
+clock = ManualClock()
 try:
     scheduler = wire(load(sys.argv[1], {}), lambda name: Context(name, clock, random.Random(0), NULL_OBSERVER))
 except ConfigError as error:

@@ -5,12 +5,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from filters.slo import SloFilter
-from gateway.framework import Kind, Slo
-from tests.scheduling.candidates import StillClock, context, endpoint, names, request
+from gateway.framework import Kind, ManualClock, Slo
+from tests.scheduling.candidates import context, endpoint, names, request
 
 
 def kept(asked, *endpoints, now=0.0, **parameters):
-    rule = SloFilter(SloFilter.Parameters(**parameters), context(clock=StillClock(now)))
+    rule = SloFilter(SloFilter.Parameters(**parameters), context(clock=ManualClock(now)))
     return names(rule.filter(asked, endpoints))
 
 

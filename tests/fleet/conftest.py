@@ -17,22 +17,9 @@ from aiohttp import web
 from gateway.fleet.fleet import Fleet
 from gateway.fleet.kv_source import KvSource
 from gateway.fleet.settings import EndpointSettings, FleetSettings, HealthSettings, ScrapeSettings
-from gateway.framework import Endpoint, Model, Observer, SystemClock
+from gateway.framework import Endpoint, ManualClock, Model, Observer, SystemClock
 
 DATA = Path(__file__).parent.parent / "data" / "fleet"
-
-
-class ManualClock:
-    """Moves only when it is told to."""
-
-    def __init__(self, now: float = 1000.0) -> None:
-        self.now = now
-
-    def monotonic(self) -> float:
-        return self.now
-
-    def wall(self) -> float:
-        return self.now
 
 
 @dataclass

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import gc
+import weakref
 from collections.abc import Sequence
 from random import Random
 
@@ -13,8 +15,8 @@ from hypothesis import strategies as st
 from gateway.errors import ConfigError
 from gateway.fleet.fleet import Fleet
 from gateway.fleet.settings import CostSettings, EndpointSettings, FleetSettings, ScrapeSettings
-from gateway.framework import NULL_OBSERVER, Endpoint, Model, Observer, SystemClock
-from tests.fleet.conftest import FakeEngine, ManualClock
+from gateway.framework import NULL_OBSERVER, Endpoint, ManualClock, Model, Observer, SystemClock
+from tests.fleet.conftest import FakeEngine
 
 Wanted = list[tuple[Model, Sequence[EndpointSettings]]]
 
@@ -108,6 +110,19 @@ async def test_who_is_gone_is_shown_until_the_last_request_has_ended() -> None:
         reservation.settle()
         assert fleet.drain_of(endpoint).running == 1
     assert endpoint not in fleet.all
+
+
+async def test_who_is_gone_is_kept_by_its_requests_only() -> None:
+    """What it has learned would count among its peers for as long as it were."""
+    fleet = fleet_of([(Model("m"), [EndpointSettings("http://a:1")])])
+    (endpoint,) = fleet.all
+    reservation = fleet.ledger(endpoint).reserve(10, 20)
+    fleet.apply(await fleet.prepare([(Model("m"), [EndpointSettings("http://b:1")])]))
+    cost = weakref.ref(fleet.cost(endpoint))
+    reservation.settle()
+    del endpoint, reservation
+    gc.collect()
+    assert cost() is None
 
 
 class Told(Observer):

@@ -205,9 +205,9 @@ async def test_a_restart_is_noticed_without_a_failed_scrape(watched, seen, until
     await until(lambda: len(seen.told) == 4)
     assert seen.told == [
         ("added", endpoint.name),
-        ("source", endpoint.name, KvSource("tcp://127.0.0.1:5557")),
+        ("source", endpoint.name, KvSource("tcp://127.0.0.1:5557", rank=0)),
         ("restarted", endpoint.name),
-        ("source", endpoint.name, KvSource("tcp://127.0.0.1:6557")),
+        ("source", endpoint.name, KvSource("tcp://127.0.0.1:6557", rank=0)),
     ]
     assert list(endpoint.engine.served) == ["tiny", "sql"]
     assert endpoint.engine.up

@@ -25,13 +25,15 @@ def entry(**changes):
 
 
 def test_an_address_that_binds_becomes_the_engines_host():
-    assert reported({"0": entry()}, None, HOST) == KvSource("tcp://10.0.0.7:5557", "tcp://10.0.0.7:5657", "kv@pod")
+    assert reported({"0": entry()}, None, HOST) == KvSource(
+        "tcp://10.0.0.7:5557", "tcp://10.0.0.7:5657", "kv@pod", rank=0
+    )
     for bound in ("tcp://0.0.0.0:5557", "tcp://[::]:5557", "tcp://:::5557"):
         found = reported({"0": entry(endpoint=bound)}, None, "fd00::1")
         assert found is not None
         assert found.address == "tcp://[fd00::1]:5557"
     elsewhere = reported({"0": entry(endpoint="tcp://10.0.0.8:40001", replay_endpoint=None)}, None, HOST)
-    assert elsewhere == KvSource("tcp://10.0.0.8:40001", None, "kv@pod")
+    assert elsewhere == KvSource("tcp://10.0.0.8:40001", None, "kv@pod", rank=0)
 
 
 def test_each_rank_has_its_own_and_ranks_are_counted():
@@ -83,19 +85,35 @@ def test_a_configured_topic_wins():
 
 def test_configured_addresses_are_rank_zeros():
     settings = KvEventsSettings(endpoint="tcp://10.0.0.2:5557", replay="tcp://*:5657", topic="t")
-    assert configured(settings, None, HOST) == KvSource("tcp://10.0.0.2:5557", "tcp://10.0.0.7:5657", "t")
-    assert configured(settings, 3, HOST) == KvSource("tcp://10.0.0.2:5560", "tcp://10.0.0.7:5660", "t")
+    assert configured(settings, None, HOST, {}) == KvSource("tcp://10.0.0.2:5557", "tcp://10.0.0.7:5657", "t")
+    assert configured(settings, 3, HOST, {}) == KvSource("tcp://10.0.0.2:5560", "tcp://10.0.0.7:5660", "t")
+
+
+def test_the_engine_tells_which_of_its_ranks_it_is():
+    """Behind an external balancer each rank has its own URL, and none a rank; its events bear the engine's number."""
+    settings = KvEventsSettings(endpoint="tcp://10.0.0.2:5557")
+    told = [
+        configured(settings, rank, HOST, sources)
+        for rank, sources in [
+            (None, {"3": entry()}),
+            (1, {"5": {}, "4": {}}),
+            (None, {"0": {}, "1": {}}),
+            (2, {"0": {}}),
+        ]
+    ]
+    assert [source and source.rank for source in told] == [3, 5, None, None]
+    assert [getattr(reported({"3": entry()}, rank, HOST), "rank", None) for rank in (None, 0, 1)] == [3, 3, None]
 
 
 def test_ipc_has_no_ranks():
     settings = KvEventsSettings(endpoint="ipc:///run/kv")
-    assert configured(settings, 0, HOST) == KvSource("ipc:///run/kv")
-    assert configured(settings, 1, HOST) is None
+    assert configured(settings, 0, HOST, {}) == KvSource("ipc:///run/kv")
+    assert configured(settings, 1, HOST, {}) is None
 
 
 @pytest.mark.parametrize("settings", [KvEventsSettings(), KvEventsSettings(enabled=False, endpoint="tcp://h:1")])
 def test_nothing_configured(settings):
-    assert configured(settings, None, HOST) is None
+    assert configured(settings, None, HOST, {}) is None
 
 
 JSON = st.recursive(
@@ -123,7 +141,7 @@ CONNECTS = KvEventsSettings(connects=True)
 
 def test_an_engine_that_connects_has_a_replay_socket_of_its_own():
     assert connecting(CONNECTS, None, HOST, "t", {}) == KvSource(None, None, "t")
-    assert connecting(CONNECTS, None, HOST, "t", {"0": entry()}) == KvSource(None, "tcp://10.0.0.7:5657", "t")
+    assert connecting(CONNECTS, None, HOST, "t", {"0": entry()}) == KvSource(None, "tcp://10.0.0.7:5657", "t", rank=0)
     named = KvEventsSettings(connects=True, replay="tcp://*:6000")
     assert connecting(named, 2, HOST, "t", {}) == KvSource(None, "tcp://10.0.0.7:6002", "t", offset=2)
 
@@ -133,7 +151,8 @@ def test_ranks_connect_to_the_ports_of_their_names():
     sources = {"5": entry(), "4": entry()}
     offsets = [getattr(connecting(CONNECTS, rank, HOST, "t", sources), "offset", None) for rank in (0, 1, None)]
     assert offsets == [4, 5, None]
-    assert connecting(CONNECTS, None, HOST, "t", {"3": entry()}) == KvSource(None, "tcp://10.0.0.7:5657", "t", offset=3)
+    one = connecting(CONNECTS, None, HOST, "t", {"3": entry()})
+    assert one == KvSource(None, "tcp://10.0.0.7:5657", "t", offset=3, rank=3)
 
 
 @given(st.dictionaries(st.text("0123456789", min_size=1), st.one_of(st.none(), st.integers(), st.just({}))))

@@ -56,6 +56,13 @@ def test_any_interleaving_ends_at_zero_and_never_goes_below(manual_clock, reques
         assert ledger.kv_tokens >= 0
         assert ledger.foreign_requests >= 0
         assert ledger.foreign_kv_tokens >= 0
+        assert ledger.sums(clock.now) == (
+            ledger.requests + ledger.foreign_requests,
+            ledger.prefill_tokens,
+            ledger.prefill_attention,
+            ledger.prefill_done,
+            ledger.kv_tokens + ledger.foreign_kv_tokens,
+        )
     assert (ledger.requests, ledger.prefill_tokens, ledger.kv_tokens) == (0, 0, 0)
     assert (ledger.prefill_attention, ledger.prefill_done) == (0, 0)
 
@@ -110,6 +117,24 @@ def test_prefill_that_nothing_reports_expires(manual_clock):
     for reservation in (early, late, streamed):
         reservation.settle()
     assert ledger.prefill_tokens == 0
+
+
+def test_sums_are_of_the_moment_that_is_asked_for(manual_clock):
+    """Nothing else needs to have been looked at: what has expired and faded by then is gone."""
+    clock = manual_clock()
+    ledger = Ledger(clock, half_life=5.0)
+    unstreamed, streamed = ledger.reserve(0, 10), ledger.reserve(0, 20)
+    unstreamed.computes(10, seconds=1.0, expires_prefill_at=clock.now + 1)
+    streamed.computes(20, context=100, seconds=4.0)
+    ledger.scraped(metrics(running=6, usage=0.4), clock.now)
+    assert ledger.sums(clock.now) == (2 + 4, 30, 50 + 20 * 110, 0, 30 + 3970)
+    clock.now += 0.5
+    assert ledger.sums(clock.now)[1:4] == (30, 50 + 20 * 110, 0.5)
+    clock.now += 4.5
+    assert ledger.sums(clock.now) == pytest.approx((2 + 2, 20, 20 * 110, 4.0, 30 + 1985))
+    unstreamed.settle()
+    streamed.settle()
+    assert ledger.sums(clock.now)[1:4] == (0, 0, 0)
 
 
 def test_a_prompt_whose_kv_does_not_come_is_booked_when_it_is_computed(manual_clock):

@@ -74,8 +74,8 @@ async def test_they_are_known_before_the_start_returns(served, model, seen):
         ("added", "x/0"),
         ("added", "x/1"),
         ("dropped", "x"),
-        ("source", "x/0", KvSource("tcp://127.0.0.1:5557")),
-        ("source", "x/1", KvSource("tcp://127.0.0.1:5558")),
+        ("source", "x/0", KvSource("tcp://127.0.0.1:5557", rank=0)),
+        ("source", "x/1", KvSource("tcp://127.0.0.1:5558", rank=1)),
     ]
     assert seen.gone == ["x"]
 
@@ -84,7 +84,7 @@ async def test_a_single_rank_is_an_endpoint_without_one(served, model, seen):
     _, fleet = await served(first_rank=3, kv_sources=sources(5560, first=3))
     (endpoint,) = fleet.endpoints(model)
     assert endpoint.rank is None
-    assert seen.told == [("added", endpoint.name), ("source", endpoint.name, KvSource("tcp://127.0.0.1:5560"))]
+    assert seen.told == [("added", endpoint.name), ("source", endpoint.name, KvSource("tcp://127.0.0.1:5560", rank=3))]
 
 
 async def test_labels_of_a_node_count_from_its_first_rank_and_the_header_from_0(served, model, seen):
@@ -107,11 +107,11 @@ async def test_without_labels_the_event_sources_tell(served, model):
 
 async def test_two_models_on_one_engine_share_its_cores(engines, fleets, seen, until):
     engine = await engines(ranks=2, kv_sources=sources(5557, 5558))
-    one, other = Model("tiny"), Model("other")
-    fleet = await fleets(
-        (one, [EndpointSettings(url=engine.url, name="x", api_key="k")]),
-        (other, [EndpointSettings(url=engine.url, role="decode", kv_capacity_tokens=5)]),
-    )
+    one, other, third = Model("tiny"), Model("other"), Model("third")
+    first_one = (one, [EndpointSettings(url=engine.url, name="x", api_key="k")])
+    then_other = (other, [EndpointSettings(url=engine.url, role="decode", kv_capacity_tokens=5)])
+    at_last = (third, [EndpointSettings(url=engine.url)])
+    fleet = await fleets(first_one, then_other)
     assert [e.name for e in fleet.endpoints(one)] == ["x/0", "x/1"]
     assert [e.name for e in fleet.endpoints(other)] == ["x@other/0", "x@other/1"]
     assert [fleet.api_key(endpoint) for endpoint in fleet.endpoints(other)] == ["k", "k"]
@@ -125,12 +125,11 @@ async def test_two_models_on_one_engine_share_its_cores(engines, fleets, seen, u
     assert ranks(fleet, other) == [0, 1, 2]
     assert fleet.endpoints(one)[2].load is fleet.endpoints(other)[2].load
     # One that joins late stands on all of them, and knows what the others know.
-    third = Model("third")
-    joined = fleet.add(third, EndpointSettings(url=engine.url))
+    fleet.apply(await fleet.prepare([first_one, then_other, at_last]))
+    joined = fleet.endpoints(third)
     assert [(e.name, e.rank, e.metrics.kv_capacity) for e in joined] == [(f"x@third/{r}", r, 1000) for r in range(3)]
     # One that leaves takes its own, and does not come back with another number.
-    for endpoint in fleet.endpoints(one):
-        fleet.drop(endpoint)
+    fleet.apply(await fleet.prepare([then_other, at_last]))
     engine.ranks, engine.kv_sources = 1, sources(5557)
     await until(lambda: ranks(fleet, other) == [None])
     assert (ranks(fleet, one), ranks(fleet, third)) == ([], [None])
@@ -168,13 +167,15 @@ async def test_ranks_that_would_have_anothers_names_are_refused(engines, fleets,
 
 async def test_an_entry_that_is_refused_leaves_nothing_behind(served, model):
     engine, fleet = await served(ranks=2)
+    before = fleet.endpoints(model)
+    known = EndpointSettings(url=engine.url)
     with pytest.raises(ConfigError, match="both have the name"):
-        fleet.add(model, EndpointSettings(url="http://127.0.0.1:1", name=f"127.0.0.1:{engine.port}/1"))
-    assert len(fleet.engines) == 1
-    (endpoint,) = fleet.add(model, EndpointSettings(url="http://127.0.0.1:1", name="y"))
-    fleet.drop(endpoint)
-    with pytest.raises(KeyError):
-        fleet.drop(endpoint)
+        await fleet.prepare(
+            [(model, [known, EndpointSettings(url="http://127.0.0.1:1", name=f"127.0.0.1:{engine.port}/1")])]
+        )
+    assert (len(fleet.engines), fleet.endpoints(model)) == (1, before)
+    fleet.apply(await fleet.prepare([(model, [known, EndpointSettings(url="http://127.0.0.1:1", name="y")])]))
+    assert [endpoint.name for endpoint in fleet.endpoints(model)] == [*(endpoint.name for endpoint in before), "y"]
 
 
 async def test_an_engine_never_seen_is_one_endpoint_that_is_down(engines, fleets, model, until, seen):

@@ -6,18 +6,22 @@ import asyncio
 import contextlib
 import random
 from collections.abc import AsyncIterator
+from dataclasses import replace
 
 import pytest
 
-from gateway.fleet.settings import CostSettings, EndpointSettings, FleetSettings
+from gateway.fleet.settings import CostSettings, EndpointSettings
 from gateway.framework import Endpoint
 from simulator.server import EngineServer
 from simulator.settings import EngineSettings
 from simulator.tokenizer import build_tokenizer
-from tests.support.gateway import Running, config_for, running
+from tests.support.gateway import PATIENT_FLEET, Running, config_for, running
 from tests.support.wait import eventually
 
 PATH = "/v1/chat/completions"
+
+EVEN = replace(PATIENT_FLEET, cost=CostSettings(fit=False))
+"""Idle as the engines are, all requests would go where one was first seen to be fast."""
 
 
 @pytest.fixture(scope="module")
@@ -59,9 +63,7 @@ def endpoints(gateway: Running) -> list[Endpoint]:
 
 async def test_every_rank_has_its_header_its_events_and_its_cache(tokenizer):
     async with engine(tokenizer=tokenizer, ranks=3) as server:
-        # Idle as they are, all would go where one was first seen to be fast.
-        fleet = FleetSettings(cost=CostSettings(fit=False))
-        async with running(config_for(server.url, tokenizer=tokenizer, fleet=fleet)) as gateway:
+        async with running(config_for(server.url, tokenizer=tokenizer, fleet=EVEN)) as gateway:
             assert [endpoint.rank for endpoint in endpoints(gateway)] == [0, 1, 2]
             assert await gateway.gateway.feed.synced(10)
             for number in range(30):
@@ -82,7 +84,7 @@ async def test_every_rank_has_its_header_its_events_and_its_cache(tokenizer):
 async def test_one_rank_by_configuration_is_sent_no_header(tokenizer):
     async with engine(tokenizer=tokenizer, ranks=2) as server:
         configured = (EndpointSettings(url=server.url, ranks=1),)
-        async with running(config_for(endpoints=configured, tokenizer=tokenizer)) as gateway:
+        async with running(config_for(endpoints=configured, tokenizer=tokenizer, fleet=PATIENT_FLEET)) as gateway:
             for number in range(4):
                 assert (await gateway.client.post(PATH, json=chat(number))).status_code == 200
             assert headers(server) == {None}
@@ -92,49 +94,56 @@ async def test_one_rank_by_configuration_is_sent_no_header(tokenizer):
 async def test_an_engine_that_comes_back_with_other_ranks_serves_on_all_of_them(tokenizer, before, after):
     async with contextlib.AsyncExitStack() as stack:
         server = await stack.enter_async_context(engine(tokenizer=tokenizer, ranks=before))
-        gateway = await stack.enter_async_context(running(config_for(server.url, tokenizer=tokenizer)))
+        config = config_for(server.url, tokenizer=tokenizer, fleet=EVEN)
+        gateway = await stack.enter_async_context(running(config))
         old = endpoints(gateway)
         port = int(server.url.rpartition(":")[2])
 
-        async def visit(number: int, tokens: int = 3) -> int:
-            body = chat(number, stream=True, max_tokens=tokens)
+        async def visit(number: int) -> int:
+            body = chat(number, stream=True, max_tokens=200)
             return (await gateway.client.post(PATH, json=body)).status_code
 
-        visits = [asyncio.get_running_loop().create_task(visit(number, 200)) for number in range(12)]
+        visits = [asyncio.get_running_loop().create_task(visit(number)) for number in range(12)]
         await eventually(lambda: server.running > 2, "requests are under way")
         await server.kill()
         again = await stack.enter_async_context(engine(port=port, tokenizer=tokenizer, ranks=after))
         await eventually(lambda: [e.engine.up for e in endpoints(gateway)] == [True] * after, "all its ranks are up")
         await asyncio.gather(*visits)
         assert await gateway.gateway.feed.synced(10)
-        # All at once, so that none of the ranks is the best for every one of them.
+        # All at once and long, so that none of the ranks is the best for every one of them.
         assert await asyncio.gather(*(visit(number) for number in range(12))) == [200] * 12
         assert headers(again) == ({str(rank) for rank in range(after)} if after > 1 else {None})
         await eventually(gateway.idle, "nothing is booked")
-        for endpoint in old:  # those that were dropped too
-            assert (endpoint.load.requests, endpoint.load.prefill_tokens, endpoint.load.kv_tokens) == (0, 0, 0)
+        for load in [endpoint.load for endpoint in old]:  # also of those that were dropped
+            await eventually(lambda load=load: not (load.requests or load.prefill_tokens or load.kv_tokens), "settled")
 
 
-async def test_a_rank_that_is_dropped_between_placement_and_sending_still_gets_the_key(tokenizer, monkeypatch):
+async def test_a_rank_that_goes_between_placement_and_sending_still_gets_the_key(tokenizer, monkeypatch):
     async with engine(tokenizer=tokenizer, ranks=2, api_key="engine-key") as server:
-        configured = (EndpointSettings(url=server.url, api_key="engine-key"),)
-        async with running(config_for(endpoints=configured, tokenizer=tokenizer)) as gateway:
+        configured = EndpointSettings(url=server.url, api_key="engine-key")
+        config = config_for(endpoints=(configured,), tokenizer=tokenizer, fleet=PATIENT_FLEET)
+        async with running(config) as gateway:
             fleet = gateway.gateway.fleet
+            (serving,) = gateway.gateway.directory.servings
+            old = endpoints(gateway)
+            # As a reload does: what the other configuration wants is made beside the old, and then all changes at once.
+            change = await fleet.prepare([(serving.model, [replace(configured, name="other")])])
             key_of = fleet.api_key
-            dropped: list[Endpoint] = []
+            placed: list[Endpoint] = []
 
-            def drop_first(endpoint: Endpoint) -> str | None:
-                if not dropped:
+            def change_first(endpoint: Endpoint) -> str | None:
+                if not placed:
                     assert endpoint.load.requests == 1, "it is placed"
-                    fleet.drop(endpoint)
-                    dropped.append(endpoint)
+                    fleet.apply(change)
+                    placed.append(endpoint)
                 return key_of(endpoint)
 
-            monkeypatch.setattr(fleet, "api_key", drop_first)
+            monkeypatch.setattr(fleet, "api_key", change_first)
             reply = await gateway.client.post(PATH, json=chat(1))
             assert reply.status_code == 200, reply.text
-            assert [line.endpoint for line in gateway.lines] == [dropped[0].name]
-            assert headers(server) == {str(dropped[0].rank)}
-            assert (dropped[0].load.requests, dropped[0].load.kv_tokens) == (0, 0)
-            assert len(endpoints(gateway)) == 1
-            assert f'endpoint="{dropped[0].name}"' not in await gateway.metrics()
+            assert [line.endpoint for line in gateway.lines] == [placed[0].name]
+            assert [endpoint.rank for endpoint in old] == [0, 1]
+            assert headers(server) == {str(placed[0].rank)}
+            assert (placed[0].load.requests, placed[0].load.kv_tokens) == (0, 0)
+            assert [endpoint.name for endpoint in endpoints(gateway)] == ["other/0", "other/1"]
+            assert f'endpoint="{placed[0].name}"' not in await gateway.metrics()

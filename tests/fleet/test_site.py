@@ -1,12 +1,12 @@
 from __future__ import annotations
 
+import asyncio
 from random import Random
 
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from gateway.errors import ConfigError
 from gateway.fleet.fleet import Fleet
 from gateway.fleet.ranks import ranks_of
 from gateway.fleet.settings import EndpointSettings, FleetSettings
@@ -21,9 +21,8 @@ class Places(RuleBasedStateMachine):
     def __init__(self) -> None:
         super().__init__()
         self.models = [Model("one"), Model("other")]
-        self.fleet = Fleet(
-            [(model, []) for model in self.models], FleetSettings(), SystemClock(), NULL_OBSERVER, Random(1)
-        )
+        self.fleet = Fleet([], FleetSettings(), SystemClock(), NULL_OBSERVER, Random(1))
+        self.wanted: set[tuple[int, str]] = set()
         self.live: set[int] = set()
         self.resting: set[int] = set()
         self.names: set[str] = set()
@@ -49,12 +48,8 @@ class Places(RuleBasedStateMachine):
 
     @rule(model=st.sampled_from([0, 1]), url=st.sampled_from(URLS))
     def add(self, model, url) -> None:
-        try:
-            created = self.fleet.add(self.models[model], EndpointSettings(url=url, api_key=f"k{model}"))
-        except ConfigError:  # listed twice
-            return
-        for endpoint in created:
-            self.endpoint_added(endpoint)
+        self.wanted.add((model, url))
+        self.change()
         self.numbers.setdefault(url, 1)
 
     @rule(url=st.sampled_from(URLS), number=st.integers(1, 4))
@@ -63,16 +58,26 @@ class Places(RuleBasedStateMachine):
         if engine is not None:
             self.fleet._estate._ranks_are(engine, number)
             self.numbers[url] = number
-            if engine not in self.fleet.engines:
-                del self.numbers[url]
 
-    @precondition(lambda self: self.live)
+    @precondition(lambda self: self.wanted)
     @rule(data=st.data())
     def drop(self, data) -> None:
-        endpoint = data.draw(st.sampled_from([e for model in self.models for e in self.fleet.endpoints(model)]))
-        self.fleet.drop(endpoint)
-        if endpoint.engine not in self.fleet.engines:
-            del self.numbers[endpoint.engine.url]
+        model, url = data.draw(st.sampled_from(sorted(self.wanted)))
+        self.wanted.remove((model, url))
+        self.change()
+        if url not in {left for _, left in self.wanted}:
+            del self.numbers[url]
+
+    def change(self) -> None:
+        def entries(number: int) -> list[EndpointSettings]:
+            return [EndpointSettings(url=url, api_key=f"k{number}") for of, url in sorted(self.wanted) if of == number]
+
+        wanted = [(model, entries(number)) for number, model in enumerate(self.models)]
+        change = asyncio.run(self.fleet.prepare(wanted))
+        for entry in change.added:
+            for endpoint in entry.places:
+                self.endpoint_added(endpoint)
+        self.fleet.apply(change)
 
     @precondition(lambda self: self.live)
     @rule(data=st.data())
@@ -105,7 +110,7 @@ class Places(RuleBasedStateMachine):
         assert {engine.url for engine in self.fleet.engines} == set(self.numbers)
         for site in self.fleet._estate.sites.values():
             assert [core.rank for core in site.watch.cores] == list(ranks_of(self.numbers[site.engine.url]))
-            assert set(site.places) == {place for place in places if place.engine is site.engine}
+            assert set(site.watch.places) == {place for place in places if place.engine is site.engine}
 
     @invariant()
     def ledgers_hold_what_is_under_way(self) -> None:

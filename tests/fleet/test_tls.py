@@ -237,7 +237,7 @@ async def test_an_address_outlives_its_engine(fleets, engines, model, authority)
     fleet = await fleets((model, [EndpointSettings(engine.url, tls=TlsSettings(ca=authority.file))]))
     (endpoint,) = fleet.endpoints(model)
     address = fleet.address(endpoint.engine)
-    fleet.drop(endpoint)
+    fleet.apply(await fleet.prepare([]))
     assert fleet.engines == []
     assert fleet.address(endpoint.engine) is address
 

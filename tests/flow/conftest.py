@@ -4,18 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from gateway.framework import Observer
-
-
-class ManualClock:
-    def __init__(self) -> None:
-        self.now = 1000.0
-
-    def monotonic(self) -> float:
-        return self.now
-
-    def wall(self) -> float:
-        return self.now
+from gateway.framework import ManualClock, Observer
 
 
 class Queues(Observer):

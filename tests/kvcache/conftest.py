@@ -15,29 +15,28 @@ import pytest
 import zmq
 import zmq.asyncio
 
-from gateway.framework import CostModel, Endpoint, Engine, EngineMetrics, Load, Match, Model, Observer, TaskSet
+from gateway.framework import (
+    CostModel,
+    Endpoint,
+    Engine,
+    EngineMetrics,
+    Load,
+    ManualClock,
+    Match,
+    Model,
+    Observer,
+    TaskSet,
+)
 from gateway.kvcache.events import AllBlocksCleared, BlockRemoved, BlockStored, Event
 from gateway.kvcache.index import CacheIndex
 from gateway.kvcache.settings import CacheSettings
 from gateway.kvcache.shelf import Shelf
 from gateway.kvcache.sockets import EventSource, Subscription
 from gateway.kvcache.stream import EventStream
+from tests.support.wait import eventually
 
 DATA = Path(__file__).parent.parent / "data" / "kvcache"
 END = b"\xff" * 8
-
-
-class ManualClock:
-    """Moves only when it is told to."""
-
-    def __init__(self) -> None:
-        self.now = 1000.0
-
-    def monotonic(self) -> float:
-        return self.now
-
-    def wall(self) -> float:
-        return self.now
 
 
 class Tally(Observer):
@@ -269,13 +268,13 @@ class Follower:
         self.tasks = TaskSet()
         self.streams: list[EventStream] = []
 
-    def follow(self, address: str, replay: str | None, topic: str = "") -> EventStream:
-        return self.follow_from(Subscription(address, topic), replay)
+    def follow(self, address: str, replay: str | None, topic: str = "", rank: int | None = None) -> EventStream:
+        return self.follow_from(Subscription(address, topic), replay, rank)
 
-    def follow_from(self, source: EventSource, replay: str | None) -> EventStream:
+    def follow_from(self, source: EventSource, replay: str | None, rank: int | None = None) -> EventStream:
         slot = len(self.streams)
         self.index.add(endpoint(slot), events=True)
-        stream = EventStream(slot, f"e{slot}", source, replay, self.index, self.tally, self.clock, self.settings)
+        stream = EventStream(slot, f"e{slot}", source, replay, rank, self.index, self.tally, self.clock, self.settings)
         self.streams.append(stream)
         stream.start(self.tasks)
         return stream
@@ -284,6 +283,20 @@ class Follower:
         for stream in self.streams:
             await stream.close()
         await self.tasks.close()
+
+
+async def live(follower: Follower, engine: FakeEngine, **others: Any) -> None:
+    """Follow ``engine`` until its history is read and live messages are heard."""
+    stream = follower.follow(engine.address, engine.replay, **others)
+    async with asyncio.timeout(10):
+        await engine.subscribed()
+        await stream.synced.wait()
+
+
+async def held(follower: Follower, slot: int, *numbers: int, tokens: int | None = None) -> None:
+    """Wait until the whole prompt of ``numbers`` is held, or ``tokens`` of it."""
+    wanted = 16 * len(numbers) if tokens is None else tokens
+    await eventually(lambda: tokens_held(follower.index, slot, ids(*numbers)) == wanted, f"{numbers}: {wanted} tokens")
 
 
 @pytest.fixture

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from gateway.kvcache.events import AllBlocksCleared, BlockRemoved, BlockStored, decode, short
+from gateway.kvcache.events import MAX_MESSAGE, AllBlocksCleared, BlockRemoved, BlockStored, decode, short
 from tests.kvcache.conftest import END, captured, payload, removed, stored
 
 hashes = st.one_of(st.integers(-(2**63), 2**64 - 1), st.binary(min_size=8, max_size=32))
@@ -130,3 +130,10 @@ def test_what_vllm_sends_is_understood(name):
 
 def test_the_tests_encode_as_vllm_does():
     assert decode(payload(removed(3))).events == [removed(3)]
+
+
+def test_a_message_that_is_too_long_is_not_read() -> None:
+    most = MAX_MESSAGE // 9  # bytes of such a hash
+    assert len(decode(payload(removed(*range(1 << 62, (1 << 62) + most - 100)))).events) == 1
+    batch = decode(payload(removed(*range(1 << 62, (1 << 62) + most))))
+    assert (batch.events, batch.refused) == ([], {"malformed-batch": 1})

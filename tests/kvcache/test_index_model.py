@@ -7,10 +7,10 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from gateway.framework import Source
+from gateway.framework import ManualClock, Source
 from gateway.kvcache.names import AGES, Ages
 from gateway.kvcache.settings import CacheSettings
-from tests.kvcache.conftest import CLEARED, Index, ManualClock, Tally, endpoint, removed, stored
+from tests.kvcache.conftest import CLEARED, Index, Tally, endpoint, removed, stored
 
 UNIT = 4
 SIZES = (4, 8, 4, 12)

@@ -4,7 +4,7 @@ from array import array
 
 import pytest
 
-from gateway.framework import NO_MATCH, Match, Source
+from gateway.framework import NO_MATCH, ManualClock, Match, Source
 from gateway.kvcache.events import BlockStored, decode
 from gateway.kvcache.layers import LAYERS
 from gateway.kvcache.settings import CacheSettings
@@ -12,7 +12,6 @@ from tests.kvcache.conftest import (
     CLEARED,
     END,
     Index,
-    ManualClock,
     Tally,
     captured,
     endpoint,

@@ -8,14 +8,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.framework import NULL_OBSERVER, Medium
+from gateway.framework import NULL_OBSERVER, ManualClock, Medium
 from gateway.kvcache.events import decode
 from gateway.kvcache.index import CacheIndex
 from gateway.kvcache.settings import CacheSettings
 from simulator.blocks import BlockPool, HashChain
 from simulator.blocks import Medium as Placed
 from simulator.encoding import encode_batch
-from tests.kvcache.conftest import ManualClock, endpoint
+from tests.kvcache.conftest import endpoint
 
 UNIT = 4
 

@@ -4,11 +4,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from gateway.framework import ManualClock
 from gateway.kvcache.keys import chain
 from gateway.kvcache.layers import LAYERS, Layer
 from gateway.kvcache.overlay import LAPSE, Overlay
 from gateway.kvcache.shelf import ALL, Shelf
-from tests.kvcache.conftest import ManualClock, held_at, ids
+from tests.kvcache.conftest import held_at, ids
 
 
 def keys_of(*numbers):

@@ -6,25 +6,13 @@ from typing import Any
 
 import pytest
 
-from gateway.framework import Settled
-
-
-class FakeClock:
-    """Time that stands still until a test moves it."""
-
-    def __init__(self) -> None:
-        self.now = 1000.0
-
-    def monotonic(self) -> float:
-        return self.now
-
-    def wall(self) -> float:
-        return 1_800_000_000.0 + self.now
+from gateway.framework import ManualClock, Settled
 
 
 @pytest.fixture
-def clock() -> FakeClock:
-    return FakeClock()
+def clock() -> ManualClock:
+    """In 2027 by the one, not far from its start by the other: whoever mixes them up is seen."""
+    return ManualClock(1000.0, epoch=1_800_000_000.0)
 
 
 ANSWERED = Settled(

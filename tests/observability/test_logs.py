@@ -8,9 +8,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from gateway.framework import ManualClock
 from gateway.observability.logs import Bridge, configure
 from gateway.observability.settings import LogSettings
-from tests.observability.conftest import FakeClock, Lines
+from tests.observability.conftest import Lines
 
 
 @pytest.fixture
@@ -134,7 +135,7 @@ def test_a_traceback_without_the_values_of_variables(opened, lines, format_) -> 
 @given(text=st.text(max_size=30), format_=st.sampled_from(["json", "text"]))
 def test_a_clients_text_cannot_write_a_line_of_its_own(text, format_) -> None:
     lines = Lines()
-    logs = configure(LogSettings(format=format_), stream=lines, clock=FakeClock())
+    logs = configure(LogSettings(format=format_), stream=lines, clock=ManualClock())
     try:
         logs.logger.info("refused", error=text)
         logging.getLogger("kvgate.x").info("%s", text)

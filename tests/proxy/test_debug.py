@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import json
-from collections.abc import AsyncIterator
 from dataclasses import replace
 from typing import Any
 
@@ -17,8 +15,7 @@ from gateway.proxy.settings import ListenSettings
 from gateway.scheduling.settings import PluginSettings, ProfileSettings, WeightedScorer
 from simulator.faults import FaultKind
 from simulator.server import EngineServer
-from simulator.settings import EngineSettings
-from simulator.tokenizer import build_tokenizer
+from tests.support.engines import engines
 from tests.support.gateway import IN_TURN, PATIENT_FLEET, Running, config_for, running, split_config
 from tests.support.wait import eventually
 
@@ -30,25 +27,6 @@ CHAT: dict[str, Any] = {
     "max_tokens": 3,
 }
 STREAMED: dict[str, Any] = {**CHAT, "stream": True, "stream_options": {"include_usage": True}}
-
-
-@pytest.fixture(scope="module")
-def tokenizer(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("tokenizer")
-    build_tokenizer(folder)
-    return str(folder)
-
-
-@contextlib.asynccontextmanager
-async def engines(count: int, **settings: Any) -> AsyncIterator[list[EngineServer]]:
-    async with contextlib.AsyncExitStack() as stack:
-        servers = []
-        for seed in range(count):
-            server = EngineServer(EngineSettings(seed=seed, **settings))
-            await server.start()
-            stack.push_async_callback(server.close)
-            servers.append(server)
-        yield servers
 
 
 def name_of(server: EngineServer) -> str:

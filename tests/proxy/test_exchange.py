@@ -16,10 +16,20 @@ from gateway.api.usage import Usage
 from gateway.errors import NoEndpoint
 from gateway.fleet.fleet import Fleet
 from gateway.fleet.settings import EndpointSettings, FleetSettings
-from gateway.framework import NULL_OBSERVER, EngineMetrics, Kind, Match, Matches, Model, Plan, Prompt, Request
+from gateway.framework import (
+    NULL_OBSERVER,
+    EngineMetrics,
+    Kind,
+    ManualClock,
+    Match,
+    Matches,
+    Model,
+    Plan,
+    Prompt,
+    Request,
+)
 from gateway.proxy.exchange import Exchange
 from gateway.proxy.legs import Cause, LegFailed
-from tests.fleet.conftest import ManualClock
 
 ENDPOINTS = 3
 

@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+from collections.abc import AsyncIterator, Awaitable, Callable
+from dataclasses import dataclass
+from typing import Any
 
 import orjson
 import pytest
@@ -14,6 +18,7 @@ from tests.support.split import (
     PARAMETERS,
     PREFILLED,
     UNWATCHED,
+    Setting,
     Told,
     answered,
     decodes,
@@ -28,7 +33,7 @@ from tests.support.split import (
     talks_garbage,
 )
 from tests.support.wait import eventually
-from tests.support.wire import STREAM_HEAD, Connection, answer, chunked
+from tests.support.wire import STREAM_HEAD, Connection, ScriptedServer, answer, chunked
 
 BODIES = pytest.mark.parametrize("body", [CHAT, STREAMED], ids=["whole", "streamed"])
 
@@ -133,28 +138,50 @@ def ids(told: Told) -> list[bytes]:
     return [head.lower().partition(b"x-request-id: ")[2].partition(b"\r\n")[0] for head in told.heads]
 
 
-@BODIES
-async def test_a_decode_engine_that_goes_down_during_the_prefill_is_not_asked(body):
+@dataclass
+class Held:
+    """A request whose prefill runs until ``end``, and the decode engine that will be asked next.
+
+    ``told``: what that one was asked; ``other``: what the other one was. ``ended``: status and answer of the request.
+    """
+
+    setting: Setting
+    server: ScriptedServer
+    told: Told
+    other: Told
+    end: Callable[[], None]
+    ended: Awaitable[tuple[int, bytes]]
+
+
+@contextlib.asynccontextmanager
+async def while_the_prefill_runs(body: dict[str, Any]) -> AsyncIterator[Held]:
+    """Ask ``body`` of a prefill engine and two decode engines; nothing but the test ends the prefill."""
     held = asyncio.Event()
 
     async def waits(connection: Connection, head: bytes, request: bytes) -> None:
         await held.wait()
         await prefills(connection, head, request)
 
-    first, second = Told(decodes), Told(decodes)
-    async with pair(waits, first, second, timeouts=TimeoutSettings()) as setting:
+    decoding = Told(decodes), Told(decodes)
+    async with pair(waits, *decoding, timeouts=TimeoutSettings()) as setting:
         asked = asyncio.get_running_loop().create_task(setting.ask(body))
         await eventually(lambda: setting.prefill.bodies, "the prefill runs")
         endpoints = setting.gateway.gateway.fleet.endpoints(setting.gateway.gateway.directory.servings[0].model)
         chosen = next(e for e in endpoints if e.role == "decode" and e.load.requests)
         server = next(s for s in setting.servers if s.url == chosen.engine.url)
-        server.still = True
-        await eventually(lambda: setting.gateway.down(server.url), "it is seen to be down")
-        held.set()
-        assert answered(body, *await asked)
-        told, other = (first, second) if server is setting.servers[1] else (second, first)
-        assert told.with_parameters == []
-        assert other.with_parameters == [True]
+        told, other = decoding if server is setting.servers[1] else reversed(decoding)
+        yield Held(setting, server, told, other, held.set, asked)
+
+
+@BODIES
+async def test_a_decode_engine_that_goes_down_during_the_prefill_is_not_asked(body):
+    async with while_the_prefill_runs(body) as held:
+        held.server.still = True
+        await eventually(lambda: held.setting.gateway.down(held.server.url), "it is seen to be down")
+        held.end()
+        assert answered(body, *await held.ended)
+        assert held.told.with_parameters == []
+        assert held.other.with_parameters == [True]
 
 
 @BODIES
@@ -174,26 +201,13 @@ async def test_a_decode_engine_that_dies_is_replaced(failure, body):
 
 
 async def test_a_decode_engine_that_was_never_reached_leaves_the_parameters_for_another():
-    held = asyncio.Event()
-
-    async def waits(connection: Connection, head: bytes, body: bytes) -> None:
-        await held.wait()
-        await prefills(connection, head, body)
-
-    first, second = Told(decodes), Told(decodes)
-    async with pair(waits, first, second, timeouts=TimeoutSettings()) as setting:
-        asked = asyncio.get_running_loop().create_task(setting.ask(CHAT))
-        await eventually(lambda: setting.prefill.bodies, "the prefill runs")
-        endpoints = setting.gateway.gateway.fleet.endpoints(setting.gateway.gateway.directory.servings[0].model)
-        chosen = next(e for e in endpoints if e.role == "decode" and e.load.requests)
-        server = next(s for s in setting.servers if s.url == chosen.engine.url)
-        server.refuse()
-        held.set()
-        assert answered(CHAT, *await asked)
-        assert len(setting.prefill.bodies) == 1
-        other = second if server is setting.servers[1] else setting.decode
-        assert other.with_parameters == [True]
-        line = await setting.settled()
+    async with while_the_prefill_runs(CHAT) as held:
+        held.server.refuse()
+        held.end()
+        assert answered(CHAT, *await held.ended)
+        assert len(held.setting.prefill.bodies) == 1
+        assert held.other.with_parameters == [True]
+        line = await held.setting.settled()
         assert (line.attempts, line.fallback) == (2, None)
 
 

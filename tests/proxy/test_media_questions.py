@@ -182,10 +182,10 @@ async def test_many_of_the_same_ask_once_and_each_gets_the_answer() -> None:
 
 
 async def test_a_slow_engine_is_not_waited_for() -> None:
-    engine = EngineServer(EngineSettings(scale_out=True, image_tokens=TOKENS, render_seconds=60))
+    engine = EngineServer(EngineSettings(scale_out=True, image_tokens=TOKENS, render_seconds=60.0))
     await engine.start()
     try:
-        async with gateway_of(engine, media=MediaSettings(render=True, timeout=0.1)) as gateway:
+        async with gateway_of(engine, media=MediaSettings(render=True, timeout=0.5)) as gateway:
             await post(gateway, chat(user(image())))
             await post(gateway, chat(user(image())))
             assert asked(engine) == 1, "it is left alone for a while"
@@ -196,10 +196,10 @@ async def test_a_slow_engine_is_not_waited_for() -> None:
 
 
 async def test_more_than_a_few_at_a_time_wait_no_longer_than_that() -> None:
-    engine = EngineServer(EngineSettings(scale_out=True, image_tokens=TOKENS, render_seconds=1.0))
+    engine = EngineServer(EngineSettings(scale_out=True, image_tokens=TOKENS, render_seconds=60.0))
     await engine.start()
     try:
-        async with gateway_of(engine, media=MediaSettings(render=True, timeout=0.2, concurrency=1)) as gateway:
+        async with gateway_of(engine, media=MediaSettings(render=True, timeout=0.5, concurrency=1)) as gateway:
             await asyncio.gather(*(post(gateway, chat(user(image(str(number))))) for number in range(3)))
             assert asked(engine) == 1
             assert await count(gateway, "timeout") == 1

@@ -98,7 +98,7 @@ async def test_draining_refuses_the_new_and_lets_the_running_end():
         stream = loop.create_task(gateway.client.post("/v1/chat/completions", json=STREAMED))
         await begun.wait()
         draining = loop.create_task(gateway.gateway.server.drain(30))
-        await asyncio.sleep(0)
+        await eventually(lambda: gateway.gateway.server._draining, "it takes no more")
         refused = await gateway.client.post("/v1/chat/completions", json=CHAT)
         assert refused.status_code == 503
         assert refused.headers["connection"] == "close"

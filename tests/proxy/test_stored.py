@@ -10,7 +10,7 @@ import orjson
 import pytest
 
 from gateway.errors import NoEndpoint, NotFound
-from gateway.framework import Endpoint, Engine, Model
+from gateway.framework import Endpoint, Engine, ManualClock, Model
 from gateway.proxy import stored
 from gateway.proxy.stored import LIFETIME, MAX_ID, StoredResponses, kept_at
 from simulator.server import EngineServer
@@ -21,17 +21,6 @@ from tests.support.wait import eventually
 PATH = "/v1/responses"
 
 
-class Clock:
-    def __init__(self) -> None:
-        self.now = 0.0
-
-    def monotonic(self) -> float:
-        return self.now
-
-    def wall(self) -> float:
-        return self.now
-
-
 def endpoint(url: str, slot: int = 0, *, up: bool = True) -> Endpoint:
     return Endpoint(slot, f"{url}#{slot}", Model("m"), Engine(url, url, up=up), load=None, cost=None)
 
@@ -40,7 +29,7 @@ A, B = endpoint("http://a"), endpoint("http://b", 1)
 
 
 def test_a_response_is_its_engines() -> None:
-    responses = StoredResponses(Clock())
+    responses = StoredResponses(ManualClock())
     responses.note("r1", A)
     responses.note("r2", B)
     assert responses.engine_of("r1", [A, B]) == "http://a"
@@ -50,7 +39,7 @@ def test_a_response_is_its_engines() -> None:
 
 
 def test_one_that_is_not_known_is_refused_unless_there_is_but_one_engine() -> None:
-    responses = StoredResponses(Clock())
+    responses = StoredResponses(ManualClock())
     with pytest.raises(NotFound, match="No engine is known to keep the response 'r1'") as caught:
         responses.engine_of("r1", [A, B])
     assert caught.value.param == "previous_response_id"
@@ -58,14 +47,14 @@ def test_one_that_is_not_known_is_refused_unless_there_is_but_one_engine() -> No
 
 
 def test_one_of_another_model_is_refused() -> None:
-    responses = StoredResponses(Clock())
+    responses = StoredResponses(ManualClock())
     responses.note("r1", endpoint("http://c"))
     with pytest.raises(NotFound, match="does not serve this model"):
         responses.engine_of("r1", [A, B])
 
 
 def test_what_is_not_asked_for_is_forgotten() -> None:
-    clock = Clock()
+    clock = ManualClock()
     responses = StoredResponses(clock)
     responses.note("r1", A)
     clock.now += LIFETIME - 1
@@ -80,7 +69,7 @@ def test_what_is_not_asked_for_is_forgotten() -> None:
 
 def test_it_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(stored, "MAX_KEPT", 3)
-    responses = StoredResponses(Clock())
+    responses = StoredResponses(ManualClock())
     for name in ("r1", "r2", "r3"):
         responses.note(name, A)
     responses.engine_of("r1", [A, B])

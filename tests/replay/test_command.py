@@ -79,6 +79,7 @@ def test_groups_from_end_to_end(capsys) -> None:
         ([str(EXCERPT), "--machine", "70b"], "there is no machine '70b'"),
         ([str(EXCERPT), "--seeds", "0"], "seeds must be at least 1"),
         ([str(EXCERPT), "--jobs", "0"], "jobs must be at least 1"),
+        (["groups", "--think", "inf"], "think must be in 0..1e+06 seconds"),
     ],
 )
 def test_mistakes_are_named(capsys, arguments, said) -> None:

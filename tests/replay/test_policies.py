@@ -37,6 +37,14 @@ def test_the_default_is_exactly_the_default() -> None:
     assert config.handlers == DEFAULT_HANDLERS
 
 
+def test_llm_d_is_as_it_ships() -> None:
+    config = policy("llm-d").config
+    [profile] = config.profiles
+    weights = {scorer.plugin: scorer.weight for scorer in profile.scorers}
+    assert weights == {"prefix": 3, "queue": 2, "kv": 2}
+    assert {plugin.name: dict(plugin.parameters) for plugin in config.plugins}["queue"] == {"relative": True}
+
+
 def test_a_worker_process_can_be_given_one() -> None:
     for wiring in policies("all"):
         assert pickle.loads(pickle.dumps(wiring)) == wiring
@@ -94,5 +102,6 @@ def test_other_numbers_change_what_they_name_and_nothing_else() -> None:
     assert [plugin.parameters for plugin in changed.plugins if plugin.parameters] == [
         {"allow": ["decode", "both"]},
         {"of": 3.0},
+        {"relative": True},
     ]
     assert with_parameters(given, {}) == given

@@ -14,6 +14,7 @@ from gateway.framework import (
     EngineMetrics,
     Kind,
     Load,
+    ManualClock,
     Match,
     Matches,
     Model,
@@ -21,6 +22,7 @@ from gateway.framework import (
     Request,
     Role,
     Scalars,
+    Sums,
 )
 
 
@@ -35,6 +37,10 @@ class Work:
     kv_tokens: int = 0
     foreign_requests: float = 0.0
     foreign_kv_tokens: float = 0.0
+
+    def sums(self, now: float) -> Sums:
+        requests, kv_tokens = self.requests + self.foreign_requests, self.kv_tokens + self.foreign_kv_tokens
+        return requests, self.prefill_tokens, self.prefill_attention, self.prefill_done, kv_tokens
 
 
 @dataclass(slots=True)
@@ -57,19 +63,6 @@ class Physics:
     @property
     def scalars(self) -> Scalars:
         return Scalars(self.prefill_token, self.quadratic, 0.020, 0.001, self.kv_token_seconds, 0.0)
-
-
-class StillClock:
-    """Stands until it is moved."""
-
-    def __init__(self, now: float = 1000.0) -> None:
-        self.now = now
-
-    def monotonic(self) -> float:
-        return self.now
-
-    def wall(self) -> float:
-        return self.now
 
 
 class Notes(Observer):
@@ -132,8 +125,8 @@ def request(prompt_tokens: int = 1000, held: Mapping[int, int] | None = None, **
     )
 
 
-def context(name: str = "plugin", *, seed: int = 0, clock: StillClock | None = None) -> Context:
-    return Context(name=name, clock=clock or StillClock(), random=random.Random(seed), observer=Notes())
+def context(name: str = "plugin", *, seed: int = 0, clock: ManualClock | None = None) -> Context:
+    return Context(name=name, clock=clock or ManualClock(), random=random.Random(seed), observer=Notes())
 
 
 def names(endpoints: Any) -> list[str]:

@@ -8,6 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gateway.config.load import loads
+from gateway.config.registry import discover
 from gateway.config.wiring import wire
 from gateway.errors import NoEndpoint
 from gateway.framework import Endpoint, Kind, Model, Plan, Request, Role
@@ -267,12 +268,16 @@ def test_strictly_another_that_need_not_be_split_serves_it_whole() -> None:
     assert plan((new, old, prefill), request(1000, held={1: 900}), strict=True) == Plan(old, reason="short")
 
 
+INSTALLED = discover()
+"""Once: it reads a file of every installed distribution."""
+
+
 def scheduled(fleet: Sequence[Endpoint], asked: Request, trace: Trace | None = None, **parameters: Any) -> Plan:
     """By the default profiles, as they are wired, and by the threshold."""
     text = "models: [{name: m, handler: h, endpoints: [{url: 'http://a:1'}]}]\n"
     given = ", ".join(f"{name}: {value}" for name, value in ({"decide": "threshold"} | parameters).items())
     config = loads(f"{text}handlers: [{{name: h, type: prefill-decode, parameters: {{{given}}}}}]\n", {})
-    return wire(config, context).schedule(asked, fleet, trace)
+    return wire(config, context, INSTALLED).schedule(asked, fleet, trace)
 
 
 LONG = {"model": Model(name="m", handler="h")}

@@ -18,6 +18,7 @@ from tests.scheduling.candidates import Physics, context, endpoint, request
 
 P, D, BOTH = Role.PREFILL, Role.DECODE, Role.BOTH
 DEFAULTS = PrefillDecode.Parameters()
+NOW = 0.0
 
 # A token takes 1 ms to compute, a step 20 ms and 1 ms for each request, a second leg 10 ms; moving KV next to nothing.
 
@@ -269,24 +270,24 @@ def test_no_other_plan_would_have_cost_less(
             plan(fleet, asked, rate=rate)
         return
     price = costs(rate=rate)
-    alone = [price.answering(asked, one).alone for one in decoders]
+    alone = [price.answering(asked, one, NOW).alone for one in decoders]
     pairs = [
-        price.pair(price.computing(asked, prefill), price.answering(asked, decode))
+        price.pair(price.computing(asked, prefill, NOW), price.answering(asked, decode, NOW))
         for decode in decoders
         for prefill in fleet
         if prefill.role is not D and prefill is not decode
     ]
     for decode in decoders:
-        answering = price.answering(asked, decode)
+        answering = price.answering(asked, decode, NOW)
         for prefill in fleet:
-            assert price.pair(price.computing(asked, prefill), answering) >= price.at_least(answering)
+            assert price.pair(price.computing(asked, prefill, NOW), answering) >= price.at_least(answering)
     made = plan(fleet, asked, rate=rate)
     if made.prefill is None and made.reason != "cheaper-whole":
         assert not pairs
         assert made.reason in ("short", "no-prefill-endpoint")
         return
-    answering = price.answering(asked, made.decode)
-    cost = answering.alone if made.prefill is None else price.pair(price.computing(asked, made.prefill), answering)
+    answering = price.answering(asked, made.decode, NOW)
+    cost = answering.alone if made.prefill is None else price.pair(price.computing(asked, made.prefill, NOW), answering)
     assert cost == min(alone + pairs)
     assert cost == next(iter(made.costs.values()))
 

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.framework import Kind, Match, Matches, Source
+from gateway.framework import NO_MATCH, Kind, Match, Matches, Source
 from scorers.placement_cost import STEP_TOKENS, PlacementCost
 from tests.scheduling.candidates import Physics, context, endpoint, request
 
@@ -104,6 +104,47 @@ def test_the_terms_that_are_told_are_what_the_score_is_made_of(tiers, prompt, ru
     assert tuple(terms) == ("queued", "prefill", "fetch", "batch", "stall", "decode", "displaced")
     assert min(terms.values()) >= 0
     assert one.score(asked, [there]) == pytest.approx([1 / (1 + sum(terms.values()))])
+
+
+WORK = st.fixed_dictionaries(
+    {
+        "requests": st.integers(0, 1000),
+        "prefill_tokens": st.integers(0, 10**6),
+        "prefill_attention": st.floats(0, 1e9),
+        "prefill_done": st.floats(0, 100),
+        "kv_tokens": st.integers(0, 10**7),
+        "foreign_requests": st.floats(0, 1000),
+        "foreign_kv_tokens": st.floats(0, 1e7),
+    }
+)
+
+
+@given(works=st.lists(WORK, max_size=8), tiers=TIERS, prompt=st.integers(1, 10_000), reuse=st.floats(0, 1))
+def test_the_scores_are_the_formula(works, tiers, prompt, reuse) -> None:
+    """Term by term as the docstring has it, however it is worked out: to the last digits."""
+    asked = held(prompt, **tiers)
+    asked.expected_output = 300.0
+    endpoints = [endpoint(slot, cost=Physics(quadratic=1e-8), **work) for slot, work in enumerate(works)]
+    expected = []
+    for one in endpoints:
+        load, cost, match = one.load, one.cost, asked.matches.get(one.slot, NO_MATCH)
+        new = max(1, prompt - match.expected_hit)
+        prefill = new * (1e-3 + 1e-8 * (prompt - new / 2))
+        running = load.requests + load.foreign_requests
+        kv_tokens = load.kv_tokens + load.foreign_kv_tokens
+        queued = 1e-3 * load.prefill_tokens + 1e-8 * load.prefill_attention - load.prefill_done
+        fetched = 1.6e-6 * min(match.cpu, match.expected_hit) + 25.6e-6 * min(match.storage, match.expected_hit)
+        seconds = [
+            max(0.0, queued) if load.prefill_tokens else 0.0,
+            prefill,
+            fetched if match.gpu < match.expected_hit else 0.0,
+            (1 + (load.prefill_tokens + new) / STEP_TOKENS) * (0.001 * running + cost.kv_token_seconds * kv_tokens),
+            0.1 * prefill * running,
+            0.1 * 300 * cost.kv_token_seconds * kv_tokens,
+            reuse * prefill,
+        ]
+        expected.append(1 / (1 + sum(seconds)))
+    assert scorer(reuse).score(asked, endpoints) == pytest.approx(expected, rel=1e-12, abs=0)
 
 
 def test_a_request_without_a_decode_pays_for_none() -> None:

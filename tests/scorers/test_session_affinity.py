@@ -4,9 +4,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.framework import Model, Plan
+from gateway.framework import ManualClock, Model, Plan
 from scorers.session_affinity import LONGEST, SessionAffinity
-from tests.scheduling.candidates import StillClock, context, endpoint, request
+from tests.scheduling.candidates import context, endpoint, request
 
 FLEET = [endpoint(slot) for slot in range(6)]
 
@@ -45,7 +45,7 @@ def test_without_a_session_it_says_nothing(by, session) -> None:
 
 
 def test_a_session_is_forgotten_after_a_while() -> None:
-    clock = StillClock()
+    clock = ManualClock()
     affinity, asked = scorer(clock, ttl=10.0), request(session="s")
     affinity.on_placed(asked, Plan(decode=FLEET[0]))
     clock.now += 10.0
@@ -59,7 +59,7 @@ def test_a_session_is_forgotten_after_a_while() -> None:
     st.integers(1, 8),
 )
 def test_it_remembers_the_most_recent_and_no_more(uses, most) -> None:
-    clock = StillClock()
+    clock = ManualClock()
     affinity = scorer(clock, ttl=10.0, sessions=most)
     homes: dict[int, tuple[int, float]] = {}
     for session, slot, later in uses:

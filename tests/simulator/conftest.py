@@ -13,7 +13,6 @@ import pytest
 
 from simulator.server import EngineServer
 from simulator.settings import EngineSettings
-from simulator.tokenizer import build_tokenizer
 
 DATA = Path(__file__).parents[1] / "data" / "simulator"
 
@@ -73,12 +72,6 @@ async def start() -> AsyncIterator[Start]:
 async def engine(start: Start) -> Running:
     """One engine with its defaults, in a hurry."""
     return await start()
-
-
-@pytest.fixture(scope="session")
-def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> str:
-    """A folder with a built tokenizer."""
-    return str(build_tokenizer(tmp_path_factory.mktemp("words")))
 
 
 @dataclass(frozen=True)

@@ -1,6 +1,9 @@
-"""One chat, as its client and its engine say it."""
+"""Chats, as their clients and their engines say them."""
 
 from __future__ import annotations
+
+import random
+from typing import Any
 
 import orjson
 
@@ -26,3 +29,17 @@ def event(delta: dict[str, object]) -> bytes:
 ROLE = event({"role": "assistant", "content": ""})
 WORD = event({"content": "Hi"})
 DONE = b"data: [DONE]\n\n"
+
+
+WORDS = ("engine", "block", "token", "prefix", "cache", "queue")
+
+
+def chat(group: int = 0, question: int = 0, words: int = 300, **extra: Any) -> dict[str, Any]:
+    """A question to be answered with 3 tokens; all of a group have the same system prompt, of so many words."""
+    chance = random.Random(group)
+    system = " ".join(chance.choice(WORDS) for _ in range(words))
+    messages = [
+        {"role": "system", "content": f"{group}: {system}"},
+        {"role": "user", "content": f"Question {question}"},
+    ]
+    return {"model": "sim", "messages": messages, "max_tokens": 3, **extra}

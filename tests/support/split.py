@@ -17,6 +17,9 @@ from tests.support.wire import STREAM_HEAD, Connection, ScriptedServer, answer, 
 
 SHORT = TimeoutSettings(connect=1, head=2, idle=2, total=5, prefill=0.3, handover=0.3)
 
+WATCHED = replace(QUICK_FLEET, scrape=replace(QUICK_FLEET.scrape, timeout=1.0))
+"""An engine that says nothing more is seen to be down within a second."""
+
 UNWATCHED = replace(QUICK_FLEET, scrape=replace(QUICK_FLEET.scrape, interval=60))
 """No scrape sees what happens to an engine before a request does."""
 
@@ -147,7 +150,7 @@ async def pair(prefill: Post = prefills, decode: Post = decodes, *more: Post, **
     """One prefill engine, and decode engines that act by ``decode`` and ``more``."""
     timeouts = parameters.pop("timeouts", SHORT)
     retries = parameters.pop("retries", RetrySettings(budget=1.0))
-    fleet = parameters.pop("fleet", QUICK_FLEET)
+    fleet = parameters.pop("fleet", WATCHED)
     also_prefills = parameters.pop("also_prefills", ())
     port = parameters.pop("bootstrap_port", 8998)
     async with contextlib.AsyncExitStack() as stack:

@@ -6,23 +6,12 @@ from pathlib import Path
 
 import pytest
 
-from gateway.framework import ChatInput, Observer, TextInput, TokenInput
+from gateway.framework import ChatInput, ManualClock, Observer, TextInput, TokenInput
 from gateway.tokens import ModelTokens
 from gateway.tokens.parity import BLIND, CHECKS, LEAST, PAUSE, RECOVERY, TRIED, WINDOW, Parity
 from gateway.tokens.settings import ParitySettings, TokenSettings
 
 IDS = array("I", [1, 2, 3])
-
-
-class FakeClock:
-    def __init__(self) -> None:
-        self.now = 0.0
-
-    def monotonic(self) -> float:
-        return self.now
-
-    def wall(self) -> float:
-        return self.now
 
 
 class Told(Observer):
@@ -40,8 +29,8 @@ class Told(Observer):
 
 
 @pytest.fixture
-def clock() -> FakeClock:
-    return FakeClock()
+def clock() -> ManualClock:
+    return ManualClock()
 
 
 @pytest.fixture
@@ -50,7 +39,7 @@ def told() -> Told:
 
 
 @pytest.fixture
-def parity(clock: FakeClock, told: Told) -> Parity:
+def parity(clock: ManualClock, told: Told) -> Parity:
     return Parity("m", clock, told)
 
 
@@ -114,7 +103,7 @@ class TestIds:
             parity.rendered("a", IDS, [1, 2, 3])
         assert parity.trusted
 
-    def test_without_a_sample_lost_ids_are_asked_for_again(self, parity: Parity, clock: FakeClock) -> None:
+    def test_without_a_sample_lost_ids_are_asked_for_again(self, parity: Parity, clock: ManualClock) -> None:
         for _ in range(LEAST):
             parity.rendered("a", IDS, [1, 2])
         for _ in range(CHECKS):
@@ -138,7 +127,7 @@ class TestHits:
         assert parity.trusted
         assert parity.wants_ids(1.0)
 
-    def test_doubted_ids_are_compared_some_times(self, parity: Parity, clock: FakeClock) -> None:
+    def test_doubted_ids_are_compared_some_times(self, parity: Parity, clock: ManualClock) -> None:
         for _ in range(LEAST):
             parity.hit("a", 0, BLIND)
         for _ in range(CHECKS):
@@ -183,7 +172,7 @@ class TestRecovery:
         counts(parity, *[False] * LEAST, *[True] * WINDOW, *[False] * LEAST)
         assert told.trusted == [False, True, False]
 
-    def test_time_alone_does_not(self, parity: Parity, clock: FakeClock) -> None:
+    def test_time_alone_does_not(self, parity: Parity, clock: ManualClock) -> None:
         counts(parity, *[False] * LEAST)
         clock.now = 10 * PAUSE
         assert not parity.trusted

@@ -8,8 +8,7 @@ from pathlib import Path
 from typing import Literal
 
 from tests.engines.engine import Engine
-from tests.engines.gateway import wait_for
-from tests.engines.process import free_port
+from tests.engines.process import free_port, wait_for
 
 LEASE_SECONDS = 30  # for which a prefill engine keeps blocks that nobody has read; vLLM's default
 KV_BYTES = 40 * 1024 * 1024

@@ -17,7 +17,8 @@ from tests.engines.answers import events
 from tests.engines.chats import Body
 from tests.engines.disaggregation.conftest import Fleet, run_split
 from tests.engines.disaggregation.routes import ROUTES, Route
-from tests.engines.gateway import MODEL, Gateway, wait_for
+from tests.engines.gateway import MODEL, Gateway
+from tests.engines.process import wait_for
 from tests.engines.prompts import passage
 
 WORDS = 120
