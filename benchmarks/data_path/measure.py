@@ -12,10 +12,11 @@ from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+from benchmarks.data_path.engines import MODEL
 from benchmarks.data_path.plan import Column
 from benchmarks.data_path.processes import Failed, cpu, environment
 from benchmarks.data_path.prompts import Text, chat, encoder, long_sizes, plan, render, sizes
-from benchmarks.data_path.rows import DIRECT, Engines, Row
+from benchmarks.data_path.rows import DIRECT, Engines, Row, ask
 
 DRIVE = Path(__file__).with_name("drive.lua")
 WARM, REST = 0.4, 0.2
@@ -57,6 +58,7 @@ class Bench:
         self._folder = folder
         self._seconds = seconds
         self._plans: dict[str, Path] = {}
+        self._primed: set[tuple[str, int]] = set()
 
     def run(self, columns: Sequence[Column], rounds: int, more: int) -> Iterator[Sample]:
         """``rounds`` of all, and ``more`` of the key columns."""
@@ -77,7 +79,19 @@ class Bench:
         time.sleep(seconds)
         return {row.name: (cpu(row.pids) - before[row.name]) / seconds for row in self._rows}
 
+    def _prime(self, row: Row, column: Column) -> None:
+        """Ask once what is asked again and again from now on: known is what was seen, by engines and by who routes."""
+        if column.fresh or (row.name, column.kib) in self._primed:
+            return
+        self._primed.add((row.name, column.kib))
+        asked = chat(self._text, sizes_of(self._text, column.kib), fresh=False)
+        messages = [*asked.known, {"role": "user", "content": "Go on."}]
+        tokens = len(encoder(self._text).encode(render(messages, ask=True), add_special_tokens=False).ids)
+        body = {"model": MODEL, "max_tokens": 1, "messages": messages, "user": f"tokens={tokens}"}
+        ask(f"{row.url}/v1/chat/completions", body, PATIENCE)
+
     def _one(self, number: int, row: Row, column: Column) -> Sample:
+        self._prime(row, column)
         command = ["wrk", "-t1", f"-c{column.connections}", f"-d{self._seconds}s", f"--timeout={PATIENCE:.0f}s"]
         process = subprocess.Popen(
             [*command, "-s", str(DRIVE), row.url],

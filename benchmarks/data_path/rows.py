@@ -131,12 +131,12 @@ def serving(processes: Processes, row: Row, text: Text) -> None:
     row.pids = tree(row.process.pid)
 
 
-def ask(url: str, body: Mapping[str, Any] | None = None) -> Any:
+def ask(url: str, body: Mapping[str, Any] | None = None, timeout: float = 10.0) -> Any:
     """A GET, or a POST of ``body``; its JSON. Raises OSError, ValueError."""
     data = None if body is None else json.dumps(body).encode()
     request = urllib.request.Request(url, data, {"content-type": "application/json"})
     opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
-    with opener.open(request, timeout=10) as answer:
+    with opener.open(request, timeout=timeout) as answer:
         return json.loads(answer.read())
 
 
