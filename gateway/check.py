@@ -175,7 +175,7 @@ def _of_engines(split: Split, told: Sequence[Told]) -> Iterator[str]:
     for one in told:
         if one.unreachable:
             yield (
-                f"{_name(one.endpoint)} cannot be asked ({one.unreachable}), and what it would say is not checked: "
+                f"{_name(one.endpoint)} cannot be asked ({one.why}), and what it would say is not checked: "
                 "start it, and check again"
             )
     yield from _of_versions(split, {one.endpoint.url: one for one in told if not one.unreachable})

@@ -31,7 +31,8 @@ PARAMETERS = {"do_remote_decode": True, "do_remote_prefill": False}
 
 @dataclass(slots=True)
 class Told:
-    """What an engine said. ``unreachable``: why it said nothing, a short word; then the rest is empty.
+    """What an engine said. ``unreachable``: why it said nothing, a short word; then the rest is empty. ``detail``: more
+    of that, or empty.
 
     ``configured``: it told its configuration, as vLLM does in development mode only; ``transfer`` is the part of it on
     KV transfer, ``side_channel`` its VLLM_NIXL_SIDE_CHANNEL_HOST. ``late``: paths that it did not answer in time: what
@@ -41,6 +42,7 @@ class Told:
 
     endpoint: EndpointSettings
     unreachable: str = ""
+    detail: str = ""
     version: str | None = None
     metrics: bytes | None = None
     configured: bool = False
@@ -48,6 +50,11 @@ class Told:
     side_channel: str | None = None
     late: list[str] = field(default_factory=list)
     probed: Mapping[str, Any] | ProbeFailed | None = None
+
+    @property
+    def why(self) -> str:
+        """Why it said nothing, as a person is told."""
+        return f"{self.unreachable}, {self.detail}" if self.detail else self.unreachable
 
 
 async def ask(interviews: Interviews, model: ModelSettings, endpoint: EndpointSettings, *, probe: bool) -> Told:
@@ -57,7 +64,7 @@ async def ask(interviews: Interviews, model: ModelSettings, endpoint: EndpointSe
     try:
         told.version = await engine.version()
     except ProbeFailed as failure:
-        told.unreachable = failure.reason
+        told.unreachable, told.detail = failure.reason, failure.detail
         return told
     try:
         told.metrics = await engine.metrics()

@@ -23,6 +23,7 @@ from simulator.faults import FaultKind
 from simulator.server import EngineServer
 from simulator.settings import EngineSettings
 from tests.support.gateway import PATIENT_FLEET, config_for, running
+from tests.support.tls import Authority
 from tests.support.wait import eventually
 
 CHAT = {"model": "sim", "messages": [{"role": "user", "content": "Hello there"}], "max_tokens": 4}
@@ -84,6 +85,31 @@ async def engine(settings: EngineSettings | None = None) -> AsyncIterator[Engine
         yield server
     finally:
         await server.close()
+
+
+async def test_it_serves_tls_and_takes_a_renewed_certificate_by_itself(tmp_path):
+    authority = Authority(tmp_path)
+    certificate, key = authority.issue("listener")
+    async with engine() as server:
+        config = write(tmp_path, server.url)
+        document = json.loads(config.read_text())
+        document["listen"]["tls"] = {"certificate": "listener.crt", "key": "listener.key"}
+        config.write_text(json.dumps(document))
+        async with serving(config) as process:
+            await eventually(lambda: process.find(r"serves on (https\S+)"), "it serves", within=60)
+            url = process.find(r"serves on (https://[\d.:]+)") or ""
+            async with httpx.AsyncClient(verify=authority.trusting()) as client:
+                assert (await client.post(f"{url}/v1/chat/completions", json=CHAT)).status_code == 200
+                authority.issue("listener")
+                await eventually(lambda: process.find(f"read again: ({certificate}, {key})"), "it is read", within=60)
+                # On the connection that there was, and on a new one.
+                assert (await client.post(f"{url}/v1/chat/completions", json=CHAT)).status_code == 200
+            async with httpx.AsyncClient(verify=authority.trusting()) as client:
+                assert (await client.post(f"{url}/v1/chat/completions", json=CHAT)).status_code == 200
+            process.child.send_signal(signal.SIGTERM)
+            assert await process.child.wait() == 0
+            await process.reader
+        assert not any("Traceback" in line for line in process.lines)
 
 
 async def test_it_serves_and_ends_at_sigterm_with_0(tmp_path, tokenizer):

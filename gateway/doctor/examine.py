@@ -34,7 +34,7 @@ REMEDIES = {
     "refused": "start it, or correct its url: nothing listens there",
     "connect": "let this host reach it: a firewall, a network policy, a wrong address",
     "dns": "correct the host name of its url",
-    "tls": "correct its certificate, or the scheme of its url",
+    "tls": "correct its certificate, the endpoint's tls, or the scheme of its url",
     "timeout": "see why it does not answer: overload, or a process that stands still",
     "status-401": "give the endpoint the engine's --api-key as api_key",
 }
@@ -67,7 +67,7 @@ async def examine(interviews: Interviews, patient: Patient, report: Report, cloc
     told = await ask(interviews, patient.model, patient.endpoint, probe=False)
     if told.unreachable:
         remedy = REMEDIES.get(told.unreachable, "see its log")
-        add(Finding("reachable", Level.FAILED, told.unreachable, f"it cannot be asked: {told.unreachable}", remedy))
+        add(Finding("reachable", Level.FAILED, told.unreachable, f"it cannot be asked: {told.why}", remedy))
         return
     scrape = read(told.metrics) if told.metrics is not None else None
     add(_of_reachable(told, scrape))

@@ -7,6 +7,7 @@ All that can go wrong is ``ProbeFailed`` with a short word for a metric's label.
 
 from __future__ import annotations
 
+import os
 import ssl
 from collections.abc import Callable, Mapping
 from types import SimpleNamespace
@@ -196,9 +197,12 @@ class EngineProbe:
         except (aiohttp.ClientConnectorCertificateError, aiohttp.ClientSSLError) as error:
             raise ProbeFailed("tls", _of_tls(error)) from None
         except aiohttp.ClientConnectorError as error:
+            if isinstance(error.os_error, ConnectionRefusedError):
+                raise ProbeFailed("refused") from None
+            detail = os.strerror(error.os_error.errno) if error.os_error.errno else ""
             # A Unix socket that is not there is one that nobody listens on.
-            refused = isinstance(error.os_error, (ConnectionRefusedError, FileNotFoundError))
-            raise ProbeFailed("refused" if refused else "connect", error.os_error.strerror or "") from None
+            missing = isinstance(error.os_error, FileNotFoundError)
+            raise ProbeFailed("refused" if missing else "connect", detail) from None
         except (aiohttp.ClientOSError, aiohttp.ServerDisconnectedError, aiohttp.ClientPayloadError, OSError) as error:
             raise _broken_off(error, address) from None
         except (aiohttp.ClientError, ValueError):

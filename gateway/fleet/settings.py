@@ -176,7 +176,10 @@ class EndpointSettings:
 
 def _check_url(url: str) -> None:
     """Raises ValueError."""
-    parts = urlsplit(url)
+    try:
+        parts = urlsplit(url)
+    except ValueError:
+        raise ValueError(f"url: {url!r} is none: an IPv6 address is written as [::1]") from None
     if parts.username is not None or parts.password is not None:
         raise ValueError("url must not hold a user or a password (it is logged): use api_key")
     if parts.query or parts.fragment:

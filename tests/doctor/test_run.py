@@ -21,6 +21,7 @@ from gateway.doctor.run import as_json, diagnose
 from simulator.server import EngineServer
 from simulator.settings import EngineSettings
 from simulator.tokenizer import build_tokenizer
+from tests.support.tls import Authority
 
 
 @contextlib.asynccontextmanager
@@ -46,6 +47,29 @@ async def reports(text: str, timeout: float = 30.0) -> tuple[list[Report], dict[
         return await diagnose(gateway, timeout=timeout)
     finally:
         await gateway.close()
+
+
+async def test_engines_behind_tls_and_on_a_unix_socket(tokenizer: Path, tmp_path: Path) -> None:
+    authority = Authority(tmp_path)
+    settings = EngineSettings(tokenizer=str(tokenizer))
+    secure, local = EngineServer(settings), EngineServer(settings)
+    await secure.start(tls=authority.serving())
+    await local.start(path=f"{tmp_path}/engine.sock")
+    try:
+        believed = {"url": secure.url, "tls": {"ca": authority.file}}
+        found, _ = await reports(config(tokenizer, believed, local.url))
+        assert [one.endpoint for one in found] == [f"127.0.0.1:{secure.port}", f"unix:{tmp_path}/engine.sock"]
+        assert healthy(found)
+        assert [one.of("events").level for one in found] == [Level.OK] * 2
+        strange = await report(config(tokenizer, {"url": secure.url}))
+        (finding,) = strange.findings
+        assert finding.short == "tls"
+        assert finding.said.startswith("it cannot be asked: tls, certificate verify failed: ")
+        await local.kill()
+        assert (await report(config(tokenizer, local.url))).findings[0].short == "refused"
+    finally:
+        await secure.close()
+        await local.close()
 
 
 async def report(text: str) -> Report:

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from gateway.fleet.settings import EndpointSettings, KvEventsSettings
+from gateway.fleet.settings import EndpointSettings, KvEventsSettings, TlsSettings
 
 
 def test_a_url_must_not_hold_a_password_and_the_error_does_not_repeat_it():
@@ -12,7 +12,12 @@ def test_a_url_must_not_hold_a_password_and_the_error_does_not_repeat_it():
 
 
 @pytest.mark.parametrize(
-    "url", ["http://engine:99999", "http://engine:x", "ftp://engine", "http://", "http://e:1/v1", "http://e f:1"]
+    "url",
+    [
+        *("http://engine:99999", "http://engine:x", "ftp://engine", "http://", "http://e:1/v1", "http://e f:1"),
+        *("http://e:1?a=b", "http://e:1#a", "http://bü..cher:1", "http://[::1", "unix:run/e.sock", "unix://run/e.sock"),
+        *("unix:///", "unix:///run/e.sock/", "unix:///run/e.sock?a", "unix:///" + "x" * 107),
+    ],
 )
 def test_a_url_that_cannot_be_an_engines(url):
     with pytest.raises(ValueError, match="url"):
@@ -56,3 +61,32 @@ def test_the_topic_of_an_engine_that_connects():
     assert EndpointSettings(url="http://10.0.0.1:8000", name="a").kv_topic("m") == "kv@a@m"
     named = EndpointSettings(url="http://10.0.0.1:8000", name="a", kv_events=KvEventsSettings(topic="t"))
     assert named.kv_topic("m") == "t"
+
+
+@pytest.mark.parametrize("url", ["http://engine", "unix:///run/vllm.sock"])
+def test_tls_needs_https(url):
+    with pytest.raises(ValueError, match="tls needs a url with https://"):
+        EndpointSettings(url, tls=TlsSettings())
+    assert EndpointSettings("HTTPS://engine", tls=TlsSettings(ca="ca.pem")).tls == TlsSettings("ca.pem")
+
+
+@pytest.mark.parametrize(
+    ("wrong", "said"),
+    [
+        ({"key": "k.pem"}, "key needs certificate"),
+        ({"ca": "ca.pem", "verify": False}, "give one of the two"),
+        ({"ca": ""}, "ca must not be empty"),
+        ({"server_name": "bücher"}, "server_name must be ASCII"),
+    ],
+)
+def test_tls_settings_that_contradict_themselves(wrong, said):
+    with pytest.raises(ValueError, match=said):
+        TlsSettings(**wrong)
+
+
+def test_what_an_engine_on_a_unix_socket_is_called():
+    settings = EndpointSettings("unix:///run/vllm.sock")
+    assert (settings.label, settings.host) == ("unix:/run/vllm.sock", "127.0.0.1")
+    assert settings.kv_topic("m") == "kv@unix:/run/vllm.sock@m"
+    assert EndpointSettings("http://[::1]:8000").host == "::1"
+    assert EndpointSettings("http://[::1]:8000").label == "[::1]:8000"
