@@ -59,7 +59,9 @@ class ClientAnswer(web.StreamResponse):
     ) -> None:
         super().__init__(status=status)
         assert http.transport is not None
+        assert isinstance(http.protocol, ClientConnection)
         self._http = http
+        self._connection = http.protocol
         self._transport = http.transport
         self._chunked_body = length is None and http.version >= (1, 1)
         self._kept = http.keep_alive and (length is not None or self._chunked_body)
@@ -92,12 +94,11 @@ class ClientAnswer(web.StreamResponse):
     @property
     def full(self) -> bool:
         """The client has not taken what was written: nothing more should be, until it has."""
-        return self._http.protocol.writing_paused
+        return self._connection.writing_paused
 
     def watch(self, idle: float, taken: Callable[[], None], gone: Callable[[], None]) -> None:
         """Where it is ``full``: call ``taken`` once it is not; or ``gone``, after ``idle`` seconds in which the client
         took nothing."""
-        assert isinstance(self._http.protocol, ClientConnection)
         loop = asyncio.get_running_loop()
 
         def resumed() -> None:
@@ -113,15 +114,14 @@ class ClientAnswer(web.StreamResponse):
                 gone()
 
         self._watched = loop.call_later(idle, look, self._transport.get_write_buffer_size())
-        self._http.protocol.when_taken(resumed)
+        self._connection.when_taken(resumed)
 
     def forget(self) -> None:
         """Watch no more; harmless at any time."""
         if self._watched is not None:
-            assert isinstance(self._http.protocol, ClientConnection)
             self._watched.cancel()
             self._watched = None
-            self._http.protocol.when_taken(None)
+            self._connection.when_taken(None)
 
     async def taken(self, idle: float) -> None:
         """Wait until it is not ``full``. Raises TimeoutError after ``idle`` seconds in which nothing was taken."""
@@ -155,7 +155,7 @@ class ClientAnswer(web.StreamResponse):
         self._transport.abort()
 
     def _encode(self, headers: Iterable[tuple[str, str]], length: int | None) -> bytes:
-        minor = min(self._http.version.minor, 1)
+        minor = int(self._http.version >= (1, 1))
         lines = [f"HTTP/1.{minor} {self.status} {_REASONS.get(self.status, 'Unknown')}"]
         lines += [f"{name}: {value}" for name, value in headers]
         if self._chunked_body:

@@ -1,10 +1,11 @@
-"""Servers that say exactly the bytes that a test wants: for what no well-behaved server does."""
+"""Servers and clients that say exactly the bytes that a test wants: for what no well-behaved one does."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Awaitable, Callable
+import socket
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
 from dataclasses import dataclass, field
 
 Script = Callable[["Connection"], Awaitable[None]]
@@ -30,6 +31,12 @@ class Connection:
     async def say(self, data: bytes) -> None:
         self.writer.write(data)
         await self.writer.drain()
+
+    async def say_apart(self, pieces: Iterable[bytes]) -> None:
+        """Say each piece as a segment of its own, as far as the system lets it: whoever reads has its turn between."""
+        for piece in pieces:
+            await self.say(piece)
+            await asyncio.sleep(0)
 
     async def gone(self) -> None:
         """Wait until the peer closes."""
@@ -156,3 +163,107 @@ async def engine(post: Answer, port: int = 0) -> AsyncIterator[ScriptedServer]:
     async with scripted(script, port) as server:
         server.metrics = METRICS
         yield server
+
+
+@dataclass(frozen=True)
+class Reply:
+    """An answer as it came. Names of headers are in lower case.
+
+    ``framing``: ``length``, ``chunked``, ``close`` (it ended with the connection) or ``none`` (it can have no body).
+    """
+
+    version: str
+    status: int
+    headers: list[tuple[str, str]]
+    body: bytes
+    framing: str
+
+    def header(self, name: str) -> str | None:
+        """The value of a header that may stand there once at most."""
+        values = [value for known, value in self.headers if known == name]
+        assert len(values) <= 1, f"{name} is there {len(values)} times"
+        return values[0] if values else None
+
+
+@dataclass
+class RawClient:
+    """A client's connection, which believes only what HTTP/1.1 lets it."""
+
+    reader: asyncio.StreamReader
+    writer: asyncio.StreamWriter
+
+    async def say(self, data: bytes) -> None:
+        self.writer.write(data)
+        await self.writer.drain()
+
+    async def reply(self, *, head_only: bool = False) -> Reply:
+        """Read one answer, by its own framing. ``head_only``: it answers HEAD.
+
+        Raises AssertionError where it is ambiguous, IncompleteReadError where the connection ends in it.
+        """
+        head = (await self.reader.readuntil(b"\r\n\r\n")).decode("latin-1")
+        start, *lines = head.removesuffix("\r\n\r\n").split("\r\n")
+        version, status, _ = start.split(" ", 2)
+        headers = [(name.lower(), value.strip()) for name, value in (line.split(":", 1) for line in lines)]
+        assert not any(set("\r\n\0 ") & set(name) or set("\r\n\0") & set(value) for name, value in headers), head
+        reply = Reply(version, int(status), headers, b"", "none")
+        length, coding = reply.header("content-length"), reply.header("transfer-encoding")
+        assert length is None or coding is None, head
+        if head_only or reply.status < 200 or reply.status in (204, 304):
+            return reply
+        if coding is not None:
+            assert (coding, version) == ("chunked", "HTTP/1.1")
+            return Reply(version, reply.status, headers, await self._chunks(), "chunked")
+        if length is not None:
+            assert length.isdigit()
+            return Reply(version, reply.status, headers, await self.reader.readexactly(int(length)), "length")
+        return Reply(version, reply.status, headers, await self.reader.read(), "close")
+
+    async def ended(self) -> bytes:
+        """All that is still said, until the connection ends."""
+        said = b""
+        with contextlib.suppress(ConnectionError):
+            while data := await self.reader.read(65536):
+                said += data
+        return said
+
+    def reset(self) -> None:
+        self.writer.transport.abort()
+
+    async def _chunks(self) -> bytes:
+        body = b""
+        while size := int((await self.reader.readuntil(b"\r\n")).removesuffix(b"\r\n"), 16):
+            body += await self.reader.readexactly(size)
+            assert await self.reader.readexactly(2) == b"\r\n"
+        assert await self.reader.readexactly(2) == b"\r\n", "no trailers"
+        return body
+
+
+@contextlib.asynccontextmanager
+async def raw_client(url: str, *, takes: int | None = None) -> AsyncIterator[RawClient]:
+    """A connection to a gateway. ``takes``: bytes that the system takes for it while it reads nothing, about."""
+    plain = socket.socket()
+    plain.setblocking(False)
+    if takes is not None:
+        plain.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, takes)
+    host, _, port = url.removeprefix("http://").partition(":")
+    await asyncio.get_running_loop().sock_connect(plain, (host, int(port)))
+    reader, writer = await asyncio.open_connection(sock=plain, limit=takes or 65536)
+    try:
+        yield RawClient(reader, writer)
+    finally:
+        writer.transport.abort()
+
+
+def raw_post(
+    body: bytes,
+    *headers: bytes,
+    path: str = "/v1/chat/completions",
+    version: str = "HTTP/1.1",
+    length: bytes | None = b"",
+) -> bytes:
+    """A request. ``length``: its Content-Length, where that is not its body's; None for none."""
+    lines = [f"POST {path} {version}".encode(), b"Host: gateway", b"Content-Type: application/json"]
+    if length is not None:
+        lines.append(b"Content-Length: " + (length or b"%d" % len(body)))
+    return b"\r\n".join([*lines, *headers]) + b"\r\n\r\n" + body
