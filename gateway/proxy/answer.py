@@ -12,6 +12,7 @@ from collections.abc import Callable
 from types import TracebackType
 from typing import Protocol, Self
 
+from gateway.api.encoding import encoding_of
 from gateway.framework import Endpoint
 from gateway.proxy.legs import Cause, LegFailed
 from gateway.proxy.patience import Patience
@@ -36,18 +37,21 @@ class Source(Protocol):
 class Answer:
     """A context manager that leaves no connection behind.
 
-    ``status``, ``headers``: of its head, 0 and empty before. ``connect_seconds``: the round trip of making the
-    connection; None if one was reused. ``stale``: the connection was an old one, and was closed without a word.
+    ``status``, ``headers``: of its head, 0 and empty before; names in lower case. ``encoding``: how its body is
+    compressed, empty for not at all. ``connect_seconds``: the round trip of making the connection; None if one was
+    reused. ``stale``: the connection was an old one, and was closed without a word.
     """
 
     def __init__(self, endpoint: Endpoint, timeouts: TimeoutSettings) -> None:
         self.endpoint = endpoint
         self.status = 0
         self.headers: list[tuple[str, str]] = []
+        self.is_event_stream = False
+        self.encoding = ""
         self.connect_seconds: float | None = None
         self.stale = False
         self._loop = asyncio.get_running_loop()
-        self._patience = Patience(timeouts, self._loop, self._expired)
+        self.patience = Patience(timeouts, self._loop, self._expired)
         self._source: Source | None = None
         self._waiter: asyncio.Future[None] | None = None
         self._parts: list[bytes] = []
@@ -57,16 +61,12 @@ class Answer:
         self._done = False
         self._failure: Exception | None = None
 
-    @property
-    def is_event_stream(self) -> bool:
-        return any(n.lower() == "content-type" and "text/event-stream" in v.lower() for n, v in self.headers)
-
     # For whom it is
 
     async def head(self, source: Source) -> None:
         """Wait until ``status`` and ``headers`` are known. Raises LegFailed."""
         self._source = source
-        self._patience.begin()
+        self.patience.begin()
         while not self.status and self._failure is None:
             await self._more()
         if not self.status:
@@ -107,17 +107,17 @@ class Answer:
 
     def committed(self) -> None:
         """The first event came: from here on only the idle and the total timeout count."""
-        self._patience.committed()
+        self.patience.committed()
 
     def pause(self) -> None:
         """Nothing shall come until ``resume``: whom it is for has enough. Harmless at any time."""
         if self._source is not None:
-            self._patience.pause()
+            self.patience.pause()
             self._source.pause()
 
     def resume(self) -> None:
         if self._source is not None:
-            self._patience.resume()
+            self.patience.resume()
             self._source.resume()
 
     def abort(self, failure: Exception | None = None) -> None:
@@ -126,7 +126,7 @@ class Answer:
         ``failure``: is raised where the rest is waited for.
         """
         source, self._source = self._source, None
-        self._patience.end()
+        self.patience.end()
         if source is not None:
             source.abort()
         if not self._done and failure is not None:
@@ -142,18 +142,21 @@ class Answer:
 
     def begin(self, status: int, headers: list[tuple[bytes, bytes]]) -> None:
         self.status = status
-        self.headers = [(name.decode("latin-1"), value.decode("latin-1")) for name, value in headers]
+        self.headers = decoded = []
+        for raw_name, raw_value in headers:
+            name, value = raw_name.decode("latin-1").lower(), raw_value.decode("latin-1")
+            decoded.append((name, value))
+            if name == "content-type":
+                self.is_event_stream = "text/event-stream" in value.lower()
+            elif name == "content-encoding":
+                self.encoding = encoding_of(decoded)
         self._wake()
-
-    def progressed(self) -> None:
-        """Bytes have come, of whatever kind."""
-        self._patience.progressed()
 
     def take(self, data: bytes, *, last: bool) -> None:
         """The next bytes of the body; ``last``: there are no more, and the connection is not this answer's any more."""
         if last:
             self._done, self._source = True, None
-            self._patience.end()
+            self.patience.end()
         if self._take is not None:
             try:
                 self._take(data, last)
@@ -175,7 +178,7 @@ class Answer:
     def fail(self, cause: Cause, detail: str) -> None:
         """It ends here; its connection is closed already."""
         self._source = None
-        self._patience.end()
+        self.patience.end()
         self._fail(LegFailed(cause, self.endpoint, detail))
 
     # Its own

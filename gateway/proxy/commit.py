@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from types import TracebackType
 from typing import Self
 
-from gateway.api.encoding import Undecodable, decoded, decoder, encoding_of
+from gateway.api.encoding import Undecodable, decoded, decoder
 from gateway.api.events import EventObserver
 from gateway.framework import Kind
 from gateway.proxy.answer import MAX_ANSWER, Answer
@@ -27,14 +27,13 @@ class Committed:
     """An answer that may be relayed; a context manager that leaves no connection behind.
 
     ``data``: the whole body, or what has come of a stream, as it came. ``events``: what was seen in it; None: it is no
-    stream. ``encoded``: it is compressed. ``observe``: reads on in a stream.
+    stream. ``observe``: reads on in it.
     ``companion``: a prefill leg that still runs, and ends with this answer at the latest.
     """
 
     answer: Answer
     data: bytes
     events: EventObserver | None = None
-    encoded: bool = False
     observe: Callable[[bytes], None] = _nothing
     companion: asyncio.Task[Committed] | None = None
 
@@ -42,7 +41,7 @@ class Committed:
     def text(self) -> bytes:
         """The whole body, or what has come of a stream, as it reads; empty where that cannot be told."""
         try:
-            return decoded(self.data, encoding_of(self.headers), MAX_ANSWER)
+            return decoded(self.data, self.answer.encoding, MAX_ANSWER)
         except Undecodable:
             return b""
 
@@ -92,7 +91,7 @@ async def commit(answer: Answer, kind: Kind, *, until_output: bool = False) -> C
 
 async def _whole(answer: Answer) -> Committed:
     answer.committed()
-    committed = Committed(answer, await answer.read(), encoded=bool(encoding_of(answer.headers)))
+    committed = Committed(answer, await answer.read())
     if answer.status == 500 and ENGINE_DEAD in committed.text:
         held = HeldAnswer(answer.status, answer.headers, committed.data)
         raise LegFailed(Cause.ENGINE_DEAD, answer.endpoint, "the engine says that it is dead", held)
@@ -118,13 +117,12 @@ async def _stream(answer: Answer, kind: Kind, until_output: bool) -> Committed:
     if events.error is not None and ENGINE_DEAD in events.error:
         raise LegFailed(Cause.ENGINE_DEAD, answer.endpoint, "the engine says that it is dead")
     answer.committed()
-    return Committed(answer, b"".join(parts), events, bool(encoding_of(answer.headers)), observe)
+    return Committed(answer, b"".join(parts), events, observe)
 
 
 def _reading(events: EventObserver, answer: Answer) -> Callable[[bytes], None]:
     """Raises LegFailed where the answer's coding cannot be read along, and so does what it returns."""
-    encoding = encoding_of(answer.headers)
-    if not encoding:
+    if not answer.encoding:
         return events.feed
 
     def observe(data: bytes) -> None:
@@ -134,7 +132,7 @@ def _reading(events: EventObserver, answer: Answer) -> Callable[[bytes], None]:
             raise LegFailed(Cause.GARBAGE, answer.endpoint, str(error)) from error
 
     try:
-        decode = decoder(encoding)
+        decode = decoder(answer.encoding)
     except Undecodable as error:
         raise LegFailed(Cause.GARBAGE, answer.endpoint, str(error)) from error
     return observe

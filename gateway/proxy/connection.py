@@ -37,6 +37,7 @@ class Connection(asyncio.Protocol):
         self.idle_since = 0.0
         self.connect_seconds = 0.0
         self._free = free
+        self._now = asyncio.get_running_loop().time
         self._transport: asyncio.Transport | None = None
         self._parser = HttpResponseParser(self)
         self._answer: Answer | None = None
@@ -100,7 +101,7 @@ class Connection(asyncio.Protocol):
         if answer is None:  # said by an engine that was not asked
             self.abort()
             return
-        answer.progressed()
+        answer.patience.progress = self._now()
         broken = ""
         try:
             self._parser.feed_data(data)

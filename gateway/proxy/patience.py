@@ -15,7 +15,7 @@ from gateway.proxy.settings import TimeoutSettings
 class Patience:
     """Calls ``expired`` with the timeout that ended the answer, once.
 
-    ``head`` counts until ``committed``, since comments before the first event of a stream are no answer; ``idle`` from
+    ``progress``: ``loop.time()`` of when something last came; set by who sees it come. ``head`` counts until ``committed``, since comments before the first event of a stream are no answer; ``idle`` from
     then on, since a long prefill is not idle.
     """
 
@@ -26,21 +26,18 @@ class Patience:
         self._loop = loop
         self._expired = expired
         self._timer: asyncio.TimerHandle | None = None
+        self.progress = 0.0
         self._began = 0.0
-        self._progress = 0.0
         self._committed = False
         self._paused = False
 
     def begin(self) -> None:
-        self._began = self._progress = self._loop.time()
+        self._began = self.progress = self._loop.time()
         self._arm()
-
-    def progressed(self) -> None:
-        self._progress = self._loop.time()
 
     def committed(self) -> None:
         self._committed = True
-        self._progress = self._loop.time()
+        self.progress = self._loop.time()
 
     def pause(self) -> None:
         """The engine is kept from going on, and cannot be idle."""
@@ -48,7 +45,7 @@ class Patience:
 
     def resume(self) -> None:
         self._paused = False
-        self._progress = self._loop.time()
+        self.progress = self._loop.time()
 
     def end(self) -> None:
         if self._timer is not None:
@@ -62,7 +59,7 @@ class Patience:
             return min(total, (self._began + self._timeouts.head, Cause.HEAD_TIMEOUT))
         if self._paused:
             return total
-        return min(total, (self._progress + self._timeouts.idle, Cause.IDLE_TIMEOUT))
+        return min(total, (self.progress + self._timeouts.idle, Cause.IDLE_TIMEOUT))
 
     def _arm(self) -> None:
         # Not later than ``idle`` from now, which may be what counts by then.

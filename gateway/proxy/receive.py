@@ -29,17 +29,27 @@ async def receive(http: web.BaseRequest, *, limit: int, timeout: float) -> bytes
         # aiohttp's low-level server leaves this to the handler; a client may wait for it before it sends. One that
         # speaks HTTP/1.0 would take it for the answer.
         http.transport.write(b"HTTP/1.1 100 Continue\r\n\r\n")
-    parts: list[bytes] = []
-    size = 0
+    content = http.content
     try:
+        if content.is_eof():  # it came with its head: nothing is waited for
+            body = content.read_nowait()
+            if len(body) > limit:
+                raise _too_large(limit)
+            return body
+        parts: list[bytes] = []
+        size = 0
         async with asyncio.timeout(timeout):
-            while data := await http.content.readany():
+            while data := await content.readany():
                 size += len(data)
                 if size > limit:
-                    raise BodyTooLarge(f"The body has more than the {limit} bytes that this gateway takes.")
+                    raise _too_large(limit)
                 parts.append(data)
     except TimeoutError as error:
         raise ReceiveTimeout(f"The body did not arrive within {timeout:g} s.") from error
     except web.RequestPayloadError as error:
         raise ClientError(f"The body is not what its headers say: {error}") from error
     return b"".join(parts)
+
+
+def _too_large(limit: int) -> BodyTooLarge:
+    return BodyTooLarge(f"The body has more than the {limit} bytes that this gateway takes.")

@@ -52,7 +52,7 @@ async def _stream(
         await committed.answer.flow(stream.take)
     except LegFailed as failure:
         exchange.broke(failure)
-        if committed.encoded:  # nothing can be said in the middle of it
+        if committed.answer.encoding:  # nothing can be said in the middle of it
             client.cut()
             return client
         client.send(sse_error(failure.error(), exchange.route.dialect, partial=events.partial), last=True)
