@@ -96,10 +96,8 @@ class Encoder:
         before, after = self._cuts.added[reading.add_special_tokens]
         whole = []
         for one in reading.recalled:
-            ids = array("I", before)
-            for segment in one.segments:
-                ids.frombytes(segment.ids or b"")
-            ids.frombytes(after)
+            ids = array("I")
+            ids.frombytes(b"".join([before, *[segment.ids or b"" for segment in one.segments], after]))
             whole.append(ids)
             self._memory.remember(one.segments)
         return whole

@@ -40,13 +40,14 @@ class Segment:
 
 
 class _Node:
-    """A segment behind others. ``latest``: the child that was used last."""
+    """A segment behind others. ``latest``: the child that was used last. ``size``: bytes of the segments up to here."""
 
-    __slots__ = ("children", "latest", "parent", "segment")
+    __slots__ = ("children", "latest", "parent", "segment", "size")
 
     def __init__(self, segment: Segment, parent: _Node | None) -> None:
         self.segment = segment
         self.parent = parent
+        self.size: int = _bytes(segment) + (0 if parent is None else parent.size)
         self.children: dict[Segment, _Node] = {}
         self.latest: _Node | None = None
 
@@ -83,10 +84,9 @@ class Memory:
     def recall(self, text: str) -> Recalled:
         """The segments of ``text``, with the ids that are known."""
         cuts = self._cuts
-        segments: list[Segment] = []
+        segments, node = self._follow(text)
         missing: list[Segment] = []
-        node: _Node | None = self._root
-        at, size = 0, len(text)
+        at, size = sum([len(segment.text) for segment in segments]), len(text)
         while at < size:
             latest = None if node is None else node.latest
             if latest is not None and text.startswith(latest.segment.text, at):
@@ -108,6 +108,24 @@ class Memory:
             at = end
         return Recalled(segments, missing)
 
+    def _follow(self, text: str) -> tuple[list[Segment], _Node | None]:
+        """The segments from the beginning on that were used last, each behind the one before it, and the last one's
+        node.
+
+        Between two of them a text was cut before, and whether it can be is told by what stands around: by the letters
+        which are the same here. So only the end of the last has to be looked at.
+        """
+        segments: list[Segment] = []
+        node, at = self._root, 0
+        while (latest := node.latest) is not None and text.startswith(latest.segment.text, at):
+            node = latest
+            segments.append(node.segment)
+            at += len(node.segment.text)
+        if segments and not self._cuts.ends(text, at):
+            segments.pop()
+            return segments, node.parent
+        return segments, node
+
     def look_again(self, missing: list[Segment]) -> None:
         """Enter the ids of those that another thread has encoded meanwhile."""
         for segment in missing:
@@ -119,11 +137,18 @@ class Memory:
         """A text's segments, all with their ids, were used now. A short last one is not worth its place."""
         if segments and len(segments[-1].text) < LEAST:
             segments = segments[:-1]
-        if sum(_bytes(segment) for segment in segments) * SHARE > self._limit:
-            return
         path: list[_Node] = []
         node = self._root
-        left = iter(segments)
+        for segment in segments:
+            latest = node.latest
+            if latest is None or latest.segment is not segment:
+                break
+            node = latest
+            path.append(node)
+        rest = segments[len(path) :]
+        if (node.size + sum([_bytes(segment) for segment in rest])) * SHARE > self._limit:
+            return
+        left = iter(rest)
         while some := list(islice(left, SLICE)):
             with self._lock:
                 for segment in some:

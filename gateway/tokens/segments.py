@@ -13,6 +13,9 @@ segment but a text's first begins with such a token, so that what asks for a tex
 - No raw token asks for its neighbours (``single_word``), no special token is read as text, chance has no part in the
   model (``dropout``), and every step is one that is known here.
 
+Long pieces are cut between words as well, where the tokenizer allows it (``words``): so that of a long message whose
+end is new, or of a document with another question behind it, only the end is encoded.
+
 What the structure allows is tried out at start; a single difference, and no text is cut.
 """
 
@@ -26,9 +29,15 @@ from dataclasses import dataclass
 from itertools import takewhile
 from typing import Any
 
+from gateway.tokens.words import BETWEEN, cut_between_words
+
 LEAST = 128
 """Characters of a segment at least, but a text's last: a remembered one costs about 0.7 KB beside its text and its ids,
 and up to so many known ones are encoded with each new turn, at a megabyte a second."""
+
+LONG = 512
+"""Characters of a piece that is cut between words, at least: half of that is encoded anew, 0.2 ms, where the end of a
+text is new. Each costs as much memory beside its text and ids as these take."""
 
 NORMALIZERS = frozenset(
     {
@@ -81,8 +90,10 @@ FRAGMENTS = (
     "\ufb01\u1100\u1161",
     "<|",
     "|>\t",
+    "it's HTTPServer's x re\u0301sum\u00e9 d",
 )
-"""What stands between tokens in a trial: blanks of all kinds, what combines with a letter before it, halves of tags."""
+"""What stands between tokens in a trial: blanks of all kinds, what combines with a letter before it, halves of tags,
+words of all kinds."""
 
 TRIED = 64
 """Tokens with which every fragment is tried; of the others, each is tried once."""
@@ -93,31 +104,36 @@ class Cuts:
     """``pattern``: finds the tokens that a text may be cut at; None: never. ``why``: then the reason, as a short word.
 
     ``added``: the ids that the tokenizer puts before and after a text, without and with ``add_special_tokens``; a
-    missing entry: not known, and such texts are encoded whole.
+    missing entry: not known, and such texts are encoded whole. ``words``: long pieces may be cut between words.
     """
 
     pattern: re.Pattern[str] | None
     why: str
     added: Mapping[bool, tuple[bytes, bytes]]
+    words: bool = False
 
-    def end(self, text: str, start: int, least: int = LEAST) -> int:
+    def end(self, text: str, start: int, least: int = LEAST, long: int = LONG) -> int:
         """Where the segment ends that begins at ``start``."""
-        if self.pattern is None:
-            return len(text)
-        found = self.pattern.search(text, start + least)
-        return len(text) if found is None else found.start()
+        end = len(text)
+        if self.words and (between := BETWEEN.search(text, start + long - 1)) is not None:
+            end = between.end()
+        # No token reaches over an end between words.
+        found = None if self.pattern is None else self.pattern.search(text, start + least, end)
+        return end if found is None else found.start()
 
     def ends(self, text: str, position: int) -> bool:
-        """A segment of at least ``LEAST`` characters that reaches ``position`` ends there."""
+        """A segment of at least ``LEAST`` characters that reaches ``position`` may end there."""
         if position == len(text):
             return True
+        if text[position] == " ":  # no token that is cut at begins so
+            return self.words and BETWEEN.match(text, position - 1) is not None
         return self.pattern is not None and self.pattern.match(text, position) is not None
 
-    def segments(self, text: str, least: int = LEAST) -> Iterator[str]:
+    def segments(self, text: str, least: int = LEAST, long: int = LONG) -> Iterator[str]:
         """``text`` in parts, none for an empty one. The parts of a prefix are the same but for its last."""
         start = 0
         while start < len(text):
-            end = self.end(text, start, least)
+            end = self.end(text, start, least, long)
             yield text[start:end]
             start = end
 
@@ -130,9 +146,16 @@ def find_cuts(backend: Any) -> Cuts:
         pattern = re.compile(_any_of(tokens)) if tokens else None
     except (RecursionError, re.error, OverflowError):
         tokens, why, pattern = [], "pattern", None
-    if pattern is not None and not _holds(backend, pattern, tokens):
+    if pattern is not None and not _holds(backend, Cuts(pattern, "", {}), tokens):
         why, pattern = "trial", None
-    return Cuts(pattern, why, {flag: ids for flag, ids in added.items() if _surrounds(backend, flag, ids)})
+    # Where tokens cannot be trusted nothing is: a text without any is cut alike, but not worth the doubt.
+    words = pattern is not None and _has_words(backend) and _holds(backend, Cuts(pattern, "", {}, True), tokens)
+    return Cuts(pattern, why, {flag: ids for flag, ids in added.items() if _surrounds(backend, flag, ids)}, words)
+
+
+def _has_words(backend: Any) -> bool:
+    steps = [None if step is None else _state(step) for step in (backend.pre_tokenizer, backend.normalizer)]
+    return cut_between_words(backend, *steps)
 
 
 def _safe_tokens(backend: Any) -> tuple[list[str], str]:
@@ -249,8 +272,9 @@ def _any_of(words: Sequence[str]) -> str:
     return branches[0] if len(branches) == 1 else f"(?:{'|'.join(branches)})"
 
 
-def _holds(backend: Any, pattern: re.Pattern[str], tokens: Sequence[str]) -> bool:
-    """Whether texts of the tokens and of what may stand between them have the ids of their parts."""
+def _holds(backend: Any, cuts: Cuts, tokens: Sequence[str]) -> bool:
+    """Whether texts of the tokens and of what may stand between them have the ids of their parts, cut wherever they can
+    be."""
     texts = [
         f"{fragment}{token}{other}{token}{fragment}"
         for token in tokens[:TRIED]
@@ -258,8 +282,7 @@ def _holds(backend: Any, pattern: re.Pattern[str], tokens: Sequence[str]) -> boo
     ]
     pairs = zip(tokens, (*tokens[1:], tokens[0]), strict=True)
     texts += [f" x {first}{second} y{second} {first}" for first, second in pairs]
-    cuts = Cuts(pattern, "", {})
-    parts = [list(cuts.segments(text, least=1)) for text in texts]
+    parts = [list(cuts.segments(text, least=1, long=1)) for text in texts]
     whole = backend.encode_batch_fast(texts, add_special_tokens=False)
     apart = iter(backend.encode_batch_fast([part for some in parts for part in some], add_special_tokens=False))
     return all(

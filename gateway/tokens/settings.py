@@ -54,9 +54,10 @@ class TokenSettings:
     ``content_format``: as ``--chat-template-content-format``.
     ``inline_bytes``: characters that are encoded on the loop where no more are new, and in a thread beyond: 2 KB stall
     the loop for about a millisecond, and a hand-over costs 0.1 to 0.6 ms.
-    ``memory_bytes``: for texts and their ids, so that a conversation's next turn encodes its new messages only; about
-    10 bytes a token. The default remembers 25 million tokens, which is as much as the engines' blocks that the default
-    index knows of (2 million of 16 tokens, each held about once); 0 keeps nothing.
+    ``memory_bytes``: for texts and their ids, so that a conversation's next turn, or a known text with another end,
+    encodes only what is new; about 14 bytes a token. The default remembers some 19 million tokens, which is more than
+    half of the engines' blocks that the default index knows of (2 million of 16 tokens, each held about once); 0 keeps
+    nothing.
     """
 
     tokenizer: str | None = None

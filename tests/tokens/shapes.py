@@ -17,6 +17,12 @@ LLAMA3 = (
 """How Llama 3 splits words; Qwen's takes digits one by one."""
 QWEN = LLAMA3.replace("{1,3}", "")
 
+GPT4O = (
+    r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}\p{Lm}\p{Lo}\p{M}]+(?i:'s|'t|'re|'ve|'m|'ll|'d)?"
+    r"|[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]+[\p{Ll}\p{Lm}\p{Lo}\p{M}]*(?i:'s|'t|'re|'ve|'m|'ll|'d)?"
+    r"|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+)
+
 TAGS = ("<|im_start|>", "<|im_end|>", "<|eot|>", "<s>", "</s>", "[INST]", "[/INST]", "<|user|>", "<|end|>")
 
 PIECES = (
@@ -101,6 +107,21 @@ def qwen() -> Tokenizer:
     return with_tokens(tokenizer, [AddedToken("[INST]", normalized=True), AddedToken("<s>", special=True)])
 
 
+def gpt2() -> Tokenizer:
+    """The oldest form: the expression is the library's."""
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=True)
+    tokenizer.decoder = decoders.ByteLevel()
+    alphabet = pre_tokenizers.ByteLevel.alphabet()
+    tokenizer.train_from_iterator(CORPUS, trainers.BpeTrainer(vocab_size=800, initial_alphabet=alphabet))
+    return with_tokens(tokenizer, raw("<|im_start|>", "<|im_end|>"))
+
+
+def gpt4o() -> Tokenizer:
+    """Words begin anew with capitals, and keep what they are contracted with."""
+    return with_tokens(byte_level(GPT4O), raw("<|im_start|>", "<|im_end|>", "<|user|>"))
+
+
 def llama2() -> Tokenizer:
     """The older form: a blank is put before every piece."""
     normalizer = normalizers.Sequence([normalizers.Prepend("\u2581"), normalizers.Replace(" ", "\u2581")])
@@ -165,12 +186,16 @@ def with_dropout() -> Tokenizer:
 CUT: dict[str, Callable[[], Tokenizer]] = {
     "llama3": llama3,
     "qwen": qwen,
+    "gpt2": gpt2,
+    "gpt4o": gpt4o,
     "llama2": llama2,
     "mistral": mistral,
     "phi3": phi3,
     "collapsing": collapsing,
     "mixed": mixed,
 }
+WORDS = frozenset({"llama3", "qwen", "gpt2", "gpt4o", "mixed"})
+"""Of these, such as are cut between words as well."""
 UNCUT: dict[str, tuple[Callable[[], Tokenizer], str]] = {
     "merging": (merging, "tokens"),
     "taking-left": (taking_left, "tokens"),

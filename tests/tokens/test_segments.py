@@ -10,7 +10,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from tokenizers import AddedToken, NormalizedString, Tokenizer, models, normalizers, pre_tokenizers, processors
 
-from gateway.tokens.segments import _any_of, _around, find_cuts
+from gateway.tokens.segments import LONG, _any_of, _around, find_cuts
 from tests.tokens.shapes import CUT, TAGS, UNCUT, byte_level, llama3, raw, shape, text_of, with_tokens
 
 TEXTS = st.one_of(
@@ -21,11 +21,13 @@ TEXTS = st.one_of(
 
 @pytest.mark.parametrize("name", CUT)
 @settings(max_examples=300, suppress_health_check=[HealthCheck.too_slow])
-@given(TEXTS, st.integers(1, 12), st.booleans())
-def test_the_ids_of_the_segments_are_those_of_the_text(name: str, text: str, least: int, special: bool) -> None:
+@given(TEXTS, st.integers(1, 12), st.sampled_from([1, 2, 9, LONG]), st.booleans())
+def test_the_ids_of_the_segments_are_those_of_the_text(
+    name: str, text: str, least: int, long: int, special: bool
+) -> None:
     tokenizer = shape(name)
     cuts = find_cuts_of(name)
-    parts = list(cuts.segments(text, least))
+    parts = list(cuts.segments(text, least, long))
     assert "".join(parts) == text
     before, after = (array("I", ids) for ids in cuts.added[special])
     ids = [token for part in parts for token in tokenizer.encode(part, add_special_tokens=False).ids]
@@ -37,8 +39,22 @@ def test_the_ids_of_the_segments_are_those_of_the_text(name: str, text: str, lea
 @given(TEXTS, TEXTS)
 def test_the_segments_of_a_prefix_are_the_same_but_for_the_last(name: str, text: str, more: str) -> None:
     cuts = find_cuts_of(name)
-    closed = list(cuts.segments(text, least=3))[:-1]
-    assert list(cuts.segments(text + more, least=3))[: len(closed)] == closed
+    closed = list(cuts.segments(text, least=3, long=5))[:-1]
+    assert list(cuts.segments(text + more, least=3, long=5))[: len(closed)] == closed
+
+
+@pytest.mark.parametrize("name", CUT)
+@settings(max_examples=200, deadline=None)
+@given(TEXTS, st.integers(1, 20))
+def test_where_a_segment_may_end_it_does_not_change_the_ids(name: str, text: str, at: int) -> None:
+    """Also where no text is cut at first: what is remembered may end there."""
+    cuts, tokenizer = find_cuts_of(name), shape(name)
+    if 0 < at < len(text) and cuts.ends(text, at):
+        ids = [
+            token for part in (text[:at], text[at:]) for token in tokenizer.encode(part, add_special_tokens=False).ids
+        ]
+        # The part before it ended there or earlier, and so do its tokens.
+        assert ids == tokenizer.encode(text, add_special_tokens=False).ids
 
 
 @pytest.mark.parametrize("name", CUT)
