@@ -6,11 +6,11 @@ is replaced, the words around are a person's.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from statistics import fmean
 
+from benchmarks.marks import fill
 from gateway.errors import ConfigError
 from gateway.replay.plot import draw_grid
 from gateway.replay.report import Comparison, change, markdown, number
@@ -32,12 +32,7 @@ def write(page: Path, cells: Sequence[Comparison], varied: Sequence[Comparison])
         "runs": lambda: runs(cells),
     }
     for name, make in tables.items():
-        begin, end = f"<!-- placement:{name} -->", f"<!-- /placement:{name} -->"
-        between = re.compile(f"{re.escape(begin)}.*?{re.escape(end)}", re.DOTALL)
-        if not between.search(text):
-            raise ConfigError(f"{page}: has no place for {name!r}, between {begin} and {end}")
-        table = make().strip()
-        text = between.sub(lambda _, made=f"{begin}\n{table}\n{end}": made, text)  # type: ignore[misc]
+        text = fill(page, text, f"placement:{name}", make())
     page.write_text(text)
 
 

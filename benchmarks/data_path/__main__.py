@@ -17,6 +17,7 @@ from pathlib import Path
 
 from rich.console import Console
 
+from benchmarks.data_path import page
 from benchmarks.data_path import rows as rows_
 from benchmarks.data_path.judge import Results, verdicts
 from benchmarks.data_path.measure import Bench, Sample, held
@@ -25,7 +26,7 @@ from benchmarks.data_path.plan import COLUMNS
 from benchmarks.data_path.processes import Failed, Processes
 from benchmarks.data_path.prompts import text
 from benchmarks.data_path.rows import HERE, KVGATE, Engines
-from benchmarks.data_path.show import draw, machine, markdown, tables, targets
+from benchmarks.data_path.show import draw, machine, tables, targets
 
 QUICK_ROWS = ("kvgate", "floor", "sglang-router-cache", "smg-cache")
 QUICK_COLUMNS = ("answer-2-known", "stream-2-known")
@@ -72,21 +73,22 @@ def main() -> int:
     console.print("Unasked, % of a core: " + ", ".join(f"{row} {share * 100:.2f}" for row, share in idle.items()))
     targets(judged, console)
     if options.out is not None:
-        _write(options.out, results, peers, trees, began)
+        _write(options.out, results, trees, [began, machine()])
+    if options.page:
+        page.write(results, judged, peers, idle)
     return 0 if all(verdict.met for verdict in judged) else 1
 
 
-def _write(out: Path, results: Results, peers: list[str], trees: dict[str, Path], began: str) -> None:
+def _write(out: Path, results: Results, trees: dict[str, Path], loads: list[str]) -> None:
     out.mkdir(parents=True, exist_ok=True)
     told = {
         "at": datetime.now(UTC).isoformat(timespec="seconds"),
-        "machine": [began, machine()],
+        "machine": loads,
         "samples": [asdict(sample) for sample in results.samples],
     }
     (out / "data-path.json").write_text(json.dumps(told, indent=1) + "\n")
-    (out / "data-path.md").write_text(markdown(results, peers) + "\n")
-    draw(results, trees, out / "data-path.png")
-    print(f"figures, table and chart are in {out}")
+    draw(results, list(trees), out / "data-path.png")
+    print(f"figures and chart are in {out}")
 
 
 def _chosen(patterns: list[str] | tuple[str, ...], every: list[str]) -> list[str]:
@@ -111,7 +113,8 @@ def _parser() -> argparse.ArgumentParser:
         metavar="NAME=PATH",
         help="another checkout's gateway as a row of its own; kvgate=PATH in the place of this one's",
     )
-    parser.add_argument("--out", type=Path, help="a folder for the figures as JSON, the table and the chart")
+    parser.add_argument("--out", type=Path, help="a folder for the figures as JSON, and the chart")
+    parser.add_argument("--page", action="store_true", help="write the tables of docs/benchmarks.md and the README")
     return parser
 
 

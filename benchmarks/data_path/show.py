@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 from rich.console import Console
@@ -41,7 +41,7 @@ def tables(results: Results, peers: Sequence[str], console: Console) -> None:
         for column in columns:
             table.add_column(column.name, justify="right")
         for row in results.rows:
-            cells = [_cell(results, row, column, peers) for column in columns]
+            cells = [cell(results, row, column.name, peers) for column in columns]
             if any(cells):
                 table.add_row(row, *cells)
         if not latency:
@@ -53,13 +53,14 @@ def tables(results: Results, peers: Sequence[str], console: Console) -> None:
 _WHO = {"engines": "mock engines", "driver": "wrk"}
 
 
-def _cell(results: Results, row: str, column: Column, peers: Sequence[str]) -> str:
-    value = results.value(row, column.name)
+def cell(results: Results, row: str, column: str, peers: Sequence[str]) -> str:
+    """What counts in ``column``, and in brackets its ratio to the cheapest of ``peers``; empty if not measured."""
+    value = results.value(row, column)
     if value is None:
         return ""
     text = f"{value:,.0f}" if abs(value) >= 100 else f"{value:.2f}"
-    best = results.cheapest(column.name, peers)
-    ratio = None if best is None or row in (DIRECT,) else results.ratio(row, best, column.name)
+    best = results.cheapest(column, peers)
+    ratio = None if best is None or row == DIRECT else results.ratio(row, best, column)
     return text if ratio is None else f"{text} ({ratio:.2f})"
 
 
@@ -81,19 +82,7 @@ def targets(verdicts: Sequence[Verdict], console: Console) -> None:
     console.print(table)
 
 
-def markdown(results: Results, peers: Sequence[str]) -> str:
-    """The table of the documentation: what the chart shows, and latencies."""
-    columns = [column for column in results.columns if column.name in SHOWN or column.latency]
-    lines = ["| | " + " | ".join(column.name for column in columns) + " |", "|---|" + "--:|" * len(columns)]
-    lines += [
-        f"| {row} | " + " | ".join(_cell(results, row, column, peers) for column in columns) + " |"
-        for row in results.rows
-        if any(results.value(row, column.name) is not None for column in columns)
-    ]
-    return "\n".join(lines)
-
-
-def draw(results: Results, ours: Mapping[str, object], path: Path) -> None:
+def draw(results: Results, ours: Sequence[str], path: Path) -> None:
     """One panel for each of ``SHOWN``. Raises ImportError without matplotlib."""
     import matplotlib as mpl
 

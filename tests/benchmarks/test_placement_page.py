@@ -43,7 +43,7 @@ def test_tables_are_put_between_their_marks_again_and_again(tmp_path) -> None:
 def test_a_page_without_a_mark_is_left_as_it_is(tmp_path) -> None:
     page = tmp_path / "benchmarks.md"
     page.write_text("nothing")
-    with pytest.raises(ConfigError, match="has no place for 'verdicts'"):
+    with pytest.raises(ConfigError, match="has no place for 'placement:verdicts'"):
         write(page, CELLS, CELLS)
     assert page.read_text() == "nothing"
 
