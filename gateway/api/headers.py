@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Sequence
+from enum import Enum
+from functools import lru_cache
 
 from gateway.api.encoding import acceptable
 from gateway.api.settings import PassSettings
@@ -59,6 +61,18 @@ _CONTROL = re.compile(r"[\x00-\x08\x0a-\x1f\x7f]")
 Headers = Iterable[tuple[str, str]]
 
 
+class _Fate(Enum):
+    STAYS = 0
+    PASSES = 1
+    AUTHORIZES = 2
+    STEERS = 3
+    NEGOTIATES = 4
+    DECLARES = 5
+
+
+STAYS, PASSES, AUTHORIZES, STEERS, NEGOTIATES, DECLARES = _Fate
+
+
 def request_id(values: Sequence[str], make: Callable[[], str]) -> str:
     """The id of a request: the first of the client's ``x-request-id`` values, cleaned and bounded; else a made one."""
     cleaned = _UNCLEAN.sub("", values[0][: 8 * MAX_REQUEST_ID])[:MAX_REQUEST_ID] if values else ""
@@ -73,21 +87,24 @@ def forward(
     ``readable``: the answer is for us, and must not be compressed. The caller adds what each leg has of its own:
     content type and length, request id, rank.
     """
-    pairs = [(name.lower(), value) for name, value in headers]
-    dropped = HOP_BY_HOP | OWN | NEGOTIATED | _connection(pairs)
-    if api_key is not None or not settings.authorization:
-        dropped |= CREDENTIALS
-    out = []
-    for name, value in pairs:
-        if name in dropped or name == "cookie" or _CONTROL.search(value):
-            continue
-        if (name in STEERING or name.startswith(STEERING_PREFIXES)) and name not in settings.steering_headers:
-            continue
-        out.append((name, value))
+    authorized, allowed = api_key is None and settings.authorization, settings.steering_headers
+    out: list[tuple[str, str]] = []
+    encodings: list[str] = []
+    of_this_hop: set[str] = set()
+    for given, value in headers:
+        name, fate = _known(given)
+        if fate is PASSES or (fate is STEERS and name in allowed) or (fate is AUTHORIZES and authorized):
+            if value.isprintable() or not _CONTROL.search(value):
+                out.append((name, value))
+        elif fate is DECLARES:
+            of_this_hop.update(token.strip().lower() for token in value.split(","))
+        elif fate is NEGOTIATES:
+            encodings.append(value)
+    if of_this_hop:
+        out = [(name, value) for name, value in out if name not in of_this_hop]
     if api_key is not None:
         out.append(("authorization", f"Bearer {api_key}"))
-    accepted = acceptable(value for name, value in pairs if name == "accept-encoding")
-    if accepted and not readable:
+    if encodings and not readable and (accepted := acceptable(encodings)):
         out.append(("accept-encoding", accepted))
     return out
 
@@ -112,6 +129,21 @@ def visible(headers: Headers) -> dict[str, str]:
         if lower not in CREDENTIALS and lower != "proxy-authorization":
             seen.setdefault(lower, value)
     return seen
+
+
+@lru_cache(maxsize=256)
+def _known(given: str) -> tuple[str, _Fate]:
+    """A client's header: its name in lower case, and what becomes of it. Clients send the same few dozen."""
+    name = given.lower()
+    if name == "connection":
+        return name, DECLARES
+    if name in NEGOTIATED:
+        return name, NEGOTIATES
+    if name in HOP_BY_HOP or name in OWN or name == "cookie":
+        return name, STAYS
+    if name in CREDENTIALS:
+        return name, AUTHORIZES
+    return name, STEERS if name in STEERING or name.startswith(STEERING_PREFIXES) else PASSES
 
 
 _OWN_BACK = frozenset({"content-length", "server", "date", "x-request-id", "set-cookie", "endpoint-load-metrics"})
