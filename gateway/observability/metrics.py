@@ -1,17 +1,15 @@
 """Prometheus metrics: ``kvgate_`` names, base units (seconds, tokens), bounded labels.
 
-Every label value is a configured name or a word from the code, never a client's text. A labelled child is bound once
-and cached, because looking one up through the client library costs four times as much as counting with it.
+Every label value is a configured name or a word from the code, never a client's text.
 What each series means and what to watch is in docs/metrics.md, which a test holds to this file.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator, Mapping
-from typing import Generic, TypeVar
+from collections.abc import Iterator, Mapping, Sequence
 
-from prometheus_client import CONTENT_TYPE_PLAIN_0_0_4, CollectorRegistry, Counter, Histogram, generate_latest
+from prometheus_client import CONTENT_TYPE_PLAIN_0_0_4, CollectorRegistry, generate_latest
 from prometheus_client.core import Metric
 from prometheus_client.gc_collector import GCCollector
 from prometheus_client.platform_collector import PlatformCollector
@@ -20,34 +18,12 @@ from prometheus_client.registry import Collector
 
 from gateway.framework import Clock, Observer, Settled
 from gateway.observability import buckets
+from gateway.observability.instruments import Counts, Instruments, Spreads
 from gateway.observability.present import Present
 
 # Names of dropped endpoints whose stragglers are ignored. An endpoint's last requests end within minutes of its drop,
 # and a fleet does not lose a thousand in that time.
 _MAX_HIDDEN = 1024
-
-Instrument = TypeVar("Instrument", Counter, Histogram)
-
-
-class Children(dict[tuple[str, ...], Instrument], Generic[Instrument]):
-    """One family's children by their label values, bound at first use."""
-
-    def __init__(self, family: Instrument, *labels: str) -> None:
-        super().__init__()
-        self._family: Instrument = family
-        self.labels = labels
-
-    def __missing__(self, values: tuple[str, ...]) -> Instrument:
-        child: Instrument = self._family.labels(*values)
-        self[values] = child
-        return child
-
-    def drop(self, label: str, value: str) -> None:
-        """Let all series with this value of this label go."""
-        position = self.labels.index(label)
-        for values in [values for values in self if values[position] == value]:
-            self._family.remove(*values)
-            del self[values]
 
 
 class Metrics(Observer):
@@ -56,11 +32,12 @@ class Metrics(Observer):
     def __init__(self, clock: Clock, version: str = "") -> None:
         self.registry = CollectorRegistry(auto_describe=False)
         self._present = Present(clock, version)
+        self._instruments = Instruments()
         self.registry.register(self._present)
+        self.registry.register(self._instruments)
         # Their names are the ecosystem's own: process_*, python_*.
-        ProcessCollector(registry=self.registry)
-        PlatformCollector(registry=self.registry)
-        GCCollector(registry=self.registry)
+        process, platform = ProcessCollector(registry=self.registry), PlatformCollector(registry=self.registry)
+        self._others: list[Collector] = [self._present, process, platform, GCCollector(registry=self.registry)]
 
         self._requests = self._counter("requests", "Requests settled, by how they ended.", "model", "outcome")
         self._ttft = self._histogram(
@@ -161,16 +138,16 @@ class Metrics(Observer):
     # requests
     def settled(self, request: Settled) -> None:
         model = (request.model,)
-        self._requests[request.model, request.outcome].inc()
+        self._requests[request.model, request.outcome] += 1
         # A request that was refused at once would make every quantile of the times below look better than it is.
         if request.endpoint is not None:
             self._queue_wait[model].observe(request.queue_wait)
             self._overhead[model].observe(request.overhead)
-            self._prompt_tokens[model].inc(request.prompt_tokens)
+            self._prompt_tokens[model] += request.prompt_tokens
         if request.output_tokens is not None:
-            self._output_tokens[model].inc(request.output_tokens)
+            self._output_tokens[model] += request.output_tokens
         if request.slo is not None:
-            self._goodput[request.model, request.slo].inc()
+            self._goodput[request.model, request.slo] += 1
         if request.outcome == "ok":
             self._duration[model].observe(request.duration)
         if request.ttft is not None and request.stream:
@@ -183,10 +160,10 @@ class Metrics(Observer):
 
     def attempted(self, model: str, endpoint: str, leg: str, result: str) -> None:
         if endpoint not in self._present.hidden:
-            self._attempts[model, endpoint, leg, result].inc()
+            self._attempts[model, endpoint, leg, result] += 1
 
     def planned(self, model: str, reason: str) -> None:
-        self._plans[model, reason].inc()
+        self._plans[model, reason] += 1
 
     def prefilled(self, model: str, seconds: float) -> None:
         self._prefill_leg[model,].observe(seconds)
@@ -195,7 +172,7 @@ class Metrics(Observer):
         self._handover[model,].observe(seconds)
 
     def fell_back(self, model: str, cause: str) -> None:
-        self._fallbacks[model, cause].inc()
+        self._fallbacks[model, cause] += 1
 
     def in_flight(self, endpoint: str, change: int) -> None:
         present = self._present
@@ -211,45 +188,45 @@ class Metrics(Observer):
         self._present.queued[model] = length
 
     def disconnected(self, model: str, phase: str) -> None:
-        self._disconnects[model, phase].inc()
+        self._disconnects[model, phase] += 1
 
     # tokens
     def tokens_estimated(self, model: str, why: str) -> None:
-        self._estimates[model, why].inc()
+        self._estimates[model, why] += 1
 
     def media_rendered(self, model: str, result: str) -> None:
-        self._renders[model, result].inc()
+        self._renders[model, result] += 1
 
     def tokens_compared(self, model: str, ours: int, reported: int) -> None:
-        self._counts[model,].inc()
-        self._mismatches[model,].inc(ours != reported)
+        self._counts[model,] += 1
+        self._mismatches[model,] += ours != reported
 
     def ids_compared(self, model: str, equal: bool) -> None:
-        self._ids[model,].inc()
-        self._id_mismatches[model,].inc(not equal)
+        self._ids[model,] += 1
+        self._id_mismatches[model,] += not equal
 
     def parity(self, model: str, trusted: bool) -> None:
         self._present.trusted[model] = trusted
 
     def hits_compared(self, model: str, endpoint: str, expected: int, reported: int) -> None:
         if endpoint not in self._present.hidden:
-            self._expected[model, endpoint].inc(expected)
-            self._reported[model, endpoint].inc(reported)
-            self._hit_error[model, endpoint].inc(abs(expected - reported))
+            self._expected[model, endpoint] += expected
+            self._reported[model, endpoint] += reported
+            self._hit_error[model, endpoint] += abs(expected - reported)
 
     # plugins
     def plugin_failed(self, kind: str, name: str, error: BaseException) -> None:
-        self._plugin_failures[kind, name].inc()
+        self._plugin_failures[kind, name] += 1
 
     def score_refused(self, name: str) -> None:
-        self._scores_refused[name,].inc()
+        self._scores_refused[name,] += 1
 
     # fleet
     def engine_state(self, engine: str, up: bool, reason: str) -> None:
         self._present.engines[engine] = (up, reason)
 
     def scraped(self, engine: str, ok: bool, at: float) -> None:
-        self._scrapes[engine, "ok" if ok else "failed"].inc()
+        self._scrapes[engine, "ok" if ok else "failed"] += 1
         if ok:
             self._present.scraped[engine] = at
 
@@ -291,18 +268,18 @@ class Metrics(Observer):
         present = self._present
         for known in (present.queued, present.blocks, present.trusted):
             known.pop(model, None)
-        for family in vars(self).values():
-            if isinstance(family, Children) and "model" in family.labels:
+        for family in self._instruments.families:
+            if "model" in family.labels:
                 family.drop("model", model)
 
     # KV cache
     def kv_events(self, endpoint: str, kind: str, count: int) -> None:
         if endpoint not in self._present.hidden:
-            self._kv_events[endpoint, kind].inc(count)
+            self._kv_events[endpoint, kind] += count
 
     def kv_gap(self, endpoint: str, result: str) -> None:
         if endpoint not in self._present.hidden:
-            self._kv_gaps[endpoint, result].inc()
+            self._kv_gaps[endpoint, result] += 1
 
     def kv_stream(self, endpoint: str, state: str) -> None:
         if state != "off":  # a stream that starts: its endpoint is back; one that ends may be a dropped endpoint's last
@@ -317,7 +294,7 @@ class Metrics(Observer):
     def render(self) -> tuple[bytes, str]:
         """The text format and its content type, at once: 40 ms for 100 endpoints. On a loop that serves, use
         ``render_in_slices``."""
-        return b"".join(self._families()), CONTENT_TYPE_PLAIN_0_0_4
+        return b"".join(self._parts()), CONTENT_TYPE_PLAIN_0_0_4
 
     async def render_in_slices(self) -> tuple[bytes, str]:
         """As ``render``, family by family: between two of them (1 to 2 ms each for 100 endpoints) the loop runs.
@@ -325,23 +302,27 @@ class Metrics(Observer):
         A thread would not do: it holds the GIL for 5 ms at a time, and every stream with it.
         """
         parts = []
-        for part in self._families():
+        for part in self._parts():
             parts.append(part)
             await asyncio.sleep(0)
         return b"".join(parts), CONTENT_TYPE_PLAIN_0_0_4
 
-    def _families(self) -> Iterator[bytes]:
-        for family in self.registry.collect():
-            # The client library adds the time of birth to every counter and histogram: a line in fifteen, or in two.
-            family.samples = [sample for sample in family.samples if not sample.name.endswith("_created")]
-            yield generate_latest(_Single(family))
+    def _parts(self) -> Iterator[bytes]:
+        for collector in self._others:
+            for family in collector.collect():
+                yield generate_latest(_Single(family))
+        for ours in self._instruments.families:
+            yield from ours.text()
 
-    def _counter(self, name: str, documentation: str, *labels: str) -> Children[Counter]:
-        return Children(Counter(f"kvgate_{name}", documentation, labels, registry=self.registry), *labels)
+    def _counter(self, name: str, documentation: str, *labels: str) -> Counts:
+        counts = Counts(f"kvgate_{name}", documentation, *labels)
+        self._instruments.families.append(counts)
+        return counts
 
-    def _histogram(self, name: str, documentation: str, bounds: tuple[float, ...], *labels: str) -> Children[Histogram]:
-        family = Histogram(f"kvgate_{name}", documentation, labels, registry=self.registry, buckets=bounds)
-        return Children(family, *labels)
+    def _histogram(self, name: str, documentation: str, bounds: Sequence[float], *labels: str) -> Spreads:
+        spreads = Spreads(f"kvgate_{name}", documentation, bounds, *labels)
+        self._instruments.families.append(spreads)
+        return spreads
 
 
 class _Single(Collector):
