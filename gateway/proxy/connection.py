@@ -195,13 +195,15 @@ class Connection(asyncio.Protocol):
         transport = self._transport
         if transport is None:
             return
-        # An engine that answers before it has read the request may take what is left of it for the next one.
-        if self._keep and not self._rest and not transport.get_write_buffer_size() and not transport.is_closing():
+        if self._rest or transport.get_write_buffer_size():
+            # An engine that answers before it has read the request may take what is left of it for the next one; one
+            # that never reads it would keep a connection that is closed politely for ever.
+            self.abort()
+        elif self._keep and not transport.is_closing():
             self.resume()
             self.reused = True
             self._free(self)
         else:
-            self._rest = memoryview(b"")
             transport.close()
 
     def _break(self, cause: Cause, detail: str) -> None:

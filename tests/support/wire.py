@@ -21,12 +21,14 @@ class Connection:
 
     async def request(self) -> tuple[bytes, bytes]:
         """Read one request: head and body (by its Content-Length). Raises IncompleteReadError when the peer closed."""
-        head = await self.reader.readuntil(b"\r\n\r\n")
-        length = 0
-        for line in head.split(b"\r\n"):
-            if line.lower().startswith(b"content-length:"):
-                length = int(line.split(b":")[1])
-        return head, await self.reader.readexactly(length)
+        head = await self.head()
+        return head, await self.body(head)
+
+    async def head(self) -> bytes:
+        return await self.reader.readuntil(b"\r\n\r\n")
+
+    async def body(self, head: bytes) -> bytes:
+        return await self.reader.readexactly(length_in(head))
 
     async def say(self, data: bytes) -> None:
         self.writer.write(data)
@@ -47,6 +49,14 @@ class Connection:
     def reset(self) -> None:
         """Close with RST, as a killed process does."""
         self.writer.transport.abort()
+
+
+def length_in(head: bytes) -> int:
+    """The Content-Length of a request, 0 for none."""
+    for line in head.split(b"\r\n"):
+        if line.lower().startswith(b"content-length:"):
+            return int(line.split(b":")[1])
+    return 0
 
 
 @dataclass
@@ -132,20 +142,25 @@ MODELS = (
 )
 
 Answer = Callable[[Connection, bytes, bytes], Awaitable[None]]
+AtHead = Callable[[Connection, bytes], Awaitable[bool]]
 
 
 @contextlib.asynccontextmanager
-async def engine(post: Answer, port: int = 0) -> AsyncIterator[ScriptedServer]:
+async def engine(post: Answer, port: int = 0, *, at_head: AtHead | None = None) -> AsyncIterator[ScriptedServer]:
     """An engine as the fleet's probes want it, whose POSTs ``post(connection, head, body)`` answers in bytes.
 
-    A connection goes on after ``post`` returns, unless it closed it.
+    A connection goes on after ``post`` returns, unless it closed it. ``at_head``: is asked before a POST's body is
+    read; true: it did all that is to be done, and the connection is closed.
     """
     stock = {b"/v1/models": MODELS, b"/version": b'{"version":"0.32.0"}'}
 
     async def script(connection: Connection) -> None:
         while True:
-            head, body = await connection.request()
+            head = await connection.head()
             method, path = head.split(b" ", 2)[:2]
+            if method == b"POST" and at_head is not None and await at_head(connection, head):
+                return
+            body = await connection.body(head)
             if method == b"POST":
                 await post(connection, head, body)
                 if connection.writer.is_closing():
@@ -231,12 +246,12 @@ class RawClient:
         self.writer.transport.abort()
 
     async def _chunks(self) -> bytes:
-        body = b""
+        parts = []
         while size := int((await self.reader.readuntil(b"\r\n")).removesuffix(b"\r\n"), 16):
-            body += await self.reader.readexactly(size)
+            parts.append(await self.reader.readexactly(size))
             assert await self.reader.readexactly(2) == b"\r\n"
         assert await self.reader.readexactly(2) == b"\r\n", "no trailers"
-        return body
+        return b"".join(parts)
 
 
 @contextlib.asynccontextmanager
@@ -248,7 +263,7 @@ async def raw_client(url: str, *, takes: int | None = None) -> AsyncIterator[Raw
         plain.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, takes)
     host, _, port = url.removeprefix("http://").partition(":")
     await asyncio.get_running_loop().sock_connect(plain, (host, int(port)))
-    reader, writer = await asyncio.open_connection(sock=plain, limit=takes or 65536)
+    reader, writer = await asyncio.open_connection(sock=plain, limit=takes or 2**18)
     try:
         yield RawClient(reader, writer)
     finally:

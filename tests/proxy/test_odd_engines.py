@@ -1,0 +1,346 @@
+"""Engines that speak HTTP oddly, falsely or not at all: what reaches the client, and that no answer is another's."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator
+
+import orjson
+import pytest
+
+from gateway.proxy.connection import MAX_HEAD
+from gateway.proxy.connection import Connection as EngineConnection
+from gateway.proxy.settings import RetrySettings, TimeoutSettings
+from tests.support.chat import CHAT, COMPLETE, DONE, ROLE, STREAMED, WORD
+from tests.support.gateway import IN_TURN, Running, config_for, running
+from tests.support.wait import eventually
+from tests.support.wire import Answer, Connection, RawClient, answer, chunked, engine, length_in, raw_client, raw_post
+
+pytestmark = pytest.mark.asyncio(loop_factories=["asyncio", "uvloop"])
+
+WHOLE, STREAM = raw_post(orjson.dumps(CHAT)), raw_post(orjson.dumps(STREAMED))
+EVENTS = ROLE + WORD + DONE
+PATIENT = TimeoutSettings(connect=30, head=60, idle=60, total=300)
+NOT_AGAIN = RetrySettings(attempts=1, budget=0.0)
+
+JSON_HEAD = b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\n"
+EVENT_HEAD = b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\n"
+CHUNKED = b"Transfer-Encoding: chunked\r\n\r\n"
+
+
+@contextlib.asynccontextmanager
+async def before(*posts: Answer, **changes: object) -> AsyncIterator[tuple[Running, RawClient]]:
+    """A client of a gateway in front of one engine for each of ``posts``."""
+    async with contextlib.AsyncExitStack() as stack:
+        urls = [(await stack.enter_async_context(engine(post))).url for post in posts]
+        changes = {"timeouts": PATIENT, "retries": NOT_AGAIN} | IN_TURN | changes
+        gateway = await stack.enter_async_context(running(config_for(*urls, **changes)))
+        yield gateway, await stack.enter_async_context(raw_client(gateway.url))
+        await eventually(gateway.idle, "nothing stays booked")
+
+
+def says(whole: bytes, streamed: bytes, *, then: str = "goes on") -> Answer:
+    """Answers with these bytes. ``then``: it ``goes on``, ``closes`` or ``resets``, or ``waits`` for its peer to go."""
+
+    async def post(connection: Connection, head: bytes, body: bytes) -> None:
+        await connection.say(streamed if orjson.loads(body).get("stream") else whole)
+        if then == "waits":
+            await connection.gone()
+        if then == "resets":
+            connection.reset()
+        elif then != "goes on":
+            connection.writer.close()
+
+    return post
+
+
+STREAMED_WELL = EVENT_HEAD + CHUNKED + chunked(ROLE, WORD, DONE)
+WELL = says(answer(COMPLETE), STREAMED_WELL)
+
+
+async def answered(client: RawClient, *, times: int = 2) -> None:
+    for _ in range(times):
+        await client.say(WHOLE + STREAM)
+        reply = await client.reply()
+        assert (reply.status, reply.body) == (200, COMPLETE), reply
+        reply = await client.reply()
+        assert (reply.status, reply.body) == (200, EVENTS), reply
+
+
+# Engines that are odd, and right
+
+LENGTH = b"Content-Length: %d\r\n" % len(COMPLETE)
+
+ODD = {
+    "chunked JSON": says(JSON_HEAD + CHUNKED + chunked(COMPLETE[:7], COMPLETE[7:]), STREAMED_WELL),
+    "a stream with a length": says(answer(COMPLETE), EVENT_HEAD + b"Content-Length: %d\r\n\r\n" % len(EVENTS) + EVENTS),
+    "until the end": says(JSON_HEAD + b"\r\n" + COMPLETE, EVENT_HEAD + b"\r\n" + EVENTS, then="closes"),
+    "HTTP/1.0": says(
+        (JSON_HEAD + b"\r\n" + COMPLETE).replace(b"1.1", b"1.0"),
+        (EVENT_HEAD + b"\r\n" + EVENTS).replace(b"1.1", b"1.0"),
+        then="closes",
+    ),
+    "HTTP/1.0 with a length that stays": says(
+        (JSON_HEAD + LENGTH + b"\r\n" + COMPLETE).replace(b"1.1", b"1.0"), STREAMED_WELL
+    ),
+    "continue, early hints": says(
+        b"HTTP/1.1 100 Continue\r\n\r\n" + answer(COMPLETE),
+        b"HTTP/1.1 103 Early Hints\r\nLink: </a>\r\nContent-Length: 3\r\n\r\n" * 3 + STREAMED_WELL,
+    ),
+    "trailers": says(
+        JSON_HEAD + b"Trailer: x-sum\r\n" + CHUNKED + chunked(COMPLETE, end=False) + b"0\r\nx-sum: 1\r\n\r\n",
+        EVENT_HEAD + CHUNKED + chunked(ROLE, WORD, DONE, end=False) + b"0\r\nx-sum: 1\r\ncontent-type: x\r\n\r\n",
+    ),
+    "chunk extensions": says(
+        JSON_HEAD + CHUNKED + b"%x;a=b\r\n%b\r\n0;last\r\n\r\n" % (len(COMPLETE), COMPLETE),
+        EVENT_HEAD + CHUNKED + b'%x;a="b;c"\r\n%b\r\n0\r\n\r\n' % (len(EVENTS), EVENTS),
+    ),
+    "connection: close": says(
+        JSON_HEAD + b"Connection: close\r\n" + LENGTH + b"\r\n" + COMPLETE,
+        EVENT_HEAD + b"Connection: close\r\n" + CHUNKED + chunked(EVENTS),
+        then="closes",
+    ),
+    "connection: close, and it stays": says(
+        JSON_HEAD + b"Connection: close\r\n" + LENGTH + b"\r\n" + COMPLETE,
+        EVENT_HEAD + b"Connection: close\r\n" + CHUNKED + chunked(EVENTS),
+        then="waits",
+    ),
+    "it closes and did not say so": says(answer(COMPLETE), STREAMED_WELL, then="closes"),
+    "it resets after each": says(answer(COMPLETE), STREAMED_WELL, then="resets"),
+    "a blank line behind": says(answer(COMPLETE) + b"\r\n", STREAMED_WELL + b"\r\n"),
+    "more behind the answer": says(answer(COMPLETE) + b"more", STREAMED_WELL + b"0\r\n\r\n"),
+    "an answer behind the answer": says(answer(COMPLETE) + answer(b"wrong"), STREAMED_WELL + STREAMED_WELL),
+    "more behind, on one that closes": says(
+        JSON_HEAD + b"Connection: close\r\n" + LENGTH + b"\r\n" + COMPLETE + b"more", STREAMED_WELL + b"\x00"
+    ),
+    "an empty first chunk of comments": says(
+        answer(COMPLETE), EVENT_HEAD + CHUNKED + chunked(*(bytes((byte,)) for byte in EVENTS))
+    ),
+    "a hundred headers": says(
+        JSON_HEAD + b"".join(b"x-%d: %d\r\n" % (n, n) for n in range(100)) + LENGTH + b"\r\n" + COMPLETE, STREAMED_WELL
+    ),
+    "a header of 64 KB": says(
+        JSON_HEAD + b"x-large: " + b"a" * 65536 + b"\r\n" + LENGTH + b"\r\n" + COMPLETE, STREAMED_WELL
+    ),
+    "an upgrade on offer": says(
+        JSON_HEAD + b"Upgrade: h2c\r\nConnection: upgrade\r\n" + LENGTH + b"\r\n" + COMPLETE, STREAMED_WELL
+    ),
+}
+
+
+@pytest.mark.parametrize("name", list(ODD))
+async def test_an_answer_that_is_odd_and_right_reaches_its_client_and_no_other(name):
+    async with before(ODD[name]) as (_, client):
+        await answered(client)
+
+
+@pytest.mark.parametrize("name", ["trailers", "chunk extensions", "continue, early hints", "connection: close"])
+async def test_byte_by_byte(name):
+    async def post(connection: Connection, head: bytes, body: bytes) -> None:
+        said: list[bytes] = []
+
+        class Recorded(Connection):
+            async def say(self, data: bytes) -> None:
+                said.append(data)
+
+        recorded = Recorded(connection.reader, connection.writer, connection.number)
+        await ODD[name if not name.startswith("connection") else "chunked JSON"](recorded, head, body)
+        await connection.say_apart(bytes((byte,)) for byte in said[0])
+
+    async with before(post) as (_, client):
+        await answered(client, times=1)
+
+
+# Engines that are wrong: nothing of it is the client's, or it is cut visibly
+
+BOTH = b"Content-Length: 5\r\nTransfer-Encoding: chunked\r\n\r\n"
+WRONG = {
+    "another protocol": b"HTTP/1.1 101 Switching Protocols\r\nConnection: upgrade\r\nUpgrade: x\r\n\r\n" + COMPLETE,
+    "both length headers": JSON_HEAD + BOTH + chunked(COMPLETE),
+    "two lengths": JSON_HEAD + LENGTH + b"Content-Length: 5\r\n\r\n" + COMPLETE,
+    "the same length twice": JSON_HEAD + LENGTH + LENGTH + b"\r\n" + COMPLETE,
+    "a list of lengths": JSON_HEAD + LENGTH.replace(b"\r\n", b", 5\r\n\r\n") + COMPLETE,
+    "no number for a length": JSON_HEAD + b"Content-Length: many\r\n\r\n" + COMPLETE,
+    "a space before the colon": JSON_HEAD + LENGTH.replace(b":", b" :") + b"\r\n" + COMPLETE,
+    "a NUL in a header": JSON_HEAD + b"x: a\0b\r\n" + LENGTH + b"\r\n" + COMPLETE,
+    "a CR in a header": JSON_HEAD + b"x: a\rb\r\n" + LENGTH + b"\r\n" + COMPLETE,
+    "no size of a chunk": JSON_HEAD + CHUNKED + b"xyz\r\n" + COMPLETE,
+    "a chunk longer than it says": JSON_HEAD + CHUNKED + b"3\r\n" + COMPLETE + b"\r\n0\r\n\r\n",
+    "headers without end": JSON_HEAD + b"".join(b"x-%d: %b\r\n" % (n, b"a" * 1000) for n in range(200)),
+    "one header without end": JSON_HEAD + b"x: " + b"a" * (2 * MAX_HEAD),
+    "early hints without end": b"HTTP/1.1 103 Early Hints\r\nLink: </a>\r\n\r\n" * 8000,
+    "a chunk's extension without end": JSON_HEAD + CHUNKED + b"5;" + b"a" * (2 * MAX_HEAD),
+    "trailers without end": JSON_HEAD + CHUNKED + chunked(COMPLETE, end=False) + b"0\r\nx: " + b"a" * (2 * MAX_HEAD),
+    "a length in the trailers": JSON_HEAD + CHUNKED + chunked(COMPLETE, end=False) + b"0\r\nContent-Length: 3\r\n\r\n",
+    "a later version": answer(COMPLETE).replace(b"HTTP/1.1", b"HTTP/7.3"),
+}
+
+
+@pytest.mark.parametrize("name", list(WRONG))
+async def test_an_answer_that_is_wrong_is_none_at_once_and_its_connection_is_closed(name):
+    gone = []
+
+    async def post(connection: Connection, head: bytes, body: bytes) -> None:
+        with contextlib.suppress(ConnectionError):
+            await connection.say(WRONG[name])
+        await connection.gone()
+        gone.append(connection)
+        connection.writer.close()
+
+    async with before(post) as (gateway, client):
+        await client.say(WHOLE)
+        reply = await client.reply()
+        assert (reply.status, reply.header("connection")) == (502, None)
+        assert b"garbage" in reply.body
+        await eventually(lambda: gone, "the engine sees its connection closed")
+        assert 'result="garbage"' in await gateway.metrics()
+
+
+@pytest.mark.parametrize("name", list(WRONG))
+async def test_and_another_engine_may_answer(name):
+    wrong = says(WRONG[name], WRONG[name], then="waits")
+    async with before(wrong, WELL, retries=RetrySettings(budget=1.0)) as (_, client):
+        await answered(client)
+
+
+@pytest.mark.parametrize("how", ["closes", "resets"])
+@pytest.mark.parametrize(
+    "cut",
+    [
+        JSON_HEAD + b"Content-Length: %d\r\n\r\n" % (len(COMPLETE) + 1) + COMPLETE,
+        JSON_HEAD + CHUNKED + chunked(COMPLETE, end=False),
+        JSON_HEAD + CHUNKED + chunked(COMPLETE)[:-1],
+        JSON_HEAD + LENGTH,
+        b"HTTP/1.1 100 Continue\r\n\r\n",
+        b"HT",
+    ],
+    ids=[
+        "a length that is too long",
+        "no last chunk",
+        "half a last chunk",
+        "half a head",
+        "only continue",
+        "two bytes",
+    ],
+)
+async def test_a_whole_answer_that_breaks_off_is_none(cut, how):
+    async with before(says(cut, cut, then=how)) as (gateway, client):
+        await client.say(WHOLE)
+        reply = await client.reply()
+        assert (reply.status, b"(died)" in reply.body) == (502, True)
+        assert gateway.lines[0].outcome == "upstream_error"
+
+
+@pytest.mark.parametrize("how", ["closes", "resets"])
+@pytest.mark.parametrize("framing", ["chunked", "in a chunk", "length"])
+async def test_a_stream_that_breaks_off_says_so(framing, how):
+    said = {
+        "chunked": EVENT_HEAD + CHUNKED + chunked(ROLE, WORD, end=False),
+        "in a chunk": EVENT_HEAD + CHUNKED + chunked(ROLE, WORD, WORD, end=False)[:-9],
+        "length": EVENT_HEAD + b"Content-Length: 100000\r\n\r\n" + ROLE + WORD,
+    }[framing]
+    async with before(says(b"", said, then=how)) as (gateway, client):
+        await client.say(STREAM + STREAM)
+        for _ in range(2):
+            reply = await client.reply()
+            assert (reply.status, reply.framing) == (200, "chunked")
+            assert reply.body.startswith(ROLE + WORD)
+            events = reply.body.decode().split("\n\n")
+            assert events[-2:] == ["data: [DONE]", ""]
+            assert "error" in orjson.loads(events[-3].removeprefix("data: "))
+        assert [line.outcome for line in gateway.lines] == ["broken", "broken"]
+
+
+@pytest.mark.parametrize(
+    "said", [b": still here\n\n", b"data", b""], ids=["comments", "half an event", "chunk headers"]
+)
+async def test_one_that_trickles_for_ever_ends_at_the_total(said):
+    """Each byte is progress, so that it is never idle."""
+
+    async def post(connection: Connection, head: bytes, body: bytes) -> None:
+        await connection.say(EVENT_HEAD + CHUNKED + chunked(ROLE, WORD, end=False) + (b"" if said else b"fff;"))
+        with contextlib.suppress(ConnectionError):
+            while True:
+                await connection.say(chunked(said, end=False) if said else b"a")
+                await asyncio.sleep(0.01)
+
+    async with before(post, timeouts=TimeoutSettings(idle=20, total=0.5)) as (gateway, client):
+        await client.say(STREAM)
+        reply = await client.reply()
+        assert reply.body.endswith(DONE)
+        assert b"total-timeout" in reply.body
+        assert gateway.lines[0].outcome == "broken"
+
+
+# Bodies that nobody read, connections that died
+
+
+@pytest.fixture
+def legs(monkeypatch: pytest.MonkeyPatch) -> set[EngineConnection]:
+    """The gateway's connections for legs that are open now."""
+    there: set[EngineConnection] = set()
+    made, lost = EngineConnection.connection_made, EngineConnection.connection_lost
+
+    def connection_made(self: EngineConnection, transport: asyncio.BaseTransport) -> None:
+        there.add(self)
+        made(self, transport)
+
+    def connection_lost(self: EngineConnection, error: Exception | None) -> None:
+        there.discard(self)
+        lost(self, error)
+
+    monkeypatch.setattr(EngineConnection, "connection_made", connection_made)
+    monkeypatch.setattr(EngineConnection, "connection_lost", connection_lost)
+    return there
+
+
+@pytest.mark.parametrize("how", ["closes", "stands still", "reads it"])
+async def test_one_that_answers_before_it_has_read_the_body(how, legs):
+    """Its connection is no good for another request: it may take what is left of this one for the next."""
+    refusal = b'{"error": {"message": "too large", "code": 413}}'
+    over = asyncio.Event()
+
+    async def refuses(connection: Connection, head: bytes) -> bool:
+        if (left := length_in(head)) < 1_000_000:
+            return False
+        await connection.say(answer(refusal, status="413 Content Too Large"))
+        while how == "reads it" and left > 0 and (data := await connection.reader.read(65536)):
+            left -= len(data)
+        if how == "stands still":
+            await over.wait()
+        return True
+
+    async with engine(says(answer(COMPLETE), b""), at_head=refuses) as server:
+        config = config_for(server.url, timeouts=PATIENT, retries=NOT_AGAIN)
+        async with running(config) as gateway, raw_client(gateway.url) as client:
+            long = [{"role": "user", "content": "x" * 20_000_000}]
+            await client.say(raw_post(orjson.dumps({**CHAT, "messages": long})))
+            reply = await client.reply()
+            assert (reply.status, reply.body) == (413, refusal)
+            await eventually(lambda: not legs, "the connection is closed", within=30)
+            await client.say(WHOLE)
+            assert (await client.reply()).body == COMPLETE
+            await eventually(gateway.idle, "nothing stays booked")
+            over.set()
+
+
+async def test_a_connection_that_died_idle_is_replaced_and_nobody_notices():
+    asked: list[int] = []
+
+    async def dies_after_one(connection: Connection, head: bytes, body: bytes) -> None:
+        if connection.number in asked:
+            connection.reset()  # it had closed already, and this request crossed its farewell
+            return
+        asked.append(connection.number)
+        await connection.say(answer(COMPLETE))
+
+    async with before(dies_after_one) as (gateway, client):
+        for _ in range(3):
+            await client.say(WHOLE)
+            assert (await client.reply()).body == COMPLETE
+        assert len(asked) == 3
+        assert [line.attempts for line in gateway.lines] == [1, 1, 1]
+        assert not gateway.down(
+            gateway.gateway.fleet.endpoints(gateway.gateway.directory.servings[0].model)[0].engine.url
+        )

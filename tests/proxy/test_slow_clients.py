@@ -1,0 +1,257 @@
+"""Clients that are slow, that stop and that go: what it costs the engine, the gateway and everybody else."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Awaitable, Callable
+
+import orjson
+import pytest
+
+from gateway.proxy.answer import Answer
+from gateway.proxy.settings import TimeoutSettings
+from tests.support.chat import CHAT, COMPLETE, DONE, ROLE, STREAMED, WORD, event
+from tests.support.gateway import config_for, running
+from tests.support.wait import eventually
+from tests.support.wire import STREAM_HEAD, Connection, RawClient, answer, chunked, engine, raw_client, raw_post
+
+pytestmark = pytest.mark.asyncio(loop_factories=["asyncio", "uvloop"])
+
+WHOLE, STREAM = raw_post(orjson.dumps(CHAT)), raw_post(orjson.dumps(STREAMED))
+LONG = event({"content": "x" * 8000})
+SMALL = 16 * 1024
+"""Bytes that the system takes for a client that reads nothing, about; else it would be megabytes."""
+
+ENOUGH = 100_000_000
+"""Bytes of a stream whose client takes nothing."""
+HELD = 40_000_000
+"""Bytes that may be on their way then: two sockets' buffers are up to 4 MB for what is sent and, here, 32 for what is
+received, of which a stopped reader takes a part; the gateway's own are far below that."""
+
+PATIENT = TimeoutSettings(connect=30, head=60, idle=60, total=300)
+
+
+class Talker:
+    """Streams ``count`` long events and the end. ``said``: bytes of events that the system has taken; ``gone``: its
+    connection was closed before it was through."""
+
+    def __init__(self, count: int) -> None:
+        self.count = count
+        self.said = 0
+        self.asked = 0
+        self.gone = False
+
+    async def __call__(self, connection: Connection, head: bytes, body: bytes) -> None:
+        if b'"stream":true' not in body:
+            await connection.say(answer(COMPLETE))
+            return
+        self.asked += 1
+        try:
+            await connection.say(STREAM_HEAD + chunked(ROLE, end=False))
+            for _ in range(self.count):
+                await connection.say(chunked(LONG, end=False))
+                self.said += len(LONG)
+            await connection.say(chunked(DONE))
+        except ConnectionError:
+            self.gone = True
+            raise
+
+    @property
+    def all(self) -> bytes:
+        return ROLE + LONG * self.count + DONE
+
+
+@pytest.fixture
+def stops(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """``pause`` and ``resume``, as engines' answers are told."""
+    told: list[str] = []
+
+    def told_as(name: str, real: Callable[[Answer], None]) -> Callable[[Answer], None]:
+        def tell(self: Answer) -> None:
+            told.append(name)
+            real(self)
+
+        return tell
+
+    for name in ("pause", "resume"):
+        monkeypatch.setattr(Answer, name, told_as(name, getattr(Answer, name)))
+    return told
+
+
+@pytest.mark.parametrize("request_bytes", [WHOLE, STREAM], ids=["whole", "streamed"])
+async def test_a_client_that_reads_byte_by_byte_gets_every_byte(request_bytes):
+    talker = Talker(1)
+    async with engine(talker) as server, running(config_for(server.url, timeouts=PATIENT)) as gateway:
+        async with raw_client(gateway.url, takes=SMALL) as client:
+            await client.say(request_bytes + WHOLE)
+            said = b""
+            while not said.endswith(COMPLETE) or said.count(b"HTTP/1.1 200") < 2:
+                byte = await client.reader.read(1)
+                assert byte
+                said += byte
+            again = asyncio.StreamReader(limit=len(said))
+            again.feed_data(said)
+            parsed = RawClient(again, client.writer)
+            assert (await parsed.reply()).body == (talker.all if request_bytes is STREAM else COMPLETE)
+            assert (await parsed.reply()).body == COMPLETE
+        await eventually(gateway.idle, "nothing stays booked")
+
+
+async def test_a_client_that_stops_reading_stops_the_engine_and_is_left_in_its_turn(stops):
+    talker = Talker(ENOUGH // len(LONG))
+    timeouts = TimeoutSettings(idle=1.0)
+    async with engine(talker) as server, running(config_for(server.url, timeouts=timeouts)) as gateway:
+        async with raw_client(gateway.url, takes=SMALL) as client:
+            await client.say(STREAM)
+            await eventually(lambda: stops, "the engine's connection is stopped", within=60)
+            await eventually(lambda: talker.gone, "the engine's connection is closed", within=60)
+            assert talker.said < HELD
+            assert stops[-1] == "pause"
+            await eventually(lambda: gateway.lines, "the request is settled", within=60)
+            line = gateway.lines[-1]
+            assert (line.outcome, line.status, line.phase) == ("cancelled", 499, "streaming")
+            await eventually(gateway.idle, "nothing stays booked")
+            assert len(await client.ended()) < HELD, "and the client's is closed too"
+
+
+async def test_one_that_stops_and_goes_on_gets_every_byte(stops):
+    talker = Talker(3000)
+    async with engine(talker) as server, running(config_for(server.url, timeouts=PATIENT)) as gateway:
+        async with raw_client(gateway.url, takes=SMALL) as client:
+            await client.say(STREAM + WHOLE)
+            await eventually(lambda: stops, "the engine's connection is stopped", within=60)
+            assert (await client.reply()).body == talker.all
+            assert stops.count("resume") == stops.count("pause")
+            assert (await client.reply()).body == COMPLETE
+            line = gateway.lines[0]
+            assert (line.outcome, line.output_tokens) == ("ok", talker.count)
+        await eventually(gateway.idle, "nothing stays booked")
+
+
+async def test_one_that_is_slow_and_never_stops_is_waited_for(stops):
+    """It takes longer than ``idle`` in all, and takes something within each."""
+    talker = Talker(1500)
+    async with engine(talker) as server:
+        async with running(config_for(server.url, timeouts=TimeoutSettings(idle=1.0))) as gateway:
+            async with raw_client(gateway.url, takes=SMALL) as client:
+                await client.say(STREAM)
+                loop = asyncio.get_running_loop()
+                await eventually(lambda: stops, "the engine's connection is stopped", within=60)
+                began, size = loop.time(), 0
+                while loop.time() - began < 3.0:
+                    size += len(await client.reader.read(SMALL))
+                    await asyncio.sleep(0.01)
+                assert size < len(talker.all)
+                await _through(client)
+            await eventually(gateway.idle, "nothing stays booked")
+            assert gateway.lines[0].outcome == "ok"
+
+
+async def test_one_that_stops_before_a_whole_answer_keeps_no_engine():
+    whole = answer(b"x" * 20_000_000)
+
+    async def big(connection: Connection, head: bytes, body: bytes) -> None:
+        await connection.say(whole)
+
+    async with engine(big) as server, running(config_for(server.url, timeouts=PATIENT)) as gateway:
+        endpoint = gateway.gateway.fleet.endpoints(gateway.gateway.directory.servings[0].model)[0]
+        async with raw_client(gateway.url, takes=SMALL) as client:
+            await client.say(WHOLE * 2)
+            for _ in range(2):
+                await client.reader.readuntil(b"\r\n\r\n")
+                assert endpoint.load.requests == 0
+                assert await client.reader.readexactly(20_000_000) == whole[-20_000_000:]
+        await eventually(gateway.idle, "nothing stays booked")
+
+
+async def test_stopped_clients_stop_nobody_else(stops):
+    talker = Talker(ENOUGH // len(LONG))
+    async with contextlib.AsyncExitStack() as stack:
+        server = await stack.enter_async_context(engine(talker))
+        gateway = await stack.enter_async_context(running(config_for(server.url, timeouts=PATIENT)))
+        stuck = [await stack.enter_async_context(raw_client(gateway.url, takes=SMALL)) for _ in range(5)]
+        for client in stuck:
+            await client.say(STREAM)
+        await eventually(lambda: stops.count("pause") >= 5, "all are stopped", within=60)
+        quick = await stack.enter_async_context(raw_client(gateway.url))
+        for _ in range(20):
+            await quick.say(WHOLE)
+            assert (await quick.reply()).body == COMPLETE
+        for client in stuck:
+            client.reset()
+        await eventually(lambda: len(gateway.lines) == 25, "all are settled", within=60)
+        await eventually(gateway.idle, "nothing stays booked")
+
+
+@pytest.mark.parametrize("how", ["reset", "close"])
+@pytest.mark.parametrize("when", ["in a chunk", "stopped"])
+async def test_a_client_that_goes_closes_the_engines_connection(how, when, stops):
+    gone = asyncio.Event()
+    talker = Talker(ENOUGH // len(LONG))
+
+    async def half(connection: Connection, head: bytes, body: bytes) -> None:
+        await connection.say(STREAM_HEAD + chunked(ROLE, end=False) + chunked(WORD, end=False)[:-10])
+        await connection.gone()
+        gone.set()
+        connection.writer.close()
+
+    post: Callable[[Connection, bytes, bytes], Awaitable[None]] = half if when == "in a chunk" else talker
+    async with engine(post) as server, running(config_for(server.url, timeouts=PATIENT)) as gateway:
+        async with raw_client(gateway.url, takes=SMALL) as client:
+            await client.say(STREAM)
+            if when == "in a chunk":
+                await client.reader.readuntil(WORD[:-20])
+            else:
+                await eventually(lambda: stops, "the engine's connection is stopped", within=60)
+            client.reset() if how == "reset" else client.writer.close()
+            await eventually(lambda: gone.is_set() or talker.gone, "the engine's connection is closed", within=60)
+            await eventually(gateway.idle, "nothing stays booked", within=60)
+        line = gateway.lines[-1]
+        assert (line.outcome, line.status, line.phase) == ("cancelled", 499, "streaming")
+
+
+@pytest.mark.parametrize("how", ["reset", "close", "behind"])
+async def test_half_a_body_is_asked_of_no_engine(how):
+    talker = Talker(0)
+    async with engine(talker) as server, running(config_for(server.url, timeouts=PATIENT)) as gateway:
+        async with raw_client(gateway.url) as client:
+            await client.say(WHOLE + STREAM[:-5] if how == "behind" else STREAM[:-5])
+            if how == "behind":
+                assert (await client.reply()).body == COMPLETE
+            await eventually(lambda: gateway.gateway.server.in_progress == 1, "the request has begun")
+            client.reset() if how == "reset" else client.writer.close()
+            await eventually(lambda: gateway.gateway.server.in_progress == 0, "and is over")
+        assert (gateway.lines[-1].outcome, gateway.lines[-1].phase) == ("cancelled", "receiving")
+        assert talker.asked == 0
+
+
+async def test_a_client_that_goes_takes_what_it_had_asked_behind_with_it():
+    asked: list[bytes] = []
+
+    async def holds(connection: Connection, head: bytes, body: bytes) -> None:
+        asked.append(body)
+        await connection.say(STREAM_HEAD + chunked(ROLE, WORD, end=False))
+        await connection.gone()
+        connection.writer.close()
+
+    async with engine(holds) as server, running(config_for(server.url, timeouts=PATIENT)) as gateway:
+        async with raw_client(gateway.url) as client:
+            await client.say(STREAM + WHOLE * 3)
+            await client.reader.readuntil(WORD)
+            client.reset()
+            await eventually(lambda: gateway.lines, "the request is settled")
+        await eventually(gateway.idle, "nothing stays booked")
+        async with raw_client(gateway.url) as other:
+            await other.say(STREAM)
+            await other.reader.readuntil(WORD)
+            assert len(asked) == 2, "what was behind it was never begun"
+
+
+async def _through(client: RawClient) -> None:
+    """Read to a stream's end. Raises AssertionError where it is cut."""
+    end = b""
+    while not end.endswith(b"0\r\n\r\n"):
+        data = await client.reader.read(65536)
+        assert data, "it was cut"
+        end = (end + data)[-64:]
