@@ -62,8 +62,8 @@ def main() -> int:
             idle = bench.idle()
             for sample in bench.run(asked, rounds, 0 if options.quick else 2):
                 samples.append(sample)
-                if sys.stderr.isatty():
-                    print(f"\r{sample.round + 1} {sample.column:<18} {sample.row:<24}", end="", file=sys.stderr)
+                if len(samples) == 1 or sample.column != samples[-2].column:
+                    print(f"round {sample.round + 1}: {sample.column}", file=sys.stderr)
         except (Failed, OSError, subprocess.SubprocessError) as failure:
             print(f"FAILED: {failure}", file=sys.stderr)
             failed = True

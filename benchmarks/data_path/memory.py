@@ -126,8 +126,7 @@ async def soak(port: int, pid: int, made: Text, requests: int) -> list[Figure]:
 
     def look() -> None:
         memory.append(resident([pid]))
-        if sys.stderr.isatty():
-            print(f"\r{load.done:,} requests, {memory[-1] / 1e6:.1f} MB ", end="", file=sys.stderr)
+        print(f"{load.done:,} requests, {memory[-1] / 1e6:.1f} MB", file=sys.stderr)
 
     load = Load(port, made, requests, look)
     began, spent = time.monotonic(), cpu([pid])
@@ -136,7 +135,7 @@ async def soak(port: int, pid: int, made: Text, requests: int) -> list[Figure]:
     await asyncio.sleep(2)
     memory.append(resident([pid]))
     wrong = {name: count for name, count in load.seen.items() if name not in EXPECTED}
-    print(f"\n{', '.join(f'{count:,} {name}' for name, count in sorted(load.seen.items()))}")
+    print(f"{', '.join(f'{count:,} {name}' for name, count in sorted(load.seen.items()))}")
     warm = max(memory[: max(2, round(LOOKS * WARM) + 1)])
     return [
         Figure("requests", load.done, ""),

@@ -35,10 +35,13 @@ class Processes:
         self._running: dict[subprocess.Popen[str], Path] = {}
 
     def __enter__(self) -> Processes:
+        # Who ends us by a signal means what we have started as well.
+        self._before = signal.signal(signal.SIGTERM, _end)
         return self
 
     def __exit__(self, *_: object) -> None:
         self.stop(list(self._running))
+        signal.signal(signal.SIGTERM, self._before)
 
     def start(
         self,
@@ -94,6 +97,10 @@ class Processes:
                 if pipe is not None:
                     pipe.close()
             del self._running[process]
+
+
+def _end(number: int, _: object) -> None:
+    raise SystemExit(128 + number)
 
 
 def environment() -> dict[str, str]:

@@ -43,6 +43,23 @@ def test_a_process_that_says_nothing_is_told_with_its_last_words(tmp_path) -> No
             processes.says(process)
 
 
+def test_what_was_started_ends_with_us(tmp_path) -> None:
+    script = (
+        "import pathlib, sys, time\n"
+        "from benchmarks.data_path.processes import Processes\n"
+        f"with Processes(pathlib.Path({str(tmp_path)!r})) as processes:\n"
+        "    print(processes.start('sleep', ['sleep', '600']).pid, flush=True)\n"
+        "    time.sleep(600)\n"
+    )
+    with subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE, text=True, cwd=HERE) as ours:
+        assert ours.stdout is not None
+        started = int(ours.stdout.readline())
+        ours.terminate()
+        assert ours.wait(60) == 143
+    with pytest.raises(ProcessLookupError):
+        os.kill(started, 0)
+
+
 @pytest.mark.parametrize(("name", "module"), [(FLOOR, "floor"), (PLAIN, "plain")])
 async def test_a_proxy_passes_answers_and_streams(name, module, tmp_path) -> None:
     with Processes(tmp_path) as processes:
