@@ -195,11 +195,11 @@ async def serve(read: Read, *, stop: asyncio.Event | None = None) -> None:
         logs = configure(config.log, clock=clock, secrets=_secrets(config))
         cleanup.callback(logs.close)
         cleanup.callback(log.info, "stopped")
-        request_log = RequestLog(logs.logger, clock, requests=config.log.requests)
+        request_log = RequestLog(logs, clock, requests=config.log.requests)
 
         def adopted(config: Config) -> None:
             logs.change(config.log.level, _secrets(config))
-            request_log.change(logs.logger, requests=config.log.requests)
+            request_log.change(requests=config.log.requests)
 
         gateway = Gateway(config, observers=[request_log], clock=clock, read=read, adopted=adopted)
         cleanup.push_async_callback(gateway.close)

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)  # never changed; frozen, each of its fields would cost 0.2 us
 class Settled:
     """One request's line: for the log, and for the request metrics. Seconds; None where it does not apply.
 

@@ -18,24 +18,36 @@ import structlog
 from structlog.typing import EventDict, FilteringBoundLogger, Processor
 
 from gateway.framework import Clock, SystemClock
+from gateway.observability.plain_lines import Plain, PlainLines, printable
 from gateway.observability.redaction import Redaction
 from gateway.observability.settings import LogSettings
 from gateway.observability.writer import LineWriter
+
+# Fields of plain lines that are another value in each of them: what a client names its request, and what befell it.
+FREE = ("request_id", "error")
 
 
 class Logs:
     """What ``configure`` set up. ``close`` writes what is left and takes it away again.
 
-    ``make``: gives the logger of a level. ``redacting``: its step that masks secrets.
+    ``make``: gives the logger of a level. ``redacting``: its step that masks secrets. ``plain``: composes lines without
+    that logger; None: they are coloured, and nobody waits for them.
     """
 
     def __init__(
-        self, make: Callable[[int], FilteringBoundLogger], writer: LineWriter, level: int, redacting: Redaction
+        self,
+        make: Callable[[int], FilteringBoundLogger],
+        writer: LineWriter,
+        level: int,
+        redacting: Redaction,
+        plain: PlainLines | None,
     ) -> None:
         self.logger = make(level)
+        self.level = level
         self._make = make
         self._writer = writer
         self._redacting = redacting
+        self._plain = plain
         self._bridge = Bridge(self.logger)
         self._root = logging.getLogger()
         self._ours = logging.getLogger("kvgate")
@@ -46,9 +58,19 @@ class Logs:
     def change(self, level: str, secrets: Iterable[str]) -> None:
         """Another level, and more to mask; ``logger`` is another one from then on."""
         self._redacting.learn(secrets)
-        number = _number(level)
-        self.logger = self._bridge.logger = self._make(number)
-        self._set_level(number)
+        if self._plain is not None:
+            self._plain.forget()
+        self.level = _number(level)
+        self.logger = self._bridge.logger = self._make(self.level)
+        self._set_level(self.level)
+
+    def plain(self, level: int, event: str, fields: dict[str, Plain]) -> None:
+        """A line of which there are thousands a second. Whoever writes it has seen that ``level`` is in force, before
+        it gathered the fields; they are used up. Their names, and ``event``, are the code's own."""
+        if self._plain is not None:
+            self._plain.write(level, event, fields)
+        else:
+            self.logger.log(level, event, **fields)
 
     def _set_level(self, level: int) -> None:
         self._root.setLevel(max(level, logging.WARNING))
@@ -96,12 +118,13 @@ def configure(
     stream = stream or sys.stderr.buffer
     level = _number(settings.level)
     redacting = Redaction(secrets)
-    render = _text_renderer(stream) if settings.format == "text" else _render_json
+    stamp = _Stamp(clock or SystemClock())
+    text = settings.format == "text"
     processors: list[Processor] = [
         structlog.processors.format_exc_info,
         redacting,
-        _Stamp(clock or SystemClock()),
-        render,
+        stamp,
+        _text_renderer(stream) if text else _render_json,
     ]
 
     def dropped(count: int) -> bytes:
@@ -111,19 +134,37 @@ def configure(
         return bytes(event) + b"\n"
 
     writer = LineWriter(stream, dropped)
-    # A file to structlog is what has write and flush: that is all it calls.
-    output: Any = structlog.BytesLogger(writer)  # type: ignore[arg-type]
+    output = _Output(writer)
 
     def logger(level: int) -> FilteringBoundLogger:
         wrapper = structlog.make_filtering_bound_logger(level)
         made: FilteringBoundLogger = structlog.wrap_logger(output, processors=processors, wrapper_class=wrapper)
         return made
 
-    return Logs(logger, writer, level, redacting)
+    coloured = text and stream.isatty()
+    plain = None if coloured else PlainLines(writer.write, stamp.now, redacting, text=text, free=FREE)
+    return Logs(logger, writer, level, redacting, plain)
 
 
 def _number(level: str) -> int:
     return logging.getLevelNamesMapping()[level.upper()]
+
+
+class _Output:
+    """Where the logger's lines go. From a warning on they are not to wait for others."""
+
+    def __init__(self, writer: LineWriter) -> None:
+        self._writer = writer
+
+    def info(self, line: bytes) -> None:
+        self._writer.write(line + b"\n")
+
+    debug = info
+
+    def warning(self, line: bytes) -> None:
+        self._writer.write(line + b"\n", now=True)
+
+    error = critical = warning
 
 
 class _Stamp:
@@ -131,10 +172,22 @@ class _Stamp:
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
+        self._second = -1
+        self._text = ""
+
+    def now(self) -> str:
+        """ISO 8601, in milliseconds. Up to the seconds it is made once for each."""
+        wall = self._clock.wall()
+        second = int(wall)
+        if second != self._second:
+            self._second, self._text = (
+                second,
+                datetime.fromtimestamp(second, UTC).isoformat()[: len("2026-11-21T09:30:00")],
+            )
+        return f"{self._text}.{int((wall - second) * 1000):03d}Z"
 
     def __call__(self, logger: object, method: str, event: EventDict) -> EventDict:
-        time = datetime.fromtimestamp(self._clock.wall(), UTC).isoformat(timespec="milliseconds")
-        head = {"time": time.replace("+00:00", "Z"), "level": method, "event": event.pop("event")}
+        head = {"time": self.now(), "level": method, "event": event.pop("event")}
         return head | dict(event)
 
 
@@ -166,6 +219,4 @@ def _text_renderer(stream: BinaryIO) -> Processor:
 
 
 def _printable(value: Any) -> Any:
-    if isinstance(value, str) and not value.isprintable():
-        return value.encode("unicode_escape").decode("ascii")
-    return value
+    return printable(value) if isinstance(value, str) else value

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from structlog.typing import FilteringBoundLogger
-
 from gateway.framework import Clock, Observer, Settled
+from gateway.observability.logs import Logs
+from gateway.observability.plain_lines import Plain
 
 # Seconds. A plugin that fails fails on every request, and so expire the leases of an engine whose peer cannot reach it:
 # that is worth a line a minute, the counters have the rest.
@@ -24,35 +25,34 @@ class _Expired:
 
 
 class RequestLog(Observer):
-    """Writes to ``logger``; ``requests`` false: no line for each request."""
+    """Writes to ``logs``; ``requests`` false: no line for each request."""
 
-    def __init__(self, logger: FilteringBoundLogger, clock: Clock, *, requests: bool = True) -> None:
-        self._log = logger
+    def __init__(self, logs: Logs, clock: Clock, *, requests: bool = True) -> None:
+        self._logs = logs
         self._clock = clock
         self._requests = requests
         self._said: set[tuple[str, ...]] = set()
         self._failed: dict[tuple[str, str], tuple[float | None, int]] = {}
         self._expired: dict[str, _Expired] = {}
 
-    def change(self, logger: FilteringBoundLogger, *, requests: bool) -> None:
-        """Write to another logger from now on."""
-        self._log, self._requests = logger, requests
+    def change(self, *, requests: bool) -> None:
+        """Whether there is a line for each request from now on."""
+        self._requests = requests
 
     def settled(self, request: Settled) -> None:
-        if not self._requests:
-            return
         # An answer that broke off after its head went out still bears the head's status.
         failed = request.status >= 500 or request.outcome == "broken"
-        write = self._log.warning if failed else self._log.info
-        write("request", **request_fields(request))
+        level = logging.WARNING if failed else logging.INFO
+        if self._requests and level >= self._logs.level:
+            self._logs.plain(level, "request", request_fields(request))
 
     def tokens_estimated(self, model: str, why: str) -> None:
         if self._first("estimated", model, why):
-            self._log.info("prompt tokens are estimated from bytes", model=model, reason=why)
+            self._logs.logger.info("prompt tokens are estimated from bytes", model=model, reason=why)
 
     def tokens_compared(self, model: str, ours: int, reported: int) -> None:
         if ours != reported and self._first("mismatch", model):
-            self._log.warning(
+            self._logs.logger.warning(
                 "our token count differs from the engine's: is its tokenizer or chat template another one? Cache "
                 "matches of such prompts are wrong; logged once, counted in kvgate_token_count_mismatches_total",
                 model=model,
@@ -67,21 +67,23 @@ class RequestLog(Observer):
             self._failed[kind, name] = (said, unsaid + 1)
             return
         self._failed[kind, name] = (now, 0)
-        self._log.error("plugin failed", kind=kind, plugin=name, error=repr(error), not_logged=unsaid, exc_info=error)
+        self._logs.logger.error(
+            "plugin failed", kind=kind, plugin=name, error=repr(error), not_logged=unsaid, exc_info=error
+        )
 
     def score_refused(self, name: str) -> None:
         if self._first("score", name):
-            self._log.warning(
+            self._logs.logger.warning(
                 "a score was NaN or outside 0..1 and counts as 0; logged once, counted in kvgate_scores_refused_total",
                 plugin=name,
             )
 
     def kv_gap(self, endpoint: str, result: str) -> None:
-        self._log.warning("gap in the KV event stream", endpoint=endpoint, result=result)
+        self._logs.logger.warning("gap in the KV event stream", endpoint=endpoint, result=result)
 
     def kv_stream(self, endpoint: str, state: str) -> None:
         # Beside the requests' lines this tells which expected hits were made of less than the engine holds.
-        write = self._log.warning if state == "partial" else self._log.info
+        write = self._logs.logger.warning if state == "partial" else self._logs.logger.info
         write("KV event stream", endpoint=endpoint, state=state)
 
     def kv_transfers(self, endpoint: str, expired: float, fetching: Mapping[str, int]) -> None:
@@ -94,7 +96,7 @@ class RequestLog(Observer):
         now = self._clock.monotonic()
         if seen.told_at is not None and now - seen.told_at < _REPEAT_AFTER:
             return
-        self._log.warning(
+        self._logs.logger.warning(
             "KV that was computed for another engine expired before that one fetched it: the decode engines are "
             "overloaded and fetch too late, or cannot reach this engine's side channel (set "
             "VLLM_NIXL_SIDE_CHANNEL_HOST on it to an address that they reach; its default is localhost)",
@@ -114,41 +116,53 @@ class RequestLog(Observer):
         return True
 
 
-def request_fields(request: Settled) -> dict[str, object]:
+def request_fields(request: Settled) -> dict[str, Plain]:
     """A request's line. Seconds to the microsecond; what does not apply is left out."""
-    fields: dict[str, object] = {
+    fields: dict[str, Plain] = {
         "request_id": request.request_id,
         "model": request.model,
         "route": request.route,
         "status": request.status,
         "outcome": request.outcome,
         "stream": request.stream,
-        "endpoint": request.endpoint,
-        "attempts": request.attempts,
-        "prompt_tokens": request.prompt_tokens,
-        "exact": request.exact,
-        "expected_hit": request.expected_hit,
-        "match": request.match_source,
-        "cached_tokens": request.cached_tokens,
-        "output_tokens": request.output_tokens,
-        "ttft": _seconds(request.ttft),
-        "duration": _seconds(request.duration),
-        "queue_wait": _seconds(request.queue_wait),
-        "overhead": _seconds(request.overhead),
-        "plan": request.plan or None,
-        "prefill_endpoint": request.prefill_endpoint,
-        "prefill_time": _seconds(request.prefill_time),
-        "slo": request.slo,
-        "by_ids": request.by_ids or None,
-        "fallback": request.fallback,
-        "error": request.error,
     }
-    if request.reported_prompt_tokens not in (None, request.prompt_tokens):
+    if request.endpoint is not None:
+        fields["endpoint"] = request.endpoint
+    fields["attempts"] = request.attempts
+    fields["prompt_tokens"] = request.prompt_tokens
+    fields["exact"] = request.exact
+    fields["expected_hit"] = request.expected_hit
+    fields["match"] = request.match_source
+    if request.cached_tokens is not None:
+        fields["cached_tokens"] = request.cached_tokens
+    if request.output_tokens is not None:
+        fields["output_tokens"] = request.output_tokens
+    if request.ttft is not None:
+        fields["ttft"] = _seconds(request.ttft)
+    fields["duration"] = _seconds(request.duration)
+    fields["queue_wait"] = _seconds(request.queue_wait)
+    fields["overhead"] = _seconds(request.overhead)
+    if request.plan:
+        fields["plan"] = request.plan
+    if request.prefill_endpoint is not None:
+        fields["prefill_endpoint"] = request.prefill_endpoint
+    if request.prefill_time is not None:
+        fields["prefill_time"] = _seconds(request.prefill_time)
+    if request.slo is not None:
+        fields["slo"] = request.slo
+    if request.by_ids:
+        fields["by_ids"] = True
+    if request.fallback is not None:
+        fields["fallback"] = request.fallback
+    if request.error is not None:
+        fields["error"] = request.error
+    if request.reported_prompt_tokens is not None and request.reported_prompt_tokens != request.prompt_tokens:
         fields["reported_prompt_tokens"] = request.reported_prompt_tokens
     if request.outcome != "ok":
         fields["phase"] = request.phase
-    return {name: value for name, value in fields.items() if value is not None}
+    return fields
 
 
-def _seconds(value: float | None) -> float | None:
-    return None if value is None else round(value, 6)
+def _seconds(value: float) -> float:
+    """To the microsecond; ``round`` takes five times as long."""
+    return int(value * 1e6 + 0.5) / 1e6

@@ -7,21 +7,24 @@ the count is logged as soon as there is room.
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import threading
-from collections import deque
 from collections.abc import Callable
 from typing import BinaryIO
 
 # About 20,000 request lines: minutes of a busy gateway's log, and nothing next to an index.
 _MAX_BUFFERED = 8 * 1024 * 1024
 
-# Lines are gathered for so many seconds before one write: waking a thread for each line would cost more than the line.
+# Lines are gathered for so many seconds before one write, and that much of them: waking a thread for each would cost
+# more than the line does.
 _GATHER = 0.05
+_ENOUGH = 64 * 1024
 
 
 class LineWriter:
-    """A file that ``write`` never blocks on. Lines are bytes, each with its end.
+    """A file that ``write`` never blocks on. Lines are bytes, each with its end; what is there when the interpreter
+    ends is written.
 
     ``dropped``: makes the line that tells how many were dropped.
     """
@@ -30,47 +33,60 @@ class LineWriter:
         self._stream = stream
         self._say_dropped = dropped
         self._max_buffered = max_buffered
-        self._lines: deque[bytes] = deque()
+        self._lines: list[bytes] = []
         self._buffered = 0
         self._dropped = 0
         self._lock = threading.Lock()
-        self._wake = threading.Event()
-        self._closing = threading.Event()
+        self._gathering = False
+        self._first = threading.Event()
+        self._now = threading.Event()
+        self._closing = False
         self._thread = threading.Thread(target=self._run, name="kvgate-log", daemon=True)
         self._thread.start()
+        atexit.register(self.close)
 
-    def write(self, line: bytes) -> int:
+    def write(self, line: bytes, *, now: bool = False) -> int:
+        """``now``: it is not to wait for others."""
         with self._lock:
-            if self._buffered + len(line) > self._max_buffered:
+            buffered = self._buffered + len(line)
+            if buffered > self._max_buffered:
                 self._dropped += 1
                 return 0
             self._lines.append(line)
-            self._buffered += len(line)
-        self._wake.set()
+            self._buffered = buffered
+            # The thread is woken by the first line after a pause; while lines come, it looks for them itself.
+            first = not self._gathering
+            self._gathering = True
+        if first:
+            self._first.set()
+        if (now or buffered >= _ENOUGH) and not self._now.is_set():
+            self._now.set()
         return len(line)
-
-    def flush(self) -> None:
-        """Nothing: the thread flushes. (A logger calls this after every line.)"""
 
     def close(self, timeout: float = 2.0) -> None:
         """Write what is left. A reader that stands still loses it after ``timeout`` seconds."""
-        self._closing.set()
-        self._wake.set()
+        atexit.unregister(self.close)
+        self._closing = True
+        self._now.set()
+        self._first.set()
         self._thread.join(timeout)
 
     def _run(self) -> None:
-        while not self._closing.is_set():
-            self._wake.wait()
-            self._closing.wait(_GATHER)
-            self._wake.clear()
+        while not self._closing:
+            self._first.wait()
+            self._now.wait(_GATHER)
+            self._now.clear()
             self._drain()
         self._drain()
 
     def _drain(self) -> None:
         with self._lock:
-            lines = list(self._lines)
-            self._lines.clear()
+            lines, self._lines = self._lines, []
             dropped, self._dropped = self._dropped, 0
+            if not lines and not dropped:
+                self._gathering = False
+                self._first.clear()
+                return
         # Lines in hand count as buffered until they are written, or a reader that stands still would double the bound.
         if dropped:
             lines.append(self._say_dropped(dropped))

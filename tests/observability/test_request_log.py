@@ -15,7 +15,7 @@ def seen(lines, clock):
     def run(use, requests: bool = True) -> list[dict]:
         logs = configure(LogSettings(format="json"), stream=lines, clock=clock)
         try:
-            use(RequestLog(logs.logger, clock, requests=requests))
+            use(RequestLog(logs, clock, requests=requests))
         finally:
             logs.close()
         return [orjson.loads(line) for line in lines.text.splitlines()]

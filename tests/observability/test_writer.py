@@ -2,8 +2,12 @@ from __future__ import annotations
 
 import io
 import os
+import subprocess
+import sys
 import threading
 import time
+
+import orjson
 
 from gateway.observability.writer import LineWriter
 
@@ -25,7 +29,6 @@ def test_lines_arrive_in_order_and_close_writes_the_rest() -> None:
     expected = [b"line %d\n" % number for number in range(500)]
     for line in expected:
         assert writer.write(line) == len(line)
-        writer.flush()
     writer.close()
     assert stream.getvalue() == b"".join(expected)
 
@@ -95,3 +98,85 @@ def test_a_stalled_reader_does_not_hold_up_the_end() -> None:
     stream.close()
     read.join()
     os.close(reader)
+
+
+def test_a_line_that_is_not_to_wait_takes_those_before_it_along(monkeypatch) -> None:
+    monkeypatch.setattr("gateway.observability.writer._GATHER", 3600.0)
+    reader, writing = os.pipe()
+    with os.fdopen(writing, "wb", buffering=0) as stream:
+        writer = LineWriter(stream, dropped)
+        writer.write(b"one\n")
+        writer.write(b"two\n", now=True)
+        assert os.read(reader, 100) == b"one\ntwo\n"
+        writer.write(b"three\n", now=True)
+        assert os.read(reader, 100) == b"three\n"
+        writer.close()
+    os.close(reader)
+
+
+def test_many_lines_do_not_wait(monkeypatch) -> None:
+    monkeypatch.setattr("gateway.observability.writer._GATHER", 3600.0)
+    reader, writing = os.pipe()
+    with os.fdopen(writing, "wb", buffering=0) as stream:
+        writer = LineWriter(stream, dropped)
+        line = b"x" * 999 + b"\n"
+        for _ in range(66):
+            writer.write(line)
+        received = 0
+        while received < 65_000:
+            received += len(os.read(reader, 100_000))
+        writer.close()
+    os.close(reader)
+
+
+def woken(writer: LineWriter) -> list[None]:
+    """An element for each time that a line wakes the thread from now on."""
+    times: list[None] = []
+    wake = writer._first.set
+    writer._first.set = lambda: times.append(wake())
+    return times
+
+
+def test_lines_that_follow_one_another_wake_the_thread_once(monkeypatch) -> None:
+    monkeypatch.setattr("gateway.observability.writer._GATHER", 3600.0)
+    stream = io.BytesIO()
+    writer = LineWriter(stream, dropped)
+    times = woken(writer)
+    for _ in range(1000):
+        writer.write(b"line\n")
+    assert len(times) == 1
+    writer.close()
+    assert stream.getvalue() == b"line\n" * 1000
+
+
+def test_a_line_after_a_pause_wakes_the_thread_again() -> None:
+    stream = io.BytesIO()
+    writer = LineWriter(stream, dropped)
+    times = woken(writer)
+    for expected in (1, 2):
+        writer.write(b"line\n")
+        assert len(times) == expected
+        deadline = time.monotonic() + 10
+        while writer._gathering and time.monotonic() < deadline:
+            time.sleep(0.005)
+        assert stream.getvalue() == b"line\n" * expected
+    writer.close()
+
+
+ENDS = """
+import sys
+from gateway.observability.logs import configure
+from gateway.observability.settings import LogSettings
+
+logs = configure(LogSettings(format="json"))
+for number in range(500):
+    logs.logger.info("line", number=number)
+raise RuntimeError("nobody closes the log")
+"""
+
+
+def test_nothing_is_lost_where_the_process_ends_without_closing_the_log() -> None:
+    done = subprocess.run([sys.executable, "-c", ENDS], capture_output=True, text=True, check=False)
+    assert done.returncode == 1
+    lines = [line for line in done.stderr.splitlines() if line.startswith("{")]
+    assert [orjson.loads(line)["number"] for line in lines] == list(range(500))
