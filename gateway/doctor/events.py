@@ -89,7 +89,7 @@ async def listen(source: EventSource, probe: Callable[[], Awaitable[Sequence[int
 
 async def _next(inlet: Inlet) -> Change | list[bytes]:
     while (item := inlet.take()) is None:
-        await asyncio.wait(inlet.some(), return_when=asyncio.FIRST_COMPLETED)
+        await inlet.bell.wait()
     return item
 
 

@@ -25,7 +25,7 @@ from gateway.kvcache.applying import Applying
 from gateway.kvcache.index import CacheIndex
 from gateway.kvcache.replay import ReplayBroken, replay, sequence_of
 from gateway.kvcache.settings import CacheSettings
-from gateway.kvcache.sockets import Change, Inlet
+from gateway.kvcache.sockets import Bell, Change, Inlet
 
 log = logging.getLogger("kvgate.kvcache")
 
@@ -96,10 +96,11 @@ class Following:
         self._in_doubt = False
         self._failures = 0
         self._retry_at: float | None = None
-        self._nudge: asyncio.Future[None] | None = None
+        self._bell: Bell | None = None
 
     async def follow(self, inlet: Inlet) -> None:
         """Never returns. Raises what fails in us."""
+        self._bell = inlet.bell
         while True:
             if self._patience() == 0:
                 await self._read_history(anew=True)
@@ -109,10 +110,7 @@ class Following:
                     self.asleep = False
                     await self._applying.reset()
                 case None:
-                    self._nudge = asyncio.get_running_loop().create_future()
-                    await asyncio.wait(
-                        (*inlet.some(), self._nudge), timeout=self._patience(), return_when=asyncio.FIRST_COMPLETED
-                    )
+                    await inlet.bell.wait(self._patience())
                 case Change.CONNECTED:
                     self._up = True
                     await self._connected()
@@ -130,8 +128,8 @@ class Following:
     def fell_asleep(self) -> None:
         """What was heard so far is applied first."""
         self.asleep = True
-        if self._nudge is not None and not self._nudge.done():
-            self._nudge.set_result(None)
+        if self._bell is not None:
+            self._bell.ring()
 
     def end(self) -> None:
         """Apply nothing more: somebody else follows, and has told the index so."""

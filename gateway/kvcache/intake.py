@@ -15,16 +15,15 @@ import asyncio
 import contextlib
 import logging
 from collections import deque
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
 import zmq
-import zmq.asyncio
 from zmq.utils.monitor import parse_monitor_message
 
 from gateway.framework import Observer, TaskSet
-from gateway.kvcache.sockets import QUEUE, Change, Inlet, Ready, open_monitor, open_socket
+from gateway.kvcache.sockets import QUEUE, Bell, Change, Inlet, Ready, open_monitor, open_socket
 
 log = logging.getLogger("kvgate.kvcache")
 
@@ -46,15 +45,14 @@ class Line:
     def __init__(self) -> None:
         self._items: deque[Change | list[bytes]] = deque()
         self._lost = False
-        self._some: asyncio.Future[None] | None = None
+        self.bell = Bell()
 
     def put(self, item: Change | list[bytes]) -> None:
         if len(self._items) >= QUEUE and not isinstance(item, Change):
             self._lost = True
         elif item is not Change.PERHAPS or not self._items or self._items[-1] is not item:
             self._items.append(item)
-            if self._some is not None and not self._some.done():
-                self._some.set_result(None)
+            self.bell.ring()
 
     def take(self) -> Change | list[bytes] | None:
         if self._items:
@@ -63,13 +61,6 @@ class Line:
             self._lost = False
             return Change.PERHAPS
         return None
-
-    def some(self) -> Sequence[asyncio.Future[Any]]:
-        if self._some is None or self._some.done():
-            self._some = asyncio.get_running_loop().create_future()
-            if self._items:
-                self._some.set_result(None)
-        return (self._some,)
 
 
 @dataclass(slots=True, eq=False)
@@ -189,7 +180,8 @@ class Port:
             socket.setsockopt(zmq.SUBSCRIBE, b"")
             socket.bind(address)
             self.address = str(socket.getsockopt_string(zmq.LAST_ENDPOINT))
-            self._messages, self._changes = Ready(socket), Ready(monitor)
+            self._bell = Bell()
+            self._messages, self._changes = Ready(socket, self._bell), Ready(monitor, self._bell)
             stack.callback(self._messages.close)
             stack.callback(self._changes.close)
             self._stack = stack.pop_all()
@@ -198,16 +190,19 @@ class Port:
         self._stack.close()
 
     async def run(self) -> None:
+        message = None
         while True:
             for _ in range(SLICE):
-                # A connection's changes come before what is heard on it.
-                if change := self._changes.take():
+                if message is None:
+                    message = self._messages.take_from()
+                # A connection's changes come before what is heard on it: they are there by now, signalled or not.
+                if (message is None or self._changes.is_there()) and (change := self._changes.take()):
                     self._changed(parse_monitor_message(change))
-                elif message := self._messages.take_from():
+                elif message is not None:
                     self._heard(*message)
+                    message = None
                 else:
-                    some = (self._messages.some(), self._changes.some())
-                    await asyncio.wait(some, return_when=asyncio.FIRST_COMPLETED)
+                    await self._bell.wait()
                     break
             await asyncio.sleep(0)
 

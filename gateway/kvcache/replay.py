@@ -6,14 +6,12 @@ no number is missing and the marker has come. Frames are read from their end: en
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 from collections.abc import AsyncGenerator
 
 import zmq
-import zmq.asyncio
 
-from gateway.kvcache.sockets import Ready, open_socket
+from gateway.kvcache.sockets import Bell, Ready, open_socket
 
 END = b"\xff" * 8
 """The sequence of an answer's last message."""
@@ -40,15 +38,15 @@ async def replay(address: str, start: int, timeout: float) -> AsyncGenerator[tup
             dealer.connect(address)
         except zmq.ZMQError as error:
             raise ReplayBroken(str(error)) from error
-        await dealer.send_multipart([b"", start.to_bytes(8, "big")])
-        answer = Ready(dealer)
+        dealer.send_multipart([b"", start.to_bytes(8, "big")], zmq.NOBLOCK)  # the first always has room
+        bell = Bell()
+        answer = Ready(dealer, bell)
         stack.callback(answer.close)
         expected = None
         while True:
             frames = answer.take()
             if frames is None:
-                done, _ = await asyncio.wait((answer.some(),), timeout=timeout)
-                if not done:
+                if not await bell.wait(timeout):
                     raise ReplayBroken(f"nothing came for {timeout:g} seconds")
                 continue
             sequence = sequence_of(frames)

@@ -1,17 +1,21 @@
-"""ZMQ sockets that are closed whatever happens, and what is heard on them: messages, and changes of a connection."""
+"""ZMQ sockets that are closed whatever happens, and what is heard on them: messages, and changes of a connection.
+
+A socket has one file descriptor, which libzmq makes readable when something has changed, and quiet again as soon as it
+is asked for anything: what came is then there to be taken, and not told again. So whoever waits has taken all before.
+Source: ZMQ_FD and ZMQ_EVENTS in zmq_getsockopt(3).
+"""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
 import itertools
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 from enum import Enum
-from typing import Any, Protocol, cast
+from typing import Protocol
 
 import zmq
-import zmq.asyncio
 from zmq.utils.monitor import parse_monitor_message
 
 HEARTBEAT_MS = 10_000
@@ -26,6 +30,11 @@ comes beyond waits in the engine, or is dropped there, and then asked for."""
 
 _numbers = itertools.count()
 
+# Of libzmq, as plain numbers: looking an enum's member up costs as much as a call with it.
+_EVENTS = int(zmq.EVENTS)
+_NOBLOCK = int(zmq.NOBLOCK)
+_POLLIN = int(zmq.POLLIN)
+
 
 class Change(Enum):
     """What may happen to an engine's connection."""
@@ -36,14 +45,47 @@ class Change(Enum):
     """It may have been connected a moment ago, or messages may have been lost: nobody can tell whose."""
 
 
+class Bell:
+    """Wakes the one who waits for it. A ring that nobody waits for is kept for the next who does."""
+
+    def __init__(self) -> None:
+        self._rung = False
+        self._waiter: asyncio.Future[None] | None = None
+
+    def ring(self) -> None:
+        self._rung = True
+        if self._waiter is not None and not self._waiter.done():
+            self._waiter.set_result(None)
+
+    async def wait(self, timeout: float | None = None) -> bool:
+        """False if it was not rung within ``timeout`` seconds. Returns at once if it was rung since the last time."""
+        if not self._rung:
+            loop = asyncio.get_running_loop()
+            waiter = self._waiter = loop.create_future()
+            timer = None if timeout is None else loop.call_later(timeout, _give_up, waiter)
+            try:
+                await waiter
+            finally:
+                self._waiter = None
+                if timer is not None:
+                    timer.cancel()
+        rung, self._rung = self._rung, False
+        return rung
+
+
+def _give_up(waiter: asyncio.Future[None]) -> None:
+    if not waiter.done():
+        waiter.set_result(None)
+
+
 class Inlet(Protocol):
-    """One engine's messages, and what happens to its connection, in order."""
+    """One engine's messages, and what happens to its connection, in order. ``bell``: rung when there is something to
+    be taken after there was nothing; for one reader."""
+
+    bell: Bell
 
     def take(self) -> Change | list[bytes] | None:
         """What has come, if there is something now."""
-
-    def some(self) -> Sequence[asyncio.Future[Any]]:
-        """One of them is done when there is something, or was; takes nothing."""
 
 
 class EventSource(Protocol):
@@ -54,9 +96,9 @@ class EventSource(Protocol):
 
 
 @contextlib.contextmanager
-def open_socket(kind: int) -> Iterator[zmq.asyncio.Socket]:
+def open_socket(kind: int) -> Iterator[zmq.Socket[bytes]]:
     """A socket of the process's one context (and its one I/O thread)."""
-    socket = zmq.asyncio.Context.instance().socket(kind)
+    socket: zmq.Socket[bytes] = zmq.Context.instance().socket(kind)
     socket.linger = 0
     socket.ipv6 = True
     socket.setsockopt(zmq.HEARTBEAT_IVL, HEARTBEAT_MS)
@@ -71,8 +113,8 @@ def open_socket(kind: int) -> Iterator[zmq.asyncio.Socket]:
 
 @contextlib.contextmanager
 def open_monitor(
-    socket: zmq.asyncio.Socket, events: int = zmq.EVENT_HANDSHAKE_SUCCEEDED | zmq.EVENT_DISCONNECTED
-) -> Iterator[zmq.asyncio.Socket]:
+    socket: zmq.Socket[bytes], events: int = zmq.EVENT_HANDSHAKE_SUCCEEDED | zmq.EVENT_DISCONNECTED
+) -> Iterator[zmq.Socket[bytes]]:
     """Another socket, on which ``socket`` tells that it is connected or no longer; see ``is_connected``."""
     # libzmq's own name for it is made of a file descriptor, which may be taken again before the old one is gone.
     name = f"inproc://kvgate-monitor-{next(_numbers)}"
@@ -85,19 +127,36 @@ def open_monitor(
 
 
 class Ready:
-    """What a socket has received, without a turn of the loop for each message: some of them come by the thousand."""
+    """What a socket has received, for the loop that runs: ``bell`` is rung when there is something, until ``close``.
 
-    def __init__(self, socket: zmq.asyncio.Socket) -> None:
+    Nobody else may send, receive or ask for an option on the socket from then on: that would quieten its descriptor.
+    """
+
+    def __init__(self, socket: zmq.Socket[bytes], bell: Bell) -> None:
         self._socket = socket
-        self._now: zmq.Socket[bytes] = zmq.Socket.shadow(socket)
-        self._some: asyncio.Future[int] | None = None
+        self._bell = bell
+        # False: libzmq has said that there is nothing, and will make the descriptor readable when there is. True: there
+        # is something, or it was not asked yet (what was done with the socket before us may have taken a signal).
+        self._some = True
+        self._loop = asyncio.get_running_loop()
+        self._descriptor = int(socket.getsockopt(zmq.FD))
+        self._loop.add_reader(self._descriptor, self._signalled)
+
+    def is_there(self) -> bool:
+        """Whether there is a message now."""
+        self._some = bool(int(self._socket.getsockopt(_EVENTS)) & _POLLIN)
+        return self._some
 
     def take(self) -> list[bytes] | None:
-        """A message, if there is one now."""
-        try:
-            return self._now.recv_multipart(zmq.NOBLOCK)
-        except zmq.Again:
+        """A message, if one is there, as far as was signalled."""
+        if not self._some:
             return None
+        try:
+            frame = self._socket.recv(_NOBLOCK, copy=False)
+        except zmq.Again:
+            self._some = False
+            return None
+        return self._whole(frame)
 
     def take_from(self) -> tuple[int, list[bytes]] | None:
         """As ``take``, with the file descriptor of the connection that it came on.
@@ -105,25 +164,36 @@ class Ready:
         Messages of which that is not known are passed over: libzmq has none for those of ZMTP 1.0, which is what it
         takes a connection for that does not greet as ZMTP does (a port scan, a TLS client).
         """
-        while True:
+        while self._some:
             try:
-                first = self._now.recv(zmq.NOBLOCK, copy=False)
+                frame = self._socket.recv(_NOBLOCK, copy=False)
             except zmq.Again:
-                return None
-            rest = self._now.recv_multipart() if first.more else []
+                self._some = False
+                break
+            frames = self._whole(frame)
             with contextlib.suppress(zmq.ZMQError):
-                return int(first.get(zmq.SRCFD)), [first.bytes, *rest]
-
-    def some(self) -> asyncio.Future[int]:
-        """Is done when there is a message, or was one; takes none."""
-        if self._some is None or self._some.done():
-            self._some = cast("asyncio.Future[int]", self._socket.poll())
-        return self._some
+                return int(frame.get(zmq.SRCFD)), frames
+        return None
 
     def close(self) -> None:
-        """Nobody waits any more. The socket stays open."""
-        if self._some is not None:
-            self._some.cancel()
+        """Nobody is told any more; harmless when repeated. The socket stays open."""
+        if self._descriptor >= 0:
+            self._loop.remove_reader(self._descriptor)
+            self._descriptor = -1
+
+    def _signalled(self) -> None:
+        # Asked each time, also if something is there already: only that quietens the descriptor.
+        if self.is_there():
+            self._bell.ring()
+
+    def _whole(self, frame: zmq.Frame) -> list[bytes]:
+        """The message that begins with ``frame``: libzmq has all of it, or nothing."""
+        frames = [frame.bytes]
+        while frame.more:
+            frame = self._socket.recv(_NOBLOCK, copy=False)
+            frames.append(frame.bytes)
+        self.is_there()  # a third of what an exception costs that says there is none
+        return frames
 
 
 def is_connected(frames: list[bytes]) -> bool:
@@ -144,9 +214,10 @@ class Subscription:
             subscriber.rcvhwm = QUEUE
             subscriber.setsockopt(zmq.SUBSCRIBE, self.topic.encode())
             subscriber.connect(self.address)
-            messages, changes = Ready(subscriber), Ready(monitor)
+            bell = Bell()
+            messages, changes = Ready(subscriber, bell), Ready(monitor, bell)
             try:
-                yield _Connection(messages, changes)
+                yield _Connection(messages, changes, bell)
             finally:
                 messages.close()
                 changes.close()
@@ -158,14 +229,19 @@ class Subscription:
 class _Connection:
     """The only connection of a subscriber. Its changes come before what is heard on it."""
 
-    def __init__(self, messages: Ready, changes: Ready) -> None:
+    def __init__(self, messages: Ready, changes: Ready, bell: Bell) -> None:
+        self.bell = bell
         self._messages = messages
         self._changes = changes
+        self._next: list[bytes] | None = None
 
     def take(self) -> Change | list[bytes] | None:
+        if self._next is None:
+            self._next = self._messages.take()
+        # After the message, and whether it is signalled or not: what came before it must be there by now.
+        if self._next is not None and not self._changes.is_there():
+            frames, self._next = self._next, None
+            return frames
         if change := self._changes.take():
             return Change.CONNECTED if is_connected(change) else Change.DISCONNECTED
-        return self._messages.take()
-
-    def some(self) -> Sequence[asyncio.Future[Any]]:
-        return self._messages.some(), self._changes.some()
+        return None

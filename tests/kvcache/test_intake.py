@@ -312,10 +312,12 @@ async def test_what_may_have_happened_is_told_once():
     for _ in range(5):
         line.put(Change.PERHAPS)
     assert [line.take(), line.take()] == [Change.PERHAPS, None]
-    waiting = line.some()
+    assert await line.bell.wait(0)
+    waiting = asyncio.create_task(line.bell.wait())
+    await asyncio.sleep(0)
     line.put(Change.PERHAPS)
-    async with asyncio.timeout(1):
-        await asyncio.wait(waiting)
+    async with asyncio.timeout(10):
+        assert await waiting
 
 
 async def test_an_engine_without_replay_is_asked_before_it_is_heard(engine, intake):

@@ -1,17 +1,69 @@
 from __future__ import annotations
 
+import asyncio
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
 import pytest
+import uvloop
 import zmq
 
-from gateway.kvcache.sockets import is_connected, open_monitor, open_socket
+from gateway.kvcache.sockets import (
+    QUEUE,
+    Bell,
+    Change,
+    Inlet,
+    Ready,
+    Subscription,
+    is_connected,
+    open_monitor,
+    open_socket,
+)
+from tests.support.wait import eventually
+
+
+async def next_of(inlet: Inlet) -> Change | list[bytes]:
+    async with asyncio.timeout(30):
+        while (item := inlet.take()) is None:
+            await inlet.bell.wait()
+    return item
+
+
+class Changes:
+    """What a monitor says."""
+
+    def __init__(self, monitor: zmq.Socket[bytes]) -> None:
+        self.bell = Bell()
+        self.ready = Ready(monitor, self.bell)
+
+    def take(self) -> list[bytes] | None:
+        return self.ready.take()
+
+
+@contextmanager
+def publisher(address: str) -> Iterator[tuple[zmq.Socket[bytes], str]]:
+    """Of an I/O thread of its own; it keeps what is not taken yet. Also the address that it got."""
+    with zmq.Context() as context, context.socket(zmq.XPUB) as socket:
+        socket.linger = 0
+        socket.sndhwm = 0
+        socket.bind(address)
+        yield socket, socket.getsockopt_string(zmq.LAST_ENDPOINT)
+
+
+def send(socket: zmq.Socket[bytes], first: int, count: int) -> None:
+    for number in range(first, first + count):
+        socket.send_multipart([b"kv", number.to_bytes(8, "big"), b"x" * 100])
 
 
 async def test_a_socket_tells_that_it_is_connected_and_that_it_is_not(engine):
     with open_socket(zmq.SUB) as socket, open_monitor(socket) as monitor:
         socket.connect(engine.address)
-        assert is_connected(await monitor.recv_multipart())
+        changes = Changes(monitor)
+        assert is_connected(await next_of(changes))
         await engine.stop()
-        assert not is_connected(await monitor.recv_multipart())
+        assert not is_connected(await next_of(changes))
+        changes.ready.close()
+        changes.ready.close()
     assert socket.closed
     assert monitor.closed
 
@@ -21,3 +73,80 @@ async def test_a_socket_is_closed_whatever_happens():
         with open_socket(zmq.SUB) as socket:
             raise ZeroDivisionError
     assert socket.closed
+
+
+async def test_a_ring_is_kept_for_who_comes_later():
+    bell = Bell()
+    bell.ring()
+    bell.ring()
+    assert await bell.wait(0)
+    assert not await bell.wait(0)
+    waiting = asyncio.create_task(bell.wait())
+    await asyncio.sleep(0)
+    bell.ring()
+    waiting.cancel()
+    await asyncio.wait([waiting])
+    assert waiting.cancelled()
+    assert await bell.wait(0), "who was called away has not heard it"
+
+
+@pytest.mark.parametrize("loop_factory", [asyncio.new_event_loop, uvloop.new_event_loop])
+@pytest.mark.parametrize("address", ["tcp://127.0.0.1:*", "ipc://*"])
+def test_no_message_is_left_lying(loop_factory: Callable[[], asyncio.AbstractEventLoop], address: str):
+    """The descriptor tells once that there is something: of a burst while the loop is held up, of the one that comes
+    last, of each of many that come alone."""
+
+    async def hear() -> None:
+        with publisher(address) as (socket, bound), Subscription(bound).open() as inlet:
+            assert await next_of(inlet) is Change.CONNECTED
+            assert socket.recv() == b"\x01"
+            sent = 0
+            for burst in (1, 10_000, 1, 3, QUEUE, QUEUE + 1, 2_000):
+                waiting = asyncio.create_task(next_of(inlet))
+                await asyncio.sleep(0)
+                send(socket, sent, burst)  # on the loop's thread, which hears nothing meanwhile
+                for number in range(sent, sent + burst):
+                    frames = await (waiting if number == sent else next_of(inlet))
+                    assert frames == [b"kv", number.to_bytes(8, "big"), b"x" * 100]
+                sent += burst
+                assert inlet.take() is None
+            for number in range(sent, sent + 500):
+                send(socket, number, 1)
+                assert (await next_of(inlet))[1] == number.to_bytes(8, "big")
+            sending = asyncio.create_task(asyncio.to_thread(send, socket, 0, 10_000))
+            for number in range(10_000):
+                assert (await next_of(inlet))[1] == number.to_bytes(8, "big")
+            await sending
+            assert not await inlet.bell.wait(0) or inlet.take() is None
+            socket.close()
+            assert await next_of(inlet) is Change.DISCONNECTED
+
+    with asyncio.Runner(loop_factory=loop_factory) as runner:
+        runner.run(hear())
+
+
+async def test_what_nobody_takes_does_not_keep_the_loop_busy():
+    """The descriptor is quiet again as soon as it was heard, however long the reader is busy with something else."""
+    with publisher("tcp://127.0.0.1:*") as (socket, bound), Subscription(bound).open() as inlet:
+        assert await next_of(inlet) is Change.CONNECTED
+        assert socket.recv() == b"\x01"
+        rings = 0
+
+        def ring() -> None:
+            nonlocal rings
+            rings += 1
+
+        inlet.bell.ring = ring
+        send(socket, 0, 10)
+        await eventually(lambda: rings, "it is rung")
+        await asyncio.sleep(0.1)
+        assert rings <= 10
+        assert [inlet.take()[1][-1] for _ in range(10)] == list(range(10))
+
+
+async def test_a_change_comes_before_what_is_heard_after_it():
+    with publisher("tcp://127.0.0.1:*") as (socket, bound), Subscription(bound).open() as inlet:
+        assert socket.recv() == b"\x01"
+        send(socket, 0, 1)
+        assert await next_of(inlet) is Change.CONNECTED
+        assert (await next_of(inlet))[0] == b"kv"
