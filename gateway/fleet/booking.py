@@ -61,16 +61,12 @@ class Booking:
     def make(cls, request: Request, endpoint: Endpoint, fleet: Fleet, now: float) -> Booking:
         """Book the prompt's place; ``computes`` books its computing. Both without an await after the load was read."""
         running, _, _, _, kv_tokens = endpoint.load.sums(now)
-        return cls(
-            endpoint=endpoint,
-            cost=fleet.cost(endpoint),
-            at=now,
-            expected_hit=request.matches[endpoint.slot].expected_hit,
-            new_tokens=request.new_tokens(endpoint) if request.kind in GENERATES else request.prompt_tokens,
-            running=running,
-            kv_tokens=kv_tokens,
-            reservation=fleet.ledger(endpoint).reserve(prefill_tokens=0, kv_tokens=request.prompt_tokens),
-        )
+        prompt, held = request.prompt_tokens, request.matches[endpoint.slot].expected_hit
+        new = prompt
+        if request.kind in GENERATES:
+            new = prompt - held if prompt > held else 1  # Request.new_tokens
+        reservation = fleet.ledger(endpoint).reserve(0, prompt)
+        return cls(endpoint, reservation, fleet.cost(endpoint), now, held, new, running, kv_tokens)
 
     def computes(self, now: float, *, told: bool) -> None:
         """The engine computes the prompt, from ``now`` on. ``told``: we shall hear when that is done (a stream)."""

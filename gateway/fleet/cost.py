@@ -29,6 +29,8 @@ SCALE_BOUND = 50.0
 """A fitted scale stays in 1/50..50 of the profile. 8B on one GPU is at 1/2.5 of the default, a small model on a CPU
 at 10 times; what asks for more is a fault somewhere (a stopped process, a clock), not a speed."""
 
+LEAST_SCALE = 1 / SCALE_BOUND
+
 OVERHEAD_BOUND = 2.0
 """Seconds. What a first token takes beyond computing the prompt: network, tokenizing, the step it waits for."""
 
@@ -93,9 +95,13 @@ class _Line:
         if self.overhead_weight < inf:
             w += self.overhead_weight
             overhead = (wy * xx - wx * xy) / (w * xx - wx * wx)
-            overhead = min(max(overhead, 0.0), OVERHEAD_BOUND)
+            if overhead < 0.0:
+                overhead = 0.0
+            elif overhead > OVERHEAD_BOUND:
+                overhead = OVERHEAD_BOUND
+        scale = (xy - overhead * wx) / xx
         self.overhead = overhead
-        self.scale = min(max((xy - overhead * wx) / xx, 1 / SCALE_BOUND), SCALE_BOUND)
+        self.scale = scale if LEAST_SCALE < scale < SCALE_BOUND else min(max(scale, LEAST_SCALE), SCALE_BOUND)
 
 
 def _prefill_line() -> _Line:

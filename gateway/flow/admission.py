@@ -66,15 +66,21 @@ class Admission:
         self._settings = settings
         self._admit()
 
+    def enter_now(self) -> Permit | None:
+        """A permit where there is room; None: ``enter`` waits for one."""
+        if self._in_flight >= self._settings.max_in_flight:
+            return None
+        self._in_flight += 1
+        return Permit(self)
+
     async def enter(self) -> Permit:
         """A permit: at once where there is room, else when it is this request's turn.
 
         Raises Saturated, with ``retry_after``, if the queue is full or the turn does not come within
         ``queue_timeout``. Cancellation in any phase leaves nothing behind.
         """
-        if self._in_flight < self._settings.max_in_flight:
-            self._in_flight += 1
-            return Permit(self)
+        if (permit := self.enter_now()) is not None:
+            return permit
         if len(self._queue) >= self._settings.max_queue:
             raise Saturated(
                 f"model {self._model}: {self._in_flight} requests are in flight and {len(self._queue)} are waiting",

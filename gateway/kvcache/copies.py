@@ -17,7 +17,8 @@ class Copies:
 
     ``computed``: blocks that were announced on the GPU so far. ``turnover``: blocks that the engine's cache has room
     for, 0 if not known. ``many``: hash -> copies on the GPU, where there is more than one, and ``computed`` when that
-    was heard. ``absent``: hashes that are not on the GPU.
+    was heard. ``absent``: hashes that are not on the GPU. ``below``: hash -> copies on the CPU, and in storage; the very
+    same two as long as this is.
     """
 
     def __init__(self) -> None:
@@ -25,19 +26,19 @@ class Copies:
         self.turnover = 0
         self.many: dict[int, tuple[int, int]] = {}
         self.absent: set[int] = set()
-        self._below: tuple[dict[int, int], ...] = ({}, {})
+        self.below: tuple[dict[int, int], dict[int, int]] = ({}, {})
 
     @property
     def is_tiered(self) -> bool:
         """Something is on a tier below the GPU."""
-        cpu, storage = self._below
+        cpu, storage = self.below
         return bool(cpu or storage)
 
     def on(self, name: int, tier: Layer) -> int:
         """Copies on a tier. A cache that was filled once more since a second copy was heard of has evicted that,
         announced or not."""
         if tier is not Layer.GPU:
-            return self._below[tier - 1].get(name, 0)
+            return self.below[tier - 1].get(name, 0)
         if name in self.absent:
             return 0
         copies, at = self.many.get(name, (1, 0))
@@ -47,13 +48,13 @@ class Copies:
         return copies
 
     def is_below(self, name: int) -> bool:
-        return any(name in below for below in self._below)
+        return any(name in below for below in self.below)
 
     def add(self, name: int, tier: Layer) -> bool:
         """One more; true if it is the first on its tier."""
         copies = self.on(name, tier)
         if tier is not Layer.GPU:
-            self._below[tier - 1][name] = min(copies + 1, COUNT_MAX)
+            self.below[tier - 1][name] = min(copies + 1, COUNT_MAX)
         elif copies:
             self.many[name] = min(copies + 1, COUNT_MAX), self.computed
         else:
@@ -65,9 +66,9 @@ class Copies:
         copies = self.on(name, tier)
         if tier is not Layer.GPU:
             if copies > 1:
-                self._below[tier - 1][name] = copies - 1
+                self.below[tier - 1][name] = copies - 1
             elif copies:
-                del self._below[tier - 1][name]
+                del self.below[tier - 1][name]
         elif copies > 2:
             self.many[name] = copies - 1, self.many[name][1]
         elif copies == 2:
@@ -78,7 +79,7 @@ class Copies:
 
     def forget(self, name: int) -> list[Layer]:
         """The block is not known any more; the tiers that it was on."""
-        tiers = [tier for tier in (Layer.CPU, Layer.STORAGE) if self._below[tier - 1].pop(name, 0)]
+        tiers = [tier for tier in (Layer.CPU, Layer.STORAGE) if self.below[tier - 1].pop(name, 0)]
         if name not in self.absent:
             tiers.append(Layer.GPU)
         self.absent.discard(name)

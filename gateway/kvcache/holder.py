@@ -24,7 +24,8 @@ class Holder:
     at some time, so that they can be believed to come; ``reading``: its past is being read, and is not yet the present;
     ``partial``: it holds what they have not told. ``clearing``: its GPU tier is empty, but not yet on the shelf: the
     work that is left. ``counted``: its part of the index's size. ``reports``: first keys of prompts whose blocks the
-    engine was asked to announce again. ``to_ask``: prompts with which it may yet be asked that by us.
+    engine was asked to announce again. ``to_ask``: prompts with which it may yet be asked that by us. ``below``: as its
+    holdings'.
     """
 
     def __init__(self, endpoint: Endpoint, events: bool, heard: bool, place: int, shelf: Shelf, unit: int) -> None:
@@ -36,6 +37,7 @@ class Holder:
         self.partial = False
         self.clearing: Generator[None] | None = None
         self.holdings = Holdings(unit, shelf, place)
+        self.below = self.holdings.below
         self.estimate = Estimate(shelf, place)
         self.candidate = Candidate(endpoint.slot, place, block_size=0)
         self.counted = 0

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import struct
 from array import array
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from xxhash import xxh3_64_intdigest
 
@@ -60,6 +60,11 @@ class Holdings:
     def size(self) -> int:
         """What it takes of an index's room: engine blocks, or as much as they do."""
         return len(self._names) + COST * len(self._orphans)
+
+    @property
+    def below(self) -> tuple[Mapping[int, int], Mapping[int, int]]:
+        """What is on the CPU, and what in storage: as ``Copies.below``."""
+        return self._copies.below
 
     @property
     def is_tiered(self) -> bool:

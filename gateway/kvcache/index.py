@@ -118,6 +118,11 @@ class CacheIndex:
             holder.partial = True
             holder.to_ask = self._settings.reannounce
 
+    def may_ask(self, slot: int) -> bool:
+        """Whether some prompts are yet to have the endpoint's engine announce again what it holds of them."""
+        holder = self._holders.get(slot)
+        return holder is not None and holder.to_ask > 0
+
     def asks(self, slot: int, keys: BlockKeys) -> bool:
         """Whether this prompt shall have its engine announce again what it holds of it; each counts."""
         holder = self._holders.get(slot)
@@ -241,14 +246,16 @@ class CacheIndex:
             candidate.block_size = holder.holdings.block_size or endpoint.metrics.block_size
             if exact and holder.events and holder.heard and not holder.reading:
                 candidate.gpu = holder.clearing is None
-                below = below or holder.holdings.is_tiered
+                if not below:
+                    cpu, storage = holder.below
+                    below = bool(cpu or storage)
                 told.append(candidate)
                 if (holder.partial or not whole) and candidate.gpu:
                     both.append(candidate)
             else:
                 estimated.append(candidate)
         if told:
-            matches.update(match_told(keys, prompt_tokens, told, self._shelf, below=below))
+            matches |= match_told(keys, prompt_tokens, told, self._shelf, below=below)
         if estimated:
             matches.update(match_estimated(keys, prompt_tokens, estimated, self._shelf))
         for slot, match in match_estimated(keys, prompt_tokens, both, self._shelf) if both else ():

@@ -11,7 +11,7 @@ from typing import TypeAlias
 from gateway.framework import Match, Source
 from gateway.kvcache.keys import BlockKeys
 from gateway.kvcache.layers import Layer
-from gateway.kvcache.shelf import ALL, Shelf, Stretch, places
+from gateway.kvcache.shelf import ALL, Shelf, Stretch
 
 
 @dataclass(slots=True)
@@ -41,7 +41,7 @@ def match_estimated(
     keys: BlockKeys, prompt_tokens: int, candidates: Sequence[Candidate], shelf: Shelf
 ) -> Iterator[tuple[int, Match]]:
     """(slot, match) of those that probably hold something."""
-    depths, _ = _depths(shelf.path(keys), _bits(candidates), _ESTIMATED)
+    depths, _ = _depths(shelf.path(keys), _bits([each.place for each in candidates]), _ESTIMATED)
     for candidate in candidates:
         if whole := _whole(candidate, depths.get(candidate.place, 0), keys.unit):
             hit = _expected(candidate, whole, prompt_tokens, keys.unit)
@@ -50,15 +50,16 @@ def match_estimated(
 
 def match_told(
     keys: BlockKeys, prompt_tokens: int, candidates: Sequence[Candidate], shelf: Shelf, *, below: bool = True
-) -> Iterator[tuple[int, Match]]:
-    """(slot, match) of those that hold something by their engine's events, or will by what was just sent there.
+) -> dict[int, Match]:
+    """Slot -> match of those that hold something by their engine's events, or will by what was just sent there.
 
     ``below``: whether anything is on tiers below the GPU.
     """
+    matches: dict[int, Match] = {}
     unit = keys.unit
     path = list(shelf.path(keys))
     if not path:
-        return
+        return matches
     layers = _ALL_TIERS if below else _GPU
     alive = resetting = 0
     for candidate in candidates:
@@ -72,7 +73,7 @@ def match_told(
         mixed |= resetting
     ends = list(accumulate([shared for _, shared in path]))
     # Most of them hold equally much: what follows from that is found once.
-    depth, last, offset = 0, path[0][0], 0
+    depth, last, offset, known = 0, path[0][0], 0, None
     for candidate in candidates:
         place = candidate.place
         found = depths.get(place, 0)
@@ -88,25 +89,22 @@ def match_told(
             number = bisect_left(ends, depth)
             last, shared = path[number]
             offset = depth - 1 - (ends[number] - shared)
-        whole = gpu = depth * unit
-        cpu = 0
-        if mixed >> place & 1:
-            gpu, cpu = _tiers(path, candidate, depth)
-            gpu, cpu = gpu * unit, cpu * unit
-        # Engines always compute a prompt's last token, and hold whole blocks only.
-        most = (prompt_tokens - 1) // size * size
         predicted = place + PREDICTED
         foreseen = last.full >> predicted & 1 or (last.part and last.part.get(predicted, 0) >> offset & 1)
-        yield (
-            candidate.slot,
-            Match(
-                gpu,
-                cpu,
-                whole - gpu - cpu,
-                whole if whole < most else max(0, most),
-                Source.PREDICTED if foreseen else Source.EVENTS,
-            ),
-        )
+        facts = None if mixed >> place & 1 else (depth, size, foreseen)
+        if facts is None or facts != known:
+            whole = gpu = depth * unit
+            cpu = 0
+            if facts is None:
+                gpu, cpu = _tiers(path, candidate, depth)
+                gpu, cpu = gpu * unit, cpu * unit
+            # Engines always compute a prompt's last token, and hold whole blocks only.
+            most = (prompt_tokens - 1) // size * size
+            hit = whole if whole < most else max(0, most)
+            match = Match(gpu, cpu, whole - gpu - cpu, hit, Source.PREDICTED if foreseen else Source.EVENTS)
+            known = facts
+        matches[candidate.slot] = match
+    return matches
 
 
 def deeper(told: Match, estimated: Match) -> Match:
@@ -125,18 +123,24 @@ def _depths(path: Iterable[tuple[Stretch, int]], alive: int, layers: Sequence[in
     position = mixed = 0
     for stretch, shared in path:
         full = stretch.full
-        on_best = _folded(full, best)
-        if alive & ~on_best:
-            whole = on_best | _folded(full, rest)
-            mixed |= alive & whole & ~on_best
-            missing, part = alive & ~whole, stretch.part
+        on_best = 0
+        for layer in best:
+            on_best |= full >> layer
+        missing = alive & ~on_best
+        if missing:
+            if rest:
+                on_rest = missing & _folded(full, rest)
+                mixed |= on_rest
+                missing ^= on_rest
+            part = stretch.part
             if missing and part:
-                some = 0
-                for place in part:
-                    some |= 1 << place
-                some = _folded(some, layers)
+                some = missing & _folded(_bits(part), layers) if missing.bit_count() > len(part) else missing
+                missing ^= some
                 wanted = ALL[shared]
-                for place in places(missing & some):
+                while some:
+                    bit = some & -some
+                    some ^= bit
+                    place = bit.bit_length() - 1
                     held_best = held = 0
                     for layer in best:
                         held_best |= part.get(place + layer, 0)
@@ -146,11 +150,10 @@ def _depths(path: Iterable[tuple[Stretch, int]], alive: int, layers: Sequence[in
                         held |= part.get(place + layer, 0)
                     leading, leading_best = _leading(held | held_best), _leading(held_best)
                     if leading_best < leading and leading_best < shared:
-                        mixed |= 1 << place
+                        mixed |= bit
                     if leading < shared:
-                        alive ^= 1 << place
-                        left.append((1 << place, position + leading))
-                missing &= ~some
+                        alive ^= bit
+                        left.append((bit, position + leading))
             if missing:
                 alive ^= missing
                 left.append((missing, position))
@@ -158,7 +161,13 @@ def _depths(path: Iterable[tuple[Stretch, int]], alive: int, layers: Sequence[in
                 break
         position += shared
     left.append((alive, position))
-    return {place: depth for mask, depth in left if depth for place in places(mask)}, mixed
+    depths = {}
+    for mask, depth in left:
+        while mask and depth:
+            bit = mask & -mask
+            mask ^= bit
+            depths[bit.bit_length() - 1] = depth
+    return depths, mixed
 
 
 def _folded(mask: int, layers: Sequence[int]) -> int:
@@ -196,10 +205,10 @@ def _tiers(path: Path, candidate: Candidate, depth: int) -> tuple[int, int]:
     return gpu, cpu
 
 
-def _bits(candidates: Sequence[Candidate]) -> int:
+def _bits(numbers: Iterable[int]) -> int:
     bits = 0
-    for candidate in candidates:
-        bits |= 1 << candidate.place
+    for number in numbers:
+        bits |= 1 << number
     return bits
 
 

@@ -143,15 +143,16 @@ class Director:
         )
 
     def _identify(self, exchange: Exchange, call: Call, http: web.BaseRequest) -> None:
+        headers = list(http.headers.items())
         exchange.serving, exchange.request = identify(
             call,
             self._directory,
             request_id=exchange.id,
             arrived=exchange.arrived,
-            headers=visible(http.headers.items()),
+            headers=visible(headers),
             cookie=http.headers.get("Cookie", ""),
         )
-        exchange.body, exchange.headers = call.body, list(http.headers.items())
+        exchange.body, exchange.headers = call.body, headers
         exchange.sequences = call.n
         exchange.attempts = Attempts(self._retries, exchange.serving.budget)
         if call.previous_response is not None:
@@ -162,6 +163,9 @@ class Director:
 
     async def _admit(self, exchange: Exchange) -> None:
         assert exchange.serving is not None
+        exchange.permit = exchange.serving.admission.enter_now()
+        if exchange.permit is not None:
+            return
         exchange.phase = Phase.QUEUED
         began = self._clock.monotonic()
         exchange.permit = await exchange.serving.admission.enter()
@@ -215,9 +219,9 @@ class Director:
         if exchange.parcel is not None and exchange.parcel.prefill is not plan.prefill:
             exchange.parcel = None
         exchange.place(plan, self._fleet, prefilled=exchange.parcel is not None)
-        self._observer.decided(exchange.model_name, self._clock.monotonic() - began)
         assert exchange.booked is not None
         exchange.decision = self._decisions.placed(exchange.request, exchange.legs, trace, plan, exchange.booked, began)
+        self._observer.decided(exchange.model_name, exchange.decision.seconds)
         return plan
 
     def _decide(self, exchange: Exchange, trace: Trace) -> Plan:
@@ -229,9 +233,10 @@ class Director:
         endpoints = self._directory.candidates(model, request.adapter, draining=request.bound)
         if exchange.home is not None:
             endpoints = kept_at(exchange.home, endpoints)
-        endpoints = [endpoint for endpoint in endpoints if endpoint.slot not in exchange.attempts.failed_on]
+        if failed_on := exchange.attempts.failed_on:
+            endpoints = [endpoint for endpoint in endpoints if endpoint.slot not in failed_on]
         if not endpoints:
-            drained = not exchange.attempts.failed_on and any(one.draining for one in self._fleet.endpoints(model))
+            drained = not failed_on and any(one.draining for one in self._fleet.endpoints(model))
             why = "may be used: what could serve it is draining" if drained else "is left to try"
             raise NoEndpoint(f"No endpoint of model {model.name!r} {why}.", retry_after=NO_ENDPOINT_RETRY)
         request.matches = exchange.serving.index.match(exchange.keys, request.prompt_tokens, endpoints)

@@ -62,10 +62,12 @@ class Directory:
     def servings(self) -> Sequence[Serving]:
         return self._servings
 
-    def candidates(self, model: Model, adapter: str | None, *, draining: bool = False) -> list[Endpoint]:
+    def candidates(self, model: Model, adapter: str | None, *, draining: bool = False) -> Sequence[Endpoint]:
         """Endpoints of ``model`` that could serve it; with an adapter, those whose engine has it loaded. ``draining``:
         also those that are out of use."""
         endpoints = self._fleet.endpoints(model) or self._last.get(model.name, ())
+        if adapter is None and (draining or not [1 for endpoint in endpoints if endpoint.draining]):
+            return endpoints
         return [
             endpoint
             for endpoint in endpoints

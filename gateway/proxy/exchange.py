@@ -30,6 +30,10 @@ from gateway.proxy.record import line, told
 from gateway.scheduling.scheduler import Scheduler
 
 
+BOOKED = 16
+"""Tokens of a stream that are entered in the ledger at once: the block in which engines give out their KV memory."""
+
+
 class Phase(StrEnum):
     """Where a request is; the value is a metric's label when its client leaves."""
 
@@ -53,7 +57,7 @@ class Exchange:
     placement, where they are not the client's alone; ``reports``: whether what is sent asks for a report. ``by_ids``:
     an engine got our ids instead of the prompt's text, so that its count is ours. ``legs``: placements. ``parcel``: a
     prefill's answer that is not used yet. ``prefill_time``: seconds of a separate prefill. ``fallback``: why a planned
-    hand-over did not happen.
+    hand-over did not happen. ``outputs_due``: as many must have come before the ledger is told again.
     """
 
     id: str
@@ -93,6 +97,7 @@ class Exchange:
     first_output_at: float | None = None
     outputs: int = 0
     outputs_at_first: int = 0
+    outputs_due: int = 0
     prefill_time: float | None = None
     fallback: str | None = None
     usage: Usage | None = None
@@ -137,10 +142,16 @@ class Exchange:
         self.extras, self.reports = None, False
         if self.serving is None or self.prompt is None or not isinstance(self.body, JsonBody):
             return
-        if asks_report(self.body.fields):
+        if "vllm_xargs" in self.body.fields and asks_report(self.body.fields):
             self.reports = True
         # One prompt, which the engine looks up once: what each report is of must be known.
-        elif plan.prefill is None and self.route.kind in GENERATES and self.prompt.single and self.sequences == 1:
+        elif (
+            self.serving.index.may_ask(plan.decode.slot)
+            and plan.prefill is None
+            and self.route.kind in GENERATES
+            and self.prompt.single
+            and self.sequences == 1
+        ):
             extras = ask_report(self.body.fields)
             if extras is not None and self.serving.index.asks(plan.decode.slot, keys):
                 self.extras, self.reports = extras, True
@@ -199,13 +210,17 @@ class Exchange:
         if outputs <= self.outputs:
             return
         self.outputs = outputs
+        if outputs < self.outputs_due:
+            return
         assert self.placement is not None
+        assert self.serving is not None
         if self.first_output_at is None:
             self.first_output_at = self.clock.monotonic()
             self.outputs_at_first = outputs
             self.placement.decode.reservation.first_token()
-        tokens = outputs * self.serving.model.event_tokens if self.serving is not None else outputs
-        self.placement.decode.reservation.generated(round(tokens))
+        per_event = self.serving.model.event_tokens
+        self.placement.decode.reservation.generated(round(outputs * per_event))
+        self.outputs_due = outputs + max(1, int(BOOKED / per_event))
 
     # How it can end
 
@@ -246,7 +261,8 @@ class Exchange:
         if self.placement is None:
             return
         assert self.request is not None
-        self.prefilled("cancelled")
+        if self.placement.prefill is not None or "prefill" in self.under_way:
+            self.prefilled("cancelled")
         placement, self.placement = self.placement, None
         endpoint = placement.decode.endpoint
         placement.decode.reservation.settle()
@@ -254,7 +270,8 @@ class Exchange:
         self.ended("decode", result)
         if self.decision is not None:
             self.decision.ended(result, self.first_output_at)
-        self.scheduler.settled(self.request, placement.plan, told(self, result))
+        if self.scheduler.tells:
+            self.scheduler.settled(self.request, placement.plan, told(self, result))
 
     def settle(self) -> None:
         """Release, learn, count; once."""

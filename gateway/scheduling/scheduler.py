@@ -65,6 +65,11 @@ class Scheduler:
             except Exception as error:
                 self._observer.plugin_failed(kind, name, error)
 
+    @property
+    def tells(self) -> bool:
+        """Whether any plugin has ``on_settled``."""
+        return bool(self._on_settled)
+
     def settled(self, request: Request, plan: Plan, outcome: Outcome) -> None:
         """Tell every plugin that has ``on_settled``. Never raises: what fails is counted."""
         for kind, name, hook in self._on_settled:
