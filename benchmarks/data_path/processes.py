@@ -40,6 +40,8 @@ class Processes:
         return self
 
     def __exit__(self, *_: object) -> None:
+        # `timeout` sends its signal twice, and the second must not interrupt what the first began.
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
         self.stop(list(self._running))
         signal.signal(signal.SIGTERM, self._before)
 

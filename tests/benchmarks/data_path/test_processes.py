@@ -48,12 +48,15 @@ def test_what_was_started_ends_with_us(tmp_path) -> None:
         "import pathlib, sys, time\n"
         "from benchmarks.data_path.processes import Processes\n"
         f"with Processes(pathlib.Path({str(tmp_path)!r})) as processes:\n"
-        "    print(processes.start('sleep', ['sleep', '600']).pid, flush=True)\n"
+        "    for _ in range(8):\n"
+        "        last = processes.start('sleep', ['sleep', '600']).pid\n"
+        "    print(last, flush=True)\n"
         "    time.sleep(600)\n"
     )
     with subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE, text=True, cwd=HERE) as ours:
         assert ours.stdout is not None
         started = int(ours.stdout.readline())
+        ours.terminate()
         ours.terminate()
         assert ours.wait(60) == 143
     with pytest.raises(ProcessLookupError):
