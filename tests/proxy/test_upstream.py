@@ -7,6 +7,7 @@ import contextlib
 import socket
 from collections.abc import AsyncIterator
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -15,9 +16,11 @@ from gateway.fleet.settings import EndpointSettings
 from gateway.framework import Endpoint, Engine, Model
 from gateway.proxy.legs import Cause, Leg, LegFailed
 from gateway.proxy.settings import TimeoutSettings
-from gateway.proxy.upstream import Upstream
+from gateway.proxy.upstream import Pool, Upstream
 from tests.support.wait import eventually
 from tests.support.wire import STREAM_HEAD, Connection, answer, chunked, scripted
+
+pytestmark = pytest.mark.asyncio(loop_factories=["asyncio", "uvloop"])
 
 PATIENT = TimeoutSettings(connect=5, head=5, idle=5, total=10)
 
@@ -108,6 +111,23 @@ async def test_a_full_backlog_is_a_connect_timeout():
             for filler in fillers:
                 filler.close()
     assert cause is Cause.CONNECT_TIMEOUT
+
+
+async def test_one_that_closes_before_anything_is_sent_cannot_have_seen_the_request(monkeypatch: pytest.MonkeyPatch):
+    """Else a death would be booked, of which a request may cause two at most."""
+    connect = Pool.connect
+
+    async def until_closed(self: Pool, address: Address) -> Any:
+        connection = await connect(self, address)
+        await eventually(lambda: not connection.usable, "the engine's close is seen")
+        return connection
+
+    async def script(connection: Connection) -> None:
+        connection.reset()
+
+    monkeypatch.setattr(Pool, "connect", until_closed)
+    async with scripted(script) as server:
+        assert await failure_of(server.url) is Cause.RESET_UNSENT
 
 
 async def test_an_engine_that_dies_on_the_request_died():
