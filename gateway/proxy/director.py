@@ -97,12 +97,7 @@ class Director:
         self._running += 1
         exchange = self._begin(route, request_id)
         try:
-            raw = await receive(http, limit=self._listen.max_body, timeout=self._timeouts.receive)
-            exchange.received()
-            call = parse(route, raw, http.headers.get("Content-Type", ""), self._passing)
-            self._identify(exchange, call, http)
-            await self._admit(exchange)
-            await self._tokenize(exchange, call)
+            await self._prepare(exchange, http)
             return await self._answer(exchange, http)
         except GatewayError as error:
             exchange.failed(error)
@@ -142,6 +137,15 @@ class Director:
             arrived=self._clock.monotonic(),
         )
 
+    async def _prepare(self, exchange: Exchange, http: web.BaseRequest) -> None:
+        """Receive, parse, admit, tokenize. What was read is kept by ``exchange`` alone: an answer may take an hour."""
+        raw = await receive(http, limit=self._listen.max_body, timeout=self._timeouts.receive)
+        exchange.received()
+        call = parse(exchange.route, raw, http.headers.get("Content-Type", ""), self._passing)
+        self._identify(exchange, call, http)
+        await self._admit(exchange)
+        await self._tokenize(exchange, call)
+
     def _identify(self, exchange: Exchange, call: Call, http: web.BaseRequest) -> None:
         headers = list(http.headers.items())
         exchange.serving, exchange.request = identify(
@@ -179,6 +183,7 @@ class Director:
         if prompt is None:
             prompt = await exchange.serving.tokens.tokenize(call.input)
         exchange.prompt = prompt
+        exchange.own_tokens = None if prompt.own is None else len(prompt.own)
         exchange.keys = tokenized(exchange.serving, exchange.request, prompt)
         exchange.phase = Phase.BEFORE_COMMIT
 
@@ -260,6 +265,9 @@ class Director:
     async def _relay(self, exchange: Exchange, committed: Committed, http: web.BaseRequest) -> web.StreamResponse:
         if exchange.route.kind is Kind.RESPONSES and committed.status == 200:
             self._note_response(exchange, committed)
+        self._witness.choose(exchange)
+        if committed.events is not None:
+            exchange.forget_prompt()
         response = await relay(committed, http, exchange, idle=self._timeouts.idle)
         if exchange.broken is not None:
             self._forwarder.failed(exchange.broken)

@@ -6,8 +6,9 @@ else keeps a reference to any of them.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from array import array
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 
 from msgspec import Raw
@@ -24,11 +25,13 @@ from gateway.framework import GENERATES, Clock, Endpoint, Observer, Plan, Prompt
 from gateway.kvcache.keys import BlockKeys
 from gateway.proxy.decisions import Decision
 from gateway.proxy.directory import Serving
-from gateway.proxy.legs import Attempts, HeldAnswer, LegFailed
+from gateway.proxy.legs import Attempts, HeldAnswer, Leg, LegFailed
 from gateway.proxy.placement import Parcel, Placement
 from gateway.proxy.record import line, told
 from gateway.scheduling.scheduler import Scheduler
 
+
+NO_IDS = array("I")
 
 BOOKED = 16
 """Tokens of a stream that are entered in the ledger at once: the block in which engines give out their KV memory."""
@@ -46,6 +49,14 @@ class Phase(StrEnum):
     DONE = "done"
 
 
+@dataclass(frozen=True, slots=True)
+class Questions:
+    """``legs``: to be asked in turn, which ids an engine makes of the body. ``ids``: what ours are."""
+
+    legs: Sequence[Leg]
+    ids: array[int]
+
+
 @dataclass(slots=True, eq=False)
 class Exchange:
     """The state of one request. Times are of ``clock.monotonic()``, None until they happen.
@@ -55,7 +66,8 @@ class Exchange:
     sent and have not ended. ``headers``: the client's. ``home``: URL of the only engine that can serve it. ``sent_as``:
     the legs' ``x-request-id``. ``sequences``: answers asked for. ``extras``: the body's ``vllm_xargs`` for this
     placement, where they are not the client's alone; ``reports``: whether what is sent asks for a report. ``by_ids``:
-    an engine got our ids instead of the prompt's text, so that its count is ours. ``legs``: placements. ``parcel``: a
+    an engine got our ids instead of the prompt's text, so that its count is ours. ``own_tokens``: as many our tokenizer
+    made of it. ``questions``: to an engine, once it is settled. ``legs``: placements. ``parcel``: a
     prefill's answer that is not used yet. ``prefill_time``: seconds of a separate prefill. ``fallback``: why a planned
     hand-over did not happen. ``outputs_due``: as many must have come before the ledger is told again.
     """
@@ -90,6 +102,8 @@ class Exchange:
     extras: Mapping[str, Raw] | None = None
     reports: bool = False
     by_ids: bool = False
+    own_tokens: int | None = None
+    questions: Questions | None = None
     legs: int = 0
     queue_wait: float = 0.0
     received_at: float | None = None
@@ -204,6 +218,14 @@ class Exchange:
             if self.reports and result != "ok" and self.serving is not None and self.keys is not None:
                 self.serving.index.not_reannounced(endpoint.slot, self.keys)
             self.observer.attempted(self.model_name, endpoint.name, leg, result)
+
+    def forget_prompt(self) -> None:
+        """Its answer has begun and may take an hour: all that is still of use are its counts and its keys."""
+        assert self.prompt is not None
+        assert self.request is not None
+        self.body, self.extras, self.headers = None, None, []
+        self.prompt = replace(self.prompt, ids=NO_IDS, own=None, media=())
+        self.request.token_ids = NO_IDS
 
     def progressed(self, outputs: int) -> None:
         """A stream has brought ``outputs`` events that carry output, in all."""
@@ -333,13 +355,13 @@ class Exchange:
         assert self.serving is not None
         assert self.request is not None
         assert self.prompt is not None
-        if usage is None or self.prompt.own is None or self.by_ids:
+        if usage is None or self.own_tokens is None or self.by_ids:
             return
         if self.request.indivisible or self.request.adapter is not None:
             return
         parity = self.serving.tokens.parity
         if usage.prompt_tokens is not None:
-            parity.counted(booking.endpoint.name, len(self.prompt.own), usage.prompt_tokens)
+            parity.counted(booking.endpoint.name, self.own_tokens, usage.prompt_tokens)
         if usage.cached_tokens is not None and self.prompt.exact:
             parity.hit(booking.endpoint.name, booking.expected_hit, usage.cached_tokens)
 

@@ -17,7 +17,8 @@ import msgspec
 
 from gateway.api.body import JsonBody
 from gateway.framework import Clock, Endpoint, Engine, Kind, TaskSet
-from gateway.proxy.exchange import Exchange
+from gateway.proxy.directory import Serving
+from gateway.proxy.exchange import Exchange, Questions
 from gateway.proxy.forward import Forwarder
 from gateway.proxy.legs import Leg, LegFailed
 from gateway.proxy.upstream import Upstream
@@ -76,10 +77,11 @@ class Witness:
     async def close(self) -> None:
         await self._tasks.close()
 
-    def settled(self, exchange: Exchange) -> None:
-        """A request has ended: compare its ids, if it is one of the sample. Returns at once."""
+    def choose(self, exchange: Exchange) -> None:
+        """An answer has begun: enter the questions into ``exchange`` if its ids are one of the sample. Later its body
+        is not there any more."""
         serving, prompt, plan, body = exchange.serving, exchange.prompt, exchange.plan, exchange.body
-        if serving is None or prompt is None or plan is None or prompt.own is None or exchange.outcome != "ok":
+        if serving is None or prompt is None or plan is None or prompt.own is None:
             return
         if not isinstance(body, JsonBody) or exchange.route.kind not in RENDERED:
             return
@@ -96,9 +98,17 @@ class Witness:
             paths = self._paths(exchange, endpoint, body)
             legs = [leg for path in paths if (leg := self._leg(exchange, endpoint, path, limit))]
             if legs:
-                self._busy.add(serving.model.name)
-                self._tasks.start(self._compare(exchange, legs), name=f"compare ids of {serving.model.name}")
+                exchange.questions = Questions(legs, prompt.own)
                 return
+
+    def settled(self, exchange: Exchange) -> None:
+        """A request has ended: ask what was chosen. Returns at once."""
+        questions, serving = exchange.questions, exchange.serving
+        if questions is None or serving is None or exchange.outcome != "ok" or serving.model.name in self._busy:
+            return
+        self._busy.add(serving.model.name)
+        compared = self._compare(serving, questions, exchange.clock)
+        self._tasks.start(compared, name=f"compare ids of {serving.model.name}")
 
     def _paths(self, exchange: Exchange, endpoint: Endpoint, body: JsonBody) -> list[str]:
         paths = [] if _thinks_not(exchange) else [f"{exchange.route.path}/render"]
@@ -117,21 +127,16 @@ class Witness:
         leg = self._forwarder.leg(exchange, endpoint, exchange.body)
         return None if len(leg.body) > limit else replace(leg, path=path, head=PATIENCE, total=PATIENCE)
 
-    async def _compare(self, exchange: Exchange, legs: list[Leg]) -> None:
-        assert exchange.serving is not None
-        assert exchange.prompt is not None
-        assert exchange.prompt.own is not None
+    async def _compare(self, serving: Serving, questions: Questions, clock: Clock) -> None:
         try:
-            for leg in legs:
-                ids = await self._ask(leg, exchange.clock)
+            for leg in questions.legs:
+                ids = await self._ask(leg, clock)
                 if ids is not None:
                     started = leg.endpoint.engine.started
-                    exchange.serving.tokens.parity.rendered(
-                        leg.endpoint.name, exchange.prompt.own, ids, started=started
-                    )
+                    serving.tokens.parity.rendered(leg.endpoint.name, questions.ids, ids, started=started)
                     return
         finally:
-            self._busy.discard(exchange.serving.model.name)
+            self._busy.discard(serving.model.name)
 
     async def _ask(self, leg: Leg, clock: Clock) -> list[int] | None:
         """The ids; None: it does not tell."""
