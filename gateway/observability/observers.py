@@ -28,6 +28,15 @@ class Observers(Observer):
 
 
 def _tell_all(listeners: list[Callable[..., None]]) -> Callable[..., None]:
+    if len(listeners) == 2:  # metrics and the log, which both hear of every request
+        first, second = listeners
+
+        def tell_both(*args: Any, **kwargs: Any) -> None:
+            first(*args, **kwargs)
+            second(*args, **kwargs)
+
+        return tell_both
+
     def tell(*args: Any, **kwargs: Any) -> None:
         for listener in listeners:
             listener(*args, **kwargs)

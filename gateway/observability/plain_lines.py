@@ -45,7 +45,7 @@ class PlainLines:
         self._write = write
         self._now = now
         self._redaction = redaction
-        self._text = text
+        self._for_people = text
         self._free = frozenset(free)
         self._shown = _Shown(self._show)
 
@@ -55,23 +55,33 @@ class PlainLines:
 
     def write(self, level: int, event: str, fields: dict[str, Plain]) -> None:
         """``fields`` are changed to what is shown."""
+        self._write(self._text(level, event, fields) if self._for_people else self._json(level, event, fields))
+
+    def _text(self, level: int, event: str, fields: dict[str, Plain]) -> bytes:
+        parts = [f"{self._now()} [{_WORDS[level]:<9}] {event}"]
+        shown, free, show = self._shown, self._free, self._show
+        for name, value in fields.items():
+            if type(value) is str:
+                value = show(value) if name in free else shown[value]
+            parts.append(f"{name}={value}")
+        return (" ".join(parts) + "\n").encode("utf-8", "backslashreplace")
+
+    def _json(self, level: int, event: str, fields: dict[str, Plain]) -> bytes:
         shown, free, show = self._shown, self._free, self._show
         for name, value in fields.items():
             if type(value) is str:
                 fields[name] = show(value) if name in free else shown[value]
-        word = _WORDS[level]
-        if self._text:
-            pairs = " ".join([f"{name}={value}" for name, value in fields.items()])
-            line = f"{self._now()} [{word:<9}] {event} {pairs}\n".encode("utf-8", "backslashreplace")
-        else:
-            head = f'{{"time":"{self._now()}","level":"{word}","event":"{event}",'.encode()
-            line = head + _json(fields)[1:]
-        self._write(line)
+        try:
+            body = orjson.dumps(fields, option=orjson.OPT_APPEND_NEWLINE)
+        except TypeError:  # a lone surrogate: a client's broken text
+            escaped = {name: printable(value) if isinstance(value, str) else value for name, value in fields.items()}
+            body = orjson.dumps(escaped, option=orjson.OPT_APPEND_NEWLINE)
+        return f'{{"time":"{self._now()}","level":"{_WORDS[level]}","event":"{event}",'.encode() + body[1:]
 
     def _show(self, value: str) -> str:
         """As it may stand in a line: masked, and never with a line break."""
         value = self._redaction.text(value)
-        if self._text:
+        if self._for_people:
             value = printable(value)
             return repr(value) if _QUOTED.search(value) else value
         return value
@@ -89,14 +99,6 @@ class _Shown(dict[str, str]):
             self.clear()
         shown = self[value] = self._show(value)
         return shown
-
-
-def _json(fields: dict[str, Plain]) -> bytes:
-    try:
-        return orjson.dumps(fields, option=orjson.OPT_APPEND_NEWLINE)
-    except TypeError:  # a lone surrogate: a client's broken text
-        shown = {name: printable(value) if isinstance(value, str) else value for name, value in fields.items()}
-        return orjson.dumps(shown, option=orjson.OPT_APPEND_NEWLINE)
 
 
 def printable(value: str) -> str:
