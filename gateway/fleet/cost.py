@@ -57,8 +57,8 @@ that are not show it within a dozen requests."""
 
 CERTAIN = 2.0
 """Standard errors by which an engine has to differ from its peers before any of that is believed. Who seems faster by
-chance is sent whatever is new, and makes room for it by what others will ask for again: of three equal engines on a
-busy machine, which seemed to differ by a tenth, one took half of all prefixes, and lost what the others had room for."""
+chance is sent whatever is new: of three equal engines on a busy machine, which seemed to differ by a tenth, one took
+half of all prefixes, and lost what the others had room for."""
 
 
 @dataclass(slots=True)

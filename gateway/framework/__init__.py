@@ -13,7 +13,7 @@ from gateway.framework.fleet import (
     Scalars,
     ServedModel,
 )
-from gateway.framework.match import NO_MATCH, Match, Matches, Source
+from gateway.framework.match import NO_MATCH, NO_ROOM, Match, Matches, Source
 from gateway.framework.observer import NULL_OBSERVER, Observer, Settled
 from gateway.framework.plugins import (
     Context,
@@ -45,6 +45,7 @@ __all__ = [
     "BYTES_PER_TOKEN",
     "GENERATES",
     "NO_MATCH",
+    "NO_ROOM",
     "NULL_OBSERVER",
     "ChatInput",
     "Clock",
