@@ -137,9 +137,10 @@ class PlacementCost:
         return sum(self.explain(request, endpoint).values())
 
     def _spared(self, endpoint: Endpoint, room: float) -> float:
-        """Of ``reuse``, what falls away where there is ``room``, in tokens. What is stored there pushes out nothing now,
-        but takes room away from what comes; the less is left, the likelier it is that this will be missed."""
-        return self._reuse * room / endpoint.metrics.kv_capacity if room > 0 else 0.0
+        """Of ``reuse``, what falls away where there is ``room``, in tokens. What is stored there pushes out nothing
+        now, but takes room away from what comes; the less is left, the likelier it is that this will be missed."""
+        size = endpoint.metrics.kv_capacity
+        return self._reuse * min(1.0, room / size) if room > 0 and size > 0 else 0.0
 
     def _output(self, request: Request) -> float:
         """Tokens that the answer is expected to have, times their weight."""

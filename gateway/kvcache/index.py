@@ -197,8 +197,8 @@ class CacheIndex:
         work = holder.holdings.clear()
         if work is None:
             self.forget(slot)
-            self.reading(slot, holder.reading)  # a reset may be part of the past
             self._holders[slot].partial = holder.partial
+            self.reading(slot, holder.reading)  # a reset may be part of the past
             return iter(())
         holder.clearing = self._clear(holder, work)
         return holder.clearing
@@ -319,7 +319,9 @@ class CacheIndex:
 
     def _begin(self, endpoint: Endpoint, events: bool, heard: bool) -> None:
         """The endpoint holds nothing, under places that nobody has."""
-        self._holders[endpoint.slot] = Holder(endpoint, events, heard, self._places.take(), self._shelf, self.unit)
+        holder = Holder(endpoint, events, heard, self._places.take(), self._shelf, self.unit)
+        self._holders[endpoint.slot] = holder
+        self._measure(holder)
 
     def _clear(self, holder: Holder, work: Iterator[None]) -> Generator[None]:
         """Work through a reset in small steps, while the endpoint stays."""
