@@ -144,7 +144,7 @@ def test_a_slower_engine_among_faster_ones_is_known_as_slower():
 
 
 def test_equal_engines_that_seem_to_differ_by_chance_are_believed_equal():
-    """Who seems a tenth faster would be sent all that is new. Believing each by its count alone, they are 21 % apart."""
+    """Who seems a tenth faster is sent all that is new. Believed by their counts alone, they are 21 % apart."""
     chance, apart = Random(11), []
     truth = FittedCost(BIG).prefill_seconds(2000)
     for _ in range(10):
