@@ -78,11 +78,12 @@ class Booking:
         # It is among the requests there already, and its prompt in the KV memory: neither is beside it.
         running, waiting, attention, done, kv_tokens = self.endpoint.load.sums(now)
         beside = running - 1, waiting, attention, done, kv_tokens - (self.expected_hit + self.new_tokens)
-        self.predicted = predicted = self.cost.first_token(beside, self.new_tokens, self.expected_hit)
+        seconds = self.cost.prefill_seconds(self.new_tokens, self.expected_hit)
+        self.predicted = predicted = self.cost.wait(beside) + seconds
         self.reservation.computes(
             self.new_tokens,
             context=self.expected_hit,
-            seconds=self.cost.prefill_seconds(self.new_tokens, self.expected_hit),
+            seconds=seconds,
             expires_prefill_at=None if told else now + predicted,
         )
 

@@ -85,26 +85,26 @@ class _Line:
         self.seen += 1
         memory = MEMORY**share
         # An impossibly short time would outweigh everything: none weighs more than a quarter of what was expected.
-        length = max(y, (self.overhead + self.scale * x) / 4, SHORTEST)
+        length = (self.overhead + self.scale * x) / 4
+        if length < y:
+            length = y
+        if length < SHORTEST:
+            length = SHORTEST
         weight = share / (NOISE * length) ** 2
         off = (y - self.overhead - self.scale * x) / length
         self.variance = memory * self.variance + (1 - memory) * off * off
-        self._w = memory * self._w + weight
-        self._wx = memory * self._wx + weight * x
-        self._wy = memory * self._wy + weight * y
-        self._wxx = memory * self._wxx + weight * x * x
-        self._wxy = memory * self._wxy + weight * x * y
-        self._solve()
-
-    def _solve(self) -> None:
-        xx, xy = self._wxx + SCALE_PRIOR, self._wxy + SCALE_PRIOR
-        overhead = 0.0
-        if isfinite(self.overhead_weight):
-            w = self._w + self.overhead_weight
-            overhead = (self._wy * xx - self._wx * xy) / (w * xx - self._wx * self._wx)
+        self._w = w = memory * self._w + weight
+        self._wx = wx = memory * self._wx + weight * x
+        self._wy = wy = memory * self._wy + weight * y
+        self._wxx = wxx = memory * self._wxx + weight * x * x
+        self._wxy = wxy = memory * self._wxy + weight * x * y
+        xx, xy, overhead = wxx + SCALE_PRIOR, wxy + SCALE_PRIOR, 0.0
+        if self.overhead_weight < inf:
+            w += self.overhead_weight
+            overhead = (wy * xx - wx * xy) / (w * xx - wx * wx)
             overhead = min(max(overhead, 0.0), OVERHEAD_BOUND)
         self.overhead = overhead
-        self.scale = min(max((xy - overhead * self._wx) / xx, 1 / SCALE_BOUND), SCALE_BOUND)
+        self.scale = min(max((xy - overhead * wx) / xx, 1 / SCALE_BOUND), SCALE_BOUND)
 
 
 def _prefill_line() -> _Line:
@@ -153,13 +153,16 @@ class _Blend:
     _learnt_at: int = field(default=0, init=False)
     _due: int = field(default=0, init=False)
 
-    def learn(self, x: float, y: float, turn: int, share: float = 1.0) -> None:
-        self.own.learn(x, y, share)
+    def learn(self, x: float, y: float, share: float = 1.0) -> None:
+        """What follows from it is told by ``now``."""
+        own, common = self.own, self.common
+        own.learn(x, y, share)
         self.count = MEMORY**share * self.count + share
-        if self.common is not None:
-            self.common.learn(x, y, share)
-            self._learnt_at = self.common.seen
-        self._mix(turn)
+        if common is None:
+            self.scale, self.overhead = own.scale, own.overhead
+        else:
+            common.learn(x, y, share)
+            self._learnt_at = self._due = common.seen
 
     def turn_to(self, common: _Line | None, turn: int) -> None:
         """Believe others from now on; what was seen here stays."""
@@ -230,8 +233,10 @@ class FittedCost:
 
     def prefill_seconds(self, tokens: int, context: int = 0) -> float:
         """To compute ``tokens`` new prompt tokens behind ``context`` held ones; without queueing and overhead."""
-        tokens, context, scalars = max(0, tokens), max(0, context), self.scalars
-        return tokens * (scalars.prefill_token + scalars.prefill_quadratic * (context + tokens / 2))
+        if tokens <= 0:
+            return 0.0
+        token, quadratic, _, _, _, _ = self.scalars
+        return tokens * (token + quadratic * (max(0, context) + tokens / 2))
 
     def step_seconds(self, running: float, kv_tokens: float) -> float:
         """One decode step of a batch of ``running`` requests with ``kv_tokens`` resident."""
@@ -265,10 +270,18 @@ class FittedCost:
 
     def first_token(self, sums: Sums, new_tokens: int, context: int) -> float:
         """``ttft`` beside so much work."""
-        scalars, (running, waiting, attention, done, kv_tokens) = self.scalars, sums
-        queued = max(0.0, scalars.prefill_token * waiting + scalars.prefill_quadratic * attention - done)
-        beside = self.step_seconds(running, kv_tokens) if running else 0.0
-        return self.overhead_seconds + queued + beside + self.prefill_seconds(new_tokens, context)
+        return self.wait(sums) + self.prefill_seconds(new_tokens, context)
+
+    def wait(self, sums: Sums) -> float:
+        """What of ``first_token`` is not the prompt's own computing."""
+        token, quadratic, step, step_request, kv_token, overhead = self.scalars
+        running, waiting, attention, done, kv_tokens = sums
+        queued = token * waiting + quadratic * attention - done
+        if queued > 0:
+            overhead += queued
+        if running:
+            overhead += step + step_request * max(0.0, running) + kv_token * max(0.0, kv_tokens)
+        return overhead
 
     def learn_prefill(
         self, tokens: int, context: int, seconds: float, *, ahead: int = 0, ahead_attention: float = 0.0
@@ -281,14 +294,14 @@ class FittedCost:
         expected = self._expected_prefill(tokens, context)
         expected += self.start.prefill_token * max(0, ahead) + self.start.prefill_quadratic * max(0.0, ahead_attention)
         if self.start.fit and tokens > 0 and _sane(seconds) and _sane(expected):
-            self._prefill.learn(expected, seconds, self._turn)
+            self._prefill.learn(expected, seconds)
             self._told()
 
     def learn_step(self, running: float, kv_tokens: float, seconds: float) -> None:
         """The tokens of a request came ``seconds`` apart on average, in a batch of ``running`` (itself included)."""
         expected = self._expected_step(running, kv_tokens)
         if self.start.fit and _sane(seconds) and _sane(expected):
-            self._step.learn(expected, seconds, self._turn)
+            self._step.learn(expected, seconds)
             self._told()
 
     def learn_whole(
@@ -309,16 +322,20 @@ class FittedCost:
         each by its part: so both follow a machine that is faster or slower in all, and answers of unlike lengths tell
         the two apart, as in Richardson and Lucy's deconvolution. Arguments as of the two above; ``steps``: taken.
         """
+        start = self.start
+        if not (start.fit and tokens > 0 and steps > 0 and _sane(seconds)):
+            return
         prefill = self._expected_prefill(tokens, context)
-        prefill += self.start.prefill_token * max(0, ahead) + self.start.prefill_quadratic * max(0.0, ahead_attention)
-        step = self._expected_step(running, kv_tokens)
-        first = self.overhead_seconds + self.prefill_scale * prefill
-        rest = self.step_scale * step * steps
-        if not (self.start.fit and tokens > 0 and steps > 0 and _sane(seconds) and _sane(first) and _sane(rest)):
+        prefill += start.prefill_token * max(0, ahead) + start.prefill_quadratic * max(0.0, ahead_attention)
+        step, turn = self._expected_step(running, kv_tokens), self._turn
+        prefill_line, step_line = self._prefill.now(turn), self._step.now(turn)
+        first = prefill_line.overhead + prefill_line.scale * prefill
+        rest = step_line.scale * step * steps
+        if not (_sane(first) and _sane(rest)):
             return
         share = first / (first + rest)
-        self._prefill.learn(prefill, seconds * share, self._turn, share)
-        self._step.learn(step, seconds * (1 - share) / steps, self._turn, 1 - share)
+        prefill_line.learn(prefill, seconds * share, share)
+        step_line.learn(step, seconds * (1 - share) / steps, 1 - share)
         self._told()
 
     def learn_nothing(self, *, prefill: bool = True, step: bool = True) -> None:
@@ -349,16 +366,19 @@ class FittedCost:
             self._peers.news += 1
 
     def _scaled(self) -> Scalars:
-        if self._peers is not None:
-            self._stale_at = self._peers.news + self._turn
-        start, prefill, step = self.start, self.prefill_scale, self.step_scale
+        start, turn, peers = self.start, 1, self._peers
+        if peers is not None:
+            turn = peers.count
+            self._stale_at = peers.news + turn
+        prefill_line = self._prefill.now(turn)
+        prefill, step = prefill_line.scale, self._step.now(turn).scale
         return Scalars(
-            prefill_token=prefill * start.prefill_token,
-            prefill_quadratic=prefill * start.prefill_quadratic,
-            step=step * start.step,
-            step_request=step * start.step_request,
-            kv_token=step * start.kv_token,
-            overhead=self.overhead_seconds,
+            prefill * start.prefill_token,
+            prefill * start.prefill_quadratic,
+            step * start.step,
+            step * start.step_request,
+            step * start.kv_token,
+            prefill_line.overhead,
         )
 
     @property

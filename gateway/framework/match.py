@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from enum import StrEnum
+from typing import NamedTuple
 
 
 class Source(StrEnum):
@@ -16,9 +16,8 @@ class Source(StrEnum):
     NONE = "none"
 
 
-@dataclass(frozen=True, slots=True)
-class Match:
-    """Leading tokens of one prompt on one endpoint.
+class Match(NamedTuple):
+    """Leading tokens of one prompt on one endpoint. One is made for each candidate of each request.
 
     ``gpu``, ``cpu``, ``storage``: tokens of the leading run that are best found on that tier; they do not overlap, and
     their sum is the length of the match. Whole blocks only, but not yet cut to prompt length - 1.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import accumulate
 from typing import TypeAlias
 
@@ -27,6 +27,12 @@ class Candidate:
     gpu: bool = True
 
 
+# As plain numbers, and in the order in which they are looked at: a prompt is held against them at each stretch.
+PREDICTED = int(Layer.PREDICTED)
+_GPU = (int(Layer.GPU), PREDICTED)
+_ALL_TIERS = (*_GPU, int(Layer.CPU), int(Layer.STORAGE))
+_ESTIMATED = (int(Layer.ESTIMATED),)
+
 Path: TypeAlias = list[tuple[Stretch, int]]
 """(stretch, how many of its blocks) that a prompt leads through."""
 
@@ -35,11 +41,11 @@ def match_estimated(
     keys: BlockKeys, prompt_tokens: int, candidates: Sequence[Candidate], shelf: Shelf
 ) -> Iterator[tuple[int, Match]]:
     """(slot, match) of those that probably hold something."""
-    depths, _ = _depths(shelf.path(keys), _bits(candidates), (Layer.ESTIMATED,))
+    depths, _ = _depths(shelf.path(keys), _bits(candidates), _ESTIMATED)
     for candidate in candidates:
         if whole := _whole(candidate, depths.get(candidate.place, 0), keys.unit):
             hit = _expected(candidate, whole, prompt_tokens, keys.unit)
-            yield candidate.slot, Match(gpu=whole, expected_hit=hit, source=Source.ESTIMATED)
+            yield candidate.slot, Match(whole, 0, 0, hit, Source.ESTIMATED)
 
 
 def match_told(
@@ -51,39 +57,64 @@ def match_told(
     """
     unit = keys.unit
     path = list(shelf.path(keys))
-    layers = (Layer.GPU, Layer.PREDICTED, Layer.CPU, Layer.STORAGE) if below else (Layer.GPU, Layer.PREDICTED)
-    depths, mixed = _depths(path, _bits([each for each in candidates if each.gpu]), layers)
-    if resetting := [each for each in candidates if not each.gpu]:
-        depths |= _depths(path, _bits(resetting), layers[1:])[0]
-        mixed |= _bits(resetting)
-    ends = list(accumulate(shared for _, shared in path))
+    if not path:
+        return
+    layers = _ALL_TIERS if below else _GPU
+    alive = resetting = 0
+    for candidate in candidates:
+        if candidate.gpu:
+            alive |= 1 << candidate.place
+        else:
+            resetting |= 1 << candidate.place
+    depths, mixed = _depths(path, alive, layers)
+    if resetting:
+        depths |= _depths(path, resetting, layers[1:])[0]
+        mixed |= resetting
+    ends = list(accumulate([shared for _, shared in path]))
+    # Most of them hold equally much: what follows from that is found once.
+    depth, last, offset = 0, path[0][0], 0
     for candidate in candidates:
         place = candidate.place
-        if place not in depths or not (whole := _whole(candidate, depths[place], unit)):
+        found = depths.get(place, 0)
+        size = candidate.block_size
+        if size > unit:
+            found = found * unit // size * size // unit
+        else:
+            size = unit
+        if not found:
             continue
-        depth = whole // unit
-        gpu, cpu = _tiers(path, candidate, depth) if mixed >> place & 1 else (depth, 0)
-        last = bisect_left(ends, depth)
-        stretch, shared = path[last]
-        offset = depth - 1 - (ends[last] - shared)
+        if found != depth:
+            depth = found
+            number = bisect_left(ends, depth)
+            last, shared = path[number]
+            offset = depth - 1 - (ends[number] - shared)
+        whole = gpu = depth * unit
+        cpu = 0
+        if mixed >> place & 1:
+            gpu, cpu = _tiers(path, candidate, depth)
+            gpu, cpu = gpu * unit, cpu * unit
+        # Engines always compute a prompt's last token, and hold whole blocks only.
+        most = (prompt_tokens - 1) // size * size
+        predicted = place + PREDICTED
+        foreseen = last.full >> predicted & 1 or (last.part and last.part.get(predicted, 0) >> offset & 1)
         yield (
             candidate.slot,
             Match(
-                gpu=gpu * unit,
-                cpu=cpu * unit,
-                storage=(depth - gpu - cpu) * unit,
-                expected_hit=_expected(candidate, whole, prompt_tokens, unit),
-                source=Source.PREDICTED if stretch.held(place + Layer.PREDICTED) >> offset & 1 else Source.EVENTS,
+                gpu,
+                cpu,
+                whole - gpu - cpu,
+                whole if whole < most else max(0, most),
+                Source.PREDICTED if foreseen else Source.EVENTS,
             ),
         )
 
 
 def deeper(told: Match, estimated: Match) -> Match:
     """What is estimated, where that is more; what events say to be on other tiers is there."""
-    return replace(estimated, gpu=estimated.tokens - told.cpu - told.storage, cpu=told.cpu, storage=told.storage)
+    return estimated._replace(gpu=estimated.tokens - told.cpu - told.storage, cpu=told.cpu, storage=told.storage)
 
 
-def _depths(path: Iterable[tuple[Stretch, int]], alive: int, layers: Sequence[Layer]) -> tuple[dict[int, int], int]:
+def _depths(path: Iterable[tuple[Stretch, int]], alive: int, layers: Sequence[int]) -> tuple[dict[int, int], int]:
     """Place -> how many leading blocks it holds, in whichever of ``layers``; places that hold none are left out.
 
     ``alive``: the endpoints' own places. ``layers``: the first two are as good as each other. Returned, too: a bit for
@@ -100,11 +131,17 @@ def _depths(path: Iterable[tuple[Stretch, int]], alive: int, layers: Sequence[La
             mixed |= alive & whole & ~on_best
             missing, part = alive & ~whole, stretch.part
             if missing and part:
-                some = _folded(sum(1 << place for place in part), layers)
+                some = 0
+                for place in part:
+                    some |= 1 << place
+                some = _folded(some, layers)
+                wanted = ALL[shared]
                 for place in places(missing & some):
                     held_best = held = 0
                     for layer in best:
                         held_best |= part.get(place + layer, 0)
+                    if held_best & wanted == wanted:
+                        continue
                     for layer in rest:
                         held |= part.get(place + layer, 0)
                     leading, leading_best = _leading(held | held_best), _leading(held_best)
@@ -124,7 +161,7 @@ def _depths(path: Iterable[tuple[Stretch, int]], alive: int, layers: Sequence[La
     return {place: depth for mask, depth in left if depth for place in places(mask)}, mixed
 
 
-def _folded(mask: int, layers: Sequence[Layer]) -> int:
+def _folded(mask: int, layers: Sequence[int]) -> int:
     """The endpoints' own places of those whose places of any of ``layers`` are in ``mask``; other bits are set, too."""
     folded = 0
     for layer in layers:
@@ -147,10 +184,10 @@ def _tiers(path: Path, candidate: Candidate, depth: int) -> tuple[int, int]:
             break
         position += shared
         full, part = stretch.full >> place, stretch.part
-        if (full & 1 and candidate.gpu) or full >> Layer.PREDICTED & 1:
+        if (full & 1 and candidate.gpu) or full >> PREDICTED & 1:
             gpu += count
             continue
-        on_gpu = stretch.held(place + Layer.PREDICTED)
+        on_gpu = stretch.held(place + PREDICTED)
         if part and candidate.gpu:
             on_gpu |= part.get(place, 0)
         on_gpu &= ALL[count]
