@@ -5,9 +5,10 @@ What it does
     prefill adds to the answers that run there, and what the resident tokens there add to its own decode:
 
         cost(p) = ttft(p) + lam * prefill(new tokens on p) * running(p) + lam * expected output * c_kv * kv tokens(p)
-                  + reuse * prefill(new tokens on p)
+                  + reuse * full(p) * prefill(new tokens on p)
         ttft(p) = prefill(tokens queued on p) + prefill(new tokens on p) + fetch(what p holds, but not on its GPU)
                   + what p's running batch adds to those steps
+        full(p) = the share of p's KV memory that keeps something; 1 where that is not known
 
     1 is a cost of nothing, 1/2 a cost of ``second`` seconds: score = 1 / (1 + cost / second). Absolute: a candidate
     more or less changes no other's score.
@@ -19,11 +20,13 @@ Scheduling intent
     Cache hits, queues and running batches in one unit, so that they need no weights between them: a prefix is worth
     the seconds its prefill takes, and a request goes elsewhere once the wait there is shorter than that by more than
     the harm of a second copy: in a cache that is full, each new token pushes another one out, which whoever asks for
-    it next has to compute again. What lies in the CPU's memory or in storage is worth less by what fetching it takes.
+    it next has to compute again. So what is new goes, of engines that are alike, to the one with the most room: what
+    they hold grows evenly, and none has to forget what another had room for. What lies in the CPU's memory or in
+    storage is worth less by what fetching it takes.
 
 Inputs
-    ``matches`` (expected hit, by tier), ``prompt_tokens``, ``expected_output``; ``load`` (the ledger: our own work at
-    once, others' from scrapes) and ``cost`` (the endpoint's cost model).
+    ``matches`` (expected hit, by tier; room), ``prompt_tokens``, ``expected_output``; ``load`` (the ledger: our own
+    work at once, others' from scrapes), ``cost`` (the endpoint's cost model) and ``metrics.kv_capacity``.
 
 Parameters
     ``lam`` (default 0.1): weight of what others and the own decode suffer, against the own first token. 0.03 to 0.3
@@ -45,7 +48,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from gateway.framework import GENERATES, NO_MATCH, Context, Endpoint, Match, Request
+from gateway.framework import GENERATES, NO_MATCH, NO_ROOM, Context, Endpoint, Match, Request
 
 STEP_TOKENS = 8192
 """Prompt tokens that an engine computes in one step: vLLM's default ``max_num_batched_tokens`` on an H100."""
@@ -82,15 +85,19 @@ class PlacementCost:
     def score(self, request: Request, endpoints: Sequence[Endpoint], /) -> Sequence[float]:
         # What ``explain`` tells, added up. It runs for each candidate of each request: as one loop without calls it
         # takes a fifth less than as a sum of terms.
-        second, lam, share = self._second, self._lam, 1 + self._reuse
+        second, lam, full = self._second, self._lam, 1 + self._reuse
         prompt, output, find = request.prompt_tokens, self._output(request), request.matches.get
         now, scores = self._clock.monotonic(), []
+        room_of = getattr(request.matches, "room", NO_ROOM).get
         for endpoint in endpoints:
             running, waiting, attention, done, kv_tokens = endpoint.load.sums(now)
             token, quadratic, _, step_request, kv_token, _ = endpoint.cost.scalars
             match = find(endpoint.slot, NO_MATCH)
             held = match.expected_hit
             new = prompt - held if prompt > held else 1
+            share = full
+            if room := room_of(endpoint.slot):
+                share -= self._spared(endpoint, room - waiting - new / 2)
             cost = new * (token + quadratic * (prompt - new / 2)) * (share + lam * running)
             if waiting:
                 queued = waiting * token + quadratic * attention - done
@@ -106,6 +113,7 @@ class PlacementCost:
     def explain(self, request: Request, endpoint: Endpoint, /) -> Mapping[str, float]:
         """The terms of the cost, in seconds: their sum is what the score is made of."""
         cost, match = endpoint.cost.scalars, request.matches.get(endpoint.slot, NO_MATCH)
+        room = getattr(request.matches, "room", NO_ROOM).get(endpoint.slot, 0)
         running, waiting, attention, done, kv_tokens = endpoint.load.sums(self._clock.monotonic())
         new = request.new_tokens(endpoint)
         prefill = new * (cost.prefill_token + cost.prefill_quadratic * (request.prompt_tokens - new / 2))
@@ -119,12 +127,18 @@ class PlacementCost:
             "batch": steps * (cost.step_request * running + cost.kv_token * kv_tokens),
             "stall": self._lam * prefill * running,
             "decode": self._output(request) * cost.kv_token * kv_tokens,
-            "displaced": self._reuse * prefill,
+            "displaced": (self._reuse - self._spared(endpoint, room - waiting - new / 2)) * prefill,
         }
 
     def seconds(self, request: Request, endpoint: Endpoint) -> float:
         """The cost of ``request`` on ``endpoint``."""
         return sum(self.explain(request, endpoint).values())
+
+    def _spared(self, endpoint: Endpoint, room: float) -> float:
+        """Of ``reuse``, what falls away where there is ``room``, in tokens. What is stored there pushes out nothing
+        now, but takes room away from what comes; the less is left, the likelier it is that this will be missed."""
+        size = endpoint.metrics.kv_capacity
+        return self._reuse * min(1.0, room / size) if room > 0 and size > 0 else 0.0
 
     def _output(self, request: Request) -> float:
         """Tokens that the answer is expected to have, times their weight."""

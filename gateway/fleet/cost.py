@@ -20,7 +20,7 @@ from __future__ import annotations
 import weakref
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from math import inf, isfinite
+from math import inf, isfinite, log
 
 from gateway.fleet.hardware import Costs
 from gateway.framework import Load, Scalars, Sums
@@ -57,6 +57,11 @@ PEERS_COUNT = 4.0
 """Own observations that weigh as much as what the peers see: engines of one model mostly are of one kind, and those
 that are not show it within a dozen requests."""
 
+CERTAIN = 2.0
+"""Standard errors by which an engine has to differ from its peers before any of that is believed. Who seems faster by
+chance is sent whatever is new: of three equal engines on a busy machine, which seemed to differ by a tenth, one took
+half of all prefixes, and lost what the others had room for."""
+
 
 @dataclass(slots=True)
 class _Line:
@@ -74,6 +79,8 @@ class _Line:
     _wxx: float = field(default=0.0, init=False)
     _wxy: float = field(default=0.0, init=False)
     seen: int = field(default=0, init=False)  # observations, and requests that might have been some
+    # Of an observation around the line, squared, as a fraction of its length: what is assumed, until it is seen.
+    variance: float = field(default=NOISE**2, init=False)
 
     def learn(self, x: float, y: float, share: float = 1.0) -> None:
         """``share``: 0..1, of an observation that this counts as."""
@@ -86,6 +93,8 @@ class _Line:
         if length < SHORTEST:
             length = SHORTEST
         weight = share / (NOISE * length) ** 2
+        off = (y - self.overhead - self.scale * x) / length
+        self.variance = memory * self.variance + (1 - memory) * off * off
         self._w = w = memory * self._w + weight
         self._wx = wx = memory * self._wx + weight * x
         self._wy = wy = memory * self._wy + weight * y
@@ -180,9 +189,17 @@ class _Blend:
             return
         self._due = common.seen + turn
         count = self.count * MEMORY ** ((common.seen - self._learnt_at) / turn)
-        share = count / (count + PEERS_COUNT)
+        share = count / (count + PEERS_COUNT) * self._certainty(count)
         self.scale = common.scale ** (1 - share) * own.scale**share
         self.overhead = (1 - share) * common.overhead + share * own.overhead
+
+    def _certainty(self, count: float) -> float:
+        """How much of the difference to the peers is none of chance, in 0..1: James and Stein's estimator, without its
+        negative part."""
+        assert self.common is not None
+        apart = log(self.own.scale / self.common.scale)
+        chance = CERTAIN**2 * self.own.variance
+        return max(0.0, 1 - chance / (count * apart * apart)) if count * apart * apart > 0 else 0.0
 
 
 class FittedCost:

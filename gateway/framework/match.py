@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from enum import StrEnum
 from typing import NamedTuple
 
@@ -36,12 +37,22 @@ class Match(NamedTuple):
 
 
 NO_MATCH = Match()
+NO_MATCHES: Mapping[int, Match] = {}
+NO_ROOM: Mapping[int, int] = {}
 
 
 class Matches(dict[int, Match]):
-    """Slot -> match; a slot without one holds nothing of the prompt."""
+    """Slot -> match; a slot without one holds nothing of the prompt.
 
-    __slots__ = ()
+    ``room``: slot -> tokens of KV memory in which nothing is kept, so that a new prompt pushes nothing out; a slot that
+    is not there has none, or none that is known.
+    """
+
+    __slots__ = ("room",)
+
+    def __init__(self, matches: Mapping[int, Match] = NO_MATCHES, room: Mapping[int, int] = NO_ROOM) -> None:
+        super().__init__(matches)
+        self.room = room
 
     def __missing__(self, slot: int) -> Match:
         return NO_MATCH

@@ -56,6 +56,8 @@ class CacheIndex:
         self._overlay = Overlay(self._shelf, clock, settings.prediction_seconds)
         self._placements = 0
         self._bound = Bound(self._holders, settings.max_blocks, ages)
+        self._room: dict[int, int] = {}  # as ``Matches.room``
+        self._sizeless: set[int] = set()  # slots whose engines have not yet reported how much they can hold
 
     @property
     def blocks(self) -> int:
@@ -87,6 +89,8 @@ class CacheIndex:
         """The endpoint is gone. What ``sweep`` has yet to clear of it is never matched again."""
         self.tell(slot)
         holder = self._holders.pop(slot, None)
+        self._room.pop(slot, None)
+        self._sizeless.discard(slot)
         if holder is not None:
             if holder.clearing is not None:
                 holder.clearing.close()
@@ -104,12 +108,14 @@ class CacheIndex:
             holder.heard = True
             holder.partial = False
             holder.to_ask = 0
+            self._measure(holder)
 
     def reading(self, slot: int, past: bool) -> None:
         """Whether the endpoint's ``past`` is being read: what it held then says little of what it holds, so that it is
         estimated until that ends."""
         if (holder := self._holders.get(slot)) is not None:
             holder.reading = past
+            self._measure(holder)
 
     def unknown_past(self, slot: int) -> None:
         """The endpoint holds what its events have not told: it is estimated, too, from now on, and prompts may ask for
@@ -117,6 +123,7 @@ class CacheIndex:
         if (holder := self._holders.get(slot)) is not None:
             holder.partial = True
             holder.to_ask = self._settings.reannounce
+            self._measure(holder)
 
     def may_ask(self, slot: int) -> bool:
         """Whether some prompts are yet to have the endpoint's engine announce again what it holds of them."""
@@ -189,8 +196,8 @@ class CacheIndex:
         work = holder.holdings.clear()
         if work is None:
             self.forget(slot)
-            self.reading(slot, holder.reading)  # a reset may be part of the past
             self._holders[slot].partial = holder.partial
+            self.reading(slot, holder.reading)  # a reset may be part of the past
             return iter(())
         holder.clearing = self._clear(holder, work)
         return holder.clearing
@@ -230,10 +237,12 @@ class CacheIndex:
         By its engine's events and by predictions where events come, else by what was routed there; by whichever says
         more where the events do not tell all.
         """
-        matches = Matches()
+        matches = Matches(room=self._room)
         if keys.unit != self.unit:  # it changed while the request waited
             return matches
         self._overlay.lapse()
+        for slot in [slot for slot in self._sizeless if self._holders[slot].endpoint.metrics.kv_capacity]:
+            self._measure(self._holders[slot])
         told: list[Candidate] = []
         estimated: list[Candidate] = []
         both: list[Candidate] = []
@@ -303,7 +312,9 @@ class CacheIndex:
 
     def _begin(self, endpoint: Endpoint, events: bool, heard: bool) -> None:
         """The endpoint holds nothing, under places that nobody has."""
-        self._holders[endpoint.slot] = Holder(endpoint, events, heard, self._places.take(), self._shelf, self.unit)
+        holder = Holder(endpoint, events, heard, self._places.take(), self._shelf, self.unit)
+        self._holders[endpoint.slot] = holder
+        self._measure(holder)
 
     def _clear(self, holder: Holder, work: Iterator[None]) -> Generator[None]:
         """Work through a reset in small steps, while the endpoint stays."""
@@ -325,6 +336,20 @@ class CacheIndex:
         if self._places.wait:
             self._places.sweep(SWEEP + max(0, grown))
         self._bound.keep(holder, self._placements)
+        self._measure(holder)
+
+    def _measure(self, holder: Holder) -> None:
+        """How much room the engine has, where its events have told of all that it keeps."""
+        slot, room, size = holder.endpoint.slot, 0, holder.endpoint.metrics.kv_capacity
+        self._sizeless.discard(slot)
+        if holder.events and holder.heard and not holder.reading and not holder.partial:
+            room = size - len(holder.holdings) * holder.block_size
+            if not size:
+                self._sizeless.add(slot)
+        if room > 0:
+            self._room[slot] = room
+        else:
+            self._room.pop(slot, None)
 
     def _leave(self, holder: Holder) -> Iterator[None]:
         """Clear all places of a holder that is gone, in small steps."""

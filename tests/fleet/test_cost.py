@@ -143,6 +143,31 @@ def test_a_slower_engine_among_faster_ones_is_known_as_slower():
     assert slow.prefill_seconds(2000) > 2 * max(cost.prefill_seconds(2000) for cost in fast)
 
 
+def test_equal_engines_that_seem_to_differ_by_chance_are_believed_equal():
+    """Who seems a tenth faster is sent all that is new. Believed by their counts alone, they are 21 % apart."""
+    chance, apart = Random(11), []
+    truth = FittedCost(BIG).prefill_seconds(2000)
+    for _ in range(10):
+        peers = Peers()
+        engines = [FittedCost(BIG, peers) for _ in range(3)]
+        for _ in range(100):
+            for cost in engines:
+                cost.learn_prefill(2000, 0, truth * chance.lognormvariate(0, 0.5))
+            believed = [cost.prefill_scale for cost in engines]
+            apart.append(max(believed) / min(believed) - 1)
+    assert sum(apart) / len(apart) < 0.1
+
+
+def test_engines_whose_times_hardly_vary_are_told_apart_by_little():
+    peers, chance = Peers(), Random(11)
+    fast, slow = FittedCost(BIG, peers), FittedCost(BIG, peers)
+    truth = FittedCost(BIG).prefill_seconds(2000)
+    for _ in range(60):
+        fast.learn_prefill(2000, 0, truth * chance.uniform(0.98, 1.02))
+        slow.learn_prefill(2000, 0, 1.3 * truth * chance.uniform(0.98, 1.02))
+    assert slow.prefill_seconds(2000) > 1.15 * fast.prefill_seconds(2000)
+
+
 def test_engines_that_are_gone_are_no_peers():
     peers = Peers()
     engines = [FittedCost(BIG, peers) for _ in range(3)]

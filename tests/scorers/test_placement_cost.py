@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.framework import NO_MATCH, Kind, Match, Matches, Source
+from gateway.framework import NO_MATCH, EngineMetrics, Kind, Match, Matches, Source
 from scorers.placement_cost import STEP_TOKENS, PlacementCost
 from tests.scheduling.candidates import Physics, context, endpoint, request
 
@@ -207,3 +207,30 @@ def test_scores_are_in_range_and_more_work_never_scores_higher(prompt, held, wor
 def test_parameters_have_ranges(bad) -> None:
     with pytest.raises(ValueError, match=next(iter(bad))):
         PlacementCost.Parameters(**bad)
+
+
+def test_what_is_new_goes_to_the_engine_with_the_most_room() -> None:
+    """A cache that is not full pushes nothing out; one that is fuller will sooner."""
+    metrics = EngineMetrics(kv_capacity=10_000)
+    fuller, emptier, full = (endpoint(slot, metrics=metrics) for slot in range(3))
+    asked = request(1000)
+    asked.matches = Matches(room={0: 4000, 1: 8000})
+    one = scorer(reuse=0.5)
+    # So much is free, less half of what the prompt takes: on average over its tokens.
+    spared = [one.explain(asked, there)["displaced"] for there in (fuller, emptier, full)]
+    assert spared == pytest.approx([0.5 * (1 - 0.35), 0.5 * (1 - 0.75), 0.5])
+    a, b, c = one.score(asked, [fuller, emptier, full])
+    assert b > a > c
+    emptier.load.prefill_tokens = 100_000  # what is queued will take it
+    assert one.explain(asked, emptier)["displaced"] == pytest.approx(0.5)
+
+
+@pytest.mark.parametrize("capacity", [0, 100])
+def test_room_in_an_engine_that_has_shrunk_since_is_none_or_all(capacity) -> None:
+    """It was started anew, and has not been scraped or has another size now."""
+    there = endpoint(0, metrics=EngineMetrics(kv_capacity=capacity))
+    asked = request(1000)
+    asked.matches = Matches(room={0: 4000})
+    one = scorer(reuse=0.5)
+    assert one.explain(asked, there)["displaced"] == pytest.approx(0.0 if capacity else 0.5)
+    assert one.score(asked, [there]) == pytest.approx([1 / (1 + one.seconds(asked, there))])
