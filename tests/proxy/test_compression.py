@@ -17,7 +17,7 @@ from tests.support.gateway import IN_TURN, Running, config_for, running
 from tests.support.wait import eventually
 from tests.support.wire import Answer, Connection, RawClient, answer, chunked, engine, raw_client, raw_post
 
-pytestmark = pytest.mark.asyncio(loop_factories=["asyncio", "uvloop"])
+pytestmark = pytest.mark.asyncio(loop_factories=["uvloop"])
 
 PATIENT = TimeoutSettings(connect=30, head=60, idle=60, total=300)
 ASKS = b"Accept-Encoding: gzip, deflate, br"

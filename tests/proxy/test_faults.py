@@ -16,7 +16,7 @@ from tests.support.gateway import IN_TURN, QUICK_FLEET, Running, config_for, run
 from tests.support.wait import eventually
 from tests.support.wire import STREAM_HEAD, answer, chunked, engine
 
-pytestmark = pytest.mark.asyncio(loop_factories=["asyncio", "uvloop"])
+pytestmark = pytest.mark.asyncio(loop_factories=["uvloop"])
 
 SHORT = TimeoutSettings(connect=1, head=0.3, idle=0.3, total=5)
 

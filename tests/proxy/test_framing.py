@@ -15,7 +15,7 @@ from tests.support.gateway import Running, config_for, running
 from tests.support.wait import eventually
 from tests.support.wire import STREAM_HEAD, Connection, RawClient, answer, chunked, engine, raw_client, raw_post
 
-pytestmark = pytest.mark.asyncio(loop_factories=["asyncio", "uvloop"])
+pytestmark = pytest.mark.asyncio(loop_factories=["uvloop"])
 
 WHOLE = orjson.dumps(CHAT)
 STREAM = orjson.dumps(STREAMED)

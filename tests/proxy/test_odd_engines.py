@@ -17,7 +17,7 @@ from tests.support.gateway import IN_TURN, Running, config_for, running
 from tests.support.wait import eventually
 from tests.support.wire import Answer, Connection, RawClient, answer, chunked, engine, length_in, raw_client, raw_post
 
-pytestmark = pytest.mark.asyncio(loop_factories=["asyncio", "uvloop"])
+pytestmark = pytest.mark.asyncio(loop_factories=["uvloop"])
 
 WHOLE, STREAM = raw_post(orjson.dumps(CHAT)), raw_post(orjson.dumps(STREAMED))
 EVENTS = ROLE + WORD + DONE
