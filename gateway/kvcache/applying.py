@@ -61,12 +61,19 @@ class Applying:
                 continue
             if event.medium != "GPU" and tier_of(event.medium) is not Layer.GPU:
                 self.below = True
+            if len(event.block_hashes) <= SLICE:  # nearly all
+                some.append(event)
+                self._work += len(event.block_hashes)
+                if self._work >= SLICE:
+                    await self._apply(some)
+                continue
             for piece in _pieces(event):
                 some.append(piece)
                 self._work += len(piece.block_hashes)
                 if self._work >= SLICE:
                     await self._apply(some)
-        await self._apply(some)
+        if some:
+            await self._apply(some)
         self._index.tell(self._slot)
         return cleared
 
@@ -110,10 +117,7 @@ class Applying:
 
 
 def _pieces(event: BlockStored | BlockRemoved) -> Iterator[BlockStored | BlockRemoved]:
-    """``event`` in parts of a slice each."""
-    if len(event.block_hashes) <= SLICE:
-        yield event
-        return
+    """``event``, which has more blocks than a slice, in parts of one each."""
     if isinstance(event, BlockRemoved):
         for start in range(0, len(event.block_hashes), SLICE):
             yield replace(event, block_hashes=event.block_hashes[start : start + SLICE])

@@ -102,6 +102,8 @@ _BATCHES = (msgspec.msgpack.Decoder(_ArrayBatch), msgspec.msgpack.Decoder(_MapBa
 _EVENT: msgspec.msgpack.Decoder[Event] = msgspec.msgpack.Decoder(Event)
 _ANY = msgspec.msgpack.Decoder()
 
+_NOTHING: Counter[str] = Counter()
+
 _UNREADABLE = (ValueError, RecursionError, MemoryError)
 """What garbage makes a decoder raise: msgspec's errors and bad UTF-8 are ValueErrors; a length of 2**32 is believed."""
 
@@ -118,7 +120,7 @@ def decode(payload: bytes) -> Batch:
         plain = _PLAIN.decode(payload)
     except _UNREADABLE:
         return _decode_one_by_one(payload)
-    return Batch(plain.events, plain.data_parallel_rank)
+    return Batch(plain.events, plain.data_parallel_rank, _NOTHING)
 
 
 def short(value: Hash) -> int:

@@ -138,6 +138,8 @@ class Ready:
         # False: libzmq has said that there is nothing, and will make the descriptor readable when there is. True: there
         # is something, or it was not asked yet (what was done with the socket before us may have taken a signal).
         self._some = True
+        # The first frame of what is next, if that was received already.
+        self._frame: zmq.Frame | None = None
         self._loop = asyncio.get_running_loop()
         self._descriptor = int(socket.getsockopt(zmq.FD))
         self._loop.add_reader(self._descriptor, self._signalled)
@@ -145,18 +147,12 @@ class Ready:
     def is_there(self) -> bool:
         """Whether there is a message now."""
         self._some = bool(int(self._socket.getsockopt(_EVENTS)) & _POLLIN)
-        return self._some
+        return self._some or self._frame is not None
 
     def take(self) -> list[bytes] | None:
         """A message, if one is there, as far as was signalled."""
-        if not self._some:
-            return None
-        try:
-            frame = self._socket.recv(_NOBLOCK, copy=False)
-        except zmq.Again:
-            self._some = False
-            return None
-        return self._whole(frame)
+        frame = self._first()
+        return None if frame is None else self._whole(frame)
 
     def take_from(self) -> tuple[int, list[bytes]] | None:
         """As ``take``, with the file descriptor of the connection that it came on.
@@ -164,12 +160,7 @@ class Ready:
         Messages of which that is not known are passed over: libzmq has none for those of ZMTP 1.0, which is what it
         takes a connection for that does not greet as ZMTP does (a port scan, a TLS client).
         """
-        while self._some:
-            try:
-                frame = self._socket.recv(_NOBLOCK, copy=False)
-            except zmq.Again:
-                self._some = False
-                break
+        while (frame := self._first()) is not None:
             frames = self._whole(frame)
             with contextlib.suppress(zmq.ZMQError):
                 return int(frame.get(zmq.SRCFD)), frames
@@ -182,9 +173,26 @@ class Ready:
             self._descriptor = -1
 
     def _signalled(self) -> None:
-        # Asked each time, also if something is there already: only that quietens the descriptor.
-        if self.is_there():
+        # To receive quietens the descriptor as well as to ask does, and is to be done anyway; one of them each time, or
+        # it calls again at once.
+        if self._frame is not None:
+            self.is_there()
+            return
+        self._some = True
+        self._frame = self._first()
+        if self._frame is not None:
             self._bell.ring()
+
+    def _first(self) -> zmq.Frame | None:
+        """The first frame of a message, if one is there."""
+        frame, self._frame = self._frame, None
+        if frame is not None or not self._some:
+            return frame
+        try:
+            return self._socket.recv(_NOBLOCK, copy=False)
+        except zmq.Again:
+            self._some = False
+            return None
 
     def _whole(self, frame: zmq.Frame) -> list[bytes]:
         """The message that begins with ``frame``: libzmq has all of it, or nothing."""
