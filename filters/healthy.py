@@ -37,13 +37,14 @@ class Healthy:
 
     def filter(self, request: Request, endpoints: Sequence[Endpoint], /) -> Sequence[Endpoint]:
         bound = request.bound
+        # Nearly always there are none that are down, draining or in their slow start: looked for first, they cost less
+        # than a list of the others.
+        if not [1 for one in endpoints if not one.engine.up or one.warmth < 1.0 or (one.draining and not bound)]:
+            return endpoints
         up = [endpoint for endpoint in endpoints if endpoint.engine.up and (bound or not endpoint.draining)]
         usable = endpoints if len(up) == len(endpoints) else up
-        # Nearly always there are none: looked for first, they cost less than a list of the others.
-        if not [1 for endpoint in usable if endpoint.warmth < 1.0]:
-            return usable
         warm = [endpoint for endpoint in usable if endpoint.warmth >= 1.0]
-        if not warm:
+        if not warm or len(warm) == len(usable):
             return usable
         mean = sum(endpoint.load.requests for endpoint in warm) / len(warm)
         # Plus one: an idle fleet must not keep a new engine from its first request, which is what shows that it works.

@@ -115,14 +115,18 @@ class Reservation:
 
     def _book(self, tokens: int, context: int, seconds: float, expires_at: float | None) -> None:
         ledger = self._ledger
-        self.ahead, self.ahead_attention = ledger.prefill_tokens, ledger.prefill_attention
-        self.since = ledger._begun if ledger._queue else ledger._clock.monotonic()
+        ledger._look()
+        self.ahead, self.ahead_attention = ledger._prefill, ledger.prefill_attention
         self._booked = True
-        self._prefill, self._attention, self._seconds = tokens, tokens * (max(0, context) + tokens / 2), seconds
+        self._prefill, self._seconds = tokens, seconds
+        self._attention = attention = tokens * (max(0, context) + tokens / 2)
         ledger._prefill += tokens
-        ledger.prefill_attention += self._attention
-        if not ledger._queue:
-            ledger._head, ledger._begun, ledger._most_done = self, self.since, seconds
+        ledger.prefill_attention += attention
+        if ledger._queue:
+            self.since = ledger._begun
+        else:
+            self.since = now = ledger._monotonic()
+            ledger._head, ledger._begun, ledger._most_done = self, now, seconds
         ledger._queue[self] = None
         if expires_at is not None:
             ledger._expires(self, expires_at)

@@ -17,8 +17,8 @@ class Copies:
 
     ``computed``: blocks that were announced on the GPU so far. ``turnover``: blocks that the engine's cache has room
     for, 0 if not known. ``many``: hash -> copies on the GPU, where there is more than one, and ``computed`` when that
-    was heard. ``absent``: hashes that are not on the GPU. ``below``: hash -> copies on the CPU, and in storage; the very
-    same two as long as this is.
+    was heard. ``absent``: hashes that are not on the GPU. ``below``: hash -> copies on the CPU, and in storage; the
+    very same two as long as this is.
     """
 
     def __init__(self) -> None:

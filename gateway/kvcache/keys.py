@@ -42,6 +42,16 @@ class BlockKeys(list[int]):
 
 def root(exact: bool, adapter: str | None, salt: str | None) -> int:
     """The key before the first block: what has another adapter or salt, or is an estimate, never shares a block."""
+    return _root(exact, adapter, salt) if salt else _unsalted(exact, adapter)
+
+
+@lru_cache(maxsize=256)
+def _unsalted(exact: bool, adapter: str | None) -> int:
+    """Adapters are few. Salts are clients', as many and as long as they like: none of those is remembered."""
+    return _root(exact, adapter, None)
+
+
+def _root(exact: bool, adapter: str | None, salt: str | None) -> int:
     named = f"{int(exact)}\0{len(adapter or '')}\0{adapter or ''}\0{salt or ''}"
     return xxh3_64_intdigest(named.encode("utf-8", "surrogatepass"))
 

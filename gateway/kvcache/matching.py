@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-from bisect import bisect_left
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from itertools import accumulate
 from typing import TypeAlias
 
 from gateway.framework import Match, Source
@@ -31,7 +29,10 @@ class Candidate:
 PREDICTED = int(Layer.PREDICTED)
 _GPU = (int(Layer.GPU), PREDICTED)
 _ALL_TIERS = (*_GPU, int(Layer.CPU), int(Layer.STORAGE))
-_ESTIMATED = (int(Layer.ESTIMATED),)
+_ESTIMATED = (int(Layer.ESTIMATED), int(Layer.ESTIMATED))
+
+# An enumeration's members take as long to look up as all the rest that is done for one candidate.
+_EVENTS, _PREDICTED = Source.EVENTS, Source.PREDICTED
 
 Path: TypeAlias = list[tuple[Stretch, int]]
 """(stretch, how many of its blocks) that a prompt leads through."""
@@ -69,42 +70,56 @@ def match_told(
             resetting |= 1 << candidate.place
     depths, mixed = _depths(path, alive, layers)
     if resetting:
-        depths |= _depths(path, resetting, layers[1:])[0]
+        depths |= _depths(path, resetting, _ALL_TIERS[1:])[0]
         mixed |= resetting
-    ends = list(accumulate([shared for _, shared in path]))
-    # Most of them hold equally much: what follows from that is found once.
-    depth, last, offset, known = 0, path[0][0], 0, None
+    match, depth, size, odd = None, 0, 0, 0
     for candidate in candidates:
-        place = candidate.place
-        found = depths.get(place, 0)
-        size = candidate.block_size
-        if size > unit:
-            found = found * unit // size * size // unit
-        else:
-            size = unit
-        if not found:
+        found = depths.get(candidate.place)
+        if found is None:
             continue
-        if found != depth:
-            depth = found
-            number = bisect_left(ends, depth)
-            last, shared = path[number]
-            offset = depth - 1 - (ends[number] - shared)
-        predicted = place + PREDICTED
-        foreseen = last.full >> predicted & 1 or (last.part and last.part.get(predicted, 0) >> offset & 1)
-        facts = None if mixed >> place & 1 else (depth, size, foreseen)
-        if facts is None or facts != known:
-            whole = gpu = depth * unit
-            cpu = 0
-            if facts is None:
-                gpu, cpu = _tiers(path, candidate, depth)
-                gpu, cpu = gpu * unit, cpu * unit
-            # Engines always compute a prompt's last token, and hold whole blocks only.
-            most = (prompt_tokens - 1) // size * size
-            hit = whole if whole < most else max(0, most)
-            match = Match(gpu, cpu, whole - gpu - cpu, hit, Source.PREDICTED if foreseen else Source.EVENTS)
-            known = facts
-        matches[candidate.slot] = match
+        # Most of them hold equally much: what follows from that is found once.
+        if found != depth or candidate.block_size != size or odd >> candidate.place & 1:
+            size, depth = candidate.block_size, found
+            match, last = _told(path, candidate, depth, mixed, unit, prompt_tokens)
+            odd = mixed | _foretold(last)
+            if odd >> candidate.place & 1:
+                depth = 0
+        if match is not None:
+            matches[candidate.slot] = match
     return matches
+
+
+def _told(
+    path: Path, candidate: Candidate, depth: int, mixed: int, unit: int, prompt_tokens: int
+) -> tuple[Match | None, Stretch]:
+    """Of who holds ``depth`` blocks: None if they come to no block of its engine; and where the last of them is."""
+    whole = _whole(candidate, depth, unit)
+    depth = whole // unit
+    at = position = 0
+    while position + path[at][1] < depth:
+        position += path[at][1]
+        at += 1
+    last = path[at][0]
+    if not whole:
+        return None, last
+    place = candidate.place
+    gpu, cpu = _tiers(path, candidate, depth) if mixed >> place & 1 else (depth, 0)
+    foreseen = last.held(place + PREDICTED) >> depth - 1 - position & 1
+    return (
+        Match(
+            gpu * unit,
+            cpu * unit,
+            (depth - gpu - cpu) * unit,
+            _expected(candidate, whole, prompt_tokens, unit),
+            _PREDICTED if foreseen else _EVENTS,
+        ),
+        last,
+    )
+
+
+def _foretold(stretch: Stretch) -> int:
+    """The endpoints' own places of those of which some of it is predicted; other bits are set, too."""
+    return (stretch.full | _bits(stretch.part or ())) >> PREDICTED
 
 
 def deeper(told: Match, estimated: Match) -> Match:
@@ -115,18 +130,15 @@ def deeper(told: Match, estimated: Match) -> Match:
 def _depths(path: Iterable[tuple[Stretch, int]], alive: int, layers: Sequence[int]) -> tuple[dict[int, int], int]:
     """Place -> how many leading blocks it holds, in whichever of ``layers``; places that hold none are left out.
 
-    ``alive``: the endpoints' own places. ``layers``: the first two are as good as each other. Returned, too: a bit for
-    each place that has some of its blocks in none of these two.
+    ``alive``: the endpoints' own places. ``layers``: two or more; the first two are as good as each other. Returned,
+    too: a bit for each place that has some of its blocks in none of these two.
     """
-    best, rest = layers[:2], layers[2:]
+    first, second, rest = layers[0], layers[1], layers[2:]
     left: list[tuple[int, int]] = []
     position = mixed = 0
     for stretch, shared in path:
         full = stretch.full
-        on_best = 0
-        for layer in best:
-            on_best |= full >> layer
-        missing = alive & ~on_best
+        missing = alive & ~(full >> first | full >> second)
         if missing:
             if rest:
                 on_rest = missing & _folded(full, rest)
@@ -141,16 +153,16 @@ def _depths(path: Iterable[tuple[Stretch, int]], alive: int, layers: Sequence[in
                     bit = some & -some
                     some ^= bit
                     place = bit.bit_length() - 1
-                    held_best = held = 0
-                    for layer in best:
-                        held_best |= part.get(place + layer, 0)
-                    if held_best & wanted == wanted:
+                    held = part.get(place + first, 0) | part.get(place + second, 0)
+                    if held & wanted == wanted:
                         continue
-                    for layer in rest:
-                        held |= part.get(place + layer, 0)
-                    leading, leading_best = _leading(held | held_best), _leading(held_best)
-                    if leading_best < leading and leading_best < shared:
-                        mixed |= bit
+                    leading = leading_best = _leading(held)
+                    if rest:
+                        for layer in rest:
+                            held |= part.get(place + layer, 0)
+                        leading = _leading(held)
+                        if leading_best < leading:
+                            mixed |= bit
                     if leading < shared:
                         alive ^= bit
                         left.append((bit, position + leading))

@@ -37,14 +37,18 @@ class Overlay:
         ``now``: in the index's count of placements: all of the prompt's stretches are used at that time.
         """
         until = self._clock.monotonic() + self._seconds
-        shelf, predicted = self._shelf, place + Layer.PREDICTED
+        shelf = self._shelf
         new: list[Stretch] = []
         known = self._until.setdefault(place, {})
         for stretch, offset, count in shelf.enter(-1, keys):
             stretch.used = now
-            bits = ALL[count] << offset
-            if not stretch.full >> place & 1 and (bits := bits & ~stretch.held(place)):
-                shelf.mark(stretch, predicted, bits)
+            if stretch.full >> place & 1:
+                continue
+            bits, part = ALL[count] << offset, stretch.part
+            if part:
+                bits &= ~part.get(place, 0)
+            if bits:
+                shelf.mark(stretch, place + Layer.PREDICTED, bits)
                 known.setdefault(stretch, []).append((until, bits))
                 new.append(stretch)
         if new:

@@ -127,10 +127,16 @@ class Shelf:
         while position < count:
             stretch = heads.get(keys[position])
             if stretch is not None:
-                shared = stretch.shares(keys, position)
+                own = stretch.keys
+                shared = len(own)
+                end = position + shared
+                if end <= count and own[-1] == keys[end - 1]:  # what most are: all of it
+                    last = stretch
+                else:
+                    shared = stretch.shares(keys, position)
+                    last = stretch if shared == len(own) else None
                 found.append((stretch, 0, shared))
                 position += shared
-                last = stretch if shared == len(stretch.keys) else None
                 continue
             room = SIZE - len(last.keys) if last is not None else 0
             run = self._unknown(keys, position, room or SIZE)

@@ -191,9 +191,9 @@ class Decisions(Observer):
         self._rosters.clear()
 
     def _decision(self, request: Request, attempt: int, trace: Trace, began: float) -> Decision:
-        steps = [self._step(request.model.name, profile) for profile in trace.profiles]
+        model, ring = request.model.name, self._ring
+        steps = [self._step(model, profile) for profile in trace.profiles]
         decision = Decision(request, attempt, trace.handler, steps, began, self.clock.monotonic())
-        ring = self._ring
         ring.append(decision)
         self._size += decision.size
         while self._size > self._most or len(ring) > self._count:
@@ -203,7 +203,7 @@ class Decisions(Observer):
     def _step(self, model: str, profile: ProfileTrace) -> Step:
         key, endpoints = (model, profile.name), profile.candidates
         known = self._rosters.get(key)
-        if known is None or known[0] != endpoints:
+        if known is None or (known[0] is not endpoints and known[0] != endpoints):
             known = self._rosters[key] = endpoints, roster_of(endpoints)
         return step_of(profile, known[1])
 

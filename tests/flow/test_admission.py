@@ -54,6 +54,15 @@ async def test_where_there_is_room_nobody_waits(gate, seen):
     assert seen.lengths == []
 
 
+async def test_who_cannot_wait_has_a_place_or_none(gate, seen):
+    admission = gate()
+    permit = admission.enter_now()
+    assert permit is not None
+    assert (admission.enter_now(), admission.in_flight, admission.waiting) == (None, 1, 0)
+    permit.leave()
+    assert admission.enter_now() is not None
+
+
 async def test_first_come_first_served(gate, seen):
     admission = gate(max_in_flight=1)
     holder = await admission.enter()

@@ -65,8 +65,10 @@ def test_so_many_prompts_ask_where_the_past_is_not_known():
     index = index_of(2, reannounce=2)
     keys = index.keys(ids(1), 17, True, None, None)
     assert not index.asks(0, keys)
+    assert not index.may_ask(0)
     index.unknown_past(0)
-    assert [index.asks(0, keys) for _ in range(3)] == [True, True, False]
+    assert [(index.may_ask(0), index.asks(0, keys)) for _ in range(3)] == [(True, True), (True, True), (False, False)]
+    assert not index.may_ask(7)
     assert not index.asks(1, keys)
     assert not index.asks(7, keys)
     index.unknown_past(0)

@@ -56,7 +56,8 @@ def test_it_is_the_linear_walk_with_holes_and_tiers(scene, tokens, resetting):
     candidates = [
         Candidate(each.slot, each.place, 16, number not in resetting) for number, each in enumerate(CANDIDATES)
     ]
-    found = dict(match_told(keys, tokens, candidates, shelf_of(keys, held)))
+    below = any(place % LAYERS in (Layer.CPU, Layer.STORAGE) for place in held)
+    found = match_told(keys, tokens, candidates, shelf_of(keys, held), below=below)
     for each in candidates:
         gpu, cpu, storage, predicted = (
             held.get(each.place + layer, ()) for layer in (Layer.GPU, Layer.CPU, Layer.STORAGE, Layer.PREDICTED)
@@ -91,8 +92,8 @@ def test_only_whole_blocks_of_the_engine_count():
     keys = keys_of(5)
     larger = [Candidate(slot=0, place=0, block_size=48), Candidate(slot=1, place=LAYERS, block_size=0)]
     held = {0: {0, 1, 2, 3, 4}, LAYERS: {0, 1, 2, 3, 4}}
-    found = dict(match_told(keys, 80, larger, shelf_of(keys, held)))
+    found = match_told(keys, 80, larger, shelf_of(keys, held))
     assert [(found[slot].gpu, found[slot].expected_hit) for slot in (0, 1)] == [(48, 48), (80, 64)]
     below = {Layer.CPU: {0, 1, 2, 3}, Layer.GPU: {0}}
-    match = dict(match_told(keys, 80, larger[:1], shelf_of(keys, below)))[0]
+    match = match_told(keys, 80, larger[:1], shelf_of(keys, below))[0]
     assert (match.gpu, match.cpu) == (16, 32)

@@ -28,7 +28,7 @@ from gateway.framework import (
     Prompt,
     Request,
 )
-from gateway.proxy.exchange import Exchange
+from gateway.proxy.exchange import BOOKED, Exchange
 from gateway.proxy.legs import Cause, LegFailed
 
 ENDPOINTS = 3
@@ -185,3 +185,17 @@ def test_what_the_engine_counted_corrects_what_its_events_said() -> None:
     exchange.answered(200, Usage(output_tokens=100))
     ledger.scraped(EngineMetrics(kv_usage=0.16, kv_capacity=10_000), requests.clock.now - 0.1)
     assert ledger.foreign_kv_tokens == 500
+
+
+def test_a_stream_is_entered_in_the_ledger_once_a_block() -> None:
+    requests = Requests()
+    exchange = requests.place(1000, 0, True, Kind.CHAT, 0, None, False)
+    [ledger, *_] = requests.ledgers
+    booked = []
+    for events in range(1, 10 * BOOKED):
+        exchange.progressed(events)
+        assert exchange.outputs == events
+        assert 0 <= 1000 + events - ledger.kv_tokens < BOOKED
+        booked.append(ledger.kv_tokens)
+    assert len(set(booked)) == 10
+    requests.teardown()

@@ -124,4 +124,6 @@ def test_plugins_that_remember_are_told_once_and_cannot_break_anything() -> None
     one.placed(request(), plan)
     one.settled(request(), plan, Outcome(outcome="ok", status=200, duration=1.0))
     assert shared.seen == broken.seen == ["placed", "ok"]
+    assert one.tells
+    assert not Scheduler({"a": Profile("a", (), (), ("first", First()))}, {}, notes).tells
     assert [(kind, name) for kind, name, _ in notes.failed] == [("picker", "broken")] * 2
