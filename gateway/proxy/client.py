@@ -13,6 +13,9 @@ a contract test (tests/proxy/test_client.py), since none of it is promised:
 from __future__ import annotations
 
 import asyncio
+import fcntl
+import sys
+import termios
 import time
 from collections.abc import Callable, Iterable
 from email.utils import formatdate
@@ -106,14 +109,14 @@ class ClientAnswer(web.StreamResponse):
             taken()
 
         def look(before: int) -> None:
-            left = self._transport.get_write_buffer_size()
+            left = self._untaken()
             if left < before:
                 self._watched = loop.call_later(idle, look, left)
             else:
                 self.forget()
                 gone()
 
-        self._watched = loop.call_later(idle, look, self._transport.get_write_buffer_size())
+        self._watched = loop.call_later(idle, look, self._untaken())
         self._connection.when_taken(resumed)
 
     def forget(self) -> None:
@@ -153,6 +156,16 @@ class ClientAnswer(web.StreamResponse):
         """End it visibly incomplete."""
         self._kept = False
         self._transport.abort()
+
+    def _untaken(self) -> int:
+        """Bytes that were written and that the client's system has not acknowledged. Without those in our own system's
+        queue, megabytes of them, a slow client would seem to take nothing for a long while, and then all at once."""
+        socket = self._transport.get_extra_info("socket")
+        try:
+            queued = int.from_bytes(fcntl.ioctl(socket.fileno(), termios.TIOCOUTQ, bytes(4)), sys.byteorder)
+        except OSError:  # it is closed
+            queued = 0
+        return self._transport.get_write_buffer_size() + queued
 
     def _encode(self, headers: Iterable[tuple[str, str]], length: int | None) -> bytes:
         minor = int(self._http.version >= (1, 1))
