@@ -30,7 +30,6 @@ from gateway.proxy.placement import Parcel, Placement
 from gateway.proxy.record import line, told
 from gateway.scheduling.scheduler import Scheduler
 
-
 NO_IDS = array("I")
 
 BOOKED = 16

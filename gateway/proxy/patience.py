@@ -15,8 +15,9 @@ from gateway.proxy.settings import TimeoutSettings
 class Patience:
     """Calls ``expired`` with the timeout that ended the answer, once.
 
-    ``progress``: ``loop.time()`` of when something last came; set by who sees it come. ``head`` counts until ``committed``, since comments before the first event of a stream are no answer; ``idle`` from
-    then on, since a long prefill is not idle.
+    ``progress``: ``loop.time()`` of when something last came; set by who sees it come. ``head`` counts until
+    ``committed``, since comments before the first event of a stream are no answer; ``idle`` from then on, since a long
+    prefill is not idle.
     """
 
     def __init__(
