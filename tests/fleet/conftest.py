@@ -119,6 +119,11 @@ class FakeEngine:
         return web.json_response({"detail": "Not Found"}, status=404)
 
 
+def is_watched(engine: str) -> bool:
+    """Whether a task looks at the engine of this name."""
+    return any(task.get_name() == f"watch {engine}" for task in asyncio.all_tasks())
+
+
 async def wait_until(condition: Callable[[], Any], seconds: float = 10.0) -> None:
     """Until ``condition()`` holds; fails the test after ``seconds``."""
     deadline = time.monotonic() + seconds

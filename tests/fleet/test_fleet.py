@@ -10,6 +10,7 @@ from gateway.fleet.fleet import Fleet
 from gateway.fleet.kv_source import KvSource
 from gateway.fleet.settings import EndpointSettings, FleetSettings
 from gateway.framework import NULL_OBSERVER, Model, Role, ServedModel, SystemClock
+from tests.fleet.conftest import is_watched
 
 
 def make(*models) -> Fleet:
@@ -182,7 +183,8 @@ async def test_endpoints_come_and_go_at_run_time(engines, fleets, seen, until):
     reservation.settle()
     assert fleet.ledger(old).requests == 0
 
-    await until(lambda: len(fleet._tasks) == 1)
+    await until(lambda: not is_watched(old.engine.name))
+    assert is_watched(new.engine.name)
     asked = first.count("/metrics")
     scraped = second.count("/metrics")
     await until(lambda: second.count("/metrics") > scraped + 4)

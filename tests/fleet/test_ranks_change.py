@@ -9,6 +9,7 @@ import pytest
 from aiohttp import web
 
 from gateway.fleet.ranks import ranks_of
+from tests.fleet.conftest import is_watched
 from tests.fleet.ranked import fails, ranks, says, sources, text
 
 
@@ -190,7 +191,7 @@ async def test_an_engine_that_goes_while_it_is_asked_for_its_ranks_is_not_heard_
     change = await fleet.prepare([])
     fleet.apply(change)
     seen.scrapes.clear()
-    await until(lambda: len(fleet._tasks) == 0)
+    await until(lambda: not is_watched(name))
     assert (list(fleet.engines), fleet.endpoints(model)) == ([], ())
     # A stray scrape would bring its series back.
     assert (seen.gone[-1], seen.scrapes) == (name, [])
