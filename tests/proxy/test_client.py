@@ -100,7 +100,7 @@ async def test_a_client_that_leaves_cancels_the_handler():
         client = ClientAnswer(http, 200, [], length=None)
         client.send(b"abc", last=False)
         try:
-            await asyncio.sleep(3600)
+            await asyncio.Event().wait()
         except asyncio.CancelledError:
             ended.set()
             raise

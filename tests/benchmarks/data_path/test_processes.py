@@ -45,13 +45,13 @@ def test_a_process_that_says_nothing_is_told_with_its_last_words(tmp_path) -> No
 
 def test_what_was_started_ends_with_us(tmp_path) -> None:
     script = (
-        "import pathlib, sys, time\n"
+        "import pathlib, signal\n"
         "from benchmarks.data_path.processes import Processes\n"
         f"with Processes(pathlib.Path({str(tmp_path)!r})) as processes:\n"
         "    for _ in range(8):\n"
         "        last = processes.start('sleep', ['sleep', '600']).pid\n"
         "    print(last, flush=True)\n"
-        "    time.sleep(600)\n"
+        "    signal.pause()\n"
     )
     with subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE, text=True, cwd=HERE) as ours:
         assert ours.stdout is not None
