@@ -1,11 +1,13 @@
 from __future__ import annotations
 
+import contextlib
 import io
 import os
 import subprocess
 import sys
 import threading
 import time
+from collections.abc import Iterator
 
 import orjson
 
@@ -23,6 +25,17 @@ def read_all(descriptor: int) -> bytes:
     return b"".join(parts)
 
 
+@contextlib.contextmanager
+def piped() -> Iterator[tuple[LineWriter, int]]:
+    """A writer into a pipe, and the pipe's other end. The writer is closed with it."""
+    reader, writing = os.pipe()
+    with os.fdopen(writing, "wb", buffering=0) as stream:
+        writer = LineWriter(stream, dropped)
+        yield writer, reader
+        writer.close()
+    os.close(reader)
+
+
 def test_lines_arrive_in_order_and_close_writes_the_rest() -> None:
     stream = io.BytesIO()
     writer = LineWriter(stream, dropped)
@@ -34,13 +47,9 @@ def test_lines_arrive_in_order_and_close_writes_the_rest() -> None:
 
 
 def test_a_line_arrives_without_a_close() -> None:
-    reader, writing = os.pipe()
-    with os.fdopen(writing, "wb", buffering=0) as stream:
-        writer = LineWriter(stream, dropped)
+    with piped() as (writer, reader):
         writer.write(b"now\n")
         assert os.read(reader, 100) == b"now\n"
-        writer.close()
-    os.close(reader)
 
 
 def test_a_reader_that_stands_still_stalls_nobody_and_loses_only_what_is_over_the_limit() -> None:
@@ -102,31 +111,23 @@ def test_a_stalled_reader_does_not_hold_up_the_end() -> None:
 
 def test_a_line_that_is_not_to_wait_takes_those_before_it_along(monkeypatch) -> None:
     monkeypatch.setattr("gateway.observability.writer._GATHER", 3600.0)
-    reader, writing = os.pipe()
-    with os.fdopen(writing, "wb", buffering=0) as stream:
-        writer = LineWriter(stream, dropped)
+    with piped() as (writer, reader):
         writer.write(b"one\n")
         writer.write(b"two\n", now=True)
         assert os.read(reader, 100) == b"one\ntwo\n"
         writer.write(b"three\n", now=True)
         assert os.read(reader, 100) == b"three\n"
-        writer.close()
-    os.close(reader)
 
 
 def test_many_lines_do_not_wait(monkeypatch) -> None:
     monkeypatch.setattr("gateway.observability.writer._GATHER", 3600.0)
-    reader, writing = os.pipe()
-    with os.fdopen(writing, "wb", buffering=0) as stream:
-        writer = LineWriter(stream, dropped)
+    with piped() as (writer, reader):
         line = b"x" * 999 + b"\n"
         for _ in range(66):
             writer.write(line)
         received = 0
         while received < 65_000:
             received += len(os.read(reader, 100_000))
-        writer.close()
-    os.close(reader)
 
 
 def woken(writer: LineWriter) -> list[None]:
