@@ -90,9 +90,9 @@ def test_table_and_chart(tmp_path) -> None:
 
 def test_who_was_not_measured_has_no_bar(tmp_path) -> None:
     columns = ("answer-2-known", "answer-2-fresh")
-    measured = [Sample(0, "kvgate", column, 150.0) for column in columns]
+    measured = [Sample(0, "kvgate", column, 1500.0) for column in columns]
     draw(Results([*measured, Sample(0, ENCODER, "answer-2-fresh", 1400.0)]), ["kvgate"], tmp_path / "chart.svg")
     chart = (tmp_path / "chart.svg").read_text()
     assert chart.count("<!-- 1,400 -->") == 1
-    assert chart.count("<!-- 150 -->") == 2
+    assert chart.count("<!-- 1,500 -->") == 2
     assert chart.count("<!-- 0 -->") == len(columns), "at the axes' begin only"
