@@ -68,8 +68,8 @@ async def explain_request(config: Config | None, request_id: str, *, url: str | 
         return 1
     if not decisions:
         console.print(
-            f"{where} has no decision of a request {request_id!r}: it keeps the last thousand only, and a refused "
-            "request has none",
+            f"{where} has no decision of a request {request_id!r}: it keeps the last thousand at most, and a "
+            "refused request has none",
             style="red",
             markup=False,
         )

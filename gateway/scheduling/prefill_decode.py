@@ -171,7 +171,7 @@ class PrefillDecode:
     ) -> Plan | None:
         """Of the best that may decode, alone or with the best that pair: the least cost, at a tie the better ranked.
 
-        None: some cost is not known, or there is no pair and one would have to be dearer to be refused.
+        None: some cost is not known, or nobody pairs where a pair might cost less.
         """
         costs, best = self._costs, self.parameters.best
         now = self._clock.monotonic()
