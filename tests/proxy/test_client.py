@@ -9,16 +9,17 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 import pytest
 from aiohttp import web
 
-from gateway.proxy.client import ClientAnswer, ClientConnection
+from gateway.proxy.client import ClientAnswer, ClientConnection, Outbox
 from tests.support.wait import eventually
 
 Handler = Callable[[web.BaseRequest], Awaitable[web.StreamResponse]]
+OUTBOX = Outbox()
 GET = b"GET / HTTP/1.1\r\nHost: x\r\n\r\n"
 
 
 class Server(web.Server):
     def __call__(self) -> web.RequestHandler:
-        return ClientConnection(self, loop=self._loop, **self._kwargs)
+        return ClientConnection(self, outbox=OUTBOX, loop=self._loop, **self._kwargs)
 
 
 @contextlib.asynccontextmanager
