@@ -31,8 +31,8 @@ class Patience:
 
     def begin(self, expired: Callable[[Cause], None]) -> None:
         """``expired``: whom to call. Only the timer knows it, so that an answer that has ended is no cycle."""
-        self._began = self.progress = self._loop.time()
-        self._arm(expired)
+        self._began = self.progress = now = self._loop.time()
+        self._arm(expired, now, now + min(self._timeouts.head, self._timeouts.total))
 
     def committed(self) -> None:
         self._committed = True
@@ -60,15 +60,15 @@ class Patience:
             return total
         return min(total, (self.progress + self._timeouts.idle, Cause.IDLE_TIMEOUT))
 
-    def _arm(self, expired: Callable[[Cause], None]) -> None:
+    def _arm(self, expired: Callable[[Cause], None], now: float, at: float) -> None:
         # Not later than ``idle`` from now, which may be what counts by then.
-        at = min(self._next()[0], self._loop.time() + self._timeouts.idle)
-        self._timer = self._loop.call_at(at, self._look, expired)
+        self._timer = self._loop.call_at(min(at, now + self._timeouts.idle), self._look, expired)
 
     def _look(self, expired: Callable[[Cause], None]) -> None:
+        now = self._loop.time()
         at, cause = self._next()
-        if at > self._loop.time():
-            self._arm(expired)
+        if at > now:
+            self._arm(expired, now, at)
             return
         self._timer = None
         expired(cause)
