@@ -24,7 +24,8 @@ async def talk(connection: Connection, head: bytes, body: bytes) -> None:
     if b'"stream":true' not in body:
         await connection.say(answer(COMPLETE))
         return
-    await connection.say(STREAM_HEAD + chunked(ROLE, WORD, end=False))
+    await connection.say(STREAM_HEAD)
+    await connection.say_apart(chunked(part, end=False) for part in (ROLE, *[WORD] * 20))
     while b"for ever" in body:
         await connection.say(chunked(WORD, end=False))
         await asyncio.sleep(0)
