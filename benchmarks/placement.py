@@ -1,8 +1,8 @@
 """The default placement against the others' policies, over a grid of loads: what docs/benchmarks.md holds.
 
 ``python -m benchmarks.placement conversation_trace.jsonl`` runs all of it (about 45 minutes on two cores), writes every
-figure to a JSON file, and the tables and charts of the page from that. ``--draw`` only does the latter. ``--resume``
-keeps the cells that the JSON file has already.
+figure to a JSON file, and the tables and charts of the page from that. ``--draw`` only does the latter, and needs no
+trace. ``--resume`` keeps the cells that the JSON file has already.
 """
 
 from __future__ import annotations
@@ -108,7 +108,10 @@ def measure(cell: Cell, names: str, seeds: range, processes: int, console: Conso
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument(
-        "trace", type=Path, help="conversation_trace.jsonl of kvcache-ai/Mooncake, FAST25-release/traces"
+        "trace",
+        type=Path,
+        nargs="?",
+        help="conversation_trace.jsonl of kvcache-ai/Mooncake, FAST25-release/traces; not needed to --draw",
     )
     parser.add_argument("--policies", default=POLICIES, metavar="NAME,...", help=f"the first is judged ({POLICIES})")
     parser.add_argument("--seeds", type=int, default=3, help="runs of each policy in each cell (3)")
@@ -127,8 +130,8 @@ def main() -> int:
         return options.draw or (options.resume and path.exists())
 
     try:
-        if not (options.draw or options.trace.exists()):
-            raise ConfigError(f"there is no {options.trace}: it is {ORIGIN}")
+        if not (options.draw or (options.trace is not None and options.trace.exists())):
+            raise ConfigError(f"there is no {options.trace or 'trace given'}: it is {ORIGIN}")
         cells: list[Comparison] = load(options.json) if kept(options.json) else []
         varied: list[Comparison] = load(variants) if kept(variants) else []
         for path in () if options.draw else (options.json, variants):

@@ -30,7 +30,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from gateway.framework import GENERATES, NO_MATCH, Context, Endpoint, Request
+from gateway.framework import GENERATES, Context, Endpoint, Request
 
 
 class SloFilter:
@@ -63,7 +63,7 @@ class SloFilter:
 
 
 def _ttft(request: Request, endpoint: Endpoint) -> float:
-    held = request.matches.get(endpoint.slot, NO_MATCH).expected_hit
+    held = request.matches[endpoint.slot].expected_hit
     return endpoint.cost.ttft(endpoint.load, request.new_tokens(endpoint), held)
 
 

@@ -13,6 +13,7 @@ from gateway.fleet.fleet import Fleet, KvSource
 from gateway.framework import Clock, Endpoint, Observer, TaskSet
 from gateway.kvcache.index import CacheIndex
 from gateway.kvcache.intake import Expected, Intake
+from gateway.kvcache.pace import Pace
 from gateway.kvcache.settings import CacheSettings
 from gateway.kvcache.sockets import EventSource, Subscription
 from gateway.kvcache.stream import EventStream
@@ -38,6 +39,7 @@ class CacheFeed:
         self._intake = intake
         self._clock = clock
         self._observer = observer
+        self._pace = Pace()
         self._streams: dict[Endpoint, EventStream] = {}
         self._tasks = TaskSet()
         self._fleet: Fleet | None = None
@@ -61,7 +63,7 @@ class CacheFeed:
         """Let engines connect to us, if there is an ``intake``. Raises ConfigError."""
         if self._intake is not None:
             try:
-                self._intake.start()
+                self._intake.start(self._pace)
             except zmq.ZMQError as error:
                 why = zmq.strerror(error.errno or 0)
                 raise ConfigError(f"cannot listen on {self._intake.address}: {why}") from error
@@ -103,7 +105,7 @@ class CacheFeed:
             return
         where: EventSource
         if source.address is not None:
-            where = Subscription(source.address, source.topic)
+            where = Subscription(source.address, source.topic, self._pace)
         else:
             assert self._intake is not None, "the configuration is checked for it"
             where = Expected(self._intake, source.topic, source.offset)

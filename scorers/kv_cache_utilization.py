@@ -44,7 +44,6 @@ class KvCacheUtilization:
         return [min(1.0, max(0.0, 1.0 - self._usage(endpoint))) for endpoint in endpoints]
 
     def _usage(self, endpoint: Endpoint) -> float:
-        metrics = endpoint.metrics
-        if metrics.at is not None:
-            return metrics.kv_usage
-        return endpoint.load.kv_tokens / (metrics.kv_capacity or self._capacity)
+        if endpoint.metrics.at is not None:
+            return endpoint.metrics.kv_usage
+        return endpoint.load.kv_tokens / self._capacity  # its own is not known either: a scrape tells it

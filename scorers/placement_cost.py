@@ -48,7 +48,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from gateway.framework import GENERATES, NO_MATCH, NO_ROOM, Context, Endpoint, Match, Request
+from gateway.framework import GENERATES, NO_MATCH, Context, Endpoint, Match, Request
 
 STEP_TOKENS = 8192
 """Prompt tokens that an engine computes in one step: vLLM's default ``max_num_batched_tokens`` on an H100."""
@@ -88,7 +88,7 @@ class PlacementCost:
         second, lam, full = self._second, self._lam, 1 + self._reuse
         prompt, output, find = request.prompt_tokens, self._output(request), request.matches.get
         now, scores = self._clock.monotonic(), []
-        room_of = getattr(request.matches, "room", NO_ROOM).get
+        room_of = request.matches.room.get
         for endpoint in endpoints:
             running, waiting, attention, done, kv_tokens = endpoint.load.sums(now)
             token, quadratic, _, step_request, kv_token, _ = endpoint.cost.scalars
@@ -112,8 +112,8 @@ class PlacementCost:
 
     def explain(self, request: Request, endpoint: Endpoint, /) -> Mapping[str, float]:
         """The terms of the cost, in seconds: their sum is what the score is made of."""
-        cost, match = endpoint.cost.scalars, request.matches.get(endpoint.slot, NO_MATCH)
-        room = getattr(request.matches, "room", NO_ROOM).get(endpoint.slot, 0)
+        cost, match = endpoint.cost.scalars, request.matches[endpoint.slot]
+        room = request.matches.room.get(endpoint.slot, 0)
         running, waiting, attention, done, kv_tokens = endpoint.load.sums(self._clock.monotonic())
         new = request.new_tokens(endpoint)
         prefill = new * (cost.prefill_token + cost.prefill_quadratic * (request.prompt_tokens - new / 2))

@@ -111,5 +111,5 @@ def _ranks(request: Request, endpoints: Sequence[Endpoint]) -> list[float]:
         weight = prefix.copy()
         weight.update(endpoint.name.encode())
         weights.append(int.from_bytes(weight.digest()))
-    best = sorted(weights, reverse=True)
-    return [1.0 - best.index(weight) / len(best) for weight in weights]
+    ranks = {weight: rank for rank, weight in enumerate(sorted(weights, reverse=True))}
+    return [1.0 - ranks[weight] / len(weights) for weight in weights]

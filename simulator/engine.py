@@ -58,11 +58,6 @@ class Engine:
             "completed_waiting": len(self.loaded),
         }
 
-    @property
-    def queued_tokens(self) -> int:
-        """Prompt tokens of waiting requests."""
-        return sum(job.prompt_tokens for job in self.waiting)
-
     def submit(self, job: Job) -> None:
         """Queue a job. Raises ValueError for one that could never run."""
         if not 1 <= job.prompt_tokens < self.settings.longest or job.max_tokens < 1:

@@ -46,10 +46,6 @@ class Listener:
         """0 for a Unix socket."""
         return 0 if isinstance(self._address, str) else self._address[1]
 
-    @property
-    def refusing(self) -> bool:
-        return not self._connections.accepting
-
     def open(self, address: tuple[str, int] | str) -> None:
         """``address``: host and port, or the path of a Unix socket. Raises OSError if it is taken."""
         self._address = address

@@ -3,6 +3,9 @@
 Each engine says first that it holds the blocks of some prompts, whose token ids come on stdin: one line of JSON, a list
 of lists. Then it stores and evicts blocks as a busy one does. Prints one line of JSON: for each engine the addresses of
 its events and of their replay.
+
+As in vLLM (``--prefix-caching-hash-algo xxhash``) a block's name is a hash of its tokens and of the name before it, the
+first one's of a number that each engine draws: with what several prompts begin has one name, and is said once.
 """
 
 from __future__ import annotations
@@ -10,10 +13,13 @@ from __future__ import annotations
 import json
 import random
 import sys
+from array import array
 from collections import deque
+from collections.abc import Sequence
 from time import monotonic, sleep
 
 import zmq
+from xxhash import xxh3_64_intdigest
 
 from benchmarks.kv_scene import UNIT, message, removed, stored, tokens
 
@@ -47,19 +53,26 @@ class Engine:
             socket.bind("tcp://127.0.0.1:*")
             self.addresses.append(socket.getsockopt_string(zmq.LAST_ENDPOINT))
         self._chance = chance
+        self._root = chance.getrandbits(64)
+        self._kept: set[int] = set()
         self._number = 0
         self._sent: deque[tuple[bytes, bytes]] = deque(maxlen=REPLAYED)
         self._held: deque[list[int]] = deque()
 
     def hold(self, ids: list[int]) -> None:
-        """Say that a prompt's whole blocks are held, from now on."""
-        count = len(ids) // UNIT
-        self._send(message([stored(self._names(count), None, ids[: count * UNIT])]))
+        """Say that a prompt's whole blocks are held, from now on and for good: those of which that was not said yet."""
+        names = self._names(ids)
+        known = next((at for at, name in enumerate(names) if name not in self._kept), len(names))
+        if new := names[known:]:
+            self._kept.update(new)
+            parent = names[known - 1] if known else None
+            self._send(message([stored(new, parent, ids[known * UNIT : len(names) * UNIT])]))
 
     def work(self) -> None:
-        names = self._names(RUN)
+        ids = tokens(self._chance, RUN)
+        names = self._names(ids)
         self._held.append(names)
-        events = [stored(names, None, tokens(self._chance, RUN))]
+        events = [stored(names, None, ids)]
         if len(self._held) > HELD:
             events += [removed(name) for name in self._held.popleft()]
         self._send(message(events))
@@ -73,8 +86,10 @@ class Engine:
                     self._replay.send_multipart([client, b"", b"", number, payload])
             self._replay.send_multipart([client, b"", b"", END, b""])
 
-    def _names(self, count: int) -> list[int]:
-        return [self._chance.getrandbits(64) for _ in range(count)]
+    def _names(self, ids: Sequence[int]) -> list[int]:
+        """Of the whole blocks of a prompt's ``ids``."""
+        name, data, width = self._root, array("I", ids).tobytes(), UNIT * array("I").itemsize
+        return [name := xxh3_64_intdigest(data[at : at + width], name) for at in range(0, len(data) - width + 1, width)]
 
     def _send(self, payload: bytes) -> None:
         number = self._number.to_bytes(8, "big")

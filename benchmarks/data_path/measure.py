@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import json
 import shutil
-import statistics
 import subprocess
 import time
-from collections import defaultdict
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 
 from benchmarks.data_path.engines import MODEL
@@ -175,17 +173,3 @@ def held(text: Text, columns: Sequence[Column]) -> list[list[int]]:
 
 def sizes_of(text: Text, kib: int) -> list[int]:
     return sizes(kib) if kib else long_sizes(text)
-
-
-def medians(samples: Sequence[Sample]) -> dict[tuple[str, str], dict[str, float]]:
-    """By row and column: the median of each figure."""
-    found: dict[tuple[str, str], list[Sample]] = defaultdict(list)
-    for sample in samples:
-        found[sample.row, sample.column].append(sample)
-    return {
-        place: {
-            name: statistics.median([asdict(each)[name] for each in those])
-            for name in ("cpu", "engines", "driver", "p50", "p99", "answers", "rate")
-        }
-        for place, those in found.items()
-    }

@@ -11,6 +11,7 @@ from rich.console import Console
 from rich.table import Table
 
 from benchmarks.data_path.judge import Results, Verdict
+from benchmarks.data_path.measure import ENCODER
 from benchmarks.data_path.plan import Column
 from benchmarks.data_path.rows import DIRECT, FLOOR, PLAIN
 
@@ -83,23 +84,32 @@ def targets(verdicts: Sequence[Verdict], console: Console) -> None:
 
 
 def draw(results: Results, ours: Sequence[str], path: Path) -> None:
-    """One panel for each of ``SHOWN``. Raises ImportError without matplotlib."""
+    """One panel for each of ``SHOWN``; who was not measured there has no bar, and what is no router is hatched. Raises
+    ImportError without matplotlib."""
     import matplotlib as mpl
 
     mpl.use("agg")
-    from matplotlib import pyplot
+    from matplotlib import pyplot, ticker
 
     columns = [column for column in results.columns if column.name in SHOWN]
     if not columns:
         return
-    rows = [row for row in results.rows if any(results.value(row, column.name) for column in columns)]
+    rows = [row for row in results.rows if any(results.value(row, column.name) is not None for column in columns)]
     figure, axes = pyplot.subplots(1, len(columns), figsize=(3.6 * len(columns), 0.34 * len(rows) + 1.2), squeeze=False)
     for place, column in zip(axes[0], columns, strict=True):
-        values = [results.value(row, column.name) or 0.0 for row in rows]
-        colours = [OURS if any(row.startswith(name) for name in ours) else OTHERS for row in rows]
-        hatches = ["//" if row in (FLOOR, PLAIN) else "" for row in rows]
-        bars = place.barh(range(len(rows)), values, color=colours, hatch=hatches, edgecolor="white", height=0.72)
+        found = [
+            (at, row, value) for at, row in enumerate(rows) if (value := results.value(row, column.name)) is not None
+        ]
+        values = [value for _, _, value in found]
+        colours = [OURS if any(row.startswith(name) for name in ours) else OTHERS for _, row, _ in found]
+        hatches = ["//" if row in (FLOOR, PLAIN, ENCODER) else "" for _, row, _ in found]
+        bars = place.barh(
+            [at for at, _, _ in found], values, color=colours, hatch=hatches, edgecolor="white", height=0.72
+        )
         place.bar_label(bars, [f"{value:,.0f}" for value in values], padding=3, fontsize=8)
+        place.set_ylim(-0.6, len(rows) - 0.4)
+        place.xaxis.set_major_locator(ticker.MaxNLocator(4))
+        place.tick_params(axis="x", labelsize=8)
         place.set_yticks(range(len(rows)), rows if place is axes[0][0] else [""] * len(rows), fontsize=8)
         place.invert_yaxis()
         place.margins(x=0.22)

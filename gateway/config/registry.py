@@ -107,7 +107,8 @@ class Registry:
         for new in types:
             names = self.handlers if new.kind is PluginKind.HANDLER else self.plugins
             old = names.setdefault(new.name, new)
-            if (old.kind, old.entry_point.value, old.distribution) != (
+            # Which distribution one is from is read from a file each time, so it is asked only where it matters.
+            if old is not new and (old.kind, old.entry_point.value, old.distribution) != (
                 new.kind,
                 new.entry_point.value,
                 new.distribution,
@@ -117,8 +118,9 @@ class Registry:
 
 def discover() -> Registry:
     """The plugins of everything that is installed. Raises ConfigError where a name is offered twice."""
+    installed = entry_points()  # once for all kinds: it reads a file of each distribution
     return Registry(
         PluginType(kind=kind, name=point.name, entry_point=point)
         for kind in PluginKind
-        for point in entry_points(group=kind.group)
+        for point in installed.select(group=kind.group)
     )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -13,6 +14,9 @@ from gateway.api.routes import ROUTES
 from gateway.errors import ConfigError
 
 CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
+
+TOKEN = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
+"""A header's name: RFC 9110, 5.6.2."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +65,8 @@ def _path(body: Mapping[str, Any]) -> str:
 
 
 def _header(line: str) -> tuple[str, str]:
-    name, colon, value = line.partition(":")
-    if not (colon and name.strip()):
-        raise ConfigError(f"--header: {line!r} must be NAME: VALUE")
-    return name.strip().lower(), value.strip()
+    name, colon, value = (part.strip() for part in line.partition(":"))
+    # Else the client refuses to send it, which would look as if no gateway answered.
+    if not (colon and TOKEN.fullmatch(name) and value.isprintable()):
+        raise ConfigError(f"--header: {line!r} must be NAME: VALUE, on one line")
+    return name.lower(), value

@@ -12,6 +12,7 @@ import orjson
 from gateway.config.settings import Config
 from gateway.errors import ConfigError, GatewayError
 from gateway.explain.question import Question
+from gateway.fleet.address import Location
 
 CONNECT = 2.0
 """Seconds for a connection: the gateway is on this machine, or in its network."""
@@ -47,7 +48,7 @@ class RunningGateway:
         """Whether it serves the models of ``config`` on the same engines. Raises Unanswered."""
         endpoints = (await self._ask("GET", "/endpoints"))["endpoints"]
         served = {(one["model"], one["url"]) for one in endpoints if one["state"] not in ("removed", "coming")}
-        return served == {(model.name, one.url) for model in config.models for one in model.endpoints}
+        return served == {(model.name, Location.of(one.url).url) for model in config.models for one in model.endpoints}
 
     async def explain(self, question: Question) -> dict[str, Any]:
         """Raises Unanswered."""

@@ -125,8 +125,6 @@ def _why(plan: Account, account: Account) -> str:
         return f"version, none of those that could prefill runs {runs} too"
     if plan["reason"] == "no-prefill-endpoint":
         return "no-prefill-endpoint, none that is usable pairs with it"
-    if plan["reason"] == "cheaper-whole":
-        return "cheaper-whole, no pair would cost less"
     return str(plan["reason"])
 
 

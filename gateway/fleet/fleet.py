@@ -12,6 +12,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from random import Random
 
+from gateway.fleet.adapters import Adapters
 from gateway.fleet.address import Address
 from gateway.fleet.change import Change, Drain
 from gateway.fleet.core import Place
@@ -229,12 +230,7 @@ class Fleet:
 
     def adapters(self, model: Model) -> Mapping[str, ServedModel]:
         """By id: what the model's engines serve beside their base model, those that are down included."""
-        found: dict[str, ServedModel] = {}
-        for endpoint in self.endpoints(model):
-            for entry in endpoint.engine.served.values():
-                if entry.parent is not None:
-                    found.setdefault(entry.id, entry)
-        return found
+        return Adapters(self.endpoints(model))
 
     # what requests tell
 

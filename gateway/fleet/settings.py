@@ -195,11 +195,13 @@ def _check_url(url: str) -> None:
     if parts.path not in ("", "/"):
         raise ValueError(f"url: {url!r} must end after the port: routes are added to it")
     try:
-        _ = parts.port, parts.hostname.isascii() or parts.hostname.encode("idna")
+        port, _ = parts.port, parts.hostname.isascii() or parts.hostname.encode("idna")
     except UnicodeError:
         raise ValueError(f"url: {url!r} holds no name that a host can have") from None
     except ValueError:
-        raise ValueError(f"url: the port of {url!r} must be in 0..65535") from None
+        port = 0
+    if port == 0:  # nobody listens there, and it is not the scheme's own port that was meant
+        raise ValueError(f"url: the port of {url!r} must be in 1..65535")
 
 
 @dataclass(frozen=True, slots=True)

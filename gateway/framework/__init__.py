@@ -14,7 +14,7 @@ from gateway.framework.fleet import (
     ServedModel,
     Sums,
 )
-from gateway.framework.match import NO_MATCH, NO_ROOM, Match, Matches, Source
+from gateway.framework.match import NO_MATCH, Match, Matches, Source
 from gateway.framework.observer import NULL_OBSERVER, Observer, Settled
 from gateway.framework.plugins import (
     Context,
@@ -46,7 +46,6 @@ __all__ = [
     "BYTES_PER_TOKEN",
     "GENERATES",
     "NO_MATCH",
-    "NO_ROOM",
     "NULL_OBSERVER",
     "ChatInput",
     "Clock",

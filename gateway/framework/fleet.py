@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import NamedTuple, Protocol, TypeAlias
@@ -226,6 +226,3 @@ class Endpoint:
     metrics: EngineMetrics = field(default_factory=EngineMetrics)
     warmth: float = 1.0
     draining: bool = False
-
-
-Endpoints = Sequence[Endpoint]

@@ -9,7 +9,7 @@ from enum import StrEnum
 from typing import Any
 
 from gateway.framework.fleet import Endpoint, Model
-from gateway.framework.match import NO_MATCH, Match, Matches
+from gateway.framework.match import NO_MATCH, Matches
 
 
 class Kind(StrEnum):
@@ -72,7 +72,7 @@ class Request:
     token_ids: array[int] = field(default_factory=lambda: array("I"))
     prompt_tokens: int = 0
     exact: bool = False
-    matches: Mapping[int, Match] = field(default_factory=Matches)
+    matches: Matches = field(default_factory=Matches)
 
     def new_tokens(self, endpoint: Endpoint) -> int:
         """Prompt tokens that ``endpoint`` would have to compute: at least 1."""

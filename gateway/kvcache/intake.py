@@ -23,6 +23,7 @@ import zmq
 from zmq.utils.monitor import parse_monitor_message
 
 from gateway.framework import Observer, TaskSet
+from gateway.kvcache.pace import Pace
 from gateway.kvcache.sockets import QUEUE, Bell, Change, Inlet, Ready, open_monitor, open_socket
 
 log = logging.getLogger("kvgate.kvcache")
@@ -113,6 +114,7 @@ class Intake:
         self._topics: set[bytes] = set()
         self._observer = observer
         self._ports: dict[int, Port] = {}
+        self._pace: Pace | None = None
         self._tasks = TaskSet()
 
         self.expect(topics)
@@ -121,8 +123,9 @@ class Intake:
         """Other topics will be asked for from now on."""
         self._topics = {topic.encode() for topic in topics}
 
-    def start(self) -> None:
-        """Listen. Raises zmq.ZMQError."""
+    def start(self, pace: Pace | None = None) -> None:
+        """Listen. ``pace``: at which messages are looked at; None: each as it comes. Raises zmq.ZMQError."""
+        self._pace = pace
         host, _, port = self.address.rpartition(":")
         bound = self.port(0).address
         self.address = f"{host}:{bound.rpartition(':')[2]}" if port == "0" else self.address
@@ -137,7 +140,7 @@ class Intake:
     def port(self, offset: int) -> Port:
         """The socket of those that connect to the port ``offset`` above the first. Raises zmq.ZMQError."""
         if offset not in self._ports:
-            port = self._ports[offset] = Port(self, self.address_of(offset))
+            port = self._ports[offset] = Port(self, self.address_of(offset), self._pace)
             self._tasks.start(port.run(), name=f"KV events that come to {port.address}")
         return self._ports[offset]
 
@@ -166,7 +169,7 @@ class Intake:
 class Port:
     """One listening socket, at ``address``. ``voices``: by topic. Raises zmq.ZMQError if it cannot be bound."""
 
-    def __init__(self, intake: Intake, address: str) -> None:
+    def __init__(self, intake: Intake, address: str, pace: Pace | None) -> None:
         self.voices: dict[bytes, Voice] = {}
         self._intake = intake
         # Of each connection that is alive, by file descriptor: how many were accepted before it.
@@ -181,7 +184,7 @@ class Port:
             socket.bind(address)
             self.address = str(socket.getsockopt_string(zmq.LAST_ENDPOINT))
             self._bell = Bell()
-            self._messages, self._changes = Ready(socket, self._bell), Ready(monitor, self._bell)
+            self._messages, self._changes = Ready(socket, self._bell, pace), Ready(monitor, self._bell)
             stack.callback(self._messages.close)
             stack.callback(self._changes.close)
             self._stack = stack.pop_all()

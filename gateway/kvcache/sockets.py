@@ -2,6 +2,7 @@
 
 A socket has one file descriptor, which libzmq makes readable when something has changed, and quiet again as soon as it
 is asked for anything: what came is then there to be taken, and not told again. So whoever waits has taken all before.
+Nor is anything told that comes while something is left to be taken.
 Source: ZMQ_FD and ZMQ_EVENTS in zmq_getsockopt(3).
 """
 
@@ -10,6 +11,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import itertools
+from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass
 from enum import Enum
@@ -17,6 +19,8 @@ from typing import Protocol
 
 import zmq
 from zmq.utils.monitor import parse_monitor_message
+
+from gateway.kvcache.pace import Pace
 
 HEARTBEAT_MS = 10_000
 """A peer that answers no ping for two of these is gone: TCP alone notices a dead host after hours."""
@@ -27,6 +31,12 @@ RECONNECT_MAX_MS = 5_000
 QUEUE = 1_000
 """Messages that may wait in a subscriber: some 10 MB of a busy engine's, and more seconds than a replay takes. What
 comes beyond waits in the engine, or is dropped there, and then asked for."""
+
+AT_ONCE = 64
+"""Messages that are received before it is asked whether the connection has changed meanwhile."""
+
+SILENT = 5
+"""Looks at a socket that find nothing until it is not looked at any more: to begin again costs as much as ten."""
 
 _numbers = itertools.count()
 
@@ -129,30 +139,43 @@ def open_monitor(
 class Ready:
     """What a socket has received, for the loop that runs: ``bell`` is rung when there is something, until ``close``.
 
-    Nobody else may send, receive or ask for an option on the socket from then on: that would quieten its descriptor.
+    ``pace``: looked at with others from the first message on, as long as messages come, and nobody is woken between two
+    looks. Without it, as soon as something comes. Nobody else may send, receive or ask for an option on the socket from
+    then on: that would quieten its descriptor.
     """
 
-    def __init__(self, socket: zmq.Socket[bytes], bell: Bell) -> None:
+    def __init__(self, socket: zmq.Socket[bytes], bell: Bell, pace: Pace | None = None) -> None:
         self._socket = socket
         self._bell = bell
-        # False: libzmq has said that there is nothing, and will make the descriptor readable when there is. True: there
-        # is something, or it was not asked yet (what was done with the socket before us may have taken a signal).
-        self._some = True
-        # The first frame of what is next, if that was received already.
-        self._frame: zmq.Frame | None = None
+        self._pace = pace
+        # Whether there is a message, as libzmq has said; None: it was not asked since the last was received.
+        self._some: bool | None = None
+        # The loop hears the descriptor: nothing is there that we know of. While something is, and while it is looked at
+        # anyway, nobody quietens it, and it would wake the loop in each turn.
+        self._heard = False
+        self._closed = False
+        self._silent = 0  # looks in a row that have found nothing
         self._loop = asyncio.get_running_loop()
         self._descriptor = int(socket.getsockopt(zmq.FD))
-        self._loop.add_reader(self._descriptor, self._signalled)
+        self._hear()
+        self._signalled()  # what was done with the socket before us may have taken a signal
 
     def is_there(self) -> bool:
         """Whether there is a message now."""
         self._some = bool(int(self._socket.getsockopt(_EVENTS)) & _POLLIN)
-        return self._some or self._frame is not None
+        return self._some
 
     def take(self) -> list[bytes] | None:
         """A message, if one is there, as far as was signalled."""
         frame = self._first()
         return None if frame is None else self._whole(frame)
+
+    def take_some(self, most: int) -> list[list[bytes]]:
+        """As ``take``, ``most`` messages at most."""
+        messages: list[list[bytes]] = []
+        while len(messages) < most and (frame := self._first()) is not None:
+            messages.append(self._whole(frame))
+        return messages
 
     def take_from(self) -> tuple[int, list[bytes]] | None:
         """As ``take``, with the file descriptor of the connection that it came on.
@@ -166,33 +189,55 @@ class Ready:
                 return int(frame.get(zmq.SRCFD)), frames
         return None
 
+    def look(self) -> bool:
+        """One that is silent for some looks is not looked at any more: its descriptor is heard again."""
+        if self.is_there():
+            self._silent = 0
+            self._bell.ring()
+            return True
+        self._silent += 1
+        if self._silent < SILENT:
+            return True
+        self._hear()
+        return False
+
     def close(self) -> None:
         """Nobody is told any more; harmless when repeated. The socket stays open."""
-        if self._descriptor >= 0:
+        self._closed = True
+        self._be_deaf()
+        if self._pace is not None:
+            self._pace.leave(self)
+
+    def _hear(self) -> None:
+        """Have the loop woken by the next message: libzmq has said that there is none."""
+        if not self._heard and not self._closed:
+            self._heard = True
+            self._loop.add_reader(self._descriptor, self._signalled)
+
+    def _be_deaf(self) -> None:
+        if self._heard:
+            self._heard = False
             self._loop.remove_reader(self._descriptor)
-            self._descriptor = -1
 
     def _signalled(self) -> None:
-        # To receive quietens the descriptor as well as to ask does, and is to be done anyway; one of them each time, or
-        # it calls again at once.
-        if self._frame is not None:
-            self.is_there()
+        if not self.is_there():  # it has other reasons to signal, and to have asked has quietened it
             return
-        self._some = True
-        self._frame = self._first()
-        if self._frame is not None:
-            self._bell.ring()
+        self._be_deaf()
+        self._silent = 0
+        if self._pace is not None:
+            self._pace.join(self)
+        self._bell.ring()
 
     def _first(self) -> zmq.Frame | None:
         """The first frame of a message, if one is there."""
-        frame, self._frame = self._frame, None
-        if frame is not None or not self._some:
-            return frame
-        try:
+        if self._some is None or not (self._some or self._heard):
+            self.is_there()  # a third of what an exception costs that says there is none
+        if self._some:
+            self._some = None
             return self._socket.recv(_NOBLOCK, copy=False)
-        except zmq.Again:
-            self._some = False
-            return None
+        if self._pace is None:
+            self._hear()
+        return None
 
     def _whole(self, frame: zmq.Frame) -> list[bytes]:
         """The message that begins with ``frame``: libzmq has all of it, or nothing."""
@@ -200,7 +245,6 @@ class Ready:
         while frame.more:
             frame = self._socket.recv(_NOBLOCK, copy=False)
             frames.append(frame.bytes)
-        self.is_there()  # a third of what an exception costs that says there is none
         return frames
 
 
@@ -211,24 +255,24 @@ def is_connected(frames: list[bytes]) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class Subscription:
-    """An engine that binds: we connect to ``address``, and hear the topics that begin with ``topic``."""
+    """An engine that binds: we connect to ``address``, and hear the topics that begin with ``topic``. ``pace``: as
+    ``Ready``'s, of its messages."""
 
     address: str
     topic: str = ""
+    pace: Pace | None = None
 
     @contextlib.contextmanager
     def open(self) -> Iterator[Inlet]:
-        with open_socket(zmq.SUB) as subscriber, open_monitor(subscriber) as monitor:
+        with open_socket(zmq.SUB) as subscriber, open_monitor(subscriber) as monitor, contextlib.ExitStack() as stack:
             subscriber.rcvhwm = QUEUE
             subscriber.setsockopt(zmq.SUBSCRIBE, self.topic.encode())
             subscriber.connect(self.address)
             bell = Bell()
-            messages, changes = Ready(subscriber, bell), Ready(monitor, bell)
-            try:
-                yield _Connection(messages, changes, bell)
-            finally:
-                messages.close()
-                changes.close()
+            messages, changes = Ready(subscriber, bell, self.pace), Ready(monitor, bell)
+            stack.callback(messages.close)
+            stack.callback(changes.close)
+            yield _Connection(messages, changes, bell)
 
     def __str__(self) -> str:
         return self.address
@@ -241,15 +285,25 @@ class _Connection:
         self.bell = bell
         self._messages = messages
         self._changes = changes
-        self._next: list[bytes] | None = None
+        self._next: deque[Change | list[bytes]] = deque()
+        self._was_all = False  # that had come, when it was received
 
     def take(self) -> Change | list[bytes] | None:
-        if self._next is None:
-            self._next = self._messages.take()
-        # After the message, and whether it is signalled or not: what came before it must be there by now.
-        if self._next is not None and not self._changes.is_there():
-            frames, self._next = self._next, None
-            return frames
-        if change := self._changes.take():
-            return Change.CONNECTED if is_connected(change) else Change.DISCONNECTED
-        return None
+        if not self._next and not self._receive():
+            return None
+        return self._next.popleft()
+
+    def _receive(self) -> bool:
+        """Whether something was there."""
+        if self._was_all:  # what has come since will be told
+            self._was_all = False
+            return False
+        messages = self._messages.take_some(AT_ONCE)
+        if messages:
+            self._was_all = len(messages) < AT_ONCE
+            # Whether one is signalled or not: what came before these messages must be there by now.
+            self._changes.is_there()
+        while change := self._changes.take():
+            self._next.append(Change.CONNECTED if is_connected(change) else Change.DISCONNECTED)
+        self._next += messages
+        return bool(self._next)

@@ -115,3 +115,14 @@ def test_the_first_run_may_be_told_to_resume(tmp_path, monkeypatch) -> None:
     monkeypatch.setattr(placement, "measure", None)  # all is there
     assert placement.main() == 0
     assert page.read_text() == written
+    page.write_text(PAGE.read_text())
+    monkeypatch.setattr("sys.argv", ["x", "--draw", "--json", str(tmp_path / "it.json"), "--page", str(page)])
+    assert placement.main() == 0
+    assert page.read_text() == written, "drawn from the figures alone"
+
+
+def test_what_is_run_needs_its_trace(tmp_path, monkeypatch, capsys) -> None:
+    for trace, said in (([], "there is no trace given"), ([str(tmp_path / "none")], "none")):
+        monkeypatch.setattr("sys.argv", ["x", *trace, "--json", str(tmp_path / "it.json")])
+        assert placement.main() == 2
+        assert said in capsys.readouterr().err

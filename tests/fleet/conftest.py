@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import ssl
-import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -124,22 +123,9 @@ def is_watched(engine: str) -> bool:
     return any(task.get_name() == f"watch {engine}" for task in asyncio.all_tasks())
 
 
-async def wait_until(condition: Callable[[], Any], seconds: float = 10.0) -> None:
-    """Until ``condition()`` holds; fails the test after ``seconds``."""
-    deadline = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < deadline, "the condition did not come true in time"
-        await asyncio.sleep(0.005)
-
-
 @pytest.fixture(scope="session")
 def manual_clock() -> type[ManualClock]:
     return ManualClock
-
-
-@pytest.fixture(scope="session")
-def until() -> Callable[..., Any]:
-    return wait_until
 
 
 @pytest.fixture(scope="session")

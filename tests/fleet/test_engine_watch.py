@@ -11,6 +11,7 @@ from gateway.fleet.health import COLDEST
 from gateway.fleet.kv_source import KvSource
 from gateway.fleet.settings import EndpointSettings, FleetSettings, HealthSettings, KvEventsSettings, ScrapeSettings
 from gateway.framework import Model, ServedModel
+from tests.support.wait import eventually
 
 SLOW = FleetSettings(
     scrape=ScrapeSettings(interval=3600, timeout=10),
@@ -60,28 +61,28 @@ async def test_after_the_start_all_is_known(watched, seen):
     assert seen.told == [("added", endpoint.name), ("source", endpoint.name, None)]
 
 
-async def test_it_is_scraped_again_and_again(watched, seen, until):
+async def test_it_is_scraped_again_and_again(watched, seen):
     engine, _, (endpoint,) = await watched()
     engine.running = 9
-    await until(lambda: endpoint.metrics.running == 9)
-    await until(lambda: engine.count("/metrics") > 5)
+    await eventually(lambda: endpoint.metrics.running == 9)
+    await eventually(lambda: engine.count("/metrics") > 5)
     # The rest is asked once.
     assert engine.count("/v1/models") == engine.count("/version") == engine.count("/health") == 1
     assert all(ok for _, ok in seen.scrapes)
 
 
-async def test_an_engine_that_dies_and_returns(watched, seen, until):
+async def test_an_engine_that_dies_and_returns(watched, seen):
     engine, _, (endpoint,) = await watched()
     seen.peek = lambda: endpoint.warmth
     await engine.stop()
-    await until(lambda: not endpoint.engine.up)
-    await until(lambda: endpoint.engine.down_reason == "refused")
+    await eventually(lambda: not endpoint.engine.up)
+    await eventually(lambda: endpoint.engine.down_reason == "refused")
     engine.models = [{"id": "newer"}]
     await engine.start()
-    await until(lambda: endpoint.engine.up)
+    await eventually(lambda: endpoint.engine.up)
     assert seen.peeked[-1] == COLDEST
     assert list(endpoint.engine.served) == ["newer"]
-    await until(lambda: endpoint.warmth == 1.0)
+    await eventually(lambda: endpoint.warmth == 1.0)
     assert seen.scrapes[0][1]
     assert not all(ok for _, ok in seen.scrapes)
     assert seen.states[-1][1:] == (True, "")
@@ -89,7 +90,7 @@ async def test_an_engine_that_dies_and_returns(watched, seen, until):
     assert not any(told[0] == "restarted" for told in seen.told)
 
 
-async def test_an_engine_that_is_down_at_the_start(engines, fleets, until):
+async def test_an_engine_that_is_down_at_the_start(engines, fleets):
     engine = await engines()
     await engine.stop()
     model = Model("tiny")
@@ -97,7 +98,7 @@ async def test_an_engine_that_is_down_at_the_start(engines, fleets, until):
     (endpoint,) = fleet.endpoints(model)
     assert (endpoint.engine.up, endpoint.engine.down_reason) == (False, "refused")
     await engine.start()
-    await until(lambda: endpoint.engine.up)
+    await eventually(lambda: endpoint.engine.up)
     # It is new to us, not back: it has its full share at once.
     assert endpoint.warmth == 1.0
 
@@ -106,16 +107,16 @@ async def test_an_engine_that_is_down_at_the_start(engines, fleets, until):
     ("fault", "reason"),
     [(fails(500), "status-500"), (fails(200, "<html>"), "garbage"), (fails(200, ""), "garbage")],
 )
-async def test_failed_scrapes_take_it_out(watched, until, fault, reason):
+async def test_failed_scrapes_take_it_out(watched, fault, reason):
     engine, _, (endpoint,) = await watched()
     engine.faults["/metrics"] = fault
-    await until(lambda: not endpoint.engine.up)
+    await eventually(lambda: not endpoint.engine.up)
     assert endpoint.engine.down_reason == reason
     engine.faults.clear()
-    await until(lambda: endpoint.engine.up)
+    await eventually(lambda: endpoint.engine.up)
 
 
-async def test_an_engine_that_hangs_delays_the_start_by_the_timeout_only(engines, fleets, until):
+async def test_an_engine_that_hangs_delays_the_start_by_the_timeout_only(engines, fleets):
     hanging = await engines(faults={"/metrics": hang})
     good = await engines()
     model = Model("tiny")
@@ -123,41 +124,41 @@ async def test_an_engine_that_hangs_delays_the_start_by_the_timeout_only(engines
     fleet = await fleets((model, [EndpointSettings(url=e.url) for e in (hanging, good)]), settings=settings)
     first, second = fleet.endpoints(model)
     assert not first.engine.up
-    await until(lambda: second.engine.up)
-    await until(lambda: first.engine.down_reason == "timeout")
+    await eventually(lambda: second.engine.up)
+    await eventually(lambda: first.engine.down_reason == "timeout")
 
 
-async def test_a_refused_request_takes_it_out_at_once(watched, seen, until):
+async def test_a_refused_request_takes_it_out_at_once(watched, seen):
     _, fleet, (endpoint,) = await watched()
     seen.peek = lambda: endpoint.warmth
     fleet.refused(endpoint)
     assert (endpoint.engine.up, endpoint.engine.down_reason) == (False, "refused")
-    await until(lambda: endpoint.engine.up)
+    await eventually(lambda: endpoint.engine.up)
     assert seen.peeked[-1] == COLDEST
 
 
-async def test_a_broken_answer_is_looked_into_at_once(watched, until):
+async def test_a_broken_answer_is_looked_into_at_once(watched):
     engine, fleet, (endpoint,) = await watched(fleet={"settings": SLOW})
     asked = engine.count("/metrics")
     engine.faults["/health"] = fails(503)
     for _ in range(BREAKS - 1):
         fleet.broke(endpoint, "reset")
-    await until(lambda: not endpoint.engine.up)
+    await eventually(lambda: not endpoint.engine.up)
     assert endpoint.engine.down_reason == "unhealthy"
     assert engine.count("/metrics") == asked
     engine.faults.clear()
-    await until(lambda: endpoint.engine.up)
+    await eventually(lambda: endpoint.engine.up)
 
 
-async def test_a_broken_answer_of_a_good_engine_changes_nothing(watched, until):
+async def test_a_broken_answer_of_a_good_engine_changes_nothing(watched):
     engine, fleet, (endpoint,) = await watched(fleet={"settings": SLOW})
     asked = engine.count("/metrics")
     fleet.broke(endpoint, "reset")
-    await until(lambda: engine.count("/metrics") > asked)
+    await eventually(lambda: engine.count("/metrics") > asked)
     assert endpoint.engine.up
 
 
-async def test_answers_that_keep_breaking_off_take_it_out(watched, until):
+async def test_answers_that_keep_breaking_off_take_it_out(watched):
     _, fleet, (endpoint,) = await watched()
     for _ in range(BREAKS - 1):
         fleet.broke(endpoint, "reset")
@@ -167,7 +168,7 @@ async def test_answers_that_keep_breaking_off_take_it_out(watched, until):
     assert endpoint.engine.up
     fleet.broke(endpoint, "reset")
     assert (endpoint.engine.up, endpoint.engine.down_reason) == (False, "broken-answers")
-    await until(lambda: endpoint.engine.up)
+    await eventually(lambda: endpoint.engine.up)
 
 
 async def test_latency_is_a_running_mean(watched):
@@ -181,28 +182,28 @@ async def test_latency_is_a_running_mean(watched):
     assert endpoint.engine.latency == pytest.approx(0.12)
 
 
-async def test_a_sleeping_engine_is_out_until_it_wakes(watched, seen, until):
+async def test_a_sleeping_engine_is_out_until_it_wakes(watched, seen):
     engine, _, (endpoint,) = await watched()
     engine.awake = False
-    await until(lambda: not endpoint.engine.up)
+    await eventually(lambda: not endpoint.engine.up)
     assert endpoint.engine.down_reason == "asleep"
     models = engine.count("/v1/models")
     engine.awake = True
-    await until(lambda: endpoint.engine.up)
+    await eventually(lambda: endpoint.engine.up)
     assert engine.count("/v1/models") == models + 1
     assert seen.told.count(("asleep", endpoint.name)) == 1
     engine.awake = False
-    await until(lambda: seen.told.count(("asleep", endpoint.name)) == 2)
+    await eventually(lambda: seen.told.count(("asleep", endpoint.name)) == 2)
 
 
 @pytest.mark.parametrize("change", [{"started": 2.0}, {"queries": 1.0}])
-async def test_a_restart_is_noticed_without_a_failed_scrape(watched, seen, until, change):
+async def test_a_restart_is_noticed_without_a_failed_scrape(watched, seen, change):
     engine, _, (endpoint,) = await watched(queries=5.0, kv_sources={"0": {"endpoint": "tcp://*:5557"}})
     engine.kv_sources = {"0": {"endpoint": "tcp://*:6557"}}
     engine.models = [{"id": "tiny"}, {"id": "sql", "parent": "tiny"}]
     for name, value in change.items():
         setattr(engine, name, value)
-    await until(lambda: len(seen.told) == 4)
+    await eventually(lambda: len(seen.told) == 4)
     assert seen.told == [
         ("added", endpoint.name),
         ("source", endpoint.name, KvSource("tcp://127.0.0.1:5557", rank=0)),
@@ -213,13 +214,13 @@ async def test_a_restart_is_noticed_without_a_failed_scrape(watched, seen, until
     assert endpoint.engine.up
 
 
-async def test_a_restart_while_it_was_down(watched, seen, until):
+async def test_a_restart_while_it_was_down(watched, seen):
     engine, _, (endpoint,) = await watched()
     await engine.stop()
-    await until(lambda: not endpoint.engine.up)
+    await eventually(lambda: not endpoint.engine.up)
     engine.started = 99.0
     await engine.start()
-    await until(lambda: endpoint.engine.up)
+    await eventually(lambda: endpoint.engine.up)
     assert ("restarted", endpoint.name) in seen.told
     assert endpoint.engine.started == 99.0
 
@@ -242,7 +243,7 @@ async def test_ranks_share_one_scrape_and_have_each_their_own(watched, seen):
     assert engine.count("/v1/models") == 1
 
 
-async def test_transfers_of_kv_are_told_per_endpoint_where_there_is_a_connector(watched, seen, until):
+async def test_transfers_of_kv_are_told_per_endpoint_where_there_is_a_connector(watched, seen):
     engine, _, endpoints = await watched(endpoint={"ranks": 2}, ranks=2, expired=4.0, fetching={"in_progress": 3})
     plain, _, _ = await watched()
     names = [endpoint.name for endpoint in endpoints]
@@ -250,16 +251,16 @@ async def test_transfers_of_kv_are_told_per_endpoint_where_there_is_a_connector(
     assert endpoints[1].metrics.kv_expired == 5
     # A restart without it: its last figures do not stand for ever.
     engine.expired, engine.fetching, engine.started = None, {}, 2.0
-    await until(lambda: seen.transfers == dict.fromkeys(names, (0, {})))
+    await eventually(lambda: seen.transfers == dict.fromkeys(names, (0, {})))
     seen.transfers.clear()
     asked = engine.count("/metrics"), plain.count("/metrics")
-    await until(lambda: engine.count("/metrics") > asked[0] + 2 and plain.count("/metrics") > asked[1] + 2)
+    await eventually(lambda: engine.count("/metrics") > asked[0] + 2 and plain.count("/metrics") > asked[1] + 2)
     assert seen.transfers == {}
 
 
-async def test_ranks_that_are_not_as_configured_are_told_once(watched, until, caplog):
+async def test_ranks_that_are_not_as_configured_are_told_once(watched, caplog):
     engine, _, endpoints = await watched(endpoint={"ranks": 3}, ranks=2)
-    await until(lambda: engine.count("/metrics") > 3)
+    await eventually(lambda: engine.count("/metrics") > 3)
     assert caplog.text.count("it has 2 data-parallel ranks, the configuration says 3") == 1
     assert endpoints[2].metrics.at is None
 
@@ -279,18 +280,18 @@ async def test_configured_events_are_not_asked_for(watched, seen, events, expect
     assert seen.told[1:] == [("source", endpoint.name, KvSource(*expected) if expected else None)]
 
 
-async def test_what_only_helps_may_fail(watched, seen, until):
+async def test_what_only_helps_may_fail(watched, seen):
     _, _, (endpoint,) = await watched(faults={"/kv_event_sources": fails(500), "/version": fails(500)})
     assert endpoint.engine.up
     assert endpoint.engine.version is None
     assert seen.told == [("added", endpoint.name)]
 
 
-async def test_an_engine_without_its_list_of_models_is_not_up_yet(watched, until):
+async def test_an_engine_without_its_list_of_models_is_not_up_yet(watched):
     engine, _, (endpoint,) = await watched(faults={"/v1/models": fails(503)})
     assert (endpoint.engine.up, endpoint.engine.down_reason) == (False, "status-503")
     engine.faults.clear()
-    await until(lambda: endpoint.engine.up)
+    await eventually(lambda: endpoint.engine.up)
     assert list(endpoint.engine.served) == ["tiny"]
 
 
@@ -310,11 +311,11 @@ async def test_the_engines_key_is_used_and_not_logged(watched, caplog):
     assert "s3cret" not in caplog.text
 
 
-async def test_the_watch_survives_its_own_faults(watched, until, caplog, monkeypatch):
+async def test_the_watch_survives_its_own_faults(watched, caplog, monkeypatch):
     _, _, (endpoint,) = await watched()
     with monkeypatch.context() as patched:
         patched.setattr("gateway.fleet.core.Core.scraped", lambda *_: 1 / 0)
-        await until(lambda: not endpoint.engine.up)
+        await eventually(lambda: not endpoint.engine.up)
         assert endpoint.engine.down_reason == "internal"
-    await until(lambda: endpoint.engine.up)
+    await eventually(lambda: endpoint.engine.up)
     assert "the watch failed" in caplog.text

@@ -11,6 +11,7 @@ from gateway.fleet.kv_source import KvSource
 from gateway.fleet.settings import EndpointSettings, FleetSettings
 from gateway.framework import NULL_OBSERVER, Model, Role, ServedModel, SystemClock
 from tests.fleet.conftest import is_watched
+from tests.support.wait import eventually
 
 
 def make(*models) -> Fleet:
@@ -123,7 +124,7 @@ def test_names_in_bodies():
     assert dict(fleet.adapters(model)) == {"sql": ServedModel("sql", parent="base")}
 
 
-async def test_one_url_under_two_models_is_scraped_once(engines, fleets, seen, until):
+async def test_one_url_under_two_models_is_scraped_once(engines, fleets, seen):
     engine = await engines(running=4, kv_sources={"0": {"endpoint": "tcp://*:5557"}})
     one, other = Model("tiny"), Model("other")
     fleet = await fleets((one, [entry(engine.url)]), (other, [entry(engine.url, kv_capacity_tokens=77)]))
@@ -153,7 +154,7 @@ async def test_a_late_listener_hears_what_it_missed(engines, fleets, seen):
     assert seen.told == [("added", endpoint.name), ("source", endpoint.name, None)]
 
 
-async def test_endpoints_come_and_go_at_run_time(engines, fleets, seen, until):
+async def test_endpoints_come_and_go_at_run_time(engines, fleets, seen):
     first, second = await engines(), await engines()
     model = Model("tiny")
     fleet = await fleets((model, [entry(first.url, api_key="k", bootstrap_port=9000)]))
@@ -162,7 +163,7 @@ async def test_endpoints_come_and_go_at_run_time(engines, fleets, seen, until):
     await change(fleet, (model, [entry(first.url, api_key="k", bootstrap_port=9000), entry(second.url)]))
     _, new = fleet.endpoints(model)
     assert new.slot == 1
-    await until(lambda: new.engine.up)
+    await eventually(lambda: new.engine.up)
     assert before == (old,)
     assert fleet.endpoints(model) == (old, new)
 
@@ -183,11 +184,11 @@ async def test_endpoints_come_and_go_at_run_time(engines, fleets, seen, until):
     reservation.settle()
     assert fleet.ledger(old).requests == 0
 
-    await until(lambda: not is_watched(old.engine.name))
+    await eventually(lambda: not is_watched(old.engine.name))
     assert is_watched(new.engine.name)
     asked = first.count("/metrics")
     scraped = second.count("/metrics")
-    await until(lambda: second.count("/metrics") > scraped + 4)
+    await eventually(lambda: second.count("/metrics") > scraped + 4)
     assert first.count("/metrics") <= asked + 1, "at most what was on its way"
 
 
@@ -210,7 +211,7 @@ async def test_a_slot_is_reused_only_after_it_was_released(engines, fleets):
     assert third.name == old.name
 
 
-async def test_dropping_one_model_keeps_the_engine_of_the_other(engines, fleets, until):
+async def test_dropping_one_model_keeps_the_engine_of_the_other(engines, fleets):
     engine = await engines()
     one, other = Model("tiny"), Model("other")
     fleet = await fleets((one, [entry(engine.url)]), (other, [entry(engine.url)]))
@@ -218,7 +219,7 @@ async def test_dropping_one_model_keeps_the_engine_of_the_other(engines, fleets,
     assert fleet.endpoints(one) == ()
     assert len(fleet.engines) == 1
     asked = engine.count("/metrics")
-    await until(lambda: engine.count("/metrics") > asked + 1)
+    await eventually(lambda: engine.count("/metrics") > asked + 1)
     # A model that joins a known engine knows at once what the other knew.
     await change(fleet, (one, [entry(engine.url)]), (other, [entry(engine.url)]))
     (back,) = fleet.endpoints(one)
@@ -239,14 +240,14 @@ async def test_close_leaves_nothing_behind(engines):
     fleet.broke(fleet.endpoints(model)[0], "reset")
 
 
-async def test_a_start_that_is_cancelled_can_be_closed(engines, until):
+async def test_a_start_that_is_cancelled_can_be_closed(engines):
     async def hang(request):
         await asyncio.Event().wait()
 
     engine = await engines(faults={"/health": hang})
     fleet = make((Model("tiny"), [entry(engine.url)]))
     starting = asyncio.create_task(fleet.start())
-    await until(lambda: engine.asked)
+    await eventually(lambda: engine.asked)
     starting.cancel()
     with pytest.raises(asyncio.CancelledError):
         await starting

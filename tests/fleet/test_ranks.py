@@ -11,6 +11,7 @@ from gateway.fleet.scrape import read
 from gateway.fleet.settings import MAX_RANKS, EndpointSettings
 from gateway.framework import Model, Role
 from tests.fleet.ranked import ranks, says, sources, text
+from tests.support.wait import eventually
 
 UNLABELLED = b'vllm:num_requests_running{model_name="m"} 1\n'
 
@@ -105,7 +106,7 @@ async def test_without_labels_the_event_sources_tell(served, model):
     assert engine.count("/kv_event_sources") == 1
 
 
-async def test_two_models_on_one_engine_share_its_cores(engines, fleets, seen, until):
+async def test_two_models_on_one_engine_share_its_cores(engines, fleets, seen):
     engine = await engines(ranks=2, kv_sources=sources(5557, 5558))
     one, other, third = Model("tiny"), Model("other"), Model("third")
     first_one = (one, [EndpointSettings(url=engine.url, name="x", api_key="k")])
@@ -121,7 +122,7 @@ async def test_two_models_on_one_engine_share_its_cores(engines, fleets, seen, u
         assert (first.metrics.kv_capacity, second.metrics.kv_capacity) == (1000, 5)
     assert len({e.slot for model in (one, other) for e in fleet.endpoints(model)}) == 4
     engine.ranks, engine.kv_sources = 3, sources(5557, 5558, 5559)
-    await until(lambda: ranks(fleet, one) == [0, 1, 2])
+    await eventually(lambda: ranks(fleet, one) == [0, 1, 2])
     assert ranks(fleet, other) == [0, 1, 2]
     assert fleet.endpoints(one)[2].load is fleet.endpoints(other)[2].load
     # One that joins late stands on all of them, and knows what the others know.
@@ -131,15 +132,15 @@ async def test_two_models_on_one_engine_share_its_cores(engines, fleets, seen, u
     # One that leaves takes its own, and does not come back with another number.
     fleet.apply(await fleet.prepare([then_other, at_last]))
     engine.ranks, engine.kv_sources = 1, sources(5557)
-    await until(lambda: ranks(fleet, other) == [None])
+    await eventually(lambda: ranks(fleet, other) == [None])
     assert (ranks(fleet, one), ranks(fleet, third)) == ([], [None])
     assert [endpoint.name for endpoint in fleet.endpoints(other)] == ["x@other"]
 
 
-async def test_what_is_configured_wins_and_a_mismatch_is_told(served, model, until, caplog):
+async def test_what_is_configured_wins_and_a_mismatch_is_told(served, model, caplog):
     engine, fleet = await served(ranks=2, endpoint={"ranks": 3})
     asked = engine.count("/metrics")
-    await until(lambda: engine.count("/metrics") > asked + 2)
+    await eventually(lambda: engine.count("/metrics") > asked + 2)
     assert ranks(fleet, model) == [0, 1, 2]
     assert caplog.text.count("it has 2 data-parallel ranks, the configuration says 3") == 1
 
@@ -151,7 +152,7 @@ async def test_one_rank_by_configuration_leaves_the_choice_to_the_engine(served,
     assert endpoint.metrics.running == 3
 
 
-async def test_ranks_that_would_have_anothers_names_are_refused(engines, fleets, model, until, caplog):
+async def test_ranks_that_would_have_anothers_names_are_refused(engines, fleets, model, caplog):
     first, second = await engines(ranks=2), await engines()
     fleet = await fleets(
         (model, [EndpointSettings(url=first.url, name="x"), EndpointSettings(url=second.url, name="x/1")])
@@ -159,7 +160,7 @@ async def test_ranks_that_would_have_anothers_names_are_refused(engines, fleets,
     assert [endpoint.name for endpoint in fleet.endpoints(model)] == ["x", "x/1"]
     assert fleet.ready(model) == 2
     asked = first.count("/metrics")
-    await until(lambda: first.count("/metrics") > asked + 2)
+    await eventually(lambda: first.count("/metrics") > asked + 2)
     assert caplog.text.count("both have the name x/1") == 1
     # As long as both of its ranks stand behind the one, their load is its load.
     assert fleet.endpoints(model)[0].metrics.kv_capacity == 2000
@@ -178,7 +179,7 @@ async def test_an_entry_that_is_refused_leaves_nothing_behind(served, model):
     assert [endpoint.name for endpoint in fleet.endpoints(model)] == [*(endpoint.name for endpoint in before), "y"]
 
 
-async def test_an_engine_never_seen_is_one_endpoint_that_is_down(engines, fleets, model, until, seen):
+async def test_an_engine_never_seen_is_one_endpoint_that_is_down(engines, fleets, model, seen):
     engine = await engines(ranks=3)
     await engine.stop()
     fleet = await fleets((model, [EndpointSettings(url=engine.url)]))
@@ -186,12 +187,12 @@ async def test_an_engine_never_seen_is_one_endpoint_that_is_down(engines, fleets
     assert (endpoint.rank, endpoint.engine.up) == (None, False)
     seen.peek = lambda: ranks(fleet, model)
     await engine.start()
-    await until(lambda: fleet.ready(model) == 3)
+    await eventually(lambda: fleet.ready(model) == 3)
     assert seen.peeked[-1] == [0, 1, 2], "they were there when it was called up"
 
 
-async def test_an_engine_that_sleeps_is_asked_when_it_wakes(served, model, until):
+async def test_an_engine_that_sleeps_is_asked_when_it_wakes(served, model):
     engine, fleet = await served(ranks=2, awake=False)
     assert ranks(fleet, model) == [None]
     engine.awake = True
-    await until(lambda: fleet.ready(model) == 2)
+    await eventually(lambda: fleet.ready(model) == 2)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import random
 from collections.abc import AsyncIterator
 from dataclasses import replace
 
@@ -14,7 +13,7 @@ from gateway.fleet.settings import CostSettings, EndpointSettings
 from gateway.framework import Endpoint
 from simulator.server import EngineServer
 from simulator.settings import EngineSettings
-from simulator.tokenizer import build_tokenizer
+from tests.support.chat import chat
 from tests.support.gateway import PATIENT_FLEET, Running, config_for, running
 from tests.support.wait import eventually
 
@@ -22,13 +21,6 @@ PATH = "/v1/chat/completions"
 
 EVEN = replace(PATIENT_FLEET, cost=CostSettings(fit=False))
 """Idle as the engines are, all requests would go where one was first seen to be fast."""
-
-
-@pytest.fixture(scope="module")
-def tokenizer(tmp_path_factory) -> str:
-    folder = tmp_path_factory.mktemp("tokenizer")
-    build_tokenizer(folder)
-    return str(folder)
 
 
 @contextlib.asynccontextmanager
@@ -39,16 +31,6 @@ async def engine(port: int = 0, **settings: object) -> AsyncIterator[EngineServe
         yield server
     finally:
         await server.close()
-
-
-def chat(group: int, question: int = 0, **extra: object) -> dict[str, object]:
-    chance = random.Random(group)
-    system = " ".join(chance.choice(["engine", "block", "token", "prefix", "cache", "queue"]) for _ in range(300))
-    messages = [
-        {"role": "system", "content": f"{group}: {system}"},
-        {"role": "user", "content": f"Question {question}"},
-    ]
-    return {"model": "sim", "messages": messages, "max_tokens": 3, **extra}
 
 
 def headers(server: EngineServer) -> set[str | None]:

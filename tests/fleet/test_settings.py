@@ -24,6 +24,12 @@ def test_a_url_that_cannot_be_an_engines(url):
         EndpointSettings(url=url)
 
 
+@pytest.mark.parametrize("port", ["0", "00", "65536", "-1", "x"])
+def test_a_port_that_nobody_listens_on_is_not_taken_for_the_schemes_own(port):
+    with pytest.raises(ValueError, match=r"the port of .* must be in 1\.\.65535"):
+        EndpointSettings(url=f"http://engine:{port}")
+
+
 @pytest.mark.parametrize("key", ["se cret", "secret\n", "sécret"])
 def test_a_key_that_cannot_be_sent_is_refused_without_being_shown(key):
     with pytest.raises(ValueError, match="api_key") as caught:

@@ -29,6 +29,7 @@ from gateway.framework import (
 )
 from gateway.kvcache.events import AllBlocksCleared, BlockRemoved, BlockStored, Event
 from gateway.kvcache.index import CacheIndex
+from gateway.kvcache.pace import Pace
 from gateway.kvcache.settings import CacheSettings
 from gateway.kvcache.shelf import Shelf
 from gateway.kvcache.sockets import EventSource, Subscription
@@ -257,10 +258,15 @@ class FakeEngine:
                 await self._router.send_multipart([client, empty, b"", END, b""])
 
 
+TICK = 0.004
+"""Seconds between two looks at messages in tests: several are taken together, and nobody waits."""
+
+
 class Follower:
     """A gateway's side: an index and a stream for each engine, its slot being its number."""
 
     def __init__(self, replay_timeout: float = 5.0, reannounce: int = 0) -> None:
+        self.pace = Pace(TICK)
         self.settings = CacheSettings(replay_timeout=replay_timeout, reannounce=reannounce)
         self.clock = ManualClock()
         self.tally = Tally()
@@ -269,7 +275,7 @@ class Follower:
         self.streams: list[EventStream] = []
 
     def follow(self, address: str, replay: str | None, topic: str = "", rank: int | None = None) -> EventStream:
-        return self.follow_from(Subscription(address, topic), replay, rank)
+        return self.follow_from(Subscription(address, topic, self.pace), replay, rank)
 
     def follow_from(self, source: EventSource, replay: str | None, rank: int | None = None) -> EventStream:
         slot = len(self.streams)

@@ -9,9 +9,21 @@ import zmq
 
 from gateway.framework import Source
 from gateway.kvcache.intake import STRANGERS, Expected, Intake, Line, Voice
+from gateway.kvcache.pace import Pace
 from gateway.kvcache.sockets import QUEUE, Change
 from gateway.kvcache.stream import EventStream
-from tests.kvcache.conftest import FakeEngine, Follower, Tally, endpoint, ids, payload, removed, stored, tokens_held
+from tests.kvcache.conftest import (
+    TICK,
+    FakeEngine,
+    Follower,
+    Tally,
+    endpoint,
+    ids,
+    payload,
+    removed,
+    stored,
+    tokens_held,
+)
 from tests.support.ports import free_in_a_row
 from tests.support.wait import eventually
 
@@ -31,7 +43,7 @@ class Connecting(FakeEngine):
 @pytest.fixture
 async def intake(tally: Tally) -> AsyncIterator[Intake]:
     one = Intake(f"tcp://127.0.0.1:{free_in_a_row(2)}", [], tally)
-    one.start()
+    one.start(Pace(TICK))
     yield one
     await one.close()
 

@@ -8,8 +8,11 @@ import pytest
 import uvloop
 import zmq
 
+from gateway.kvcache.pace import Pace
 from gateway.kvcache.sockets import (
+    AT_ONCE,
     QUEUE,
+    SILENT,
     Bell,
     Change,
     Inlet,
@@ -27,6 +30,12 @@ async def next_of(inlet: Inlet) -> Change | list[bytes]:
         while (item := inlet.take()) is None:
             await inlet.bell.wait()
     return item
+
+
+async def silence(inlet: Inlet) -> None:
+    """Nothing comes for so long that nobody looks at the messages any more."""
+    messages = inlet._messages
+    await eventually(lambda: messages._heard, "the descriptor is heard again")
 
 
 class Changes:
@@ -92,16 +101,19 @@ async def test_a_ring_is_kept_for_who_comes_later():
 
 @pytest.mark.parametrize("loop_factory", [asyncio.new_event_loop, uvloop.new_event_loop])
 @pytest.mark.parametrize("address", ["tcp://127.0.0.1:*", "ipc://*"])
-def test_no_message_is_left_lying(loop_factory: Callable[[], asyncio.AbstractEventLoop], address: str):
+@pytest.mark.parametrize("pace", [None, Pace(0.003)])
+def test_no_message_is_left_lying(
+    loop_factory: Callable[[], asyncio.AbstractEventLoop], address: str, pace: Pace | None
+):
     """The descriptor tells once that there is something: of a burst while the loop is held up, of the one that comes
-    last, of each of many that come alone."""
+    last, of each of many that come alone, after silence and without."""
 
     async def hear() -> None:
-        with publisher(address) as (socket, bound), Subscription(bound).open() as inlet:
+        with publisher(address) as (socket, bound), Subscription(bound, "", pace).open() as inlet:
             assert await next_of(inlet) is Change.CONNECTED
             assert socket.recv() == b"\x01"
             sent = 0
-            for burst in (1, 10_000, 1, 3, QUEUE, QUEUE + 1, 2_000):
+            for burst in (1, 10_000, 1, 3, AT_ONCE, AT_ONCE + 1, QUEUE, QUEUE + 1, 2_000):
                 waiting = asyncio.create_task(next_of(inlet))
                 await asyncio.sleep(0)
                 send(socket, sent, burst)  # on the loop's thread, which hears nothing meanwhile
@@ -110,7 +122,9 @@ def test_no_message_is_left_lying(loop_factory: Callable[[], asyncio.AbstractEve
                     assert frames == [b"kv", number.to_bytes(8, "big"), b"x" * 100]
                 sent += burst
                 assert inlet.take() is None
-            for number in range(sent, sent + 500):
+            for number in range(sent, sent + 300):
+                if number % 50 == 0:
+                    await silence(inlet)
                 send(socket, number, 1)
                 assert (await next_of(inlet))[1] == number.to_bytes(8, "big")
             sending = asyncio.create_task(asyncio.to_thread(send, socket, 0, 10_000))
@@ -120,6 +134,7 @@ def test_no_message_is_left_lying(loop_factory: Callable[[], asyncio.AbstractEve
             assert not await inlet.bell.wait(0) or inlet.take() is None
             socket.close()
             assert await next_of(inlet) is Change.DISCONNECTED
+        assert pace is None or pace._timer is None, "nothing is left behind"
 
     with asyncio.Runner(loop_factory=loop_factory) as runner:
         runner.run(hear())
@@ -143,6 +158,52 @@ async def test_what_nobody_takes_does_not_keep_the_loop_busy():
             await asyncio.sleep(0)
         assert rings <= 10
         assert [inlet.take()[1][-1] for _ in range(10)] == list(range(10))
+
+
+async def test_who_keeps_pace_is_woken_once_a_tick():
+    """By a first message at once, and by whatever comes after it with the next look: the descriptor wakes nobody."""
+    pace = Pace(60.0)
+    with publisher("tcp://127.0.0.1:*") as (socket, bound), Subscription(bound, "", pace).open() as inlet:
+        assert await next_of(inlet) is Change.CONNECTED
+        assert socket.recv() == b"\x01"
+        send(socket, 0, 1)
+        assert (await next_of(inlet))[1][-1] == 0
+        assert inlet.take() is None
+        assert not inlet._messages._heard
+        send(socket, 1, 3)
+        await eventually(inlet._messages.is_there, "they have come")
+        for _ in range(100):
+            await asyncio.sleep(0)
+        assert not await inlet.bell.wait(0)
+        assert [inlet.take()[1][-1] for _ in range(3)] == [1, 2, 3], "who asks all the same gets them"
+        assert inlet.take() is None
+        send(socket, 4, 1)
+        await eventually(inlet._messages.is_there, "it has come")
+        assert not await inlet.bell.wait(0)
+        pace._look()
+        assert await inlet.bell.wait(0)
+        assert inlet.take()[1][-1] == 4
+        assert inlet.take() is None
+        for look in range(SILENT):
+            assert not inlet._messages._heard, look
+            pace._look()
+        assert inlet._messages._heard
+        assert pace._timer is None
+        send(socket, 5, 1)
+        assert (await next_of(inlet))[1][-1] == 5, "it wakes again"
+        assert pace._timer is not None
+    assert pace._timer is None
+
+
+async def test_a_lost_connection_wakes_between_two_looks():
+    pace = Pace(60.0)
+    with publisher("tcp://127.0.0.1:*") as (socket, bound), Subscription(bound, "", pace).open() as inlet:
+        assert await next_of(inlet) is Change.CONNECTED
+        assert socket.recv() == b"\x01"
+        send(socket, 0, 1)
+        assert (await next_of(inlet))[1][-1] == 0
+        socket.close()
+        assert await next_of(inlet) is Change.DISCONNECTED
 
 
 async def test_a_change_comes_before_what_is_heard_after_it():

@@ -110,7 +110,7 @@ def test_no_key_is_logged(opened, lines, format_) -> None:
     logs.close()
     assert lines.text.count("***") >= 6
     for secret in ("f1eld", "n3sted", "wr1tten", "conf1gured", "ra1sed"):
-        assert secret not in lines.text.replace("'conf1gured'", "")
+        assert secret not in lines.text
 
 
 @pytest.mark.parametrize("format_", ["json", "text"])

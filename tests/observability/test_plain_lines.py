@@ -72,6 +72,48 @@ def test_a_line_is_what_the_logger_makes_of_it(request, format_) -> None:
     assert SECRET.encode() not in once
 
 
+# What a credential looks like, whole and in pieces that make one with what stands beside it.
+CREDENTIALS = st.sampled_from(
+    [
+        *(
+            "Bearer abc",
+            "bearer\tabc",
+            "Bearer ***",
+            "bearer",
+            "authorization: Basic dXNlcg==",
+            "http://u:p@host/",
+            "://u:",
+        ),
+        *("x-api-key=abc", "api_key: 'abc'", "('x-api-key', 'abc')", "api_key=", "sk-proj-1234567890", "hf_AbCdEfGhIj"),
+        *("p@host", SECRET, SECRET[:5], SECRET[5:]),
+    ]
+)
+# What a line, a terminal or a renderer may take for its own; text of any code point, lone surrogates too.
+ODD = st.sampled_from(["\n", "\r", "\x1b[31m", "\x00", "\x7f", "\x85", "\u2028", "\u202e", "\ud800", "\\", "\\n", "="])
+ANY_TEXT = st.text(st.characters(codec=None, exclude_categories=()), max_size=6)
+HOSTILE = st.lists(CREDENTIALS | ODD | ANY_TEXT, max_size=4).map("".join)
+VALUES = HOSTILE | st.integers(-(2**63), 2**63 - 1) | st.floats() | st.booleans()
+
+
+@settings(max_examples=300)
+@given(
+    fields=st.dictionaries(st.sampled_from(["request_id", "error", "model", "route", "ttft"]), VALUES, min_size=1),
+    format_=st.sampled_from(["json", "text"]),
+)
+def test_hostile_values_are_masked_and_escaped_as_by_the_logger(fields, format_) -> None:
+    lines = Lines()
+    logs = open_logs(lines, format_)
+    for _ in range(2):
+        logs.plain(logging.INFO, "request", dict(fields))
+    logs.logger.info("request", **fields)
+    logs.close()
+    once, again, expected, end = lines.getvalue().split(b"\n")
+    assert once == again == expected
+    assert end == b""
+    assert SECRET.encode() not in once
+    assert not any(byte in once for byte in b"\r\x1b\x00")
+
+
 def test_seconds_are_rounded_to_the_microsecond() -> None:
     for value, shown in ((0.1234567, 0.123457), (2.1, 2.1), (0.0, 0.0), (3599.9999996, 3600.0), (0.00001, 0.00001)):
         assert request_fields(replace(ANSWERED, duration=value))["duration"] == shown == round(value, 6)

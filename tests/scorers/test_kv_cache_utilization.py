@@ -19,7 +19,6 @@ def test_one_less_what_the_engine_reports(usage, expected) -> None:
 
 def test_an_endpoint_never_scraped_is_judged_by_the_ledger() -> None:
     assert score(kv_tokens=2500) == 0.75
-    assert score(EngineMetrics(kv_capacity=5000), kv_tokens=2500) == 0.5
     assert score(kv_tokens=20_000) == 0.0
 
 

@@ -9,7 +9,7 @@ from rich.console import Console
 
 from benchmarks.data_path.__main__ import _chosen
 from benchmarks.data_path.judge import Results, verdicts
-from benchmarks.data_path.measure import Sample
+from benchmarks.data_path.measure import ENCODER, Sample
 from benchmarks.data_path.plan import COLUMNS, TARGETS
 from benchmarks.data_path.rows import cache_aware, names
 from benchmarks.data_path.show import draw, tables, targets
@@ -86,3 +86,13 @@ def test_table_and_chart(tmp_path) -> None:
     assert "NOT MET" not in shown
     draw(results, ["kvgate"], tmp_path / "chart.png")
     assert (tmp_path / "chart.png").stat().st_size > 1000
+
+
+def test_who_was_not_measured_has_no_bar(tmp_path) -> None:
+    columns = ("answer-2-known", "answer-2-fresh")
+    measured = [Sample(0, "kvgate", column, 1500.0) for column in columns]
+    draw(Results([*measured, Sample(0, ENCODER, "answer-2-fresh", 1400.0)]), ["kvgate"], tmp_path / "chart.svg")
+    chart = (tmp_path / "chart.svg").read_text()
+    assert chart.count("<!-- 1,400 -->") == 1
+    assert chart.count("<!-- 1,500 -->") == 2
+    assert chart.count("<!-- 0 -->") == len(columns), "at the axes' begin only"

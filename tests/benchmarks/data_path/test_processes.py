@@ -14,7 +14,7 @@ import httpx
 import pytest
 import zmq
 
-from benchmarks.data_path.events import END
+from benchmarks.data_path.events import END, RUN
 from benchmarks.data_path.processes import Failed, Processes, cpu, free_port, resident, tree
 from benchmarks.data_path.rows import FLOOR, HERE, PLAIN
 from gateway.kvcache.events import BlockStored, decode
@@ -85,14 +85,15 @@ async def test_a_proxy_passes_answers_and_streams(name, module, tmp_path) -> Non
 
 async def test_events_are_the_engines_and_can_be_replayed(tmp_path) -> None:
     ids = list(range(100, 150))
+    other = [*ids[:20], *range(20)]
     with Processes(tmp_path) as processes, zmq.Context() as context:
         command = [sys.executable, "-m", "benchmarks.data_path.events", "2"]
         process = processes.start("events", command, cwd=HERE, speaks=True)
         assert process.stdin is not None
-        process.stdin.write(json.dumps([ids]) + "\n")
+        process.stdin.write(json.dumps([ids, other, other]) + "\n")
         process.stdin.flush()
         (address, replay), _ = json.loads(processes.says(process))
-        with context.socket(zmq.SUB) as heard, context.socket(zmq.REQ) as asking:
+        with context.socket(zmq.SUB) as heard, context.socket(zmq.DEALER) as asking:
             for socket in (heard, asking):
                 socket.rcvtimeo = 30_000
                 socket.linger = 0
@@ -101,11 +102,19 @@ async def test_events_are_the_engines_and_can_be_replayed(tmp_path) -> None:
             _, number, payload = heard.recv_multipart()
             assert any(isinstance(event, BlockStored) for event in decode(payload).events)
             asking.connect(replay)
-            asking.send((0).to_bytes(8, "big"))
-            _, first, known = asking.recv_multipart()
-            assert int.from_bytes(first, "big") == 0
-            (event,) = decode(known).events
-            assert isinstance(event, BlockStored)
-            assert list(event.token_ids) == ids[:48], "whole blocks"
+            asking.send_multipart([b"", (0).to_bytes(8, "big")])
+            replayed = []
+            while (message := asking.recv_multipart())[2] != END:
+                replayed.append(message[2:])
+        assert [int.from_bytes(each, "big") for each, _ in replayed] == list(range(len(replayed)))
+        (whole,), (rest,), work, *_ = (decode(known).events for _, known in replayed)
+        assert isinstance(whole, BlockStored)
+        assert list(whole.token_ids) == ids[:48], "whole blocks"
+        assert whole.parent_block_hash is None
+        assert isinstance(rest, BlockStored)
+        assert list(rest.token_ids) == other[16:32], "the block before it has been said"
+        assert rest.parent_block_hash == whole.block_hashes[0]
+        assert len({*whole.block_hashes, *rest.block_hashes}) == 4
+        assert [len(event.block_hashes) for event in work] == [RUN], "of the third prompt there was nothing to say"
         assert number < END
     await eventually(lambda: process.poll() is not None, "stopped")

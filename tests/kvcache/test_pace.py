@@ -1,0 +1,66 @@
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+
+import pytest
+import uvloop
+
+from gateway.kvcache.pace import Pace
+from tests.support.wait import eventually
+
+LOOPS = [asyncio.new_event_loop, uvloop.new_event_loop]
+
+
+class Counting:
+    """One that has something for the first ``looks`` looks."""
+
+    def __init__(self, looks: int = 10**9) -> None:
+        self.left = looks
+        self.at: list[float] = []
+
+    def look(self) -> bool:
+        self.at.append(asyncio.get_running_loop().time())
+        self.left -= 1
+        return self.left > 0
+
+
+@pytest.mark.parametrize("loop_factory", LOOPS)
+def test_all_are_looked_at_together_as_long_as_they_stay(loop_factory: Callable[[], asyncio.AbstractEventLoop]):
+    async def look() -> None:
+        pace, short, long = Pace(0.001), Counting(3), Counting()
+        began = asyncio.get_running_loop().time()
+        pace.join(short)
+        pace.join(long)
+        pace.join(long)
+        assert short.at == long.at == []
+        await eventually(lambda: len(long.at) >= 6, "it goes on")
+        assert len(short.at) == 3, "who has said that nothing comes is not looked at"
+        assert long.at[-1] - began >= 0.001
+        pace.join(short)
+        await eventually(lambda: len(short.at) == 4, "it has joined again")
+        pace.leave(long)
+        seen = len(long.at)
+        pace.join(short)
+        await eventually(lambda: len(short.at) == 5, "it has joined again")
+        assert len(long.at) == seen
+
+    with asyncio.Runner(loop_factory=loop_factory) as runner:
+        runner.run(look())
+
+
+async def test_nobody_leaves_no_timer():
+    pace, one, other = Pace(60.0), Counting(), Counting()
+    pace.leave(one)
+    pace.join(one)
+    pace.join(other)
+    timer = pace._timer
+    assert timer is not None
+    pace.leave(one)
+    assert not timer.cancelled()
+    pace.leave(other)
+    assert timer.cancelled()
+    assert pace._timer is None
+    pace = Pace(0.0)
+    pace.join(Counting(1))
+    await eventually(lambda: pace._timer is None, "the last has left by itself")
