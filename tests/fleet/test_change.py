@@ -99,6 +99,28 @@ async def test_what_goes_on_keeps_its_ledger_its_fit_and_an_operators_drain() ->
         fleet.drain("b:1")
 
 
+async def test_others_run_between_two_new_engines_and_a_change_that_is_cancelled_there_is_none() -> None:
+    fleet = fleet_of([(Model("m"), [EndpointSettings("http://a:1")])])
+    before, wanted = fleet.all, [(Model("m"), [EndpointSettings(f"http://b:{port}") for port in range(1, 21)])]
+    preparing = asyncio.ensure_future(fleet.prepare(wanted))
+    there = []
+    while not preparing.done():
+        there.append(len(fleet.engines))
+        await asyncio.sleep(0)
+    assert set(range(2, 22)) <= set(there), "one more at a time"
+    fleet.undo(await preparing)
+    preparing = asyncio.ensure_future(fleet.prepare(wanted))
+    for _ in range(10):
+        await asyncio.sleep(0)
+    assert 1 < len(fleet.engines) < 21
+    preparing.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await preparing
+    assert fleet.all == before
+    assert not fleet.all[0].draining
+    fleet.undo(await fleet.prepare(wanted))
+
+
 async def test_who_is_gone_is_shown_until_the_last_request_has_ended() -> None:
     fleet = fleet_of([(Model("m"), [EndpointSettings("http://a:1")])])
     (endpoint,) = fleet.all
