@@ -17,8 +17,8 @@ from typing import BinaryIO
 _MAX_BUFFERED = 8 * 1024 * 1024
 
 # Lines are gathered for so many seconds before one write, and that much of them: waking a thread for each would cost
-# more than the line does.
-_GATHER = 0.05
+# more than the line does, and each time it and the event loop take the interpreter's lock from one another.
+_GATHER = 0.2
 _ENOUGH = 64 * 1024
 
 

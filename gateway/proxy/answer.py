@@ -8,7 +8,6 @@ Until it is committed it is read (``chunk``, ``read``), since what came may have
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
 from types import TracebackType
 from typing import Protocol, Self
 
@@ -22,8 +21,15 @@ MAX_ANSWER = 256 * 1024 * 1024
 """Bytes of an unstreamed answer that are held until it is complete: 16 times the largest batch of embeddings that vLLM
 gives at its defaults."""
 
-Take = Callable[[bytes, bool], None]
-"""Is given the next bytes of a body, and whether they are the last; the last may be empty."""
+
+class Sink(Protocol):
+    """Who is given a body as it comes."""
+
+    def part(self, data: bytes) -> None:
+        """More of it: not empty, and not the last."""
+
+    def end(self, data: bytes) -> None:
+        """The last of it, which may be empty."""
 
 
 class Source(Protocol):
@@ -51,13 +57,13 @@ class Answer:
         self.connect_seconds: float | None = None
         self.stale = False
         self._loop = asyncio.get_running_loop()
-        self.patience = Patience(timeouts, self._loop, self._expired)
+        self.patience = Patience(timeouts, self._loop)
         self._source: Source | None = None
         self._waiter: asyncio.Future[None] | None = None
         self._parts: list[bytes] = []
         self._size = 0
         self._whole = False
-        self._take: Take | None = None
+        self._sink: Sink | None = None
         self._done = False
         self._failure: Exception | None = None
 
@@ -66,7 +72,7 @@ class Answer:
     async def head(self, source: Source) -> None:
         """Wait until ``status`` and ``headers`` are known. Raises LegFailed."""
         self._source = source
-        self.patience.begin()
+        self.patience.begin(self._expired)
         while not self.status and self._failure is None:
             await self._more()
         if not self.status:
@@ -88,22 +94,22 @@ class Answer:
 
     async def read(self) -> bytes:
         """All of the body. Raises LegFailed, also when it is longer than MAX_ANSWER."""
-        self._whole = True
-        while not self._done and self._failure is None:
-            await self._more()
-        if self._failure is not None:
-            self._raise()
+        self._whole, self._size = True, sum(map(len, self._parts))
+        await self._ended()
         return self._taken()
 
-    async def flow(self, take: Take) -> None:
-        """Have ``take`` called with all that is still to come, as it comes; return at the end. Raises LegFailed."""
-        if self._parts or self._done:
-            take(self._taken(), self._done)
-        self._take = take
-        while not self._done and self._failure is None:
-            await self._more()
-        if self._failure is not None:
-            self._raise()
+    async def flow(self, sink: Sink) -> None:
+        """Give ``sink`` all that is still to come, as it comes; return at the end. Raises LegFailed."""
+        if self._done:
+            sink.end(self._taken())
+            return
+        if self._parts:
+            sink.part(self._taken())
+        self._sink = sink
+        try:
+            await self._ended()
+        finally:
+            self._sink = None  # which knows this answer: neither shall wait for the garbage collector
 
     def committed(self) -> None:
         """The first event came: from here on only the idle and the total timeout count."""
@@ -152,28 +158,35 @@ class Answer:
                 self.encoding = encoding_of(decoded)
         self._wake()
 
-    def take(self, data: bytes, *, last: bool) -> None:
-        """The next bytes of the body; ``last``: there are no more, and the connection is not this answer's any more."""
-        if last:
-            self._done, self._source = True, None
-            self.patience.end()
-        if self._take is not None:
+    def part(self, data: bytes) -> None:
+        """More of the body: not empty, and not the last."""
+        if self._sink is not None:
             try:
-                self._take(data, last)
-            except Exception as error:  # else who waits for the end would wait for ever
-                self.abort()
+                self._sink.part(data)
+            except Exception as error:
+                self.abort(error)  # else who waits for the end would wait for ever
+            return
+        self._parts.append(data)
+        if not self._whole:
+            self._wake()
+            return
+        self._size += len(data)
+        if self._size > MAX_ANSWER:
+            self.abort(LegFailed(Cause.GARBAGE, self.endpoint, f"an unstreamed answer of over {MAX_ANSWER} bytes"))
+
+    def end(self, data: bytes) -> None:
+        """The last of the body, which may be empty; the connection is not this answer's any more."""
+        self._source = None
+        self.patience.end()
+        if self._sink is not None:
+            try:
+                self._sink.end(data)
+            except Exception as error:
                 self._failure = error
-                self._wake()
-                return
         elif data:
             self._parts.append(data)
-            self._size += len(data)
-            if self._whole and self._size > MAX_ANSWER:
-                detail = f"an unstreamed answer of over {MAX_ANSWER} bytes"
-                self.abort(LegFailed(Cause.GARBAGE, self.endpoint, detail))
-                return
-        if last or (self._take is None and not self._whole):
-            self._wake()
+        self._done = True
+        self._wake()
 
     def fail(self, cause: Cause, detail: str) -> None:
         """It ends here; its connection is closed already."""
@@ -182,6 +195,13 @@ class Answer:
         self._fail(LegFailed(cause, self.endpoint, detail))
 
     # Its own
+
+    async def _ended(self) -> None:
+        """Wait until it is complete. Raises what ended it otherwise."""
+        while not self._done and self._failure is None:
+            await self._more()
+        if self._failure is not None:
+            self._raise()
 
     async def _more(self) -> None:
         """Wait until something has changed."""
@@ -198,7 +218,6 @@ class Answer:
     def _taken(self) -> bytes:
         parts = self._parts
         self._parts = []
-        self._size = 0
         return parts[0] if len(parts) == 1 else b"".join(parts)
 
     def _fail(self, failure: Exception) -> None:

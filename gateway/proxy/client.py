@@ -8,6 +8,8 @@ a contract test (tests/proxy/test_client.py), since none of it is promised:
 - it begins with the next request of a connection only after that;
 - ``handle_error`` writes an answer of its own unless ``request.writer.output_size`` says that one has begun;
 - ``pause_writing``, ``resume_writing`` are told to the ``RequestHandler``, and it may be subclassed.
+
+Parts of streams are not written where they come, but together at the end of the loop's turn (``Outbox``).
 """
 
 from __future__ import annotations
@@ -30,18 +32,51 @@ NO_CONTENT = 204
 _REASONS = {status.value: status.phrase for status in HTTPStatus}
 
 
+class Outbox:
+    """What is to be written in this turn of the loop, to whichever client: it is written at the turn's end.
+
+    First all that came of the engines is read, then all of it is written: the processes that it is for are woken while
+    there is nothing else to do, and a client gets what came of its stream in one piece. One a loop.
+    """
+
+    def __init__(self) -> None:
+        self._answers: list[ClientAnswer] = []
+
+    def add(self, answer: ClientAnswer) -> None:
+        """Call its ``flush`` at the end of this turn."""
+        if not self._answers:
+            asyncio.get_running_loop().call_soon(self._write)
+        self._answers.append(answer)
+
+    def _write(self) -> None:
+        answers, self._answers = self._answers, []
+        for answer in answers:
+            answer.flush()
+
+
 class ClientConnection(web.RequestHandler):
-    """A connection that tells when its client takes no more, and when it does again."""
+    """A connection that tells when its client takes no more, and when it does again. ``outbox``: of its loop."""
 
-    __slots__ = ("_taken",)
+    __slots__ = ("_full", "_taken", "outbox")
 
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
+    def __init__(self, *args: Any, outbox: Outbox, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
+        self.outbox = outbox
+        self._full: Callable[[], None] | None = None
         self._taken: Callable[[], None] | None = None
+
+    def when_full(self, then: Callable[[], None] | None) -> None:
+        """Call ``then`` each time when the client has stopped to take what is written."""
+        self._full = then
 
     def when_taken(self, then: Callable[[], None] | None) -> None:
         """Call ``then`` once, when what was written has been taken."""
         self._taken = then
+
+    def pause_writing(self) -> None:
+        super().pause_writing()
+        if self._full is not None:
+            self._full()
 
     def resume_writing(self) -> None:
         super().resume_writing()
@@ -68,23 +103,15 @@ class ClientAnswer(web.StreamResponse):
         self._transport = http.transport
         self._chunked_body = length is None and http.version >= (1, 1)
         self._kept = http.keep_alive and (length is not None or self._chunked_body)
-        self._size = 0
+        self._waiting = b""
         self._watched: asyncio.TimerHandle | None = None
         self._head = self._encode(headers, length)
 
     # What aiohttp asks of it
 
     @property
-    def prepared(self) -> bool:
-        return True
-
-    @property
     def keep_alive(self) -> bool:
         return self._kept
-
-    @property
-    def body_length(self) -> int:
-        return self._size
 
     async def prepare(self, request: web.BaseRequest) -> None:
         return None
@@ -99,13 +126,17 @@ class ClientAnswer(web.StreamResponse):
         """The client has not taken what was written: nothing more should be, until it has."""
         return self._connection.writing_paused
 
+    def when_full(self, then: Callable[[], None]) -> None:
+        """Call ``then`` each time when it has become ``full``, until ``forget``."""
+        self._connection.when_full(then)
+
     def watch(self, idle: float, taken: Callable[[], None], gone: Callable[[], None]) -> None:
         """Where it is ``full``: call ``taken`` once it is not; or ``gone``, after ``idle`` seconds in which the client
         took nothing."""
         loop = asyncio.get_running_loop()
 
         def resumed() -> None:
-            self.forget()
+            self._unwatch()
             taken()
 
         def look(before: int) -> None:
@@ -113,7 +144,7 @@ class ClientAnswer(web.StreamResponse):
             if left < before:
                 self._watched = loop.call_later(idle, look, left)
             else:
-                self.forget()
+                self._unwatch()
                 gone()
 
         self._watched = loop.call_later(idle, look, self._untaken())
@@ -121,10 +152,8 @@ class ClientAnswer(web.StreamResponse):
 
     def forget(self) -> None:
         """Watch no more; harmless at any time."""
-        if self._watched is not None:
-            self._watched.cancel()
-            self._watched = None
-            self._connection.when_taken(None)
+        self._connection.when_full(None)
+        self._unwatch()
 
     async def taken(self, idle: float) -> None:
         """Wait until it is not ``full``. Raises TimeoutError after ``idle`` seconds in which nothing was taken."""
@@ -138,8 +167,7 @@ class ClientAnswer(web.StreamResponse):
             self.forget()
 
     def send(self, data: bytes, last: bool) -> None:
-        """The next bytes of the body, with the head if they are the first. ``last``: they end it."""
-        self._size += len(data)
+        """Write the next bytes of the body, with the head if they are the first. ``last``: they end it."""
         if self._chunked_body:
             if data:
                 data = b"%x\r\n%b\r\n" % (len(data), data)
@@ -149,13 +177,36 @@ class ClientAnswer(web.StreamResponse):
             data, self._head = self._head + data, b""
             # Else aiohttp would write a whole answer of its own behind this one, should the handler fail.
             self._http.writer.output_size += len(data)
-        if data:
+        self._waiting += data
+        self.flush()
+
+    def part(self, data: bytes) -> None:
+        """Write more of a body that has begun and does not end with it, at the end of the loop's turn."""
+        if self._chunked_body:
+            data = b"%x\r\n%b\r\n" % (len(data), data)
+        if self._waiting:
+            self._waiting += data
+        else:
+            self._waiting = data
+            self._connection.outbox.add(self)
+
+    def flush(self) -> None:
+        """Write now what waits for the end of the turn."""
+        data, self._waiting = self._waiting, b""
+        if data and not self._transport.is_closing():
             self._transport.write(data)
 
     def cut(self) -> None:
         """End it visibly incomplete."""
         self._kept = False
+        self.flush()
         self._transport.abort()
+
+    def _unwatch(self) -> None:
+        if self._watched is not None:
+            self._watched.cancel()
+            self._watched = None
+            self._connection.when_taken(None)
 
     def _untaken(self) -> int:
         """Bytes that were written and that the client's system has not acknowledged. Without those in our own system's

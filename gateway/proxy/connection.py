@@ -39,7 +39,6 @@ class Connection(asyncio.Protocol):
         self._free = free
         self._now = asyncio.get_running_loop().time
         self._transport: asyncio.Transport | None = None
-        self._parser = HttpResponseParser(self)
         self._answer: Answer | None = None
         # Of the request
         self._rest = memoryview(b"")
@@ -53,6 +52,9 @@ class Connection(asyncio.Protocol):
         self._parts: list[bytes] = []
         self._complete = False
         self._keep = False
+        # What llhttp tells of a body needs no look of ours: it is called once for each part of a stream.
+        self.on_body = self._parts.append
+        self._parser = HttpResponseParser(self)
 
     @property
     def usable(self) -> bool:
@@ -109,20 +111,15 @@ class Connection(asyncio.Protocol):
             broken = "it changes to another protocol"
         except HttpParserError as error:
             broken = str(error)
-        parts = self._parts
-        if len(parts) > 1:
-            body = b"".join(parts)
-            parts.clear()
-        else:
-            body = parts.pop() if parts else b""
+        body = self._body()
         if self._complete:
             self._keep = self._keep and not broken
             self._end()
-            answer.take(body, last=True)
+            answer.end(body)
             return
         if body:
             self._silent = 0
-            answer.take(body, last=False)
+            answer.part(body)
         else:
             self._silent += len(data)
             if self._silent > MAX_HEAD:
@@ -136,7 +133,7 @@ class Connection(asyncio.Protocol):
         if answer is None:
             return
         if error is None and self._in_body and not self._framed:
-            answer.take(b"", last=True)  # an answer whose end is the connection's
+            answer.end(b"")  # an answer whose end is the connection's
             return
         answer.stale = self.reused and not self._in_body and not self._silent
         answer.fail(Cause.DIED, "the engine closed the connection" if error is None else _named(error))
@@ -152,7 +149,7 @@ class Connection(asyncio.Protocol):
 
     def on_message_begin(self) -> None:
         if self._complete:
-            self._keep = False  # more than was asked for: who knows whose answer it is
+            raise ValueError("more than was asked for: who knows whose answer it is")
 
     def on_header(self, name: bytes, value: bytes) -> None:
         if self._in_body:
@@ -173,16 +170,21 @@ class Connection(asyncio.Protocol):
         self._in_body = True
         self._answer.begin(status, self._headers)
 
-    def on_body(self, data: bytes) -> None:
-        if not self._complete:
-            self._parts.append(data)
-
     def on_message_complete(self) -> None:
         if self._in_body and not self._complete:
             self._complete = True
             self._keep = self._parser.should_keep_alive()  # llhttp has forgotten it once feed_data returns
 
     # Its own
+
+    def _body(self) -> bytes:
+        """What has come of it."""
+        parts = self._parts
+        if len(parts) == 1:
+            return parts.pop()
+        body = b"".join(parts)
+        parts.clear()
+        return body
 
     def _write(self) -> None:
         while self._rest and not self._full and self._transport is not None:

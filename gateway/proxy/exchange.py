@@ -18,13 +18,14 @@ from gateway.api.passing import ask_report, asks_report
 from gateway.api.routes import Route
 from gateway.api.usage import Usage
 from gateway.errors import GatewayError
-from gateway.fleet.booking import Booking, learn_events, learn_output
+from gateway.fleet.booking import Booking
 from gateway.fleet.fleet import Fleet
 from gateway.flow.admission import Permit
 from gateway.framework import GENERATES, Clock, Endpoint, Observer, Plan, Prompt, Request
 from gateway.kvcache.keys import BlockKeys
 from gateway.proxy.decisions import Decision
 from gateway.proxy.directory import Serving
+from gateway.proxy.learning import compare, learn
 from gateway.proxy.legs import Attempts, HeldAnswer, Leg, LegFailed
 from gateway.proxy.placement import Parcel, Placement
 from gateway.proxy.record import line, told
@@ -186,8 +187,7 @@ class Exchange:
             self.observer.prefilled(self.model_name, seconds)
             booking.learn_prefill(seconds)
             booking.cost.learn_nothing(prefill=False)
-        self._learn_parity(booking, usage)
-        self._learn_hits(booking, usage)
+        compare(self, booking, usage)
 
     def falls_back(self, cause: str) -> None:
         """The hand-over failed: the decode endpoint computes the prompt, from now on."""
@@ -314,70 +314,9 @@ class Exchange:
         placement = self.placement
         try:
             if placement is not None and self.outcome == "ok":
-                self._learn(placement)
+                learn(self, placement)
         finally:  # a defect in what is learned must not keep a place for ever
             self.end_placement(self.outcome)
-
-    def _learn(self, placement: Placement) -> None:
-        assert self.request is not None
-        assert self.serving is not None
-        assert self.prompt is not None
-        booking, usage, model = placement.decode, self.usage, self.serving.model
-        told = usage.output_tokens if usage is not None else None
-        steps = (told or 0) / self.sequences - 1
-        if not self.request.stream and self.request.kind in GENERATES and not placement.split and steps > 0:
-            booking.learn_whole(self.request.prompt_tokens, steps, self.clock.monotonic() - booking.at)
-        else:
-            self._learn_times(placement)
-        if told and self.outputs:
-            learn_events(model, told / self.outputs)
-        output = told or self.outputs
-        if self.request.kind in GENERATES and output:
-            learn_output(model, output / self.sequences, self.request.max_tokens)
-        if usage is not None and usage.prompt_tokens is not None and self.prompt.whole and not self.by_ids:
-            self.observer.tokens_compared(model.name, self.prompt.count, usage.prompt_tokens)
-        if not placement.split:  # what it reports is the prefill engine's figure, which had it from there
-            self._learn_parity(booking, usage)
-            self._learn_hits(booking, usage)
-
-    def _learn_times(self, placement: Placement) -> None:
-        """What a stream told: when its first output came, and those behind it, one a step and sequence."""
-        assert self.request is not None
-        booking, per_event, first_token = placement.decode, self.time_per_event(), None
-        if self.first_output_at is not None and not placement.split:
-            first_token = self.first_output_at - booking.at
-        per_step = None if per_event is None else per_event * self.sequences
-        booking.learn(self.request.prompt_tokens, first_token=first_token, per_token=per_step)
-
-    def _learn_parity(self, booking: Booking, usage: Usage | None) -> None:
-        """Where the engine's count can differ from ours only because its ids do."""
-        assert self.serving is not None
-        assert self.request is not None
-        assert self.prompt is not None
-        if usage is None or self.own_tokens is None or self.by_ids:
-            return
-        if self.request.indivisible or self.request.adapter is not None:
-            return
-        parity = self.serving.tokens.parity
-        if usage.prompt_tokens is not None:
-            parity.counted(booking.endpoint.name, self.own_tokens, usage.prompt_tokens)
-        if usage.cached_tokens is not None and self.prompt.exact:
-            parity.hit(booking.endpoint.name, booking.expected_hit, usage.cached_tokens)
-
-    def _learn_hits(self, booking: Booking, usage: Usage | None) -> None:
-        assert self.serving is not None
-        assert self.prompt is not None
-        assert self.keys is not None
-        if usage is None or usage.cached_tokens is None:
-            return
-        if self.decision is not None:
-            self.decision.cached_tokens = usage.cached_tokens
-        if not self.prompt.single:
-            return
-        self.serving.index.settled(self.keys, booking.endpoint, booking.expected_hit, usage.cached_tokens)
-        if self.prompt.whole:
-            name = booking.endpoint.name
-            self.observer.hits_compared(self.model_name, name, booking.expected_hit, usage.cached_tokens)
 
     # What it took
 

@@ -13,28 +13,26 @@ from gateway.proxy.settings import TimeoutSettings
 
 
 class Patience:
-    """Calls ``expired`` with the timeout that ended the answer, once.
+    """Calls who waits with the timeout that ended the answer, once.
 
     ``progress``: ``loop.time()`` of when something last came; set by who sees it come. ``head`` counts until
     ``committed``, since comments before the first event of a stream are no answer; ``idle`` from then on, since a long
     prefill is not idle.
     """
 
-    def __init__(
-        self, timeouts: TimeoutSettings, loop: asyncio.AbstractEventLoop, expired: Callable[[Cause], None]
-    ) -> None:
+    def __init__(self, timeouts: TimeoutSettings, loop: asyncio.AbstractEventLoop) -> None:
         self._timeouts = timeouts
         self._loop = loop
-        self._expired = expired
         self._timer: asyncio.TimerHandle | None = None
         self.progress = 0.0
         self._began = 0.0
         self._committed = False
         self._paused = False
 
-    def begin(self) -> None:
-        self._began = self.progress = self._loop.time()
-        self._arm()
+    def begin(self, expired: Callable[[Cause], None]) -> None:
+        """``expired``: whom to call. Only the timer knows it, so that an answer that has ended is no cycle."""
+        self._began = self.progress = now = self._loop.time()
+        self._arm(expired, now, now + min(self._timeouts.head, self._timeouts.total))
 
     def committed(self) -> None:
         self._committed = True
@@ -62,15 +60,15 @@ class Patience:
             return total
         return min(total, (self.progress + self._timeouts.idle, Cause.IDLE_TIMEOUT))
 
-    def _arm(self) -> None:
+    def _arm(self, expired: Callable[[Cause], None], now: float, at: float) -> None:
         # Not later than ``idle`` from now, which may be what counts by then.
-        at = min(self._next()[0], self._loop.time() + self._timeouts.idle)
-        self._timer = self._loop.call_at(at, self._look)
+        self._timer = self._loop.call_at(min(at, now + self._timeouts.idle), self._look, expired)
 
-    def _look(self) -> None:
+    def _look(self, expired: Callable[[Cause], None]) -> None:
+        now = self._loop.time()
         at, cause = self._next()
-        if at > self._loop.time():
-            self._arm()
+        if at > now:
+            self._arm(expired, now, at)
             return
         self._timer = None
-        self._expired(cause)
+        expired(cause)

@@ -1,10 +1,14 @@
 """From the engine to the client: bytes through, observed but not rewritten.
 
 What comes here is committed. From now on a failure ends the stream with an error event, never with another engine.
-A part of a stream is observed, framed and written within the call in which the engine's socket brought it.
+A part of a stream is framed within the call in which the engine's socket brought it, and written at the end of the
+loop's turn. What is in it is looked at when there is something to look for: until the first output at once, then some
+parts at a time.
 """
 
 from __future__ import annotations
+
+import contextlib
 
 from aiohttp import web
 
@@ -16,6 +20,13 @@ from gateway.proxy.client import ClientAnswer
 from gateway.proxy.commit import Committed
 from gateway.proxy.exchange import Exchange, Phase
 from gateway.proxy.legs import HeldAnswer, LegFailed
+
+UNSEEN = 16
+"""Parts of a stream that are observed at once, since each look costs more than a part: as many as tokens are entered
+in the ledger at once."""
+
+LARGE = 1024
+"""Bytes of a part that is not kept to be observed with others: 16 of them are no more than the observer keeps."""
 
 SLICE = 256 * 1024
 """Bytes of an unstreamed answer that are written at once: what waits for a slow client is not copied as a whole."""
@@ -48,16 +59,17 @@ async def _stream(
     client = ClientAnswer(_open(http), committed.status, _head(committed.headers, exchange.id), length=None)
     stream = _Stream(committed, client, events, exchange, idle)
     try:
-        stream.send(committed.data, last=False)
-        await committed.answer.flow(stream.take)
+        stream.begin(committed.data)
+        await committed.answer.flow(stream)
     except LegFailed as failure:
+        stream.close()
         exchange.broke(failure)
         if committed.answer.encoding:  # nothing can be said in the middle of it
             client.cut()
             return client
         client.send(sse_error(failure.error(), exchange.route.dialect, partial=events.partial), last=True)
     finally:
-        client.forget()
+        stream.close()
     await _taken(client, idle)
     return client
 
@@ -75,31 +87,51 @@ class _Stream:
         self._events = events
         self._exchange = exchange
         self._idle = idle
-        self._stopped = False
+        self._unseen: list[bytes] = []
 
-    def take(self, data: bytes, last: bool) -> None:
-        self._observe(data)
-        if last:
-            events = self._events
-            # Settled before its client can see the end: who asks at once finds what this one took free.
-            self._exchange.progressed(events.outputs)
-            failed = events.error is not None or events.late_error is not None
-            self._exchange.answered(self._answer.status, events.usage, error=failed)
-        self.send(data, last)
+    def begin(self, data: bytes) -> None:
+        """``data``: what has come so far, and was observed."""
+        self._client.when_full(self._stop)
+        self._client.send(data, last=False)
+        self._look()
 
-    def send(self, data: bytes, last: bool) -> None:
-        self._client.send(data, last)
-        if last:
-            return
+    def part(self, data: bytes) -> None:
+        self._client.part(data)
+        unseen = self._unseen
+        unseen.append(data)
+        if len(unseen) >= UNSEEN or len(data) > LARGE or not self._events.first_output:
+            self._look()
+
+    def end(self, data: bytes) -> None:
+        # Settled before its client can see the end: who asks at once finds what this one took free.
+        self._unseen.append(data)
+        self._look()
+        events = self._events
+        failed = events.error is not None or events.late_error is not None
+        self._exchange.answered(self._answer.status, events.usage, error=failed)
+        self._client.forget()  # there is nothing left to stop
+        self._client.send(data, last=True)
+
+    def close(self) -> None:
+        """It has ended, in whichever way. What came of it is counted."""
+        self._client.forget()
+        with contextlib.suppress(LegFailed):  # it is known to be broken
+            self._look()
+
+    def _look(self) -> None:
+        """Observe what has come since the last time. Raises LegFailed where that cannot be read."""
+        if self._unseen:
+            data = b"".join(self._unseen)
+            self._unseen.clear()
+            self._observe(data)
         self._exchange.progressed(self._events.outputs)
-        if self._client.full and not self._stopped:
-            self._stopped = True
-            self._answer.pause()
-            self._client.watch(self._idle, self._resume, lambda: self._answer.abort(ClientGone()))
 
-    def _resume(self) -> None:
-        self._stopped = False
-        self._answer.resume()
+    def _stop(self) -> None:
+        self._answer.pause()
+        self._client.watch(self._idle, self._answer.resume, self._give_up)
+
+    def _give_up(self) -> None:
+        self._answer.abort(ClientGone())
 
 
 async def _whole(

@@ -24,7 +24,7 @@ from gateway.api.headers import request_id
 from gateway.api.models import listing, one
 from gateway.api.routes import Dialect, dialect_of, find
 from gateway.errors import ClientError, GatewayError, NotFound, ShuttingDown, UnsupportedMediaType
-from gateway.proxy.client import ClientConnection
+from gateway.proxy.client import ClientConnection, Outbox
 from gateway.proxy.director import Director
 from gateway.proxy.directory import Directory
 from gateway.proxy.keys import ClientKeys
@@ -189,9 +189,10 @@ class _Listener(web.Server):
     def __init__(self, handler: Handler, *, patience: Callable[[], float], **options: Any) -> None:
         super().__init__(handler, **options)
         self.patience = patience
+        self.outbox = Outbox()
 
     def __call__(self) -> web.RequestHandler:
-        connection = _Connection(self, loop=self._loop, **self._kwargs)
+        connection = _Connection(self, outbox=self.outbox, loop=self._loop, **self._kwargs)
         connection.patience = self.patience()
         return connection
 

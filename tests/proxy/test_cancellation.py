@@ -44,14 +44,14 @@ class Client:
 class Held:
     """An engine that holds its answers: ``asked`` requests have come, ``gone`` of them were closed by the gateway."""
 
-    def __init__(self, said: bytes = b"") -> None:
+    def __init__(self, *said: bytes) -> None:
         self.said = said
         self.asked = 0
         self.gone = 0
 
     async def __call__(self, connection: Connection, head: bytes, body: bytes) -> None:
         self.asked += 1
-        await connection.say(self.said)
+        await connection.say_apart(self.said)
         await connection.gone()
         self.gone += 1
         connection.writer.close()
@@ -96,6 +96,16 @@ async def test_mid_stream(how):
             client.leave(how)
             await eventually(lambda: held.gone, "the engine's connection is closed")
             await left(gateway, "streaming")
+
+
+async def test_what_came_until_then_is_counted():
+    held = Held(STREAM_HEAD, *(chunked(part, end=False) for part in (ROLE, *[WORD] * 21, b"data:")))
+    async with engine(held) as server, running(config_for(server.url)) as gateway:
+        async with Client(gateway, STREAMED) as client:
+            await client.reader.readuntil(b"data:\r\n")
+            client.leave("close")
+            await left(gateway, "streaming")
+            assert gateway.lines[-1].output_tokens == 21, "also what was not looked at yet"
 
 
 async def test_mid_answer_of_an_unstreamed_one():

@@ -9,16 +9,17 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 import pytest
 from aiohttp import web
 
-from gateway.proxy.client import ClientAnswer, ClientConnection
+from gateway.proxy.client import ClientAnswer, ClientConnection, Outbox
 from tests.support.wait import eventually
 
 Handler = Callable[[web.BaseRequest], Awaitable[web.StreamResponse]]
+OUTBOX = Outbox()
 GET = b"GET / HTTP/1.1\r\nHost: x\r\n\r\n"
 
 
 class Server(web.Server):
     def __call__(self) -> web.RequestHandler:
-        return ClientConnection(self, loop=self._loop, **self._kwargs)
+        return ClientConnection(self, outbox=OUTBOX, loop=self._loop, **self._kwargs)
 
 
 @contextlib.asynccontextmanager
@@ -215,3 +216,99 @@ async def test_an_answer_without_content_says_no_length():
         writer.write(GET + GET)
         for _ in range(2):
             assert [line.partition(b":")[0] for line in await head_of(reader)] == [b"http/1.1 204 no content", b"date"]
+
+
+async def test_parts_of_one_turn_are_written_at_its_end_and_in_one_piece(monkeypatch):
+    written: list[bytes] = []
+
+    async def handle(http: web.BaseRequest) -> web.StreamResponse:
+        client = ClientAnswer(http, 200, [], length=None)
+        client.send(b"begin", last=False)
+        assert http.transport is not None
+        write = http.transport.write
+        monkeypatch.setattr(client, "_transport", Noting(http.transport, written))
+        client.part(b"a")
+        client.part(b"bc")
+        assert written == []
+        await asyncio.sleep(0)
+        assert written == [b"1\r\na\r\n2\r\nbc\r\n"]
+        client.part(b"d")
+        client.send(b"e", last=True)
+        assert written[1:] == [b"1\r\nd\r\n1\r\ne\r\n0\r\n\r\n"], "what waits goes before the end"
+        await asyncio.sleep(0)
+        assert len(written) == 2
+        write(b"".join(written))
+        return client
+
+    async with connected(handle) as (reader, writer):
+        for _ in range(2):
+            written.clear()
+            writer.write(GET)
+            await head_of(reader)
+            body = b"5\r\nbegin\r\n1\r\na\r\n2\r\nbc\r\n1\r\nd\r\n1\r\ne\r\n0\r\n\r\n"
+            assert await reader.readexactly(len(body)) == body
+
+
+async def test_what_waits_is_written_before_an_answer_is_cut():
+    async def handle(http: web.BaseRequest) -> web.StreamResponse:
+        client = ClientAnswer(http, 200, [], length=None)
+        client.send(b"begin", last=False)
+        client.part(b"more")
+        client.cut()
+        return client
+
+    async with connected(handle) as (reader, writer):
+        writer.write(GET)
+        await head_of(reader)
+        said = b""
+        with contextlib.suppress(ConnectionError):
+            while piece := await reader.read(1024):
+                said += piece
+        assert said == b"5\r\nbegin\r\n4\r\nmore\r\n"
+
+
+async def test_one_client_that_is_gone_does_not_keep_what_is_for_the_others():
+    both, answers = asyncio.Event(), []
+
+    async def handle(http: web.BaseRequest) -> web.StreamResponse:
+        client = ClientAnswer(http, 200, [], length=None)
+        client.send(b"begin", last=False)
+        answers.append((http, client))
+        if len(answers) == 2:
+            both.set()
+        await both.wait()
+        if client is answers[1][1]:
+            for _, one in answers:
+                one.part(b"more")
+            assert answers[0][0].transport is not None
+            answers[0][0].transport.abort()
+            await asyncio.sleep(0)
+            client.send(b"", last=True)
+            return client
+        await asyncio.Event().wait()
+        return client
+
+    async with connected(handle) as (reader, writer):
+        writer.write(GET)
+        await head_of(reader)
+        port = writer.get_extra_info("peername")[1]
+        other, its_writer = await asyncio.open_connection("127.0.0.1", port)
+        its_writer.write(GET)
+        await head_of(other)
+        body = b"5\r\nbegin\r\n4\r\nmore\r\n0\r\n\r\n"
+        assert await other.readexactly(len(body)) == body
+        its_writer.transport.abort()
+
+
+class Noting:
+    """A transport whose writes are noted, and not made."""
+
+    def __init__(self, real: asyncio.Transport, written: list[bytes]) -> None:
+        self._real = real
+        self._written = written
+
+    def write(self, data: bytes) -> None:
+        self._written.append(data)
+
+    def __getattr__(self, name: str) -> object:
+        return getattr(self._real, name)

@@ -1,0 +1,76 @@
+"""What a request leaves behind. Reference counts free it when it has ended; a cycle would keep its prompt and all that
+was known of it until the garbage collector comes, and make its rounds long."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+
+import orjson
+import pytest
+
+from tests.support.chat import CHAT, COMPLETE, DONE, ROLE, STREAMED, WORD
+from tests.support.gateway import config_for, running
+from tests.support.wait import eventually
+from tests.support.wire import STREAM_HEAD, Connection, answer, chunked, engine, raw_client, raw_post
+
+pytestmark = pytest.mark.asyncio(loop_factories=["asyncio", "uvloop"])
+
+REQUESTS = 20
+
+
+async def talk(connection: Connection, head: bytes, body: bytes) -> None:
+    """Answers whole, or streams; for ever where that is asked for."""
+    if b'"stream":true' not in body:
+        await connection.say(answer(COMPLETE))
+        return
+    await connection.say(STREAM_HEAD)
+    await connection.say_apart(chunked(part, end=False) for part in (ROLE, *[WORD] * 20))
+    while b"for ever" in body:
+        await connection.say(chunked(WORD, end=False))
+        await asyncio.sleep(0)
+    await connection.say(chunked(DONE))
+
+
+def ours() -> list[str]:
+    """Kinds of the gateway's objects that only the collector could free, by now."""
+    gc.collect()
+    found = sorted({type(one).__qualname__ for one in gc.garbage if type(one).__module__.startswith("gateway.")})
+    gc.garbage.clear()
+    return found
+
+
+@pytest.fixture
+def kept():
+    """The collector keeps what it finds."""
+    gc.collect()
+    gc.set_debug(gc.DEBUG_SAVEALL)
+    yield
+    gc.set_debug(0)
+    gc.garbage.clear()
+
+
+@pytest.mark.parametrize("body", [CHAT, STREAMED], ids=["whole", "streamed"])
+async def test_an_answered_request_leaves_no_cycle(kept, body):
+    async with engine(talk) as server, running(config_for(server.url)) as gateway, raw_client(gateway.url) as client:
+        await client.say(raw_post(orjson.dumps(body)))
+        await client.reply()
+        ours()  # what is made once: connections, tables
+        for _ in range(REQUESTS):
+            await client.say(raw_post(orjson.dumps(body)))
+            assert (await client.reply()).status == 200
+        assert ours() == []
+
+
+async def test_a_client_that_leaves_its_stream_leaves_no_cycle(kept):
+    endless = raw_post(orjson.dumps(STREAMED | {"user": "for ever"}))
+    async with engine(talk) as server, running(config_for(server.url)) as gateway:
+        for turn in range(3):
+            async with raw_client(gateway.url) as client:
+                await client.say(endless)
+                await client.reader.readuntil(WORD)
+            await eventually(lambda turn=turn: len(gateway.lines) > turn, "it is settled")
+            await eventually(gateway.idle, "nothing stays booked")
+            if turn == 0:
+                ours()
+        assert "Exchange" not in ours()
