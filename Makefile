@@ -4,6 +4,9 @@ VENV   := .venv
 BIN    := $(VENV)/bin
 JOBS   ?= auto
 
+# Where it is set, every process that a test starts compiles all it imports anew, and pytest rewrites every test.
+unexport PYTHONDONTWRITEBYTECODE
+
 .DEFAULT_GOAL := help
 .PHONY: help install demo test test-slow check format lock test-engines bench bench-memory bench-kv bench-placement bench-decision clean
 
