@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 import random
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, fields, replace
@@ -40,6 +41,8 @@ from gateway.scheduling.scheduler import Scheduler
 from gateway.tokens.parity import Parity
 from gateway.tokens.settings import TokenSettings
 from gateway.tokens.tokenizer import ModelTokens
+
+log = logging.getLogger("kvgate.cost")
 
 
 @dataclass(frozen=True, slots=True)
@@ -197,14 +200,22 @@ def priced(config: Config, servings: Sequence[Serving]) -> list[tuple[Model, Seq
         shape = cache(partial(_shape, settings))
         endpoints = []
         for endpoint in settings.endpoints:
-            costs = starting((endpoint.cost, settings.cost, config.fleet.cost), shape, settings.name)
+            costs = starting((endpoint.cost, settings.cost, config.fleet.cost), shape)
             endpoints.append(replace(endpoint, cost=CostSettings(**asdict(costs))))
         found.append((serving.model, endpoints))
     return found
 
 
 def _shape(settings: ModelSettings) -> Shape | None:
-    return None if settings.tokenizer is None else find(settings.tokenizer, settings.revision)
+    """Asked for once a model, where a GPU is named for any of its endpoints."""
+    shape = None if settings.tokenizer is None else find(settings.tokenizer, settings.revision)
+    if shape is None:
+        log.warning(
+            "model %s: cost.gpu: no config.json with the model's sizes beside its tokenizer, in a folder or the hub's "
+            "cache: its costs start from the profile 70b-tp4",
+            settings.name,
+        )
+    return shape
 
 
 def _serving(settings: ModelSettings, config: Config, common: Common, before: Wiring | None) -> Serving:

@@ -130,10 +130,6 @@ class PlacementCost:
             "displaced": (self._reuse - self._spared(endpoint, room - waiting - new / 2)) * prefill,
         }
 
-    def seconds(self, request: Request, endpoint: Endpoint) -> float:
-        """The cost of ``request`` on ``endpoint``."""
-        return sum(self.explain(request, endpoint).values())
-
     def _spared(self, endpoint: Endpoint, room: float) -> float:
         """Of ``reuse``, what falls away where there is ``room``, in tokens. What is stored there pushes out nothing
         now, but takes room away from what comes; the less is left, the likelier it is that this will be missed."""

@@ -116,9 +116,10 @@ class _Page:
         self.family(name, "histogram", text)
         for index, engine in enumerate(self._engines):
             histogram, running = read(engine), 0
-            for bound, count in zip((*histogram.bounds, float("inf")), histogram.counts, strict=True):
+            buckets = _buckets(name, index, self._model, histogram.bounds)
+            for series, count in zip(buckets, histogram.counts, strict=True):
                 running += count
-                self.sample(f"{name}_bucket", index, running, le=_number(bound))
+                self.lines.append(f"{series} {_number(running) if running else '0.0'}")
             self.sample(f"{name}_count", index, running)
             self.sample(f"{name}_sum", index, histogram.total)
         self.family(f"{name}_created", "gauge", text)
@@ -130,6 +131,12 @@ class _Page:
 def _series(name: str, engine: int, model: str, labels: tuple[tuple[str, str], ...]) -> str:
     """A sample's name and labels. Remembered: they are most of a scrape's time, and always the same."""
     return f"vllm:{name}{_labels({**dict(labels), 'engine': str(engine), 'model_name': model})}"
+
+
+@lru_cache(maxsize=1000)
+def _buckets(name: str, engine: int, model: str, bounds: tuple[float, ...]) -> list[str]:
+    """The names of a histogram's buckets, each with its upper bound. Remembered like ``_series``."""
+    return [_series(f"{name}_bucket", engine, model, (("le", _number(bound)),)) for bound in (*bounds, float("inf"))]
 
 
 def _number(value: float) -> str:

@@ -10,6 +10,7 @@ import json
 import re
 from collections.abc import Mapping, Sequence
 from datetime import datetime
+from functools import lru_cache
 from typing import Any
 
 import jinja2
@@ -87,20 +88,27 @@ def _raise(message: str) -> None:
     raise TemplateError(message)
 
 
+@lru_cache(maxsize=16)
+def _compiled(source: str) -> jinja2.Template:
+    """Raises TemplateError. Remembered: it takes longer than all else that an engine's start does, and most of a
+    process's engines have the same."""
+    environment = ImmutableSandboxedEnvironment(
+        trim_blocks=True, lstrip_blocks=True, extensions=[_Generation, loopcontrols]
+    )
+    environment.filters["tojson"] = _tojson
+    environment.globals["raise_exception"] = _raise
+    environment.globals["strftime_now"] = lambda form: datetime.now().strftime(form)
+    try:
+        return environment.from_string(source)
+    except jinja2.TemplateError as error:
+        raise TemplateError(f"chat template: {error}") from error
+
+
 class ChatTemplate:
     """A compiled template with the special tokens that it may name."""
 
     def __init__(self, source: str = CHATML, special: Mapping[str, str] | None = None) -> None:
-        environment = ImmutableSandboxedEnvironment(
-            trim_blocks=True, lstrip_blocks=True, extensions=[_Generation, loopcontrols]
-        )
-        environment.filters["tojson"] = _tojson
-        environment.globals["raise_exception"] = _raise
-        environment.globals["strftime_now"] = lambda form: datetime.now().strftime(form)
-        try:
-            self._template = environment.from_string(source)
-        except jinja2.TemplateError as error:
-            raise TemplateError(f"chat template: {error}") from error
+        self._template = _compiled(source)
         self._special = dict(special or {})
         self._knows_developer = "developer" in source
         self._lists_content = CONTENT_LOOP.search(source) is not None

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import dataclasses
+import io
 import json
 import os
 import re
@@ -75,6 +76,24 @@ async def serving(config: Path, *options: str, **environ: str) -> AsyncIterator[
         await child.wait()
         await process.reader
         child._transport.close()
+
+
+async def as_a_process(*words: str) -> tuple[int, str, str]:
+    """A command's exit code, and what it wrote to its two outputs."""
+    child = await asyncio.create_subprocess_exec(
+        sys.executable, "-m", "gateway.cli", *words, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE
+    )
+    out, err = await child.communicate()
+    assert child.returncode is not None
+    return child.returncode, out.decode(), err.decode()
+
+
+async def here(*words: str) -> tuple[int, str, str]:
+    """The same from a thread of this process: a process of its own imports for seconds before it does anything."""
+    out, err = io.StringIO(), io.StringIO()
+    with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
+        code = await asyncio.to_thread(main, words)
+    return code, out.getvalue(), err.getvalue()
 
 
 @contextlib.asynccontextmanager
@@ -291,24 +310,17 @@ def test_check_warns_of_what_will_disappoint_and_is_0(tmp_path, capsys):
 
 async def test_doctor_says_what_is_wrong_and_is_1(tmp_path, tokenizer):
     async with engine(EngineSettings(tokenizer=tokenizer)) as good, engine(EngineSettings(kv_events=False)) as bad:
-        assert await doctored(write(tmp_path, good.url, tokenizer=tokenizer)) == (0, "1 of 1 endpoints are in order")
-        code, last = await doctored(write(tmp_path, good.url, bad.url, tokenizer=tokenizer))
-        assert (code, last) == (1, "1 of 2 endpoints are not in order")
-        code, told = await doctored(write(tmp_path, good.url, bad.url, tokenizer=tokenizer), "--json", line=None)
+        code, out, _ = await here("doctor", str(write(tmp_path, good.url, tokenizer=tokenizer)))
+        assert (code, out.splitlines()[-1]) == (0, "1 of 1 endpoints are in order")
+        config = str(write(tmp_path, good.url, bad.url, tokenizer=tokenizer))
+        code, out, _ = await as_a_process("doctor", config)
+        assert (code, out.splitlines()[-1]) == (1, "1 of 2 endpoints are not in order")
+        code, told, _ = await here("doctor", config, "--json")
     assert code == 1
     one, other = json.loads(told)["models"][0]["endpoints"]
     assert (one["level"], other["level"]) == ("note", "failed")
     red = [finding["check"] for finding in other["findings"] if finding["level"] == "failed"]
     assert red == ["tokens", "events"]
-
-
-async def doctored(config: Path, *options: str, line: int | None = -1) -> tuple[int | None, str]:
-    """``kvgate doctor``'s exit code, and a line of what it prints, or all."""
-    child = await asyncio.create_subprocess_exec(
-        sys.executable, "-m", "gateway.cli", "doctor", str(config), *options, stdout=asyncio.subprocess.PIPE
-    )
-    out, _ = await child.communicate()
-    return child.returncode, out.decode() if line is None else out.decode().splitlines()[line]
 
 
 def test_doctor_says_what_it_sends(capsys):
@@ -372,8 +384,8 @@ def test_explain_shows_brackets_as_they_are(tmp_path, capsys):
     assert "The model 'x[/red]' does not exist" in capsys.readouterr().out
 
 
-@pytest.mark.parametrize("form", ["text", "json"])
-async def test_explain_says_who_holds_the_prompt(tmp_path, tokenizer, form):
+@pytest.mark.parametrize(("form", "run"), [("text", as_a_process), ("json", here)], ids=["text", "json"])
+async def test_explain_says_who_holds_the_prompt(tmp_path, tokenizer, form, run):
     text = "The gateway sends each prompt to the engine that holds it. " * 20
     body = {"model": "sim", "prompt": text, "max_tokens": 2}
     settings = EngineSettings(tokenizer=tokenizer)
@@ -383,16 +395,12 @@ async def test_explain_says_who_holds_the_prompt(tmp_path, tokenizer, form):
         config = write(tmp_path, one.url, two.url, tokenizer=tokenizer)
         prompt = tmp_path / "prompt"
         prompt.write_text(text if form == "text" else json.dumps(body))
-        child = await asyncio.create_subprocess_exec(
-            sys.executable, "-m", "gateway.cli", "explain", str(config), "--model", "sim", "--prompt-file", str(prompt),
-            stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE,
-        )  # fmt: skip
-        out, err = await child.communicate()
-        assert child.returncode == 0, err.decode()
-        assert f"it would go to {two.url.removeprefix('http://')}" in out.decode()
+        code, out, err = await run("explain", str(config), "--model", "sim", "--prompt-file", str(prompt))
+        assert code == 0, err
+        assert f"it would go to {two.url.removeprefix('http://')}" in out
         tokens = asked.json()["usage"]["prompt_tokens"]
-        assert f"{tokens} prompt tokens (exact)" in out.decode()
-        assert str((tokens - 1) // 16 * 16) in out.decode()
+        assert f"{tokens} prompt tokens (exact)" in out
+        assert str((tokens - 1) // 16 * 16) in out
         assert len(two.received) >= 1
 
 
@@ -423,13 +431,8 @@ async def test_explain_shows_both_profiles_and_who_does_what(tmp_path, tokenizer
         config.write_text(json.dumps(content))
         prompt = tmp_path / "prompt.json"
         prompt.write_text(json.dumps({"prompt": "One computes the prompt, another the answer. " * 100} | body))
-        child = await asyncio.create_subprocess_exec(
-            sys.executable, "-m", "gateway.cli", "explain", str(config), "--model", "sim", "--prompt-file", str(prompt),
-            stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE,
-        )  # fmt: skip
-        out, err = await child.communicate()
-        assert child.returncode == 0, err.decode()
-        shown = out.decode()
+        code, shown, err = await here("explain", str(config), "--model", "sim", "--prompt-file", str(prompt))
+        assert code == 0, err
         names = {"p": prefill.url.removeprefix("http://"), "d": decode.url.removeprefix("http://")}
         tokens = re.search(r"(\d+) prompt tokens", shown)
         assert verdict.format(**names, tokens=tokens[1]) in shown
@@ -440,23 +443,10 @@ async def test_explain_shows_both_profiles_and_who_does_what(tmp_path, tokenizer
 async def test_explain_without_a_usable_endpoint_is_1(tmp_path):
     prompt = tmp_path / "prompt"
     prompt.write_text("Hello")
-    child = await asyncio.create_subprocess_exec(
-        sys.executable, "-m", "gateway.cli", "explain", str(write(tmp_path, "http://127.0.0.1:1")),
-        "--model", "sim", "--prompt-file", str(prompt), stdout=asyncio.subprocess.PIPE,
-    )  # fmt: skip
-    out, _ = await child.communicate()
-    assert child.returncode == 1
-    assert "refused" in out.decode()
-
-
-async def explained(*arguments: str) -> tuple[int, str, str]:
-    child = await asyncio.create_subprocess_exec(
-        sys.executable, "-m", "gateway.cli", "explain", *arguments,
-        stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE,
-    )  # fmt: skip
-    out, err = await child.communicate()
-    assert child.returncode is not None
-    return child.returncode, out.decode(), err.decode()
+    config = str(write(tmp_path, "http://127.0.0.1:1"))
+    code, out, _ = await as_a_process("explain", config, "--model", "sim", "--prompt-file", str(prompt))
+    assert code == 1
+    assert "refused" in out
 
 
 async def test_explain_asks_a_gateway_that_runs(tmp_path):
@@ -476,37 +466,37 @@ async def test_explain_asks_a_gateway_that_runs(tmp_path):
                 (idle,) = [e for e in gateway.gateway.fleet.endpoints(config.models[0]) if not e.load.requests]
 
                 asked = ("--prompt-file", str(prompt))
-                code, out, err = await explained("--url", gateway.admin_url, *asked)
+                code, out, err = await as_a_process("explain", "--url", gateway.admin_url, *asked)
                 assert (code, err) == (0, ""), out
                 assert f"it would go to {idle.name}" in out
                 assert "profile default" in out
                 assert busy.name in out
 
-                code, out, _ = await explained("--url", gateway.admin_url, *asked, "--json")
+                code, out, _ = await here("explain", "--url", gateway.admin_url, *asked, "--json")
                 told = {each["endpoint"]: each for each in json.loads(out)["endpoints"]}
                 assert (told[busy.name]["ledger"]["requests"], told[idle.name]["ledger"]["requests"]) == (1, 0)
 
                 port = gateway.admin_url.rpartition(":")[2]
                 file = admin_at(write(tmp_path, one.url, two.url), port)
-                code, out, err = await explained(str(file), *asked, "--json")
+                code, out, err = await here("explain", str(file), *asked, "--json")
                 assert f"asked the gateway at http://127.0.0.1:{port}" in err
                 assert json.loads(out)["plan"]["decode"] == idle.name
-                code, out, err = await explained(str(file), *asked, "--json", "--alone")
+                code, out, err = await here("explain", str(file), *asked, "--json", "--alone")
                 assert {each["ledger"]["requests"] for each in json.loads(out)["endpoints"]} == {0}
 
-                code, out, _ = await explained(str(file), "--request", "the-long-one")
+                code, out, _ = await here("explain", str(file), "--request", "the-long-one")
                 assert code == 0
                 assert f"it went to {busy.name}" in out
                 assert "it is under way" in out
 
                 other = admin_at(write(tmp_path, one.url), port)
-                code, out, err = await explained(str(other), *asked)
+                code, out, err = await here("explain", str(other), *asked)
                 assert "serves other models or engines" in err
                 assert idle.name not in out or busy.name not in out
-            code, out, _ = await explained("--url", gateway.admin_url, "--request", "the-long-one", "--json")
+            code, out, _ = await here("explain", "--url", gateway.admin_url, "--request", "the-long-one", "--json")
             (decision,) = json.loads(out)["decisions"]
             assert decision["plan"]["decode"] == busy.name
-            code, out, _ = await explained("--url", gateway.admin_url, "--request", "another")
+            code, out, _ = await here("explain", "--url", gateway.admin_url, "--request", "another")
             assert code == 1
             assert "'another'" in out
 
@@ -517,7 +507,7 @@ async def test_explain_shows_a_past_request_beside_what_became_of_it(tmp_path):
             stream = {**CHAT, "stream": True, "stream_options": {"include_usage": True}}
             for name in ("a", "b"):
                 await gateway.client.post("/v1/chat/completions", json=stream, headers={"x-request-id": name})
-            code, out, _ = await explained("--url", gateway.admin_url, "--request", "b")
+            code, out, _ = await here("explain", "--url", gateway.admin_url, "--request", "b")
             assert code == 0
             line = gateway.lines[-1]
             assert re.search(rf"cached tokens\W+{line.expected_hit}\W+{line.cached_tokens}\W", out)

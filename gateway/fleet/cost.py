@@ -254,11 +254,6 @@ class FittedCost:
         return self.scalars.kv_token
 
     @property
-    def overhead_seconds(self) -> float:
-        """What a first token takes beyond computing prompts; 0 until something was seen."""
-        return self._prefill.now(self._turn).overhead
-
-    @property
     def prefill_scale(self) -> float:
         """Of the starting prefill line, in 1/50..50."""
         return self._prefill.now(self._turn).scale

@@ -151,7 +151,7 @@ class Estate:
 
     def _believed(self, model: Model, settings: EndpointSettings) -> tuple[Costs, Peers]:
         """What a core of this endpoint costs at first, and who sees the same."""
-        start = starting((settings.cost, self._settings.cost), lambda: None, model.name)
+        start = starting((settings.cost, self._settings.cost), lambda: None)
         return start, self._peers.setdefault((model.name, settings.role, start), Peers())
 
     def _stand(self, site: Site, entries: Sequence[Entry], cores: Sequence[Core]) -> list[Place]:

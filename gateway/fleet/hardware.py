@@ -13,14 +13,11 @@ fit.
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields
 
 from gateway.fleet.settings import CostSettings
 from gateway.fleet.shape import Shape
-
-log = logging.getLogger("kvgate.cost")
 
 MFU = 0.45
 """Of the peak FLOPs that a prefill reaches: what BLIS has fitted for vLLM on H100 (inference-sim/inference-sim)."""
@@ -100,12 +97,12 @@ def roofline(shape: Shape, gpu: Gpu, tensor_parallel: int) -> Costs:
     )
 
 
-def starting(levels: Sequence[CostSettings], shape: Callable[[], Shape | None], name: str = "") -> Costs:
+def starting(levels: Sequence[CostSettings], shape: Callable[[], Shape | None]) -> Costs:
     """What ``levels`` say together, the nearest first: an endpoint's, its model's, the fleet's.
 
     A value is the nearest that is given, up to the first level that names a profile or a GPU: what is said further out
     is of other hardware. ``shape``: of the model's config.json, asked for only where a GPU is named; None: it is
-    unknown, and the default profile stands for it, with a warning that has ``name``.
+    unknown, and the default profile stands for it.
     """
     given: dict[str, float] = {}
     base = Costs()
@@ -115,18 +112,8 @@ def starting(levels: Sequence[CostSettings], shape: Callable[[], Shape | None], 
             base = PROFILES[level.profile]
             break
         if level.gpu is not None:
-            base = _of_shape(level.gpu, level.tensor_parallel or 1, shape(), name)
+            known = shape()
+            base = Costs() if known is None else roofline(known, GPUS[level.gpu], level.tensor_parallel or 1)
             break
     fit = next((level.fit for level in levels if level.fit is not None), True)
     return Costs(**{value: given.get(value, getattr(base, value)) for value in VALUES}, fit=fit)
-
-
-def _of_shape(gpu: str, tensor_parallel: int, shape: Shape | None, name: str) -> Costs:
-    if shape is not None:
-        return roofline(shape, GPUS[gpu], tensor_parallel)
-    log.warning(
-        "model %s: cost.gpu: no config.json with the model's sizes beside its tokenizer, in a folder or the hub's "
-        "cache: its costs start from the profile 70b-tp4",
-        name,
-    )
-    return Costs()

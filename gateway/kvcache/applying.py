@@ -55,25 +55,20 @@ class Applying:
         some: list[Event] = []
         for event in batch.events:
             if isinstance(event, AllBlocksCleared):
-                await self._apply(some)
+                self._apply(some)
                 await self.reset()
                 cleared = True
                 continue
             if event.medium != "GPU" and tier_of(event.medium) is not Layer.GPU:
                 self.below = True
-            if len(event.block_hashes) <= SLICE:  # nearly all
-                some.append(event)
-                self._work += len(event.block_hashes)
-                if self._work >= SLICE:
-                    await self._apply(some)
-                continue
-            for piece in _pieces(event):
+            for piece in (event,) if len(event.block_hashes) <= SLICE else _pieces(event):
                 some.append(piece)
                 self._work += len(piece.block_hashes)
                 if self._work >= SLICE:
-                    await self._apply(some)
+                    self._apply(some)
+                    await self._rest()
         if some:
-            await self._apply(some)
+            self._apply(some)
         self._index.tell(self._slot)
         return cleared
 
@@ -88,7 +83,8 @@ class Applying:
         """The GPU's cache is empty."""
         for _ in self._index.reset(self._slot):
             self._work += 1
-            await self._rest()
+            if self._work >= SLICE:
+                await self._rest()
         await self._sweep()
 
     async def forget(self) -> None:
@@ -101,19 +97,17 @@ class Applying:
         while not self._index.sweep(SLICE):  # noqa: ASYNC110 -- nothing is waited for: others run between two slices
             await asyncio.sleep(0)
 
-    async def _apply(self, some: list[Event]) -> None:
-        """Apply events, and let others run if it is time."""
+    def _apply(self, some: list[Event]) -> None:
         self._index.take(self._slot, some)
         some.clear()
         if self.over:
             # The index changed its unit and had us restarted: the rest is for our successor, in its order.
             raise asyncio.CancelledError
-        await self._rest()
 
     async def _rest(self) -> None:
-        if self._work >= SLICE:
-            self._work = 0
-            await asyncio.sleep(0)
+        """Let others run: it is time."""
+        self._work = 0
+        await asyncio.sleep(0)
 
 
 def _pieces(event: BlockStored | BlockRemoved) -> Iterator[BlockStored | BlockRemoved]:

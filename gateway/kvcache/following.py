@@ -102,10 +102,12 @@ class Following:
         """Never returns. Raises what fails in us."""
         self._bell = inlet.bell
         while True:
-            if self._patience() == 0:
+            if self._retry_at is not None and self._patience() == 0:
                 await self._read_history(anew=True)
                 self._tell_synced()
             match inlet.take():
+                case list(frames):  # first, as it is nearly always
+                    await self._hear(frames)
                 case None if self.asleep:
                     self.asleep = False
                     await self._applying.reset()
@@ -122,8 +124,6 @@ class Following:
                     self._tell_synced()
                 case Change.PERHAPS:
                     self._admit()
-                case frames:
-                    await self._hear(frames)
 
     def fell_asleep(self) -> None:
         """What was heard so far is applied first."""

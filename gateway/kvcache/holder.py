@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Generator
 
 from gateway.framework import Endpoint
@@ -43,7 +43,7 @@ class Holder:
         self.counted = 0
         self.reports: Counter[int] = Counter()
         self.to_ask = 0
-        self.told: Counter[str] = Counter()
+        self.told: defaultdict[str, int] = defaultdict(int)
 
     @property
     def block_size(self) -> int:
@@ -66,8 +66,6 @@ class Holder:
 
     def is_report(self, event: BlockStored) -> bool:
         """Whether this is an answer to that; then it is awaited no more."""
-        if not self.reports:
-            return False
         first = self.holdings.first_key(event)
         return first is not None and self.take_report(first)
 

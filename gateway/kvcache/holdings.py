@@ -84,7 +84,7 @@ class Holdings:
         if event.medium != "GPU" and tier_of(event.medium) is None:
             return "unknown-medium"
         size = event.block_size
-        if is_named(event) and (size < 1 or len(event.token_ids) != len(event.block_hashes) * size):
+        if (size < 1 or len(event.token_ids) != len(event.block_hashes) * size) and is_named(event):
             return "tokens-do-not-fit"
         return ""
 
@@ -105,13 +105,15 @@ class Holdings:
         stored = removed = 0
         count = len(events) if self.block_size == unit and not self._orphans else 0
         counted = not self._blocks.is_plain
+        gone: dict[int, int] = {}  # as ``Tiers.release_plain`` takes it: what was stored together mostly goes together
         while at < count:
             event = events[at]
             if isinstance(event, AllBlocksCleared) or event.group_idx != group or event.medium != "GPU":
                 break
-            if len(event.block_hashes) != 1:
+            hashes = event.block_hashes
+            if len(hashes) != 1:
                 break
-            (name,) = event.block_hashes
+            name = hashes[0]
             if isinstance(event, BlockRemoved):
                 if counted or name in many:
                     break
@@ -122,9 +124,7 @@ class Holdings:
                     if where is not None:
                         names[name] = where  # type: ignore[index]  # it was one
                     break
-                stretch = stretches[where >> BITS]
-                assert stretch is not None
-                shelf.unmark(stretch, self._place, 1 << (where & OFFSET))
+                gone[where >> BITS] = gone.get(where >> BITS, 0) | 1 << (where & OFFSET)
                 removed += 1
                 at += 1
                 continue
@@ -135,6 +135,9 @@ class Holdings:
                 or (event.extra_keys is not None and event.extra_keys != NO_EXTRA)
             ):
                 break
+            if gone:
+                self._blocks.tiers.release_plain(gone)
+                gone.clear()
             where = names.get(event.parent_block_hash)  # type: ignore[arg-type]  # nor is None a name
             if where is None and old:
                 where = old.get(event.parent_block_hash)
@@ -160,6 +163,7 @@ class Holdings:
                 counted = not self._blocks.is_plain
             stored += 1
             at += 1
+        self._blocks.tiers.release_plain(gone)
         self._copies.computed += stored
         return at, stored, removed
 

@@ -157,17 +157,19 @@ class CacheIndex:
             return
         if holder.clearing is not None:
             self._finish(holder)
-        at = 0
-        while at < len(events):
-            at, stored, removed = holder.holdings.quick(events, at)
-            if stored:
-                holder.told["stored"] += stored
-                holder.heard = True
-            if removed:
-                holder.told["removed"] += removed
-            if at == len(events):
-                break
+        at, count = 0, len(events)
+        while at < count:
             event = events[at]
+            if not isinstance(event, BlockStored) or len(event.block_hashes) == 1:
+                at, stored, removed = holder.holdings.quick(events, at)
+                if stored:
+                    holder.told["stored"] += stored
+                    holder.heard = True
+                if removed:
+                    holder.told["removed"] += removed
+                if at == count:
+                    break
+                event = events[at]
             at += 1
             if isinstance(event, BlockStored):
                 if not self._stored(holder, event):
@@ -209,8 +211,6 @@ class CacheIndex:
                 self._observer.kv_events(holder.endpoint.name, kind, count)
             holder.told.clear()
             self._observer.kv_blocks(self._model, self.blocks)
-            size = holder.block_size
-            holder.holdings.has_room(holder.endpoint.metrics.kv_capacity // size if size else 0)
 
     # what requests ask and do
 
@@ -339,11 +339,13 @@ class CacheIndex:
         self._measure(holder)
 
     def _measure(self, holder: Holder) -> None:
-        """How much room the engine has, where its events have told of all that it keeps."""
+        """How much room the engine has, and how much of it is left where its events have told of all that it keeps."""
         slot, room, size = holder.endpoint.slot, 0, holder.endpoint.metrics.kv_capacity
+        holdings, block_size = holder.holdings, holder.block_size
+        holdings.has_room(size // block_size if block_size else 0)
         self._sizeless.discard(slot)
         if holder.events and holder.heard and not holder.reading and not holder.partial:
-            room = size - len(holder.holdings) * holder.block_size
+            room = size - len(holdings) * block_size
             if not size:
                 self._sizeless.add(slot)
         if room > 0:
@@ -372,7 +374,7 @@ class CacheIndex:
             holder = self._holders[slot]
         if not problem:
             if named:
-                problem = holder.holdings.named(event, copies=not holder.is_report(event))
+                problem = holder.holdings.named(event, copies=not (holder.reports and holder.is_report(event)))
                 holder.heard = True
             else:
                 problem = holder.holdings.stored(event)

@@ -57,15 +57,16 @@ SINGLE = 1 << SHIFT
 
 
 class Packed:
-    """Old hashes. A table that grows by one bucket at a time (linear hashing), so that no step takes long."""
+    """Old hashes. A table that grows by one bucket at a time (linear hashing), so that no step takes long. ``size``:
+    how many there are."""
 
     def __init__(self) -> None:
-        self._size = 0
+        self.size = 0
         self._front = 0
         self._begin()
 
     def __len__(self) -> int:
-        return self._size
+        return self.size
 
     def __contains__(self, name: object) -> bool:
         return self.get(name) is not None
@@ -84,14 +85,14 @@ class Packed:
             return None
         (value,) = LOCATION(bucket, at + HALF)
         del bucket[at : at + SIZE]
-        self._size -= 1
-        if not self._size:
+        self.size -= 1
+        if not self.size:
             self._begin()
         return value if value < SINGLE else _unpacked(value)
 
     def add(self, items: Sequence[tuple[int, Named]]) -> list[tuple[int, Named]]:
         """Pack hashes that are not there yet; returns those that cannot be."""
-        for _ in range((self._size + len(items)) // BUCKET - len(self._buckets)):
+        for _ in range((self.size + len(items)) // BUCKET - len(self._buckets)):
             self._split()
         buckets, wide, half, pack = self._buckets, self._wide, self._half, RECORD.pack
         count, most = len(buckets), CROWD * SIZE
@@ -109,13 +110,13 @@ class Packed:
             except struct.error:  # no row, or no hash of 64 bits
                 pass
             left.append(item)
-        self._size += len(items) - len(left)
+        self.size += len(items) - len(left)
         return left
 
     def pop_oldest(self, count: int) -> list[tuple[int, Named]]:
         """Take out ``count`` hashes, or all: of bucket after bucket the first few."""
         found: list[tuple[int, Named]] = []
-        while self._size and len(found) < count:
+        while self.size and len(found) < count:
             self._front = (self._front + 1) % len(self._buckets)
             bucket = self._buckets[self._front]
             if not bucket:
@@ -124,8 +125,8 @@ class Packed:
             front = bucket[: several * SIZE]
             found += [(name, _unpacked(value)) for name, value in RECORD.iter_unpack(front)]
             del bucket[: several * SIZE]
-            self._size -= several
-        if not self._size:
+            self.size -= several
+        if not self.size:
             self._begin()
         return found
 
@@ -184,7 +185,7 @@ class Names:
         self._largest = 0  # that the dictionary was: it does not become smaller by itself
 
     def __len__(self) -> int:
-        return len(self.young) + len(self.old)
+        return len(self.young) + self.old.size
 
     def __contains__(self, name: int) -> bool:
         return name in self.young or name in self.old

@@ -124,6 +124,13 @@ async def test_every_rank_is_probed(tokenizer: str) -> None:
         assert sorted(sent) == ["0", "1", "2"]
 
 
+@pytest.fixture
+def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What never comes is waited for a second, not five. For tests in which nothing comes, however slow the machine."""
+    for name in ("CONNECT", "ANNOUNCE", "REPLAY"):
+        monkeypatch.setattr(f"gateway.doctor.events.{name}", 1.0)
+
+
 class TestWhatIsRed:
     async def test_events_are_off(self, tokenizer: str) -> None:
         async with engine(tokenizer, kv_events=False) as server:
@@ -177,6 +184,7 @@ class TestWhatIsRed:
         assert finding.check == "block size"
         assert "its metrics say that a block has 16 tokens, and its events 32" in finding.said
 
+    @pytest.mark.usefixtures("impatient")
     async def test_the_events_are_another_engines(self, tokenizer: str) -> None:
         async with engine(tokenizer) as server, engine(tokenizer) as other:
             kv_events = {"endpoint": other.kv_endpoint, "replay": other.kv_replay}
@@ -184,7 +192,11 @@ class TestWhatIsRed:
         assert finding.check == "events"
         assert "announced nothing at" in finding.said
 
-    async def test_the_events_are_another_engines_that_is_busy(self, tokenizer: str) -> None:
+    async def test_the_events_are_another_engines_that_is_busy(
+        self, tokenizer: str, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        # The other's events are there before the probe's answer: the wait is for those that never come.
+        monkeypatch.setattr("gateway.doctor.events.ANNOUNCE", 2.0)
         async with engine(tokenizer) as server, engine(tokenizer) as other, aiohttp.ClientSession() as client:
             body = {"model": "sim", "prompt": "someone else's " * 20, "max_tokens": 1}
 
@@ -197,13 +209,17 @@ class TestWhatIsRed:
                 finding = failed(await report(config(tokenizer, {"url": url, "kv_events": kv_events})))
         assert "they are another engine's" in finding.said
 
+    @pytest.mark.usefixtures("impatient")
     async def test_nobody_publishes_there(self, tokenizer: str, tmp_path: Path) -> None:
         kv_events = {"endpoint": f"ipc://{tmp_path}/nothing"}
         async with engine(tokenizer) as server:
             finding = failed(await report(config(tokenizer, {"url": server.url, "kv_events": kv_events})))
         assert "cannot be connected to" in finding.said
 
-    async def test_the_replay_socket_does_not_answer(self, tokenizer: str, tmp_path: Path) -> None:
+    async def test_the_replay_socket_does_not_answer(
+        self, tokenizer: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr("gateway.doctor.events.REPLAY", 1.0)  # nothing comes, however slow the machine
         address = f"ipc://{tmp_path}/mute"
         socket = zmq.asyncio.Context.instance().socket(zmq.ROUTER)
         socket.bind(address)
@@ -240,6 +256,7 @@ class TestWhatIsRed:
             finding = failed(await report(config(tokenizer, {"url": server.url, "role": "decode"})))
         assert "it has no KV connector" in finding.said
 
+    @pytest.mark.usefixtures("impatient")
     async def test_it_computes_nothing(self, tokenizer: str) -> None:
         async with engine(tokenizer) as server:
             server.faults.inject("status", status=500, path="/v1/completions")

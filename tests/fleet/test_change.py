@@ -234,4 +234,4 @@ def test_what_is_not_fitted_keeps_its_costs_among_engines_that_are() -> None:
     before = given.prefill_seconds(4000)
     for _ in range(40):
         fitted.learn_prefill(4000, 0, 3.0)
-    assert (given.prefill_seconds(4000), given.overhead_seconds) == (before, 0)
+    assert (given.prefill_seconds(4000), given.scalars.overhead) == (before, 0)

@@ -21,7 +21,7 @@ def test_it_starts_from_the_profile():
     assert cost.step_seconds(0, 0) == 21e-3
     assert cost.step_seconds(10, 100_000) == pytest.approx(21e-3 + 792e-6 + 3.49e-3)
     assert cost.kv_token_seconds == 34.9e-9
-    assert (cost.prefill_scale, cost.step_scale, cost.overhead_seconds) == (1, 1, 0)
+    assert (cost.prefill_scale, cost.step_scale, cost.scalars.overhead) == (1, 1, 0)
 
 
 def test_context_costs_attention():
@@ -42,7 +42,7 @@ def test_prefill_is_learned_from_mixed_prompts(scale, overhead):
         seconds = overhead + scale * truth.prefill_seconds(tokens)
         cost.learn_prefill(tokens, 0, seconds * chance.uniform(0.8, 1.25))
     for tokens in (900, 4000, 12_000):
-        predicted = cost.overhead_seconds + cost.prefill_seconds(tokens)
+        predicted = cost.scalars.overhead + cost.prefill_seconds(tokens)
         assert predicted == pytest.approx(overhead + scale * truth.prefill_seconds(tokens), rel=0.3)
 
 
@@ -51,10 +51,10 @@ def test_prompts_of_one_length_teach_their_time(seconds):
     # 256 tokens each: 20 ms on the default profile. Tiny models on a CPU and slow ones alike.
     cost = FittedCost(BIG)
     cost.learn_prefill(256, 0, seconds)
-    assert cost.overhead_seconds + cost.prefill_seconds(256) == pytest.approx(seconds, rel=0.5)
+    assert cost.scalars.overhead + cost.prefill_seconds(256) == pytest.approx(seconds, rel=0.5)
     for _ in range(10):
         cost.learn_prefill(256, 0, seconds)
-    assert cost.overhead_seconds + cost.prefill_seconds(256) == pytest.approx(seconds, rel=0.15)
+    assert cost.scalars.overhead + cost.prefill_seconds(256) == pytest.approx(seconds, rel=0.15)
 
 
 def test_outliers_hardly_matter():
@@ -199,7 +199,7 @@ def test_whatever_is_seen_stays_within_bounds(seen):
     bounds = (1 / SCALE_BOUND, SCALE_BOUND)
     assert bounds[0] <= cost.prefill_scale <= bounds[1]
     assert bounds[0] <= cost.step_scale <= bounds[1]
-    assert 0 <= cost.overhead_seconds <= OVERHEAD_BOUND
+    assert 0 <= cost.scalars.overhead <= OVERHEAD_BOUND
     assert cost.prefill_seconds(0) == 0
     assert cost.prefill_seconds(-5, -5) == 0
     assert cost.step_seconds(-1, -1) > 0
@@ -244,7 +244,6 @@ def test_the_scalars_are_the_model_whenever_they_are_asked_for(seen, ask):
     alone = never_asked_before
     assert alone.scalars.prefill_token == pytest.approx(alone.prefill_scale * BIG.prefill_token)
     assert alone.scalars.step == pytest.approx(alone.step_scale * BIG.step)
-    assert alone.scalars.overhead == alone.overhead_seconds
 
 
 def test_scalars_follow_the_peers():
@@ -298,10 +297,10 @@ def test_what_is_not_fitted_has_no_peers():
         fitted.learn_prefill(4000, 0, 5 * BIG.prefill_token * 4000)
         fitted.learn_step(4, 1000, 5 * BIG.step)
     assert peers.count == 1
-    assert (given.prefill_scale, given.step_scale, given.overhead_seconds) == (1, 1, 0)
+    assert (given.prefill_scale, given.step_scale, given.scalars.overhead) == (1, 1, 0)
     assert given.prefill_seconds(4000) == FittedCost(BIG).prefill_seconds(4000)
     fitted.restart(Costs(fit=False), peers)
-    assert (fitted.prefill_scale, fitted.step_scale, fitted.overhead_seconds) == (1, 1, 0)
+    assert (fitted.prefill_scale, fitted.step_scale, fitted.scalars.overhead) == (1, 1, 0)
     assert peers.count == 0
 
 
@@ -333,7 +332,7 @@ def test_whatever_whole_answers_say_stays_within_bounds(seen):
         cost.learn_whole(tokens, context, running, kv, steps, seconds, ahead=context, ahead_attention=kv)
     for scale in (cost.prefill_scale, cost.step_scale):
         assert 1 / SCALE_BOUND <= scale <= SCALE_BOUND
-    assert 0 <= cost.overhead_seconds <= OVERHEAD_BOUND
+    assert 0 <= cost.scalars.overhead <= OVERHEAD_BOUND
 
 
 def test_what_was_queued_is_no_part_of_the_own_prompt_s_cost():

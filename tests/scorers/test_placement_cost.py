@@ -17,8 +17,13 @@ ATTENTION = Physics(quadratic=1e-6)
 """With 1 us for each pair of a new token and one before it."""
 
 
+def seconds(one: PlacementCost, asked, there) -> float:
+    """The cost of ``asked`` on the endpoint ``there``."""
+    return sum(one.explain(asked, there).values())
+
+
 def cost(asked, **work) -> float:
-    return scorer().seconds(asked, endpoint(0, cost=ATTENTION, **work))
+    return seconds(scorer(), asked, endpoint(0, cost=ATTENTION, **work))
 
 
 def test_an_idle_endpoint_costs_the_prefill_of_what_it_does_not_hold() -> None:
@@ -56,7 +61,7 @@ def test_a_new_token_pushes_out_another() -> None:
     prefill = 0.4
     for work in ({}, {"requests": 2, "kv_tokens": 500}):
         there = endpoint(0, **work)
-        without, half = scorer().seconds(asked, there), scorer(reuse=0.5).seconds(asked, there)
+        without, half = seconds(scorer(), asked, there), seconds(scorer(reuse=0.5), asked, there)
         assert half - without == pytest.approx(0.5 * prefill)
     assert PlacementCost.Parameters().reuse == 0.5
 
@@ -74,15 +79,15 @@ def held(prompt, **tiers):
 def test_what_is_held_off_the_gpu_costs_its_fetch() -> None:
     there = endpoint(0)
     parameters = {"cpu_fetch": 1e-4, "storage_fetch": 5e-4}
-    on_gpu = scorer(**parameters).seconds(held(1000, gpu=800), there)
-    below = scorer(**parameters).seconds(held(1000, gpu=100, cpu=500, storage=200), there)
+    on_gpu = seconds(scorer(**parameters), held(1000, gpu=800), there)
+    below = seconds(scorer(**parameters), held(1000, gpu=100, cpu=500, storage=200), there)
     assert below - on_gpu == pytest.approx(500e-4 + 200 * 5e-4)
-    cold = scorer(**parameters).seconds(held(1000), there)
+    cold = seconds(scorer(**parameters), held(1000), there)
     assert on_gpu < below < cold
     # Less than a block is held: nothing is served from it, and nothing fetched.
     unusable = request(1000)
     unusable.matches = Matches({0: Match(cpu=10, expected_hit=0)})
-    assert scorer(**parameters).seconds(unusable, there) == cold
+    assert seconds(scorer(**parameters), unusable, there) == cold
 
 
 def test_a_copy_on_the_cpu_is_worth_nearly_its_prefill() -> None:
@@ -233,4 +238,4 @@ def test_room_in_an_engine_that_has_shrunk_since_is_none_or_all(capacity) -> Non
     asked.matches = Matches(room={0: 4000})
     one = scorer(reuse=0.5)
     assert one.explain(asked, there)["displaced"] == pytest.approx(0.0 if capacity else 0.5)
-    assert one.score(asked, [there]) == pytest.approx([1 / (1 + one.seconds(asked, there))])
+    assert one.score(asked, [there]) == pytest.approx([1 / (1 + seconds(one, asked, there))])
