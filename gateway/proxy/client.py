@@ -29,6 +29,9 @@ from aiohttp import web
 NO_CONTENT = 204
 """The one status of a proxied answer that has no body, and says no length."""
 
+TOGETHER = 64
+"""Answers that are written to together: some two milliseconds' work, for which the first of them waits at most."""
+
 _REASONS = {status.value: status.phrase for status in HTTPStatus}
 
 
@@ -43,10 +46,13 @@ class Outbox:
         self._answers: list[ClientAnswer] = []
 
     def add(self, answer: ClientAnswer) -> None:
-        """Call its ``flush`` at the end of this turn."""
-        if not self._answers:
+        """Call its ``flush`` at the end of this turn, or when there are ``TOGETHER``."""
+        answers = self._answers
+        answers.append(answer)
+        if len(answers) == 1:
             asyncio.get_running_loop().call_soon(self._write)
-        self._answers.append(answer)
+        elif len(answers) >= TOGETHER:
+            self._write()
 
     def _write(self) -> None:
         answers, self._answers = self._answers, []

@@ -73,6 +73,8 @@ class Renderer:
         # A function of the class says where it was defined.
         kind = type(loaded.tokenizer)
         self._plain = kind.apply_chat_template.__module__ == kind.get_chat_template.__module__ == LIBRARY
+        # The library makes it anew each time, and nobody changes it.
+        self._special = dict(loaded.tokenizer.special_tokens_map)
         self._thoughtless: str | None = None
         self._systems_first: bool | None = None
 
@@ -119,7 +121,7 @@ class Renderer:
             return self._tokenizer.apply_chat_template(
                 conversation, tools=tools, chat_template=template, tokenize=False, **given
             )
-        seen = {"add_generation_prompt": False, **self._tokenizer.special_tokens_map, **given}
+        seen = {"add_generation_prompt": False, **self._special, **given}
         seen.pop("continue_final_message", None)
         return compiled.render(messages=conversation, tools=tools, documents=None, **seen)
 

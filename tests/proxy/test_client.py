@@ -9,7 +9,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 import pytest
 from aiohttp import web
 
-from gateway.proxy.client import ClientAnswer, ClientConnection, Outbox
+from gateway.proxy.client import TOGETHER, ClientAnswer, ClientConnection, Outbox
 from tests.support.wait import eventually
 
 Handler = Callable[[web.BaseRequest], Awaitable[web.StreamResponse]]
@@ -312,3 +312,26 @@ class Noting:
 
     def __getattr__(self, name: str) -> object:
         return getattr(self._real, name)
+
+
+class Flushed:
+    """In the place of an answer: counts."""
+
+    def __init__(self) -> None:
+        self.times = 0
+
+    def flush(self) -> None:
+        self.times += 1
+
+
+async def test_with_many_answers_the_first_does_not_wait_for_the_last():
+    outbox, answers = Outbox(), [Flushed() for _ in range(TOGETHER + 3)]
+    for answer in answers:
+        outbox.add(answer)
+    assert [answer.times for answer in answers] == [1] * TOGETHER + [0] * 3
+    await asyncio.sleep(0)
+    assert {answer.times for answer in answers} == {1}
+    outbox.add(answers[0])
+    await asyncio.sleep(0)
+    await asyncio.sleep(0)
+    assert answers[0].times == 2
