@@ -109,12 +109,11 @@ class ModelTokens:
         if why is None:
             try:
                 found = await self._tokens_of(prompt)
-                own = found.ids if found.single and not found.why else None
                 if self.parity.trusted:
                     if found.why:
                         self._observer.tokens_estimated(self._model, found.why)
-                    return replace(found, own=own)
-                why = Why.PARITY
+                    return found
+                why, own = Why.PARITY, found.own
             except Unrenderable as unrenderable:
                 why = unrenderable.why
         raws = (
@@ -177,7 +176,8 @@ class ModelTokens:
 
     def _finish(self, reading: Reading) -> Prompt:
         assert self._encoder is not None
-        return _exact(self._encoder.finish(reading))
+        ids = self._encoder.finish(reading)
+        return _exact(ids, own=ids[0] if len(ids) == 1 else None)
 
     def _guarded(self, step: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
         """Blocking. Whatever ``step`` raises is Unrenderable."""
@@ -205,5 +205,5 @@ class ModelTokens:
         return replace(prompt, count=max(1, sum(map(len, raws)) // BYTES_PER_TOKEN), single=False)
 
 
-def _exact(ids: Sequence[array[int]]) -> Prompt:
-    return Prompt(ids=ids[0], count=sum(map(len, ids)), exact=True, single=len(ids) == 1)
+def _exact(ids: Sequence[array[int]], own: array[int] | None = None) -> Prompt:
+    return Prompt(ids=ids[0], count=sum(map(len, ids)), exact=True, single=len(ids) == 1, own=own)
