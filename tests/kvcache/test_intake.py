@@ -42,10 +42,11 @@ class Connecting(FakeEngine):
 
 @pytest.fixture
 async def intake(tally: Tally) -> AsyncIterator[Intake]:
-    one = Intake(f"tcp://127.0.0.1:{free_in_a_row(2)}", [], tally)
-    one.start(Pace(TICK))
+    one, pace = Intake(f"tcp://127.0.0.1:{free_in_a_row(2)}", [], tally), Pace(TICK)
+    one.start(pace)
     yield one
     await one.close()
+    assert pace._timer is None, "nothing is left behind"
 
 
 @pytest.fixture
