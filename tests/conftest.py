@@ -13,8 +13,11 @@ from simulator.tokenizer import build_tokenizer
 # inherit that: tests of interrupts then wait for ever.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
-# How long an example takes is the machine's business, and no test's.
-settings.register_profile("kvgate", deadline=None)
+# How long an example takes is the machine's business, and no test's. Each run draws other examples: half of Hypothesis's
+# hundred where a test does not say how many it needs, since most of such a test's time is Hypothesis's own. The whole
+# hundred with ``--hypothesis-profile thorough``, as ``make test-slow`` does it.
+settings.register_profile("kvgate", deadline=None, max_examples=50)
+settings.register_profile("thorough", deadline=None)
 settings.load_profile("kvgate")
 
 
