@@ -8,16 +8,16 @@ import pytest
 from hypothesis import settings
 
 from simulator.tokenizer import build_tokenizer
+from tests.support.examples import SHARE, THOROUGH
 
 # A shell that runs the suite in the background has it ignore Ctrl-C, and every process that a test starts would
 # inherit that: tests of interrupts then wait for ever.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
-# How long an example takes is the machine's business, and no test's. Each run draws other examples: half of Hypothesis's
-# hundred where a test does not say how many it needs, since most of such a test's time is Hypothesis's own. The whole
-# hundred with ``--hypothesis-profile thorough``, as ``make test-slow`` does it.
-settings.register_profile("kvgate", deadline=None, max_examples=50)
-settings.register_profile("thorough", deadline=None)
+# How long an example takes is the machine's business, and no test's. Where a test does not say how many it wants, it
+# wants Hypothesis's hundred.
+settings.register_profile("kvgate", deadline=None, max_examples=100 // SHARE)
+settings.register_profile(THOROUGH, deadline=None, max_examples=100)
 settings.load_profile("kvgate")
 
 
