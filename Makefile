@@ -29,8 +29,9 @@ demo: install ## four simulated engines, round robin against the default profile
 test: install ## the test suite (no engine needed)
 	$(BIN)/python -m pytest -n $(JOBS) --dist loadgroup --ignore tests/engines -m "not slow"
 
-test-slow: install ## what takes minutes: the container image's install and start, in an empty venv
+test-slow: install ## what takes minutes: the container image's install and start, in an empty venv; properties on more examples
 	$(BIN)/python -m pytest --ignore tests/engines -m slow
+	$(BIN)/python -m pytest -n $(JOBS) --ignore tests/engines -m "hypothesis and not slow" --hypothesis-profile thorough
 
 check: install ## format, lint and types
 	$(BIN)/ruff format --check .

@@ -8,13 +8,16 @@ import pytest
 from hypothesis import settings
 
 from simulator.tokenizer import build_tokenizer
+from tests.support.examples import SHARE, THOROUGH
 
 # A shell that runs the suite in the background has it ignore Ctrl-C, and every process that a test starts would
 # inherit that: tests of interrupts then wait for ever.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
-# How long an example takes is the machine's business, and no test's.
-settings.register_profile("kvgate", deadline=None)
+# How long an example takes is the machine's business, and no test's. Where a test does not say how many it wants, it
+# wants Hypothesis's hundred.
+settings.register_profile("kvgate", deadline=None, max_examples=100 // SHARE)
+settings.register_profile(THOROUGH, deadline=None, max_examples=100)
 settings.load_profile("kvgate")
 
 

@@ -23,6 +23,7 @@ from xxhash import xxh3_64_intdigest
 from gateway.framework import Clock, Observer
 from gateway.kvcache.applying import Applying
 from gateway.kvcache.index import CacheIndex
+from gateway.kvcache.pace import TICK
 from gateway.kvcache.replay import ReplayBroken, replay, sequence_of
 from gateway.kvcache.settings import CacheSettings
 from gateway.kvcache.sockets import Bell, Change, Inlet
@@ -109,8 +110,10 @@ class Following:
                 case list(frames):  # first, as it is nearly always
                     await self._hear(frames)
                 case None if self.asleep:
-                    self.asleep = False
-                    await self._applying.reset()
+                    # What it said before may have come, and not been looked at yet.
+                    if not await inlet.bell.wait(TICK):
+                        self.asleep = False
+                        await self._applying.reset()
                 case None:
                     await inlet.bell.wait(self._patience())
                 case Change.CONNECTED:

@@ -23,16 +23,13 @@ import zmq
 from zmq.utils.monitor import parse_monitor_message
 
 from gateway.framework import Observer, TaskSet
-from gateway.kvcache.pace import Pace
+from gateway.kvcache.pace import TOGETHER, Pace
 from gateway.kvcache.sockets import QUEUE, Bell, Change, Inlet, Ready, open_monitor, open_socket
 
 log = logging.getLogger("kvgate.kvcache")
 
 MAX_MESSAGE = 64 * 1024 * 1024
 """Bytes of a message; a connection that sends more is closed. A prompt of a million tokens is 5 MB."""
-
-SLICE = 64
-"""Messages between two turns of the loop: half a millisecond."""
 
 STRANGERS = 100
 """Topics that nobody has, of which each is logged once; more are only counted."""
@@ -195,7 +192,7 @@ class Port:
     async def run(self) -> None:
         message = None
         while True:
-            for _ in range(SLICE):
+            for _ in range(TOGETHER):  # each message may be for another follower
                 if message is None:
                     message = self._messages.take_from()
                 # A connection's changes come before what is heard on it: they are there by now, signalled or not.

@@ -13,7 +13,11 @@ from typing import Protocol
 TICK = 0.05
 """Seconds between two looks, and so what is known of a cache may be older by that. It is little beside what a decision
 waits for and lasts: scrapes come each second, blocks stay for minutes, and what we have placed ourselves is predicted
-until its events come. At 20 looks a second, the loop's waking itself is no cost any more."""
+until its events come. Twice as long would save another fifth of what the events of four busy engines cost."""
+
+TOGETHER = 4
+"""Engines whose messages are taken between two turns of the loop: half a millisecond. A hundred engines' at once would
+hold up all that the gateway relays for 20 ms."""
 
 
 class Paced(Protocol):
@@ -45,6 +49,11 @@ class Pace:
 
     def _look(self) -> None:
         self._timer = asyncio.get_running_loop().call_later(self._tick, self._look)
-        for one in list(self._joined):
-            if not one.look():
+        self._look_at(list(self._joined))
+
+    def _look_at(self, some: list[Paced]) -> None:
+        for one in some[:TOGETHER]:
+            if one in self._joined and not one.look():  # who has left meanwhile may be closed
                 self.leave(one)
+        if others := some[TOGETHER:]:
+            asyncio.get_running_loop().call_soon(self._look_at, others)

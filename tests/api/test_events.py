@@ -6,13 +6,14 @@ from collections.abc import Iterable
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from gateway.api import events
 from gateway.api.events import EventObserver
 from gateway.api.usage import Usage
 from gateway.framework import Kind
+from tests.support.examples import examples
 
 DATA = Path(__file__).parent.parent / "data" / "api"
 
@@ -283,7 +284,7 @@ def streams(draw: st.DrawFn) -> tuple[Kind, bytes]:
     return kind, raw[: draw(st.integers(0, len(raw)))] if draw(st.booleans()) else raw
 
 
-@settings(max_examples=300)
+@examples(300)
 @given(streams(), st.data())
 def test_any_cut_gives_the_same_as_the_whole(stream: tuple[Kind, bytes], data: st.DataObject) -> None:
     kind, raw = stream

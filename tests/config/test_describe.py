@@ -3,7 +3,7 @@ from __future__ import annotations
 import dataclasses
 
 import yaml
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from gateway.config.describe import MASK, describe
@@ -12,6 +12,7 @@ from gateway.config.registry import discover
 from gateway.config.settings import Config, ModelSettings
 from gateway.fleet.settings import EndpointSettings
 from gateway.proxy.settings import ListenSettings, TimeoutSettings
+from tests.support.examples import examples
 
 MODELS = "models:\n- name: m\n  endpoints:\n  - url: http://a:1\n"
 
@@ -90,7 +91,7 @@ free = st.recursive(
 REGISTRY = discover()
 
 
-@settings(max_examples=60)
+@examples(60)
 @given(
     names=st.lists(texts, min_size=1, max_size=4, unique=True),
     labels=st.dictionaries(texts, texts, max_size=3),

@@ -1,12 +1,13 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from gateway.config import document
 from gateway.config.document import read, read_text
 from gateway.errors import ConfigError
+from tests.support.examples import examples
 
 
 def value(text, **environ):
@@ -218,7 +219,7 @@ def test_a_byte_order_mark_is_no_part_of_the_text(tmp_path) -> None:
     assert read(tmp_path / "bom", {})[0] == {"a": 1}
 
 
-@settings(max_examples=150)
+@examples(150)
 @given(st.text(alphabet=st.sampled_from("ab:-[]{}&*<>!|'\"#%@`?,$~ \n\t0.") | st.characters(), max_size=60))
 def test_any_text_is_read_or_refused_with_the_file_named(text) -> None:
     problem = ""

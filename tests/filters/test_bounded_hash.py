@@ -4,12 +4,13 @@ from array import array
 from collections import Counter
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from filters.bounded_hash import SPARE, BoundedHash
 from gateway.framework import Model
 from tests.scheduling.candidates import context, endpoint, names, request
+from tests.support.examples import examples
 
 
 def rule(**parameters) -> BoundedHash:
@@ -58,7 +59,7 @@ def test_shares_are_even_and_a_new_endpoint_moves_only_its_own() -> None:
     assert [home(ring, asking(number), fleet(8)) for number in range(2000)] == before
 
 
-@settings(max_examples=50)
+@examples(50)
 @given(st.lists(st.integers(0, 50), min_size=2, max_size=8), st.integers(0, 1000), st.floats(1, 3))
 def test_nobody_gets_more_than_its_bound(loads, number, factor) -> None:
     busy = [endpoint(slot, requests=requests) for slot, requests in enumerate(loads)]

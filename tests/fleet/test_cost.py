@@ -3,13 +3,14 @@ from __future__ import annotations
 from random import Random
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from gateway.fleet.cost import OVERHEAD_BOUND, SCALE_BOUND, FittedCost, Peers
 from gateway.fleet.hardware import PROFILES, VALUES, Costs
 from gateway.fleet.ledger import Ledger
 from gateway.framework import EngineMetrics
+from tests.support.examples import examples
 
 BIG = Costs()  # 70B on four H100
 
@@ -191,7 +192,7 @@ ANYTHING = st.one_of(st.floats(allow_nan=True, allow_infinity=True), st.floats(1
         st.tuples(st.booleans(), st.integers(-10, 2_000_000), st.integers(-10, 2_000_000), ANYTHING), max_size=40
     )
 )
-@settings(max_examples=150)
+@examples(150)
 def test_whatever_is_seen_stays_within_bounds(seen):
     cost = FittedCost(BIG)
     for prefill, first, second, seconds in seen:
@@ -222,7 +223,7 @@ def test_ttft_counts_the_queue_and_what_runs(manual_clock):
     seen=st.lists(st.tuples(st.booleans(), st.integers(0, 2), st.integers(1, 50_000), ANYTHING), max_size=40),
     ask=st.lists(st.booleans(), min_size=40, max_size=40),
 )
-@settings(max_examples=150)
+@examples(150)
 def test_the_scalars_are_the_model_whenever_they_are_asked_for(seen, ask):
     """They are kept between two observations; those of the peers count within one turn."""
     peers = Peers()
@@ -325,7 +326,7 @@ def test_a_part_of_an_observation_counts_as_that():
 
 
 @given(st.lists(st.tuples(*[st.integers(-5, 10**6)] * 4, st.floats(-1, 1e4), ANYTHING), max_size=30))
-@settings(max_examples=100)
+@examples(100)
 def test_whatever_whole_answers_say_stays_within_bounds(seen):
     cost = FittedCost(BIG)
     for tokens, context, running, kv, steps, seconds in seen:

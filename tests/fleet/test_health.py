@@ -3,11 +3,12 @@ from __future__ import annotations
 from random import Random
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from gateway.fleet.health import COLDEST, JITTER, Health
 from gateway.fleet.settings import HealthSettings
+from tests.support.examples import examples
 
 SETTINGS = HealthSettings(failures=2, backoff=0.5, max_backoff=4.0, slow_start=10.0)
 
@@ -159,7 +160,7 @@ NEWS = st.one_of(
 
 
 @given(news=st.lists(NEWS, max_size=80), seed=st.integers(0, 1000))
-@settings(max_examples=150)
+@examples(150)
 def test_whatever_happens(manual_clock, news, seed):
     clock = manual_clock()
     health = Health(SETTINGS, clock, Random(seed))

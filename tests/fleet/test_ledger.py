@@ -3,11 +3,12 @@ from __future__ import annotations
 from random import Random
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from gateway.fleet.ledger import GAUGE_LAG, SPARE_EXPIRIES, Ledger
 from gateway.framework import EngineMetrics
+from tests.support.examples import examples
 
 ACTIONS = st.one_of(
     st.just(("first_token",)),
@@ -23,7 +24,7 @@ REQUESTS = st.tuples(
 
 
 @given(requests=st.lists(REQUESTS, max_size=12), seed=st.integers(0, 2**32))
-@settings(max_examples=150)
+@examples(150)
 def test_any_interleaving_ends_at_zero_and_never_goes_below(manual_clock, requests, seed):
     clock, order = manual_clock(), Random(seed)
     ledger = Ledger(clock)

@@ -3,11 +3,12 @@ from __future__ import annotations
 import re
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from gateway.fleet.scrape import LOOK_AGAIN, MAX_SAMPLES, Scrape, ScrapeReader, read, restarted
 from gateway.framework import EngineMetrics, Moved
+from tests.support.examples import examples
 
 ONE = b"""# HELP process_start_time_seconds Start time
 process_start_time_seconds 1.5e+09
@@ -223,7 +224,7 @@ WORDS = sorted({*re.findall(rb"[^ {},\n]+|[ {},\n]", ONE), b'"None"', b"\xff", b
 
 
 @given(st.lists(st.sampled_from(WORDS) | st.binary(max_size=8), max_size=60).map(b"".join), st.integers(0, 400))
-@settings(max_examples=200)
+@examples(200)
 def test_no_text_raises_and_memory_changes_nothing(noise, cut):
     reader = ScrapeReader()
     for text in (ONE, ONE[:cut] + noise + ONE[cut:], noise, noise + ONE, ONE):

@@ -3,7 +3,6 @@ from __future__ import annotations
 import asyncio
 from random import Random
 
-from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
@@ -11,6 +10,7 @@ from gateway.fleet.fleet import Fleet
 from gateway.fleet.ranks import ranks_of
 from gateway.fleet.settings import EndpointSettings, FleetSettings
 from gateway.framework import NULL_OBSERVER, Model, SystemClock
+from tests.support.examples import examples
 
 
 class Places(RuleBasedStateMachine):
@@ -119,5 +119,5 @@ class Places(RuleBasedStateMachine):
             assert endpoint.load.requests == len(shared)
 
 
-Places.TestCase.settings = settings(max_examples=60, stateful_step_count=30)
+Places.TestCase.settings = examples(60, stateful_step_count=30)
 TestPlaces = Places.TestCase

@@ -5,13 +5,14 @@ from collections import deque
 from random import Random
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from gateway.errors import Saturated
 from gateway.flow.admission import LATEST, SOONEST, Admission
 from gateway.flow.settings import FlowSettings
 from gateway.framework import NULL_OBSERVER
+from tests.support.examples import examples
 
 
 @pytest.fixture
@@ -253,7 +254,7 @@ async def test_retry_after_follows_the_rate_of_departures(gate, clock):
     queue=st.integers(0, 4),
     actions=st.lists(st.sampled_from(["enter", "leave", "cancel", "expire", "step", "advance"]), max_size=60),
 )
-@settings(max_examples=150)
+@examples(150)
 def test_no_interleaving_loses_or_invents_a_place(manual_clock, seed, limit, queue, actions):
     async def run() -> None:
         clock, chance = manual_clock(), Random(seed)

@@ -1,12 +1,13 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 from collections.abc import Callable
 
 import pytest
 import uvloop
 
-from gateway.kvcache.pace import Pace
+from gateway.kvcache.pace import TOGETHER, Pace
 from tests.support.wait import eventually
 
 LOOPS = [asyncio.new_event_loop, uvloop.new_event_loop]
@@ -64,3 +65,26 @@ async def test_nobody_leaves_no_timer():
     pace = Pace(0.0)
     pace.join(Counting(1))
     await eventually(lambda: pace._timer is None, "the last has left by itself")
+
+
+@pytest.mark.parametrize("loop_factory", LOOPS)
+def test_others_run_while_many_are_looked_at(loop_factory: Callable[[], asyncio.AbstractEventLoop]):
+    async def look() -> None:
+        pace, many = Pace(60.0), [Counting() for _ in range(3 * TOGETHER + 1)]
+        for one in many:
+            pace.join(one)
+        pace._look()
+        looked = [sum(len(one.at) for one in many)]
+        pace.leave(many[-2])  # as one that is closed
+        while looked[-1] < len(many) - 1:
+            await asyncio.sleep(0)
+            looked.append(sum(len(one.at) for one in many))
+        assert looked[0] == TOGETHER
+        assert max(later - earlier for earlier, later in itertools.pairwise(looked)) <= TOGETHER
+        assert not many[-2].at
+        for one in many:
+            pace.leave(one)
+        assert pace._timer is None
+
+    with asyncio.Runner(loop_factory=loop_factory) as runner:
+        runner.run(look())

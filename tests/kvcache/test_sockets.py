@@ -170,27 +170,27 @@ async def test_who_keeps_pace_is_woken_once_a_tick():
         assert (await next_of(inlet))[1][-1] == 0
         assert inlet.take() is None
         assert not inlet._messages._heard
-        send(socket, 1, 3)
-        await eventually(inlet._messages.is_there, "they have come")
+        send(socket, 1, 1)
+        await eventually(inlet._messages.is_there, "it has come")
         for _ in range(100):
             await asyncio.sleep(0)
         assert not await inlet.bell.wait(0)
-        assert [inlet.take()[1][-1] for _ in range(3)] == [1, 2, 3], "who asks all the same gets them"
+        assert inlet.take()[1][-1] == 1, "who asks all the same gets it"
         assert inlet.take() is None
-        send(socket, 4, 1)
+        send(socket, 2, 1)
         await eventually(inlet._messages.is_there, "it has come")
         assert not await inlet.bell.wait(0)
         pace._look()
         assert await inlet.bell.wait(0)
-        assert inlet.take()[1][-1] == 4
+        assert inlet.take()[1][-1] == 2
         assert inlet.take() is None
         for look in range(SILENT):
             assert not inlet._messages._heard, look
             pace._look()
         assert inlet._messages._heard
         assert pace._timer is None
-        send(socket, 5, 1)
-        assert (await next_of(inlet))[1][-1] == 5, "it wakes again"
+        send(socket, 3, 1)
+        assert (await next_of(inlet))[1][-1] == 3, "it wakes again"
         assert pace._timer is not None
     assert pace._timer is None
 

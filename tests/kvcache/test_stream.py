@@ -110,6 +110,19 @@ async def test_an_engine_that_sleeps_is_cleared_after_all_that_it_has_said(engin
     await eventually(lambda: follower.index.blocks == 0, "it falls asleep again, and has nothing to say")
 
 
+async def test_what_an_engine_has_said_and_nobody_has_looked_at_is_cleared_too(engine, follower, monkeypatch):
+    monkeypatch.setattr("gateway.kvcache.following.TICK", 1.0)
+    await live(follower, engine)
+    follower.streams[0].fell_asleep()
+    for _ in range(10):
+        await asyncio.sleep(0)
+    assert follower.tally.events["cleared"] == 0
+    await engine.publish(stored([11], ids(1)))
+    await held(follower, 0, 1)
+    await eventually(lambda: follower.tally.events["cleared"] == 1, "it is cleared")
+    assert tokens_held(follower.index, 0, ids(1)) == 0
+
+
 async def test_garbage_is_counted_and_survived(engine, follower):
     await live(follower, engine)
     await engine.send_frames(b"kv")

@@ -1,12 +1,13 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 
 from gateway.observability.instruments import Counts, Instrument, Instruments, Spreads
+from tests.support.examples import examples
 
 BOUNDS = (0.1, 0.5, 2.0)
 LABELS = st.tuples(st.text(max_size=5), st.text('\\"\n{},=é', max_size=5))
@@ -29,7 +30,7 @@ def both(ours: Instrument) -> tuple[bytes, bytes]:
     return b"".join(ours.text()), generate_latest(registry)
 
 
-@settings(max_examples=100)
+@examples(100)
 @given(st.lists(st.tuples(LABELS, st.integers(0, 10**9) | st.floats(0, 1e12)), max_size=8))
 def test_counters_are_the_client_librarys(counted) -> None:
     ours, theirs = Counts("c", "What it is.", "z", "a"), Counter("c", "What it is.", ("z", "a"), registry=None)
@@ -42,7 +43,7 @@ def test_counters_are_the_client_librarys(counted) -> None:
     assert read(text) == read(made) == read(generate_latest(registry))
 
 
-@settings(max_examples=100)
+@examples(100)
 @given(st.lists(st.tuples(LABELS, st.floats(0, 4) | st.sampled_from(BOUNDS)), max_size=20))
 def test_histograms_are_the_client_librarys(observed) -> None:
     ours = Spreads("h", "What it is.", BOUNDS, "z", "a")

@@ -5,13 +5,14 @@ import warnings
 
 import orjson
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from gateway.framework import ManualClock
 from gateway.observability.logs import Bridge, configure
 from gateway.observability.settings import LogSettings
 from tests.observability.conftest import Lines
+from tests.support.examples import examples
 
 
 @pytest.fixture
@@ -131,7 +132,7 @@ def test_a_traceback_without_the_values_of_variables(opened, lines, format_) -> 
     assert "a private prompt" not in lines.text
 
 
-@settings(max_examples=60)
+@examples(60)
 @given(text=st.text(max_size=30), format_=st.sampled_from(["json", "text"]))
 def test_a_clients_text_cannot_write_a_line_of_its_own(text, format_) -> None:
     lines = Lines()

@@ -3,13 +3,14 @@ from __future__ import annotations
 import threading
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from prometheus_client.parser import text_string_to_metric_families
 
 from gateway.framework import Observer
 from gateway.observability.metrics import Metrics
 from gateway.observability.observers import METHODS
+from tests.support.examples import examples
 
 Series = dict[tuple[str, frozenset[tuple[str, str]]], float]
 
@@ -246,7 +247,7 @@ def test_names_of_dropped_endpoints_are_not_kept_for_ever(metrics) -> None:
     assert not metrics._present.in_flight
 
 
-@settings(max_examples=60)
+@examples(60)
 @given(st.lists(st.sampled_from(["+a", "-a", "drop a", "+b", "-b", "drop b"]), max_size=40))
 def test_in_flight_is_never_negative_and_never_a_ghost(steps) -> None:
     metrics = Metrics(_Still())

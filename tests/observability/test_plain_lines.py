@@ -8,7 +8,7 @@ from dataclasses import replace
 
 import orjson
 import pytest
-from hypothesis import example, given, settings
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from gateway.framework import ManualClock
@@ -18,6 +18,7 @@ from gateway.observability.redaction import Redaction, _holds_secret
 from gateway.observability.request_log import RequestLog, request_fields
 from gateway.observability.settings import LogSettings
 from tests.observability.conftest import ANSWERED, Lines
+from tests.support.examples import examples
 
 SECRET = "conf1gured"
 WORDS = st.sampled_from(
@@ -51,7 +52,7 @@ def open_logs(stream: io.BytesIO, format_: str, level: str = "info") -> Logs:
     return configure(settings, stream=stream, clock=ManualClock(1000.0, epoch=1_800_000_000.0), secrets=[SECRET])
 
 
-@settings(max_examples=150, deadline=None)
+@examples(150)
 @given(request=REQUESTS, format_=st.sampled_from(["json", "text"]))
 @example(request=replace(ANSWERED, request_id="\ud800"), format_="json")
 @example(request=replace(ANSWERED, request_id="\ud800"), format_="text")
@@ -95,7 +96,7 @@ HOSTILE = st.lists(CREDENTIALS | ODD | ANY_TEXT, max_size=4).map("".join)
 VALUES = HOSTILE | st.integers(-(2**63), 2**63 - 1) | st.floats() | st.booleans()
 
 
-@settings(max_examples=300)
+@examples(300)
 @given(
     fields=st.dictionaries(st.sampled_from(["request_id", "error", "model", "route", "ttft"]), VALUES, min_size=1),
     format_=st.sampled_from(["json", "text"]),

@@ -1,10 +1,11 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import example, given, settings
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from gateway.observability.redaction import MASK, Redaction
+from tests.support.examples import examples
 
 redact = Redaction()
 
@@ -74,7 +75,7 @@ def test_objects_become_their_masked_text() -> None:
 ANY = st.text(max_size=20)
 
 
-@settings(max_examples=100)
+@examples(100)
 @given(before=ANY, secret=st.text(st.characters(exclude_characters="*"), min_size=6, max_size=30), after=ANY)
 @example(before="x", secret="a.*+b(", after="y")
 def test_a_configured_key_never_shows_wherever_it_stands(before, secret, after) -> None:

@@ -7,11 +7,12 @@ import itertools
 
 import orjson
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, given
 from hypothesis import strategies as st
 
 from gateway.proxy.settings import TimeoutSettings
 from tests.support.chat import DONE, ROLE, STREAMED, event
+from tests.support.examples import examples
 from tests.support.gateway import config_for, running
 from tests.support.wire import Connection, chunked, engine, raw_client, raw_post
 
@@ -68,7 +69,7 @@ async def test_a_cut_at_any_one_place_changes_nothing(name):
     assert all(seen == whole for seen in await seen_of([cut(said, [place]) for place in places]))
 
 
-@settings(max_examples=4, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@examples(4, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(data=st.data())
 @pytest.mark.parametrize("name", list(SAID))
 async def test_cuts_at_any_places_change_nothing(name, data):

@@ -10,7 +10,7 @@ import weakref
 from array import array
 
 import orjson
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from gateway.config.load import loads
@@ -22,6 +22,7 @@ from gateway.framework import NULL_OBSERVER, Context, Kind, Match, Matches, Mode
 from gateway.proxy.account import of_decision
 from gateway.proxy.decisions import Decision, Decisions
 from gateway.scheduling.trace import Trace
+from tests.support.examples import examples
 
 IDS = array("I", range(20_000))
 ONE = "models: [{name: m, endpoints: [{url: 'http://e:1'}]}]\n"
@@ -72,7 +73,7 @@ def shown(decision: Decision) -> dict:
     return of_decision(decision, 10.0, 1000.0)
 
 
-@settings(max_examples=30, deadline=None)
+@examples(30)
 @given(count=st.integers(1, 30), size=st.integers(2_000, 60_000), holders=st.lists(st.integers(0, 4), max_size=40))
 def test_it_keeps_the_newest_within_count_and_bytes(count: int, size: int, holders: list[int]) -> None:
     scene = Scene(4, count=count, size=size)

@@ -7,7 +7,6 @@ from random import Random
 from types import SimpleNamespace
 from typing import Any
 
-from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, invariant, rule
 
@@ -30,6 +29,7 @@ from gateway.framework import (
 )
 from gateway.proxy.exchange import BOOKED, Exchange
 from gateway.proxy.legs import Cause, LegFailed
+from tests.support.examples import examples
 
 ENDPOINTS = 3
 
@@ -171,7 +171,7 @@ class Requests(RuleBasedStateMachine):
 
 
 TestRequests = Requests.TestCase
-TestRequests.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
+TestRequests.settings = examples(60, stateful_step_count=40)
 
 
 def test_what_the_engine_counted_corrects_what_its_events_said() -> None:

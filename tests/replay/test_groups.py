@@ -6,12 +6,13 @@ from collections import Counter
 from itertools import pairwise
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from gateway.errors import ConfigError
 from gateway.replay.groups import BLOCK_TOKENS, Groups, Shape
 from gateway.replay.workload import Call
+from tests.support.examples import examples
 
 SMALL = Shape(groups=3, users=2, rounds=2, turns=3, shared=600, own=400, output=200, think=5.0)
 
@@ -100,7 +101,7 @@ def test_a_seed_is_one_workload() -> None:
     assert one == same != other
 
 
-@settings(max_examples=50)
+@examples(50)
 @given(
     shared=st.integers(0, 1500), own=st.integers(1, 900), output=st.integers(1, 900), turns=st.integers(1, 4),
     rate=st.none() | st.floats(0.1, 50),

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from gateway.config.load import loads
@@ -15,6 +15,7 @@ from gateway.framework import Endpoint, Kind, Model, Plan, Request, Role
 from gateway.scheduling.prefill_decode import THRESHOLD, PrefillDecode
 from gateway.scheduling.trace import Trace
 from tests.scheduling.candidates import context, endpoint, request
+from tests.support.examples import examples
 
 P, D, BOTH = Role.PREFILL, Role.DECODE, Role.BOTH
 
@@ -320,7 +321,7 @@ ENDPOINTS = st.lists(
 )
 
 
-@settings(max_examples=150)
+@examples(150)
 @given(
     ENDPOINTS,
     st.sampled_from([0, 200, 512]),

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import pytest
-from hypothesis import assume, given, settings
+from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from gateway.errors import NoEndpoint
@@ -15,6 +15,7 @@ from gateway.framework import Endpoint, EngineMetrics, Kind, Match, Matches, Mov
 from gateway.scheduling.prefill_decode import THRESHOLD, PrefillDecode
 from gateway.scheduling.split_cost import KV_BYTES, Assumptions, SplitCost
 from tests.scheduling.candidates import Physics, context, endpoint, request
+from tests.support.examples import examples
 
 P, D, BOTH = Role.PREFILL, Role.DECODE, Role.BOTH
 DEFAULTS = PrefillDecode.Parameters()
@@ -254,7 +255,7 @@ FLEETS = st.lists(
 )
 
 
-@settings(max_examples=200)
+@examples(200)
 @given(FLEETS, st.integers(1, 20_000), st.sampled_from([1e8, 25e9]))
 def test_no_other_plan_would_have_cost_less(
     drawn: list[tuple[Role, dict[str, Any], Physics, EngineMetrics, int]], tokens: int, rate: float
@@ -292,7 +293,7 @@ def test_no_other_plan_would_have_cost_less(
     assert cost == next(iter(made.costs.values()))
 
 
-@settings(max_examples=200)
+@examples(200)
 @given(LOADS, LOADS, PHYSICS, METRICS, st.integers(0, 5000), st.lists(st.integers(1, 40_000), min_size=2, max_size=6))
 def test_a_longer_prompt_never_turns_a_split_whole(
     prefilling: dict[str, Any],

@@ -5,13 +5,14 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from gateway.errors import NoEndpoint, PluginFailed
 from gateway.framework import Endpoint, Scored
 from gateway.scheduling.profile import Profile
 from tests.scheduling.candidates import Notes, endpoint, names, request
+from tests.support.examples import examples
 
 
 class Rule:
@@ -163,7 +164,7 @@ def test_the_trace_of_a_failure_ends_where_it_failed() -> None:
     assert trace.scored == ()
 
 
-@settings(max_examples=100)
+@examples(100)
 @given(data=st.data(), count=st.integers(1, 12), weights=st.lists(st.floats(0, 10), max_size=4))
 def test_whatever_scorers_say_the_best_valid_sum_wins(data: st.DataObject, count: int, weights: list[float]) -> None:
     endpoints = tuple(endpoint(slot) for slot in range(count))

@@ -6,11 +6,11 @@ from array import array
 from dataclasses import dataclass, field
 
 import pytest
-from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from simulator.blocks import BlockPool, Cleared, HashChain, Medium, Removed, Stored
+from tests.support.examples import examples
 
 SIZE = 4
 
@@ -242,4 +242,4 @@ class Pool(RuleBasedStateMachine):
 
 
 TestPool = Pool.TestCase
-TestPool.settings = settings(max_examples=60, stateful_step_count=30)
+TestPool.settings = examples(60, stateful_step_count=30)

@@ -7,13 +7,14 @@ from array import array
 from collections.abc import Iterable, Sequence
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from simulator.blocks import BlockPool, Cleared, HashChain, KvEvent, Removed, Stored
 from simulator.engine import Engine
 from simulator.job import Finish, Job, Output
 from simulator.settings import EngineSettings
+from tests.support.examples import examples
 
 BLOCK = 32
 """As in the captures."""
@@ -242,7 +243,7 @@ def test_what_can_never_run_is_refused(tokens: int) -> None:
         engine().submit(job(range(tokens)))
 
 
-@settings(max_examples=80)
+@examples(80)
 @given(
     prompts=st.lists(
         st.tuples(st.lists(st.integers(0, 1), min_size=1, max_size=30), st.integers(1, 20)), min_size=1, max_size=12
@@ -275,7 +276,7 @@ def test_every_job_ends_with_its_tokens_and_leaves_nothing(
     assert {name for name, count in heard.items() if count} == it.pool.held
 
 
-@settings(max_examples=60)
+@examples(60)
 @given(st.lists(st.lists(st.integers(0, 1), min_size=1, max_size=24), min_size=1, max_size=10), st.integers(6, 24))
 def test_one_after_the_other_a_hit_is_what_the_pool_holds(prompts: list[list[int]], blocks: int) -> None:
     """The reported hit equals the longest held prefix at that moment, cut to the prompt but one token."""

@@ -6,7 +6,7 @@ import itertools
 from collections.abc import Sequence
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from simulator.blocks import KvEvent, Removed, Stored
@@ -14,6 +14,7 @@ from simulator.engine import Engine
 from simulator.job import Finish, Job
 from simulator.settings import EngineSettings
 from tests.simulator.test_engine import BLOCK, engine, job, run
+from tests.support.examples import examples
 
 
 def waiting_job(prompt: Sequence[int], max_tokens: int = 1, size: int = BLOCK) -> Job:
@@ -130,7 +131,7 @@ def test_an_aborted_job_keeps_nothing() -> None:
 FATES = ("plain", "arrive", "recompute", "fail", "abort", "keep")
 
 
-@settings(max_examples=150)
+@examples(150)
 @given(
     jobs=st.lists(
         st.tuples(

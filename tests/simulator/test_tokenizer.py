@@ -8,11 +8,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from transformers import AutoTokenizer
 
 from simulator.tokenizer import BOS, ByteWords, FileWords, build_tokenizer, load_words
+from tests.support.examples import examples
 
 
 @pytest.fixture(scope="module")
@@ -72,7 +73,7 @@ def test_pieces_are_text_that_decodes_to_itself(folder: Path, kind: str) -> None
     assert words.decode([token for token, _ in some]) == "".join(text for _, text in some)
 
 
-@settings(max_examples=60)
+@examples(60)
 @given(st.lists(st.one_of(st.text(max_size=8), st.sampled_from(["<|im_start|>", "<|im_end|>"])), max_size=8))
 def test_bytes_are_one_token_each_and_come_back(parts: list[str]) -> None:
     words = ByteWords()

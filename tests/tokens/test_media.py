@@ -7,12 +7,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, given
 from hypothesis import strategies as st
 
 from gateway.framework import ChatInput, Prompt
 from gateway.tokens import ModelTokens
 from gateway.tokens.media import BEYOND_VOCABULARY, TOKENS, without_payloads
+from tests.support.examples import examples
 from tests.tokens.conftest import Load, Reasons
 
 QWEN = (
@@ -224,7 +225,7 @@ PARTS = st.lists(
 
 
 @given(turns=st.lists(PARTS, min_size=1, max_size=4))
-@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=60)
+@examples(60, suppress_health_check=[HealthCheck.function_scoped_fixture])
 async def test_what_is_known_is_what_the_engine_tokenizes(
     tokenize: Tokenize, turns: list[list[dict[str, Any]]]
 ) -> None:

@@ -8,7 +8,7 @@ import tracemalloc
 from array import array
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, given
 from hypothesis import strategies as st
 from tokenizers import Tokenizer
 from transformers import PreTrainedTokenizerFast
@@ -16,6 +16,7 @@ from transformers import PreTrainedTokenizerFast
 from gateway.tokens.encode import Encoder
 from gateway.tokens.memory import OVERHEAD, Memory
 from gateway.tokens.segments import LEAST, Cuts, find_cuts
+from tests.support.examples import examples
 from tests.tokens.shapes import CUT, TAGS, UNCUT, shape, text_of
 
 ROOM = 10_000_000
@@ -194,7 +195,7 @@ def rendered(turns: list[str], tags: list[str]) -> str:
 
 @pytest.mark.parametrize("limit", [ROOM, 30_000], ids=["room", "little-room"])
 @pytest.mark.parametrize("name", [*CUT, *(name for name in UNCUT if name != "dropout")])
-@settings(max_examples=40, suppress_health_check=[HealthCheck.too_slow])
+@examples(40, suppress_health_check=[HealthCheck.too_slow])
 @given(CONVERSATIONS, st.booleans())
 def test_conversations_have_the_ids_of_their_whole_texts(
     name: str, limit: int, conversations: list[tuple[int, int, list[bytes]]], special: bool

@@ -7,11 +7,12 @@ from typing import Any
 
 import jinja2
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from transformers.utils import chat_template_utils
 
 from gateway.tokens.quicken import quicken
+from tests.support.examples import examples
 
 TEMPLATES = [
     "{% for m in messages %}{{ m.role }}|{{ m['role'] }}|{{ m.absent }}|{{ m.absent is defined }}\n{% endfor %}",
@@ -123,14 +124,14 @@ def anew() -> Iterator[None]:
 
 
 @pytest.mark.parametrize("template", TEMPLATES)
-@settings(max_examples=50)
+@examples(50)
 @given(messages=MESSAGES)
 def test_what_is_rendered_stays_what_it_is(template: str, messages: list[dict[str, Any]]) -> None:
     slow, quick = both(template)
     assert outcome(quick, messages) == outcome(slow, messages)
 
 
-@settings(max_examples=60)
+@examples(60)
 @given(MADE, MESSAGES)
 def test_every_template_renders_what_it_did(template: str, messages: list[dict[str, Any]]) -> None:
     slow, quick = both(template)

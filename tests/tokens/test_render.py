@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from gateway.framework import ChatInput
@@ -18,6 +18,7 @@ from gateway.tokens.reasons import Unrenderable, Why
 from gateway.tokens.render import Renderer
 from gateway.tokens.settings import TokenSettings
 from gateway.tokens.tools import dump_tools
+from tests.support.examples import examples
 
 SHOW = "{{ messages | tojson }}|{{ tools | tojson }}|{{ add_generation_prompt }}"
 USER = {"role": "user", "content": "hi"}
@@ -163,7 +164,7 @@ PLAIN = st.lists(
 @pytest.mark.parametrize(
     "template", [None, SHOW, "{{ special }}{{ bos_token }}{{ eos_token }}{{ messages[0].role | upper }}"]
 )
-@settings(max_examples=30)
+@examples(30)
 @given(
     messages=PLAIN,
     tools=st.none() | st.just([{"type": "function", "function": {"name": "f"}}]),

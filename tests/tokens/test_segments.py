@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from tokenizers import AddedToken, NormalizedString, Tokenizer, models, normalizers, pre_tokenizers, processors
 
 from gateway.tokens.segments import LONG, _any_of, _around, find_cuts
+from tests.support.examples import examples
 from tests.tokens.shapes import CUT, TAGS, UNCUT, byte_level, llama3, raw, shape, text_of, with_tokens
 
 TEXTS = st.one_of(
@@ -20,7 +21,7 @@ TEXTS = st.one_of(
 
 
 @pytest.mark.parametrize("name", CUT)
-@settings(max_examples=300, suppress_health_check=[HealthCheck.too_slow])
+@examples(300, suppress_health_check=[HealthCheck.too_slow])
 @given(TEXTS, st.integers(1, 12), st.sampled_from([1, 2, 9, LONG]), st.booleans())
 def test_the_ids_of_the_segments_are_those_of_the_text(
     name: str, text: str, least: int, long: int, special: bool
@@ -44,7 +45,7 @@ def test_the_segments_of_a_prefix_are_the_same_but_for_the_last(name: str, text:
 
 
 @pytest.mark.parametrize("name", CUT)
-@settings(max_examples=200, deadline=None)
+@examples(200)
 @given(TEXTS, st.integers(1, 20))
 def test_where_a_segment_may_end_it_does_not_change_the_ids(name: str, text: str, at: int) -> None:
     """Also where no text is cut at first: what is remembered may end there."""

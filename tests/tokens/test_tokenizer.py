@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, given
 from hypothesis import strategies as st
 from tokenizers import Tokenizer
 
@@ -19,6 +19,7 @@ from gateway.tokens import ModelTokens
 from gateway.tokens.reasons import Why
 from gateway.tokens.settings import TokenSettings
 from gateway.tokens.tokenizer import MAX_THREADS
+from tests.support.examples import examples
 from tests.tokens.conftest import Load, Reasons
 
 GAP = 0.050
@@ -202,7 +203,7 @@ MESSAGES = st.fixed_dictionaries(
 )
 
 
-@settings(max_examples=150, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@examples(150, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.data())
 def test_no_prompt_is_an_error(loaded: ModelTokens, data: st.DataObject) -> None:
     messages = data.draw(st.lists(MESSAGES | st.dictionaries(st.text(max_size=4), JSON, max_size=2), max_size=4))

@@ -5,13 +5,14 @@ import re
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from tokenizers import AddedToken, Regex, Tokenizer, models, normalizers, pre_tokenizers
 
 from gateway.tokens.memory import Memory
 from gateway.tokens.segments import LONG, Cuts, find_cuts
 from gateway.tokens.words import CASED, JOINED, LETTERS, OTHERS, _alternatives
+from tests.support.examples import examples
 from tests.tokens.shapes import CUT, GPT4O, LLAMA3, QWEN, WORDS, byte_level, raw, shape, with_tokens
 
 SENTENCE = "The quick brown fox jumps over the lazy dog. "
@@ -84,7 +85,7 @@ def test_expressions_are_taken_apart_where_they_branch(pattern: str) -> None:
     assert set(_alternatives(pattern)) <= LETTERS | OTHERS | CASED
 
 
-@settings(max_examples=300, deadline=None)
+@examples(300)
 @given(st.text(alphabet="aB z'sS1 .\n\t\u00e9\u0301\u4f60-", min_size=1, max_size=30))
 def test_no_known_expression_takes_a_letter_with_the_blank_behind_it(text: str) -> None:
     """Each of them alone, as the library reads it."""
@@ -124,7 +125,7 @@ def test_where_a_remembered_text_ended_is_no_end_in_another() -> None:
 
 
 @pytest.mark.parametrize("name", sorted(WORDS))
-@settings(max_examples=60, deadline=None)
+@examples(60)
 @given(st.lists(st.tuples(st.integers(0, 3), st.text(max_size=12), st.integers(0, 60)), min_size=1, max_size=6))
 def test_texts_that_share_beginnings_have_their_own_ids(name: str, texts: list[tuple[int, str, int]]) -> None:
     backend = shape(name)

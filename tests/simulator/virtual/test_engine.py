@@ -9,13 +9,14 @@ from random import Random
 from statistics import fmean
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from simulator.virtual.engine import Engine, Job
 from simulator.virtual.machine import MACHINES, Machine
 from simulator.virtual.pool import PoolEvent, Removed, Stored, Tier
 from tests.simulator.virtual.naive import Ask, Run, Served, names, step_through
+from tests.support.examples import examples
 
 SMALL = Machine(
     name="small",
@@ -111,7 +112,7 @@ def test_it_is_the_engine_with_blocks_of_a_trace(seed: int) -> None:
     same(leap(machine, 512, asks), step_through(machine, 512, asks))
 
 
-@settings(max_examples=40)
+@examples(40)
 @given(st.integers(0, 2**32), st.floats(0.2, 50.0), st.integers(1, 8), st.integers(8, 80), st.integers(27, 60))
 def test_it_is_the_same_engine_whatever_its_limits(
     seed: int, rate: float, seqs: int, batched: int, blocks: int
@@ -190,7 +191,7 @@ def jobs_of(asks: list[Ask]) -> list[tuple[float, Job]]:
     ]
 
 
-@settings(max_examples=40)
+@examples(40)
 @given(st.integers(0, 2**32), st.integers(27, 40), st.integers(0, 60))
 def test_its_events_tell_what_is_on_each_tier(seed: int, blocks: int, host: int) -> None:
     engine = Engine(replace(SMALL, kv_tokens=blocks * BLOCK, host_tokens=host * BLOCK), BLOCK)
@@ -206,7 +207,7 @@ def test_its_events_tell_what_is_on_each_tier(seed: int, blocks: int, host: int)
     assert len(engine.pool.held_on_host) <= host
 
 
-@settings(max_examples=40)
+@examples(40)
 @given(st.integers(0, 2**32), st.integers(27, 60))
 def test_a_host_with_room_for_all_forgets_nothing(seed: int, blocks: int) -> None:
     engine = Engine(replace(SMALL, kv_tokens=blocks * BLOCK, host_tokens=10**9), BLOCK)
