@@ -87,6 +87,14 @@ class ShuttingDown(NoEndpoint):
     outcome = "shutting_down"
 
 
+class Exhausted(GatewayError):
+    """The gateway itself has no file descriptor, port or memory left for a connection to an engine."""
+
+    status = 503
+    type = "service_unavailable"
+    outcome = "exhausted"
+
+
 class PluginFailed(GatewayError):
     """A filter, picker or handler raised; the message names it."""
 

@@ -15,9 +15,10 @@ Parts of streams are not written where they come, but together at the end of the
 from __future__ import annotations
 
 import asyncio
-import fcntl
+import contextlib
+import socket
+import struct
 import sys
-import termios
 import time
 from collections.abc import Callable, Iterable
 from email.utils import formatdate
@@ -28,6 +29,10 @@ from aiohttp import web
 
 NO_CONTENT = 204
 """The one status of a proxied answer that has no body, and says no length."""
+
+AT_ONCE = 64 * 1024
+"""Bytes for one client that are not kept for the turn's end: as many as its transport takes before it says that it is
+full, which must not be known later."""
 
 TOGETHER = 64
 """Answers that are written to together: some two milliseconds' work, for which the first of them waits at most."""
@@ -63,21 +68,29 @@ class Outbox:
 class ClientConnection(web.RequestHandler):
     """A connection that tells when its client takes no more, and when it does again. ``outbox``: of its loop."""
 
-    __slots__ = ("_full", "_taken", "outbox")
+    __slots__ = ("_full", "_gone", "_tail", "_taken", "outbox")
 
     def __init__(self, *args: Any, outbox: Outbox, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self.outbox = outbox
         self._full: Callable[[], None] | None = None
+        self._gone: Callable[[], None] | None = None
         self._taken: Callable[[], None] | None = None
+        self._tail: asyncio.TimerHandle | None = None
 
-    def when_full(self, then: Callable[[], None] | None) -> None:
-        """Call ``then`` each time when the client has stopped to take what is written."""
-        self._full = then
+    def attend(self, full: Callable[[], None] | None, gone: Callable[[], None] | None) -> None:
+        """Call ``full`` each time when the client has stopped to take what is written, ``gone`` when it has closed its
+        half: the connection closes then, but nobody is told before all that waits has been taken."""
+        self._full, self._gone = full, gone
 
     def when_taken(self, then: Callable[[], None] | None) -> None:
         """Call ``then`` once, when what was written has been taken."""
         self._taken = then
+
+    def eof_received(self) -> None:
+        super().eof_received()
+        if self._gone is not None:
+            self._gone()
 
     def pause_writing(self) -> None:
         super().pause_writing()
@@ -89,6 +102,30 @@ class ClientConnection(web.RequestHandler):
         then, self._taken = self._taken, None
         if then is not None:
             then()
+
+    def connection_lost(self, exc: BaseException | None) -> None:
+        if self._tail is not None:
+            self._tail.cancel()
+        super().connection_lost(exc)
+
+    def see_off(self, idle: float) -> None:
+        """An answer has been written, though its end may wait for the client, which reads on for as long as it likes:
+        abort the connection after ``idle`` seconds in which it took nothing."""
+        transport = self.transport
+        if transport is None or self._tail is not None or not transport.get_write_buffer_size():
+            return
+        loop, there = asyncio.get_running_loop(), transport  # it is taken from us when aiohttp closes it
+
+        def look(before: int) -> None:
+            self._tail = None
+            if not there.get_write_buffer_size():
+                return
+            if (acknowledged := taken_of(there)) == before:
+                there.abort()
+                return
+            self._tail = loop.call_later(idle, look, acknowledged)
+
+        self._tail = loop.call_later(idle, look, taken_of(there))
 
 
 class ClientAnswer(web.StreamResponse):
@@ -132,9 +169,10 @@ class ClientAnswer(web.StreamResponse):
         """The client has not taken what was written: nothing more should be, until it has."""
         return self._connection.writing_paused
 
-    def when_full(self, then: Callable[[], None]) -> None:
-        """Call ``then`` each time when it has become ``full``, until ``forget``."""
-        self._connection.when_full(then)
+    def attend(self, full: Callable[[], None], gone: Callable[[], None]) -> None:
+        """Until ``forget``: call ``full`` each time when it has become so, and ``gone`` when the client has closed its
+        half."""
+        self._connection.attend(full, gone)
 
     def watch(self, idle: float, taken: Callable[[], None], gone: Callable[[], None]) -> None:
         """Where it is ``full``: call ``taken`` once it is not; or ``gone``, after ``idle`` seconds in which the client
@@ -146,24 +184,25 @@ class ClientAnswer(web.StreamResponse):
             taken()
 
         def look(before: int) -> None:
-            left = self._untaken()
-            if left < before:
-                self._watched = loop.call_later(idle, look, left)
+            acknowledged = taken_of(self._transport)
+            if acknowledged != before:
+                self._watched = loop.call_later(idle, look, acknowledged)
             else:
                 self._unwatch()
                 gone()
 
-        self._watched = loop.call_later(idle, look, self._untaken())
+        self._watched = loop.call_later(idle, look, taken_of(self._transport))
         self._connection.when_taken(resumed)
 
     def forget(self) -> None:
-        """Watch no more; harmless at any time."""
-        self._connection.when_full(None)
+        """Watch and attend no more; harmless at any time."""
+        self._connection.attend(None, None)
         self._unwatch()
 
     async def taken(self, idle: float) -> None:
         """Wait until it is not ``full``. Raises TimeoutError after ``idle`` seconds in which nothing was taken."""
         if not self.full:
+            self._connection.see_off(idle)
             return
         done = asyncio.get_running_loop().create_future()
         self.watch(idle, lambda: done.set_result(None), lambda: done.set_exception(TimeoutError()))
@@ -171,6 +210,7 @@ class ClientAnswer(web.StreamResponse):
             await done
         finally:
             self.forget()
+        self._connection.see_off(idle)
 
     def send(self, data: bytes, last: bool) -> None:
         """Write the next bytes of the body, with the head if they are the first. ``last``: they end it."""
@@ -190,11 +230,11 @@ class ClientAnswer(web.StreamResponse):
         """Write more of a body that has begun and does not end with it, at the end of the loop's turn."""
         if self._chunked_body:
             data = b"%x\r\n%b\r\n" % (len(data), data)
-        if self._waiting:
-            self._waiting += data
-        else:
-            self._waiting = data
+        if not self._waiting:
             self._connection.outbox.add(self)
+        self._waiting += data
+        if len(self._waiting) >= AT_ONCE:
+            self.flush()
 
     def flush(self) -> None:
         """Write now what waits for the end of the turn."""
@@ -214,16 +254,6 @@ class ClientAnswer(web.StreamResponse):
             self._watched = None
             self._connection.when_taken(None)
 
-    def _untaken(self) -> int:
-        """Bytes that were written and that the client's system has not acknowledged. Without those in our own system's
-        queue, megabytes of them, a slow client would seem to take nothing for a long while, and then all at once."""
-        socket = self._transport.get_extra_info("socket")
-        try:
-            queued = int.from_bytes(fcntl.ioctl(socket.fileno(), termios.TIOCOUTQ, bytes(4)), sys.byteorder)
-        except OSError:  # it is closed
-            queued = 0
-        return self._transport.get_write_buffer_size() + queued
-
     def _encode(self, headers: Iterable[tuple[str, str]], length: int | None) -> bytes:
         minor = int(self._http.version >= (1, 1))
         lines = [f"HTTP/1.{minor} {self.status} {_REASONS.get(self.status, 'Unknown')}"]
@@ -238,6 +268,23 @@ class ClientAnswer(web.StreamResponse):
             lines.append("connection: keep-alive")
         lines.append(f"date: {_date()}\r\n\r\n")
         return "\r\n".join(lines).encode("latin-1")
+
+
+_ACKNOWLEDGED = struct.Struct("=120xQ")
+"""``tcpi_bytes_acked`` of Linux's ``struct tcp_info`` (linux/tcp.h, since 4.1)."""
+
+
+def taken_of(transport: asyncio.Transport) -> int:
+    """What tells whether the client takes anything: another number if it has since.
+
+    The bytes that its system has acknowledged, under TLS too. A system acknowledges as long as it has room, and says
+    that it has again in steps of some kilobytes: a client that reads a few bytes a second shows in these steps only.
+    """
+    if sys.platform == "linux":
+        with contextlib.suppress(OSError, struct.error):
+            found: bytes = transport.get_extra_info("socket").getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 128)
+            return int(_ACKNOWLEDGED.unpack(found)[0])
+    return transport.get_write_buffer_size()
 
 
 _dated = (0, "")

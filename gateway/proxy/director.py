@@ -268,10 +268,11 @@ class Director:
         self._witness.choose(exchange)
         if committed.events is not None:
             exchange.forget_prompt()
-        response = await relay(committed, http, exchange, idle=self._timeouts.idle)
-        if exchange.broken is not None:
-            self._forwarder.failed(exchange.broken)
-        return response
+        try:
+            return await relay(committed, http, exchange, idle=self._timeouts.idle)
+        finally:  # whether its client has stayed to hear of it or not
+            if exchange.broken is not None:
+                self._forwarder.failed(exchange.broken)
 
     def _note_response(self, exchange: Exchange, committed: Committed) -> None:
         """Before its client has it, who could go on from it at once."""

@@ -269,8 +269,9 @@ class Exchange:
         self.end_placement(str(failure.cause))
 
     def cancelled(self) -> None:
-        """The client went away: 499 is what nginx logs for it."""
-        self.status, self.outcome = 499, "cancelled"
+        """The client went away: 499 is what nginx logs for it. That its answer had broken before stays."""
+        if self.broken is None:
+            self.status, self.outcome = 499, "cancelled"
         self.observer.disconnected(self.model_name, str(self.phase))
 
     @property

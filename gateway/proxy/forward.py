@@ -6,6 +6,7 @@ What an engine shows of its health by that is told to the fleet here, whichever 
 from __future__ import annotations
 
 import asyncio
+import logging
 from dataclasses import replace
 
 from gateway.api.body import Body, JsonBody
@@ -18,6 +19,8 @@ from gateway.proxy.commit import Committed, commit
 from gateway.proxy.exchange import Exchange
 from gateway.proxy.legs import Cause, Leg, LegFailed
 from gateway.proxy.upstream import Upstream
+
+log = logging.getLogger("kvgate.forward")
 
 RANK_HEADER = "x-data-parallel-rank"
 """What pins a request to one data-parallel rank of a vLLM server."""
@@ -87,7 +90,9 @@ class Forwarder:
 
     def failed(self, failure: LegFailed) -> None:
         """Tell the fleet what a leg, or an answer that broke after commit, shows of its engine."""
-        if failure.cause in (Cause.REFUSED, Cause.CONNECT_TIMEOUT):
+        if failure.cause is Cause.EXHAUSTED:
+            log.error("no connection to an engine could be made: %s", failure.detail)
+        elif failure.cause in (Cause.REFUSED, Cause.CONNECT_TIMEOUT):
             self._fleet.refused(failure.endpoint)
         elif failure.cause is not Cause.STATUS:
             self._fleet.broke(failure.endpoint, str(failure.cause))

@@ -8,7 +8,9 @@ that may have killed an engine gets one more, not the fleet.
 what happened                                    then
 ===============================================  =============================================================
 refused, or reset before anything was sent       another endpoint; free
-idle keep-alive connection died                  the same endpoint on a fresh connection, inside upstream.py; free
+the gateway has no room for another connection   an error at once: no endpoint is to blame, none would do better
+idle keep-alive connection died                  the same endpoint on a fresh connection, inside upstream.py; free,
+                                                 but if that dies of it as well, no further attempt
 502, 503, 504, no head in time                   another endpoint; counts as an attempt
 engine died after the body was sent, or says so  one more attempt in all: a request can be what kills an engine
 prefill leg: 4xx, but 401, 403, 408 and 429      the client's, unchanged
@@ -27,7 +29,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import StrEnum
 
-from gateway.errors import GatewayError, UpstreamError, UpstreamTimeout
+from gateway.errors import Exhausted, GatewayError, UpstreamError, UpstreamTimeout
 from gateway.fleet.address import Address
 from gateway.framework import Endpoint
 from gateway.proxy.settings import RetrySettings
@@ -73,6 +75,7 @@ class HeldAnswer:
 class Cause(StrEnum):
     """Why a leg has no answer that may be the client's; the value is a metric's label."""
 
+    EXHAUSTED = "exhausted"
     REFUSED = "refused"
     CONNECT_TIMEOUT = "connect-timeout"
     RESET_UNSENT = "reset-unsent"
@@ -87,7 +90,7 @@ class Cause(StrEnum):
     @property
     def sent(self) -> bool:
         """The engine may have seen the request."""
-        return self not in (Cause.REFUSED, Cause.CONNECT_TIMEOUT, Cause.RESET_UNSENT)
+        return self not in (Cause.EXHAUSTED, Cause.REFUSED, Cause.CONNECT_TIMEOUT, Cause.RESET_UNSENT)
 
     @property
     def killed(self) -> bool:
@@ -99,6 +102,7 @@ class LegFailed(Exception):
     """A leg that failed before commit, or an answer that broke after it. ``detail`` holds no credentials.
 
     ``held``: what the engine answered, where it did. ``announced``: a stream that broke off had begun, without output.
+    ``deaths``: how often the engine may have died of the request.
     """
 
     def __init__(self, cause: Cause, endpoint: Endpoint, detail: str, held: HeldAnswer | None = None) -> None:
@@ -108,6 +112,7 @@ class LegFailed(Exception):
         self.detail = detail
         self.held = held
         self.announced = False
+        self.deaths = int(cause.killed)
 
     @property
     def result(self) -> str:
@@ -116,6 +121,10 @@ class LegFailed(Exception):
 
     def error(self) -> GatewayError:
         """What the client is told when no attempt is left. The engine's address is not the client's business."""
+        if self.cause is Cause.EXHAUSTED:
+            return Exhausted(
+                "The gateway has no room for another connection; its log names what it lacks.", retry_after=1
+            )
         if self.cause in (Cause.HEAD_TIMEOUT, Cause.IDLE_TIMEOUT, Cause.TOTAL_TIMEOUT, Cause.CONNECT_TIMEOUT):
             return UpstreamTimeout(f"the engine gave no answer in time ({self.cause})")
         return UpstreamError(f"the engine failed before it answered ({self.cause})")
@@ -153,18 +162,20 @@ class Attempts:
 
     def cured(self, failure: LegFailed) -> None:
         """Book a failure that the request survives on the decode endpoint it has: one death in all may be cured."""
-        self._deaths += failure.cause.killed
+        self._deaths += failure.deaths
 
     def may_try_another(self, failure: LegFailed) -> bool:
         """Book ``failure``; true if the request may be placed again, on an endpoint not in ``failed_on``."""
         self.failed_on.add(failure.endpoint.slot)
+        if failure.cause is Cause.EXHAUSTED:
+            return False
         if not failure.cause.sent:
             return True
         self.sent += 1
         if failure.cause.killed:
             # Not from the budget: when an engine dies under load, all that was on it comes at once, and each request
             # may do so only once. Health takes such an engine out, so that it is no load that could go on.
-            self._deaths += 1
+            self._deaths += failure.deaths
             return self._deaths == 1 and self.sent < self._settings.attempts
         if failure.cause in (Cause.IDLE_TIMEOUT, Cause.TOTAL_TIMEOUT):
             return False  # the client's patience is spent: a second answer would come later still

@@ -91,7 +91,7 @@ class _Stream:
 
     def begin(self, data: bytes) -> None:
         """``data``: what has come so far, and was observed."""
-        self._client.when_full(self._stop)
+        self._client.attend(self._stop, self._give_up)
         self._client.send(data, last=False)
         self._look()
 

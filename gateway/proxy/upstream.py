@@ -7,6 +7,7 @@ complete. Cancellation closes it, which is how vLLM learns to abort.
 from __future__ import annotations
 
 import asyncio
+import errno
 import ssl
 from collections import deque
 from dataclasses import replace
@@ -23,6 +24,13 @@ KEEP_ALIVE = 4.0
 MAX_IDLE = 512
 """Idle connections that are kept of one engine: twice the requests that vLLM runs at a time by default. A burst beyond
 that is seldom, and each connection is a file descriptor at both ends."""
+
+STALE = 0.25
+"""Seconds from sending on a kept connection within which its end says that it had died idle: a round trip, also across
+a continent. What ends later has had the request, which may be what killed the engine."""
+
+OURS = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.ENOBUFS, errno.EADDRNOTAVAIL})
+"""Why a connection cannot be made that say nothing of the engine: no descriptor, no memory, no port of ours is left."""
 
 TLS_CLOSE = 1.0
 """Seconds for a TLS connection to say that it closes: nobody waits for it."""
@@ -54,11 +62,11 @@ class Upstream:
         kept = self._pool.take(leg.address)
         if kept is None:
             return await self._ask(leg, Answer(leg.endpoint, timeouts), await self._connect(leg, timeouts))
-        answer = Answer(leg.endpoint, timeouts)
+        answer, began = Answer(leg.endpoint, timeouts), asyncio.get_running_loop().time()
         try:
             return await self._ask(leg, answer, kept)
         except LegFailed:
-            if not answer.stale:
+            if not answer.stale or asyncio.get_running_loop().time() - began > STALE:
                 raise
         try:
             fresh = await self._connect(leg, timeouts)
@@ -67,7 +75,11 @@ class Upstream:
                 # It was not the connection that died but the engine, perhaps of this very request.
                 raise LegFailed(Cause.DIED, leg.endpoint, failure.detail) from failure
             raise
-        return await self._ask(leg, Answer(leg.endpoint, timeouts), fresh)
+        try:
+            return await self._ask(leg, Answer(leg.endpoint, timeouts), fresh)
+        except LegFailed as failure:
+            failure.deaths = 2 if failure.cause.killed else 0  # so soon twice: that is hardly chance
+            raise
 
     async def _ask(self, leg: Leg, answer: Answer, connection: Connection) -> Answer:
         head = encode_head("POST", leg.path, leg.address.authority, leg.headers, len(leg.body))
@@ -88,7 +100,8 @@ class Upstream:
             detail = f"no connection within {timeouts.connect:g} s"
             raise LegFailed(Cause.CONNECT_TIMEOUT, leg.endpoint, detail) from error
         except (OSError, ssl.SSLError) as error:
-            raise LegFailed(Cause.REFUSED, leg.endpoint, f"{type(error).__name__}: {error}") from error
+            cause = Cause.EXHAUSTED if error.errno in OURS else Cause.REFUSED
+            raise LegFailed(cause, leg.endpoint, f"{type(error).__name__}: {error}") from error
         if not connection.usable:
             raise LegFailed(Cause.RESET_UNSENT, leg.endpoint, "the connection was closed as soon as it was made")
         return connection

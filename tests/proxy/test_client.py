@@ -9,7 +9,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 import pytest
 from aiohttp import web
 
-from gateway.proxy.client import TOGETHER, ClientAnswer, ClientConnection, Outbox
+from gateway.proxy.client import AT_ONCE, TOGETHER, ClientAnswer, ClientConnection, Outbox, taken_of
 from tests.support.wait import eventually
 
 Handler = Callable[[web.BaseRequest], Awaitable[web.StreamResponse]]
@@ -335,3 +335,49 @@ async def test_with_many_answers_the_first_does_not_wait_for_the_last():
     await asyncio.sleep(0)
     await asyncio.sleep(0)
     assert answers[0].times == 2
+
+
+async def test_more_than_a_transport_takes_waits_for_no_end_of_a_turn(monkeypatch):
+    written: list[bytes] = []
+
+    async def handle(http: web.BaseRequest) -> web.StreamResponse:
+        client = ClientAnswer(http, 200, [], length=None)
+        client.send(b"begin", last=False)
+        assert http.transport is not None
+        monkeypatch.setattr(client, "_transport", Noting(http.transport, written))
+        for _ in range(16):
+            client.part(bytes(AT_ONCE // 4))
+        assert len(written) == 4
+        await asyncio.sleep(0)
+        assert sum(map(len, written)) > 4 * AT_ONCE
+        client.cut()
+        return client
+
+    async with connected(handle) as (reader, writer):
+        writer.write(GET)
+        await reader.read()
+
+
+async def test_what_tells_that_a_client_takes_changes_when_it_does():
+    told: list[int] = []
+
+    async def handle(http: web.BaseRequest) -> web.StreamResponse:
+        assert http.transport is not None
+        client = ClientAnswer(http, 200, [], length=None)
+        while not client.full:
+            client.send(bytes(1_000_000), last=False)
+            await asyncio.sleep(0)
+        told.append(taken_of(http.transport))
+        while taken_of(http.transport) == told[0]:  # noqa: ASYNC110 -- of the kernel, which tells nobody
+            await asyncio.sleep(0.01)
+        told.append(taken_of(http.transport))
+        client.cut()
+        return client
+
+    async with connected(handle) as (reader, writer):
+        writer.write(GET)
+        await eventually(lambda: told, "its buffers are full")
+        with contextlib.suppress(ConnectionError):
+            while await reader.read(65536):
+                pass
+    assert told[1] > told[0] > 0

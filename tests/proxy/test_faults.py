@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
+import resource
+from collections.abc import Iterator
 from dataclasses import replace
 
 import httpx
@@ -11,10 +14,10 @@ import orjson
 import pytest
 
 from gateway.proxy.settings import RetrySettings, TimeoutSettings
-from tests.support.chat import CHAT, COMPLETE, DONE, ROLE, STREAMED, WORD
+from tests.support.chat import CHAT, COMPLETE, DONE, ROLE, STREAMED, WORD, event
 from tests.support.gateway import IN_TURN, QUICK_FLEET, Running, config_for, running
 from tests.support.wait import eventually
-from tests.support.wire import STREAM_HEAD, answer, chunked, engine
+from tests.support.wire import STREAM_HEAD, answer, chunked, engine, raw_client, raw_post
 
 pytestmark = pytest.mark.asyncio(loop_factories=["uvloop"])
 
@@ -166,6 +169,86 @@ async def test_a_request_that_kills_engines_kills_two_at_most():
     assert len(killed) == 2
 
 
+@pytest.mark.parametrize("fast", [True, False], ids=["at once", "after a while"])
+async def test_and_no_more_over_connections_that_are_kept(fast, monkeypatch):
+    """Its end at once looks like that of a connection which had died idle, and is tried again on a fresh one."""
+    monkeypatch.setattr("gateway.proxy.upstream.STALE", 60.0 if fast else -1.0)
+    killed: list[str] = []
+
+    def killer(name: str):
+        async def post(connection, head, body):
+            if b"kill" not in body:
+                await connection.say(answer(COMPLETE))
+                return
+            killed.append(name)
+            connection.reset()
+
+        return post
+
+    retries = RetrySettings(attempts=10, budget=1.0)
+    async with gateway_before(killer("a"), killer("b"), killer("c"), retries=retries) as gateway:
+        for _ in range(12):  # each engine has a kept connection then
+            assert (await gateway.client.post("/v1/chat/completions", json=CHAT)).status_code == 200
+        reply = await gateway.client.post("/v1/chat/completions", json=CHAT | {"user": "kill"})
+        assert reply.status_code == 502
+        assert len(killed) == 2
+        assert len(set(killed)) == (1 if fast else 2)
+        await ends_idle(gateway)
+
+
+async def test_a_gateway_without_descriptors_blames_no_engine():
+    async with gateway_before(good, good) as gateway, raw_client(gateway.url) as client:
+        await client.say(raw_post(orjson.dumps(CHAT | {"model": "nobody"})))
+        assert (await client.reply()).status == 404, "it is connected"
+        with no_descriptors():
+            await client.say(raw_post(orjson.dumps(CHAT)))
+            reply = await client.reply()
+        assert reply.status == 503
+        assert orjson.loads(reply.body)["error"]["type"] == "service_unavailable"
+        endpoints = gateway.gateway.fleet.endpoints(gateway.gateway.directory.servings[0].model)
+        assert all(endpoint.engine.up for endpoint in endpoints)
+        assert gateway.lines[-1].outcome == "exhausted"
+        await ends_idle(gateway)
+
+
+@contextlib.contextmanager
+def no_descriptors() -> Iterator[None]:
+    """The process has none left."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    held: list[int] = []
+    spare = os.open(os.devnull, os.O_RDONLY)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (max(int(name) for name in os.listdir("/proc/self/fd")) + 8, hard))
+    try:
+        with contextlib.suppress(OSError):
+            while True:
+                held.append(os.dup(spare))
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+        for number in (*held, spare):
+            os.close(number)
+
+
+async def test_an_engine_that_breaks_is_told_of_though_its_client_takes_nothing(monkeypatch):
+    told: list[str] = []
+    monkeypatch.setattr("gateway.fleet.fleet.Fleet.broke", lambda fleet, endpoint, why: told.append(why))
+
+    async def talks(connection, head, body):
+        await connection.say(STREAM_HEAD + chunked(ROLE, end=False))
+        with contextlib.suppress(ConnectionError):
+            while True:
+                await connection.say(chunked(event({"content": "x" * 8000}), end=False))
+
+    timeouts = TimeoutSettings(connect=1, head=10, idle=3, total=1.5)
+    async with gateway_before(talks, timeouts=timeouts) as gateway:
+        async with raw_client(gateway.url, takes=16 * 1024) as client:
+            await client.say(raw_post(orjson.dumps(STREAMED)))
+            await eventually(lambda: gateway.lines, "it is settled", within=60)
+        assert gateway.lines[-1].outcome == "broken"
+        assert told == ["total-timeout"]
+        await ends_idle(gateway)
+
+
 async def test_a_refused_connection_costs_nothing_and_takes_the_endpoint_out():
     async with contextlib.AsyncExitStack() as stack:
         alive = await stack.enter_async_context(engine(good))
@@ -291,10 +374,10 @@ async def test_a_sick_engine_disturbs_nobody_else():
 
 
 async def test_a_defect_of_ours_in_learning_keeps_nothing_booked(monkeypatch):
-    def fail(self, placement):
+    def fail(exchange, placement):
         raise RuntimeError("a defect")
 
-    monkeypatch.setattr("gateway.proxy.exchange.Exchange._learn", fail)
+    monkeypatch.setattr("gateway.proxy.exchange.learn", fail)
     async with gateway_before(good) as gateway:
         with contextlib.suppress(httpx.HTTPError):
             await gateway.client.post("/v1/chat/completions", json=CHAT)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from gateway.errors import UpstreamError, UpstreamTimeout
+from gateway.errors import Exhausted, UpstreamError, UpstreamTimeout
 from gateway.fleet.cost import FittedCost
 from gateway.fleet.hardware import Costs
 from gateway.fleet.ledger import Ledger
@@ -88,6 +88,7 @@ def test_no_budget_means_no_retry():
 @pytest.mark.parametrize("cause", list(Cause))
 def test_every_cause_has_an_error_without_the_engines_address(cause):
     error = failure(cause).error()
-    assert isinstance(error, UpstreamTimeout if "timeout" in cause else UpstreamError)
-    assert error.status == (504 if "timeout" in cause else 502)
+    kind = Exhausted if cause is Cause.EXHAUSTED else UpstreamTimeout if "timeout" in cause else UpstreamError
+    assert isinstance(error, kind)
+    assert error.status == {Exhausted: 503, UpstreamTimeout: 504, UpstreamError: 502}[kind]
     assert "engine-0" not in error.message
