@@ -29,7 +29,7 @@ demo: install ## four simulated engines, round robin against the default profile
 test: install ## the test suite (no engine needed)
 	$(BIN)/python -m pytest -n $(JOBS) --dist loadgroup --ignore tests/engines -m "not slow"
 
-test-slow: install ## what takes minutes: the container image's install and start, in an empty venv; properties on more examples
+test-slow: install ## what takes minutes: the container image's install and start, in an empty venv; properties on three times the examples
 	$(BIN)/python -m pytest --ignore tests/engines -m slow
 	$(BIN)/python -m pytest -n $(JOBS) --ignore tests/engines -m "hypothesis and not slow" --hypothesis-profile thorough
 

@@ -50,8 +50,9 @@ def slots(gateway: Running) -> dict[str, int]:
     }
 
 
-async def test_no_request_is_lost_while_everything_changes_all_the_time(tokenizer):
-    """64 requests at a time, and 20 reloads: weights, plugins, handlers, endpoints that come and go, the tokenizer."""
+@pytest.mark.parametrize("reloads", [6, pytest.param(20, marks=pytest.mark.slow)])
+async def test_no_request_is_lost_while_everything_changes_all_the_time(tokenizer, reloads):
+    """64 requests at a time, and reloads: weights, plugins, handlers, endpoints that come and go, the tokenizer."""
     async with engines(4, tokenizer=tokenizer, step_seconds=0.001) as servers:
         urls = [server.url for server in servers]
 
@@ -90,7 +91,7 @@ async def test_no_request_is_lost_while_everything_changes_all_the_time(tokenize
                     statuses.append(reply.status_code)
 
             visits = [asyncio.get_running_loop().create_task(visit(number)) for number in range(64)]
-            for number in range(1, 21):
+            for number in range(1, reloads + 1):
                 done = len(statuses)
                 await changed(gateway, wanted(number))
                 await eventually(lambda done=done: len(statuses) >= done + 16, "requests go on", within=60)

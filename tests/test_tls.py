@@ -188,6 +188,36 @@ async def test_a_renewed_certificate_while_a_stream_runs(authority):
         assert len(rest) > 100
 
 
+async def test_clients_authorities_that_are_written_while_they_are_read(authority, tmp_path, monkeypatch):
+    """The next look finds them whole."""
+    clients, other = f"{tmp_path}/clients.pem", Authority(tmp_path, "other")
+    load = ssl.SSLContext.load_verify_locations
+
+    def write(content: bytes) -> None:
+        Path(clients).write_bytes(content)
+
+    def load_and_spoil(self: ssl.SSLContext, cafile: str) -> None:
+        load(self, cafile=cafile)
+        if cafile == clients:
+            write(b"")
+
+    write(authority.made.cert_pem.bytes())
+    async with engine() as server:
+        async with running(listening(authority, server.url, client_ca=clients)) as gateway:
+            assert gateway.gateway.tls is not None
+            with monkeypatch.context() as patch:
+                patch.setattr(ssl.SSLContext, "load_verify_locations", load_and_spoil)
+                write(other.made.cert_pem.bytes())
+                for _ in range(3):
+                    await gateway.gateway.tls.look()
+            write(other.made.cert_pem.bytes() + b"\n")
+            await gateway.gateway.tls.look()
+            context = authority.trusting()
+            context.load_cert_chain(*other.issue("client", "someone@example.org"))
+            async with client_of(gateway, context) as client:
+                assert (await client.post(PATH, json=CHAT)).status_code == 200
+
+
 async def test_a_reload_takes_other_files_or_none(authority, tmp_path):
     async with engine() as server:
         config = listening(authority, server.url)

@@ -15,7 +15,7 @@ from weakref import WeakValueDictionary
 
 from gateway.errors import ConfigError
 from gateway.fleet.settings import EndpointSettings, TlsSettings
-from gateway.framework.tls import Pair, Renewed, Unusable, readable
+from gateway.framework.tls import Pair, Renewed, Unusable, trust
 
 DEFAULT_PORTS = {"http": 80, "https": 443, "unix": 0}
 
@@ -134,8 +134,8 @@ def _context(settings: TlsSettings) -> ssl.SSLContext:
     if not settings.verify:
         context.check_hostname = False
         context.verify_mode = ssl.CERT_NONE
-    elif (ca := readable(settings.ca, "ca")) is not None:
-        context.load_verify_locations(cafile=ca)
+    elif settings.ca is not None:
+        trust(context, settings.ca, "ca")
     else:
         context.load_default_certs()
     if settings.certificate is not None:

@@ -12,7 +12,7 @@ import os
 import ssl
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any, NoReturn, Self, overload
+from typing import Any, NoReturn, Self
 
 log = logging.getLogger("kvgate.tls")
 
@@ -46,7 +46,7 @@ class Pair:
 
     def load(self, context: ssl.SSLContext) -> None:
         """Raises Unusable; ``context`` may then have a part of it."""
-        readable(self.certificate, "certificate")
+        trust(ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT), self.certificate, "certificate")  # can it be read at all?
         name, member = (self.certificate, "certificate") if self.key is None else (self.key, "key")
         content = _read(name, member)
         if KEY not in content:
@@ -65,23 +65,16 @@ class Pair:
             raise Unusable("certificate", f"{self.certificate} cannot be read: {error.strerror or error}") from error
 
 
-@overload
-def readable(file: str, member: str) -> str: ...
-@overload
-def readable(file: None, member: str) -> None: ...
-def readable(file: str | None, member: str) -> str | None:
-    """``file``, if it holds certificates that OpenSSL can read. Raises Unusable."""
-    if file is None:
-        return None
+def trust(context: ssl.SSLContext, file: str, member: str) -> None:
+    """Let ``context`` believe the authorities in ``file``. Raises Unusable, also where ``file`` is being written."""
     content = _read(file, member)
     if CERTIFICATE not in content and TRUSTED not in content:
         raise Unusable(member, f"{file} holds no certificate in PEM")
     try:
-        ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT).load_verify_locations(cafile=file)
+        context.load_verify_locations(cafile=file)
     except OSError as error:
         reason = error.reason if isinstance(error, ssl.SSLError) else error.strerror
         raise Unusable(member, f"{file} cannot be used: {reason or error}") from error
-    return file
 
 
 def _read(file: str, member: str) -> bytes:
@@ -128,18 +121,19 @@ class Renewed(ssl.SSLContext):
     async def look(self) -> None:
         """Read the files again if they have changed, in a thread: disks may be slow.
 
-        What cannot be used is reported, and what was goes on. Reported at the second look: of a certificate and its key
-        one is always replaced before the other.
+        What cannot be used is reported, and what was goes on, whatever is the matter: the next look may find it cured.
+        Reported at the second look: of a certificate and its key one is always replaced before the other.
         """
         make, state = self._make, await asyncio.to_thread(self._now)
         if state in (self._state, self._told):
             return
         try:
             made = await asyncio.to_thread(make)
-        except Unusable as error:
+        except (Unusable, OSError) as error:  # ssl.SSLError is an OSError
             if state == self._broken:
                 self._told = state
-                log.error("%s; what was there before stays in use", error)
+                problem = error if isinstance(error, Unusable) else f"{', '.join(self._files)} cannot be used: {error}"
+                log.error("%s; what was there before stays in use", problem)
             self._broken = state
             return
         if make is self._make:  # else other files have come into force meanwhile

@@ -27,7 +27,14 @@ class Admin:
         app.router.add_get("/metrics", self._metrics)
         app.router.add_get("/livez", self._alive)
         app.router.add_routes(self._routes)
-        return web.AppRunner(app, access_log=None, logger=_Terse(log), handle_signals=False, shutdown_timeout=1.0)
+        return web.AppRunner(
+            app,
+            access_log=None,
+            logger=_Terse(log),
+            handle_signals=False,
+            shutdown_timeout=1.0,
+            auto_decompress=False,  # ``receive`` unzips a question's body
+        )
 
     async def _metrics(self, http: web.Request) -> web.Response:
         body, content_type = await self._render()

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import asyncio
 
-from aiohttp import web
+from aiohttp import StreamReader, web
 
 from gateway.errors import BodyTooLarge, ClientError
+from gateway.proxy.inflate import Inflating, inflating
 
 
 class ReceiveTimeout(ClientError):
@@ -17,11 +18,14 @@ class ReceiveTimeout(ClientError):
 
 
 async def receive(http: web.BaseRequest, *, limit: int, timeout: float) -> bytes:
-    """The body, unzipped if it came zipped. ``limit``: bytes, unzipped. ``timeout``: seconds.
+    """The body, unzipped if it came zipped. ``limit``: bytes, unzipped, and on their way. ``timeout``: seconds.
 
-    Raises BodyTooLarge (before reading where the client tells the length), ReceiveTimeout, ClientError (400) for a
-    body that breaks its own framing or encoding.
+    Its server must not unzip it itself (aiohttp's ``auto_decompress``).
+
+    Raises UnsupportedMediaType, BodyTooLarge (before reading where the client tells the length), ReceiveTimeout,
+    ClientError (400) for a body that breaks its own framing or encoding.
     """
+    inflate = inflating(http.headers.getall("Content-Encoding", ()))
     if http.content_length is not None and http.content_length > limit:
         raise BodyTooLarge(f"The body has {http.content_length} bytes; this gateway takes at most {limit}.")
     expects = http.version >= (1, 1) and http.headers.get("Expect", "").lower() == "100-continue"
@@ -31,23 +35,43 @@ async def receive(http: web.BaseRequest, *, limit: int, timeout: float) -> bytes
         http.transport.write(b"HTTP/1.1 100 Continue\r\n\r\n")
     content = http.content
     try:
-        if content.is_eof():  # it came with its head: nothing is waited for
+        if inflate is None and content.is_eof():  # it came with its head: nothing is waited for
             body = content.read_nowait()
             if len(body) > limit:
                 raise _too_large(limit)
             return body
-        parts: list[bytes] = []
-        size = 0
         async with asyncio.timeout(timeout):
-            while data := await content.readany():
-                size += len(data)
-                if size > limit:
-                    raise _too_large(limit)
-                parts.append(data)
+            return await (_read(content, limit) if inflate is None else _unzipped(content, inflate, limit))
     except TimeoutError as error:
         raise ReceiveTimeout(f"The body did not arrive within {timeout:g} s.") from error
     except web.RequestPayloadError as error:
         raise ClientError(f"The body is not what its headers say: {error}") from error
+
+
+async def _read(content: StreamReader, limit: int) -> bytes:
+    parts: list[bytes] = []
+    size = 0
+    while data := await content.readany():
+        size += len(data)
+        if size > limit:
+            raise _too_large(limit)
+        parts.append(data)
+    return b"".join(parts)
+
+
+async def _unzipped(content: StreamReader, inflate: Inflating, limit: int) -> bytes:
+    parts: list[bytes] = []
+    came = size = 0
+    while data := await content.readany():
+        came += len(data)
+        for part in inflate.slices(data):
+            size += len(part)
+            if max(came, size) > limit:
+                raise _too_large(limit)
+            if part:
+                parts.append(part)
+            await asyncio.sleep(0)
+    inflate.end()
     return b"".join(parts)
 
 

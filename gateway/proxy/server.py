@@ -23,7 +23,7 @@ from gateway.api.errors import render
 from gateway.api.headers import request_id
 from gateway.api.models import listing, one
 from gateway.api.routes import Dialect, dialect_of, find
-from gateway.errors import ClientError, GatewayError, NotFound, ShuttingDown, UnsupportedMediaType
+from gateway.errors import ClientError, GatewayError, NotFound, ShuttingDown
 from gateway.proxy.client import ClientConnection, Outbox
 from gateway.proxy.director import Director
 from gateway.proxy.directory import Directory
@@ -92,6 +92,7 @@ class Server:
             max_line_size=MAX_HEADER,
             max_field_size=MAX_HEADER,
             lingering_time=LINGER,
+            auto_decompress=False,
         )
         return web.ServerRunner(server, handle_signals=False, shutdown_timeout=1.0)
 
@@ -124,7 +125,10 @@ class Server:
         try:
             return await self._dispatch(http, chosen)
         except GatewayError as error:
-            return _refusal(error, dialect, chosen)
+            response = _refusal(error, dialect, chosen)
+            if not http.content.is_eof():  # what is still to come of its body, if it comes, is not waited for long
+                response.force_close()
+            return response
         except ClientGone:
             if http.transport is not None:
                 http.transport.abort()
@@ -230,12 +234,8 @@ class _Connection(ClientConnection):
         if not isinstance(exc, http_exceptions.HttpProcessingError):
             return super().handle_error(request, status, exc, message)
         log.info("a request that is not valid HTTP was refused: %s", type(exc).__name__)
-        error: ClientError
-        if isinstance(exc, http_exceptions.ContentEncodingError):
-            error = UnsupportedMediaType("A body may be encoded as gzip or deflate, or not.", param="content-encoding")
-        else:
-            reason = exc.message.strip().partition("\n")[0].rstrip(":")[:SHOWN_REASON]
-            error = ClientError(f"The request is not valid HTTP: {reason}")
+        reason = exc.message.strip().partition("\n")[0].rstrip(":")[:SHOWN_REASON]
+        error = ClientError(f"The request is not valid HTTP: {reason}")
         response = _refusal(error, Dialect.OPENAI, _make_id())  # nobody knows which path was meant
         response.force_close()
         return response
@@ -264,7 +264,7 @@ def _refusal(error: GatewayError, dialect: Dialect, chosen: str) -> web.Response
     status, headers, body = render(error, dialect)
     response = web.Response(status=status, headers=headers, body=body)
     response.headers["X-Request-Id"] = chosen
-    if isinstance(error, ShuttingDown) or status in (408, 413):
+    if isinstance(error, ShuttingDown) or status in (408, 413, 415):
         response.force_close()  # what is left of the body, or this listener, is of no use to the connection
     return response
 

@@ -12,7 +12,7 @@ from functools import partial
 from aiohttp import web
 
 from gateway.errors import ConfigError
-from gateway.framework.tls import Pair, Renewed, Unusable, readable
+from gateway.framework.tls import Pair, Renewed, Unusable, trust
 from gateway.proxy.settings import ListenTlsSettings
 
 HANDSHAKE = 10.0
@@ -42,7 +42,7 @@ def _context(settings: ListenTlsSettings) -> ssl.SSLContext:
     context.set_alpn_protocols(PROTOCOLS)
     Pair(settings.certificate, settings.key).load(context)
     if settings.client_ca is not None:
-        context.load_verify_locations(cafile=readable(settings.client_ca, "client_ca"))
+        trust(context, settings.client_ca, "client_ca")
         context.verify_mode = ssl.CERT_REQUIRED
     return context
 

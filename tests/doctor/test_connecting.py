@@ -84,7 +84,7 @@ async def test_beside_a_gateway_only_its_history_can_be_seen(tokenizer: str, lis
 
 
 async def test_it_connects_elsewhere(tokenizer: str, listen: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("gateway.doctor.events.ANNOUNCE", 1.0)  # nothing comes, however slow the machine
+    monkeypatch.setattr("gateway.doctor.events.ANNOUNCE", 0.5)  # nothing comes, however slow the machine
     async with engine(tokenizer, kv_connect="tcp://127.0.0.1:1", topic=TOPIC) as server:
         finding = of(await examined(tokenizer, listen, server.url), "events")
     assert (finding.level, finding.short) == (Level.FAILED, "silent")

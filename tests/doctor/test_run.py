@@ -126,9 +126,10 @@ async def test_every_rank_is_probed(tokenizer: str) -> None:
 
 @pytest.fixture
 def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What never comes is waited for a second, not five. For tests in which nothing comes, however slow the machine."""
+    """What never comes is waited for half a second, not five. For tests in which nothing comes, however slow the
+    machine."""
     for name in ("CONNECT", "ANNOUNCE", "REPLAY"):
-        monkeypatch.setattr(f"gateway.doctor.events.{name}", 1.0)
+        monkeypatch.setattr(f"gateway.doctor.events.{name}", 0.5)
 
 
 class TestWhatIsRed:
@@ -219,7 +220,7 @@ class TestWhatIsRed:
     async def test_the_replay_socket_does_not_answer(
         self, tokenizer: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        monkeypatch.setattr("gateway.doctor.events.REPLAY", 1.0)  # nothing comes, however slow the machine
+        monkeypatch.setattr("gateway.doctor.events.REPLAY", 0.5)  # nothing comes, however slow the machine
         address = f"ipc://{tmp_path}/mute"
         socket = zmq.asyncio.Context.instance().socket(zmq.ROUTER)
         socket.bind(address)

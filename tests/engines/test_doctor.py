@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import io
 import json
 import subprocess
 import sys
@@ -12,6 +14,7 @@ from typing import Any
 
 import pytest
 
+from gateway.cli import main
 from simulator.tokenizer import build_tokenizer
 from tests.engines.engine import BLOCK_SIZE, Engine, start_all
 
@@ -39,24 +42,41 @@ class Diagnosis:
 
 
 Doctor = Callable[..., Diagnosis]
+Run = Callable[..., tuple[int, Any]]
+
+
+def as_a_process(*words: str) -> tuple[int, Any]:
+    """A command's exit code, and the JSON that it prints."""
+    command = [sys.executable, "-m", "gateway.cli", *words]
+    ended = subprocess.run(command, capture_output=True, text=True, timeout=SECONDS, check=False)
+    assert ended.returncode in (0, 1), ended.stderr
+    return ended.returncode, json.loads(ended.stdout)
+
+
+def here(*words: str) -> tuple[int, Any]:
+    """The same in this process: one of its own imports for seconds before it does anything."""
+    out, err = io.StringIO(), io.StringIO()
+    with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
+        code = main(words)
+    assert code in (0, 1), err.getvalue()
+    return code, json.loads(out.getvalue())
 
 
 @pytest.fixture
 def doctor(model_folder: Path, tmp_path: Path) -> Doctor:
     """The doctor on engines, or on endpoints as given; keywords are keys of the model."""
 
-    def examine(*endpoints: Engine | Mapping[str, Any], options: tuple[str, ...] = (), **model: Any) -> Diagnosis:
+    def examine(
+        *endpoints: Engine | Mapping[str, Any], options: tuple[str, ...] = (), run: Run = here, **model: Any
+    ) -> Diagnosis:
         given = [{"url": one.url} if isinstance(one, Engine) else dict(one) for one in endpoints]
         config = tmp_path / "doctor.yaml"
         named = {"name": "tiny-chat", "tokenizer": str(model_folder), "endpoints": given}
         config.write_text(json.dumps({"models": [named | model]}))
-        command = [sys.executable, "-m", "gateway.cli", "doctor", "--json", str(config), *options]
-        ended = subprocess.run(command, capture_output=True, text=True, timeout=SECONDS, check=False)
-        assert ended.returncode in (0, 1), ended.stderr
-        told = json.loads(ended.stdout)
-        assert told["healthy"] is (ended.returncode == 0)
+        code, told = run("doctor", "--json", str(config), *options)
+        assert told["healthy"] is (code == 0)
         found = [{one["check"]: one for one in endpoint["findings"]} for endpoint in told["models"][0]["endpoints"]]
-        return Diagnosis(ended.returncode, found)
+        return Diagnosis(code, found)
 
     return examine
 
@@ -78,7 +98,7 @@ def odd(engine_venv: Path, model_folder: Path, run_folder: Path) -> Iterator[tup
 
 
 def test_sound_engines_are_green(engines: list[Engine], doctor: Doctor) -> None:
-    found = doctor(*engines)
+    found = doctor(*engines, run=as_a_process)
     assert found.code == 0, found.endpoints
     for place in range(len(engines)):
         told = found.short(place)

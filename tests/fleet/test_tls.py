@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 import ssl
 from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
@@ -20,6 +21,7 @@ from gateway.fleet.fleet import Fleet
 from gateway.fleet.probe import EngineProbe, ProbeFailed, Sessions
 from gateway.fleet.settings import EndpointSettings, FleetSettings, TlsSettings
 from gateway.framework import NULL_OBSERVER, Model, SystemClock
+from gateway.framework.tls import follow
 from tests.fleet.conftest import FakeEngine
 from tests.support.tls import Authority
 from tests.support.wait import eventually
@@ -253,6 +255,39 @@ async def test_a_renewed_client_certificate_is_shown_to_the_engine(engines, flee
     authority.issue("client", "new.internal")
     await eventually(lambda: watched._made is not made, "the files were read again")
     assert fleet.address(fleet.engines[0]).ssl is watched
+
+
+async def test_an_authority_that_is_written_while_it_is_read_is_looked_at_again(authority, monkeypatch, caplog):
+    """The looking goes on, and what is written in the end is what is believed."""
+    contexts = Contexts()
+    watched = contexts.of(TlsSettings(ca=authority.file))
+    made, load = watched._made, ssl.SSLContext.load_verify_locations
+    good = authority.made.cert_pem.bytes()
+
+    def write(content: bytes) -> None:
+        Path(authority.file).write_bytes(content)
+
+    def load_and_spoil(self: ssl.SSLContext, cafile: str) -> None:
+        load(self, cafile=cafile)
+        write(b"")
+
+    def told() -> list[str]:
+        return [record.message for record in caplog.records if record.levelno >= logging.ERROR]
+
+    monkeypatch.setattr(ssl.SSLContext, "load_verify_locations", load_and_spoil)
+    write(good + b"\n")
+    following = asyncio.create_task(follow(contexts.all, pause=0.01))
+    try:
+        await eventually(lambda: told() or following.done(), "it is told")
+        assert not following.done()
+        assert told()[0].endswith("holds no certificate in PEM; what was there before stays in use")
+        monkeypatch.setattr(ssl.SSLContext, "load_verify_locations", load)
+        spoiled = watched._made
+        write(good + b"\n\n")
+        await eventually(lambda: watched._made not in (made, spoiled), "the file is read again")
+        assert len(watched._made.get_ca_certs()) == 1
+    finally:
+        following.cancel()
 
 
 async def _on_any_loop(authority: Authority, other: Authority, folder: Path) -> None:

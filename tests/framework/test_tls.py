@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from cryptography.hazmat.primitives import serialization
 
-from gateway.framework.tls import Pair, Renewed, Unusable, follow, readable
+from gateway.framework.tls import Pair, Renewed, Unusable, follow, trust
 from tests.support.tls import Authority
 from tests.support.wait import eventually
 
@@ -79,11 +79,13 @@ def test_a_key_with_a_passphrase_asks_nobody(authority, form):
 
 
 def test_an_authority_that_is_none(authority, tmp_path):
-    assert readable(authority.file, "ca") == authority.file
-    assert readable(None, "ca") is None
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    trust(context, authority.file, "ca")
+    assert len(context.get_ca_certs()) == 1
     _, key = authority.issue("a")
-    with pytest.raises(Unusable, match="holds no certificate in PEM"):
-        readable(key, "ca")
+    with pytest.raises(Unusable, match="holds no certificate in PEM") as caught:
+        trust(context, key, "ca")
+    assert caught.value.member == "ca"
 
 
 class Files:
@@ -165,6 +167,28 @@ async def test_a_broken_pair_keeps_the_old_one_and_is_told_once(files, caplog):
     await files.context.look()
     assert files.shown() != before
     assert len(caplog.records) == 2
+
+
+@pytest.mark.parametrize("error", [OSError(5, "Input/output error"), ssl.SSLError(1, "no such thing")])
+async def test_whatever_is_the_matter_is_told_once_and_the_old_stays(files, caplog, error):
+    """Files may be written anew, or their disk fail, while OpenSSL reads them."""
+    before = files.shown()
+    make = files.context._make
+
+    def fails() -> ssl.SSLContext:
+        raise error
+
+    files.context._make = fails
+    files.renew()
+    for _ in range(4):
+        await files.context.look()
+    assert files.shown() == before
+    said = f"{files.certificate}, {files.key} cannot be used: {error}; what was there before stays in use"
+    assert [record.message for record in caplog.records] == [said]
+    files.context._make = make
+    files.renew()
+    await files.context.look()
+    assert files.shown() != before
 
 
 async def test_a_link_that_is_turned_is_a_change(authority, tmp_path):
