@@ -2,17 +2,18 @@
 
 A text is a path from the root; what begins alike shares its nodes, and a segment that stands in several places is kept
 once. ``recall`` follows the path of a new text by comparing, not by searching: the child that was used last is nearly
-always the next one. Rules: bounded in bytes, the least recently used forgotten first; texts are compared in full, so
-that no text can take the ids of another. ``recall`` and ``remember`` may be called from any thread: reading takes no
-lock, since what is read is replaced whole, and writing takes it for a slice of its work at a time, since the loop is
-among those that wait for it.
+always the next one. What is new has to be searched for cuts, which takes up to fifty times as long: who cannot wait for
+that says how much is to be searched, and lets it go on elsewhere. Rules: bounded in bytes, the least recently used
+forgotten first; texts are compared in full, so that no text can take the ids of another. ``recall``, ``go_on`` and
+``remember`` may be called from any thread: reading takes no lock, since what is read is replaced whole, and writing
+takes it for a slice of its work at a time, since the loop is among those that wait for it.
 """
 
 from __future__ import annotations
 
 import threading
 from collections import OrderedDict
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import islice
 from sys import getsizeof
 
@@ -52,17 +53,21 @@ class _Node:
         self.latest: _Node | None = None
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Recalled:
-    """A text as its segments, in order; those of ``missing`` have no ids yet."""
+    """``text`` up to ``at`` as its segments, in order; those of ``missing`` have no ids yet. ``node``: where the path
+    goes on; None: nothing is known behind the last segment."""
 
+    text: str
     segments: list[Segment]
-    missing: list[Segment]
+    node: _Node | None
+    at: int
+    missing: list[Segment] = field(default_factory=list)
 
     @property
     def new(self) -> int:
-        """Characters to encode."""
-        return sum(len(segment.text) for segment in self.missing)
+        """Characters to encode, as far as is known: those that were not looked at may be."""
+        return sum(len(segment.text) for segment in self.missing) + len(self.text) - self.at
 
 
 class Memory:
@@ -81,13 +86,20 @@ class Memory:
         """Nodes."""
         return len(self._used)
 
-    def recall(self, text: str) -> Recalled:
-        """The segments of ``text``, with the ids that are known."""
-        cuts = self._cuts
+    def recall(self, text: str, most: int | None = None) -> Recalled:
+        """The segments of ``text``, with the ids that are known. ``most``: characters that are searched for cuts; None:
+        as many as it takes."""
         segments, node = self._follow(text)
-        missing: list[Segment] = []
-        at, size = sum([len(segment.text) for segment in segments]), len(text)
-        while at < size:
+        recalled = Recalled(text, segments, node, sum([len(segment.text) for segment in segments]))
+        self.go_on(recalled, most)
+        return recalled
+
+    def go_on(self, recalled: Recalled, most: int | None = None) -> None:
+        """Look for what ``recalled`` lacks, from where it ends. ``most``: as for ``recall``."""
+        cuts, text, segments, missing = self._cuts, recalled.text, recalled.segments, recalled.missing
+        node, at, size = recalled.node, recalled.at, len(text)
+        left = size if most is None else most
+        while at < size and left > 0:
             latest = None if node is None else node.latest
             if latest is not None and text.startswith(latest.segment.text, at):
                 end = at + len(latest.segment.text)
@@ -96,6 +108,7 @@ class Memory:
                     node, at = latest, end
                     continue
             end = cuts.end(text, at)
+            left -= end - at
             part = text[at:end]
             segment = self._segments.get(part)
             if segment is None:
@@ -106,7 +119,7 @@ class Memory:
                 node = node.children.get(segment)
             segments.append(segment)
             at = end
-        return Recalled(segments, missing)
+        recalled.node, recalled.at = node, at
 
     def _follow(self, text: str) -> tuple[list[Segment], _Node | None]:
         """The segments from the beginning on that were used last, each behind the one before it, and the last one's

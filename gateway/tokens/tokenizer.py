@@ -1,8 +1,8 @@
 """Prompts to the token ids that an engine will see, or to an estimate with a reason. Never an error for a prompt.
 
 Rules: what takes longer than a hand-over is done in threads of our own: mostly encoding what no earlier prompt had in
-it. The rest, a conversation's next turn with a short message included, is done on the loop. An estimate is counted with
-its reason, so that it never goes unseen.
+it. The rest, a conversation's next turn with a short message included, is done on the loop, and never for two long
+prompts in one of its turns. An estimate is counted with its reason, so that it never goes unseen.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from gateway.framework import (
     TokenInput,
     estimate,
 )
-from gateway.tokens.effort import LOOP_CHARACTERS, LOOP_TEXTS, is_light
+from gateway.tokens.effort import ALONE, LOOP_CHARACTERS, LOOP_NEW, LOOP_TEXTS, is_light
 from gateway.tokens.encode import Encoder, Reading
 from gateway.tokens.loading import Loaded, load
 from gateway.tokens.media import around_media, holds_media, without_payloads
@@ -66,6 +66,7 @@ class ModelTokens:
         self._encoder: Encoder | None = None
         self._renderer: Renderer | None = None
         self._failures: set[str] = set()
+        self._turn = asyncio.Lock()
         self._threads = ThreadPoolExecutor(
             max_workers=min(MAX_THREADS, os.cpu_count() or 1), thread_name_prefix=f"tokens-{model}"
         )
@@ -146,10 +147,13 @@ class ModelTokens:
             return await loop.run_in_executor(self._threads, self._guarded, self._around_media, prompt)
         if isinstance(prompt, ChatInput) and not is_light(prompt):
             return await loop.run_in_executor(self._threads, self._guarded, self._encode, prompt)
+        if _size(prompt) > ALONE:
+            await self._turn.acquire()
+            loop.call_soon(self._turn.release)
         texts = self._guarded(self._texts_of, prompt)
         # A text of few characters may be in many parts, and one that is known is done by copying its ids.
         if len(texts) <= LOOP_TEXTS and sum(map(len, texts)) <= LOOP_CHARACTERS:
-            reading = self._guarded(self._read, prompt, texts)
+            reading = self._guarded(self._read, prompt, texts, LOOP_NEW)
             if reading.new <= self._settings.inline_bytes:
                 return self._guarded(self._finish, reading)
             return await loop.run_in_executor(self._threads, self._guarded, self._finish, reading)
@@ -170,9 +174,9 @@ class ModelTokens:
             raise Unrenderable(Why.TOO_LONG)
         return texts
 
-    def _read(self, prompt: ChatInput | TextInput, texts: Sequence[str]) -> Reading:
+    def _read(self, prompt: ChatInput | TextInput, texts: Sequence[str], most: int | None = None) -> Reading:
         assert self._encoder is not None
-        return self._encoder.read(texts, add_special_tokens=prompt.add_special_tokens)
+        return self._encoder.read(texts, add_special_tokens=prompt.add_special_tokens, most=most)
 
     def _finish(self, reading: Reading) -> Prompt:
         assert self._encoder is not None
@@ -203,6 +207,11 @@ class ModelTokens:
             return estimate(without_payloads(raws[0]), why)
         prompt = estimate(raws[0], why)
         return replace(prompt, count=max(1, sum(map(len, raws)) // BYTES_PER_TOKEN), single=False)
+
+
+def _size(prompt: ChatInput | TextInput) -> int:
+    """Characters, about."""
+    return len(prompt.raw) if isinstance(prompt, ChatInput) else sum(map(len, prompt.texts))
 
 
 def _exact(ids: Sequence[array[int]], own: array[int] | None = None) -> Prompt:

@@ -57,6 +57,39 @@ def test_the_next_turn_is_its_new_messages(cuts: Cuts) -> None:
     assert remember(memory, turns_of(*range(11), 13)) == [turn(13), "<|im_end|>"], "the first goes on"
 
 
+@given(
+    st.lists(st.lists(st.integers(0, 3), max_size=8), max_size=4), st.lists(st.integers(0, 3), max_size=8), st.data()
+)
+def test_a_text_can_be_recalled_a_little_at_a_time(
+    cuts: Cuts, before: list[list[int]], numbers: list[int], data: st.DataObject
+) -> None:
+    memory = Memory(ROOM, cuts)
+    for some in before:
+        remember(memory, turns_of(*some))
+    text = turns_of(*numbers)
+    whole, recalled = memory.recall(text), memory.recall(text, data.draw(st.integers(0, 200)))
+    assert recalled.new >= whole.new
+    for _ in range(len(text)):
+        if recalled.at == len(text):
+            break
+        at = recalled.at
+        memory.go_on(recalled, data.draw(st.integers(1, 200)))
+        assert recalled.at > at
+    assert [one.text for one in recalled.segments] == [one.text for one in whole.segments]
+    assert [one.text for one in recalled.missing] == [one.text for one in whole.missing]
+    memory.go_on(recalled)
+    assert len(recalled.segments) == len(whole.segments)
+
+
+def test_no_more_is_searched_than_asked_for(cuts: Cuts) -> None:
+    memory = Memory(ROOM, cuts)
+    remember(memory, turns_of(*range(50)))
+    recalled = memory.recall(turns_of(*range(50), *range(60, 80)), len(turn(60)) * 5)
+    assert [one.text for one in recalled.missing] == [turn(number) for number in range(60, 65)]
+    assert recalled.text[: recalled.at] == "".join(map(turn, [*range(50), *range(60, 65)]))
+    assert memory.recall(turns_of(*range(50)), 0).segments == memory.recall(turns_of(*range(50))).segments[:-1], "known"
+
+
 def test_a_segment_is_known_wherever_it_stands(cuts: Cuts) -> None:
     memory = Memory(ROOM, cuts)
     remember(memory, turns_of(0, 1, 2, 3))
