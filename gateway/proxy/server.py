@@ -29,6 +29,7 @@ from gateway.proxy.director import Director
 from gateway.proxy.directory import Directory
 from gateway.proxy.keys import ClientKeys
 from gateway.proxy.relay import ClientGone
+from gateway.proxy.unwritten import unwritten
 
 log = logging.getLogger("kvgate.server")
 
@@ -40,6 +41,9 @@ MAX_HEADER = 65536
 
 LINGER = 5.0
 """Seconds in which the rest of a refused body is read away, so that the client can read why."""
+
+LOOK = 0.02
+"""Seconds between looks at what clients have yet to take, at the end of a shutdown: nothing tells of it."""
 
 DRAIN_RETRY = 1.0
 """Seconds in ``Retry-After`` during a shutdown: the time of a connection to another replica."""
@@ -66,6 +70,7 @@ class Server:
         self._idle = asyncio.Event()
         self._idle.set()
         self._draining = False
+        self._listeners: list[_Listener] = []
         self._open: dict[str, Get] = {
             "/health": self._alive,
             "/livez": self._alive,
@@ -94,18 +99,35 @@ class Server:
             lingering_time=LINGER,
             auto_decompress=False,
         )
+        self._listeners.append(server)
         return web.ServerRunner(server, handle_signals=False, shutdown_timeout=1.0)
 
     async def drain(self, grace: float) -> bool:
-        """Refuse new requests, wait ``grace`` seconds at most for those in progress; true if all ended."""
+        """Refuse new requests, wait ``grace`` seconds at most for those in progress to end, and for the system to have
+        all of their answers: what waits in this process ends with it. True if it was so."""
         self._draining = True
         try:
             async with asyncio.timeout(grace):
                 await self._idle.wait()
+                while not await self._written():  # noqa: ASYNC110 -- there is no event of it
+                    await asyncio.sleep(LOOK)
         except TimeoutError:
-            log.warning("%d requests did not end within %g s of grace", self.in_progress, grace)
+            left = self.in_progress, self._unwritten()
+            log.warning("%d requests did not end and %d clients did not take all within %g s of grace", *left, grace)
             return False
         return True
+
+    async def _written(self) -> bool:
+        """Two looks, between which the loop writes what it was given just now, and to whom could take more."""
+        if self._unwritten():
+            return False
+        await asyncio.sleep(0)
+        return not self._unwritten()
+
+    def _unwritten(self) -> int:
+        """Connections on which something waits to be written."""
+        connections = [connection for listener in self._listeners for connection in listener.connections]
+        return sum(unwritten(connection.transport) for connection in connections if connection.transport is not None)
 
     async def _handle(self, http: web.BaseRequest) -> web.StreamResponse:
         if isinstance(http.protocol, _Connection):

@@ -4,16 +4,23 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import socket
+import ssl
+from collections.abc import AsyncIterator
 
 import orjson
+import pytest
 
 from gateway.config.settings import Config, ModelSettings
 from gateway.fleet.settings import EndpointSettings
 from gateway.observability.settings import LogSettings
+from gateway.proxy.server import Server
+from gateway.proxy.settings import ListenSettings, ListenTlsSettings
 from tests.support.chat import CHAT, COMPLETE, DONE, ROLE, STREAMED, WORD
 from tests.support.gateway import QUICK_FLEET, config_for, running
+from tests.support.tls import Authority
 from tests.support.wait import eventually
-from tests.support.wire import STREAM_HEAD, answer, chunked, engine
+from tests.support.wire import STREAM_HEAD, answer, chunked, engine, length_in, raw_post
 
 
 async def complete(connection, head, body):
@@ -122,3 +129,91 @@ async def test_a_grace_that_is_over_is_over():
         hanging.cancel()
         with contextlib.suppress(asyncio.CancelledError):
             await hanging
+
+
+TAIL = b'{"id": "' + b"x" * 40_000 + b'"}'
+"""More than the system takes for a client with small buffers that reads nothing, less than the relay waits for."""
+
+
+@pytest.fixture
+def authority(tmp_path):
+    return Authority(tmp_path)
+
+
+class Patient:
+    """A client that reads nothing before it is told to: asyncio's would read on beneath TLS. ``trusting``: for TLS."""
+
+    def __init__(self, url: str, trusting: ssl.SSLContext | None) -> None:
+        self.socket = socket.socket()
+        self.socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        self.socket.settimeout(30)
+        self.socket.connect(("127.0.0.1", int(url.rpartition(":")[2])))
+        if trusting is not None:
+            self.socket = trusting.wrap_socket(self.socket, server_hostname="localhost")
+
+    def say(self, data: bytes) -> None:
+        self.socket.sendall(data)
+
+    def body(self) -> bytes:
+        with self.socket.makefile("rb") as file:
+            head = b"".join(iter(file.readline, b"\r\n"))
+            return file.read(length_in(head))
+
+
+@contextlib.asynccontextmanager
+async def slow_reader(authority: Authority | None) -> AsyncIterator[tuple[Server, Patient]]:
+    """A gateway's server that is done with a request, and the client, which has yet to read the answer.
+
+    ``authority``: for one that speaks TLS.
+    """
+
+    async def post(connection, head, body):
+        await connection.say(answer(TAIL))
+
+    listen = ListenSettings()
+    if authority is not None:
+        listen = ListenSettings(tls=ListenTlsSettings(*authority.issue("server")))
+    async with engine(post) as backend, running(config_for(backend.url, listen=listen)) as gateway:
+        server = gateway.gateway.server
+        client = await asyncio.to_thread(Patient, gateway.url, authority and authority.trusting())
+        with client.socket:
+            await asyncio.to_thread(client.say, b"GET /livez HTTP/1.1\r\nHost: g\r\n\r\n")
+            assert await asyncio.to_thread(client.body) == b'{"status":"ok"}'
+            (connection,) = server._listeners[0].connections
+            assert connection.transport is not None
+            connection.transport.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4096)
+            await asyncio.to_thread(client.say, raw_post(orjson.dumps(CHAT)))
+            await eventually(lambda: gateway.lines and not server.in_progress, "it is done with the request")
+            yield server, client
+
+
+def slow(test):
+    test = pytest.mark.asyncio(loop_factories=["asyncio", "uvloop"])(test)
+    return pytest.mark.parametrize("secure", [False, True], ids=["plain", "tls"])(test)
+
+
+@slow
+async def test_a_drain_waits_for_the_end_of_an_answer_that_the_client_has_yet_to_take(secure, authority):
+    async with slow_reader(authority if secure else None) as (server, client):
+        draining = asyncio.get_running_loop().create_task(server.drain(60))
+        for _ in range(20):
+            await asyncio.sleep(0)
+        assert not draining.done()
+        assert await asyncio.to_thread(client.body) == TAIL
+        assert await draining is True
+
+
+@slow
+async def test_a_client_that_takes_nothing_does_not_hold_a_drain_beyond_its_grace(secure, authority, caplog):
+    async with slow_reader(authority if secure else None) as (server, _):
+        assert await server.drain(0.1) is False
+    assert "0 requests did not end and 1 clients did not take all" in caplog.text
+
+
+@slow
+async def test_a_client_that_leaves_does_not_hold_a_drain(secure, authority):
+    async with slow_reader(authority if secure else None) as (server, client):
+        draining = asyncio.get_running_loop().create_task(server.drain(60))
+        await asyncio.sleep(0)
+        client.socket.close()
+        assert await draining is True
