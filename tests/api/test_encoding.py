@@ -46,6 +46,40 @@ def test_any_cut_of_a_stream_reads_the_same(data: bytes, coding: str, cuts: list
     assert read == data == decoded(packed, coding, 10_000)
 
 
+@given(
+    members=st.lists(st.tuples(st.binary(max_size=300), st.integers(0, 20)), min_size=1, max_size=6),
+    cuts=st.lists(st.integers(0, 2500), max_size=9),
+)
+def test_gzip_of_several_members_reads_as_one(members: list[tuple[bytes, int]], cuts: list[int]) -> None:
+    """RFC 1952, section 2.2; with zeros behind any of them, as gzip reads it."""
+    packed = b"".join(gzip.compress(data) + bytes(zeros) for data, zeros in members)
+    decode, read, start = decoder("gzip"), b"", 0
+    for cut in [*sorted(min(cut, len(packed)) for cut in cuts), len(packed)]:
+        read += decode(packed[start:cut])
+        start = cut
+    assert read == b"".join(data for data, _ in members) == decoded(packed, "gzip", 10_000)
+
+
+@pytest.mark.parametrize("coding", sorted(PACK))
+def test_what_follows_the_end_and_is_no_member_cannot_be_read(coding: str) -> None:
+    packed = PACK[coding](b"data")
+    decode = decoder(coding)
+    assert decode(packed) == b"data"
+    assert decode(bytes(10)) == b""
+    with pytest.raises(Undecodable):
+        decode(bytes(10) + b"more of it")
+    with pytest.raises(Undecodable):
+        decoded(packed + b"more of it", coding, 10_000)
+
+
+def test_a_limit_holds_for_all_members_together_and_for_what_is_packed() -> None:
+    member = gzip.compress(bytes(600))
+    assert decoded(member * 3, "gzip", 1000) == bytes(1000)
+    empty = gzip.compress(b"")
+    assert decoded(empty * 100 + gzip.compress(b"x"), "gzip", 1000) == b""
+    assert decoded(empty * 10 + gzip.compress(b"x"), "gzip", 1000) == b"x"
+
+
 def test_what_was_flushed_is_read_at_once() -> None:
     squeeze = zlib.compressobj(wbits=16 + zlib.MAX_WBITS)
     decode = decoder("gzip")
