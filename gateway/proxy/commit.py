@@ -12,10 +12,18 @@ from types import TracebackType
 from typing import Self
 
 from gateway.api.encoding import Undecodable, decoded, decoder
-from gateway.api.events import EventObserver
+from gateway.api.events import MAX_EVENT, EventObserver
 from gateway.framework import Kind
-from gateway.proxy.answer import MAX_ANSWER, Answer
+from gateway.proxy.answer import Answer
 from gateway.proxy.legs import ENGINE_DEAD, RETRY_STATUSES, Cause, HeldAnswer, LegFailed
+
+MAX_HELD = 2 * MAX_EVENT
+"""Bytes of a stream that are held until it is committed: one that announces itself and then has output may take the
+longest event for each. Comments, of which engines say one in some seconds, never come to that."""
+
+MAX_TEXT = 4 * 1024 * 1024
+"""Bytes of a compressed whole answer that are inflated, to see what is in it: eight times the text of 128 K tokens,
+which are read within some 20 ms. A longer one passes as it came, and its usage is not known."""
 
 
 def _nothing(data: bytes) -> None:
@@ -39,9 +47,10 @@ class Committed:
 
     @property
     def text(self) -> bytes:
-        """The whole body, or what has come of a stream, as it reads; empty where that cannot be told."""
+        """The whole body, or what has come of a stream, as it reads; of one that is compressed ``MAX_TEXT`` bytes at
+        most. Empty where that cannot be told."""
         try:
-            return decoded(self.data, self.answer.encoding, MAX_ANSWER)
+            return decoded(self.data, self.answer.encoding, MAX_TEXT)
         except Undecodable:
             return b""
 
@@ -90,8 +99,7 @@ async def commit(answer: Answer, kind: Kind, *, until_output: bool = False) -> C
 
 
 async def _whole(answer: Answer) -> Committed:
-    answer.committed()
-    committed = Committed(answer, await answer.read())
+    committed = Committed(answer, await answer.read())  # all of it within ``head``: it is of no use before
     if answer.status == 500 and ENGINE_DEAD in committed.text:
         held = HeldAnswer(answer.status, answer.headers, committed.data)
         raise LegFailed(Cause.ENGINE_DEAD, answer.endpoint, "the engine says that it is dead", held)
@@ -102,6 +110,7 @@ async def _stream(answer: Answer, kind: Kind, until_output: bool) -> Committed:
     events = EventObserver(kind)
     observe = _reading(events, answer)
     parts: list[bytes] = []
+    held = 0
     while not _failed(events) and not (events.first_output if until_output else events.committed):
         try:
             data = await answer.chunk()
@@ -113,7 +122,12 @@ async def _stream(answer: Answer, kind: Kind, until_output: bool) -> Committed:
         if not data:
             raise LegFailed(Cause.GARBAGE, answer.endpoint, "a stream that ended without an event")
         parts.append(data)
+        held += len(data)
         observe(data)
+        if held > MAX_HELD:
+            if not events.committed:
+                raise LegFailed(Cause.GARBAGE, answer.endpoint, f"a stream of over {MAX_HELD} bytes without an event")
+            break
     if events.error is not None and ENGINE_DEAD in events.error:
         raise LegFailed(Cause.ENGINE_DEAD, answer.endpoint, "the engine says that it is dead")
     answer.committed()

@@ -45,6 +45,7 @@ class Connection(asyncio.Protocol):
         self._full = False
         # Of the answer
         self._headers: list[tuple[bytes, bytes]] = []
+        self._codings: list[bytes] = []
         self._silent = 0
         self._in_body = False
         self._framed = False
@@ -66,7 +67,7 @@ class Connection(asyncio.Protocol):
         assert self._transport is not None
         self._answer = answer
         answer.connect_seconds = None if self.reused else self.connect_seconds
-        self._headers, self._silent = [], 0
+        self._headers, self._codings, self._silent = [], [], 0
         self._in_body = self._framed = self._complete = False
         if len(body) <= PIECE:
             self._transport.write(head + body)  # one segment where it fits: two would be two system calls
@@ -155,18 +156,23 @@ class Connection(asyncio.Protocol):
         if self._in_body:
             return  # a trailer: the head has gone on, and none of them is known to a client of vLLM
         self._headers.append((name, value))
-        if name.lower() in FRAMING:
+        if (lowered := name.lower()) in FRAMING:
             self._framed = True
+            if lowered == b"transfer-encoding":
+                self._codings.append(value.strip().lower())
 
     def on_headers_complete(self) -> None:
         status = self._parser.get_status_code()
         if self._complete or self._answer is None:
             return
         if status < 200 and status != 101:
-            self._headers, self._framed = [], False  # "continue", "early hints": the answer is yet to come
+            # "continue", "early hints": the answer is yet to come
+            self._headers, self._codings, self._framed = [], [], False
             return
         if sum(len(name) + len(value) for name, value in self._headers) > MAX_HEAD:
             raise ValueError(f"more than {MAX_HEAD} bytes of headers")
+        if self._codings and self._codings != [b"chunked"]:
+            raise ValueError("a transfer coding that was not asked for")  # llhttp would leave it in the body
         self._in_body = True
         self._answer.begin(status, self._headers)
 

@@ -57,7 +57,7 @@ class TimeoutSettings:
 
     ``receive``: for a client's body to arrive, whole, and for a new connection's first head. ``connect``: until a
     connection is made. ``head``: from the request sent to the answer's head or first event (a long queue and a long
-    prefill are in it, and of an unstreamed answer all of it). ``idle``: between two chunks of an answer, and for a
+    prefill are in it, and of an unstreamed answer all of it). ``idle``: between two chunks of a stream, and for a
     client to take one. ``total``: one leg, whole. ``prefill``: a separate prefill leg, whole; the decode endpoint then
     computes the prompt. ``handover``: from a streamed decode leg that fetches its KV to its first event; it is then
     sent again without: vLLM bounds a fetch that is stuck by nothing.

@@ -11,6 +11,7 @@ from collections.abc import AsyncIterator, Callable, Iterable
 import orjson
 import pytest
 
+from gateway.proxy.commit import MAX_TEXT
 from gateway.proxy.settings import RetrySettings, TimeoutSettings
 from tests.support.chat import CHAT, COMPLETE, DONE, ROLE, STREAMED, WORD
 from tests.support.gateway import IN_TURN, Running, config_for, running
@@ -98,6 +99,43 @@ async def test_a_compressed_body_passes_and_its_usage_is_read(name):
         assert (line.outcome, line.output_tokens, line.reported_prompt_tokens) == ("ok", 1, 4)
 
 
+@pytest.mark.parametrize("first", [b"", b": hello\n\n"], ids=["events", "a comment before them"])
+@pytest.mark.parametrize("cut", [False, True], ids=["as it is", "byte by byte"])
+async def test_a_stream_of_a_member_for_each_event_passes_and_is_counted(cut, first):
+    """Of gzip; RFC 1952, section 2.2. The first may hold no event at all."""
+    members = [gzip.compress(part) for part in (first, *EVENTS)]
+    said = STREAM_HEAD + coding("gzip") + b"\r\n" + chunked(*members)
+
+    async def post(connection: Connection, head: bytes, body: bytes) -> None:
+        await connection.say_apart([said] if not cut else (bytes((byte,)) for byte in said))
+
+    async with before(post) as (gateway, client):
+        for _ in range(2):
+            await client.say(STREAM)
+            reply = await client.reply()
+            assert (reply.status, reply.body) == (200, b"".join(members))
+        line = gateway.lines[-1]
+        assert (line.outcome, line.output_tokens, line.reported_prompt_tokens) == ("ok", 3, 7)
+
+
+async def test_a_body_of_several_members_passes_and_its_usage_is_read():
+    said = b"".join(gzip.compress(COMPLETE[at : at + 20]) for at in range(0, len(COMPLETE), 20))
+    async with before(says(answer(said, extra=coding("gzip")))) as (gateway, client):
+        await client.say(WHOLE)
+        assert (await client.reply()).body == said
+        assert (gateway.lines[0].outcome, gateway.lines[0].reported_prompt_tokens) == ("ok", 4)
+
+
+async def test_a_body_that_is_too_long_to_be_read_passes_unread():
+    """Its usage is not worth to hold up everybody else."""
+    said = gzip.compress(COMPLETE[:-1] + b" " * (2 * MAX_TEXT) + COMPLETE[-1:])
+    async with before(says(answer(said, extra=coding("gzip")))) as (gateway, client):
+        for _ in range(2):
+            await client.say(WHOLE)
+            assert (await client.reply()).body == said
+        assert [(line.outcome, line.reported_prompt_tokens) for line in gateway.lines] == [("ok", None)] * 2
+
+
 @pytest.mark.parametrize(
     ("asked", "wanted"),
     [
@@ -129,6 +167,7 @@ BROKEN = {
     "no gzip at all": coding("gzip") + b"\r\n" + chunked(*EVENTS),
     "broken from the start": coding("gzip") + b"\r\n" + chunked(b"\x1f\x8b\x08" + b"\xff" * 200),
     "a coding that nobody asked for": coding("br") + b"\r\n" + chunked(b"\x0b\x02\x80data\x03"),
+    "no gzip behind a comment that is": coding("gzip") + b"\r\n" + chunked(gzip.compress(b": hello\n\n"), *EVENTS),
     "two codings": coding("gzip, gzip") + b"\r\n" + chunked(gzip.compress(gzip.compress(b"".join(EVENTS)))),
 }
 
@@ -208,7 +247,7 @@ async def test_an_engines_error_passes_compressed():
 
 async def test_an_engine_that_says_compressed_that_it_is_dead_is_believed():
     dead = b'{"error": {"message": "EngineCore encountered an issue.", "code": 500}}'
-    whole = answer(gzip.compress(dead), status="500 Internal Server Error", extra=coding("gzip"))
+    whole = answer(gzip.compress(dead + bytes(2 * MAX_TEXT)), status="500 Internal Server Error", extra=coding("gzip"))
     streamed = STREAM_HEAD + coding("gzip") + b"\r\n" + chunked(gzip.compress(b"data: " + dead + b"\n\n" + DONE))
     for said, request in ((whole, WHOLE), (streamed, STREAM)):
         async with before(says(said)) as (gateway, client):

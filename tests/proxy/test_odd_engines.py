@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import AsyncIterator
+from dataclasses import replace
 
 import orjson
 import pytest
@@ -92,6 +93,10 @@ ODD = {
         JSON_HEAD + b"Trailer: x-sum\r\n" + CHUNKED + chunked(COMPLETE, end=False) + b"0\r\nx-sum: 1\r\n\r\n",
         EVENT_HEAD + CHUNKED + chunked(ROLE, WORD, DONE, end=False) + b"0\r\nx-sum: 1\r\ncontent-type: x\r\n\r\n",
     ),
+    "chunked in other letters": says(
+        JSON_HEAD + CHUNKED.replace(b"chunked", b"Chunked ") + chunked(COMPLETE),
+        EVENT_HEAD + CHUNKED.upper() + chunked(ROLE, WORD, DONE),
+    ),
     "chunk extensions": says(
         JSON_HEAD + CHUNKED + b"%x;a=b\r\n%b\r\n0;last\r\n\r\n" % (len(COMPLETE), COMPLETE),
         EVENT_HEAD + CHUNKED + b'%x;a="b;c"\r\n%b\r\n0\r\n\r\n' % (len(EVENTS), EVENTS),
@@ -173,6 +178,10 @@ WRONG = {
     "a chunk's extension without end": JSON_HEAD + CHUNKED + b"5;" + b"a" * (2 * MAX_HEAD),
     "trailers without end": JSON_HEAD + CHUNKED + chunked(COMPLETE, end=False) + b"0\r\nx: " + b"a" * (2 * MAX_HEAD),
     "a length in the trailers": JSON_HEAD + CHUNKED + chunked(COMPLETE, end=False) + b"0\r\nContent-Length: 3\r\n\r\n",
+    "another transfer coding": JSON_HEAD + b"Transfer-Encoding: gzip, chunked\r\n\r\n" + chunked(COMPLETE),
+    "one in a header of its own": JSON_HEAD + b"Transfer-Encoding: gzip\r\n" + CHUNKED + chunked(COMPLETE),
+    "one that ends with the connection": JSON_HEAD + b"Transfer-Encoding: gzip\r\n\r\n" + COMPLETE,
+    "chunked twice": JSON_HEAD + b"Transfer-Encoding: chunked\r\n" + CHUNKED + chunked(chunked(COMPLETE)),
     "a later version": answer(COMPLETE).replace(b"HTTP/1.1", b"HTTP/7.3"),
 }
 
@@ -271,6 +280,69 @@ async def test_one_that_trickles_for_ever_ends_at_the_total(said):
         assert reply.body.endswith(DONE)
         assert b"total-timeout" in reply.body
         assert gateway.lines[0].outcome == "broken"
+
+
+# Answers without end
+
+
+async def test_comments_are_not_held_without_end(monkeypatch):
+    monkeypatch.setattr("gateway.proxy.commit.MAX_HELD", 300_000)
+    gone = []
+
+    async def post(connection: Connection, head: bytes, body: bytes) -> None:
+        with contextlib.suppress(ConnectionError):
+            await connection.say(EVENT_HEAD + CHUNKED)
+            while True:
+                await connection.say(chunked(b": " + b"x" * 50_000 + b"\n\n", end=False))
+        gone.append(connection)
+        connection.writer.close()
+
+    async with before(post) as (_, client):
+        await client.say(STREAM)
+        reply = await client.reply()
+        assert (reply.status, b"(garbage)" in reply.body) == (502, True)
+        await eventually(lambda: gone, "the engine sees its connection closed")
+
+
+async def test_a_whole_answer_is_not_held_without_end(monkeypatch):
+    monkeypatch.setattr("gateway.proxy.answer.MAX_ANSWER", 300_000)
+    gone = []
+
+    async def post(connection: Connection, head: bytes, body: bytes) -> None:
+        with contextlib.suppress(ConnectionError):
+            await connection.say(JSON_HEAD + CHUNKED)
+            while True:
+                await connection.say(chunked(b" " * 50_000, end=False))
+        gone.append(connection)
+        connection.writer.close()
+
+    async with before(post) as (_, client):
+        await client.say(WHOLE)
+        reply = await client.reply()
+        assert (reply.status, b"(garbage)" in reply.body) == (502, True)
+        await eventually(lambda: gone, "the engine sees its connection closed")
+
+
+async def test_a_whole_answer_is_waited_for_until_the_head_timeout():
+    """However long its engine says nothing in the middle of it: it is of no use before its end."""
+
+    async def post(connection: Connection, head: bytes, body: bytes) -> None:
+        await connection.say(JSON_HEAD + LENGTH + b"\r\n" + COMPLETE[:9])
+        if b'"waits"' in body:
+            await connection.gone()
+            connection.writer.close()
+        else:
+            await asyncio.sleep(0.6)
+            await connection.say(COMPLETE[9:])
+
+    async with before(post, timeouts=replace(PATIENT, idle=0.2)) as (_, client):
+        await client.say(WHOLE)
+        reply = await client.reply()
+        assert (reply.status, reply.body) == (200, COMPLETE)
+    async with before(post, timeouts=replace(PATIENT, head=0.5)) as (_, client):
+        await client.say(raw_post(orjson.dumps({**CHAT, "user": "waits"})))
+        reply = await client.reply()
+        assert (reply.status, b"(head-timeout)" in reply.body) == (504, True)
 
 
 # Bodies that nobody read, connections that died

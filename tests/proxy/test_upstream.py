@@ -13,10 +13,14 @@ import pytest
 
 from gateway.fleet.address import Address, Contexts
 from gateway.fleet.settings import EndpointSettings
-from gateway.framework import Endpoint, Engine, Model
+from gateway.framework import Endpoint, Engine, Kind, Model
+from gateway.proxy.answer import Answer
+from gateway.proxy.commit import commit
+from gateway.proxy.connection import encode_head
 from gateway.proxy.legs import Cause, Leg, LegFailed
 from gateway.proxy.settings import TimeoutSettings
 from gateway.proxy.upstream import Pool, Upstream
+from tests.support.chat import ROLE
 from tests.support.wait import eventually
 from tests.support.wire import STREAM_HEAD, Connection, answer, chunked, scripted
 
@@ -86,6 +90,119 @@ async def test_a_connection_is_used_again_and_its_round_trip_measured_once():
                 await reply.read()
                 assert (reply.connect_seconds is None) == (number > 0)
         assert len(server.connections) == 1
+
+
+async def test_an_idle_connection_is_closed_after_a_while(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr("gateway.proxy.upstream.KEEP_ALIVE", 0.05)
+
+    async def script(connection: Connection) -> None:
+        await connection.request()
+        await connection.say(answer(b"{}"))
+        await connection.gone()
+
+    async with scripted(script) as server, upstream() as connections:
+        with await connections.send(leg(server.url)) as reply:
+            await reply.read()
+        await eventually(lambda: server.left == 1, "the engine sees that the connection is closed")
+
+
+async def test_an_idle_connection_is_not_used_after_a_while(monkeypatch: pytest.MonkeyPatch):
+    """Its engine may be closing it, though nobody has looked since."""
+    monkeypatch.setattr("gateway.proxy.upstream.KEEP_ALIVE", 60.0)
+
+    async def script(connection: Connection) -> None:
+        while True:
+            await connection.request()
+            await connection.say(answer(b"{}"))
+
+    async with scripted(script) as server, upstream() as connections:
+        for number in range(2):
+            with await connections.send(leg(server.url)) as reply:
+                await reply.read()
+                assert reply.connect_seconds is not None
+            assert len(server.connections) == number + 1
+            monkeypatch.setattr("gateway.proxy.upstream.KEEP_ALIVE", 0.0)
+        await eventually(lambda: server.left >= 1, "the engine sees that the first is closed")
+
+
+async def test_of_many_idle_connections_some_are_kept(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr("gateway.proxy.upstream.KEEP_ALIVE", 60.0)
+    monkeypatch.setattr("gateway.proxy.upstream.MAX_IDLE", 2)
+    asked = asyncio.Semaphore(0)
+    go = asyncio.Event()
+
+    async def script(connection: Connection) -> None:
+        while True:
+            await connection.request()
+            asked.release()
+            await go.wait()
+            await connection.say(answer(b"{}"))
+
+    async def ask(connections: Upstream) -> None:
+        with await connections.send(leg(server.url)) as reply:
+            await reply.read()
+
+    async with scripted(script) as server, upstream() as connections:
+        for at_once in (4, 2):
+            go.clear()
+            asking = [asyncio.create_task(ask(connections)) for _ in range(at_once)]
+            for _ in range(at_once):
+                await asked.acquire()
+            go.set()
+            await asyncio.gather(*asking)
+            await eventually(lambda: server.left == 2, "the engine sees that two are closed")
+        assert len(server.connections) == 4
+
+
+async def test_a_connection_whose_answer_ended_while_it_was_paused_is_used_again():
+    """What was read before it was paused may come after, as it does of TLS."""
+    script_went_on = asyncio.Event()
+
+    async def script(connection: Connection) -> None:
+        await connection.request()
+        await connection.say(STREAM_HEAD + chunked(b"data: 1\n\n", end=False))
+        await connection.request()
+        script_went_on.set()
+        await connection.say(answer(b"second"))
+
+    pool = Pool()
+    async with scripted(script) as server:
+        sent = leg(server.url)
+        head = encode_head("POST", sent.path, sent.address.authority, sent.headers, len(sent.body))
+        connection = await pool.connect(sent.address)
+        with Answer(sent.endpoint, PATIENT) as first:
+            connection.send(head, sent.body, first)
+            await first.head(connection)
+            assert await first.chunk() == b"data: 1\n\n"
+            first.pause()
+            connection.data_received(chunked(b"data: 2\n\n"))
+            assert await first.chunk() == b"data: 2\n\n"
+            assert await first.chunk() == b""
+        assert pool.take(sent.address) is connection
+        with Answer(sent.endpoint, PATIENT) as second:
+            connection.send(head, sent.body, second)
+            await second.head(connection)
+            assert script_went_on.is_set()
+            assert await second.read() == b"second"
+    pool.close()
+
+
+async def test_a_stream_that_is_held_for_its_output_is_the_clients_once_it_is_too_long(monkeypatch: pytest.MonkeyPatch):
+    """One that has begun, and says comments without end."""
+    monkeypatch.setattr("gateway.proxy.commit.MAX_HELD", 100_000)
+
+    async def script(connection: Connection) -> None:
+        await connection.request()
+        await connection.say(STREAM_HEAD + chunked(ROLE, end=False))
+        while True:
+            await connection.say(chunked(b": " + b"x" * 10_000 + b"\n\n", end=False))
+
+    async with scripted(script) as server, upstream() as connections:
+        reply = await connections.send(leg(server.url))
+        with await commit(reply, Kind.CHAT, until_output=True) as committed:
+            assert committed.events is not None
+            assert (committed.events.committed, committed.events.first_output) == (True, False)
+            assert committed.data.startswith(ROLE)
 
 
 async def test_nothing_listening_is_refused():
