@@ -260,9 +260,10 @@ class Following:
 
     async def _forget(self) -> None:
         self._admitted = False
-        self.last = -1
         self._process += 1
-        await self._applying.forget()
+        if self.last >= 0:  # else nothing was told yet: all that is known is what was sent there while we connected
+            self.last = -1
+            await self._applying.forget()
 
     async def _take(self, sequence: int, payload: bytes) -> bool:
         """Apply one message; whether it told that the GPU's cache was emptied."""

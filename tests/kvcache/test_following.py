@@ -29,6 +29,23 @@ async def test_an_engine_that_has_said_nothing_is_believed(engine, follower):
     assert follower.index.match(keys, 17, [endpoint(0)])[0].source is Source.PREDICTED
 
 
+@pytest.mark.parametrize("exact", [True, False])
+@pytest.mark.parametrize("said", [0, 3])
+async def test_what_was_sent_there_while_we_connected_is_not_forgotten(engine, follower, exact, said):
+    """Events have told nothing yet that could be wrong; of a prompt whose tokens are not known they never will."""
+    for number in range(said):
+        await engine.publish(stored([10 + number], ids(number)))
+    stream = follower.follow(engine.address, engine.replay)
+    for _ in range(2):
+        keys = follower.index.keys(ids(77), 17, exact, None, None)
+        follower.index.placed(keys, endpoint(0))
+        await stream.synced.wait()
+        source = Source.PREDICTED if exact else Source.ESTIMATED
+        assert follower.index.match(keys, 17, [endpoint(0)])[0][-2:] == (16, source)
+        stream.restart()
+        assert follower.index.match(keys, 17, [endpoint(0)])[0].tokens == 0
+
+
 async def test_a_lost_message_is_asked_for_again(engine, follower):
     await live(follower, engine)
     engine.lose = 2
