@@ -297,7 +297,7 @@ async def test_comments_are_not_held_without_end(monkeypatch):
         gone.append(connection)
         connection.writer.close()
 
-    async with before(post) as (_, client):
+    async with before(post, timeouts=replace(PATIENT, head=10)) as (_, client):
         await client.say(STREAM)
         reply = await client.reply()
         assert (reply.status, b"(garbage)" in reply.body) == (502, True)
@@ -316,7 +316,7 @@ async def test_a_whole_answer_is_not_held_without_end(monkeypatch):
         gone.append(connection)
         connection.writer.close()
 
-    async with before(post) as (_, client):
+    async with before(post, timeouts=replace(PATIENT, head=10)) as (_, client):
         await client.say(WHOLE)
         reply = await client.reply()
         assert (reply.status, b"(garbage)" in reply.body) == (502, True)
