@@ -67,13 +67,6 @@ async def states(gateway: Running) -> dict[str, str]:
     return found
 
 
-async def heard(gateway: Running, *servers: EngineServer) -> None:
-    """All that the engines have said was applied."""
-    said = sorted(publisher.next_seq - 1 for server in servers for publisher in server.service.sockets.publishers)
-    streams = gateway.gateway.feed._streams
-    await eventually(lambda: sorted(stream.last for stream in streams.values()) == said, "all events are applied")
-
-
 def sent(server: EngineServer) -> list[dict[str, Any]]:
     return [json.loads(one.body) for one in server.received if one.path == PATH]
 
@@ -96,7 +89,7 @@ class TestEnginesThatConnect:
                     expected, reported = await ask(gateway, chat(number % 14, number))
                     if number > 4:  # each has been heard by then
                         assert expected == reported
-                        await heard(gateway, first, second)
+                        await gateway.heard(first, second)
                 assert sum(line.cached_tokens or 0 for line in gateway.lines) > 0
                 found = await states(gateway)
                 assert found["a"] == "live"

@@ -49,6 +49,7 @@ async def test_the_expected_hit_is_what_the_engine_reports_request_by_request(to
                 line = gateway.lines[-1]
                 assert (line.exact, line.prompt_tokens) == (True, line.reported_prompt_tokens)
                 assert line.expected_hit == line.cached_tokens
+                await gateway.heard(*servers)
             assert sum(line.cached_tokens for line in gateway.lines) > 0
             assert len({line.endpoint for line in gateway.lines}) == 3
 
@@ -80,6 +81,7 @@ async def test_a_gateway_that_starts_later_knows_what_was_cached_before(tokenize
         async with running(config) as first:
             await synced(first)
             await ask(first, chat(1))
+            await first.heard(*servers)
             home = first.lines[-1].endpoint
         async with running(config, seed=5) as second:
             await synced(second)
@@ -87,6 +89,7 @@ async def test_a_gateway_that_starts_later_knows_what_was_cached_before(tokenize
                 await ask(second, chat(1, question))
                 assert second.lines[-1].endpoint == home
                 assert second.lines[-1].expected_hit == second.lines[-1].cached_tokens > 0
+                await second.heard(*servers)
 
 
 async def test_blocks_that_are_announced_once_more_are_no_copies(tokenizer):
@@ -95,13 +98,10 @@ async def test_blocks_that_are_announced_once_more_are_no_copies(tokenizer):
     async with engines(1, tokenizer=tokenizer) as servers:
         async with running(config_for(servers[0].url, tokenizer=tokenizer, pass_through=passing)) as gateway:
             await synced(gateway)
-            publisher = servers[0].service.sockets.publishers[0]
             index = gateway.gateway.directory.servings[0].index
             for question in range(4):
                 await ask(gateway, chat(1, question, **(full if question else {})))
-            said = publisher.next_seq
-            (stream,) = gateway.gateway.feed._streams.values()
-            await eventually(lambda: stream.last == said - 1, "all events are applied")
+            await gateway.heard(*servers)
             (holder,) = index._holders.values()
             assert len(holder.holdings) > 10
             assert not holder.holdings._copies.many
@@ -130,6 +130,7 @@ async def test_an_engine_that_restarts_holds_nothing(tokenizer):
         for question in range(3):
             await ask(gateway, chat(2, question))
             assert gateway.lines[-1].expected_hit == gateway.lines[-1].cached_tokens
+            await gateway.heard(again)
         assert gateway.lines[-1].cached_tokens > 0
 
 
@@ -180,6 +181,7 @@ async def test_ranks_are_endpoints_of_one_engine_with_caches_of_their_own(tokeni
             for number in range(20):
                 await ask(gateway, chat(number % 5, number))
                 assert gateway.lines[-1].expected_hit == gateway.lines[-1].cached_tokens
+                await gateway.heard(server)
             assert {line.endpoint for line in gateway.lines} == {f"{endpoint_of(gateway, server)}/{r}" for r in (0, 1)}
             ranks = [r.headers.get("x-data-parallel-rank") for r in server.received if r.path == PATH]
             assert set(ranks) == {"0", "1"}
@@ -194,6 +196,7 @@ async def test_an_adapter_is_a_name_of_its_own_with_blocks_of_its_own(tokenizer)
             for model in ("sim", "poet", "sim", "poet"):
                 await ask(gateway, chat(1, 0) | {"model": model})
                 assert gateway.lines[-1].expected_hit == gateway.lines[-1].cached_tokens
+                await gateway.heard(*servers)
             cold, other, *again = [line.cached_tokens for line in gateway.lines]
             assert (cold, other) == (0, 0)
             assert min(again) > 0
@@ -207,4 +210,5 @@ async def test_a_salt_keeps_blocks_apart(tokenizer):
                 extra = {"cache_salt": salt} if salt else {}
                 await ask(gateway, chat(1, 0, **extra))
                 assert gateway.lines[-1].expected_hit == gateway.lines[-1].cached_tokens
+                await gateway.heard(*servers)
             assert [bool(line.cached_tokens) for line in gateway.lines] == [False, False, True, True, False, True]

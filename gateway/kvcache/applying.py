@@ -85,15 +85,16 @@ class Applying:
             self._work += 1
             if self._work >= SLICE:
                 await self._rest()
-        await self._sweep()
+        await self.sweep()
 
     async def forget(self) -> None:
         """Nothing is known of the endpoint any more."""
         self._index.forget(self._slot)
-        await self._sweep()
+        await self.sweep()
 
-    async def _sweep(self) -> None:
-        """To its end: an engine that clears its cache again and again would leave more behind than is swept else."""
+    async def sweep(self) -> None:
+        """Clear what was forgotten, to its end: an engine that clears its cache again and again would leave more behind
+        than is swept else."""
         while not self._index.sweep(SLICE):  # noqa: ASYNC110 -- nothing is waited for: others run between two slices
             await asyncio.sleep(0)
 

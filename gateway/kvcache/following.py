@@ -264,11 +264,13 @@ class Following:
         if self.last >= 0:  # else nothing was told yet: all that is known is what was sent there while we connected
             self.last = -1
             await self._applying.forget()
+        else:
+            await self._applying.sweep()  # what was known of a process before
 
     async def _take(self, sequence: int, payload: bytes) -> bool:
         """Apply one message; whether it told that the GPU's cache was emptied."""
-        self.last, self._digest = sequence, xxh3_64_intdigest(payload)
         cleared = await self._applying.take(payload)
+        self.last, self._digest = sequence, xxh3_64_intdigest(payload)
         if self._applying.others:
             self._partial = True  # where its own events are nobody knows
         elif cleared and not self._applying.below:

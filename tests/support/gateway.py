@@ -18,6 +18,8 @@ from gateway.framework import Observer, Settled
 from gateway.observability.settings import LogSettings
 from gateway.proxy.tls import Site
 from gateway.scheduling.settings import HandlerSettings, PluginSettings, ProfileSettings
+from simulator.server import EngineServer
+from tests.support.wait import eventually
 
 QUICK_FLEET = FleetSettings(
     # One late scrape takes an engine out: no machine that is only busy is as late as that.
@@ -76,6 +78,12 @@ class Running:
         servings = self.gateway.directory.servings
         endpoints = [e for s in servings for e in self.gateway.fleet.endpoints(s.model)]
         return not any(e.engine.up for e in endpoints if e.engine.url == url)
+
+    async def heard(self, *servers: EngineServer) -> None:
+        """All that the engines have said was applied: it is looked at some times a second, and not with an answer."""
+        said = sorted(publisher.next_seq - 1 for server in servers for publisher in server.service.sockets.publishers)
+        streams = self.gateway.feed._streams
+        await eventually(lambda: sorted(stream.last for stream in streams.values()) == said, "all events are applied")
 
     async def metrics(self) -> str:
         return (await self.client.get(f"{self.admin_url}/metrics")).text
