@@ -148,6 +148,7 @@ class Answer:
 
     def begin(self, status: int, headers: list[tuple[bytes, bytes]]) -> None:
         self.status = status
+        self.patience.answered()
         self.headers = decoded = []
         for raw_name, raw_value in headers:
             name, value = raw_name.decode("latin-1").lower(), raw_value.decode("latin-1")

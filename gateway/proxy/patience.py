@@ -26,6 +26,7 @@ class Patience:
         self._timer: asyncio.TimerHandle | None = None
         self.progress = 0.0
         self._began = 0.0
+        self._answered = False
         self._committed = False
         self._paused = False
 
@@ -33,6 +34,10 @@ class Patience:
         """``expired``: whom to call. Only the timer knows it, so that an answer that has ended is no cycle."""
         self._began = self.progress = now = self._loop.time()
         self._arm(expired, now, now + min(self._timeouts.head, self._timeouts.total))
+
+    def answered(self) -> None:
+        """The head came."""
+        self._answered = True
 
     def committed(self) -> None:
         self._committed = True
@@ -55,7 +60,9 @@ class Patience:
         """The earliest time at which patience ends if nothing happens, and which it is."""
         total = self._began + self._timeouts.total, Cause.TOTAL_TIMEOUT
         if not self._committed:
-            return min(total, (self._began + self._timeouts.head, Cause.HEAD_TIMEOUT))
+            head = self._began + self._timeouts.head
+            # Both are the same for a leg that has one limit: what was waited for then gives it its name.
+            return total if total[0] < head or (total[0] == head and self._answered) else (head, Cause.HEAD_TIMEOUT)
         if self._paused:
             return total
         return min(total, (self.progress + self._timeouts.idle, Cause.IDLE_TIMEOUT))
