@@ -75,7 +75,7 @@ PREFILL_FAILURES = {
     "prefill-head-timeout": hangs,
     "prefill-garbage": talks_garbage,
     "prefill-died half way": dies_half_way,
-    "prefill-head-timeout half way": stalls_half_way,
+    "prefill-total-timeout": stalls_half_way,
     "prefill-status": says(FAILED),
     "prefill-status 503": says(answer(b"{}", status="503 Service Unavailable")),
     "prefill-status 401": says(answer(b"{}", status="401 Unauthorized")),
