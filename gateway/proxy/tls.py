@@ -19,8 +19,9 @@ HANDSHAKE = 10.0
 """Seconds for a handshake: two round trips of the slowest network that a stream of tokens is of use on, many times
 over. asyncio's default is 60, for which a connection that says nothing would be held."""
 
-GOODBYE = 2.0
-"""Seconds in which a client may answer that it has read all, before its connection is cut; asyncio's default is 30."""
+GOODBYE = 30.0
+"""Seconds for a client to take the rest of its last answer, some 64 KB, and to say goodbye, before its connection is cut:
+asyncio's default. With 2, who reads 30 KB a second would lose the end of an answer behind which the connection closes."""
 
 PROTOCOLS = ["http/1.1"]
 
