@@ -20,8 +20,8 @@ HANDSHAKE = 10.0
 over. asyncio's default is 60, for which a connection that says nothing would be held."""
 
 GOODBYE = 30.0
-"""Seconds for a client to take the rest of its last answer, some 64 KB, and to say goodbye, before its connection is cut:
-asyncio's default. With 2, who reads 30 KB a second would lose the end of an answer behind which the connection closes."""
+"""Seconds for a client to take the rest of its last answer, some 64 KB, and to say goodbye, before its connection is
+cut: asyncio's default. With 2, who reads 30 KB a second would lose the end of an answer that closes its connection."""
 
 PROTOCOLS = ["http/1.1"]
 
