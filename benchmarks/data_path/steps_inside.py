@@ -41,7 +41,7 @@ STEPS: list[tuple[Any, str, str]] = [
     (CacheIndex, "match", "match"),
     (Scheduler, "schedule", "schedule: filter, score, pick"),
     (director.Director, "_place", "book, and keep the decision"),
-    (Connection, "send", "write the leg to the engine"),
+    (Connection, "send", "send the leg to the engine"),
     (Connection, "data_received", "read what the engine says"),
     (Exchange, "answered", "learn, give back"),
     (Exchange, "settle", "settle, count, log"),
@@ -49,7 +49,7 @@ STEPS: list[tuple[Any, str, str]] = [
 ]
 COROUTINES: list[tuple[Any, str, str]] = [
     (Server, "_handle", "the way between the steps"),
-    (Upstream, "send", "take a connection, make the leg's head"),
+    (Upstream, "send", "take a connection, write the leg's head"),
     (Following, "_hear", "KV events"),
     (EngineWatch, "_look", "scrapes"),
 ]
