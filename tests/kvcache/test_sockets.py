@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import asynccontextmanager, contextmanager
 
 import pytest
 import uvloop
@@ -160,14 +160,21 @@ async def test_what_nobody_takes_does_not_keep_the_loop_busy():
         assert [inlet.take()[1][-1] for _ in range(10)] == list(range(10))
 
 
-async def test_who_keeps_pace_is_woken_once_a_tick():
-    """By a first message at once, and by whatever comes after it with the next look: the descriptor wakes nobody."""
-    pace = Pace(60.0)
+@asynccontextmanager
+async def heard_once(pace: Pace):
+    """A publisher's socket, and the inlet of who keeps ``pace``; a first message was taken."""
     with publisher("tcp://127.0.0.1:*") as (socket, bound), Subscription(bound, "", pace).open() as inlet:
         assert await next_of(inlet) is Change.CONNECTED
         assert socket.recv() == b"\x01"
         send(socket, 0, 1)
         assert (await next_of(inlet))[1][-1] == 0
+        yield socket, inlet
+
+
+async def test_who_keeps_pace_is_woken_once_a_tick():
+    """By a first message at once, and by whatever comes after it with the next look: the descriptor wakes nobody."""
+    pace = Pace(60.0)
+    async with heard_once(pace) as (socket, inlet):
         assert inlet.take() is None
         assert not inlet._messages._heard
         send(socket, 1, 1)
@@ -197,11 +204,7 @@ async def test_who_keeps_pace_is_woken_once_a_tick():
 
 async def test_a_lost_connection_wakes_between_two_looks():
     pace = Pace(60.0)
-    with publisher("tcp://127.0.0.1:*") as (socket, bound), Subscription(bound, "", pace).open() as inlet:
-        assert await next_of(inlet) is Change.CONNECTED
-        assert socket.recv() == b"\x01"
-        send(socket, 0, 1)
-        assert (await next_of(inlet))[1][-1] == 0
+    async with heard_once(pace) as (socket, inlet):
         socket.close()
         assert await next_of(inlet) is Change.DISCONNECTED
 

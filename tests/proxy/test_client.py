@@ -218,15 +218,20 @@ async def test_an_answer_without_content_says_no_length():
             assert [line.partition(b":")[0] for line in await head_of(reader)] == [b"http/1.1 204 no content", b"date"]
 
 
+def begun(http: web.BaseRequest, written: list[bytes], monkeypatch: pytest.MonkeyPatch) -> ClientAnswer:
+    """An answer whose further writes are noted, and not made."""
+    client = ClientAnswer(http, 200, [], length=None)
+    client.send(b"begin", last=False)
+    assert http.transport is not None
+    monkeypatch.setattr(client, "_transport", Noting(http.transport, written))
+    return client
+
+
 async def test_parts_of_one_turn_are_written_at_its_end_and_in_one_piece(monkeypatch):
     written: list[bytes] = []
 
     async def handle(http: web.BaseRequest) -> web.StreamResponse:
-        client = ClientAnswer(http, 200, [], length=None)
-        client.send(b"begin", last=False)
-        assert http.transport is not None
-        write = http.transport.write
-        monkeypatch.setattr(client, "_transport", Noting(http.transport, written))
+        client = begun(http, written, monkeypatch)
         client.part(b"a")
         client.part(b"bc")
         assert written == []
@@ -237,7 +242,8 @@ async def test_parts_of_one_turn_are_written_at_its_end_and_in_one_piece(monkeyp
         assert written[1:] == [b"1\r\nd\r\n1\r\ne\r\n0\r\n\r\n"], "what waits goes before the end"
         await asyncio.sleep(0)
         assert len(written) == 2
-        write(b"".join(written))
+        assert http.transport is not None
+        http.transport.write(b"".join(written))
         return client
 
     async with connected(handle) as (reader, writer):
@@ -341,10 +347,7 @@ async def test_more_than_a_transport_takes_waits_for_no_end_of_a_turn(monkeypatc
     written: list[bytes] = []
 
     async def handle(http: web.BaseRequest) -> web.StreamResponse:
-        client = ClientAnswer(http, 200, [], length=None)
-        client.send(b"begin", last=False)
-        assert http.transport is not None
-        monkeypatch.setattr(client, "_transport", Noting(http.transport, written))
+        client = begun(http, written, monkeypatch)
         for _ in range(16):
             client.part(bytes(AT_ONCE // 4))
         assert len(written) == 4

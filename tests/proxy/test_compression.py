@@ -68,16 +68,21 @@ async def before(*posts: Answer, **changes: object) -> AsyncIterator[tuple[Runni
         await eventually(gateway.idle, "nothing stays booked")
 
 
+def says_apart(said: bytes, cut: bool):
+    """An engine that says it as it is, or ``cut``, byte by byte."""
+
+    async def post(connection: Connection, head: bytes, body: bytes) -> None:
+        await connection.say_apart([said] if not cut else (bytes((byte,)) for byte in said))
+
+    return post
+
+
 @pytest.mark.parametrize("flush", [True, False], ids=["flushed", "unflushed"])
 @pytest.mark.parametrize("name", ["gzip", "deflate"])
 @pytest.mark.parametrize("cut", [False, True], ids=["as it is", "byte by byte"])
 async def test_a_compressed_stream_passes_and_is_counted(cut, name, flush):
     said = STREAM_HEAD + coding(name) + b"\r\n" + chunked(*packed(EVENTS, name, flush=flush))
-
-    async def post(connection: Connection, head: bytes, body: bytes) -> None:
-        await connection.say_apart([said] if not cut else (bytes((byte,)) for byte in said))
-
-    async with before(post) as (gateway, client):
+    async with before(says_apart(said, cut)) as (gateway, client):
         for _ in range(2):
             await client.say(STREAM)
             reply = await client.reply()
@@ -105,11 +110,7 @@ async def test_a_stream_of_a_member_for_each_event_passes_and_is_counted(cut, fi
     """Of gzip; RFC 1952, section 2.2. The first may hold no event at all."""
     members = [gzip.compress(part) for part in (first, *EVENTS)]
     said = STREAM_HEAD + coding("gzip") + b"\r\n" + chunked(*members)
-
-    async def post(connection: Connection, head: bytes, body: bytes) -> None:
-        await connection.say_apart([said] if not cut else (bytes((byte,)) for byte in said))
-
-    async with before(post) as (gateway, client):
+    async with before(says_apart(said, cut)) as (gateway, client):
         for _ in range(2):
             await client.say(STREAM)
             reply = await client.reply()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from dataclasses import replace
 
 import orjson
@@ -12,6 +12,8 @@ import pytest
 
 from gateway.proxy.connection import MAX_HEAD
 from gateway.proxy.connection import Connection as EngineConnection
+from gateway.proxy.legs import Cause
+from gateway.proxy.patience import Patience
 from gateway.proxy.settings import RetrySettings, TimeoutSettings
 from tests.support.chat import CHAT, COMPLETE, DONE, ROLE, STREAMED, WORD
 from tests.support.gateway import IN_TURN, Running, config_for, running
@@ -285,46 +287,42 @@ async def test_one_that_trickles_for_ever_ends_at_the_total(said):
 # Answers without end
 
 
-async def test_comments_are_not_held_without_end(monkeypatch):
-    monkeypatch.setattr("gateway.proxy.commit.MAX_HELD", 300_000)
+@pytest.mark.parametrize(
+    ("most", "request_bytes", "begins", "goes_on"),
+    [
+        ("commit.MAX_HELD", STREAM, EVENT_HEAD, b": " + b"x" * 50_000 + b"\n\n"),
+        ("answer.MAX_ANSWER", WHOLE, JSON_HEAD, b" " * 50_000),
+    ],
+    ids=["comments", "a whole answer"],
+)
+async def test_no_answer_is_held_without_end(most, request_bytes, begins, goes_on, monkeypatch):
+    monkeypatch.setattr(f"gateway.proxy.{most}", 300_000)
     gone = []
 
     async def post(connection: Connection, head: bytes, body: bytes) -> None:
         with contextlib.suppress(ConnectionError):
-            await connection.say(EVENT_HEAD + CHUNKED)
+            await connection.say(begins + CHUNKED)
             while True:
-                await connection.say(chunked(b": " + b"x" * 50_000 + b"\n\n", end=False))
+                await connection.say(chunked(goes_on, end=False))
         gone.append(connection)
         connection.writer.close()
 
     async with before(post, timeouts=replace(PATIENT, head=10)) as (_, client):
-        await client.say(STREAM)
+        await client.say(request_bytes)
         reply = await client.reply()
         assert (reply.status, b"(garbage)" in reply.body) == (502, True)
         await eventually(lambda: gone, "the engine sees its connection closed")
 
 
-async def test_a_whole_answer_is_not_held_without_end(monkeypatch):
-    monkeypatch.setattr("gateway.proxy.answer.MAX_ANSWER", 300_000)
-    gone = []
-
-    async def post(connection: Connection, head: bytes, body: bytes) -> None:
-        with contextlib.suppress(ConnectionError):
-            await connection.say(JSON_HEAD + CHUNKED)
-            while True:
-                await connection.say(chunked(b" " * 50_000, end=False))
-        gone.append(connection)
-        connection.writer.close()
-
-    async with before(post, timeouts=replace(PATIENT, head=10)) as (_, client):
-        await client.say(WHOLE)
-        reply = await client.reply()
-        assert (reply.status, b"(garbage)" in reply.body) == (502, True)
-        await eventually(lambda: gone, "the engine sees its connection closed")
-
-
-async def test_a_whole_answer_is_waited_for_until_the_head_timeout():
+async def test_a_whole_answer_is_waited_for_until_the_head_timeout(monkeypatch):
     """However long its engine says nothing in the middle of it: it is of no use before its end."""
+    looks, look = [], Patience._look
+
+    def counted(self: Patience, expired: Callable[[Cause], None]) -> None:
+        looks.append(self)
+        look(self, expired)
+
+    monkeypatch.setattr(Patience, "_look", counted)
 
     async def post(connection: Connection, head: bytes, body: bytes) -> None:
         await connection.say(JSON_HEAD + LENGTH + b"\r\n" + COMPLETE[:9])
@@ -332,7 +330,7 @@ async def test_a_whole_answer_is_waited_for_until_the_head_timeout():
             await connection.gone()
             connection.writer.close()
         else:
-            await asyncio.sleep(0.6)
+            await eventually(lambda: len(looks) > 2, "it was looked at after twice the idle timeout")
             await connection.say(COMPLETE[9:])
 
     async with before(post, timeouts=replace(PATIENT, idle=0.2)) as (_, client):
