@@ -1,4 +1,4 @@
-"""Compressed answers: what a client may be given, and what is seen of it in passing.
+"""Compressed bodies: what is made of them, and which of answers a client may be given.
 
 Rules: an answer is compressed by the engine or not at all, and passes as it came. A client gets only what can be read
 along, so that its stream can be observed: of what it accepts, gzip and deflate are asked for.
@@ -6,22 +6,26 @@ along, so that its stream can be observed: of what it accepts, gzip and deflate 
 
 from __future__ import annotations
 
-import sys
 import zlib
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable, Iterator
 
-_WINDOW = {"gzip": 16 + zlib.MAX_WBITS, "x-gzip": 16 + zlib.MAX_WBITS, "deflate": zlib.MAX_WBITS}
-"""``wbits`` of zlib for each coding that can be read along. ``deflate`` is zlib's format: RFC 9110, section 8.4.1.2."""
+CODINGS = frozenset({"gzip", "x-gzip", "deflate"})
+"""That can be read along; the first two are names of one: RFC 9110, section 8.4.1.3."""
 
 PIECE = 4096
-"""Bytes that are read at once: what follows a gzip's member is copied for each that ends in them, and a member may be
-of 20 bytes."""
+"""Bytes that are read at once, since of a gzip's members, which may be of 20 bytes, each copies what is behind it: of
+empty ones, 200, a millisecond's work."""
 
-Decode = Callable[[bytes], bytes]
+MADE = 256 * 1024
+"""Bytes that are made at once: about a millisecond's work."""
+
+_ZLIB_METHOD = 8
+"""The lower four bits of zlib's first byte (RFC 1950, section 2.2). No deflate stream's own first byte has them: that
+would be a stored block with something in its padding."""
 
 
 class Undecodable(Exception):
-    """What came is not what the answer's ``Content-Encoding`` says, or that is no coding that was asked for."""
+    """What came is not what the ``Content-Encoding`` says, or that is no coding that was asked for."""
 
 
 def acceptable(accepted: Iterable[str]) -> str:
@@ -29,7 +33,7 @@ def acceptable(accepted: Iterable[str]) -> str:
     wanted = []
     for choice in ",".join(accepted).split(","):
         name, _, weight = choice.partition(";")
-        if name.strip().lower() in _WINDOW and weight.replace(" ", "") not in ("q=0", "q=0.0", "q=0.00", "q=0.000"):
+        if name.strip().lower() in CODINGS and weight.replace(" ", "") not in ("q=0", "q=0.0", "q=0.00", "q=0.000"):
             wanted.append(choice.strip())
     return ", ".join(wanted)
 
@@ -40,52 +44,72 @@ def encoding_of(headers: Iterable[tuple[str, str]]) -> str:
     return "" if value == "identity" else value
 
 
-def decoder(encoding: str) -> Decode:
-    """Makes of a stream's parts, in turn, what can be read of them so far. Raises Undecodable, and so does what it
-    returns."""
-    return _Inflater(encoding).read
-
-
 def decoded(body: bytes, encoding: str, limit: int) -> bytes:
     """A whole body, read; of one that is longer than ``limit`` bytes, packed or not, the beginning. Raises Undecodable.
 
     Of what is packed no more than ``limit`` bytes are looked at either: members without content could go on for ever.
     """
-    return _Inflater(encoding).read(body[:limit], limit) if encoding else body
+    if not encoding:
+        return body
+    read = bytearray()
+    for part in Inflater(encoding).slices(body[:limit]):
+        read += part
+        if len(read) >= limit:
+            break
+    return bytes(read[:limit])
 
 
-class _Inflater:
-    """Reads a body part by part. Of gzip, one member after another, with zeros between and behind them: RFC 1952,
-    section 2.2, and as gzip itself pads."""
+class Inflater:
+    """One body on its way out of its coding: of gzip, one member after another (RFC 1952, section 2.2), with zeros
+    between and behind them where it may be ``padded``, as gzip itself pads; of deflate, zlib's format (RFC 9110,
+    section 8.4.1.2) or what some take it for, the bare stream."""
 
-    def __init__(self, encoding: str) -> None:
+    def __init__(self, encoding: str, *, padded: bool = True) -> None:
         """Raises Undecodable."""
-        if encoding not in _WINDOW:
+        if encoding not in CODINGS:
             raise Undecodable(f"the content-encoding {encoding[:64]!r} was not asked for")
         self._encoding = encoding
-        self._member = zlib.decompressobj(_WINDOW[encoding])
+        self._padded = padded
+        self._member: zlib._Decompress | None = None
+        self._members = 0
 
-    def read(self, data: bytes, limit: int = sys.maxsize) -> bytes:
-        """What can be read of it so far, ``limit`` bytes at most; after that many nothing more may be asked. Raises
-        Undecodable."""
-        parts = []
+    @property
+    def whole(self) -> bool:
+        """What has come so far ends where a body may. One of nothing is nothing."""
+        return self._member is None
+
+    def slices(self, data: bytes) -> Iterator[bytes]:
+        """What can be read of ``data``, the body's next bytes: parts of ``MADE`` bytes at most, some of them empty, one
+        for each ``PIECE`` at least. To the end, or nothing more may be asked. Raises Undecodable."""
         for at in range(0, len(data), PIECE):
-            piece = data[at : at + PIECE]
-            while piece and limit:
-                if self._member.eof and not (piece := piece.lstrip(b"\0")):
-                    break
-                part = self._inflate(piece, limit)
-                limit -= len(part)
-                parts.append(part)
-                piece = self._member.unused_data
-        return parts[0] if len(parts) == 1 else b"".join(parts)
+            try:
+                yield from self._inflate(data[at : at + PIECE])
+            except zlib.error as error:
+                raise Undecodable(f"its content-encoding is {self._encoding}, and it is not: {error}") from None
 
-    def _inflate(self, data: bytes, limit: int) -> bytes:
-        if self._member.eof:
-            if self._encoding == "deflate":
-                raise Undecodable("its content-encoding is deflate, and it goes on behind its end")
-            self._member = zlib.decompressobj(_WINDOW[self._encoding])
-        try:
-            return self._member.decompress(data, limit)
-        except zlib.error as error:
-            raise Undecodable(f"its content-encoding is {self._encoding}, and it is not: {error}") from None
+    def _inflate(self, rest: bytes) -> Iterator[bytes]:
+        made = bytearray()
+        while rest or self._member is not None:
+            if self._member is None:
+                if self._members and self._padded and not (rest := rest.lstrip(b"\0")):
+                    break
+                self._member = self._begin(rest)
+            room = MADE - len(made)
+            part = self._member.decompress(rest, room)
+            made += part
+            if self._member.eof:
+                rest, self._member = self._member.unused_data, None
+            elif not (rest := self._member.unconsumed_tail) and len(part) < room:
+                break  # it wants more; where there was no room it may hold some back
+            if len(made) == MADE:
+                yield bytes(made)
+                made.clear()
+        yield bytes(made)
+
+    def _begin(self, data: bytes) -> zlib._Decompress:
+        self._members += 1
+        if self._encoding != "deflate":
+            return zlib.decompressobj(16 + zlib.MAX_WBITS)
+        if self._members > 1:
+            raise Undecodable("its content-encoding is deflate, and it goes on behind its end")
+        return zlib.decompressobj(zlib.MAX_WBITS if data[0] & 0x0F == _ZLIB_METHOD else -zlib.MAX_WBITS)

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from types import TracebackType
 from typing import Self
 
-from gateway.api.encoding import Undecodable, decoded, decoder
+from gateway.api.encoding import Inflater, Undecodable, decoded
 from gateway.api.events import MAX_EVENT, EventObserver
 from gateway.framework import Kind
 from gateway.proxy.answer import Answer
@@ -141,12 +141,13 @@ def _reading(events: EventObserver, answer: Answer) -> Callable[[bytes], None]:
 
     def observe(data: bytes) -> None:
         try:
-            events.feed(decode(data))
+            for part in inflater.slices(data):
+                events.feed(part)
         except Undecodable as error:
             raise LegFailed(Cause.GARBAGE, answer.endpoint, str(error)) from error
 
     try:
-        decode = decoder(answer.encoding)
+        inflater = Inflater(answer.encoding)
     except Undecodable as error:
         raise LegFailed(Cause.GARBAGE, answer.endpoint, str(error)) from error
     return observe

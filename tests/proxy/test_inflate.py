@@ -16,8 +16,9 @@ from aiohttp.test_utils import make_mocked_request
 from hypothesis import given
 from hypothesis import strategies as st
 
+from gateway.api.encoding import MADE
 from gateway.errors import BodyTooLarge, ClientError, UnsupportedMediaType
-from gateway.proxy.inflate import MADE, Inflating, inflating
+from gateway.proxy.inflate import Inflating, inflating
 from gateway.proxy.receive import receive
 
 
