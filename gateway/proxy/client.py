@@ -15,10 +15,6 @@ Parts of streams are not written where they come, but together at the end of the
 from __future__ import annotations
 
 import asyncio
-import contextlib
-import socket
-import struct
-import sys
 import time
 from collections.abc import Callable, Iterable
 from email.utils import formatdate
@@ -26,6 +22,8 @@ from http import HTTPStatus
 from typing import Any
 
 from aiohttp import web
+
+from gateway.proxy.unwritten import taken_of, unwritten
 
 NO_CONTENT = 204
 """The one status of a proxied answer that has no body, and says no length."""
@@ -112,13 +110,13 @@ class ClientConnection(web.RequestHandler):
         """An answer has been written, though its end may wait for the client, which reads on for as long as it likes:
         abort the connection after ``idle`` seconds in which it took nothing."""
         transport = self.transport
-        if transport is None or self._tail is not None or not transport.get_write_buffer_size():
+        if transport is None or self._tail is not None or not unwritten(transport):
             return
         loop, there = asyncio.get_running_loop(), transport  # it is taken from us when aiohttp closes it
 
         def look(before: int) -> None:
             self._tail = None
-            if not there.get_write_buffer_size():
+            if not unwritten(there):
                 return
             if (acknowledged := taken_of(there)) == before:
                 there.abort()
@@ -268,23 +266,6 @@ class ClientAnswer(web.StreamResponse):
             lines.append("connection: keep-alive")
         lines.append(f"date: {_date()}\r\n\r\n")
         return "\r\n".join(lines).encode("latin-1")
-
-
-_ACKNOWLEDGED = struct.Struct("=120xQ")
-"""``tcpi_bytes_acked`` of Linux's ``struct tcp_info`` (linux/tcp.h, since 4.1)."""
-
-
-def taken_of(transport: asyncio.Transport) -> int:
-    """What tells whether the client takes anything: another number if it has since.
-
-    The bytes that its system has acknowledged, under TLS too. A system acknowledges as long as it has room, and says
-    that it has again in steps of some kilobytes: a client that reads a few bytes a second shows in these steps only.
-    """
-    if sys.platform == "linux":
-        with contextlib.suppress(OSError, struct.error):
-            found: bytes = transport.get_extra_info("socket").getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 128)
-            return int(_ACKNOWLEDGED.unpack(found)[0])
-    return transport.get_write_buffer_size()
 
 
 _dated = (0, "")

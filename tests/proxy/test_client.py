@@ -9,7 +9,8 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 import pytest
 from aiohttp import web
 
-from gateway.proxy.client import AT_ONCE, TOGETHER, ClientAnswer, ClientConnection, Outbox, taken_of
+from gateway.proxy.client import AT_ONCE, TOGETHER, ClientAnswer, ClientConnection, Outbox
+from gateway.proxy.unwritten import taken_of
 from tests.support.wait import eventually
 
 Handler = Callable[[web.BaseRequest], Awaitable[web.StreamResponse]]
