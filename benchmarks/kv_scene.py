@@ -9,7 +9,8 @@ from typing import Any, cast
 
 import msgspec
 
-from gateway.framework import NULL_OBSERVER, Clock, CostModel, Endpoint, Engine, EngineMetrics, Load, ManualClock, Model
+from gateway.fleet.ledger import Ledger
+from gateway.framework import NULL_OBSERVER, Clock, CostModel, Endpoint, Engine, EngineMetrics, ManualClock, Model
 from gateway.kvcache.events import BlockStored, decode
 from gateway.kvcache.index import CacheIndex
 from gateway.kvcache.settings import CacheSettings
@@ -32,7 +33,7 @@ def endpoint(slot: int) -> Endpoint:
         name=f"engine-{slot}",
         model=Model("m"),
         engine=Engine(f"http://engine-{slot}", f"engine-{slot}"),
-        load=cast(Load, None),
+        load=Ledger(ManualClock()),
         cost=cast(CostModel, None),
         metrics=EngineMetrics(),
     )

@@ -21,6 +21,7 @@ from gateway.fleet.fleet import Fleet
 from gateway.framework import Clock, Observer, SystemClock, TaskSet
 from gateway.framework.tls import Renewed, follow
 from gateway.kvcache.intake import Intake
+from gateway.kvcache.pace import Pace
 from gateway.notify import notify
 from gateway.observability.logs import configure
 from gateway.observability.metrics import Metrics
@@ -87,11 +88,12 @@ class Gateway:
                 random=common.chance,
             )
         caches = {settings.name: (serving.index, settings.kv_cache) for serving, settings in models}
-        self.feed = CacheFeed(caches, self.clock, observer, intake_of(config, observer))
+        self._pace = Pace()
+        self.feed = CacheFeed(caches, self.clock, observer, self._pace, intake_of(config, observer))
         self.feed.connect(self.fleet)
         self.upstream = Upstream(config.timeouts)
         self._stored = StoredResponses(self.clock)
-        rooms = Rooms(common, self.fleet, self.upstream, self._stored, self.decisions, self.clock.wall())
+        rooms = Rooms(common, self.fleet, self.upstream, self._pace, self._stored, self.decisions, self.clock.wall())
         wiring = Wiring.make(draft, rooms, None)
         self.server = Server(wiring.director, wiring.directory, wiring.keys, patience=config.timeouts.receive)
         self.tls = listening(config)
@@ -137,6 +139,7 @@ class Gateway:
             fleet=self.fleet,
             passing=self.config.pass_through,
             stored=self._stored,
+            pace=self._pace,
             following=self.feed.following,
             clock=self.clock,
         )

@@ -25,7 +25,7 @@ SWEEP_SLICE = 500
 class CacheFeed:
     """Connects the fleet to the indexes: an endpoint that comes or goes, where its KV events are, that it restarted.
 
-    ``intake``: for engines that connect to us.
+    ``pace``: when it is looked at what engines have said. ``intake``: for engines that connect to us.
     """
 
     def __init__(
@@ -33,13 +33,14 @@ class CacheFeed:
         caches: dict[str, tuple[CacheIndex, CacheSettings]],
         clock: Clock,
         observer: Observer,
+        pace: Pace,
         intake: Intake | None = None,
     ) -> None:
         self._caches = caches
         self._intake = intake
         self._clock = clock
         self._observer = observer
-        self._pace = Pace()
+        self._pace = pace
         self._streams: dict[Endpoint, EventStream] = {}
         self._tasks = TaskSet()
         self._fleet: Fleet | None = None

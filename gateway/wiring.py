@@ -26,6 +26,7 @@ from gateway.fleet.shape import Shape, find
 from gateway.flow.admission import Admission
 from gateway.framework import Clock, Context, Model, Observer
 from gateway.kvcache.index import CacheIndex
+from gateway.kvcache.pace import Pace
 from gateway.proxy.decisions import Decisions
 from gateway.proxy.director import Director
 from gateway.proxy.directory import Directory, Serving
@@ -61,6 +62,7 @@ class Rooms:
     common: Common
     fleet: Fleet
     upstream: Upstream
+    pace: Pace
     stored: StoredResponses
     decisions: Decisions
     created: float
@@ -165,6 +167,7 @@ class Wiring:
             timeouts=config.timeouts,
             retries=config.retries,
             passing=config.pass_through,
+            pace=rooms.pace,
             stored=rooms.stored,
             decisions=rooms.decisions,
             clock=common.clock,

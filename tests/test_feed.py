@@ -9,6 +9,7 @@ from gateway.fleet.fleet import Fleet
 from gateway.fleet.kv_source import KvSource
 from gateway.framework import ManualClock
 from gateway.kvcache.index import CacheIndex
+from gateway.kvcache.pace import Pace
 from gateway.kvcache.settings import CacheSettings
 from tests.kvcache.conftest import CLEARED, Tally, endpoint, ids, stored, tokens_held
 from tests.kvcache.conftest import engine as engine
@@ -34,7 +35,7 @@ class Fed:
         settings = CacheSettings()
         self.tally = Tally()
         self.index = CacheIndex(settings, "m", ManualClock(), self.tally)
-        self.feed = CacheFeed({"m": (self.index, settings)}, ManualClock(), self.tally)
+        self.feed = CacheFeed({"m": (self.index, settings)}, ManualClock(), self.tally, Pace())
         self.slots = Slots()
         self.feed.connect(cast(Fleet, self.slots))
         self.endpoint = endpoint(0)

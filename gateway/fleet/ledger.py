@@ -28,6 +28,10 @@ and it bounds the memory of an engine that is never scraped again."""
 PACE_MEMORY = 0.95
 """Weight of what was seen before at each prompt that is computed: the last 20 tell how fast beliefs come true."""
 
+STEP_TOKENS = 8192
+"""Prompt tokens that an engine computes in one step: vLLM's default ``max_num_batched_tokens`` on an H100. It says what
+it has evicted for them when the step has ended."""
+
 FADE_STEP = 1e-3
 """Half-lives within which foreign load does not fade: it is asked for at every candidate, and a power is dear."""
 
@@ -206,6 +210,17 @@ class Ledger:
     def prefill_tokens(self) -> int:
         self._look()
         return self._prefill
+
+    @property
+    def unallocated_tokens(self) -> int:
+        """Of ``prefill_tokens``, those for which the engine has yet to find room in its KV memory, or has not said that
+        it has: less what of the first prompt is computed by now, but for its last step, as far as is known."""
+        self._look()
+        waiting, head = self._prefill, self._head
+        if head is not None and head._prefill > STEP_TOKENS and self._most_done > 0:
+            done = min(1.0, (self._monotonic() - self._begun) * self._pace / self._most_done)
+            waiting -= max(0, int(done * head._prefill) - STEP_TOKENS)
+        return waiting
 
     @property
     def prefill_done(self) -> float:

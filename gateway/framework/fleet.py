@@ -141,8 +141,13 @@ class Load(Protocol):
         ...
 
     @property
+    def unallocated_tokens(self) -> int:
+        """Of these, those for which the endpoint has yet to find room in its KV memory, as far as is known."""
+        ...
+
+    @property
     def prefill_attention(self) -> float:
-        """Of these, each with the tokens before it in its prompt: n * (context + n / 2), added up."""
+        """Of ``prefill_tokens``, each with the tokens before it in its prompt: n * (context + n / 2), added up."""
         ...
 
     @property

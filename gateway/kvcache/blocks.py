@@ -5,14 +5,14 @@ Holds these three together, whatever made them change; knows nothing of events.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import chain as join
 from itertools import islice
 
 from gateway.kvcache.copies import Copies
 from gateway.kvcache.layers import Layer
 from gateway.kvcache.names import Names, locations
-from gateway.kvcache.shelf import ALL, BITS, OFFSET, Shelf
+from gateway.kvcache.shelf import ALL, BITS, OFFSET, Shelf, Stretch
 from gateway.kvcache.tiers import Tiers
 
 MAX_ANEW = 16_384
@@ -21,12 +21,12 @@ were miscounted end with age."""
 
 
 class Blocks:
-    """``place``: the endpoint's on the shelf, of its GPU layer."""
+    """``place``: the endpoint's on the shelf, of its GPU layer. ``confirmed``: as ``Tiers``'."""
 
-    def __init__(self, shelf: Shelf, place: int) -> None:
+    def __init__(self, shelf: Shelf, place: int, confirmed: Callable[[Stretch, int], None]) -> None:
         self.names = Names()
         self.copies = Copies()
-        self.tiers = Tiers(shelf, place)
+        self.tiers = Tiers(shelf, place, confirmed)
         self._shelf = shelf
         # Location -> ``Copies.computed`` when the block there was last computed anew; the earliest first.
         self._anew: dict[int, int] = {}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Generator
+from functools import partial
 
 from gateway.framework import Endpoint
 from gateway.kvcache.estimate import Estimate
@@ -11,6 +12,7 @@ from gateway.kvcache.events import BlockStored
 from gateway.kvcache.holdings import Holdings
 from gateway.kvcache.keys import BlockKeys
 from gateway.kvcache.matching import Candidate
+from gateway.kvcache.overlay import Overlay
 from gateway.kvcache.shelf import Shelf
 
 REPORTS = 1000
@@ -28,7 +30,9 @@ class Holder:
     holdings'.
     """
 
-    def __init__(self, endpoint: Endpoint, events: bool, heard: bool, place: int, shelf: Shelf, unit: int) -> None:
+    def __init__(
+        self, endpoint: Endpoint, events: bool, heard: bool, place: int, shelf: Shelf, unit: int, overlay: Overlay
+    ) -> None:
         self.endpoint = endpoint
         self.events = events
         self.heard = heard
@@ -36,7 +40,7 @@ class Holder:
         self.reading = False
         self.partial = False
         self.clearing: Generator[None] | None = None
-        self.holdings = Holdings(unit, shelf, place)
+        self.holdings = Holdings(unit, shelf, place, partial(overlay.confirmed, place))
         self.below = self.holdings.below
         self.estimate = Estimate(shelf, place)
         self.candidate = Candidate(endpoint.slot, place, block_size=0)

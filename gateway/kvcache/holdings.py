@@ -9,20 +9,21 @@ from __future__ import annotations
 
 import struct
 from array import array
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
 from xxhash import xxh3_64_intdigest
 
 from gateway.framework import Medium
 from gateway.kvcache.blocks import Blocks
 from gateway.kvcache.events import AllBlocksCleared, BlockRemoved, BlockStored, Event, all_short, is_named, short
+from gateway.kvcache.eviction import EvictionOrder
 from gateway.kvcache.extra_keys import trusted
 from gateway.kvcache.keys import chain_past, root
 from gateway.kvcache.laps import Laps
 from gateway.kvcache.layers import Layer, tier_of
 from gateway.kvcache.names import Ages, locations
 from gateway.kvcache.orphans import COST, Orphans
-from gateway.kvcache.shelf import BITS, OFFSET, SIZE, Shelf
+from gateway.kvcache.shelf import BITS, OFFSET, SIZE, Shelf, Stretch
 
 FULL_ATTENTION = frozenset({None, "full_attention", "mla_attention", "sink_full_attention"})
 """Kinds whose blocks are held from a prompt's start; old engines tell none. A window or a state says nothing of a
@@ -35,10 +36,16 @@ class Holdings:
     """The blocks of one endpoint.
 
     ``unit``: tokens of a block key. ``place``: this endpoint's on the shelf, of its GPU layer. ``block_size``: the
-    engine's, in tokens; 0 before any event.
+    engine's, in tokens; 0 before any event. ``confirmed``: told of blocks on the GPU that were predicted.
     """
 
-    def __init__(self, unit: int, shelf: Shelf, place: int) -> None:
+    def __init__(
+        self,
+        unit: int,
+        shelf: Shelf,
+        place: int,
+        confirmed: Callable[[Stretch, int], None] = lambda stretch, bits: None,
+    ) -> None:
         self.block_size = 0
         self._unit = unit
         self._shelf = shelf
@@ -46,7 +53,7 @@ class Holdings:
         self._bit = 1 << place
         self._pack = struct.Struct(f"{unit}I").pack
         self._group: int | None = None
-        self._blocks = Blocks(shelf, place)
+        self._blocks = Blocks(shelf, place, confirmed)
         self._names = self._blocks.names
         self._copies = self._blocks.copies
         self._orphans = Orphans()
@@ -65,6 +72,11 @@ class Holdings:
     def below(self) -> tuple[Mapping[int, int], Mapping[int, int]]:
         """What is on the CPU, and what in storage: as ``Copies.below``."""
         return self._copies.below
+
+    @property
+    def order(self) -> EvictionOrder:
+        """In which order the engine will evict what is on its GPU."""
+        return self._blocks.tiers.order
 
     @property
     def is_tiered(self) -> bool:

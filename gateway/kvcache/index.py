@@ -10,13 +10,14 @@ from __future__ import annotations
 
 import math
 from array import array
-from collections.abc import Callable, Generator, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from itertools import chain as join
 
 from gateway.framework import Clock, Endpoint, Matches, Medium, Observer
 from gateway.kvcache.bound import Bound
 from gateway.kvcache.chains import Chains
 from gateway.kvcache.events import BlockRemoved, BlockStored, Event, is_named, is_tail
+from gateway.kvcache.eviction import NOTHING
 from gateway.kvcache.holder import Holder
 from gateway.kvcache.keys import BlockKeys, chain_past, root
 from gateway.kvcache.matching import Candidate, deeper, match_estimated, match_told
@@ -24,7 +25,8 @@ from gateway.kvcache.names import AGES, Ages
 from gateway.kvcache.overlay import Overlay
 from gateway.kvcache.places import Places
 from gateway.kvcache.settings import CacheSettings
-from gateway.kvcache.shelf import ALL, BITS, Shelf
+from gateway.kvcache.shelf import BITS, Shelf, Stretch
+from gateway.kvcache.use import BlockUse
 
 SMALLEST_UNIT = 4
 """Tokens a block key at least: below, keys cost more than they tell, and engines' blocks have 8 tokens or more."""
@@ -255,6 +257,7 @@ class CacheIndex:
             candidate.block_size = holder.holdings.block_size or endpoint.metrics.block_size
             if exact and holder.events and holder.heard and not holder.reading:
                 candidate.gpu = holder.clearing is None
+                candidate.going = self._going(holder)
                 if not below:
                     cpu, storage = holder.below
                     below = bool(cpu or storage)
@@ -277,26 +280,27 @@ class CacheIndex:
         holder = self._holders.get(slot)
         return holder is not None and holder.tells(keys)
 
-    def placed(self, keys: BlockKeys, endpoint: Endpoint) -> None:
-        """The prompt was sent to ``endpoint``."""
+    def placed(self, keys: BlockKeys, endpoint: Endpoint) -> BlockUse:
+        """The prompt is sent to ``endpoint``. The caller tells what is returned what becomes of it."""
         holder = self._holders.get(endpoint.slot)
         if holder is None or keys.unit != self.unit:
-            return
+            return BlockUse(self, keys, endpoint)
         if self._places.wait:
             self._places.sweep(SWEEP)
         self._placements += 1
-        if holder.events and keys.exact:
-            self._overlay.predict(holder.place, keys, self._placements)
         if not holder.tells_all(keys):
             tokens = endpoint.metrics.kv_capacity or self._settings.capacity_tokens
             holder.estimate.sent(keys, max(1, tokens // self.unit))
+        if not (holder.events and keys.exact):
+            return BlockUse(self, keys, endpoint)
+        prediction = self._overlay.predict(holder.place, keys, self._placements)
+        return BlockUse(self, keys, endpoint, prediction, holder.holdings.order)
 
     def settled(self, keys: BlockKeys, endpoint: Endpoint, expected: int, reported: int | None) -> None:
         """The engine has reported ``reported`` cached tokens where ``expected`` were expected.
 
-        What was predicted and did not come true is forgotten at once: the prompt is computed now, and its events, if
-        there were to be any, are on their way or here. What events had said is mended where copies were miscounted, and
-        an estimate believes less of the engine's capacity.
+        What events had said is mended where copies were miscounted, and an estimate believes less of the engine's
+        capacity.
         """
         holder = self._holders.get(endpoint.slot)
         if holder is None or reported is None or keys.unit != self.unit:
@@ -312,7 +316,7 @@ class CacheIndex:
 
     def _begin(self, endpoint: Endpoint, events: bool, heard: bool) -> None:
         """The endpoint holds nothing, under places that nobody has."""
-        holder = Holder(endpoint, events, heard, self._places.take(), self._shelf, self.unit)
+        holder = Holder(endpoint, events, heard, self._places.take(), self._shelf, self.unit, self._overlay)
         self._holders[endpoint.slot] = holder
         self._measure(holder)
 
@@ -353,6 +357,20 @@ class CacheIndex:
         else:
             self._room.pop(slot, None)
 
+    def _going(self, holder: Holder) -> Mapping[Stretch, int]:
+        """What the endpoint will have evicted when it comes to a request that is placed now: room for the prompts that
+        are under way there is taken first. Nothing, where that is not known, or where what the GPU evicts is kept
+        below."""
+        endpoint = holder.endpoint
+        load = endpoint.load
+        under_way = load.unallocated_tokens
+        if under_way <= 0 or holder.partial or not endpoint.metrics.kv_capacity or holder.holdings.is_tiered:
+            return NOTHING
+        # Each request fills its last block in part only, and begins another for its answer.
+        under_way += load.requests * holder.block_size
+        over = under_way - self._room.get(endpoint.slot, 0)
+        return holder.holdings.order.next_out(-(-over // self.unit)) if over > 0 else NOTHING
+
     def _leave(self, holder: Holder) -> Iterator[None]:
         """Clear all places of a holder that is gone, in small steps."""
         for _ in holder.holdings.leave():
@@ -392,7 +410,6 @@ class CacheIndex:
             if first < shared:
                 number = stretch.number << BITS
                 locations.append(range(number | first, (number | shared - 1) + 1))
-                self._overlay.withdraw(holder.place, stretch, ALL[shared] & ~ALL[first])
             position += shared
         holder.holdings.recomputed(join.from_iterable(locations))
 

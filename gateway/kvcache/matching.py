@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import TypeAlias
 
 from gateway.framework import Match, Source
@@ -16,13 +16,15 @@ from gateway.kvcache.shelf import ALL, Shelf, Stretch
 class Candidate:
     """One endpoint. ``place``: on the shelf. ``block_size``: tokens of its engine's blocks; 0 if not known.
 
-    ``gpu``: whether what is said of its GPU counts. While a reset is worked through, it does not.
+    ``gpu``: whether what is said of its GPU counts. While a reset is worked through, it does not. ``going``: stretch ->
+    bits of what it will have evicted by the time that it comes to the prompt.
     """
 
     slot: int
     place: int
     block_size: int
     gpu: bool = True
+    going: Mapping[Stretch, int] = field(default_factory=dict)
 
 
 # As plain numbers, and in the order in which they are looked at: a prompt is held against them at each stretch.
@@ -77,6 +79,10 @@ def match_told(
         found = depths.get(candidate.place)
         if found is None:
             continue
+        if candidate.going:
+            found = _left(path, candidate.going, found)
+            if not found:
+                continue
         # Most of them hold equally much: what follows from that is found once.
         if found != depth or candidate.block_size != size or odd >> candidate.place & 1:
             size, depth = candidate.block_size, found
@@ -104,7 +110,7 @@ def _told(
         return None, last
     place = candidate.place
     gpu, cpu = _tiers(path, candidate, depth) if mixed >> place & 1 else (depth, 0)
-    foreseen = last.held(place + PREDICTED) >> depth - 1 - position & 1
+    foreseen = (last.held(place + PREDICTED) & ~last.held(place)) >> depth - 1 - position & 1
     return (
         Match(
             gpu * unit,
@@ -117,9 +123,22 @@ def _told(
     )
 
 
+def _left(path: Path, going: Mapping[Stretch, int], depth: int) -> int:
+    """How many of the first ``depth`` blocks come before any that goes."""
+    position = 0
+    for stretch, shared in path:
+        if position >= depth:
+            break
+        if gone := going.get(stretch, 0) & ALL[shared]:
+            return min(depth, position + (gone & -gone).bit_length() - 1)
+        position += shared
+    return depth
+
+
 def _foretold(stretch: Stretch) -> int:
-    """The endpoints' own places of those of which some of it is predicted; other bits are set, too."""
-    return (stretch.full | _bits(stretch.part or ())) >> PREDICTED
+    """The endpoints' own places of those of which some of it is predicted and not all of it held; other bits are set,
+    too."""
+    return (stretch.full | _bits(stretch.part or ())) >> PREDICTED & ~stretch.full
 
 
 def deeper(told: Match, estimated: Match) -> Match:

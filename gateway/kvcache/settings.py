@@ -11,7 +11,8 @@ class CacheSettings:
     gone until they are cleared; about 130 bytes each, less than half in an index of more than 2 million. The least
     recently used are forgotten beyond it. What is estimated is bounded by the engines' capacity.
     ``block_size``: tokens; the unit until the first engine tells its own.
-    ``prediction_seconds``: how long a placement counts as held before the engine's event confirms it.
+    ``prediction_seconds``: how long at most a prompt that was sent counts as held while the engine has yet to compute
+    it. Its first token, or its end, come before, unless an engine forgets it.
     ``capacity_tokens``: of an endpoint without events, where its engine does not report its own.
     ``replay_timeout``: seconds to wait for a replay to make progress before asking again.
     ``reannounce``: first requests to an endpoint whose past is not known which ask its engine to announce again what it
@@ -20,7 +21,7 @@ class CacheSettings:
 
     max_blocks: int = 2_000_000
     block_size: int = 16
-    prediction_seconds: float = 10.0
+    prediction_seconds: float = 300.0
     capacity_tokens: int = 400_000
     replay_timeout: float = 5.0
     reannounce: int = 0

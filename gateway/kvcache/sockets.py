@@ -191,15 +191,20 @@ class Ready:
 
     def look(self) -> bool:
         """One that is silent for some looks is not looked at any more: its descriptor is heard again."""
-        if self.is_there():
-            self._silent = 0
-            self._bell.ring()
+        if self.peek():
             return True
         self._silent += 1
         if self._silent < SILENT:
             return True
         self._hear()
         return False
+
+    def peek(self) -> bool:
+        there = self.is_there()
+        if there:
+            self._silent = 0
+            self._bell.ring()
+        return there
 
     def close(self) -> None:
         """Nobody is told any more; harmless when repeated. The socket stays open."""

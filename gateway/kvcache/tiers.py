@@ -6,8 +6,9 @@ all of them, which stays until the last is gone.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
+from gateway.kvcache.eviction import EvictionOrder
 from gateway.kvcache.layers import Layer
 from gateway.kvcache.names import Named, locations
 from gateway.kvcache.shelf import BITS, OFFSET, Shelf, Stretch
@@ -15,12 +16,15 @@ from gateway.kvcache.shelf import BITS, OFFSET, Shelf, Stretch
 
 class Tiers:
     """Of one endpoint. ``place``: its GPU's on the shelf. ``again``: tier -> location -> blocks that hold it beside the
-    first."""
+    first. ``order``: in which it will evict what is on the GPU. ``confirmed``: told of blocks that were predicted, and
+    that the engine has told of now."""
 
-    def __init__(self, shelf: Shelf, place: int) -> None:
+    def __init__(self, shelf: Shelf, place: int, confirmed: Callable[[Stretch, int], None]) -> None:
+        self.order = EvictionOrder(place)
         self.again: tuple[dict[int, int], ...] = ({}, {}, {})
         self._shelf = shelf
         self._place = place
+        self._confirmed = confirmed
 
     def put(self, tier: Layer, stretch: Stretch, bits: int) -> None:
         """These blocks are on the tier. What was predicted of them is fact now."""
@@ -31,6 +35,8 @@ class Tiers:
     def mark(self, tier: Layer, stretch: Stretch, bits: int) -> None:
         """These blocks are on the tier; what was predicted of them still is."""
         had = self._shelf.mark(stretch, self._place + tier, bits)
+        if tier is Layer.GPU:
+            self.order.stored(stretch, bits)
         while had:
             bit = had & -had
             had ^= bit
@@ -41,7 +47,7 @@ class Tiers:
         """What was predicted of these blocks is fact now."""
         predicted = self._place + Layer.PREDICTED
         if stretch.full >> predicted & 1 or (stretch.part and predicted in stretch.part):
-            self._shelf.unmark(stretch, predicted, bits)
+            self._confirmed(stretch, bits)
 
     def release(self, tier: Layer, named: Named) -> None:
         """A block's last copy on the tier is gone, and with it its keys, unless other blocks hold them."""

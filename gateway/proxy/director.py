@@ -20,6 +20,7 @@ from gateway.api.settings import PassSettings
 from gateway.errors import GatewayError, NoEndpoint
 from gateway.fleet.fleet import Fleet
 from gateway.framework import Clock, Kind, Observer, Plan
+from gateway.kvcache.pace import Pace
 from gateway.proxy.commit import Committed
 from gateway.proxy.decisions import Decisions
 from gateway.proxy.directory import Directory
@@ -62,6 +63,7 @@ class Director:
         timeouts: TimeoutSettings,
         retries: RetrySettings,
         passing: PassSettings,
+        pace: Pace,
         stored: StoredResponses,
         decisions: Decisions,
         clock: Clock,
@@ -78,6 +80,7 @@ class Director:
         self._timeouts = timeouts
         self._retries = retries
         self._passing = passing
+        self._pace = pace
         self._stored = stored
         self._decisions = decisions
         self._clock = clock
@@ -191,6 +194,7 @@ class Director:
         """Place and forward until an answer is the client's, or no attempt is left."""
         assert exchange.attempts is not None
         while True:
+            await self._pace.catch_up()
             try:
                 plan = self._place(exchange)
             except NoEndpoint:

@@ -134,19 +134,20 @@ class Exchange:
         assert self.serving is not None
         assert self.keys is not None
         request, now = self.request, self.clock.monotonic()
-        placement = Placement(plan, Booking.make(request, plan.decode, fleet, now), split=plan.prefill is not None)
-        self.booked = placement.decode
+        index, keys = self.serving.index, self.keys
+        decode, use = Booking.make(request, plan.decode, fleet, now), index.placed(keys, plan.decode)
+        placement = Placement(plan, decode, use, split=plan.prefill is not None)
+        self.booked = decode
         if plan.prefill is None:
             placement.decode.computes(now, told=request.stream)
         elif not prefilled:
             placement.prefill = self.booked = Booking.make(request, plan.prefill, fleet, now)
             placement.prefill.computes(now, told=True)
-            self.serving.index.placed(self.keys, plan.prefill)
+            placement.prefill_use = index.placed(keys, plan.prefill)
             self.observer.in_flight(plan.prefill.name, 1)
         self.placement, self.plan = placement, plan
         self.legs += 1
-        self.serving.index.placed(self.keys, plan.decode)
-        self._expect_report(plan, self.keys)
+        self._expect_report(plan, keys)
         self.scheduler.placed(request, plan)
         self.observer.planned(self.model_name, plan.reason)
         self.observer.in_flight(plan.decode.name, 1)
@@ -177,17 +178,21 @@ class Exchange:
         """
         self.ended("prefill", result)
         placement = self.placement
-        if placement is None or placement.prefill is None:
+        if placement is None or placement.prefill is None or placement.prefill_use is None:
             return
         booking, placement.prefill = placement.prefill, None
+        use, placement.prefill_use = placement.prefill_use, None
         booking.reservation.settle()
+        if result == "ok":
+            use.computed()
         self.observer.in_flight(booking.endpoint.name, -1)
         if seconds is not None:
             self.prefill_time = seconds
             self.observer.prefilled(self.model_name, seconds)
             booking.learn_prefill(seconds)
             booking.cost.learn_nothing(prefill=False)
-        compare(self, booking, usage)
+        compare(self, booking, use, usage)
+        use.end()
 
     def falls_back(self, cause: str) -> None:
         """The hand-over failed: the decode endpoint computes the prompt, from now on."""
@@ -239,6 +244,7 @@ class Exchange:
             self.first_output_at = self.clock.monotonic()
             self.outputs_at_first = outputs
             self.placement.decode.reservation.first_token()
+            self.placement.decode_use.computed()
         per_event = self.serving.model.event_tokens
         self.placement.decode.reservation.generated(round(outputs * per_event))
         self.outputs_due = outputs + max(1, int(BOOKED / per_event))
@@ -288,6 +294,9 @@ class Exchange:
         placement, self.placement = self.placement, None
         endpoint = placement.decode.endpoint
         placement.decode.reservation.settle()
+        if result == "ok":
+            placement.decode_use.computed()
+        placement.decode_use.end()
         self.observer.in_flight(endpoint.name, -1)
         self.ended("decode", result)
         if self.decision is not None:

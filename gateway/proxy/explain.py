@@ -17,6 +17,7 @@ from gateway.errors import GatewayError, NoEndpoint
 from gateway.fleet.fleet import Fleet
 from gateway.framework import Clock, Endpoint, Prompt, Request
 from gateway.kvcache.keys import BlockKeys
+from gateway.kvcache.pace import Pace
 from gateway.proxy.account import Terms, of_match, of_plan, of_step
 from gateway.proxy.decisions import step_of
 from gateway.proxy.directory import Directory, Serving
@@ -43,6 +44,7 @@ class Explainer:
     fleet: Fleet
     passing: PassSettings
     stored: StoredResponses
+    pace: Pace
     following: Following
     clock: Clock
 
@@ -62,6 +64,7 @@ class Explainer:
         request.bound = call.previous_response is not None
         prompt = await serving.tokens.tokenize(call.input)
         keys = tokenized(serving, request, prompt)
+        await self.pace.catch_up()
         return self._decide(serving, request, call, prompt, keys)
 
     def _decide(

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from gateway.api.usage import Usage
 from gateway.fleet.booking import Booking, learn_events, learn_output
 from gateway.framework import GENERATES
+from gateway.kvcache.use import BlockUse
 from gateway.proxy.placement import Placement
 
 if TYPE_CHECKING:
@@ -36,14 +37,14 @@ def learn(exchange: Exchange, placement: Placement) -> None:
     if usage is not None and usage.prompt_tokens is not None and exchange.prompt.whole and not exchange.by_ids:
         exchange.observer.tokens_compared(model.name, exchange.prompt.count, usage.prompt_tokens)
     if not placement.split:  # what it reports is the prefill engine's figure, which had it from there
-        compare(exchange, booking, usage)
+        compare(exchange, booking, placement.decode_use, usage)
 
 
-def compare(exchange: Exchange, booking: Booking, usage: Usage | None) -> None:
+def compare(exchange: Exchange, booking: Booking, use: BlockUse, usage: Usage | None) -> None:
     """What the engine of ``booking`` has counted, beside what was expected of it."""
     if usage is not None:
         _learn_parity(exchange, booking, usage)
-        _learn_hits(exchange, booking, usage)
+        _learn_hits(exchange, booking, use, usage)
 
 
 def _learn_times(exchange: Exchange, placement: Placement) -> None:
@@ -72,17 +73,15 @@ def _learn_parity(exchange: Exchange, booking: Booking, usage: Usage) -> None:
         parity.hit(booking.endpoint.name, booking.expected_hit, usage.cached_tokens)
 
 
-def _learn_hits(exchange: Exchange, booking: Booking, usage: Usage) -> None:
-    assert exchange.serving is not None
+def _learn_hits(exchange: Exchange, booking: Booking, use: BlockUse, usage: Usage) -> None:
     assert exchange.prompt is not None
-    assert exchange.keys is not None
     if usage.cached_tokens is None:
         return
     if exchange.decision is not None:
         exchange.decision.cached_tokens = usage.cached_tokens
     if not exchange.prompt.single:
         return
-    exchange.serving.index.settled(exchange.keys, booking.endpoint, booking.expected_hit, usage.cached_tokens)
+    use.reported(booking.expected_hit, usage.cached_tokens)
     if exchange.prompt.whole:
         name = booking.endpoint.name
         exchange.observer.hits_compared(exchange.model_name, name, booking.expected_hit, usage.cached_tokens)

@@ -6,19 +6,23 @@ from dataclasses import dataclass
 
 from gateway.fleet.booking import Booking
 from gateway.framework import Endpoint, Plan
+from gateway.kvcache.use import BlockUse
 from gateway.proxy.connectors import Transfer
 
 
 @dataclass(slots=True, eq=False)
 class Placement:
-    """A request on its endpoints. ``prefill``: of a separate prefill leg that has not ended.
+    """A request on its endpoints. ``decode``: what is booked there, and ``decode_use`` its blocks. ``prefill``,
+    ``prefill_use``: the same of a separate prefill leg that has not ended.
 
     ``split``: the decode leg fetches the prompt's KV, and does not compute it.
     """
 
     plan: Plan
     decode: Booking
+    decode_use: BlockUse
     prefill: Booking | None = None
+    prefill_use: BlockUse | None = None
     split: bool = False
 
 

@@ -178,7 +178,7 @@ class Run:
             raise ConfigError("a replay has no hand-over of KV: choose a handler that plans one leg")
         booking = Booking.make(request, plan.decode, world.fleet, now)
         booking.computes(now, told=True)
-        world.index.placed(keys, plan.decode)
+        use = world.index.placed(keys, plan.decode)
         world.scheduler.placed(request, plan)
         seat = world.by_slot[plan.decode.slot]
         job = Job(call.blocks, call.input_tokens, call.output_tokens)
@@ -186,7 +186,7 @@ class Run:
             seat.engine.submit(job, now)
         except ValueError as error:
             raise ConfigError(f"the call at {call.at:g} s: {error}") from None
-        seat.flights[job] = Flight(call, job, request, keys, plan, booking)
+        seat.flights[job] = Flight(call, job, request, plan, booking, use)
         self._push(seat.engine.due, Next.STEP, seat)
 
     def _step(self, seat: Seat, now: float) -> None:
@@ -201,6 +201,7 @@ class Run:
         for job in first:
             flight = seat.flights[job]
             flight.booking.reservation.first_token()
+            flight.use.computed()
             flight.booking.reservation.generated(1)
             seat.decoding[job] = flight
         for job in ended:
@@ -218,8 +219,9 @@ class Run:
             per_token=(now - job.first_at) / (tokens - 1) if tokens > 2 else None,
         )
         learn_output(world.model, tokens)
-        world.index.settled(flight.keys, booking.endpoint, booking.expected_hit, job.hit_tokens)
+        flight.use.reported(booking.expected_hit, job.hit_tokens)
         booking.reservation.settle()
+        flight.use.end()
         ttft, duration = job.first_at - flight.request.arrived, now - flight.request.arrived
         outcome = Outcome("ok", 200, duration, ttft, call.input_tokens, job.hit_tokens, tokens)
         world.scheduler.settled(flight.request, flight.plan, outcome)

@@ -13,8 +13,8 @@ from gateway.fleet.settings import CostSettings, EndpointSettings, FleetSettings
 from gateway.framework import Context, EngineMetrics, ManualClock, Model, Observer, Plan, Request
 from gateway.kvcache.events import Event
 from gateway.kvcache.index import CacheIndex
-from gateway.kvcache.keys import BlockKeys
 from gateway.kvcache.settings import CacheSettings
+from gateway.kvcache.use import BlockUse
 from gateway.replay.policies import Wiring
 from gateway.replay.workload import Call
 from simulator.virtual.engine import Engine, Job
@@ -36,9 +36,9 @@ class Flight:
     call: Call
     job: Job
     request: Request
-    keys: BlockKeys
     plan: Plan
     booking: Booking
+    use: BlockUse
 
 
 @dataclass(slots=True, eq=False)

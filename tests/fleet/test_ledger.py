@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.fleet.ledger import GAUGE_LAG, SPARE_EXPIRIES, Ledger
+from gateway.fleet.ledger import GAUGE_LAG, SPARE_EXPIRIES, STEP_TOKENS, Ledger
 from gateway.framework import EngineMetrics
 from tests.support.examples import examples
 
@@ -314,6 +314,24 @@ def test_the_next_one_is_begun_when_the_first_expires_and_not_when_that_is_seen(
     third = ledger.reserve(0, 10)
     third.computes(10)
     assert third.since == began + 1
+
+
+def test_what_the_engine_has_no_room_for_yet_is_the_queue_less_the_steps_that_are_over(manual_clock):
+    clock = manual_clock()
+    ledger = Ledger(clock)
+    first, second = ledger.reserve(0, 0), ledger.reserve(0, 0)
+    first.computes(4 * STEP_TOKENS, seconds=4.0)
+    second.computes(1000, seconds=0.1)
+    assert ledger.unallocated_tokens == 4 * STEP_TOKENS + 1000
+    clock.now += 3
+    assert ledger.unallocated_tokens == 2 * STEP_TOKENS + 1000, "the last step has not said what it evicted"
+    clock.now += 30
+    assert ledger.unallocated_tokens == STEP_TOKENS + 1000
+    first.first_token()
+    clock.now += 30
+    assert ledger.unallocated_tokens == 1000, "one step has computed it, and told, or has not"
+    second.settle()
+    assert ledger.unallocated_tokens == 0
 
 
 @pytest.mark.parametrize("wrong", [0.25, 1, 4])

@@ -15,12 +15,12 @@ import pytest
 import zmq
 import zmq.asyncio
 
+from gateway.fleet.ledger import Ledger
 from gateway.framework import (
     CostModel,
     Endpoint,
     Engine,
     EngineMetrics,
-    Load,
     ManualClock,
     Match,
     Model,
@@ -68,7 +68,7 @@ def endpoint(slot: int = 0, *, capacity: int = 0, block_size: int = 0) -> Endpoi
         name=f"e{slot}",
         model=Model("m"),
         engine=Engine(f"http://e{slot}", f"e{slot}"),
-        load=cast(Load, None),
+        load=Ledger(ManualClock()),
         cost=cast(CostModel, None),
         metrics=EngineMetrics(kv_capacity=capacity, block_size=block_size),
     )

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 from gateway.framework import NO_MATCH, Match, Source
 from gateway.kvcache.events import BlockStored
+from gateway.kvcache.overlay import EVENTS_WITHIN
 from tests.kvcache.conftest import CLEARED, endpoint, ids, index_of, look, removed, stored, tokens_held
 
 
@@ -9,8 +10,9 @@ def test_a_placement_is_predicted_until_events_tell(clock):
     index = index_of(2, clock=clock)
     index.apply(0, stored([19], ids(9)))
     keys = index.keys(ids(1, 2, 3), 48, True, None, None)
-    index.placed(keys, endpoint(0))
+    use = index.placed(keys, endpoint(0))
     assert look(index, ids(1, 2, 3), count=49) == Match(gpu=48, expected_hit=48, source=Source.PREDICTED)
+    use.computed()
     index.apply(0, stored([11, 12, 13], ids(1, 2, 3)))
     assert look(index, ids(1, 2, 3), count=49).source is Source.EVENTS
     clock.now += 100
@@ -19,20 +21,41 @@ def test_a_placement_is_predicted_until_events_tell(clock):
     assert look(index, ids(1, 2, 3), count=49).tokens == 32
 
 
-def test_a_prediction_that_does_not_come_true_lapses(clock):
-    index = index_of(clock=clock, prediction_seconds=2)
+def test_a_prediction_lasts_while_its_prompt_waits_and_a_while_for_its_events(clock):
+    index = index_of(clock=clock)
     index.believe(0)
-    index.placed(index.keys(ids(1), 16, True, None, None), endpoint(0))
-    assert look(index, ids(1)).source is Source.PREDICTED
-    clock.now += 2
-    assert look(index, ids(1)) == NO_MATCH
+    keys = index.keys(ids(1), 17, True, None, None)
+    use = index.placed(keys, endpoint(0))
+    clock.now += 100
+    assert look(index, ids(1), count=17).source is Source.PREDICTED
+    use.computed()
+    use.end()
+    assert look(index, ids(1), count=17).source is Source.PREDICTED, "its events are on their way"
+    clock.now += EVENTS_WITHIN
+    assert look(index, ids(1), count=17) == NO_MATCH
+
+
+def test_a_prompt_that_nobody_computes_is_predicted_no_more(clock):
+    index = index_of(clock=clock, prediction_seconds=20)
+    index.believe(0)
+    keys = index.keys(ids(1), 17, True, None, None)
+    use, other = index.placed(keys, endpoint(0)), index.placed(keys, endpoint(0))
+    use.end()
+    use.end()
+    assert look(index, ids(1), count=17).source is Source.PREDICTED, "there is another"
+    other.end()
+    assert look(index, ids(1), count=17) == NO_MATCH
+    index.placed(keys, endpoint(0))
+    clock.now += 20
+    assert look(index, ids(1), count=17) == NO_MATCH, "nothing waits as long as that"
 
 
 def test_more_is_held_than_was_predicted():
     index = index_of()
     index.believe(0)
-    index.placed(index.keys(ids(1, 2), 33, True, None, None), endpoint())
+    use = index.placed(index.keys(ids(1, 2), 33, True, None, None), endpoint())
     index.apply(0, stored([11, 12, 13], ids(1, 2, 3)))
+    use.computed()
     assert tokens_held(index, 0, ids(1, 2, 3)) == 48
     index.apply(0, stored([14], ids(4), parent=13))
     assert tokens_held(index, 0, ids(1, 2, 3, 4)) == 64
@@ -40,24 +63,29 @@ def test_more_is_held_than_was_predicted():
     assert index.blocks == 0
 
 
-def test_a_held_block_that_is_evicted_was_not_predicted():
+def test_a_held_block_that_is_evicted_is_computed_again_by_a_request_that_waits_for_it():
     index = index_of()
     index.apply(0, stored([11, 12], ids(1, 2)))
-    index.placed(index.keys(ids(1, 2), 32, True, None, None), endpoint(0))
+    use = index.placed(index.keys(ids(1, 2), 33, True, None, None), endpoint(0))
+    assert look(index, ids(1, 2), count=33).source is Source.EVENTS
     index.apply(0, removed(12))
-    assert look(index, ids(1, 2)).tokens == 16
+    assert look(index, ids(1, 2), count=33) == Match(gpu=32, expected_hit=32, source=Source.PREDICTED)
+    use.end()
+    assert look(index, ids(1, 2), count=33).tokens == 16
 
 
 def test_what_the_engine_reports_ends_a_wrong_prediction():
     index = index_of()
     index.believe(0)
+    index.apply(0, stored([11], ids(1)))
     keys = index.keys(ids(1, 2, 3), 49, True, None, None)
-    index.placed(keys, endpoint(0))
-    index.settled(keys, endpoint(0), expected=48, reported=48)
-    index.settled(keys, endpoint(0), expected=48, reported=None)
-    index.settled(keys, endpoint(3), expected=48, reported=0)
+    use = index.placed(keys, endpoint(0))
+    use.computed()
+    use.reported(48, 48)
+    use.reported(48, None)
+    index.placed(keys, endpoint(3)).reported(48, 0)
     assert look(index, ids(1, 2, 3)).tokens == 48
-    index.settled(keys, endpoint(0), expected=48, reported=16)
+    use.reported(48, 16)
     assert look(index, ids(1, 2, 3)).tokens == 16
 
 
@@ -122,16 +150,15 @@ def test_what_is_sent_to_an_endpoint_whose_past_is_not_known_is_estimated_too(cl
     index.unknown_past(0)
     index.apply(0, stored([77], ids(7)))
     keys = index.keys(ids(1, 2, 3), 49, True, None, None)
-    index.placed(keys, endpoint(0))
-    index.settled(keys, endpoint(0), expected=0, reported=32)
+    use = index.placed(keys, endpoint(0))
+    use.reported(0, 32)
+    use.end()
     index.apply(0, stored([13], ids(3), parent=12))
-    clock.now += 100
     assert look(index, ids(1, 2, 3), count=49) == Match(gpu=48, expected_hit=48, source=Source.ESTIMATED)
     assert look(index, ids(7), count=17).source is Source.EVENTS
     index.apply(0, CLEARED)
     assert look(index, ids(1, 2, 3), count=49) == NO_MATCH
-    index.placed(keys, endpoint(0))
-    clock.now += 100
+    index.placed(keys, endpoint(0)).end()
     assert look(index, ids(1, 2, 3), count=49).source is Source.ESTIMATED
     index.believe(0)
     assert look(index, ids(1, 2, 3), count=49) == NO_MATCH, "its events tell all now"
@@ -143,8 +170,7 @@ def test_the_tiers_that_events_tell_are_in_what_is_estimated(clock):
     index.apply(0, stored([11, 12], ids(1, 2)))
     index.apply(0, BlockStored(block_hashes=[12], medium="CPU"))
     index.apply(0, removed(12))
-    index.placed(index.keys(ids(1, 2, 3), 49, True, None, None), endpoint(0))
-    clock.now += 100
+    index.placed(index.keys(ids(1, 2, 3), 49, True, None, None), endpoint(0)).end()
     assert look(index, ids(1, 2, 3), count=49) == Match(gpu=32, cpu=16, expected_hit=48, source=Source.ESTIMATED)
     for _ in index.reset(0):
         assert look(index, ids(1, 2, 3), count=49) == NO_MATCH
@@ -158,9 +184,8 @@ def test_a_prompt_whose_end_no_event_tells_is_estimated_behind_its_beginning(clo
     for slot in (0, 1):
         index.believe(slot)
     first = index.keys(ids(1, 1 << 31, 3), 49, True, None, None, whole=False)
-    index.placed(first, endpoint(0))
+    index.placed(first, endpoint(0)).end()
     index.apply(0, stored([11], ids(1)))
-    clock.now += 100
     keys = index.keys(ids(1, 1 << 31, 3, 4), 65, True, None, None, whole=False)
     matches = index.match(keys, 65, [endpoint(0), endpoint(1)])
     assert matches == {0: Match(gpu=48, expected_hit=48, source=Source.ESTIMATED)}

@@ -215,11 +215,15 @@ class Naive(RuleBasedStateMachine):
         (self.index.unknown_past if partial else self.index.believe)(slot)
         self.partial[slot] = partial
 
-    @rule(slot=engines, prompt=prompts)
-    def place(self, slot, prompt):
+    @rule(slot=engines, prompt=prompts, then=st.sampled_from(["computed", "withdrawn", "forgotten"]))
+    def place(self, slot, prompt, then):
         """What is predicted is gone before anyone asks."""
-        self.index.placed(self.keys(prompt), endpoint(slot, capacity=CAPACITY))
-        self.clock.now += 100
+        use = self.index.placed(self.keys(prompt), endpoint(slot, capacity=CAPACITY))
+        if then == "computed":
+            use.computed()
+        if then != "forgotten":
+            use.end()
+        self.clock.now += 5 if then == "computed" else 0 if then == "withdrawn" else 300
         for _ in range(10):
             self.index.match(self.keys(prompt), 1, [])
 

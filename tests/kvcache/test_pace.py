@@ -25,6 +25,10 @@ class Counting:
         self.left -= 1
         return self.left > 0
 
+    def peek(self) -> bool:
+        self.at.append(asyncio.get_running_loop().time())
+        return self.left > 0
+
 
 @pytest.mark.parametrize("loop_factory", LOOPS)
 def test_all_are_looked_at_together_as_long_as_they_stay(loop_factory: Callable[[], asyncio.AbstractEventLoop]):
@@ -85,6 +89,39 @@ def test_others_run_while_many_are_looked_at(loop_factory: Callable[[], asyncio.
         for one in many:
             pace.leave(one)
         assert pace._timer is None
+
+    with asyncio.Runner(loop_factory=loop_factory) as runner:
+        runner.run(look())
+
+
+@pytest.mark.parametrize("loop_factory", LOOPS)
+def test_before_a_request_is_placed_what_has_come_is_looked_at_if_the_last_look_is_not_fresh(
+    loop_factory: Callable[[], asyncio.AbstractEventLoop],
+):
+    async def look() -> None:
+        pace, many, silent = Pace(60.0), [Counting() for _ in range(2 * TOGETHER + 1)], Counting(0)
+        await pace.catch_up()
+        turns = 0
+
+        async def count() -> None:
+            nonlocal turns
+            while True:
+                turns += 1
+                await asyncio.sleep(0)
+
+        for one in (*many, silent):
+            pace.join(one)
+        counting = asyncio.create_task(count())
+        await asyncio.sleep(0)
+        before = turns
+        await pace.catch_up()
+        assert [len(one.at) for one in (*many, silent)] == [1] * (len(many) + 1)
+        assert turns - before == 3, "those of some engines are applied between two turns"
+        await pace.catch_up()
+        assert all(len(one.at) == 1 for one in many), "it is fresh"
+        counting.cancel()
+        for one in (*many, silent):
+            pace.leave(one)
 
     with asyncio.Runner(loop_factory=loop_factory) as runner:
         runner.run(look())

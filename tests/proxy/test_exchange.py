@@ -1,4 +1,5 @@
-"""Whatever happens to requests, in whatever order: the ledgers hold what is under way, and nothing in the end."""
+"""Whatever happens to requests, in whatever order: the ledgers and the index hold what is under way, and nothing in the
+end."""
 
 from __future__ import annotations
 
@@ -27,6 +28,9 @@ from gateway.framework import (
     Prompt,
     Request,
 )
+from gateway.kvcache.index import CacheIndex
+from gateway.kvcache.overlay import EVENTS_WITHIN
+from gateway.kvcache.settings import CacheSettings
 from gateway.proxy.exchange import BOOKED, Exchange
 from gateway.proxy.legs import Cause, LegFailed
 from tests.support.examples import examples
@@ -35,7 +39,7 @@ ENDPOINTS = 3
 
 
 class Silent:
-    """Stands for what an exchange tells and what tells nothing back: the scheduler, the index and parity."""
+    """Stands for what an exchange tells and what tells nothing back: the scheduler and parity."""
 
     def __getattr__(self, name: str) -> Any:
         return lambda *args, **kwargs: None
@@ -52,6 +56,10 @@ class Requests(RuleBasedStateMachine):
         self.fleet = Fleet([(self.model, entries)], FleetSettings(), self.clock, NULL_OBSERVER, Random(1))
         self.endpoints = self.fleet.endpoints(self.model)
         self.ledgers = [self.fleet.ledger(endpoint) for endpoint in self.endpoints]
+        self.index = CacheIndex(CacheSettings(), "m", self.clock, NULL_OBSERVER)
+        for endpoint in self.endpoints:
+            self.index.add(endpoint, events=True)
+            self.index.believe(endpoint.slot)
         self.live: list[Exchange] = []
 
     @rule(
@@ -72,7 +80,7 @@ class Requests(RuleBasedStateMachine):
             observer=NULL_OBSERVER,
             scheduler=Silent(),
             arrived=self.clock.now,
-            serving=SimpleNamespace(model=self.model, index=Silent(), tokens=SimpleNamespace(parity=Silent())),
+            serving=SimpleNamespace(model=self.model, index=self.index, tokens=SimpleNamespace(parity=Silent())),
         )
         matches = Matches()
         for endpoint in self.endpoints:
@@ -86,7 +94,9 @@ class Requests(RuleBasedStateMachine):
             prompt_tokens=tokens,
             matches=matches,
         )
-        exchange.prompt, exchange.keys = Prompt(array("I"), tokens, exact=False), Silent()
+        ids = array("I", [tokens % 3]) * tokens
+        exchange.prompt = Prompt(ids, tokens, exact=True)
+        exchange.keys = self.index.keys(ids, tokens, True, None, None)
         self._plan(exchange, decode, prefill, prefilled)
         self.live.append(exchange)
         return exchange
@@ -163,6 +173,9 @@ class Requests(RuleBasedStateMachine):
         for ledger in self.ledgers:
             assert (ledger.requests, ledger.prefill_tokens, ledger.kv_tokens) == (0, 0, 0)
             assert (ledger.prefill_attention, ledger.prefill_done) == (0, 0)
+        self.clock.now += EVENTS_WITHIN
+        self.index.match(self.index.keys(array("I"), 0, True, None, None), 0, self.endpoints)
+        assert self.index.blocks == 0
 
     def _plan(self, exchange: Exchange, decode: int, prefill: int | None, prefilled: bool) -> None:
         split = prefill is not None and prefill != decode
