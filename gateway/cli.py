@@ -149,20 +149,29 @@ def _parser() -> argparse.ArgumentParser:
 
 def _add_cell(parser: argparse.ArgumentParser) -> None:
     """What ``gateway.replay.cell.Cell`` is made of."""
-    parser.add_argument("--endpoints", type=int, default=8, metavar="N", help="engines (8)")
+    parser.add_argument(
+        "--endpoints", default="8", metavar="N", help="engines (8); or kinds of them: '4 x 70b-tp4 + 4 x 8b-h100'"
+    )
     parser.add_argument(
         "--speed",
         type=float,
         metavar="RATE",
         help="requests/s/endpoint; not given: a trace's own pace, and of groups a closed loop",
     )
-    parser.add_argument("--machine", default="70b-tp4", help="70b-tp4 or 8b-h100; with a host tier: 70b-tp4+host")
+    parser.add_argument(
+        "--machine", help="of all engines: 70b-tp4 or 8b-h100; with a host tier: 70b-tp4+host (70b-tp4)"
+    )
     parser.add_argument("--seeds", type=int, default=3, metavar="N", help="runs of each policy (3)")
     parser.add_argument("--jobs", type=int, metavar="N", help="runs at a time (as many as there are cores)")
     parser.add_argument("--first", type=int, metavar="N", help="of a trace: its first requests only")
     model = parser.add_argument_group("what the gateway sees")
     model.add_argument("--scrape", type=float, default=1.0, metavar="SECONDS", help="between two scrapes (1); 0: none")
     model.add_argument("--event-delay", type=float, default=0.05, metavar="SECONDS", help="of KV events (0.05)")
+    model.add_argument(
+        "--believed",
+        metavar="MACHINE",
+        help="what it is told that all engines are (each its own): fitting finds the rest",
+    )
     model.add_argument(
         "--cost-scale", type=float, default=1.0, metavar="X", help="cost model wrong by this factor, and not fitted (1)"
     )

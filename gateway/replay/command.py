@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, fields
 from pathlib import Path
@@ -13,6 +14,7 @@ from gateway.errors import ConfigError
 from gateway.replay.cell import Cell, GroupsSource, TraceSource
 from gateway.replay.compare import Job, run
 from gateway.replay.groups import Groups, Shape
+from gateway.replay.kinds import USUAL, Kind, Kinds, count, kinds, machine
 from gateway.replay.plot import draw
 from gateway.replay.policies import Wiring
 from gateway.replay.report import Comparison, check_writable, gather, save, tables
@@ -85,9 +87,19 @@ def cell(options: Mapping[str, Any]) -> Cell:
         if given.get("first", 1) < 1:
             raise ConfigError("first must be at least 1 request")
         source = TraceSource(Path(given["workload"]), given.get("first"))
-    names = ("machine", "endpoints", "speed", "event_delay", "cost_scale", "step_scale")
-    rest = {name: given[name] for name in names if name in given}
-    return Cell(source, **rest, scrape=given.get("scrape", 1.0) or None)
+    rest = {name: given[name] for name in ("speed", "event_delay", "cost_scale", "step_scale") if name in given}
+    believed = machine(given["believed"]) if "believed" in given else None
+    fleet = _fleet(given.get("endpoints", str(count(USUAL))), given.get("machine"))
+    return Cell(source, fleet=fleet, believed=believed, **rest, scrape=given.get("scrape", 1.0) or None)
+
+
+def _fleet(endpoints: str, name: str | None) -> Kinds:
+    """``endpoints``: how many of the machine ``name``, or kinds that say theirs."""
+    if re.fullmatch(r"\s*-?\d+\s*", endpoints):
+        return (Kind(USUAL[0].machine if name is None else machine(name), int(endpoints)),)
+    if name is not None:
+        raise ConfigError("--endpoints names machines already: leave out --machine, or give a number")
+    return kinds(endpoints)
 
 
 def settings(cell: Cell) -> dict[str, Any]:

@@ -16,6 +16,7 @@ from gateway.kvcache.index import CacheIndex
 from gateway.kvcache.keys import BlockKeys
 from gateway.kvcache.settings import CacheSettings
 from gateway.replay.policies import Wiring
+from gateway.replay.scene import Scene
 from gateway.replay.workload import Call
 from simulator.virtual.engine import Engine, Job
 from simulator.virtual.machine import Machine
@@ -78,22 +79,9 @@ class Seat:
 
 
 class World:
-    """One model on so many ``endpoints``. ``cost_scale``, ``step_scale``: the gateway believes that prefill, and decode
-    steps (None: as prefill), take so many times as long as they do, and learns nothing better unless both are 1. Raises
-    ConfigError where ``wiring`` is wrong."""
+    """One model on the engines of ``scene``. Raises ConfigError where ``wiring`` is wrong."""
 
-    def __init__(
-        self,
-        wiring: Wiring,
-        machine: Machine,
-        *,
-        endpoints: int,
-        block_size: int,
-        seed: int,
-        scrape: float | None,
-        cost_scale: float,
-        step_scale: float | None = None,
-    ) -> None:
+    def __init__(self, wiring: Wiring, scene: Scene, *, block_size: int, seed: int) -> None:
         # Not the workload's stream of the same seed, nor the scrapes': a draw would be the twin of an arrival's.
         chance = Random(f"placement {seed}")
         observer = Strict()
@@ -102,10 +90,19 @@ class World:
             wiring.config, lambda name: Context(name=name, clock=self.clock, random=chance, observer=observer)
         )
         self.model = Model(name="replay", handler=wiring.handler)
-        interval = ScrapeSettings() if scrape is None else ScrapeSettings(interval=scrape)
+        machines = scene.machines
+        interval = ScrapeSettings() if scene.scrape is None else ScrapeSettings(interval=scene.scrape)
         self.fleet = Fleet(
-            models=[(self.model, [EndpointSettings(f"http://e{number}:8000") for number in range(endpoints)])],
-            settings=FleetSettings(scrape=interval, cost=costs(machine, cost_scale, step_scale)),
+            models=[
+                (
+                    self.model,
+                    [
+                        EndpointSettings(f"http://e{number}:8000", cost=costs(machine, scene))
+                        for number, machine in enumerate(machines)
+                    ],
+                )
+            ],
+            settings=FleetSettings(scrape=interval),
             clock=self.clock,
             observer=observer,
             random=chance,
@@ -113,7 +110,7 @@ class World:
         # An engine's first scrape, before its first request, tells its block size.
         self.index = CacheIndex(CacheSettings(block_size=block_size), self.model.name, self.clock, observer)
         self.seats: list[Seat] = []
-        for endpoint in self.fleet.endpoints(self.model):
+        for endpoint, machine in zip(self.fleet.endpoints(self.model), machines, strict=True):
             assert isinstance(endpoint, Place)
             endpoint.engine.up, endpoint.engine.down_reason = True, ""
             self.index.add(endpoint, events=True)
@@ -128,14 +125,15 @@ class World:
         self.index.tell(slot)
 
 
-def costs(machine: Machine, scale: float, step_scale: float | None) -> CostSettings:
-    """What the gateway believes of ``machine`` at the start."""
-    step_scale = scale if step_scale is None else step_scale
+def costs(machine: Machine, scene: Scene) -> CostSettings:
+    """What the gateway believes at the start of an engine on ``machine``."""
+    told, scale = scene.believed or machine, scene.cost_scale
+    step_scale = scale if scene.step_scale is None else scene.step_scale
     return CostSettings(
-        prefill_token=machine.prefill_token * scale,
-        prefill_quadratic=machine.prefill_quadratic * scale,
-        step=machine.step * step_scale,
-        step_request=machine.step_request * step_scale,
-        kv_token=machine.kv_token * step_scale,
+        prefill_token=told.prefill_token * scale,
+        prefill_quadratic=told.prefill_quadratic * scale,
+        step=told.step * step_scale,
+        step_request=told.step_request * step_scale,
+        kv_token=told.kv_token * step_scale,
         fit=scale == step_scale == 1,
     )

@@ -10,13 +10,14 @@ import pytest
 from gateway.errors import ConfigError
 from gateway.replay.cell import Cell, GroupsSource, TraceSource
 from gateway.replay.groups import Shape
+from gateway.replay.kinds import kinds
 
 EXCERPT = Path(__file__).parents[1] / "data" / "replay" / "mooncake_conversation.jsonl"
 TRACE = TraceSource(EXCERPT)
 
 
 def test_the_load_is_that_of_all_endpoints() -> None:
-    calls = Cell(TRACE, endpoints=4, speed=0.5).workload(1).start()
+    calls = Cell(TRACE, fleet=kinds("4 x 70b-tp4"), speed=0.5).workload(1).start()
     assert (len(calls) - 1) / calls[-1].at == pytest.approx(2.0)
 
 
@@ -38,7 +39,11 @@ def test_groups() -> None:
 def test_its_name_says_it() -> None:
     assert Cell(TRACE, speed=0.45).name == "mooncake_conversation, 0.45 requests/s/endpoint, 8 x 70b-tp4"
     assert Cell(TraceSource(EXCERPT, title="chats"), speed=1.0).name.startswith("chats, 1.00")
-    assert Cell(TRACE, machine="8b-h100+host", endpoints=2).name == "mooncake_conversation, 2 x 8b-h100+host"
+    assert Cell(TRACE, fleet=kinds("2 x 8b-h100+host")).name == "mooncake_conversation, 2 x 8b-h100+host"
+    mixed = Cell(TRACE, fleet=kinds("4 x 70b-tp4 + 2 x 8b-h100"), speed=0.3)
+    assert mixed.name == "mooncake_conversation, 0.30 requests/s/endpoint, 4 x 70b-tp4 + 2 x 8b-h100"
+    calls = mixed.workload(1).start()
+    assert (len(calls) - 1) / calls[-1].at == pytest.approx(1.8)
 
 
 def test_a_worker_process_can_be_given_one() -> None:
@@ -49,8 +54,7 @@ def test_a_worker_process_can_be_given_one() -> None:
 @pytest.mark.parametrize(
     ("wrong", "said"),
     [
-        ({"machine": "70b-tp8"}, "there is no machine '70b-tp8'; did you mean '70b-tp4'"),
-        ({"endpoints": 0}, "endpoints must be at least 1"),
+        ({"fleet": ()}, "endpoints must be at least 1"),
         ({"speed": 0.0}, "speed must be in"),
         ({"speed": 1e-320}, "speed must be in"),
         ({"speed": float("inf")}, "speed must be in"),

@@ -13,14 +13,19 @@ from gateway.replay import command
 from gateway.replay.cell import Cell, GroupsSource, TraceSource
 from gateway.replay.command import cell
 from gateway.replay.groups import Shape
+from gateway.replay.kinds import Kind, kinds
 from gateway.replay.report import check_writable, load
+from simulator.virtual.machine import MACHINES
 
 EXCERPT = Path(__file__).parents[1] / "data" / "replay" / "mooncake_conversation.jsonl"
 
 
 def test_options_become_a_cell() -> None:
     options = {"workload": "t.jsonl", "first": None, "speed": 0.45, "scrape": 1.0, "groups": None, "machine": "8b-h100"}
-    assert cell(options) == Cell(TraceSource(Path("t.jsonl")), machine="8b-h100", speed=0.45)
+    assert cell(options) == Cell(TraceSource(Path("t.jsonl")), fleet=kinds("8 x 8b-h100"), speed=0.45)
+    mixed = cell({"workload": "t.jsonl", "endpoints": "2 x 70b-tp4 + 8b-h100", "believed": "70b-tp4"})
+    assert mixed.fleet == (Kind(MACHINES["70b-tp4"], 2), Kind(MACHINES["8b-h100"]))
+    assert mixed.believed == MACHINES["70b-tp4"]
     assert cell({"workload": "groups", "turns": 3, "scrape": 0.0}) == Cell(GroupsSource(Shape(turns=3)), scrape=None)
 
 
@@ -30,6 +35,8 @@ def test_options_become_a_cell() -> None:
         ({"workload": "groups", "first": 5}, "--first is of a trace"),
         ({"workload": "t.jsonl", "turns": 5}, "--turns is of the workload 'groups'"),
         ({"workload": "t.jsonl", "first": 0}, "first must be at least 1"),
+        ({"workload": "t.jsonl", "endpoints": "0"}, "endpoints must be in 1..10000, found 0 x 70b-tp4"),
+        ({"workload": "t.jsonl", "endpoints": "2 x 70b-tp4", "machine": "8b-h100"}, "leave out --machine"),
     ],
 )
 def test_options_that_do_not_fit(options, said) -> None:

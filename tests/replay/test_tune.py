@@ -16,13 +16,14 @@ from gateway.replay import tune as module
 from gateway.replay.cell import Cell, GroupsSource, TraceSource
 from gateway.replay.compare import Job
 from gateway.replay.groups import Shape
+from gateway.replay.kinds import kinds
 from gateway.replay.policies import Wiring, policy, with_parameters
 from gateway.replay.statistics import METRICS, Summary
 from gateway.replay.tune import Found, Knob, Search, knobs, report, snippet, split
 from tests.replay.runs import summary
 
 EXCERPT = Path(__file__).parents[1] / "data" / "replay" / "mooncake_conversation.jsonl"
-TRACE = Cell(TraceSource(EXCERPT), endpoints=2, speed=0.5)
+TRACE = Cell(TraceSource(EXCERPT), fleet=kinds("2 x 70b-tp4"), speed=0.5)
 GOODPUT = METRICS["goodput"]
 
 
