@@ -161,6 +161,12 @@ def _add_cell(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--machine", help="of all engines: 70b-tp4 or 8b-h100; with a host tier: 70b-tp4+host (70b-tp4)"
     )
+    parser.add_argument(
+        "--noise",
+        metavar="SPREAD",
+        help="of the engines' step times, as the standard deviation of their logarithm: 0.3; or step=0.1,prefill=0.3,"
+        "stalls=0.01,stall=10: a hundredth of the steps takes 10 times as long (none)",
+    )
     parser.add_argument("--seeds", type=int, default=3, metavar="N", help="runs of each policy (3)")
     parser.add_argument("--jobs", type=int, metavar="N", help="runs at a time (as many as there are cores)")
     parser.add_argument("--first", type=int, metavar="N", help="of a trace: its first requests only")

@@ -15,10 +15,12 @@ from gateway.replay.cell import Cell, GroupsSource, TraceSource
 from gateway.replay.compare import Job, run
 from gateway.replay.groups import Groups, Shape
 from gateway.replay.kinds import USUAL, Kind, Kinds, count, kinds, machine
+from gateway.replay.pairs import number, pairs
 from gateway.replay.plot import draw
 from gateway.replay.policies import Wiring
 from gateway.replay.report import Comparison, check_writable, gather, save, tables
 from gateway.replay.show import Ticker
+from simulator.virtual.noise import Noise
 
 WIDTH = 200
 """Characters of a table where nobody says how wide the terminal is: all of its columns."""
@@ -87,10 +89,27 @@ def cell(options: Mapping[str, Any]) -> Cell:
         if given.get("first", 1) < 1:
             raise ConfigError("first must be at least 1 request")
         source = TraceSource(Path(given["workload"]), given.get("first"))
-    rest = {name: given[name] for name in ("speed", "event_delay", "cost_scale", "step_scale") if name in given}
-    believed = machine(given["believed"]) if "believed" in given else None
-    fleet = _fleet(given.get("endpoints", str(count(USUAL))), given.get("machine"))
-    return Cell(source, fleet=fleet, believed=believed, **rest, scrape=given.get("scrape", 1.0) or None)
+    names = ("speed", "event_delay", "cost_scale", "step_scale")
+    rest: dict[str, Any] = {name: given[name] for name in names if name in given}
+    rest["fleet"] = _fleet(given.get("endpoints", str(count(USUAL))), given.get("machine"))
+    if "believed" in given:
+        rest["believed"] = machine(given["believed"])
+    if "noise" in given:
+        rest["noise"] = noise(given["noise"])
+    return Cell(source, **rest, scrape=given.get("scrape", 1.0) or None)
+
+
+def noise(text: str) -> Noise:
+    """A spread, of all steps; or single values, as ``Noise`` has them. Raises ConfigError."""
+    if "=" in text:
+        names = [field.name for field in fields(Noise)]
+        values = {name: number("--noise", value) for name, value in pairs("--noise", text, names).items()}
+    else:
+        values = dict.fromkeys(("step", "prefill"), number("--noise", text))
+    try:
+        return Noise(**values)
+    except ValueError as error:
+        raise ConfigError(f"--noise: {error}") from None
 
 
 def _fleet(endpoints: str, name: str | None) -> Kinds:

@@ -43,7 +43,7 @@ def kinds(text: str) -> Kinds:
 def machine(name: str) -> Machine:
     """Raises ConfigError."""
     if name not in MACHINES:
-        raise ConfigError(f"there is no machine {name!r}{nearest(name, MACHINES)}; there are {', '.join(MACHINES)}")
+        raise ConfigError(f"there is no machine {name!r}{nearest(name, MACHINES)}")
     return MACHINES[name]
 
 

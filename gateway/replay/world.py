@@ -20,6 +20,7 @@ from gateway.replay.scene import Scene
 from gateway.replay.workload import Call
 from simulator.virtual.engine import Engine, Job
 from simulator.virtual.machine import Machine
+from simulator.virtual.noise import Disturbance
 
 
 class Strict(Observer):
@@ -110,12 +111,13 @@ class World:
         # An engine's first scrape, before its first request, tells its block size.
         self.index = CacheIndex(CacheSettings(block_size=block_size), self.model.name, self.clock, observer)
         self.seats: list[Seat] = []
-        for endpoint, machine in zip(self.fleet.endpoints(self.model), machines, strict=True):
+        for number, (endpoint, machine) in enumerate(zip(self.fleet.endpoints(self.model), machines, strict=True)):
             assert isinstance(endpoint, Place)
             endpoint.engine.up, endpoint.engine.down_reason = True, ""
             self.index.add(endpoint, events=True)
             self.index.believe(endpoint.slot)
-            self.seats.append(Seat(endpoint, Engine(machine, block_size)))
+            disturbance = Disturbance(scene.noise, Random(f"noise {seed} {number}")) if scene.noise else None
+            self.seats.append(Seat(endpoint, Engine(machine, block_size, disturbance)))
         self.endpoints = self.fleet.endpoints(self.model)
         self.by_slot = {seat.place.slot: seat for seat in self.seats}
 

@@ -11,11 +11,12 @@ from gateway.cli import EXIT_CONFIG, main
 from gateway.errors import ConfigError
 from gateway.replay import command
 from gateway.replay.cell import Cell, GroupsSource, TraceSource
-from gateway.replay.command import cell
+from gateway.replay.command import cell, noise
 from gateway.replay.groups import Shape
 from gateway.replay.kinds import Kind, kinds
 from gateway.replay.report import check_writable, load
 from simulator.virtual.machine import MACHINES
+from simulator.virtual.noise import Noise
 
 EXCERPT = Path(__file__).parents[1] / "data" / "replay" / "mooncake_conversation.jsonl"
 
@@ -42,6 +43,29 @@ def test_options_become_a_cell() -> None:
 def test_options_that_do_not_fit(options, said) -> None:
     with pytest.raises(ConfigError, match=said):
         cell(options)
+
+
+def test_noise_is_one_spread_or_single_values() -> None:
+    assert noise("0.3") == Noise(step=0.3, prefill=0.3)
+    assert noise("prefill=0.2, stalls=0.01,stall=20") == Noise(prefill=0.2, stalls=0.01, stall=20)
+    assert cell({"workload": "groups", "noise": "0.3"}).noise == noise("0.3")
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("much", "--noise: 'much' is no number"),
+        ("-1", "--noise: step must be in 0..3"),
+        ("nan", "--noise: step must be in 0..3"),
+        ("step=0.1,step=0.2", "--noise: step is given twice"),
+        ("steps=0.1", "--noise: there is no 'steps'; did you mean 'step'"),
+        ("step=0.1,0.3", "--noise: '0.3' must be NAME=VALUE"),
+        ("stalls=0.9", "--noise: stalls must be in 0..0.5"),
+    ],
+)
+def test_noise_that_makes_no_sense(text, said) -> None:
+    with pytest.raises(ConfigError, match=said):
+        noise(text)
 
 
 def test_a_comparison_from_end_to_end(tmp_path, capsys) -> None:

@@ -24,6 +24,7 @@ from gateway.scheduling.profile import Profile
 from gateway.scheduling.scheduler import Scheduler
 from gateway.scheduling.single import Single
 from simulator.virtual.machine import MACHINES, Machine
+from simulator.virtual.noise import Noise
 
 MACHINE = replace(MACHINES["70b-tp4"], kv_tokens=40_000)
 
@@ -249,6 +250,31 @@ def test_the_fit_finds_hardware_that_nobody_has_declared() -> None:
     run.go()
     scales = [world.fleet.cost(endpoint).prefill_scale for endpoint in world.endpoints]
     assert max(scales[:2]) < 0.7 * min(scales[2:])
+
+
+NOISE = Noise(step=0.2, prefill=0.3, stalls=0.01, stall=10)
+
+
+def test_noise_is_of_the_seed_and_of_each_engine() -> None:
+    def run(seed: int, noise: Noise) -> list[float]:
+        result = replay(Calls(chats(100, 4.0)), policy("round-robin"), scene(2, noise=noise), seed=seed)
+        return [record.finished for record in result.records]
+
+    assert run(1, NOISE) == run(1, NOISE) != run(2, NOISE)
+    assert run(1, NOISE) != run(1, Noise())
+    calls = [Call(10.0 * number, 2000, 1, tuple(range(20 * number, 20 * number + 20))) for number in range(2)]
+    one, other = replay(Calls(calls), policy("round-robin"), scene(2, noise=NOISE), seed=1).records
+    assert one.ttft != other.ttft
+
+
+def test_the_fit_holds_against_noise() -> None:
+    workload = Calls(chats(400, 2.0))
+    world = world_of(workload, scene(4, noise=NOISE))
+    run = Run(world, workload, 0.05, None)
+    run.come(workload.start())
+    run.go()
+    for endpoint in world.endpoints:
+        assert 0.6 < world.fleet.cost(endpoint).prefill_scale < 1.6
 
 
 @pytest.mark.parametrize("scrape", [None, 5.0])
