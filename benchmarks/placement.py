@@ -20,7 +20,7 @@ from rich.console import Console
 
 from benchmarks.placement_page import charts, write
 from gateway.errors import ConfigError
-from gateway.replay.cell import Cell, GroupsSource, TraceSource
+from gateway.replay.cell import Cell
 from gateway.replay.command import settings
 from gateway.replay.compare import Job, run
 from gateway.replay.groups import Shape
@@ -28,6 +28,7 @@ from gateway.replay.kinds import kinds
 from gateway.replay.policies import DEFAULT, Wiring, policies, policy
 from gateway.replay.report import Comparison, check_writable, gather, load, save
 from gateway.replay.show import Ticker
+from gateway.replay.sources import GroupsSource, TraceSource
 
 PAGE = Path(__file__).parents[1] / "docs" / "benchmarks.md"
 NUMBERS = PAGE.with_name("benchmarks") / "placement.json"

@@ -11,7 +11,8 @@ from typing import Any
 from rich.console import Console
 
 from gateway.errors import ConfigError
-from gateway.replay.cell import Cell, GroupsSource, TraceSource
+from gateway.replay.agents import Agents, AgentShape
+from gateway.replay.cell import Cell
 from gateway.replay.compare import Job, run
 from gateway.replay.groups import Groups, Shape
 from gateway.replay.kinds import USUAL, Kind, Kinds, count, kinds, machine
@@ -20,6 +21,7 @@ from gateway.replay.plot import draw
 from gateway.replay.policies import Wiring
 from gateway.replay.report import Comparison, check_writable, gather, save, tables
 from gateway.replay.show import Ticker
+from gateway.replay.sources import AgentsSource, GroupsSource, Source, TraceSource
 from simulator.virtual.noise import Noise
 
 WIDTH = 200
@@ -77,18 +79,6 @@ def replay(
 def cell(options: Mapping[str, Any]) -> Cell:
     """Of the command line's options, by name; those that are None or missing have their default. Raises ConfigError."""
     given = {name: value for name, value in options.items() if value is not None}
-    shape = {field.name: given[field.name] for field in fields(Shape) if field.name in given}
-    source: TraceSource | GroupsSource
-    if given["workload"] == Groups.name:
-        if "first" in given:
-            raise ConfigError("--first is of a trace")
-        source = GroupsSource(Shape(**shape))
-    else:
-        if shape:
-            raise ConfigError(f"--{next(iter(shape))} is of the workload 'groups'")
-        if given.get("first", 1) < 1:
-            raise ConfigError("first must be at least 1 request")
-        source = TraceSource(Path(given["workload"]), given.get("first"))
     names = ("speed", "event_delay", "cost_scale", "step_scale")
     rest: dict[str, Any] = {name: given[name] for name in names if name in given}
     rest["fleet"] = _fleet(given.get("endpoints", str(count(USUAL))), given.get("machine"))
@@ -96,7 +86,28 @@ def cell(options: Mapping[str, Any]) -> Cell:
         rest["believed"] = machine(given["believed"])
     if "noise" in given:
         rest["noise"] = noise(given["noise"])
-    return Cell(source, **rest, scrape=given.get("scrape", 1.0) or None)
+    return Cell(source(given), **rest, scrape=given.get("scrape", 1.0) or None)
+
+
+def source(given: Mapping[str, Any]) -> Source:
+    """Of the options that are given. Raises ConfigError where one is of another workload."""
+    workload = given["workload"]
+    shapes: Mapping[str, type[Shape] | type[AgentShape]] = {Groups.name: Shape, Agents.name: AgentShape}
+    ours = shapes.get(workload)
+    sizes = {field.name: given[field.name] for field in fields(ours) if field.name in given} if ours else {}
+    for name, shape in shapes.items():
+        for field in fields(shape):
+            if field.name in given and field.name not in sizes:
+                raise ConfigError(f"--{field.name} is of the workload {name!r}")
+    if ours is not None and "first" in given:
+        raise ConfigError("--first is of a trace")
+    if ours is Shape:
+        return GroupsSource(Shape(**sizes))
+    if ours is AgentShape:
+        return AgentsSource(AgentShape(**sizes))
+    if given.get("first", 1) < 1:
+        raise ConfigError("first must be at least 1 request")
+    return TraceSource(Path(workload), given.get("first"))
 
 
 def noise(text: str) -> Noise:

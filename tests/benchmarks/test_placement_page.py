@@ -12,9 +12,10 @@ from benchmarks import placement
 from benchmarks.placement import AS_IT_IS, PAGE, POLICIES, VARIANTS, grid, jobs_of, measure, title, variants_of
 from benchmarks.placement_page import charts, overall, verdicts, write
 from gateway.errors import ConfigError
-from gateway.replay.cell import Cell, TraceSource
+from gateway.replay.cell import Cell
 from gateway.replay.kinds import kinds
 from gateway.replay.report import gather
+from gateway.replay.sources import TraceSource
 from tests.replay.runs import comparison, summary
 
 EXCERPT = Path(__file__).parents[1] / "data" / "replay" / "mooncake_conversation.jsonl"

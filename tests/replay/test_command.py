@@ -10,11 +10,12 @@ import pytest
 from gateway.cli import EXIT_CONFIG, main
 from gateway.errors import ConfigError
 from gateway.replay import command
-from gateway.replay.cell import Cell, GroupsSource, TraceSource
+from gateway.replay.cell import Cell
 from gateway.replay.command import cell, noise
 from gateway.replay.groups import Shape
 from gateway.replay.kinds import Kind, kinds
 from gateway.replay.report import check_writable, load
+from gateway.replay.sources import GroupsSource, TraceSource
 from simulator.virtual.machine import MACHINES
 from simulator.virtual.noise import Noise
 
@@ -34,7 +35,10 @@ def test_options_become_a_cell() -> None:
     ("options", "said"),
     [
         ({"workload": "groups", "first": 5}, "--first is of a trace"),
+        ({"workload": "agents", "first": 5}, "--first is of a trace"),
         ({"workload": "t.jsonl", "turns": 5}, "--turns is of the workload 'groups'"),
+        ({"workload": "agents", "think": 5.0}, "--think is of the workload 'groups'"),
+        ({"workload": "groups", "gap": 5.0}, "--gap is of the workload 'agents'"),
         ({"workload": "t.jsonl", "first": 0}, "first must be at least 1"),
         ({"workload": "t.jsonl", "endpoints": "0"}, "endpoints must be in 1..10000, found 0 x 70b-tp4"),
         ({"workload": "t.jsonl", "endpoints": "2 x 70b-tp4", "machine": "8b-h100"}, "leave out --machine"),
@@ -100,6 +104,15 @@ def test_groups_from_end_to_end(capsys) -> None:
     )  # fmt: skip
     assert code == 0
     assert "groups, 2 x 70b-tp4: 24 requests, 1 seed" in capsys.readouterr().out
+
+
+def test_agents_from_end_to_end(capsys) -> None:
+    code = main(
+        ["replay", "agents", "--sessions", "4", "--live", "2", "--shared", "500", "--begin", "2000", "--longest",
+         "5000", "--endpoints", "2", "--seeds", "1", "--jobs", "1", "--policies", "default"]
+    )  # fmt: skip
+    assert code == 0
+    assert "agents, 2 x 70b-tp4: " in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(

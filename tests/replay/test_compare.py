@@ -14,11 +14,12 @@ from pathlib import Path
 import pytest
 
 from gateway.errors import ConfigError
-from gateway.replay.cell import Cell, GroupsSource, TraceSource
+from gateway.replay.cell import Cell
 from gateway.replay.compare import Job, run
 from gateway.replay.groups import Shape
 from gateway.replay.kinds import kinds
 from gateway.replay.policies import policy
+from gateway.replay.sources import GroupsSource, TraceSource
 from gateway.replay.statistics import Summary
 from tests.support.wait import eventually
 
