@@ -165,6 +165,13 @@ def _add_cell(parser: argparse.ArgumentParser) -> None:
         "--machine", help="of all engines: 70b-tp4 or 8b-h100; with a host tier: 70b-tp4+host (70b-tp4)"
     )
     parser.add_argument(
+        "--slo",
+        action="append",
+        metavar="[CLASS:]ttft=2s,tpot=50ms",
+        help="what requests ask to be answered within, all or those of a class, and what goodput counts (nothing is "
+        "asked; 2 s and 50 ms count)",
+    )
+    parser.add_argument(
         "--noise",
         metavar="SPREAD",
         help="of the engines' step times, as the standard deviation of their logarithm: 0.3; or step=0.1,prefill=0.3,"

@@ -24,9 +24,10 @@ class Cell(Scene):
 
     @property
     def name(self) -> str:
-        """Such as ``mooncake_conversation, 0.45 requests/s/endpoint, 8 x 70b-tp4+host``."""
+        """Such as ``mooncake_conversation, 0.45 requests/s/endpoint, 8 x 70b-tp4+host``; and its objectives, if any."""
         load = "" if self.speed is None else f"{self.speed:.2f} requests/s/endpoint, "
-        return f"{self.source.name}, {load}{named(self.fleet)}"
+        asked = f", {self.objectives}" if str(self.objectives) else ""
+        return f"{self.source.name}, {load}{named(self.fleet)}{asked}"
 
     def workload(self, seed: int) -> Workload:
         return self.source.workload(None if self.speed is None else self.speed * self.endpoints, seed)

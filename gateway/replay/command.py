@@ -16,6 +16,7 @@ from gateway.replay.cell import Cell
 from gateway.replay.compare import Job, run
 from gateway.replay.groups import Groups, Shape
 from gateway.replay.kinds import USUAL, Kind, Kinds, count, kinds, machine
+from gateway.replay.objectives import objectives
 from gateway.replay.pairs import number, pairs
 from gateway.replay.plot import draw
 from gateway.replay.policies import Wiring
@@ -64,8 +65,9 @@ def replay(
     console = console or Console()
     if not console.is_terminal:
         console = Console(file=console.file, width=WIDTH)
-    for table in tables(comparison, console.width):
-        console.print(table)
+    for one in (comparison, *comparison.classes):
+        for table in tables(one, console.width):
+            console.print(table)
     if plot is not None:
         try:
             draw(comparison, plot)
@@ -84,6 +86,8 @@ def cell(options: Mapping[str, Any]) -> Cell:
     rest["fleet"] = _fleet(given.get("endpoints", str(count(USUAL))), given.get("machine"))
     if "believed" in given:
         rest["believed"] = machine(given["believed"])
+    if "slo" in given:
+        rest["objectives"] = objectives(given["slo"])
     if "noise" in given:
         rest["noise"] = noise(given["noise"])
     return Cell(source(given), **rest, scrape=given.get("scrape", 1.0) or None)

@@ -83,7 +83,9 @@ def run(jobs: Sequence[Job], *, processes: int = 1, watcher: Watcher | None = No
 
 def one(job: Job, progress: Callable[[float], None] | None = None) -> Summary:
     """Run one job, here and now."""
-    return summarise(replay(job.cell.workload(job.seed), job.wiring, job.cell, seed=job.seed, progress=progress))
+    cell = job.cell
+    result = replay(cell.workload(job.seed), job.wiring, cell, seed=job.seed, progress=progress)
+    return summarise(result, cell.objectives)
 
 
 def _here(jobs: Sequence[Job], watcher: Watcher) -> Iterator[Summary]:

@@ -9,6 +9,9 @@ next turn cannot hit what was generated. Traces: kvcache-ai/Mooncake, FAST25-rel
 A line may name its conversation, by a ``session``. Or by a ``chat_id``; where that is each request's own, as in the
 traces of Qwen's Bailian, ``parent_chat_id`` names the request that it goes on from (-1: none), and a conversation is
 all that goes back to one request. In a trace without either, conversations are guessed from the blocks.
+
+It may have a ``class`` (such as "batch") and a ``priority`` (an integer, less is sooner, as vLLM has it). Where it has
+only a priority, that is its class.
 """
 
 from __future__ import annotations
@@ -31,6 +34,9 @@ BLOCK_TOKENS = 512
 NO_PARENT = "-1"
 """In the place of a ``parent_chat_id``: the request begins a conversation."""
 
+MOST_PRIORITY = 1 << 31
+"""And the least, negated: what a request may ask for."""
+
 TEMPLATE_CALLS, TEMPLATE_SHARE = 20, 0.01
 """A block in more calls than this, and this share of all, is a template that conversations share, not one of them."""
 
@@ -38,13 +44,15 @@ TEMPLATE_CALLS, TEMPLATE_SHARE = 20, 0.01
 @dataclass(frozen=True, slots=True)
 class Line:
     """One request of a trace. ``at``: seconds. ``blocks``: from 0, in the order in which the file first has them.
-    ``session``: its conversation, where the line names it."""
+    ``session``: its conversation, where the line names it. ``traffic``: its class, where it has one."""
 
     at: float
     input_tokens: int
     output_tokens: int
     blocks: tuple[int, ...]
     session: str | None = None
+    traffic: str = ""
+    priority: int = 0
 
 
 def read(path: Path, first: int | None = None) -> list[Line]:
@@ -96,7 +104,15 @@ class Trace:
             scale = (len(lines) - 1) / seconds / rate
         began, names = times[0], sessions(lines)
         self._calls = tuple(
-            Call((at - began) * scale, line.input_tokens, line.output_tokens, line.blocks, session)
+            Call(
+                at=(at - began) * scale,
+                input_tokens=line.input_tokens,
+                output_tokens=line.output_tokens,
+                blocks=line.blocks,
+                session=session,
+                traffic=line.traffic,
+                priority=line.priority,
+            )
             for at, line, session in zip(times, lines, names, strict=True)
         )
 
@@ -189,7 +205,19 @@ def _line(text: str, number: int, blocks: _Blocks, chats: _Chats) -> Line:
         tokens["output_length"],
         blocks.numbers(ids, number),
         _session(value, chats),
+        *_traffic(value),
     )
+
+
+def _traffic(value: dict[str, Any]) -> tuple[str, int]:
+    """Class and priority."""
+    priority = value.get("priority")
+    if priority is not None and (type(priority) is not int or abs(priority) > MOST_PRIORITY):
+        raise ValueError(f"priority must be an integer in -{MOST_PRIORITY}..{MOST_PRIORITY}, found {_shown(priority)}")
+    name = _name(value, "class")
+    if name is None:
+        name = "" if priority is None else f"priority {priority}"
+    return name, priority or 0
 
 
 def _session(value: dict[str, Any], chats: _Chats) -> str | None:

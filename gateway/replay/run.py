@@ -148,6 +148,8 @@ class Run:
             stream=True,
             expected_output=model.expected_output,
             session=call.session,
+            priority=call.priority,
+            slo=world.slo(call.traffic),
             token_ids=ids,
             prompt_tokens=len(ids),
             exact=True,

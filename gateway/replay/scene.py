@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from gateway.errors import ConfigError
 from gateway.replay.kinds import USUAL, Kinds, count
+from gateway.replay.objectives import Objectives
 from simulator.virtual.machine import Machine
 from simulator.virtual.noise import Noise
 
@@ -14,6 +15,7 @@ LARGEST = 1e6
 run does not end."""
 
 QUIET = Noise()
+UNASKED = Objectives()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -23,6 +25,7 @@ class Scene:
     ``believed``: the gateway is told of this machine's costs for all of them, and learns what is otherwise only as its
     fit finds it; None: it is told of each one's own. ``cost_scale``: how wrong these costs are, ``step_scale`` those of
     decode steps (None: as wrong); not fitted if one is not 1.
+    ``objectives``: what requests ask to be answered within, and what goodput counts.
     ``noise``: what makes the engines' steps differ from their machines' times.
     ``scrape``: seconds between two scrapes of an engine, which is how old its figures get; None: none at all.
     ``event_delay``: seconds until the gateway knows what an engine stored or removed.
@@ -32,6 +35,7 @@ class Scene:
     believed: Machine | None = None
     cost_scale: float = 1.0
     step_scale: float | None = None
+    objectives: Objectives = UNASKED
     noise: Noise = QUIET
     scrape: float | None = 1.0
     event_delay: float = 0.05

@@ -5,12 +5,13 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from random import Random
 
+from gateway.api.slo import TPOT, TTFT, read_slo
 from gateway.config.wiring import wire
 from gateway.fleet.booking import Booking
 from gateway.fleet.core import Place
 from gateway.fleet.fleet import Fleet
 from gateway.fleet.settings import CostSettings, EndpointSettings, FleetSettings, ScrapeSettings
-from gateway.framework import Context, EngineMetrics, ManualClock, Model, Observer, Plan, Request
+from gateway.framework import Context, EngineMetrics, ManualClock, Model, Observer, Plan, Request, Slo
 from gateway.kvcache.events import Event
 from gateway.kvcache.index import CacheIndex
 from gateway.kvcache.keys import BlockKeys
@@ -91,6 +92,8 @@ class World:
             wiring.config, lambda name: Context(name=name, clock=self.clock, random=chance, observer=observer)
         )
         self.model = Model(name="replay", handler=wiring.handler)
+        self._objectives, self._model_slo = scene.objectives, wiring.config.models[0].slo
+        self._slos: dict[str, Slo | None] = {}
         machines = scene.machines
         interval = ScrapeSettings() if scene.scrape is None else ScrapeSettings(interval=scene.scrape)
         self.fleet = Fleet(
@@ -121,10 +124,21 @@ class World:
         self.endpoints = self.fleet.endpoints(self.model)
         self.by_slot = {seat.place.slot: seat for seat in self.seats}
 
+    def slo(self, traffic: str) -> Slo | None:
+        """What a request of this class asks for, as its headers say it; and its model, where they say nothing."""
+        if traffic not in self._slos:
+            self._slos[traffic] = read_slo(_headers(self._objectives.asked(traffic)), self._model_slo)
+        return self._slos[traffic]
+
     def hear(self, slot: int, events: list[Event]) -> None:
         """A message of an engine's events has come."""
         self.index.take(slot, events)
         self.index.tell(slot)
+
+
+def _headers(slo: Slo | None) -> dict[str, str]:
+    asked = {TTFT: slo.ttft, TPOT: slo.tpot} if slo is not None else {}
+    return {name: f"{seconds * 1000:.9f}" for name, seconds in asked.items() if seconds is not None}
 
 
 def costs(machine: Machine, scene: Scene) -> CostSettings:

@@ -72,6 +72,29 @@ def test_noise_that_makes_no_sense(text, said) -> None:
         noise(text)
 
 
+def test_classes_have_tables_of_their_own_and_objectives_are_asked_for(tmp_path, capsys) -> None:
+    trace = tmp_path / "mixed.jsonl"
+    lines = [json.loads(text) for text in EXCERPT.read_text().splitlines()[:40]]
+    trace.write_text(
+        "".join(json.dumps({**one, "class": ("chat", "batch")[n % 2]}) + "\n" for n, one in enumerate(lines))
+    )
+    numbers = tmp_path / "it.json"
+    code = main(
+        ["replay", str(trace), "--endpoints", "2", "--speed", "0.5", "--seeds", "1", "--jobs", "1", "--policies",
+         "default,llm-d", "--slo", "ttft=1s,tpot=40ms", "--slo", "batch:ttft=30s", "--json", str(numbers)]
+    )  # fmt: skip
+    assert code == 0
+    out = capsys.readouterr().out
+    name = "mixed, 0.50 requests/s/endpoint, 2 x 70b-tp4, ttft=1s,tpot=40ms batch:ttft=30s"
+    assert f"{name}: 40 requests, 1 seed" in out
+    assert f"{name}, class batch: 20 requests, 1 seed" in out
+    assert f"{name}, class chat: 20 requests, 1 seed" in out
+    [found] = load(numbers)
+    [summary] = found.summaries["default"]
+    assert set(summary.classes) == {"batch", "chat"}
+    assert summary.classes["batch"]["goodput"] == 1.0
+
+
 def test_a_comparison_from_end_to_end(tmp_path, capsys) -> None:
     mine = tmp_path / "mine.yaml"
     mine.write_text(

@@ -73,6 +73,9 @@ def test_ids_of_any_size_become_small_numbers(tmp_path) -> None:
         (line(session=1.5), "session must be a text or an integer, found 1.5"),
         (line(chat_id=True), "chat_id must be a text or an integer, found True"),
         (line(chat_id=1, parent_chat_id=[]), "parent_chat_id must be a text or an integer, found a list"),
+        (line(priority="high"), "priority must be an integer in -2147483648..2147483648, found 'high'"),
+        (line(priority=1 << 40), "priority must be an integer"),
+        (line(**{"class": ["batch"]}), "class must be a text or an integer, found a list"),
         (line(hash_ids=[3, 2]), "hash_ids[1]: 2 follows another id than on line 1"),
     ],
 )
@@ -182,6 +185,12 @@ def test_a_conversation_is_all_that_goes_back_to_one_request(tmp_path) -> None:
 def test_a_chat_id_alone_is_the_conversation_s(tmp_path) -> None:
     lines = read(write(tmp_path, line(chat_id="a"), line(chat_id="b"), line(chat_id="a", session=None)))
     assert sessions(lines) == ["a", "b", "a"]
+
+
+def test_a_line_may_have_a_class_and_a_priority(tmp_path) -> None:
+    lines = [line(), line(**{"class": "batch"}), line(priority=5), line(**{"class": 2}, priority=-1)]
+    calls = Trace("classes", read(write(tmp_path, *lines))).start()
+    assert [(call.traffic, call.priority) for call in calls] == [("", 0), ("batch", 0), ("priority 5", 5), ("2", -1)]
 
 
 def test_nothing_follows_an_answer() -> None:

@@ -12,9 +12,10 @@ import pytest
 
 from gateway.config.load import loads
 from gateway.errors import ConfigError
-from gateway.framework import Endpoint, Outcome, Plan, Request, Scored
+from gateway.framework import Endpoint, Outcome, Plan, Request, Scored, Slo
 from gateway.replay.groups import Groups, Shape
 from gateway.replay.kinds import Kind
+from gateway.replay.objectives import objectives
 from gateway.replay.policies import MODELS, POLICIES, Wiring, policy
 from gateway.replay.run import Next, Run, replay
 from gateway.replay.scene import Scene
@@ -250,6 +251,26 @@ def test_the_fit_finds_hardware_that_nobody_has_declared() -> None:
     run.go()
     scales = [world.fleet.cost(endpoint).prefill_scale for endpoint in world.endpoints]
     assert max(scales[:2]) < 0.7 * min(scales[2:])
+
+
+def test_requests_ask_for_their_objectives_and_have_their_priority() -> None:
+    calls = [replace(call, traffic=name, priority=rank) for rank, (call, name) in enumerate(
+        zip(chats(3, 1.0), ("", "batch", "chat"), strict=True)
+    )]  # fmt: skip
+    text = "models: [{name: m, slo: {tpot_ms: 40}, endpoints: [{url: 'http://h:1'}]}]"
+    for wiring, tpot in ((policy("default"), None), (Wiring("mine", loads(text, {}, "mine")), 0.04)):
+        world = World(wiring, scene(2, objectives=objectives(["ttft=2s", "batch:tpot=250ms"])), block_size=100, seed=1)
+        seen: list[Request] = []
+        schedule = world.scheduler.schedule
+        world.scheduler.schedule = lambda request, among, trace=None, s=schedule, seen=seen: (  # type: ignore[method-assign]
+            seen.append(request) or s(request, among, trace)  # type: ignore[func-returns-value]
+        )
+        run = Run(world, Calls(calls), 0.05, None)
+        run.come(calls)
+        run.go()
+        assert [request.slo for request in seen] == [Slo(2.0, tpot), Slo(None, 0.25), Slo(2.0, tpot)]
+        assert [request.priority for request in seen] == [0, 1, 2]
+    assert world_of(Calls([])).slo("") is None
 
 
 NOISE = Noise(step=0.2, prefill=0.3, stalls=0.01, stall=10)
