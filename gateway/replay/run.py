@@ -181,12 +181,8 @@ class Run:
         for at, events in seat.engine.news():
             self._push(at + self._event_delay, Next.EVENTS, (seat, events))
         for job in first:
-            flight = seat.flights[job]
-            flight.booking.reservation.first_token()
-            flight.booking.reservation.generated(1)
-            seat.decoding[job] = flight
+            seat.begun(seat.flights[job])
         for job in ended:
-            del seat.decoding[job]
             self._settle(seat.flights.pop(job), now)
 
     def _settle(self, flight: Flight, now: float) -> None:

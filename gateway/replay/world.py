@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from heapq import heappop, heappush
 from random import Random
 
 from gateway.api.slo import TPOT, TTFT, read_slo
 from gateway.config.wiring import wire
-from gateway.fleet.booking import Booking
+from gateway.fleet.booking import BOOKED, Booking
 from gateway.fleet.core import Place
 from gateway.fleet.fleet import Fleet
 from gateway.fleet.settings import CostSettings, EndpointSettings, FleetSettings, ScrapeSettings
@@ -34,7 +35,8 @@ class Strict(Observer):
 
 @dataclass(slots=True, eq=False)
 class Flight:
-    """A call that has been placed and has not ended."""
+    """A call that has been placed and has not ended. ``due``: tokens of its answer with which the ledger is told of it
+    again."""
 
     call: Call
     job: Job
@@ -42,25 +44,49 @@ class Flight:
     keys: BlockKeys
     plan: Plan
     booking: Booking
+    due: int = 1 + BOOKED
 
 
 @dataclass(slots=True, eq=False)
 class Seat:
-    """One endpoint and the engine behind it. ``decoding``: those that have had their first token."""
+    """One endpoint and the engine behind it."""
 
     place: Place
     engine: Engine
     flights: dict[Job, Flight] = field(default_factory=dict)
-    decoding: dict[Job, Flight] = field(default_factory=dict)
+    # Of those that have had their first token: by the engine's count of decoded steps when the ledger is told of each.
+    _due: list[tuple[int, int, Flight]] = field(default_factory=list)
+    _pushed: int = 0
+
+    def begun(self, flight: Flight) -> None:
+        """Its first token is there."""
+        flight.booking.reservation.first_token()
+        flight.booking.reservation.generated(1)
+        self._push(0, flight)
 
     def progress(self, now: float) -> None:
-        """Tell the ledger how far the answers have come."""
-        if not self.decoding:
+        """Tell the ledger how far the answers have come, some tokens at a time, as the proxy does."""
+        if not self._due:
             return
         decoded = self.engine.decoded(now)
-        for job, flight in self.decoding.items():
-            if job.offset is not None:  # else it was preempted, and says nothing
-                flight.booking.reservation.generated(job.offset + decoded)
+        while self._due and self._due[0][0] <= decoded:
+            _, _, flight = heappop(self._due)
+            offset = flight.job.offset
+            if flight.job.ended_at is not None:
+                continue
+            if offset is None:  # it was preempted, and generates nothing until it was computed again
+                self._push(decoded + BOOKED, flight)
+                continue
+            more = offset + decoded - flight.due
+            if more >= 0:
+                more -= more % BOOKED
+                flight.booking.reservation.generated(flight.due + more)
+                flight.due += more + BOOKED
+            self._push(flight.due - offset, flight)
+
+    def _push(self, at: int, flight: Flight) -> None:
+        self._pushed += 1
+        heappush(self._due, (at, self._pushed, flight))
 
     def scraped(self, now: float) -> None:
         engine = self.engine

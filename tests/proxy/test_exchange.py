@@ -13,6 +13,7 @@ from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, invaria
 from gateway.api.routes import ROUTES
 from gateway.api.usage import Usage
 from gateway.errors import NoEndpoint
+from gateway.fleet.booking import BOOKED
 from gateway.fleet.fleet import Fleet
 from gateway.fleet.settings import EndpointSettings, FleetSettings
 from gateway.framework import (
@@ -27,7 +28,7 @@ from gateway.framework import (
     Prompt,
     Request,
 )
-from gateway.proxy.exchange import BOOKED, Exchange
+from gateway.proxy.exchange import Exchange
 from gateway.proxy.legs import Cause, LegFailed
 from tests.support.examples import examples
 
