@@ -20,13 +20,15 @@ from rich.console import Console
 
 from benchmarks.placement_page import charts, write
 from gateway.errors import ConfigError
-from gateway.replay.cell import Cell, GroupsSource, TraceSource
+from gateway.replay.cell import Cell
 from gateway.replay.command import settings
 from gateway.replay.compare import Job, run
 from gateway.replay.groups import Shape
+from gateway.replay.kinds import kinds
 from gateway.replay.policies import DEFAULT, Wiring, policies, policy
 from gateway.replay.report import Comparison, check_writable, gather, load, save
 from gateway.replay.show import Ticker
+from gateway.replay.sources import GroupsSource, TraceSource
 
 PAGE = Path(__file__).parents[1] / "docs" / "benchmarks.md"
 NUMBERS = PAGE.with_name("benchmarks") / "placement.json"
@@ -64,7 +66,7 @@ def grid(trace: Path, first: int | None) -> Iterator[Cell]:
     source = TraceSource(trace, first, title="Mooncake conversation")
     for machine in ("70b-tp4", "70b-tp4+host"):
         for speed in CONVERSATION_SPEEDS:
-            yield Cell(source, machine=machine, speed=speed)
+            yield Cell(source, fleet=kinds(f"8 x {machine}"), speed=speed)
     for output in GROUP_OUTPUTS:
         rounds = 6 if first is None else max(1, first // 750)
         for speed in GROUP_SPEEDS:

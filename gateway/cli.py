@@ -24,6 +24,9 @@ EXIT_CONFIG = 2
 """The exit code of a configuration that cannot be used: systemd then knows that a restart is of no use."""
 
 
+WORKLOAD = "a trace in Mooncake's format; or 'groups' or 'agents': generated"
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run a command; returns the exit code: 0, 1 (it failed), 2 (the command line or the configuration is wrong)."""
     options = _parser().parse_args(arguments)
@@ -116,7 +119,7 @@ def _parser() -> argparse.ArgumentParser:
         description="Runs a workload through the gateway's own scheduler, scorers, ledger, cost model and cache index, "
         "in virtual time and against a model of vLLM engines, once for each policy and seed. No engine, no GPU.",
     )
-    replay.add_argument("workload", metavar="TRACE", help="a trace in Mooncake's format, or 'groups': generated")
+    replay.add_argument("workload", metavar="TRACE", help=WORKLOAD)
     replay.add_argument(
         "--policies",
         default="default,round-robin,least-requests,llm-d,lmetric",
@@ -134,7 +137,7 @@ def _parser() -> argparse.ArgumentParser:
         description="Searches the weights and parameters of a configuration's scorers by replay on the first half of a "
         "trace, and compares the best with the given one on the other half. Recommends nothing that is in the noise.",
     )
-    tune.add_argument("workload", metavar="TRACE", help="a trace in Mooncake's format, or 'groups': generated")
+    tune.add_argument("workload", metavar="TRACE", help=WORKLOAD)
     tune.add_argument("config", metavar="CONFIG", help="a YAML file, or the name of a policy")
     tune.add_argument("--objective", default="goodput", help="such as ttft_mean or e2e_mean (goodput)")
     tune.add_argument("--budget", type=int, default=40, metavar="N", help="candidates to try (40)")
@@ -149,14 +152,31 @@ def _parser() -> argparse.ArgumentParser:
 
 def _add_cell(parser: argparse.ArgumentParser) -> None:
     """What ``gateway.replay.cell.Cell`` is made of."""
-    parser.add_argument("--endpoints", type=int, default=8, metavar="N", help="engines (8)")
+    parser.add_argument(
+        "--endpoints", default="8", metavar="N", help="engines (8); or kinds of them: '4 x 70b-tp4 + 4 x 8b-h100'"
+    )
     parser.add_argument(
         "--speed",
         type=float,
         metavar="RATE",
         help="requests/s/endpoint; not given: a trace's own pace, and of groups a closed loop",
     )
-    parser.add_argument("--machine", default="70b-tp4", help="70b-tp4 or 8b-h100; with a host tier: 70b-tp4+host")
+    parser.add_argument(
+        "--machine", help="of all engines: 70b-tp4 or 8b-h100; with a host tier: 70b-tp4+host (70b-tp4)"
+    )
+    parser.add_argument(
+        "--slo",
+        action="append",
+        metavar="[CLASS:]ttft=2s,tpot=50ms",
+        help="what requests ask to be answered within, all or those of a class, and what goodput counts (nothing is "
+        "asked; 2 s and 50 ms count)",
+    )
+    parser.add_argument(
+        "--noise",
+        metavar="SPREAD",
+        help="of the engines' step times, as the standard deviation of their logarithm: 0.3; or step=0.1,prefill=0.3,"
+        "stalls=0.01,stall=10: a hundredth of the steps takes 10 times as long (none)",
+    )
     parser.add_argument("--seeds", type=int, default=3, metavar="N", help="runs of each policy (3)")
     parser.add_argument("--jobs", type=int, metavar="N", help="runs at a time (as many as there are cores)")
     parser.add_argument("--first", type=int, metavar="N", help="of a trace: its first requests only")
@@ -164,18 +184,33 @@ def _add_cell(parser: argparse.ArgumentParser) -> None:
     model.add_argument("--scrape", type=float, default=1.0, metavar="SECONDS", help="between two scrapes (1); 0: none")
     model.add_argument("--event-delay", type=float, default=0.05, metavar="SECONDS", help="of KV events (0.05)")
     model.add_argument(
+        "--believed",
+        metavar="MACHINE",
+        help="what it is told that all engines are (each its own): fitting finds the rest",
+    )
+    model.add_argument(
         "--cost-scale", type=float, default=1.0, metavar="X", help="cost model wrong by this factor, and not fitted (1)"
     )
     model.add_argument("--step-scale", type=float, metavar="X", help="of decode steps, where it is not --cost-scale")
+    agents = parser.add_argument_group("agents")
+    for name, metavar, text in (
+        ("sessions", "N", "in all (100)"),
+        ("live", "N", "at once, where no --speed says how often they begin (all)"),
+        ("begin", "TOKENS", "of a session's first prompt (20000)"),
+        ("longest", "TOKENS", "of a prompt (100000)"),
+        ("results", "TOKENS", "that a turn adds beside the answer before it (2500)"),
+    ):
+        agents.add_argument(f"--{name}", type=int, metavar=metavar, help=text)
+    agents.add_argument("--gap", type=float, metavar="SECONDS", help="at most, between an answer and a turn (60)")
     groups = parser.add_argument_group("groups")
     for name, metavar, text in (
         ("groups", "N", "system prompts (150)"),
         ("users", "N", "of each (5)"),
         ("rounds", "N", "conversations of each user (8)"),
         ("turns", "N", "requests of a conversation (1)"),
-        ("shared", "TOKENS", "of a system prompt (6000)"),
+        ("shared", "TOKENS", "of a system prompt (6000; of agents 12000)"),
         ("own", "TOKENS", "of what a user says (1200)"),
-        ("output", "TOKENS", "of an answer (1000)"),
+        ("output", "TOKENS", "of an answer (1000; of agents 400)"),
     ):
         groups.add_argument(f"--{name}", type=int, metavar=metavar, help=text)
     groups.add_argument("--think", type=float, metavar="SECONDS", help="between an answer and the next turn (10)")

@@ -11,6 +11,9 @@ from gateway.fleet.fleet import Fleet
 from gateway.fleet.ledger import Reservation
 from gateway.framework import GENERATES, Endpoint, Model, Request
 
+BOOKED = 16
+"""Tokens of a stream that are entered in the ledger at once: the block in which engines give out their KV memory."""
+
 LEARNING_RATE = 0.05
 """Of a model's expected output: the last 20 answers weigh about two thirds."""
 

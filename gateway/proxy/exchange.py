@@ -18,7 +18,7 @@ from gateway.api.passing import ask_report, asks_report
 from gateway.api.routes import Route
 from gateway.api.usage import Usage
 from gateway.errors import GatewayError
-from gateway.fleet.booking import Booking
+from gateway.fleet.booking import BOOKED, Booking
 from gateway.fleet.fleet import Fleet
 from gateway.flow.admission import Permit
 from gateway.framework import GENERATES, Clock, Endpoint, Observer, Plan, Prompt, Request
@@ -32,9 +32,6 @@ from gateway.proxy.record import line, told
 from gateway.scheduling.scheduler import Scheduler
 
 NO_IDS = array("I")
-
-BOOKED = 16
-"""Tokens of a stream that are entered in the ledger at once: the block in which engines give out their KV memory."""
 
 
 class Phase(StrEnum):

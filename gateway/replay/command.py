@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, fields
 from pathlib import Path
@@ -10,13 +11,19 @@ from typing import Any
 from rich.console import Console
 
 from gateway.errors import ConfigError
-from gateway.replay.cell import Cell, GroupsSource, TraceSource
+from gateway.replay.agents import Agents, AgentShape
+from gateway.replay.cell import Cell
 from gateway.replay.compare import Job, run
 from gateway.replay.groups import Groups, Shape
+from gateway.replay.kinds import USUAL, Kind, Kinds, count, kinds, machine
+from gateway.replay.objectives import objectives
+from gateway.replay.pairs import number, pairs
 from gateway.replay.plot import draw
 from gateway.replay.policies import Wiring
 from gateway.replay.report import Comparison, check_writable, gather, save, tables
 from gateway.replay.show import Ticker
+from gateway.replay.sources import AgentsSource, GroupsSource, Source, TraceSource
+from simulator.virtual.noise import Noise
 
 WIDTH = 200
 """Characters of a table where nobody says how wide the terminal is: all of its columns."""
@@ -58,8 +65,9 @@ def replay(
     console = console or Console()
     if not console.is_terminal:
         console = Console(file=console.file, width=WIDTH)
-    for table in tables(comparison, console.width):
-        console.print(table)
+    for one in (comparison, *comparison.classes):
+        for table in tables(one, console.width):
+            console.print(table)
     if plot is not None:
         try:
             draw(comparison, plot)
@@ -73,21 +81,59 @@ def replay(
 def cell(options: Mapping[str, Any]) -> Cell:
     """Of the command line's options, by name; those that are None or missing have their default. Raises ConfigError."""
     given = {name: value for name, value in options.items() if value is not None}
-    shape = {field.name: given[field.name] for field in fields(Shape) if field.name in given}
-    source: TraceSource | GroupsSource
-    if given["workload"] == Groups.name:
-        if "first" in given:
-            raise ConfigError("--first is of a trace")
-        source = GroupsSource(Shape(**shape))
+    names = ("speed", "event_delay", "cost_scale", "step_scale")
+    rest: dict[str, Any] = {name: given[name] for name in names if name in given}
+    rest["fleet"] = _fleet(given.get("endpoints", str(count(USUAL))), given.get("machine"))
+    if "believed" in given:
+        rest["believed"] = machine(given["believed"])
+    if "slo" in given:
+        rest["objectives"] = objectives(given["slo"])
+    if "noise" in given:
+        rest["noise"] = noise(given["noise"])
+    return Cell(source(given), **rest, scrape=given.get("scrape", 1.0) or None)
+
+
+def source(given: Mapping[str, Any]) -> Source:
+    """Of the options that are given. Raises ConfigError where one is of another workload."""
+    workload = given["workload"]
+    shapes: Mapping[str, type[Shape] | type[AgentShape]] = {Groups.name: Shape, Agents.name: AgentShape}
+    ours = shapes.get(workload)
+    sizes = {field.name: given[field.name] for field in fields(ours) if field.name in given} if ours else {}
+    for name, shape in shapes.items():
+        for field in fields(shape):
+            if field.name in given and field.name not in sizes:
+                raise ConfigError(f"--{field.name} is of the workload {name!r}")
+    if ours is not None and "first" in given:
+        raise ConfigError("--first is of a trace")
+    if ours is Shape:
+        return GroupsSource(Shape(**sizes))
+    if ours is AgentShape:
+        return AgentsSource(AgentShape(**sizes))
+    if given.get("first", 1) < 1:
+        raise ConfigError("first must be at least 1 request")
+    return TraceSource(Path(workload), given.get("first"))
+
+
+def noise(text: str) -> Noise:
+    """A spread, of all steps; or single values, as ``Noise`` has them. Raises ConfigError."""
+    if "=" in text:
+        names = [field.name for field in fields(Noise)]
+        values = {name: number("--noise", value) for name, value in pairs("--noise", text, names).items()}
     else:
-        if shape:
-            raise ConfigError(f"--{next(iter(shape))} is of the workload 'groups'")
-        if given.get("first", 1) < 1:
-            raise ConfigError("first must be at least 1 request")
-        source = TraceSource(Path(given["workload"]), given.get("first"))
-    names = ("machine", "endpoints", "speed", "event_delay", "cost_scale", "step_scale")
-    rest = {name: given[name] for name in names if name in given}
-    return Cell(source, **rest, scrape=given.get("scrape", 1.0) or None)
+        values = dict.fromkeys(("step", "prefill"), number("--noise", text))
+    try:
+        return Noise(**values)
+    except ValueError as error:
+        raise ConfigError(f"--noise: {error}") from None
+
+
+def _fleet(endpoints: str, name: str | None) -> Kinds:
+    """``endpoints``: how many of the machine ``name``, or kinds that say theirs."""
+    if re.fullmatch(r"\s*-?\d+\s*", endpoints):
+        return (Kind(USUAL[0].machine if name is None else machine(name), int(endpoints)),)
+    if name is not None:
+        raise ConfigError("--endpoints names machines already: leave out --machine, or give a number")
+    return kinds(endpoints)
 
 
 def settings(cell: Cell) -> dict[str, Any]:

@@ -84,20 +84,8 @@ def run(jobs: Sequence[Job], *, processes: int = 1, watcher: Watcher | None = No
 def one(job: Job, progress: Callable[[float], None] | None = None) -> Summary:
     """Run one job, here and now."""
     cell = job.cell
-    return summarise(
-        replay(
-            cell.workload(job.seed),
-            job.wiring,
-            cell.hardware,
-            endpoints=cell.endpoints,
-            seed=job.seed,
-            scrape=cell.scrape,
-            event_delay=cell.event_delay,
-            cost_scale=cell.cost_scale,
-            step_scale=cell.step_scale,
-            progress=progress,
-        )
-    )
+    result = replay(cell.workload(job.seed), job.wiring, cell, seed=job.seed, progress=progress)
+    return summarise(result, cell.objectives)
 
 
 def _here(jobs: Sequence[Job], watcher: Watcher) -> Iterator[Summary]:

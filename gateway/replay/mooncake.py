@@ -5,6 +5,13 @@
 ``timestamp``: milliseconds. ``hash_ids``: one for each 512 tokens of the prompt, the last for what remains; an id
 stands for its block and everything before it, so that equal leading ids are a shared prefix. The answers have none: a
 next turn cannot hit what was generated. Traces: kvcache-ai/Mooncake, FAST25-release/traces, Apache-2.0.
+
+A line may name its conversation, by a ``session``. Or by a ``chat_id``; where that is each request's own, as in the
+traces of Qwen's Bailian, ``parent_chat_id`` names the request that it goes on from (-1: none), and a conversation is
+all that goes back to one request. In a trace without either, conversations are guessed from the blocks.
+
+It may have a ``class`` (such as "batch") and a ``priority`` (an integer, less is sooner, as vLLM has it). Where it has
+only a priority, that is its class.
 """
 
 from __future__ import annotations
@@ -24,18 +31,28 @@ from gateway.replay.workload import MAX_TOKENS, Call
 
 BLOCK_TOKENS = 512
 
+NO_PARENT = "-1"
+"""In the place of a ``parent_chat_id``: the request begins a conversation."""
+
+MOST_PRIORITY = 1 << 31
+"""And the least, negated: what a request may ask for."""
+
 TEMPLATE_CALLS, TEMPLATE_SHARE = 20, 0.01
 """A block in more calls than this, and this share of all, is a template that conversations share, not one of them."""
 
 
 @dataclass(frozen=True, slots=True)
 class Line:
-    """One request of a trace. ``at``: seconds. ``blocks``: from 0, in the order in which the file first has them."""
+    """One request of a trace. ``at``: seconds. ``blocks``: from 0, in the order in which the file first has them.
+    ``session``: its conversation, where the line names it. ``traffic``: its class, where it has one."""
 
     at: float
     input_tokens: int
     output_tokens: int
     blocks: tuple[int, ...]
+    session: str | None = None
+    traffic: str = ""
+    priority: int = 0
 
 
 def read(path: Path, first: int | None = None) -> list[Line]:
@@ -44,7 +61,7 @@ def read(path: Path, first: int | None = None) -> list[Line]:
     Raises ConfigError with the line's number and its culprit.
     """
     lines: list[Line] = []
-    blocks = _Blocks()
+    blocks, chats = _Blocks(), _Chats()
     try:
         with path.open(encoding="utf-8") as file:
             for number, text in enumerate(file, 1):
@@ -52,7 +69,7 @@ def read(path: Path, first: int | None = None) -> list[Line]:
                     break
                 if text.strip():
                     try:
-                        lines.append(_line(text, number, blocks))
+                        lines.append(_line(text, number, blocks, chats))
                     except ValueError as error:
                         raise ConfigError(f"{path}:{number}: {error}") from None
     except OSError as error:
@@ -87,7 +104,15 @@ class Trace:
             scale = (len(lines) - 1) / seconds / rate
         began, names = times[0], sessions(lines)
         self._calls = tuple(
-            Call((at - began) * scale, line.input_tokens, line.output_tokens, line.blocks, session)
+            Call(
+                at=(at - began) * scale,
+                input_tokens=line.input_tokens,
+                output_tokens=line.output_tokens,
+                blocks=line.blocks,
+                session=session,
+                traffic=line.traffic,
+                priority=line.priority,
+            )
             for at, line, session in zip(times, lines, names, strict=True)
         )
 
@@ -107,8 +132,11 @@ def spread(times: Sequence[float], chance: random.Random) -> list[float]:
     return sorted(at + widths[at] * chance.random() for at in times)
 
 
-def sessions(lines: Sequence[Line]) -> list[str]:
-    """What would tell each line's conversation: the first of its blocks that is no template of many conversations."""
+def sessions(lines: Sequence[Line]) -> list[str | None]:
+    """What tells each line's conversation. Where no line names it: the first of its blocks that is no template of many
+    conversations. Where some do, the others have none."""
+    if any(line.session is not None for line in lines):
+        return [line.session for line in lines]
     calls = Counter(block for line in lines for block in line.blocks)
     template = max(TEMPLATE_CALLS, TEMPLATE_SHARE * len(lines))
     return [str(next((b for b in line.blocks if calls[b] <= template), line.blocks[-1])) for line in lines]
@@ -136,7 +164,20 @@ class _Blocks:
         return tuple(found)
 
 
-def _line(text: str, number: int, blocks: _Blocks) -> Line:
+class _Chats:
+    """The conversations of a file whose requests name those that they go on from."""
+
+    def __init__(self) -> None:
+        self._roots: dict[str, str] = {}
+        """chat_id -> that of the conversation's first request, or what is known of it"""
+
+    def session(self, chat: str, parent: str | None) -> str:
+        """Of a request after those that came before. A parent that the file does not have stands for its own."""
+        root = chat if parent is None else self._roots.setdefault(parent, parent)
+        return self._roots.setdefault(chat, root)
+
+
+def _line(text: str, number: int, blocks: _Blocks, chats: _Chats) -> Line:
     try:
         value = json.loads(text)
     except ValueError as error:
@@ -158,7 +199,44 @@ def _line(text: str, number: int, blocks: _Blocks) -> Line:
             f"hash_ids must have {needed} ids for an input_length of {tokens['input_length']}, one for each "
             f"{BLOCK_TOKENS} tokens, found {len(ids)}"
         )
-    return Line(milliseconds / 1000, tokens["input_length"], tokens["output_length"], blocks.numbers(ids, number))
+    return Line(
+        milliseconds / 1000,
+        tokens["input_length"],
+        tokens["output_length"],
+        blocks.numbers(ids, number),
+        _session(value, chats),
+        *_traffic(value),
+    )
+
+
+def _traffic(value: dict[str, Any]) -> tuple[str, int]:
+    """Class and priority."""
+    priority = value.get("priority")
+    if priority is not None and (type(priority) is not int or abs(priority) > MOST_PRIORITY):
+        raise ValueError(f"priority must be an integer in -{MOST_PRIORITY}..{MOST_PRIORITY}, found {_shown(priority)}")
+    name = _name(value, "class")
+    if name is None:
+        name = "" if priority is None else f"priority {priority}"
+    return name, priority or 0
+
+
+def _session(value: dict[str, Any], chats: _Chats) -> str | None:
+    if (session := _name(value, "session")) is not None:
+        return session
+    if (chat := _name(value, "chat_id")) is None:
+        return None
+    parent = _name(value, "parent_chat_id")
+    return chats.session(chat, None if parent == NO_PARENT else parent)
+
+
+def _name(value: dict[str, Any], key: str) -> str | None:
+    """A text or an integer, as a text; None where there is none, or an empty one."""
+    found = value.get(key)
+    if found in (None, ""):
+        return None
+    if type(found) is not int and not isinstance(found, str):
+        raise ValueError(f"{key} must be a text or an integer, found {_shown(found)}")
+    return str(found)
 
 
 def _count(value: dict[str, Any], key: str) -> int:

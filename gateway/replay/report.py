@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -46,6 +46,27 @@ class Comparison:
     def requests(self) -> int:
         return self.summaries[self.first][0].requests
 
+    @property
+    def metrics(self) -> list[Metric]:
+        """Those of which there are figures."""
+        known = self.summaries[self.first][0].values
+        return [metric for metric in METRICS.values() if metric.name in known]
+
+    @property
+    def classes(self) -> list[Comparison]:
+        """The same of each class of traffic."""
+        return [self._of(name) for name in self.summaries[self.first][0].classes]
+
+    def _of(self, name: str) -> Comparison:
+        found = {
+            policy: [
+                replace(one, requests=int(one.classes[name]["requests"]), values=one.classes[name], classes={})
+                for one in summaries
+            ]
+            for policy, summaries in self.summaries.items()
+        }
+        return Comparison(f"{self.name}, class {name}", self.settings, found)
+
 
 def gather(name: str, settings: Mapping[str, Any], summaries: Sequence[Summary]) -> Comparison:
     """At least one summary, in the order in which policies are to be shown."""
@@ -60,9 +81,9 @@ def tables(comparison: Comparison, width: int) -> list[Table]:
     their columns need in ``width`` characters."""
     several = len(comparison.summaries) > 1
     columns = []
-    for name, metric in METRICS.items():
+    for metric in comparison.metrics:
         winner = best(metric, comparison.summaries) if several else None
-        cells = {policy: _values(found)[name] for policy, found in comparison.summaries.items()}
+        cells = {policy: number(metric, mean(metric, found)) for policy, found in comparison.summaries.items()}
         columns.append(_Column("\n".join(heading(metric)), cells, winner))
     found = _fitting(_title(comparison), columns, width)
     if several:
@@ -77,13 +98,15 @@ def tables(comparison: Comparison, width: int) -> list[Table]:
 
 def markdown(comparison: Comparison) -> str:
     """Both tables; the best figures in bold."""
-    winners = {name: best(metric, comparison.summaries) for name, metric in METRICS.items()}
+    metrics = comparison.metrics
+    winners = [best(metric, comparison.summaries) for metric in metrics]
     lines = [
-        "| policy | " + " | ".join(" ".join(heading(metric)) for metric in METRICS.values()) + " |",
-        "|---|" + "--:|" * len(METRICS),
+        "| policy | " + " | ".join(" ".join(heading(metric)) for metric in metrics) + " |",
+        "|---|" + "--:|" * len(metrics),
     ]
     for policy, summaries in comparison.summaries.items():
-        cells = [f"**{text}**" if winners[name] == policy else text for name, text in _values(summaries).items()]
+        texts = [number(metric, mean(metric, summaries)) for metric in metrics]
+        cells = [f"**{text}**" if winner == policy else text for text, winner in zip(texts, winners, strict=True)]
         lines.append(f"| {policy} | " + " | ".join(cells) + " |")
     if len(comparison.summaries) > 1:
         lines += [
@@ -204,10 +227,6 @@ def _title(comparison: Comparison) -> str:
 def _against(comparison: Comparison) -> str:
     note = "" if comparison.seeds == 1 else " (95 % interval over paired seeds)"
     return f"Against {comparison.first}{note}"
-
-
-def _values(summaries: Sequence[Summary]) -> dict[str, str]:
-    return {name: number(metric, mean(metric, summaries)) for name, metric in METRICS.items()}
 
 
 def _differences(comparison: Comparison, policy: str) -> list[str]:

@@ -21,11 +21,11 @@ from gateway.fleet.booking import Booking, learn_output
 from gateway.framework import Kind, Outcome, Request
 from gateway.replay.policies import Wiring
 from gateway.replay.result import Record, Result
+from gateway.replay.scene import Scene
 from gateway.replay.tokens import as_event, token_ids
 from gateway.replay.workload import Call, Workload
 from gateway.replay.world import Flight, Seat, World
 from simulator.virtual.engine import Job
-from simulator.virtual.machine import Machine
 from simulator.virtual.pool import PoolEvent
 
 
@@ -41,40 +41,20 @@ class Next(IntEnum):
 def replay(
     workload: Workload,
     wiring: Wiring,
-    machine: Machine,
+    scene: Scene,
     *,
-    endpoints: int,
     seed: int,
-    scrape: float | None = 1.0,
-    event_delay: float = 0.05,
-    cost_scale: float = 1.0,
-    step_scale: float | None = None,
     progress: Callable[[float], None] | None = None,
 ) -> Result:
-    """Serve ``workload`` on so many ``machine``s with the plugins of ``wiring``. The same for the same ``seed``.
+    """Serve ``workload`` on the engines of ``scene`` with the plugins of ``wiring``. The same for the same ``seed``.
 
-    ``scrape``: seconds between two scrapes of an engine, which is how old its figures get; None: none at all.
-    ``event_delay``: seconds until the gateway knows what an engine stored or removed. ``cost_scale``: the gateway
-    believes that work takes so many times as long as it does; ``step_scale``: the same of decode steps, where it is not
-    that of prefill; unless both are 1 it learns nothing better. ``progress``: told the share that is done, 0..1. Raises
-    ConfigError for a policy or a call that cannot be replayed.
+    ``progress``: told the share that is done, 0..1. Raises ConfigError for a policy or a call that cannot be replayed.
     """
-    if endpoints < 1:
-        raise ConfigError("a replay needs at least 1 endpoint")
     began = time.process_time()
-    world = World(
-        wiring,
-        machine,
-        endpoints=endpoints,
-        block_size=workload.block_size,
-        seed=seed,
-        scrape=scrape,
-        cost_scale=cost_scale,
-        step_scale=step_scale,
-    )
-    run = Run(world, workload, event_delay, progress)
-    if scrape is not None:
-        run.scrape(scrape, Random(f"scrapes {seed}"))
+    world = World(wiring, scene, block_size=workload.block_size, seed=seed)
+    run = Run(world, workload, scene.event_delay, progress)
+    if scene.scrape is not None:
+        run.scrape(scene.scrape, Random(f"scrapes {seed}"))
     run.come(workload.start())
     run.go()
     return Result(
@@ -168,6 +148,8 @@ class Run:
             stream=True,
             expected_output=model.expected_output,
             session=call.session,
+            priority=call.priority,
+            slo=world.slo(call.traffic),
             token_ids=ids,
             prompt_tokens=len(ids),
             exact=True,
@@ -199,13 +181,8 @@ class Run:
         for at, events in seat.engine.news():
             self._push(at + self._event_delay, Next.EVENTS, (seat, events))
         for job in first:
-            flight = seat.flights[job]
-            flight.booking.reservation.first_token()
-            flight.use.computed()
-            flight.booking.reservation.generated(1)
-            seat.decoding[job] = flight
+            seat.begun(seat.flights[job])
         for job in ended:
-            del seat.decoding[job]
             self._settle(seat.flights.pop(job), now)
 
     def _settle(self, flight: Flight, now: float) -> None:

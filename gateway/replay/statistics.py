@@ -8,13 +8,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from statistics import fmean, stdev
 
+from gateway.framework import Slo
+from gateway.replay.objectives import Objectives
 from gateway.replay.result import Record, Result
-
-GOOD_TTFT, GOOD_TPOT = 2.0, 0.050
-"""Seconds. A request that has its first token sooner, and its tokens faster than that, counts as good."""
 
 # Of Student's t at 97.5 %, for 1, 2, ... degrees of freedom.
 _T = (
@@ -61,7 +60,8 @@ METRICS: Mapping[str, Metric] = {
 @dataclass(frozen=True, slots=True)
 class Summary:
     """One run: of one policy with one seed. ``values``: by ``METRICS``' names, in seconds and shares (0..1).
-    ``expected_share``: expected hits over true hits, how well the gateway knew the caches; None without hits."""
+    ``expected_share``: expected hits over true hits, how well the gateway knew the caches; None without hits.
+    ``classes``: of each class of traffic, by its name, how many ``requests`` it had and its figures."""
 
     policy: str
     seed: int
@@ -70,6 +70,7 @@ class Summary:
     cpu_seconds: float
     expected_share: float | None
     values: Mapping[str, float]
+    classes: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,17 +83,17 @@ class Interval:
     high: float
 
 
-def summarise(result: Result) -> Summary:
-    """The figures of a run that answered at least one call."""
+def summarise(result: Result, objectives: Objectives) -> Summary:
+    """The figures of a run that answered at least one call. ``objectives``: what goodput counts."""
     records = result.records
     if not records:
         raise ValueError(f"{result.policy}: a run without records says nothing")
-    ttft = sorted(record.ttft for record in records)
-    tpot = sorted(tpot_of(record) for record in records if record.call.output_tokens > 1) or [0.0]
-    e2e = sorted(record.finished for record in records)
     hits = sum(record.hit_tokens for record in records)
-    good = sum(record.ttft < GOOD_TTFT and tpot_of(record) < GOOD_TPOT for record in records)
     busiest, mean = max(result.busy), fmean(result.busy)
+    classes: dict[str, list[Record]] = {}
+    for record in records:
+        if record.call.traffic:
+            classes.setdefault(record.call.traffic, []).append(record)
     return Summary(
         policy=result.policy,
         seed=result.seed,
@@ -100,21 +101,39 @@ def summarise(result: Result) -> Summary:
         seconds=result.seconds,
         cpu_seconds=result.cpu_seconds,
         expected_share=sum(record.expected_hit for record in records) / hits if hits else None,
-        values={
-            "ttft_mean": fmean(ttft),
-            "ttft_p50": quantile(ttft, 0.5),
-            "ttft_p90": quantile(ttft, 0.9),
-            "ttft_p99": quantile(ttft, 0.99),
-            "tpot_mean": fmean(tpot),
-            "tpot_p50": quantile(tpot, 0.5),
-            "tpot_p90": quantile(tpot, 0.9),
-            "tpot_p99": quantile(tpot, 0.99),
-            "e2e_mean": fmean(e2e),
-            "e2e_p99": quantile(e2e, 0.99),
-            "hit_rate": hits / sum(record.call.input_tokens for record in records),
-            "goodput": good / len(records),
-            "busy_ratio": busiest / mean if mean else 1.0,
+        values={**figures(records, objectives), "busy_ratio": busiest / mean if mean else 1.0},
+        classes={
+            name: {"requests": len(classes[name]), **figures(classes[name], objectives)} for name in sorted(classes)
         },
+    )
+
+
+def figures(records: Sequence[Record], objectives: Objectives) -> dict[str, float]:
+    """By ``METRICS``' names, all but ``busy_ratio``, of at least one record."""
+    ttft = sorted(record.ttft for record in records)
+    tpot = sorted(tpot_of(record) for record in records if record.call.output_tokens > 1) or [0.0]
+    e2e = sorted(record.finished for record in records)
+    return {
+        "ttft_mean": fmean(ttft),
+        "ttft_p50": quantile(ttft, 0.5),
+        "ttft_p90": quantile(ttft, 0.9),
+        "ttft_p99": quantile(ttft, 0.99),
+        "tpot_mean": fmean(tpot),
+        "tpot_p50": quantile(tpot, 0.5),
+        "tpot_p90": quantile(tpot, 0.9),
+        "tpot_p99": quantile(tpot, 0.99),
+        "e2e_mean": fmean(e2e),
+        "e2e_p99": quantile(e2e, 0.99),
+        "hit_rate": sum(record.hit_tokens for record in records) / sum(record.call.input_tokens for record in records),
+        "goodput": sum(good(record, objectives.judged(record.call.traffic)) for record in records) / len(records),
+    }
+
+
+def good(record: Record, slo: Slo) -> bool:
+    """Whether a streamed answer met what was asked, as the gateway judges it when it serves."""
+    after = record.call.output_tokens - 1
+    return (slo.ttft is None or record.ttft <= slo.ttft) and (
+        slo.tpot is None or not after or record.finished - record.ttft <= slo.tpot * after
     )
 
 

@@ -9,7 +9,6 @@ recommended.
 from __future__ import annotations
 
 import dataclasses
-import math
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from random import Random
@@ -21,15 +20,13 @@ from gateway.config.registry import Registry, discover
 from gateway.config.wiring import find, parameters, wire
 from gateway.errors import ConfigError
 from gateway.framework import NULL_OBSERVER, Context, ManualClock
-from gateway.replay.cell import Cell, GroupsSource
+from gateway.replay.cell import Cell
 from gateway.replay.compare import Job, run
 from gateway.replay.policies import Wiring, with_parameters
 from gateway.replay.report import COMPARED, change, number
 from gateway.replay.show import Ticker
 from gateway.replay.statistics import METRICS, Metric, Summary, difference, mean
 
-TRAINING = 0.5
-"""Share of a trace's requests that is searched on; the rest is held out."""
 STEPS = (2.0, 1.4, 1.2)
 """Factors, the next where none of the last helped: below a fifth no weight has been seen to matter."""
 FROM_ZERO = 0.1
@@ -194,20 +191,9 @@ class Search:
 
 
 def split(cell: Cell) -> tuple[Cell, Cell]:
-    """The training part and what is held out: of a trace its beginning and its rest, of groups the same by other seeds.
-
-    Raises ConfigError if a trace is too short to be split.
-    """
-    if isinstance(cell.source, GroupsSource):
-        return cell, cell
-    source, requests = cell.source, cell.source.requests
-    first = math.floor(TRAINING * requests)
-    if first < 2:
-        raise ConfigError(f"{source.path}: {requests} requests cannot be split into a training and a held-out part")
-    return (
-        dataclasses.replace(cell, source=dataclasses.replace(source, first=first)),
-        dataclasses.replace(cell, source=dataclasses.replace(source, first=requests - first, skip=source.skip + first)),
-    )
+    """The training part and what is held out. Raises ConfigError if a trace is too short to be split."""
+    training, held = cell.source.split()
+    return dataclasses.replace(cell, source=training), dataclasses.replace(cell, source=held)
 
 
 def tune(

@@ -23,6 +23,8 @@ class Call:
                    (as in Mooncake's `hash_ids`). They may go on with the blocks of the output, so that a next turn
                    can hit what was generated.
     session        what a client would send to be recognised again.
+    traffic        its class, which has figures and may have objectives of its own; empty: none.
+    priority       as a client would send it: less is sooner.
     """
 
     at: float
@@ -30,6 +32,8 @@ class Call:
     output_tokens: int
     blocks: tuple[int, ...]
     session: str | None = None
+    traffic: str = ""
+    priority: int = 0
 
 
 class Workload(Protocol):

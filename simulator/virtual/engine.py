@@ -6,7 +6,8 @@
 
 Every running request decodes in every step, so a step in which no prompt is computed takes as long as the one before
 plus the same again: k of them are a quadratic, and are taken at once, until one ends, one needs a block, or one comes.
-``tests/simulator/virtual`` holds it to ``simulator.engine``, stepped one by one. Pure: no clock, no chance.
+``tests/simulator/virtual`` holds it to ``simulator.engine``, stepped one by one. Pure: no clock, and no chance but that
+of the disturbance it is given.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from heapq import heappop, heappush
 from math import inf, sqrt
 
 from simulator.virtual.machine import Machine
+from simulator.virtual.noise import Disturbance
 from simulator.virtual.pool import HOST, Pool, PoolEvent
 
 
@@ -53,10 +55,12 @@ class Job:
 
 
 class Engine:
-    """One engine. ``block_size``: tokens of a block id."""
+    """One engine. ``block_size``: tokens of a block id. ``disturbance``: what its steps take more or less; None:
+    nothing."""
 
-    def __init__(self, machine: Machine, block_size: int) -> None:
+    def __init__(self, machine: Machine, block_size: int, disturbance: Disturbance | None = None) -> None:
         self.machine = machine
+        self._disturbance = disturbance
         self.block_size = block_size
         self.capacity = machine.kv_tokens // block_size * block_size
         self.pool = Pool(machine.kv_tokens // block_size, machine.host_tokens // block_size)
@@ -189,6 +193,11 @@ class Engine:
         else:
             self._steps = self._next_stop() - self._decoded
             self._more = machine.kv_token * self._decoding
+        if self._disturbance is not None:
+            self._steps = int(min(self._steps, self._disturbance.calm or 1))
+            factor = self._disturbance.factor(self._steps, bool(self._chunks))
+            seconds *= factor
+            self._more *= factor
         self._first = seconds
         self.due = now + self._seconds(self._steps)
         if events := self.pool.drain():
@@ -198,6 +207,8 @@ class Engine:
         self.busy += self._seconds(self._steps)
         self._decoded += self._steps
         self._resident += self._steps * self._decoding
+        if self._disturbance is not None:
+            self._disturbance.passed(self._steps)
         self._steps = 0
         first: list[Job] = []
         ended: list[Job] = []

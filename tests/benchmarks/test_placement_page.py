@@ -12,8 +12,10 @@ from benchmarks import placement
 from benchmarks.placement import AS_IT_IS, PAGE, POLICIES, VARIANTS, grid, jobs_of, measure, title, variants_of
 from benchmarks.placement_page import charts, overall, verdicts, write
 from gateway.errors import ConfigError
-from gateway.replay.cell import Cell, TraceSource
+from gateway.replay.cell import Cell
+from gateway.replay.kinds import kinds
 from gateway.replay.report import gather
+from gateway.replay.sources import TraceSource
 from tests.replay.runs import comparison, summary
 
 EXCERPT = Path(__file__).parents[1] / "data" / "replay" / "mooncake_conversation.jsonl"
@@ -96,7 +98,7 @@ def test_the_grid_is_the_documented_one() -> None:
 
 
 def test_the_variants_are_held_against_the_default_though_it_is_not_compared() -> None:
-    cell = Cell(TraceSource(EXCERPT, first=20), endpoints=2, speed=0.45)
+    cell = Cell(TraceSource(EXCERPT, first=20), fleet=kinds("2 x 70b-tp4"), speed=0.45)
     for names, compared in (("random", ["random"]), ("random,default", ["random", "default"])):
         own, varied = measure(cell, names, range(1, 2), 1, Console(file=StringIO()))
         assert list(own.summaries) == compared
@@ -106,7 +108,7 @@ def test_the_variants_are_held_against_the_default_though_it_is_not_compared() -
 def test_the_first_run_may_be_told_to_resume(tmp_path, monkeypatch) -> None:
     page = tmp_path / "page.md"
     page.write_text(PAGE.read_text())
-    cell = Cell(TraceSource(EXCERPT, first=20), endpoints=2, speed=0.45)
+    cell = Cell(TraceSource(EXCERPT, first=20), fleet=kinds("2 x 70b-tp4"), speed=0.45)
     monkeypatch.setattr(placement, "grid", lambda trace, first: [cell])
     arguments = [str(EXCERPT), "--policies", "default,random", "--seeds", "2", "--jobs", "1", "--resume"]
     monkeypatch.setattr("sys.argv", ["x", *arguments, "--json", str(tmp_path / "it.json"), "--page", str(page)])

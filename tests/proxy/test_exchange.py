@@ -14,6 +14,7 @@ from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, invaria
 from gateway.api.routes import ROUTES
 from gateway.api.usage import Usage
 from gateway.errors import NoEndpoint
+from gateway.fleet.booking import BOOKED
 from gateway.fleet.fleet import Fleet
 from gateway.fleet.settings import EndpointSettings, FleetSettings
 from gateway.framework import (
@@ -31,7 +32,7 @@ from gateway.framework import (
 from gateway.kvcache.index import CacheIndex
 from gateway.kvcache.overlay import EVENTS_WITHIN
 from gateway.kvcache.settings import CacheSettings
-from gateway.proxy.exchange import BOOKED, Exchange
+from gateway.proxy.exchange import Exchange
 from gateway.proxy.legs import Cause, LegFailed
 from tests.support.examples import examples
 

@@ -8,21 +8,23 @@ from pathlib import Path
 import pytest
 
 from gateway.errors import ConfigError
-from gateway.replay.cell import Cell, GroupsSource, TraceSource
+from gateway.replay.cell import Cell
 from gateway.replay.groups import Shape
+from gateway.replay.kinds import kinds
+from gateway.replay.sources import GroupsSource, TraceSource
 
 EXCERPT = Path(__file__).parents[1] / "data" / "replay" / "mooncake_conversation.jsonl"
 TRACE = TraceSource(EXCERPT)
 
 
 def test_the_load_is_that_of_all_endpoints() -> None:
-    calls = Cell(TRACE, endpoints=4, speed=0.5).workload(1).start()
+    calls = Cell(TRACE, fleet=kinds("4 x 70b-tp4"), speed=0.5).workload(1).start()
     assert (len(calls) - 1) / calls[-1].at == pytest.approx(2.0)
 
 
 def test_a_part_of_a_trace() -> None:
-    assert TRACE.requests == 200
-    assert TraceSource(EXCERPT, first=50).requests == 50
+    assert len(TRACE.lines()) == 200
+    assert len(TraceSource(EXCERPT, first=50).lines()) == 50
     part = TraceSource(EXCERPT, first=30, skip=20)
     assert [line.at for line in part.lines()] == [line.at for line in TRACE.lines()[20:50]]
     with pytest.raises(ConfigError, match="no more than 200 requests"):
@@ -31,14 +33,17 @@ def test_a_part_of_a_trace() -> None:
 
 def test_groups() -> None:
     cell = Cell(GroupsSource(Shape(groups=2, users=2, rounds=1, turns=3)), speed=0.5)
-    assert cell.source.requests == 12
     assert len(cell.workload(1).start()) == 4
 
 
 def test_its_name_says_it() -> None:
     assert Cell(TRACE, speed=0.45).name == "mooncake_conversation, 0.45 requests/s/endpoint, 8 x 70b-tp4"
     assert Cell(TraceSource(EXCERPT, title="chats"), speed=1.0).name.startswith("chats, 1.00")
-    assert Cell(TRACE, machine="8b-h100+host", endpoints=2).name == "mooncake_conversation, 2 x 8b-h100+host"
+    assert Cell(TRACE, fleet=kinds("2 x 8b-h100+host")).name == "mooncake_conversation, 2 x 8b-h100+host"
+    mixed = Cell(TRACE, fleet=kinds("4 x 70b-tp4 + 2 x 8b-h100"), speed=0.3)
+    assert mixed.name == "mooncake_conversation, 0.30 requests/s/endpoint, 4 x 70b-tp4 + 2 x 8b-h100"
+    calls = mixed.workload(1).start()
+    assert (len(calls) - 1) / calls[-1].at == pytest.approx(1.8)
 
 
 def test_a_worker_process_can_be_given_one() -> None:
@@ -49,8 +54,7 @@ def test_a_worker_process_can_be_given_one() -> None:
 @pytest.mark.parametrize(
     ("wrong", "said"),
     [
-        ({"machine": "70b-tp8"}, "there is no machine '70b-tp8'; did you mean '70b-tp4'"),
-        ({"endpoints": 0}, "endpoints must be at least 1"),
+        ({"fleet": ()}, "endpoints must be at least 1"),
         ({"speed": 0.0}, "speed must be in"),
         ({"speed": 1e-320}, "speed must be in"),
         ({"speed": float("inf")}, "speed must be in"),

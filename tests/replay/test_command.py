@@ -10,17 +10,24 @@ import pytest
 from gateway.cli import EXIT_CONFIG, main
 from gateway.errors import ConfigError
 from gateway.replay import command
-from gateway.replay.cell import Cell, GroupsSource, TraceSource
-from gateway.replay.command import cell
+from gateway.replay.cell import Cell
+from gateway.replay.command import cell, noise
 from gateway.replay.groups import Shape
+from gateway.replay.kinds import Kind, kinds
 from gateway.replay.report import check_writable, load
+from gateway.replay.sources import GroupsSource, TraceSource
+from simulator.virtual.machine import MACHINES
+from simulator.virtual.noise import Noise
 
 EXCERPT = Path(__file__).parents[1] / "data" / "replay" / "mooncake_conversation.jsonl"
 
 
 def test_options_become_a_cell() -> None:
     options = {"workload": "t.jsonl", "first": None, "speed": 0.45, "scrape": 1.0, "groups": None, "machine": "8b-h100"}
-    assert cell(options) == Cell(TraceSource(Path("t.jsonl")), machine="8b-h100", speed=0.45)
+    assert cell(options) == Cell(TraceSource(Path("t.jsonl")), fleet=kinds("8 x 8b-h100"), speed=0.45)
+    mixed = cell({"workload": "t.jsonl", "endpoints": "2 x 70b-tp4 + 8b-h100", "believed": "70b-tp4"})
+    assert mixed.fleet == (Kind(MACHINES["70b-tp4"], 2), Kind(MACHINES["8b-h100"]))
+    assert mixed.believed == MACHINES["70b-tp4"]
     assert cell({"workload": "groups", "turns": 3, "scrape": 0.0}) == Cell(GroupsSource(Shape(turns=3)), scrape=None)
 
 
@@ -28,13 +35,64 @@ def test_options_become_a_cell() -> None:
     ("options", "said"),
     [
         ({"workload": "groups", "first": 5}, "--first is of a trace"),
+        ({"workload": "agents", "first": 5}, "--first is of a trace"),
         ({"workload": "t.jsonl", "turns": 5}, "--turns is of the workload 'groups'"),
+        ({"workload": "agents", "think": 5.0}, "--think is of the workload 'groups'"),
+        ({"workload": "groups", "gap": 5.0}, "--gap is of the workload 'agents'"),
         ({"workload": "t.jsonl", "first": 0}, "first must be at least 1"),
+        ({"workload": "t.jsonl", "endpoints": "0"}, "endpoints must be in 1..10000, found 0 x 70b-tp4"),
+        ({"workload": "t.jsonl", "endpoints": "2 x 70b-tp4", "machine": "8b-h100"}, "leave out --machine"),
     ],
 )
 def test_options_that_do_not_fit(options, said) -> None:
     with pytest.raises(ConfigError, match=said):
         cell(options)
+
+
+def test_noise_is_one_spread_or_single_values() -> None:
+    assert noise("0.3") == Noise(step=0.3, prefill=0.3)
+    assert noise("prefill=0.2, stalls=0.01,stall=20") == Noise(prefill=0.2, stalls=0.01, stall=20)
+    assert cell({"workload": "groups", "noise": "0.3"}).noise == noise("0.3")
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("much", "--noise: 'much' is no number"),
+        ("-1", "--noise: step must be in 0..3"),
+        ("nan", "--noise: step must be in 0..3"),
+        ("step=0.1,step=0.2", "--noise: step is given twice"),
+        ("steps=0.1", "--noise: there is no 'steps'; did you mean 'step'"),
+        ("step=0.1,0.3", "--noise: '0.3' must be NAME=VALUE"),
+        ("stalls=0.9", "--noise: stalls must be in 0..0.5"),
+    ],
+)
+def test_noise_that_makes_no_sense(text, said) -> None:
+    with pytest.raises(ConfigError, match=said):
+        noise(text)
+
+
+def test_classes_have_tables_of_their_own_and_objectives_are_asked_for(tmp_path, capsys) -> None:
+    trace = tmp_path / "mixed.jsonl"
+    lines = [json.loads(text) for text in EXCERPT.read_text().splitlines()[:40]]
+    trace.write_text(
+        "".join(json.dumps({**one, "class": ("chat", "batch")[n % 2]}) + "\n" for n, one in enumerate(lines))
+    )
+    numbers = tmp_path / "it.json"
+    code = main(
+        ["replay", str(trace), "--endpoints", "2", "--speed", "0.5", "--seeds", "1", "--jobs", "1", "--policies",
+         "default,llm-d", "--slo", "ttft=1s,tpot=40ms", "--slo", "batch:ttft=30s", "--json", str(numbers)]
+    )  # fmt: skip
+    assert code == 0
+    out = capsys.readouterr().out
+    name = "mixed, 0.50 requests/s/endpoint, 2 x 70b-tp4, ttft=1s,tpot=40ms batch:ttft=30s"
+    assert f"{name}: 40 requests, 1 seed" in out
+    assert f"{name}, class batch: 20 requests, 1 seed" in out
+    assert f"{name}, class chat: 20 requests, 1 seed" in out
+    [found] = load(numbers)
+    [summary] = found.summaries["default"]
+    assert set(summary.classes) == {"batch", "chat"}
+    assert summary.classes["batch"]["goodput"] == 1.0
 
 
 def test_a_comparison_from_end_to_end(tmp_path, capsys) -> None:
@@ -69,6 +127,15 @@ def test_groups_from_end_to_end(capsys) -> None:
     )  # fmt: skip
     assert code == 0
     assert "groups, 2 x 70b-tp4: 24 requests, 1 seed" in capsys.readouterr().out
+
+
+def test_agents_from_end_to_end(capsys) -> None:
+    code = main(
+        ["replay", "agents", "--sessions", "4", "--live", "2", "--shared", "500", "--begin", "2000", "--longest",
+         "5000", "--endpoints", "2", "--seeds", "1", "--jobs", "1", "--policies", "default"]
+    )  # fmt: skip
+    assert code == 0
+    assert "agents, 2 x 70b-tp4: " in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(

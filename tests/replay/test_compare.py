@@ -14,15 +14,17 @@ from pathlib import Path
 import pytest
 
 from gateway.errors import ConfigError
-from gateway.replay.cell import Cell, GroupsSource, TraceSource
+from gateway.replay.cell import Cell
 from gateway.replay.compare import Job, run
 from gateway.replay.groups import Shape
+from gateway.replay.kinds import kinds
 from gateway.replay.policies import policy
+from gateway.replay.sources import GroupsSource, TraceSource
 from gateway.replay.statistics import Summary
 from tests.support.wait import eventually
 
 EXCERPT = Path(__file__).parents[1] / "data" / "replay" / "mooncake_conversation.jsonl"
-CELL = Cell(TraceSource(EXCERPT, first=60), endpoints=2, speed=0.5)
+CELL = Cell(TraceSource(EXCERPT, first=60), fleet=kinds("2 x 70b-tp4"), speed=0.5)
 JOBS = [Job(CELL, policy(name), seed) for name in ("default", "round-robin") for seed in (1, 2)]
 
 
@@ -66,7 +68,7 @@ def test_a_seed_changes_the_run_and_a_policy_too() -> None:
 @pytest.mark.parametrize("processes", [1, 2])
 def test_what_a_run_raises_is_raised_and_nothing_is_left(processes) -> None:
     # A prompt that no engine's memory can hold.
-    too_long = Cell(GroupsSource(Shape(groups=1, users=1, rounds=1, own=1_000_000)), endpoints=1, speed=1.0)
+    too_long = Cell(GroupsSource(Shape(groups=1, users=1, rounds=1, own=1_000_000)), fleet=kinds("70b-tp4"), speed=1.0)
     with pytest.raises(ConfigError):
         run([Job(too_long, policy("default"), 1), *JOBS], processes=processes)
     assert multiprocessing.active_children() == []

@@ -70,6 +70,12 @@ def test_ids_of_any_size_become_small_numbers(tmp_path) -> None:
         (line(hash_ids=[1, "2"]), "hash_ids[1] must be an integer, found '2'"),
         (line(hash_ids=[1, True]), "hash_ids[1] must be an integer, found True"),
         (line(hash_ids=[1, 1]), "hash_ids[1]: 1 follows another id than on line 1"),
+        (line(session=1.5), "session must be a text or an integer, found 1.5"),
+        (line(chat_id=True), "chat_id must be a text or an integer, found True"),
+        (line(chat_id=1, parent_chat_id=[]), "parent_chat_id must be a text or an integer, found a list"),
+        (line(priority="high"), "priority must be an integer in -2147483648..2147483648, found 'high'"),
+        (line(priority=1 << 40), "priority must be an integer"),
+        (line(**{"class": ["batch"]}), "class must be a text or an integer, found a list"),
         (line(hash_ids=[3, 2]), "hash_ids[1]: 2 follows another id than on line 1"),
     ],
 )
@@ -156,6 +162,35 @@ def test_a_session_is_what_follows_the_shared_system_prompt() -> None:
     named = sessions(chats)
     assert len(set(named)) == 30
     assert named[:30] == named[30:60] == named[60:]
+
+
+def test_a_session_that_a_line_names_is_used(tmp_path) -> None:
+    """More than 40 calls begin alike, so that their blocks would be taken for a template."""
+    named = [line(timestamp=n, session=n // 50, hash_ids=[1, 10 + n // 50]) for n in range(100)]
+    calls = Trace("named", read(write(tmp_path, *named))).start()
+    assert [call.session for call in calls] == ["0"] * 50 + ["1"] * 50
+
+
+def test_a_line_without_a_session_among_lines_that_have_one_has_none(tmp_path) -> None:
+    lines = read(write(tmp_path, line(session="a"), line(timestamp=1), line(timestamp=2, session="")))
+    assert sessions(lines) == ["a", None, None]
+
+
+def test_a_conversation_is_all_that_goes_back_to_one_request(tmp_path) -> None:
+    chats = [(7, -1), (8, 7), (9, -1), (10, 8), (11, 99), (12, 99), (13, 12)]
+    lines = read(write(tmp_path, *(line(chat_id=chat, parent_chat_id=parent) for chat, parent in chats)))
+    assert sessions(lines) == ["7", "7", "9", "7", "99", "99", "99"]
+
+
+def test_a_chat_id_alone_is_the_conversation_s(tmp_path) -> None:
+    lines = read(write(tmp_path, line(chat_id="a"), line(chat_id="b"), line(chat_id="a", session=None)))
+    assert sessions(lines) == ["a", "b", "a"]
+
+
+def test_a_line_may_have_a_class_and_a_priority(tmp_path) -> None:
+    lines = [line(), line(**{"class": "batch"}), line(priority=5), line(**{"class": 2}, priority=-1)]
+    calls = Trace("classes", read(write(tmp_path, *lines))).start()
+    assert [(call.traffic, call.priority) for call in calls] == [("", 0), ("batch", 0), ("priority 5", 5), ("2", -1)]
 
 
 def test_nothing_follows_an_answer() -> None:

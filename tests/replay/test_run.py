@@ -6,21 +6,27 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from random import Random
 from statistics import fmean
+from typing import Any
 
 import pytest
 
 from gateway.config.load import loads
 from gateway.errors import ConfigError
-from gateway.framework import Endpoint, Outcome, Plan, Request, Scored
+from gateway.fleet.booking import BOOKED
+from gateway.framework import Endpoint, Outcome, Plan, Request, Scored, Slo
 from gateway.replay.groups import Groups, Shape
+from gateway.replay.kinds import Kind
+from gateway.replay.objectives import objectives
 from gateway.replay.policies import MODELS, POLICIES, Wiring, policy
 from gateway.replay.run import Next, Run, replay
+from gateway.replay.scene import Scene
 from gateway.replay.workload import Call
 from gateway.replay.world import World, costs
 from gateway.scheduling.profile import Profile
 from gateway.scheduling.scheduler import Scheduler
 from gateway.scheduling.single import Single
 from simulator.virtual.machine import MACHINES, Machine
+from simulator.virtual.noise import Noise
 
 MACHINE = replace(MACHINES["70b-tp4"], kv_tokens=40_000)
 
@@ -54,17 +60,18 @@ def chats(count: int, rate: float, seed: int = 0) -> list[Call]:
     return calls
 
 
-def world_of(workload: Calls, wiring: Wiring | None = None, endpoints: int = 2, **more: float | None) -> World:
-    settings = {"scrape": 1.0, "cost_scale": 1.0, **more}
-    return World(
-        wiring or policy("default"), MACHINE, endpoints=endpoints, block_size=workload.block_size, seed=1, **settings
-    )
+def scene(endpoints: int, machine: Machine = MACHINE, **more: Any) -> Scene:
+    return Scene(fleet=(Kind(machine, endpoints),), **more)
+
+
+def world_of(workload: Calls, on: Scene | None = None) -> World:
+    return World(policy("default"), on or scene(2), block_size=workload.block_size, seed=1)
 
 
 @pytest.mark.parametrize("name", sorted(POLICIES))
 def test_every_policy_answers_every_call(name: str) -> None:
     calls = chats(120, 4.0)
-    result = replay(Calls(calls), policy(name), MACHINE, endpoints=3, seed=1)
+    result = replay(Calls(calls), policy(name), scene(3), seed=1)
     assert {id(record.call) for record in result.records} == {id(call) for call in calls}
     for record in result.records:
         assert 0 < record.ttft <= record.finished
@@ -78,17 +85,17 @@ def test_every_policy_answers_every_call(name: str) -> None:
 
 def test_a_seed_says_all() -> None:
     def run(seed: int) -> list[tuple[int, float, float, int]]:
-        result = replay(Calls(chats(150, 4.0)), policy("random"), MACHINE, endpoints=4, seed=seed)
+        result = replay(Calls(chats(150, 4.0)), policy("random"), scene(4), seed=seed)
         return [(record.endpoint, record.ttft, record.finished, record.expected_hit) for record in result.records]
 
     assert run(3) == run(3) != run(4)
 
 
 def test_plugins_draw_otherwise_than_the_workload_and_the_scrapes(monkeypatch) -> None:
-    world = World(policy("random"), MACHINE, endpoints=2, block_size=200, seed=3, scrape=1.0, cost_scale=1.0)
+    world = World(policy("random"), scene(2), block_size=200, seed=3)
     drawn: list[Random] = []
     monkeypatch.setattr(Run, "scrape", lambda run, interval, chance: drawn.append(chance))
-    replay(Groups(Shape(groups=1, users=1, rounds=1), seed=3), policy("default"), MACHINE, endpoints=2, seed=3)
+    replay(Groups(Shape(groups=1, users=1, rounds=1), seed=3), policy("default"), scene(2), seed=3)
     drawn += [world.scheduler.profiles["default"].picker[1]._random, Random(3)]
     assert len({chance.random() for chance in drawn}) == 3
 
@@ -96,7 +103,7 @@ def test_plugins_draw_otherwise_than_the_workload_and_the_scrapes(monkeypatch) -
 @pytest.mark.parametrize("machine", [MACHINE, replace(MACHINE, host_tokens=60_000, fetch_token=1.6e-6)])
 def test_what_the_index_expects_is_what_the_engine_finds(machine: Machine) -> None:
     """All but what is evicted between the decision and the first step, or within the delay of the events."""
-    result = replay(Calls(chats(400, 1.0)), policy("round-robin"), machine, endpoints=2, seed=1)
+    result = replay(Calls(chats(400, 1.0)), policy("round-robin"), scene(2, machine), seed=1)
     wrong = [record for record in result.records if record.hit_tokens != record.expected_hit]
     assert sum(record.hit_tokens > 0 for record in result.records) > 100
     assert len(wrong) < 0.02 * len(result.records)
@@ -114,7 +121,7 @@ def test_in_the_end_nothing_is_booked_and_the_index_is_true() -> None:
         load = seat.place.load
         assert (load.requests, load.prefill_tokens, load.kv_tokens) == (0, 0, 0)
         assert (load.foreign_requests, load.foreign_kv_tokens) == (0, 0)
-        assert (seat.flights, seat.decoding) == ({}, {})
+        assert seat.flights == {}
         assert seat.engine.kv_usage == 0
     assert world.model.expected_output == pytest.approx(150, abs=80)
     world.clock.now += 100  # predictions have lapsed
@@ -133,7 +140,7 @@ class Watching:
         self.world, self.chance = world, chance
         self.placed: list[Request] = []
         self.settled: list[tuple[Request, Outcome]] = []
-        self.seen = 0
+        self.seen = self.behind = self.decoding = 0
 
     def pick(self, request: Request, scored: Sequence[Scored], /) -> Sequence[Endpoint]:
         now = self.world.clock.now
@@ -142,9 +149,13 @@ class Watching:
             jobs = [*engine.running, *engine.waiting]
             assert load.requests == len(jobs)
             decoded = engine.decoded(now)
-            assert load.kv_tokens == sum(
+            held = sum(
                 job.input_tokens + (job.generated if job.offset is None else job.offset + decoded) for job in jobs
             )
+            decoding = sum(job.offset is not None for job in jobs)
+            assert 0 <= held - load.kv_tokens <= decoding * (BOOKED - 1)
+            self.behind += held - load.kv_tokens
+            self.decoding += decoding
             waiting = [seat.flights[job].booking for job in jobs if job.first_at is None]
             assert load.prefill_tokens == sum(booking.new_tokens for booking in waiting)
             self.seen += load.requests
@@ -171,6 +182,7 @@ def test_each_decision_sees_the_load_as_it_is_and_plugins_are_told() -> None:
     run.come(workload.start())
     run.go()
     assert watching.seen > 200
+    assert watching.behind / watching.decoding == pytest.approx((BOOKED - 1) / 2, rel=0.1)
     assert len(watching.placed) == len(watching.settled) == 200
     for request, outcome in watching.settled:
         assert (outcome.outcome, outcome.prompt_tokens) == ("ok", request.prompt_tokens)
@@ -178,7 +190,7 @@ def test_each_decision_sees_the_load_as_it_is_and_plugins_are_told() -> None:
 
 def test_a_closed_loop_goes_on_after_its_answers() -> None:
     shape = Shape(groups=2, users=2, rounds=2, turns=3, shared=600, own=400, output=50, think=5.0)
-    result = replay(Groups(shape, seed=1), policy("default"), MACHINE, endpoints=2, seed=1)
+    result = replay(Groups(shape, seed=1), policy("default"), scene(2), seed=1)
     assert len(result.records) == shape.requests
     later = [record for record in result.records if record.call.input_tokens > 1000]
     assert len(later) == 16
@@ -189,7 +201,7 @@ def test_a_closed_loop_goes_on_after_its_answers() -> None:
 def test_wrong_costs_stay_wrong() -> None:
     def scales(cost_scale: float) -> tuple[float, float]:
         workload = Calls(chats(100, 4.0))
-        world = world_of(workload, cost_scale=cost_scale)
+        world = world_of(workload, scene(2, cost_scale=cost_scale))
         run = Run(world, workload, 0.05, None)
         run.come(workload.start())
         run.go()
@@ -203,22 +215,99 @@ def test_wrong_costs_stay_wrong() -> None:
 
 
 def test_prefill_and_decode_can_be_wrong_by_themselves() -> None:
-    world = world_of(Calls([]), cost_scale=2.0, step_scale=0.5)
+    world = world_of(Calls([]), scene(2, cost_scale=2.0, step_scale=0.5))
     cost = world.fleet.cost(world.endpoints[0])
-    right = costs(MACHINE, 1.0, None)
+    right = costs(MACHINE, scene(1))
     assert cost.prefill_seconds(1000, 500) == pytest.approx(
         2 * 1000 * (right.prefill_token + right.prefill_quadratic * 1000)
     )
     assert cost.step_seconds(3, 5000) == pytest.approx(
         (right.step + 3 * right.step_request + 5000 * right.kv_token) / 2
     )
-    assert [costs(MACHINE, *wrong).fit for wrong in ((1.0, None), (2.0, None), (1.0, 2.0))] == [True, False, False]
+    assert [
+        costs(MACHINE, scene(1, cost_scale=cost, step_scale=step)).fit
+        for cost, step in ((1.0, None), (2.0, None), (1.0, 2.0))
+    ] == [True, False, False]
+
+
+SLOW = replace(
+    MACHINE,
+    name="slow",
+    prefill_token=4 * MACHINE.prefill_token,
+    prefill_quadratic=4 * MACHINE.prefill_quadratic,
+    step=4 * MACHINE.step,
+)
+
+
+@pytest.mark.parametrize("believed", [None, MACHINE])
+def test_each_endpoint_has_its_own_machine_and_is_believed_to_be_it_or_another(believed: Machine | None) -> None:
+    fleet = (Kind(MACHINE, 2), Kind(SLOW))
+    world = world_of(Calls([]), Scene(fleet=fleet, believed=believed))
+    assert [seat.engine.machine for seat in world.seats] == [MACHINE, MACHINE, SLOW]
+    expected = [costs(machine, scene(1)) for machine in (MACHINE, MACHINE, believed or SLOW)]
+    for endpoint, cost in zip(world.endpoints, expected, strict=True):
+        assert endpoint.cost.scalars[:3] == (cost.prefill_token, cost.prefill_quadratic, cost.step)
+
+
+def test_the_fit_finds_hardware_that_nobody_has_declared() -> None:
+    workload = Calls(chats(300, 4.0))
+    world = world_of(workload, Scene(fleet=(Kind(MACHINE, 2), Kind(SLOW, 2)), believed=MACHINE))
+    run = Run(world, workload, 0.05, None)
+    run.come(workload.start())
+    run.go()
+    scales = [world.fleet.cost(endpoint).prefill_scale for endpoint in world.endpoints]
+    assert max(scales[:2]) < 0.7 * min(scales[2:])
+
+
+def test_requests_ask_for_their_objectives_and_have_their_priority() -> None:
+    calls = [replace(call, traffic=name, priority=rank) for rank, (call, name) in enumerate(
+        zip(chats(3, 1.0), ("", "batch", "chat"), strict=True)
+    )]  # fmt: skip
+    text = "models: [{name: m, slo: {tpot_ms: 40}, endpoints: [{url: 'http://h:1'}]}]"
+    for wiring, tpot in ((policy("default"), None), (Wiring("mine", loads(text, {}, "mine")), 0.04)):
+        world = World(wiring, scene(2, objectives=objectives(["ttft=2s", "batch:tpot=250ms"])), block_size=100, seed=1)
+        seen: list[Request] = []
+        schedule = world.scheduler.schedule
+        world.scheduler.schedule = lambda request, among, trace=None, s=schedule, seen=seen: (  # type: ignore[method-assign]
+            seen.append(request) or s(request, among, trace)  # type: ignore[func-returns-value]
+        )
+        run = Run(world, Calls(calls), 0.05, None)
+        run.come(calls)
+        run.go()
+        assert [request.slo for request in seen] == [Slo(2.0, tpot), Slo(None, 0.25), Slo(2.0, tpot)]
+        assert [request.priority for request in seen] == [0, 1, 2]
+    assert world_of(Calls([])).slo("") is None
+
+
+NOISE = Noise(step=0.2, prefill=0.3, stalls=0.01, stall=10)
+
+
+def test_noise_is_of_the_seed_and_of_each_engine() -> None:
+    def run(seed: int, noise: Noise) -> list[float]:
+        result = replay(Calls(chats(100, 4.0)), policy("round-robin"), scene(2, noise=noise), seed=seed)
+        return [record.finished for record in result.records]
+
+    assert run(1, NOISE) == run(1, NOISE) != run(2, NOISE)
+    assert run(1, NOISE) != run(1, Noise())
+    calls = [Call(10.0 * number, 2000, 1, tuple(range(20 * number, 20 * number + 20))) for number in range(2)]
+    one, other = replay(Calls(calls), policy("round-robin"), scene(2, noise=NOISE), seed=1).records
+    assert one.ttft != other.ttft
+
+
+def test_the_fit_holds_against_noise() -> None:
+    workload = Calls(chats(400, 2.0))
+    world = world_of(workload, scene(4, noise=NOISE))
+    run = Run(world, workload, 0.05, None)
+    run.come(workload.start())
+    run.go()
+    for endpoint in world.endpoints:
+        assert 0.6 < world.fleet.cost(endpoint).prefill_scale < 1.6
 
 
 @pytest.mark.parametrize("scrape", [None, 5.0])
 def test_figures_of_engines_are_as_old_as_their_scrapes(scrape: float | None) -> None:
     workload = Calls(chats(60, 4.0))
-    world = world_of(workload, scrape=scrape)
+    world = world_of(workload, scene(2, scrape=scrape))
     run = Run(world, workload, 0.05, None)
     if scrape is not None:
         run.scrape(scrape, Random(1))
@@ -236,7 +325,7 @@ def test_figures_of_engines_are_as_old_as_their_scrapes(scrape: float | None) ->
 
 def test_progress_goes_from_nothing_to_all() -> None:
     shares: list[float] = []
-    replay(Calls(chats(50, 4.0)), policy("default"), MACHINE, endpoints=2, seed=1, progress=shares.append)
+    replay(Calls(chats(50, 4.0)), policy("default"), scene(2), seed=1, progress=shares.append)
     assert shares == [pytest.approx((number + 1) / 50) for number in range(50)]
 
 
@@ -250,7 +339,7 @@ def test_one_engine_waits_as_queueing_theory_says() -> None:
     for number, length in enumerate(lengths):
         at += random.expovariate(rate)
         calls.append(Call(at, length, 1, tuple(range(number * 80, number * 80 + -(-length // 100)))))
-    result = replay(Calls(calls), policy("default"), machine, endpoints=1, seed=1, scrape=None)
+    result = replay(Calls(calls), policy("default"), scene(1, machine, scrape=None), seed=1)
     wait = fmean(record.ttft for record in result.records) - fmean(costs)
     assert wait == pytest.approx(rate * fmean(each**2 for each in costs) / (2 * 0.5), rel=0.1)
 
@@ -265,19 +354,17 @@ def test_one_engine_waits_as_queueing_theory_says() -> None:
 )
 def test_a_call_that_cannot_be_served_is_named(call: Call, why: str) -> None:
     with pytest.raises(ConfigError, match=why):
-        replay(Calls([call]), policy("default"), MACHINE, endpoints=1, seed=1)
+        replay(Calls([call]), policy("default"), scene(1), seed=1)
 
 
-def test_what_is_not_modelled_is_refused() -> None:
-    with pytest.raises(ConfigError, match="at least 1 endpoint"):
-        replay(Calls([]), policy("default"), MACHINE, endpoints=0, seed=1)
-    assert replay(Calls([]), policy("default"), MACHINE, endpoints=1, seed=1).records == []
+def test_without_calls_there_are_no_records() -> None:
+    assert replay(Calls([]), policy("default"), scene(1), seed=1).records == []
 
 
 def test_a_policy_that_fails_is_no_result() -> None:
     text = POLICIES["round-robin"].replace("round-robin", "nothing-of-the-kind")
     with pytest.raises(ConfigError, match="nothing-of-the-kind"):
-        replay(Calls(chats(2, 1.0)), Wiring("x", loads(text, {}, "x", MODELS)), MACHINE, endpoints=1, seed=1)
+        replay(Calls(chats(2, 1.0)), Wiring("x", loads(text, {}, "x", MODELS)), scene(1), seed=1)
 
 
 def test_what_happens_at_once_has_an_order() -> None:

@@ -7,10 +7,11 @@ from pathlib import Path
 
 from rich.console import Console
 
-from gateway.replay.cell import Cell, TraceSource
+from gateway.replay.cell import Cell
 from gateway.replay.compare import Job
 from gateway.replay.policies import policy
 from gateway.replay.show import Ticker
+from gateway.replay.sources import TraceSource
 from tests.replay.runs import summary
 
 JOBS = [Job(Cell(TraceSource(Path("trace.jsonl"))), policy("default"), seed) for seed in (1, 2)]

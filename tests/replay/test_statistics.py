@@ -9,12 +9,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from gateway.framework import Kind, Slo
+from gateway.proxy.goodput import judge
+from gateway.replay.objectives import Objectives, objectives
 from gateway.replay.result import Record, Result
 from gateway.replay.statistics import (
     METRICS,
     best,
     difference,
     geometric_mean,
+    good,
     interval,
     quantile,
     student,
@@ -38,19 +42,20 @@ def test_a_run_s_figures() -> None:
     found = summarise(
         result(
             record(1.0, 1.4, hit=50),  # TPOT 40 ms: good
-            record(1.99, 2.49, hit=25),  # exactly 50 ms: not
-            record(2.0, 2.1),  # exactly 2 s: not
+            record(1.99, 2.51, hit=25),  # 52 ms: not
+            record(2.01, 2.11),  # later than 2 s: not
             record(0.5, 0.5, output=1, tokens=200),  # nothing after the first token: good
             busy=(3.0, 1.0),
-        )
+        ),
+        Objectives(),
     )
     values = found.values
     assert (found.policy, found.seed, found.requests, found.seconds, found.cpu_seconds) == ("mine", 3, 4, 60.0, 2.0)
     assert set(values) == set(METRICS)
-    assert values["ttft_mean"] == pytest.approx(5.49 / 4)
-    assert (values["ttft_p50"], values["ttft_p90"], values["ttft_p99"]) == (1.0, 2.0, 2.0)
-    assert values["tpot_mean"] == pytest.approx((0.04 + 0.05 + 0.01) / 3)
-    assert values["e2e_mean"] == pytest.approx((1.4 + 2.49 + 2.1 + 0.5) / 4)
+    assert values["ttft_mean"] == pytest.approx(5.5 / 4)
+    assert (values["ttft_p50"], values["ttft_p90"], values["ttft_p99"]) == (1.0, 2.01, 2.01)
+    assert values["tpot_mean"] == pytest.approx((0.04 + 0.052 + 0.01) / 3)
+    assert values["e2e_mean"] == pytest.approx((1.4 + 2.51 + 2.11 + 0.5) / 4)
     assert values["hit_rate"] == pytest.approx(75 / 500)
     assert values["goodput"] == 0.5
     assert values["busy_ratio"] == 1.5
@@ -58,12 +63,43 @@ def test_a_run_s_figures() -> None:
 
 
 def test_a_run_without_hits_or_work_or_second_tokens() -> None:
-    found = summarise(result(record(0.1, 0.1, output=1), busy=(0.0, 0.0)))
+    found = summarise(result(record(0.1, 0.1, output=1), busy=(0.0, 0.0)), Objectives())
     assert found.expected_share is None
     assert found.values["tpot_p99"] == 0.0
     assert found.values["busy_ratio"] == 1.0
     with pytest.raises(ValueError, match="says nothing"):
-        summarise(result())
+        summarise(result(), Objectives())
+
+
+def test_goodput_counts_what_was_asked_for_of_each_class() -> None:
+    slow, batch = record(3.0, 4.0), record(3.0, 4.0, hit=50)
+    batch.call.traffic = "batch"
+    asked = objectives(["ttft=1s", "batch:tpot=200ms"])
+    found = summarise(result(slow, batch), asked)
+    assert found.values["goodput"] == 0.5
+    assert found.classes["batch"]["goodput"] == 1.0
+    assert (found.classes["batch"]["requests"], found.classes["batch"]["hit_rate"]) == (1, 0.5)
+    assert found.classes["batch"].keys() - {"requests"} == METRICS.keys() - {"busy_ratio"}
+    assert summarise(result(slow, slow), asked).classes == {}
+
+
+@given(
+    st.floats(0, 1e3), st.floats(0, 1e3), st.integers(1, 50), st.none() | st.floats(1e-3, 1e3),
+    st.none() | st.floats(1e-3, 1e3),
+)  # fmt: skip
+def test_an_answer_is_judged_as_the_gateway_judges_it(ttft, more, output, asked_ttft, asked_tpot) -> None:
+    slo = Slo(asked_ttft, asked_tpot)
+    verdict = judge(
+        slo,
+        kind=Kind.CHAT,
+        stream=True,
+        status=200,
+        outcome="ok",
+        duration=ttft + more,
+        ttft=ttft,
+        output_tokens=output,
+    )
+    assert good(record(ttft, ttft + more, output), slo) == (verdict == "met")
 
 
 def test_time_per_token_leaves_out_the_first() -> None:

@@ -1,0 +1,64 @@
+"""Which engines there are: so many of each kind, written as ``4 x 70b-tp4 + 4 x 8b-h100``."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import TypeAlias
+
+from gateway.config.origin import nearest
+from gateway.errors import ConfigError
+from simulator.virtual.machine import MACHINES, Machine
+
+MOST = 10_000
+"""Engines of one fleet: a mistyped number must not take all memory."""
+
+
+@dataclass(frozen=True, slots=True)
+class Kind:
+    """``count`` engines that are alike."""
+
+    machine: Machine
+    count: int = 1
+
+    def __post_init__(self) -> None:
+        if not 1 <= self.count <= MOST:
+            raise ConfigError(f"endpoints must be in 1..{MOST}, found {self.count} x {self.machine.name}")
+
+    def __str__(self) -> str:
+        return f"{self.count} x {self.machine.name}"
+
+
+Kinds: TypeAlias = tuple[Kind, ...]
+"""A fleet: its endpoints are numbered in this order."""
+
+USUAL: Kinds = (Kind(MACHINES["70b-tp4"], 8),)
+
+
+def kinds(text: str) -> Kinds:
+    """Parts ``N x MACHINE``, or ``MACHINE`` for one, with `` + `` between them. Raises ConfigError."""
+    return tuple(_kind(part) for part in re.split(r"\s\+\s", text.strip()))
+
+
+def machine(name: str) -> Machine:
+    """Raises ConfigError."""
+    if name not in MACHINES:
+        raise ConfigError(f"there is no machine {name!r}{nearest(name, MACHINES)}")
+    return MACHINES[name]
+
+
+def count(fleet: Kinds) -> int:
+    """Endpoints in all."""
+    return sum(kind.count for kind in fleet)
+
+
+def named(fleet: Kinds) -> str:
+    """As ``kinds`` reads it."""
+    return " + ".join(map(str, fleet))
+
+
+def _kind(part: str) -> Kind:
+    number, times, name = re.fullmatch(r"(?:(\d+)\s*(x|\*)\s*)?(.*)", part.strip(), re.DOTALL).groups()  # type: ignore[union-attr]
+    if not name:
+        raise ConfigError(f"endpoints: {part.strip()!r} names no machine: write such as '4 x 70b-tp4 + 4 x 8b-h100'")
+    return Kind(machine(name), int(number) if times else 1)
