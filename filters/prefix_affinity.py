@@ -78,4 +78,4 @@ class PrefixAffinity:
         speed = self._parameters.tokens_per_second
         if speed is not None:
             return min(endpoint.load.prefill_tokens for endpoint in endpoints) / speed
-        return min(endpoint.cost.prefill_seconds(endpoint.load.prefill_tokens) for endpoint in endpoints)
+        return min(endpoint.cost.scalars.prefill_seconds(endpoint.load.prefill_tokens) for endpoint in endpoints)

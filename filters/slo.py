@@ -52,22 +52,22 @@ class SloFilter:
         slo = request.slo
         if slo is None:
             return endpoints
-        kept = endpoints
+        kept, now = endpoints, self._clock.monotonic()
         if slo.ttft is not None:
-            left = (slo.ttft - (self._clock.monotonic() - request.arrived)) / self._margin
-            kept = [endpoint for endpoint in kept if _ttft(request, endpoint) <= left]
+            left = (slo.ttft - (now - request.arrived)) / self._margin
+            kept = [endpoint for endpoint in kept if _ttft(request, endpoint, now) <= left]
         if slo.tpot is not None and request.kind in GENERATES:
             most = slo.tpot / self._margin
-            kept = [endpoint for endpoint in kept if _tpot(request, endpoint) <= most]
+            kept = [endpoint for endpoint in kept if _tpot(request, endpoint, now) <= most]
         return kept if 0 < len(kept) < len(endpoints) else endpoints
 
 
-def _ttft(request: Request, endpoint: Endpoint) -> float:
-    held = request.matches[endpoint.slot].expected_hit
-    return endpoint.cost.ttft(endpoint.load, request.new_tokens(endpoint), held)
+def _ttft(request: Request, endpoint: Endpoint, now: float) -> float:
+    sums, match = endpoint.load.sums(now), request.matches[endpoint.slot]
+    return endpoint.cost.scalars.first_token(sums, match, request.prompt_tokens).seconds
 
 
-def _tpot(request: Request, endpoint: Endpoint) -> float:
-    load = endpoint.load
-    running = load.requests + load.foreign_requests + 1
-    return endpoint.cost.step_seconds(running, load.kv_tokens + load.foreign_kv_tokens + request.prompt_tokens)
+def _tpot(request: Request, endpoint: Endpoint, now: float) -> float:
+    """With the request in the batch."""
+    running, _, _, _, kv_tokens = endpoint.load.sums(now)
+    return endpoint.cost.scalars.step_seconds(running + 1, kv_tokens + request.prompt_tokens)

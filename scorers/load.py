@@ -53,6 +53,6 @@ class LoadScorer:
             load = endpoint.load
             x = (load.requests + load.foreign_requests) / self._requests
             if queued := load.prefill_tokens:
-                x += endpoint.cost.prefill_seconds(queued) / self._seconds
+                x += endpoint.cost.scalars.prefill_seconds(queued) / self._seconds
             scores.append(1.0 / (1.0 + x))
         return scores

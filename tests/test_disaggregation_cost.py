@@ -78,7 +78,7 @@ async def pair(
         config = split_config(
             [engines[0].url],
             [engines[1].url],
-            parameters={"decide": "cost"},
+            parameters={"decide": "cost", "lam": 0.1},
             plugins=DEFAULT_PLUGINS,
             profiles=DEFAULT_PROFILES,
             fleet=replace(PATIENT_FLEET, cost=BELIEVED),

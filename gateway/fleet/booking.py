@@ -8,8 +8,8 @@ from dataclasses import dataclass
 
 from gateway.fleet.cost import FittedCost
 from gateway.fleet.fleet import Fleet
-from gateway.fleet.ledger import Reservation
-from gateway.framework import GENERATES, Endpoint, Model, Request
+from gateway.fleet.ledger import Ledger, Reservation
+from gateway.framework import GENERATES, NO_MATCH, Endpoint, Match, Model, Request, Role
 
 BOOKED = 16
 """Tokens of a stream that are entered in the ledger at once: the block in which engines give out their KV memory."""
@@ -41,92 +41,119 @@ def learn_events(model: Model, tokens: float) -> None:
     model.event_tokens += LEARNING_RATE * (min(max(tokens, FEWEST), MOST) - model.event_tokens)
 
 
+LEAST_DECODING = 0.25
+"""Of the time between tokens, what their steps are taken to be at least, whatever prompts are believed to take."""
+
+
 @dataclass(slots=True, eq=False)
 class Booking:
     """One leg's work on its endpoint. ``at``: when the engine could begin with the prompt, as far as we know.
 
-    ``predicted``: seconds from then to the first token; None: nothing is computed there. ``expected_hit``,
-    ``new_tokens``: of the prompt, held there and to be computed there. ``running``, ``kv_tokens``: what was there when
-    it was booked.
+    ``match``: what was held there of the prompt and is of use to it; ``expected_hit``: of which the engine will tell.
+    ``running``, ``kv_tokens``: what was there when it was booked. ``predicted``: seconds from ``at`` to the first
+    token; None: nothing is computed there.
     """
 
     endpoint: Endpoint
     reservation: Reservation
     cost: FittedCost
+    ledger: Ledger
     at: float
+    prompt_tokens: int
+    match: Match
     expected_hit: int
-    new_tokens: int
     running: float
     kv_tokens: float
     predicted: float | None = None
+    _prefilled: float = 0.0
 
     @classmethod
     def make(cls, request: Request, endpoint: Endpoint, fleet: Fleet, now: float) -> Booking:
         """Book the prompt's place; ``computes`` books its computing. Both without an await after the load was read."""
         running, _, _, _, kv_tokens = endpoint.load.sums(now)
-        prompt, held = request.prompt_tokens, request.matches[endpoint.slot].expected_hit
-        new = prompt
-        if request.kind in GENERATES:
-            new = prompt - held if prompt > held else 1  # Request.new_tokens
-        reservation = fleet.ledger(endpoint).reserve(0, prompt)
-        return cls(endpoint, reservation, fleet.cost(endpoint), now, held, new, running, kv_tokens)
+        prompt, match = request.prompt_tokens, request.matches[endpoint.slot]
+        useful = match if request.kind in GENERATES else NO_MATCH
+        ledger = fleet.ledger(endpoint)
+        reservation = ledger.reserve(0, prompt)
+        hit = match.expected_hit
+        return cls(endpoint, reservation, fleet.cost(endpoint), ledger, now, prompt, useful, hit, running, kv_tokens)
+
+    @property
+    def new_tokens(self) -> int:
+        """Of the prompt, to be computed there."""
+        return max(self.prompt_tokens - self.match.expected_hit, 1)
 
     def computes(self, now: float, *, told: bool) -> None:
         """The engine computes the prompt, from ``now`` on. ``told``: we shall hear when that is done (a stream)."""
         self.at = now
         # It is among the requests there already, and its prompt in the KV memory: neither is beside it.
-        running, waiting, attention, done, kv_tokens = self.endpoint.load.sums(now)
-        beside = running - 1, waiting, attention, done, kv_tokens - (self.expected_hit + self.new_tokens)
-        seconds = self.cost.prefill_seconds(self.new_tokens, self.expected_hit)
-        self.predicted = predicted = self.cost.wait(beside) + seconds
+        running, waiting, attention, done, kv_tokens = self.ledger.sums(now)
+        beside = running - 1, waiting, attention, done, kv_tokens - self.prompt_tokens
+        decodes = self.endpoint.role is not Role.PREFILL
+        first = self.cost.scalars.first_token(beside, self.match, self.prompt_tokens, decodes=decodes)
+        self.predicted = first.seconds
         self.reservation.computes(
             self.new_tokens,
-            context=self.expected_hit,
-            seconds=seconds,
-            expires_prefill_at=None if told else now + predicted,
+            context=self.match.expected_hit,
+            seconds=first.prefill,
+            expires_prefill_at=None if told else now + first.seconds,
         )
+
+    def first_token(self) -> None:
+        """It came: the prompt is computed."""
+        self.reservation.first_token()
+        self._prefilled = self.ledger.prefilled
 
     def learn_prefill(self, seconds: float) -> None:
         """The prompt was computed within ``seconds``. Prompts are computed in order, so what was queued ahead of it is
         in them; so is what had been done of that before, if the time is taken from when its first was begun."""
         if self._waits_for_memory():
             return
-        reservation = self.reservation
+        decodes = self.endpoint.role is not Role.PREFILL
         self.cost.learn_prefill(
             self.new_tokens,
-            self.expected_hit,
-            seconds + max(0.0, self.at - reservation.since),
-            ahead=reservation.ahead,
-            ahead_attention=reservation.ahead_attention,
+            self.match.expected_hit,
+            seconds + self._begun_before,
+            ahead=self.reservation.ahead,
+            ahead_attention=self.reservation.ahead_attention,
+            running=self.running if decodes else 0.0,
+            kv_tokens=self.kv_tokens if decodes else 0.0,
         )
 
-    def learn_whole(self, prompt_tokens: int, steps: float, seconds: float) -> None:
+    def learn_whole(self, steps: float, seconds: float) -> None:
         """The request has ended well, and was not streamed: its answer came ``seconds`` after ``at``, in so many steps
         behind its first token."""
         if self._waits_for_memory():
             return
-        reservation = self.reservation
         self.cost.learn_whole(
             self.new_tokens,
-            self.expected_hit,
+            self.match.expected_hit,
             self.running + 1,
-            self.kv_tokens + prompt_tokens,
+            self.kv_tokens + self.prompt_tokens,
             steps,
-            seconds + max(0.0, self.at - reservation.since),
-            ahead=reservation.ahead,
-            ahead_attention=reservation.ahead_attention,
+            seconds + self._begun_before,
+            ahead=self.reservation.ahead,
+            ahead_attention=self.reservation.ahead_attention,
         )
 
-    def learn(self, prompt_tokens: int, *, first_token: float | None, per_token: float | None) -> None:
-        """The request has ended well. Seconds; None: nothing tells.
+    def learn_steps(self, now: float, steps: float, seconds: float) -> None:
+        """The request has ended well at ``now``: so many ``steps`` behind its first token took ``seconds``.
 
-        ``first_token``: from ``at`` to its first token. ``per_token``: between two tokens, on average.
+        What prompts took that were computed meanwhile is not the steps' own; the batch is that of the beginning and of
+        the end, on average.
         """
-        if first_token is not None:
-            self.learn_prefill(first_token)
-        if per_token is not None:
-            self.cost.learn_step(self.running + 1, self.kv_tokens + prompt_tokens, per_token)
-        self.cost.learn_nothing(prefill=first_token is None, step=per_token is None)
+        stalled = self.ledger.prefilled - self._prefilled
+        running, _, _, _, kv_tokens = self.ledger.sums(now)
+        self.cost.learn_step(
+            (self.running + 1 + running) / 2,
+            (self.kv_tokens + self.prompt_tokens + kv_tokens) / 2,
+            max(seconds - stalled, LEAST_DECODING * seconds) / steps,
+        )
+
+    @property
+    def _begun_before(self) -> float:
+        """Seconds before ``at`` at which the engine began with the queue at whose end the prompt was."""
+        return max(0.0, self.at - self.reservation.since)
 
     def _waits_for_memory(self) -> bool:
         """Whether what the engine takes now is, for the most part, a wait for others to end: it would be learned as

@@ -265,6 +265,8 @@ class EngineWatch:
     def _restarted(self) -> None:
         log.info("engine %s restarted", self.engine.name)
         self._learn_at = 0.0
+        for core in self.cores:
+            core.cost.renewed()
         for place in self.places:
             self._listeners.engine_restarted(place)
 

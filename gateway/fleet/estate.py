@@ -14,8 +14,9 @@ from weakref import WeakKeyDictionary, WeakSet, WeakValueDictionary
 from gateway.errors import ConfigError
 from gateway.fleet.address import Address, Contexts, Location
 from gateway.fleet.core import Core, Place
-from gateway.fleet.cost import FittedCost, Peers
+from gateway.fleet.cost import FittedCost
 from gateway.fleet.engine_watch import EngineWatch
+from gateway.fleet.fit import Peers
 from gateway.fleet.hardware import Costs, starting
 from gateway.fleet.ledger import Ledger
 from gateway.fleet.listener import Listeners

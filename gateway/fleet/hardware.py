@@ -35,16 +35,29 @@ BATCH = 16
 """Requests of the step whose reading a mixture of experts is given: one alone reads few of them, hundreds read all."""
 
 
+CPU_LINK = 50e9
+"""Bytes a second between one GPU and the CPU's memory: PCIe 5, as far as it is reached."""
+
+STORAGE_LINK = 12.5e9
+"""Bytes a second between an engine and a store: 100 Gbit/s."""
+
+STEP_TOKENS = 8192
+"""Prompt tokens that an engine computes in one step: vLLM's default ``max_num_batched_tokens`` on an H100."""
+
+
 @dataclass(frozen=True, slots=True)
 class Costs:
-    """Starting values of one core's cost model, in seconds, as ``CostSettings`` explains them. The defaults are the
-    profile ``70b-tp4``."""
+    """Starting values of one core's cost model, as ``CostSettings`` explains them. The defaults are the profile
+    ``70b-tp4``."""
 
     prefill_token: float = 79.2e-6
     prefill_quadratic: float = 1.64e-9
     step: float = 21e-3
     step_request: float = 79.2e-6
     kv_token: float = 34.9e-9
+    cpu_fetch: float = 1.6e-6
+    storage_fetch: float = 25.6e-6
+    step_tokens: int = STEP_TOKENS
     fit: bool = True
 
 
@@ -52,10 +65,19 @@ PROFILES: Mapping[str, Costs] = {
     # Llama 3 70B in BF16 on four H100: MFU 45 %, 35 ns per KV token, 15 ms to read the weights and 6 ms of overhead.
     "70b-tp4": Costs(),
     # Llama 3 8B in BF16 on one H100: 6.4 ms to read the weights and 2 ms of overhead.
-    "8b-h100": Costs(prefill_token=32e-6, prefill_quadratic=1.17e-9, step=8.4e-3, step_request=32e-6, kv_token=55e-9),
+    "8b-h100": Costs(
+        prefill_token=32e-6,
+        prefill_quadratic=1.17e-9,
+        step=8.4e-3,
+        step_request=32e-6,
+        kv_token=55e-9,
+        cpu_fetch=2.6e-6,
+        storage_fetch=10.5e-6,
+    ),
 }
 """By the names that ``CostSettings.profile`` may have. Rooflines, from the models' shapes and the GPUs' data sheets; a
-prompt of 12,000 tokens takes 70B 1.1 s. Each request of a step costs what a prompt's token does: its own products."""
+prompt of 12,000 tokens takes 70B 1.1 s. Each request of a step costs what a prompt's token does: its own products. A
+token of 70B has 320 KB of KV, over four links to the CPU; one of 8B 128 KB, over one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,6 +116,8 @@ def roofline(shape: Shape, gpu: Gpu, tensor_parallel: int) -> Costs:
         step=shape.read_bytes(BATCH) / (bandwidth * tensor_parallel) + overhead,
         step_request=token,
         kv_token=shape.kv_bytes / (bandwidth * kv_readers),
+        cpu_fetch=shape.kv_bytes / (CPU_LINK * kv_readers),
+        storage_fetch=shape.kv_bytes / STORAGE_LINK,
     )
 
 

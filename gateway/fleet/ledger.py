@@ -14,6 +14,7 @@ from collections import deque
 from heapq import heapify, heappop, heappush
 from math import inf
 
+from gateway.fleet.hardware import STEP_TOKENS
 from gateway.framework import Clock, EngineMetrics, Sums
 
 GAUGE_LAG = 0.25
@@ -27,10 +28,6 @@ and it bounds the memory of an engine that is never scraped again."""
 
 PACE_MEMORY = 0.95
 """Weight of what was seen before at each prompt that is computed: the last 20 tell how fast beliefs come true."""
-
-STEP_TOKENS = 8192
-"""Prompt tokens that an engine computes in one step: vLLM's default ``max_num_batched_tokens`` on an H100. It says what
-it has evicted for them when the step has ended."""
 
 FADE_STEP = 1e-3
 """Half-lives within which foreign load does not fade: it is asked for at every candidate, and a power is dear."""
@@ -141,8 +138,10 @@ class Reservation:
         ``seen``: it has been computed, and ``at`` is when.
         """
         ledger = self._ledger
-        if seen and ledger._head is self:
-            ledger._learn_pace(self._seconds, at - ledger._begun)
+        if seen:
+            ledger.prefilled += self._seconds
+            if ledger._head is self:
+                ledger._learn_pace(self._seconds, at - ledger._begun)
         ledger._prefill -= self._prefill
         ledger.prefill_attention -= self._attention
         self._prefill = 0
@@ -159,7 +158,8 @@ class Reservation:
 class Ledger:
     """The load of one engine core, as ``framework.Load`` shows it to plugins.
 
-    ``half_life``: seconds in which foreign load, once scraped, counts half.
+    ``half_life``: seconds in which foreign load, once scraped, counts half. ``prefilled``: seconds of prompts of ours
+    that were computed there so far, as they were believed to be.
     """
 
     def __init__(self, clock: Clock, half_life: float = 5.0) -> None:
@@ -170,6 +170,7 @@ class Ledger:
         self.requests = 0
         self.kv_tokens = 0
         self.prefill_attention = 0.0
+        self.prefilled = 0.0
         self._prefill = 0
         # Prompts are computed in the order in which they came: who waits, the first of them, when that was begun, and
         # its seconds.
@@ -214,7 +215,8 @@ class Ledger:
     @property
     def unallocated_tokens(self) -> int:
         """Of ``prefill_tokens``, those for which the engine has yet to find room in its KV memory, or has not said that
-        it has: less what of the first prompt is computed by now, but for its last step, as far as is known."""
+        it has: less what of the first prompt is computed by now, as far as is known, but for its last step: what that
+        has evicted it says when it has ended."""
         self._look()
         waiting, head = self._prefill, self._head
         if head is not None and head._prefill > STEP_TOKENS and self._most_done > 0:
@@ -310,6 +312,7 @@ class Ledger:
             at, _, reservation = heappop(self._expiring)
             if reservation._prefill:
                 reservation._computed(at, seen=False)
+                self.prefilled += reservation._seconds
         if now >= self._fade_until:
             fade = 0.5 ** ((now - self._scraped_at) / self._half_life)
             self._foreign_requests, self._foreign_kv = self._scraped_requests * fade, self._scraped_kv * fade

@@ -49,12 +49,14 @@ MAX_TENSOR_PARALLEL = 1024
 
 @dataclass(frozen=True, slots=True)
 class CostSettings:
-    """Starting values of the cost model, then fitted. Seconds.
+    """Starting values of the cost model, then fitted. Seconds, but for ``step_tokens``.
 
     ``profile``: a name in ``hardware.PROFILES``. ``gpu``, ``tensor_parallel``: on which and how many GPUs the model
     runs; the values follow from its config.json beside the tokenizer, in a folder or the hub's cache.
     ``prefill_token``: per new prompt token. ``prefill_quadratic``: per (new token x token of context).
     ``step``: an empty decode step. ``step_request``: per running request. ``kv_token``: per resident token.
+    ``cpu_fetch``, ``storage_fetch``: per token that is held in the CPU's memory, or in storage, to bring it to the GPU.
+    ``step_tokens``: prompt tokens of one step (vLLM's ``max_num_batched_tokens``). These three are not fitted.
     ``fit``: to what is seen. What an endpoint does not say its model does, and what that does not the fleet does; but
     who names a profile or a GPU takes no single values from further out. Nobody says: ``70b-tp4``, and ``fit``.
     """
@@ -67,6 +69,9 @@ class CostSettings:
     step: float | None = None
     step_request: float | None = None
     kv_token: float | None = None
+    cpu_fetch: float | None = None
+    storage_fetch: float | None = None
+    step_tokens: int | None = None
     fit: bool | None = None
 
     def __post_init__(self) -> None:
@@ -80,7 +85,9 @@ class CostSettings:
             value = getattr(self, name)
             if value is not None and not value > 0:
                 raise ValueError(f"{name} must be above 0 seconds")
-        for name in ("prefill_quadratic", "step_request", "kv_token"):
+        if self.step_tokens is not None and self.step_tokens < 1:
+            raise ValueError("step_tokens must be at least 1")
+        for name in ("prefill_quadratic", "step_request", "kv_token", "cpu_fetch", "storage_fetch"):
             value = getattr(self, name)
             if value is not None and not value >= 0:
                 raise ValueError(f"{name} must be at least 0 seconds")

@@ -1,8 +1,8 @@
 """The contract: all that a plugin imports from us. Standard library only."""
 
 from gateway.framework.clock import Clock, ManualClock, SystemClock
+from gateway.framework.cost import CostModel, FirstToken, Scalars, Sums
 from gateway.framework.fleet import (
-    CostModel,
     Endpoint,
     Engine,
     EngineMetrics,
@@ -10,9 +10,7 @@ from gateway.framework.fleet import (
     Model,
     Moved,
     Role,
-    Scalars,
     ServedModel,
-    Sums,
 )
 from gateway.framework.match import NO_MATCH, Match, Matches, Source
 from gateway.framework.observer import NULL_OBSERVER, Observer, Settled
@@ -41,6 +39,7 @@ from gateway.framework.prompt import (
 )
 from gateway.framework.request import GENERATES, Kind, Outcome, Plan, Request, Scored, Slo
 from gateway.framework.tasks import TaskSet
+from gateway.framework.weight import decoding_weight
 
 __all__ = [
     "BYTES_PER_TOKEN",
@@ -56,6 +55,7 @@ __all__ = [
     "EngineMetrics",
     "Explains",
     "Filter",
+    "FirstToken",
     "Handler",
     "Kind",
     "Load",
@@ -90,5 +90,6 @@ __all__ = [
     "TaskSet",
     "TextInput",
     "TokenInput",
+    "decoding_weight",
     "estimate",
 ]

@@ -5,8 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import NamedTuple, Protocol, TypeAlias
+from typing import Protocol
 from urllib.parse import urlsplit
+
+from gateway.framework.cost import CostModel, Sums
 
 
 class Role(StrEnum):
@@ -114,11 +116,6 @@ class EngineMetrics:
         return sum(count for stage, count in self.kv_fetching.items() if stage != "completed_waiting")
 
 
-Sums: TypeAlias = tuple[float, int, float, float, float]
-"""A load at one moment, ours and others' together: requests, ``prefill_tokens``, ``prefill_attention``,
-``prefill_done`` and KV tokens, as ``Load`` has them. A plain tuple: one is made for each candidate of each request."""
-
-
 class Load(Protocol):
     """A read-only view of an endpoint's ledger: the work that we sent and have not got back, and what others sent.
 
@@ -165,49 +162,6 @@ class Load(Protocol):
 
     @property
     def foreign_kv_tokens(self) -> float: ...
-
-
-class Scalars(NamedTuple):
-    """A cost model in six figures, as they are fitted now. Seconds.
-
-        prefill(n, context) = prefill_token * n + prefill_quadratic * n * (context + n / 2)
-        step(running, kv)   = step + step_request * running + kv_token * kv
-
-    ``overhead``: what a first token takes beyond computing prompts.
-    """
-
-    prefill_token: float
-    prefill_quadratic: float
-    step: float
-    step_request: float
-    kv_token: float
-    overhead: float
-
-
-class CostModel(Protocol):
-    """Seconds of engine time, per endpoint; started from a profile, fitted from what the gateway sees."""
-
-    @property
-    def scalars(self) -> Scalars:
-        """The whole model: for who asks so much of it for each candidate that the calls would cost more."""
-        ...
-
-    def prefill_seconds(self, tokens: int, context: int = 0) -> float:
-        """To compute ``tokens`` new prompt tokens behind ``context`` held ones."""
-        ...
-
-    def step_seconds(self, running: float, kv_tokens: float) -> float:
-        """One decode step of a batch of ``running`` requests with ``kv_tokens`` resident."""
-        ...
-
-    def ttft(self, load: Load, new_tokens: int, context: int = 0) -> float:
-        """Predicted until the first token of a request that is placed now, and is not yet in ``load``."""
-        ...
-
-    @property
-    def kv_token_seconds(self) -> float:
-        """What one more resident token adds to a decode step (c_kv)."""
-        ...
 
 
 @dataclass(slots=True, eq=False)

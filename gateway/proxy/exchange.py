@@ -187,7 +187,7 @@ class Exchange:
             self.prefill_time = seconds
             self.observer.prefilled(self.model_name, seconds)
             booking.learn_prefill(seconds)
-            booking.cost.learn_nothing(prefill=False)
+            booking.cost.ended()
         compare(self, booking, use, usage)
         use.end()
 
@@ -240,7 +240,7 @@ class Exchange:
         if self.first_output_at is None:
             self.first_output_at = self.clock.monotonic()
             self.outputs_at_first = outputs
-            self.placement.decode.reservation.first_token()
+            self.placement.decode.first_token()
             self.placement.decode_use.computed()
         per_event = self.serving.model.event_tokens
         self.placement.decode.reservation.generated(round(outputs * per_event))
@@ -332,16 +332,14 @@ class Exchange:
         """Seconds from arrival to the first event that carries output; None where nothing was streamed."""
         return None if self.first_output_at is None else self.first_output_at - self.arrived
 
-    def time_per_event(self) -> float | None:
-        """Seconds between two events that carry output; None below three of them.
+    def events_since_first(self) -> int:
+        """Events that carry output behind the first; 0 where they are too few to tell the time between two of them.
 
         Those that came together with the first are not counted: an engine or a proxy that was held up hands over many
         at once, and nothing can be told of the time between them.
         """
         since = self.outputs - self.outputs_at_first
-        if self.first_output_at is None or since < 2:
-            return None
-        return (self.clock.monotonic() - self.first_output_at) / since
+        return since if self.first_output_at is not None and since > 1 else 0
 
     @property
     def output_tokens(self) -> int | None:

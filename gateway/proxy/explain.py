@@ -15,7 +15,7 @@ from gateway.api.routes import Route
 from gateway.api.settings import PassSettings
 from gateway.errors import GatewayError, NoEndpoint
 from gateway.fleet.fleet import Fleet
-from gateway.framework import Clock, Endpoint, Prompt, Request
+from gateway.framework import Clock, Endpoint, Prompt, Request, Role
 from gateway.kvcache.keys import BlockKeys
 from gateway.kvcache.pace import Pace
 from gateway.proxy.account import Terms, of_match, of_plan, of_step
@@ -119,6 +119,8 @@ class Explainer:
         """What is known of an endpoint. Ages in seconds."""
         match, load, metrics, engine = request.matches[endpoint.slot], endpoint.load, endpoint.metrics, endpoint.engine
         cost, new = self.fleet.cost(endpoint), request.new_tokens(endpoint)
+        scalars, sums = cost.scalars, load.sums(self.clock.monotonic())
+        first = scalars.first_token(sums, match, request.prompt_tokens, decodes=endpoint.role is not Role.PREFILL)
         events, heard = self.following(endpoint)
         told = of_match(match)
         told["match"] |= {
@@ -155,14 +157,12 @@ class Explainer:
                 "kv_capacity": metrics.kv_capacity,
             },
             "cost": {
-                "ttft": cost.ttft(load, new, match.expected_hit),
-                "prefill": cost.prefill_seconds(new, match.expected_hit),
-                "step": cost.step_seconds(
-                    load.requests + load.foreign_requests + 1, load.kv_tokens + load.foreign_kv_tokens
-                ),
+                "ttft": first.seconds,
+                "prefill": first.prefill,
+                "step": scalars.step_seconds(sums[0] + 1, sums[4]),
                 "prefill_scale": cost.prefill_scale,
                 "step_scale": cost.step_scale,
-                "scalars": cost.scalars._asdict(),
+                "scalars": scalars._asdict(),
             },
         }
 

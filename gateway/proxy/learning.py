@@ -26,9 +26,10 @@ def learn(exchange: Exchange, placement: Placement) -> None:
     told = usage.output_tokens if usage is not None else None
     steps = (told or 0) / exchange.sequences - 1
     if not exchange.request.stream and exchange.request.kind in GENERATES and not placement.split and steps > 0:
-        booking.learn_whole(exchange.request.prompt_tokens, steps, exchange.clock.monotonic() - booking.at)
+        booking.learn_whole(steps, exchange.clock.monotonic() - booking.at)
     else:
         _learn_times(exchange, placement)
+    booking.cost.ended()
     if told and exchange.outputs:
         learn_events(model, told / exchange.outputs)
     output = told or exchange.outputs
@@ -49,12 +50,14 @@ def compare(exchange: Exchange, booking: Booking, use: BlockUse, usage: Usage | 
 
 def _learn_times(exchange: Exchange, placement: Placement) -> None:
     """What a stream told: when its first output came, and those behind it, one a step and sequence."""
-    assert exchange.request is not None
-    booking, per_event, first_token = placement.decode, exchange.time_per_event(), None
-    if exchange.first_output_at is not None and not placement.split:
-        first_token = exchange.first_output_at - booking.at
-    per_step = None if per_event is None else per_event * exchange.sequences
-    booking.learn(exchange.request.prompt_tokens, first_token=first_token, per_token=per_step)
+    booking, first = placement.decode, exchange.first_output_at
+    if first is None:
+        return
+    if not placement.split:
+        booking.learn_prefill(first - booking.at)
+    if events := exchange.events_since_first():
+        now = exchange.clock.monotonic()
+        booking.learn_steps(now, events / exchange.sequences, now - first)
 
 
 def _learn_parity(exchange: Exchange, booking: Booking, usage: Usage) -> None:

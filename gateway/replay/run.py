@@ -190,11 +190,10 @@ class Run:
         world, call, job, booking = self._world, flight.call, flight.job, flight.booking
         assert job.first_at is not None
         tokens = call.output_tokens
-        booking.learn(
-            call.input_tokens,
-            first_token=job.first_at - booking.at,
-            per_token=(now - job.first_at) / (tokens - 1) if tokens > 2 else None,
-        )
+        booking.learn_prefill(job.first_at - booking.at)
+        if tokens > 2:
+            booking.learn_steps(now, tokens - 1, now - job.first_at)
+        booking.cost.ended()
         learn_output(world.model, tokens)
         flight.use.reported(booking.expected_hit, job.hit_tokens)
         booking.reservation.settle()

@@ -95,6 +95,8 @@ def knobs(wiring: Wiring, registry: Registry | None = None) -> list[Knob]:
         typed = parameters(find(types, plugin, path, config.origin), plugin, path, config.origin)
         for field in dataclasses.fields(typed):
             value = getattr(typed, field.name)
+            if value is None:
+                value = field.metadata.get("usual")  # of a parameter that follows from the requests, where it is null
             if isinstance(value, int | float) and not isinstance(value, bool):
                 key = (plugin.name, field.name)
                 found[key] = Knob(key, value, whole=isinstance(value, int))

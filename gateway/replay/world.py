@@ -60,7 +60,7 @@ class Seat:
 
     def begun(self, flight: Flight) -> None:
         """Its first token is there."""
-        flight.booking.reservation.first_token()
+        flight.booking.first_token()
         flight.use.computed()
         flight.booking.reservation.generated(1)
         self._push(0, flight)

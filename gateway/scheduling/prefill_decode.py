@@ -44,8 +44,8 @@ Parameters
     Of the costs:
     ``best`` (default 8): of each profile's ranking, how many are compared: up to 64 pairs take some 30 us. 1 leaves who
     decodes and who prefills to the profiles, and only whether to split to the costs.
-    ``lam`` (default 0.1), ``reuse`` (default 0.5): as in ``placement-cost``: the weight of what others suffer, and how
-    likely what is pushed out of a cache would have been asked for again.
+    ``lam`` (default null: by the objectives), ``reuse`` (default 0.5): as in ``placement-cost``: the weight of what
+    others suffer, and how likely what is pushed out of a cache would have been asked for again.
     ``leg`` (default 0.01): seconds that a second leg takes beyond its work: a connection, and the prompt's tokens once
     more.
     ``kv_bytes`` (default: learned, 327680 until then): bytes of a token's KV.
@@ -96,7 +96,7 @@ class PrefillDecode:
         connector: Literal["nixl", "mooncake", "sglang", "shared-storage"] = "nixl"
         strict: bool = False
         best: int = 8
-        lam: float = 0.1
+        lam: float | None = None
         reuse: float = 0.5
         leg: float = 0.01
         kv_bytes: int | None = None

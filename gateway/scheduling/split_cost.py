@@ -3,9 +3,9 @@
     alone(d)   = first(d) + harm(d) + decode(d)
     pair(p, d) = max(first(p) + leg, queued(d)) + moving(p, d) + step(d) + harm(p) + decode(d)
 
-    first  = overhead + queued prefill + own prefill + fetch from slower tiers + what the running batch adds to them
+    first  = the time to a first token (``framework.cost``)
     harm   = lam * own prefill * running + reuse * own prefill
-    decode = lam * expected output * c_kv * resident tokens
+    decode = lam * expected output * (step + step_request * running + kv_token * resident tokens)
     moving = tokens that d does not hold * bytes of a token * seconds of a byte
 
 The terms are those of the scorer ``placement-cost`` (whose docstring says why), for two endpoints: the rule of
@@ -27,14 +27,7 @@ from dataclasses import dataclass
 from math import isfinite
 from typing import NamedTuple
 
-from gateway.framework import GENERATES, NO_MATCH, Endpoint, Match, Moved, Request, Role, Scalars, Sums
-
-STEP_TOKENS = 8192
-"""Prompt tokens of one step: vLLM's default ``max_num_batched_tokens`` on an H100."""
-
-CPU_FETCH = 1.6e-6
-STORAGE_FETCH = 25.6e-6
-"""Seconds a token, as ``placement-cost`` has them: of 320 KB over four links of 50 GB/s, and over one of 100 Gbit/s."""
+from gateway.framework import GENERATES, NO_MATCH, Endpoint, Moved, Request, Role, Scalars, Sums, decoding_weight
 
 KV_BYTES = 327_680
 """Of one token, until an engine has shown its own: Llama 3 70B in BF16, 80 layers of 8 heads of 128, keys and values.
@@ -49,13 +42,14 @@ PRIOR_TRANSFERS = 1.0
 
 @dataclass(frozen=True, slots=True)
 class Assumptions:
-    """``lam``, ``reuse``: weights, as in ``placement-cost``. ``leg``: seconds of a second leg beyond its work.
+    """``lam``, ``reuse``: weights, as in ``placement-cost``; ``lam`` None: by each request's objectives.
+    ``leg``: seconds of a second leg beyond its work.
 
     ``kv_bytes``: of a token; None: as learned, else ``KV_BYTES``. ``rate``: bytes a second into one endpoint, until its
     engine has shown its own. ``workers``: of an engine, which move their parts at once and add their times up.
     """
 
-    lam: float
+    lam: float | None
     reuse: float
     leg: float
     kv_bytes: int | None
@@ -102,32 +96,26 @@ class SplitCost:
         return self._computing(request, endpoint, endpoint.load.sums(now), endpoint.cost.scalars)
 
     def _computing(self, request: Request, endpoint: Endpoint, sums: Sums, cost: Scalars) -> Computing:
-        running, waiting, attention, done, kv_tokens = sums
+        decodes = endpoint.role is not Role.PREFILL
         match = request.matches.get(endpoint.slot, NO_MATCH)
-        new = request.new_tokens(endpoint)
-        queued = max(0.0, waiting * cost.prefill_token + cost.prefill_quadratic * attention - done)
-        own = new * (cost.prefill_token + cost.prefill_quadratic * (request.prompt_tokens - new / 2))
-        first = cost.overhead + queued + own + _fetch(match)
-        if endpoint.role is Role.PREFILL:
-            running = 0.0
-        else:
-            first += (1 + (waiting + new) / STEP_TOKENS) * (cost.step_request * running + cost.kv_token * kv_tokens)
-        return Computing(first, own * (self._lam * running + self._reuse), queued, endpoint.metrics.moved_lately)
+        first = cost.first_token(sums, match, request.prompt_tokens, decodes=decodes)
+        harm = first.prefill * (self._weight(request) * (sums[0] if decodes else 0.0) + self._reuse)
+        return Computing(first.seconds, harm, first.queued, endpoint.metrics.moved_lately)
 
     def answering(self, request: Request, endpoint: Endpoint, now: float) -> Answering:
         """``now``: Clock.monotonic()."""
         cost, sums = endpoint.cost.scalars, endpoint.load.sums(now)
         running, _, _, _, kv_tokens = sums
         output = request.expected_output if request.kind in GENERATES else 0.0
-        decode = self._lam * output * cost.kv_token * kv_tokens
-        step = cost.step + cost.step_request * running + cost.kv_token * kv_tokens
+        step = cost.step_seconds(running, kv_tokens)
+        decode = self._weight(request) * output * step
         computing = self._computing(request, endpoint, sums, cost)
         lately = endpoint.metrics.moved_lately
         moved_bytes = request.new_tokens(endpoint) * self._bytes(lately)
         return Answering(
             alone=computing.first + computing.harm + decode,
             queued=computing.queued,
-            rest=step + decode + _fetch(request.matches.get(endpoint.slot, NO_MATCH)),
+            rest=step + decode + cost.fetch_seconds(request.matches.get(endpoint.slot, NO_MATCH)),
             moving=moved_bytes * self._seconds(lately) if lately.bytes > 0 else None,
             moved_bytes=moved_bytes,
         )
@@ -143,6 +131,9 @@ class SplitCost:
     def at_least(self, answering: Answering) -> float:
         """What every pair with it costs, whoever computes: where that is not less, nobody needs to be asked."""
         return max(self._leg, answering.queued) + (answering.moving or 0.0) + answering.rest
+
+    def _weight(self, request: Request) -> float:
+        return decoding_weight(request) if self._lam is None else self._lam
 
     def _bytes(self, lately: Moved) -> float:
         """Of one token."""
@@ -162,11 +153,3 @@ class SplitCost:
 
 def known(seconds: float) -> bool:
     return isfinite(seconds) and seconds >= 0
-
-
-def _fetch(match: Match) -> float:
-    """What is held, but not on the GPU."""
-    held = match.expected_hit
-    if match.gpu >= held:
-        return 0.0
-    return CPU_FETCH * min(match.cpu, held) + STORAGE_FETCH * min(match.storage, held)

@@ -22,7 +22,7 @@ def test_defaults_are_filled_in_those_of_plugins_too() -> None:
     shown = yaml.safe_load(text)
     assert shown["models"][0]["limits"] == {"max_in_flight": 4096, "max_queue": 1024, "queue_timeout": 30.0}
     assert shown["models"][0]["endpoints"][0]["kv_events"]["enabled"] is True
-    parameters = {"lam": 0.1, "reuse": 0.5, "cpu_fetch": 1.6e-6, "storage_fetch": 25.6e-6, "second": 1.0}
+    parameters = {"lam": None, "reuse": 0.5, "second": 1.0}
     assert {"name": "cost", "type": "placement-cost", "parameters": parameters} in shown["plugins"]
     assert "origin" not in text
 

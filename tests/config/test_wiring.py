@@ -85,7 +85,7 @@ profiles:
             "plugins:\n- name: best\n  type: placement-cost\n  parameters:\n    lambda: 1\n"
             "profiles: [{name: default, picker: best}]\n",
             "plugins.yaml:6: plugins[0].parameters.lambda: unknown key; did you mean 'lam'? "
-            "Allowed: cpu_fetch, lam, reuse, second, storage_fetch",
+            "Allowed: lam, reuse, second",
         ),
         (
             "plugins:\n- name: best\n  type: placement-cost\n  parameters:\n    lam: high\n"

@@ -52,8 +52,9 @@ def test_a_fleet_without_streams_learns_how_fast_it_is(manual_clock):
         seconds = tokens * (start.prefill_token + start.prefill_quadratic * tokens / 2)
         seconds += steps * (start.step + start.step_request + start.kv_token * tokens)
         clock.now += seconds / 3
-        booking.learn_whole(tokens, steps, seconds / 3)
+        booking.learn_whole(steps, seconds / 3)
         booking.reservation.settle()
+        cost.ended()
     assert cost.prefill_scale == pytest.approx(1 / 3, rel=0.2)
     assert cost.step_scale == pytest.approx(1 / 3, rel=0.2)
 
@@ -73,9 +74,9 @@ def test_a_wait_for_memory_is_not_learned_as_computing(manual_clock):
             booking = Booking.make(request, endpoint, fleet, clock.now)
             booking.computes(clock.now, told=told)
             if told:
-                booking.learn(2000, first_token=20.0, per_token=None)
+                booking.learn_prefill(20.0)
             else:
-                booking.learn_whole(2000, 10, 20.0)
+                booking.learn_whole(10, 20.0)
             booking.reservation.settle()
         return cost.prefill_scale
 

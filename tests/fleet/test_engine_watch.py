@@ -201,6 +201,7 @@ async def test_a_restart_is_noticed_without_a_failed_scrape(watched, seen, chang
     engine, _, (endpoint,) = await watched(queries=5.0, kv_sources={"0": {"endpoint": "tcp://*:5557"}})
     engine.kv_sources = {"0": {"endpoint": "tcp://*:6557"}}
     engine.models = [{"id": "tiny"}, {"id": "sql", "parent": "tiny"}]
+    evidence = endpoint.cost._prefill
     for name, value in change.items():
         setattr(engine, name, value)
     await eventually(lambda: len(seen.told) == 4)
@@ -212,6 +213,7 @@ async def test_a_restart_is_noticed_without_a_failed_scrape(watched, seen, chang
     ]
     assert list(endpoint.engine.served) == ["tiny", "sql"]
     assert endpoint.engine.up
+    assert endpoint.cost._prefill is not evidence, "its speed has yet to be seen"
 
 
 async def test_a_restart_while_it_was_down(watched, seen):

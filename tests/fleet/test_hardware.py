@@ -17,8 +17,10 @@ def unknown() -> Shape | None:
 
 @pytest.mark.parametrize("name", PROFILES)
 def test_a_profile_is_the_replay_s_machine_of_that_name(name):
-    for value in VALUES:
-        assert getattr(PROFILES[name], value) == getattr(MACHINES[name], value)
+    profile, machine = PROFILES[name], MACHINES[name]
+    for value in ("prefill_token", "prefill_quadratic", "step", "step_request", "kv_token"):
+        assert getattr(profile, value) == getattr(machine, value)
+    assert profile.step_tokens == machine.max_batched_tokens
 
 
 @pytest.mark.parametrize(

@@ -206,7 +206,7 @@ def test_wrong_costs_stay_wrong() -> None:
         run.come(workload.start())
         run.go()
         cost = world.fleet.cost(world.endpoints[0])
-        return cost.prefill_seconds(1000) / (1000 * MACHINE.prefill_token), cost.prefill_scale
+        return cost.scalars.prefill_seconds(1000) / (1000 * MACHINE.prefill_token), cost.prefill_scale
 
     assert scales(2.0) == (pytest.approx(2.0, rel=0.05), 1.0)
     fitted, scale = scales(1.0)
@@ -218,10 +218,10 @@ def test_prefill_and_decode_can_be_wrong_by_themselves() -> None:
     world = world_of(Calls([]), scene(2, cost_scale=2.0, step_scale=0.5))
     cost = world.fleet.cost(world.endpoints[0])
     right = costs(MACHINE, scene(1))
-    assert cost.prefill_seconds(1000, 500) == pytest.approx(
+    assert cost.scalars.prefill_seconds(1000, 500) == pytest.approx(
         2 * 1000 * (right.prefill_token + right.prefill_quadratic * 1000)
     )
-    assert cost.step_seconds(3, 5000) == pytest.approx(
+    assert cost.scalars.step_seconds(3, 5000) == pytest.approx(
         (right.step + 3 * right.step_request + 5000 * right.kv_token) / 2
     )
     assert [

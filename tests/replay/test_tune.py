@@ -31,7 +31,7 @@ GOODPUT = METRICS["goodput"]
 def test_what_is_searched() -> None:
     assert [knob.key for knob in knobs(policy("llm-d"))][:2] == [("queue", "weight"), ("kv", "weight")]
     default = {knob.key: knob.value for knob in knobs(policy("default"))}
-    assert default[("cost", "lam")] == 0.1
+    assert default[("cost", "lam")] == 0.5
     assert ("cost", "weight") not in default  # alone in its profile, a weight means nothing
     assert Knob(("dynamo", "block_size"), 16, whole=True) in knobs(policy("dynamo-cost"))
     assert knobs(policy("round-robin")) == []
@@ -64,7 +64,7 @@ class Hill:
     def one(self, job: Job) -> Summary:
         self.cells.append(job.cell)
         self.seeds.add(job.seed)
-        lam = next(plugin.parameters.get("lam", 0.1) for plugin in job.wiring.config.plugins if plugin.name == "cost")
+        lam = next(plugin.parameters.get("lam", 0.5) for plugin in job.wiring.config.plugins if plugin.name == "cost")
         off = abs(lam - self.top) / max(lam, self.top)
         return summary(job.wiring.name, job.seed, goodput=0.8 - self.height * off + self.noise * (-1) ** job.seed * off)
 
@@ -91,7 +91,7 @@ def test_it_keeps_to_its_budget(monkeypatch) -> None:
 
 
 def test_what_is_best_already_stays(monkeypatch) -> None:
-    found = searched(Hill(top=0.1), monkeypatch, policy("default"))
+    found = searched(Hill(top=0.5), monkeypatch, policy("default"))
     assert found.values == {}
     assert not found.worth(GOODPUT)
     assert report(policy("default"), GOODPUT, found)[-1].endswith("keep the configuration as it is")
@@ -100,7 +100,7 @@ def test_what_is_best_already_stays(monkeypatch) -> None:
 def test_noise_is_not_recommended(monkeypatch) -> None:
     # On the mean it is better everywhere, and from seed to seed it is anything.
     wiring = policy("default")
-    found = searched(Hill(top=0.4, height=0.01, noise=0.3), monkeypatch, wiring)
+    found = searched(Hill(top=1.5, height=0.01, noise=0.3), monkeypatch, wiring)
     assert found.values
     assert not found.worth(GOODPUT)
     lines = report(wiring, GOODPUT, found)
@@ -142,7 +142,7 @@ MODELS = "models: [{name: m, endpoints: [{url: 'http://a:1'}]}]\n"
     ("given", "values"),
     [
         ("", {("cost", "lam"): 0.2}),
-        ("", {("cost", "cpu_fetch"): 8e-07}),
+        ("", {("cost", "reuse"): 0.25}),
         (BLEND, {("queue", "weight"): 4.0}),
         (BLEND, {("queue", "half"): 8.0, ("no", "weight"): 0.00001}),
         (BLEND, {("ours", "lam"): 0.25, ("ours", "weight"): 2.0}),

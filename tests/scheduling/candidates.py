@@ -13,7 +13,6 @@ from gateway.framework import (
     Engine,
     EngineMetrics,
     Kind,
-    Load,
     ManualClock,
     Match,
     Matches,
@@ -48,21 +47,18 @@ class Physics:
     """A cost model with round figures: 1 ms a new token, steps of 20 ms and 1 ms each; attention for nothing."""
 
     prefill_token: float = 1e-3
-    quadratic: float = 0.0
-    kv_token_seconds: float = 1e-6
-
-    def prefill_seconds(self, tokens: int, context: int = 0) -> float:
-        return self.prefill_token * tokens + self.quadratic * tokens * (context + tokens / 2)
-
-    def step_seconds(self, running: float, kv_tokens: float) -> float:
-        return 0.020 + 0.001 * running + self.kv_token_seconds * kv_tokens
-
-    def ttft(self, load: Load, new_tokens: int, context: int = 0) -> float:
-        return self.prefill_seconds(load.prefill_tokens) + self.prefill_seconds(new_tokens, context)
+    prefill_quadratic: float = 0.0
+    step: float = 0.020
+    step_request: float = 0.001
+    kv_token: float = 1e-6
+    overhead: float = 0.0
+    cpu_fetch: float = 1.6e-6
+    storage_fetch: float = 25.6e-6
+    step_tokens: int = 8192
 
     @property
     def scalars(self) -> Scalars:
-        return Scalars(self.prefill_token, self.quadratic, 0.020, 0.001, self.kv_token_seconds, 0.0)
+        return Scalars(*(getattr(self, name) for name in self.__dataclass_fields__))
 
 
 class Notes(Observer):

@@ -22,6 +22,8 @@ DEFAULTS = PrefillDecode.Parameters()
 NOW = 0.0
 
 # A token takes 1 ms to compute, a step 20 ms and 1 ms for each request, a second leg 10 ms; moving KV next to nothing.
+LAM = 0.1
+"""So a stall counts a tenth for each answer that runs."""
 
 
 class Profiles:
@@ -42,12 +44,12 @@ class Profiles:
 def plan(
     endpoints: Sequence[Endpoint], asked: Request | None = None, run: Profiles | None = None, **parameters: Any
 ) -> Plan:
-    handler = PrefillDecode(PrefillDecode.Parameters(**parameters), context())
+    handler = PrefillDecode(PrefillDecode.Parameters(**{"lam": LAM, **parameters}), context())
     return handler.plan(asked or request(), endpoints, run or Profiles())
 
 
 def costs(**given: Any) -> SplitCost:
-    values = {name: getattr(DEFAULTS, name) for name in Assumptions.__slots__} | given
+    values = {name: getattr(DEFAULTS, name) for name in Assumptions.__slots__} | {"lam": LAM} | given
     return SplitCost(Assumptions(**values))
 
 
@@ -310,7 +312,7 @@ def test_a_longer_prompt_never_turns_a_split_whole(
     byte = max(lately.seconds / lately.bytes if lately.bytes else 0.0, 1 / DEFAULTS.rate)
     token = max(lately.bytes / lately.tokens if lately.tokens else 0.0, KV_BYTES)
     running = decoding["requests"] + decoding["foreign_requests"]
-    assume(byte * token <= DEFAULTS.lam * running * cost.prefill_token)
+    assume(byte * token <= LAM * running * cost.prefill_token)
     reasons = [plan(fleet, request(held + new, held={1: held}), decide="cost").reason for new in sorted(lengths)]
     assert reasons == sorted(reasons)  # cheaper-whole before split
 

@@ -4,17 +4,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.framework import NO_MATCH, EngineMetrics, Kind, Match, Matches, Source
-from scorers.placement_cost import STEP_TOKENS, PlacementCost
+from gateway.framework import EngineMetrics, Kind, Match, Matches, Slo, Source
+from scorers.placement_cost import PlacementCost
 from tests.scheduling.candidates import Physics, context, endpoint, request
 
 
-def scorer(reuse: float = 0.0, **parameters) -> PlacementCost:
-    return PlacementCost(PlacementCost.Parameters(reuse=reuse, **parameters), context())
+def scorer(reuse: float = 0.0, lam: float | None = 0.1, **parameters) -> PlacementCost:
+    return PlacementCost(PlacementCost.Parameters(reuse=reuse, lam=lam, **parameters), context())
 
 
-ATTENTION = Physics(quadratic=1e-6)
-"""With 1 us for each pair of a new token and one before it."""
+ATTENTION = Physics(prefill_quadratic=1e-6, step=0.0, step_tokens=1000)
+"""With 1 us for each pair of a new token and one before it, and steps that read no weights."""
 
 
 def seconds(one: PlacementCost, asked, there) -> float:
@@ -39,7 +39,7 @@ def test_a_prompt_that_is_held_whole_still_computes_one_token() -> None:
 def test_the_formula_term_by_term() -> None:
     asked = request(1000, held={0: 600}, expected_output=200.0)
     prefill = 0.4 + 400 * (600 + 200) * 1e-6
-    steps = 1 + (500 + 400) / STEP_TOKENS
+    steps = 1 + (500 + 400) / 1000
     running, kv = 4 + 2.5, 3000 + 1000
     expected = (
         0.5
@@ -48,7 +48,7 @@ def test_the_formula_term_by_term() -> None:
         + prefill
         + steps * (0.001 * running + 1e-6 * kv)  # what the batch adds to each step
         + 0.1 * prefill * running  # what the batch suffers
-        + 0.1 * 200 * 1e-6 * kv  # what the own decode suffers
+        + 0.1 * 200 * (0.001 * running + 1e-6 * kv)  # what the own answer takes beside them
     )
     work = {"requests": 4, "prefill_tokens": 500, "kv_tokens": 3000}
     work |= {"prefill_attention": 500 * 300.0, "prefill_done": 0.2}
@@ -77,17 +77,16 @@ def held(prompt, **tiers):
 
 
 def test_what_is_held_off_the_gpu_costs_its_fetch() -> None:
-    there = endpoint(0)
-    parameters = {"cpu_fetch": 1e-4, "storage_fetch": 5e-4}
-    on_gpu = seconds(scorer(**parameters), held(1000, gpu=800), there)
-    below = seconds(scorer(**parameters), held(1000, gpu=100, cpu=500, storage=200), there)
+    there = endpoint(0, cost=Physics(cpu_fetch=1e-4, storage_fetch=5e-4))
+    on_gpu = seconds(scorer(), held(1000, gpu=800), there)
+    below = seconds(scorer(), held(1000, gpu=100, cpu=500, storage=200), there)
     assert below - on_gpu == pytest.approx(500e-4 + 200 * 5e-4)
-    cold = seconds(scorer(**parameters), held(1000), there)
+    cold = seconds(scorer(), held(1000), there)
     assert on_gpu < below < cold
     # Less than a block is held: nothing is served from it, and nothing fetched.
     unusable = request(1000)
     unusable.matches = Matches({0: Match(cpu=10, expected_hit=0)})
-    assert seconds(scorer(**parameters), unusable, there) == cold
+    assert seconds(scorer(), unusable, there) == cold
 
 
 def test_a_copy_on_the_cpu_is_worth_nearly_its_prefill() -> None:
@@ -106,7 +105,7 @@ def test_the_terms_that_are_told_are_what_the_score_is_made_of(tiers, prompt, ru
     asked.kind, asked.expected_output = kind, 100.0
     one = scorer(reuse=0.5)
     terms = one.explain(asked, there)
-    assert tuple(terms) == ("queued", "prefill", "fetch", "batch", "stall", "decode", "displaced")
+    assert tuple(terms) == ("overhead", "queued", "prefill", "fetch", "batch", "stall", "decode", "displaced")
     assert min(terms.values()) >= 0
     assert one.score(asked, [there]) == pytest.approx([1 / (1 + sum(terms.values()))])
 
@@ -124,44 +123,48 @@ WORK = st.fixed_dictionaries(
 )
 
 
-@given(works=st.lists(WORK, max_size=8), tiers=TIERS, prompt=st.integers(1, 10_000), reuse=st.floats(0, 1))
-def test_the_scores_are_the_formula(works, tiers, prompt, reuse) -> None:
-    """Term by term as the docstring has it, however it is worked out: to the last digits."""
+SLOS = st.none() | st.builds(Slo, ttft=st.floats(0.01, 100), tpot=st.floats(1e-3, 1))
+
+
+@given(works=st.lists(WORK, max_size=8), tiers=TIERS, prompt=st.integers(1, 10_000), reuse=st.floats(0, 1), slo=SLOS)
+def test_the_scores_are_the_formula(works, tiers, prompt, reuse, slo) -> None:
+    """As the docstring has it, with the time to a first token by the one formula of it, however the loop works it out:
+    to the last digits."""
     asked = held(prompt, **tiers)
-    asked.expected_output = 300.0
-    endpoints = [endpoint(slot, cost=Physics(quadratic=1e-8), **work) for slot, work in enumerate(works)]
+    asked.expected_output, asked.slo = 300.0, slo
+    weight = 0.5 if slo is None else min(2.0, max(0.1, 4 * slo.ttft / (300 * slo.tpot)))
+    physics = Physics(prefill_quadratic=1e-8, overhead=0.01)
+    endpoints = [endpoint(slot, cost=physics, **work) for slot, work in enumerate(works)]
     expected = []
     for one in endpoints:
-        load, cost, match = one.load, one.cost, asked.matches.get(one.slot, NO_MATCH)
-        new = max(1, prompt - match.expected_hit)
-        prefill = new * (1e-3 + 1e-8 * (prompt - new / 2))
-        running = load.requests + load.foreign_requests
-        kv_tokens = load.kv_tokens + load.foreign_kv_tokens
-        queued = 1e-3 * load.prefill_tokens + 1e-8 * load.prefill_attention - load.prefill_done
-        fetched = 1.6e-6 * min(match.cpu, match.expected_hit) + 25.6e-6 * min(match.storage, match.expected_hit)
-        seconds = [
-            max(0.0, queued) if load.prefill_tokens else 0.0,
-            prefill,
-            fetched if match.gpu < match.expected_hit else 0.0,
-            (1 + (load.prefill_tokens + new) / STEP_TOKENS) * (0.001 * running + cost.kv_token_seconds * kv_tokens),
-            0.1 * prefill * running,
-            0.1 * 300 * cost.kv_token_seconds * kv_tokens,
-            reuse * prefill,
-        ]
-        expected.append(1 / (1 + sum(seconds)))
-    assert scorer(reuse).score(asked, endpoints) == pytest.approx(expected, rel=1e-12, abs=0)
+        load, cost = one.load, one.cost.scalars
+        first = cost.first_token(load.sums(0.0), asked.matches[one.slot], prompt)
+        running, kv_tokens = load.requests + load.foreign_requests, load.kv_tokens + load.foreign_kv_tokens
+        others = weight * first.prefill * running + weight * 300 * cost.step_seconds(running, kv_tokens)
+        expected.append(1 / (1 + first.seconds + others + reuse * first.prefill))
+    assert scorer(reuse, lam=None).score(asked, endpoints) == pytest.approx(expected, rel=1e-12, abs=0)
+
+
+def test_of_engines_that_are_not_alike_a_long_answer_goes_to_the_faster() -> None:
+    fast, slow = endpoint(0, requests=8, kv_tokens=8000), endpoint(1, cost=Physics(step=0.04))
+    one = scorer(lam=None)
+    quick, lengthy = request(10, expected_output=1.0), request(10, expected_output=400.0)
+    a, b = one.score(quick, [fast, slow])
+    assert b > a
+    a, b = one.score(lengthy, [fast, slow])
+    assert a > b
 
 
 def test_a_request_without_a_decode_pays_for_none() -> None:
     work = {"requests": 1, "kv_tokens": 10_000}
     chat = cost(request(100, expected_output=200.0), **work)
     embedding = cost(request(100, expected_output=200.0, kind=Kind.EMBEDDING), **work)
-    assert chat - embedding == pytest.approx(0.1 * 200 * 1e-6 * 10_000)
+    assert chat - embedding == pytest.approx(0.1 * 200 * (0.001 + 1e-6 * 10_000))
 
 
 def test_the_score_is_absolute_and_half_at_one_second() -> None:
     one, other = endpoint(0), endpoint(1, requests=3, kv_tokens=100)
-    asked = request(1000)
+    asked = request(1000, expected_output=0.0)
     assert scorer().score(asked, [one]) == pytest.approx([0.5])
     assert scorer().score(asked, [one, other])[0] == pytest.approx(0.5)
     assert scorer(second=3.0).score(asked, [one]) == pytest.approx([0.75])
@@ -207,7 +210,7 @@ def test_scores_are_in_range_and_more_work_never_scores_higher(prompt, held, wor
 
 @pytest.mark.parametrize(
     "bad",
-    [{"reuse": 1.5}, {"reuse": float("nan")}, {"lam": -0.1}, {"lam": float("nan")}, {"second": 0.0}, {"cpu_fetch": -1}],
+    [{"reuse": 1.5}, {"reuse": float("nan")}, {"lam": -0.1}, {"lam": float("nan")}, {"second": 0.0}],
 )
 def test_parameters_have_ranges(bad) -> None:
     with pytest.raises(ValueError, match=next(iter(bad))):

@@ -1,0 +1,97 @@
+"""What work costs on one engine, in seconds, and the time to a first token that follows from it: one formula for all.
+
+    first token = overhead + queued + prefill + fetch + batch
+
+    queued  = the prompts that are queued there, less what is done of them
+    prefill = prefill_token * n + prefill_quadratic * n * (context + n / 2)       n new tokens behind context held ones
+    fetch   = cpu_fetch * tokens held in the CPU's memory + storage_fetch * tokens held in storage
+    batch   = (1 + (queued tokens + n) / step_tokens) * (step_request * running + kv_token * kv)
+
+Prompts are computed in order, in steps of ``step_tokens``, and each step carries the running requests' next tokens with
+it. That it reads the weights, too, is in ``overhead``: beside a long prompt's computing it does not show. A step in
+which no prompt is computed takes ``step + step_request * running + kv_token * kv``. Pure.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple, Protocol, TypeAlias
+
+from gateway.framework.match import Match
+
+Sums: TypeAlias = tuple[float, int, float, float, float]
+"""A load at one moment, ours and others' together: requests, ``prefill_tokens``, ``prefill_attention``,
+``prefill_done`` and KV tokens, as ``Load`` has them. A plain tuple: one is made for each candidate of each request."""
+
+
+class FirstToken(NamedTuple):
+    """The parts of a time to a first token. Seconds."""
+
+    overhead: float
+    queued: float
+    prefill: float
+    fetch: float
+    batch: float
+
+    @property
+    def seconds(self) -> float:
+        return self.overhead + self.queued + self.prefill + self.fetch + self.batch
+
+
+class Scalars(NamedTuple):
+    """A cost model in some figures, as they are fitted now. Seconds, but for ``step_tokens``.
+
+    ``overhead``: what a first token takes beside its computing: network, tokenizing, the step that it waits for.
+    ``cpu_fetch``, ``storage_fetch``: a token, from below the GPU. ``step_tokens``: prompt tokens of one step.
+    """
+
+    prefill_token: float
+    prefill_quadratic: float
+    step: float
+    step_request: float
+    kv_token: float
+    overhead: float
+    cpu_fetch: float
+    storage_fetch: float
+    step_tokens: int
+
+    def prefill_seconds(self, tokens: int, context: int = 0) -> float:
+        """To compute ``tokens`` new prompt tokens behind ``context`` held ones, without queueing and steps."""
+        if tokens <= 0:
+            return 0.0
+        return tokens * (self.prefill_token + self.prefill_quadratic * (max(0, context) + tokens / 2))
+
+    def step_seconds(self, running: float, kv_tokens: float) -> float:
+        """One step of a batch of ``running`` requests with ``kv_tokens`` resident."""
+        return self.step + self.step_request * max(0.0, running) + self.kv_token * max(0.0, kv_tokens)
+
+    def fetch_seconds(self, match: Match) -> float:
+        """To bring to the GPU what of a prompt is held, but not there."""
+        held = match.expected_hit
+        if match.gpu >= held:
+            return 0.0
+        return self.cpu_fetch * min(match.cpu, held) + self.storage_fetch * min(match.storage, held)
+
+    def first_token(self, sums: Sums, match: Match, prompt_tokens: int, *, decodes: bool = True) -> FirstToken:
+        """Of a prompt that is placed beside the load ``sums``, and is not in it yet. ``decodes``: the load's requests
+        run there in a batch; an engine that only prefills has none."""
+        running, waiting, attention, done, kv_tokens = sums
+        held = match.expected_hit
+        new = prompt_tokens - held if prompt_tokens > held else 1
+        queued = waiting * self.prefill_token + self.prefill_quadratic * attention - done
+        steps = 1 + (waiting + new) / self.step_tokens
+        return FirstToken(
+            self.overhead,
+            queued if waiting and queued > 0 else 0.0,
+            new * (self.prefill_token + self.prefill_quadratic * (prompt_tokens - new / 2)),
+            self.fetch_seconds(match),
+            steps * (self.step_request * running + self.kv_token * kv_tokens) if decodes else 0.0,
+        )
+
+
+class CostModel(Protocol):
+    """Seconds of engine time, per endpoint; started from a profile, fitted from what the gateway sees."""
+
+    @property
+    def scalars(self) -> Scalars:
+        """As they are now."""
+        ...
