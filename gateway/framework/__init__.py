@@ -12,6 +12,7 @@ from gateway.framework.fleet import (
     Role,
     ServedModel,
 )
+from gateway.framework.log_limit import LogLimit, left_out
 from gateway.framework.match import NO_MATCH, Match, Matches, Source
 from gateway.framework.observer import NULL_OBSERVER, Observer, Settled
 from gateway.framework.plugins import (
@@ -59,6 +60,7 @@ __all__ = [
     "Handler",
     "Kind",
     "Load",
+    "LogLimit",
     "ManualClock",
     "Match",
     "Matches",
@@ -92,4 +94,5 @@ __all__ = [
     "TokenInput",
     "decoding_weight",
     "estimate",
+    "left_out",
 ]

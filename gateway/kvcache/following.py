@@ -20,7 +20,7 @@ from enum import Enum
 
 from xxhash import xxh3_64_intdigest
 
-from gateway.framework import Clock, Observer
+from gateway.framework import Clock, LogLimit, Observer, left_out
 from gateway.kvcache.applying import Applying
 from gateway.kvcache.index import CacheIndex
 from gateway.kvcache.pace import TICK
@@ -98,6 +98,7 @@ class Following:
         self._failures = 0
         self._retry_at: float | None = None
         self._bell: Bell | None = None
+        self._often = LogLimit(clock)
 
     async def follow(self, inlet: Inlet) -> None:
         """Never returns. Raises what fails in us."""
@@ -247,12 +248,15 @@ class Following:
                     self._failures = 0
                     return Read.WHOLE if whole or not self._partial else Read.PARTLY
                 except ReplayBroken as error:
-                    log.info("%s: its history, from %s: %s", self._name, self._replay, error)
+                    if (count := self._often.admit("broken")) is not None:
+                        log.info("%s: its history, from %s: %s%s", self._name, self._replay, error, left_out(count))
                     fruitless = fruitless + 1 if self.last == before else 0
         finally:
             if not self._applying.over:
                 self._index.reading(self._slot, False)
-        log.warning("%s: its engine's event history cannot be read at %s", self._name, self._replay)
+        if (count := self._often.admit("unread")) is not None:
+            text = "%s: its engine's event history cannot be read at %s%s"
+            log.warning(text, self._name, self._replay, left_out(count))
         self._partial = True
         self._retry_at = self._clock.monotonic() + min(RETRY * 2 ** min(self._failures, 20), LONGEST_RETRY)
         self._failures += 1

@@ -6,13 +6,13 @@ import logging
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from gateway.framework import Clock, Observer, Settled
+from gateway.framework import Clock, LogLimit, Observer, Settled
+from gateway.framework.log_limit import PERIOD
 from gateway.observability.logs import Logs
 from gateway.observability.plain_lines import Plain
 
-# Seconds. A plugin that fails fails on every request, and so expire the leases of an engine whose peer cannot reach it:
-# that is worth a line a minute, the counters have the rest.
-_REPEAT_AFTER = 60.0
+# Lines a minute of one endpoint's KV event stream: a restart of its engine is three or four, and each is of use.
+_STREAM_LINES = 10
 
 
 @dataclass(slots=True)
@@ -32,7 +32,8 @@ class RequestLog(Observer):
         self._clock = clock
         self._requests = requests
         self._said: set[tuple[str, ...]] = set()
-        self._failed: dict[tuple[str, str], tuple[float | None, int]] = {}
+        self._often = LogLimit(clock)
+        self._streams = LogLimit(clock, most=_STREAM_LINES)
         self._expired: dict[str, _Expired] = {}
 
     def change(self, *, requests: bool) -> None:
@@ -61,15 +62,11 @@ class RequestLog(Observer):
             )
 
     def plugin_failed(self, kind: str, name: str, error: BaseException) -> None:
-        now = self._clock.monotonic()
-        said, unsaid = self._failed.get((kind, name), (None, 0))
-        if said is not None and now - said < _REPEAT_AFTER:
-            self._failed[kind, name] = (said, unsaid + 1)
-            return
-        self._failed[kind, name] = (now, 0)
-        self._logs.logger.error(
-            "plugin failed", kind=kind, plugin=name, error=repr(error), not_logged=unsaid, exc_info=error
-        )
+        # One that fails fails on every request.
+        if (left_out := self._often.admit("plugin", kind, name)) is not None:
+            self._logs.logger.error(
+                "plugin failed", kind=kind, plugin=name, error=repr(error), not_logged=left_out, exc_info=error
+            )
 
     def score_refused(self, name: str) -> None:
         if self._first("score", name):
@@ -79,12 +76,17 @@ class RequestLog(Observer):
             )
 
     def kv_gap(self, endpoint: str, result: str) -> None:
-        self._logs.logger.warning("gap in the KV event stream", endpoint=endpoint, result=result)
+        if (left_out := self._often.admit("gap", endpoint, result)) is not None:
+            self._logs.logger.warning(
+                "gap in the KV event stream", endpoint=endpoint, result=result, not_logged=left_out
+            )
 
     def kv_stream(self, endpoint: str, state: str) -> None:
         # Beside the requests' lines this tells which expected hits were made of less than the engine holds.
+        if (left_out := self._streams.admit(endpoint)) is None:
+            return
         write = self._logs.logger.warning if state == "partial" else self._logs.logger.info
-        write("KV event stream", endpoint=endpoint, state=state)
+        write("KV event stream", endpoint=endpoint, state=state, not_logged=left_out)
 
     def kv_transfers(self, endpoint: str, expired: float, fetching: Mapping[str, int]) -> None:
         seen = self._expired.setdefault(endpoint, _Expired(expired))
@@ -94,7 +96,7 @@ class RequestLog(Observer):
         if not seen.untold:
             return
         now = self._clock.monotonic()
-        if seen.told_at is not None and now - seen.told_at < _REPEAT_AFTER:
+        if seen.told_at is not None and now - seen.told_at < PERIOD:
             return
         self._logs.logger.warning(
             "KV that was computed for another engine expired before that one fetched it: the decode engines are "

@@ -10,6 +10,8 @@ from typing import Any
 from aiohttp import web
 from aiohttp.http_exceptions import HttpProcessingError
 
+from gateway.framework import LogLimit, SystemClock, left_out
+
 log = logging.getLogger("kvgate.admin")
 
 
@@ -47,9 +49,15 @@ class Admin:
 class _Terse(logging.LoggerAdapter[logging.Logger]):
     """aiohttp logs what is no HTTP as an error, with a traceback and some of the bytes that came: here it is a line."""
 
+    def __init__(self, logger: logging.Logger) -> None:
+        super().__init__(logger)
+        self._often = LogLimit(SystemClock())
+
     def log(self, level: int, msg: object, *args: Any, **kwargs: Any) -> None:
         error = kwargs.get("exc_info")
         if isinstance(error, HttpProcessingError):
-            self.logger.info("a request that is not valid HTTP was refused: %s", type(error).__name__)
+            name = type(error).__name__
+            if (count := self._often.admit(name)) is not None:
+                self.logger.info("a request that is not valid HTTP was refused: %s%s", name, left_out(count))
         else:
             super().log(level, msg, *args, **kwargs)

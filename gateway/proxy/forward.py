@@ -14,7 +14,7 @@ from gateway.api.forwarding import answers_alike, with_ids, written
 from gateway.api.headers import forward
 from gateway.api.settings import PassSettings
 from gateway.fleet.fleet import Fleet
-from gateway.framework import Endpoint
+from gateway.framework import Endpoint, LogLimit, SystemClock, left_out
 from gateway.proxy.commit import Committed, commit
 from gateway.proxy.exchange import Exchange
 from gateway.proxy.legs import Cause, Leg, LegFailed
@@ -33,6 +33,7 @@ class Forwarder:
         self._fleet = fleet
         self._upstream = upstream
         self._passing = passing
+        self._often = LogLimit(SystemClock())
 
     async def forward(
         self,
@@ -91,7 +92,9 @@ class Forwarder:
     def failed(self, failure: LegFailed) -> None:
         """Tell the fleet what a leg, or an answer that broke after commit, shows of its engine."""
         if failure.cause is Cause.EXHAUSTED:
-            log.error("no connection to an engine could be made: %s", failure.detail)
+            # Each request fails so while descriptors are out.
+            if (count := self._often.admit("exhausted")) is not None:
+                log.error("no connection to an engine could be made: %s%s", failure.detail, left_out(count))
         elif failure.cause in (Cause.REFUSED, Cause.CONNECT_TIMEOUT):
             self._fleet.refused(failure.endpoint)
         elif failure.cause is not Cause.STATUS:

@@ -17,7 +17,7 @@ from gateway.api.body import JsonBody
 from gateway.api.usage import read_usage
 from gateway.errors import GatewayError, PluginFailed, UpstreamError, UpstreamTimeout
 from gateway.fleet.fleet import Fleet
-from gateway.framework import Clock, Endpoint, Observer, Plan, TaskSet
+from gateway.framework import Clock, Endpoint, LogLimit, Observer, Plan, TaskSet, left_out
 from gateway.proxy.bootstrap import Bootstrap, Unreachable
 from gateway.proxy.commit import Committed
 from gateway.proxy.connectors import Connector, HandoverFailed, Pair, Transfer, connectors
@@ -71,6 +71,7 @@ class Handover:
         self._clock = clock
         self._observer = observer
         self._random = random
+        self._often = LogLimit(clock)
         self._ids: dict[str, None] = {} if after is None else after._ids
         self._tasks: TaskSet = TaskSet() if after is None else after._tasks
         self._connectors: Mapping[str, Connector] = connectors(self._fetch, clock.monotonic, random)
@@ -96,7 +97,9 @@ class Handover:
                 return await self._in_turn(connector, exchange, plan, plan.prefill, exchange.body)
         except HandoverFailed as failure:
             names = plan.prefill.name, plan.decode.name
-            log.info("request %s: no hand-over from %s to %s: %s", exchange.id, *names, failure)
+            if (count := self._often.admit(*names, failure.cause)) is not None:
+                text = "request %s: no hand-over from %s to %s: %s%s"
+                log.info(text, exchange.id, *names, failure, left_out(count))
             if plan.strict:
                 raise _error(failure) from failure
             leg = failure.__cause__

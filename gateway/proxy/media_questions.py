@@ -17,7 +17,7 @@ from dataclasses import replace
 
 from gateway.api.body import JsonBody
 from gateway.api.parse import Call
-from gateway.framework import ChatInput, Clock, Endpoint, Kind, Observer, Prompt, TaskSet
+from gateway.framework import ChatInput, Clock, Endpoint, Kind, LogLimit, Observer, Prompt, TaskSet, left_out
 from gateway.proxy.directory import Directory
 from gateway.proxy.exchange import Exchange
 from gateway.proxy.forward import Forwarder
@@ -59,6 +59,7 @@ class MediaQuestions:
         self._upstream = upstream
         self._directory = directory
         self._clock = clock
+        self._often = LogLimit(clock)
         self._observer = observer
         before: dict[str, _Model] = {} if after is None else after._models
         self._models: dict[str, _Model] = {
@@ -137,7 +138,8 @@ class MediaQuestions:
                     parts.append(data)
                     size += len(data)
         except LegFailed as failure:
-            log.info("%s: %s: %s", endpoint.name, leg.path, failure.cause)
+            if (count := self._often.admit(endpoint.name, str(failure.cause))) is not None:
+                log.info("%s: %s: %s%s", endpoint.name, leg.path, failure.cause, left_out(count))
             return "failed", None
         finally:
             self._asking[url] -= 1

@@ -24,6 +24,7 @@ from gateway.api.headers import request_id
 from gateway.api.models import listing, one
 from gateway.api.routes import Dialect, dialect_of, find
 from gateway.errors import ClientError, GatewayError, NotFound, ShuttingDown
+from gateway.framework import LogLimit, SystemClock, left_out
 from gateway.proxy.client import ClientConnection, Outbox
 from gateway.proxy.director import Director
 from gateway.proxy.directory import Directory
@@ -70,6 +71,7 @@ class Server:
         self._idle = asyncio.Event()
         self._idle.set()
         self._draining = False
+        self._often = LogLimit(SystemClock())
         self._listeners: list[_Listener] = []
         self._open: dict[str, Get] = {
             "/health": self._alive,
@@ -157,8 +159,9 @@ class Server:
             return web.Response(status=499)
         except asyncio.CancelledError:
             raise
-        except Exception:
-            log.exception("request %s failed by a defect of the gateway", chosen)
+        except Exception as error:
+            if (count := self._often.admit(_place(error))) is not None:
+                log.exception("request %s failed by a defect of the gateway%s", chosen, left_out(count))
             if http.writer.output_size:  # the answer has begun: all that is left is to cut it off visibly
                 if http.transport is not None:
                     http.transport.abort()
@@ -216,10 +219,12 @@ class _Listener(web.Server):
         super().__init__(handler, **options)
         self.patience = patience
         self.outbox = Outbox()
+        self.often = LogLimit(SystemClock())
 
     def __call__(self) -> web.RequestHandler:
         connection = _Connection(self, outbox=self.outbox, loop=self._loop, **self._kwargs)
         connection.patience = self.patience()
+        connection.often = self.often
         return connection
 
 
@@ -230,8 +235,9 @@ class _Connection(ClientConnection):
     Closes a connection whose first request head does not come: aiohttp's own timer starts with the first answer.
     """
 
-    __slots__ = ("_silence", "patience")
+    __slots__ = ("_silence", "often", "patience")
 
+    often: LogLimit
     patience: float
     _silence: asyncio.TimerHandle
 
@@ -255,7 +261,8 @@ class _Connection(ClientConnection):
     ) -> web.StreamResponse:
         if not isinstance(exc, http_exceptions.HttpProcessingError):
             return super().handle_error(request, status, exc, message)
-        log.info("a request that is not valid HTTP was refused: %s", type(exc).__name__)
+        if (count := self.often.admit(name := type(exc).__name__)) is not None:
+            log.info("a request that is not valid HTTP was refused: %s%s", name, left_out(count))
         reason = exc.message.strip().partition("\n")[0].rstrip(":")[:SHOWN_REASON]
         error = ClientError(f"The request is not valid HTTP: {reason}")
         response = _refusal(error, Dialect.OPENAI, _make_id())  # nobody knows which path was meant
@@ -289,6 +296,14 @@ def _refusal(error: GatewayError, dialect: Dialect, chosen: str) -> web.Response
     if isinstance(error, ShuttingDown) or status in (408, 413, 415):
         response.force_close()  # what is left of the body, or this listener, is of no use to the connection
     return response
+
+
+def _place(error: BaseException) -> str:
+    """Where in the code ``error`` was raised: the same defect is logged once a minute, each other one too."""
+    trace = error.__traceback__
+    while trace is not None and trace.tb_next is not None:
+        trace = trace.tb_next
+    return type(error).__name__ if trace is None else f"{trace.tb_frame.f_code.co_filename}:{trace.tb_lineno}"
 
 
 def _make_id() -> str:

@@ -16,7 +16,7 @@ from typing import Any
 import msgspec
 
 from gateway.api.body import JsonBody
-from gateway.framework import Clock, Endpoint, Engine, Kind, TaskSet
+from gateway.framework import Clock, Endpoint, Engine, Kind, LogLimit, SystemClock, TaskSet, left_out
 from gateway.proxy.directory import Serving
 from gateway.proxy.exchange import Exchange, Questions
 from gateway.proxy.forward import Forwarder
@@ -70,6 +70,7 @@ class Witness:
         self._forwarder = forwarder
         self._upstream = upstream
         self._chance = chance
+        self._often = LogLimit(SystemClock())
         self._tasks: TaskSet = TaskSet() if after is None else after._tasks
         self._busy: set[str] = set() if after is None else after._busy
         self._absent: dict[tuple[str, str], _Absence] = {} if after is None else after._absent
@@ -144,7 +145,9 @@ class Witness:
             with await self._upstream.send(leg) as answer:
                 raw = await answer.read()
         except LegFailed as failure:
-            log.info("%s: its ids cannot be asked: %s", leg.endpoint.name, failure.cause)
+            name = leg.endpoint.name
+            if (count := self._often.admit(name, str(failure.cause))) is not None:
+                log.info("%s: its ids cannot be asked: %s%s", name, failure.cause, left_out(count))
             return None
         if answer.status in ABSENT:
             engine = leg.endpoint.engine

@@ -1,15 +1,21 @@
 from __future__ import annotations
 
 import asyncio
+import io
+import logging
 
 import pytest
 
 from gateway.framework import Source
 from gateway.kvcache.following import RETRY, TRIES
+from gateway.observability.logs import configure
+from gateway.observability.request_log import RequestLog
+from gateway.observability.settings import LogSettings
 from tests.kvcache.conftest import (
     CLEARED,
     FakeEngine,
     Follower,
+    Tally,
     endpoint,
     held,
     ids,
@@ -330,3 +336,36 @@ async def test_without_a_replay_address_what_is_heard_counts(engine, follower):
     assert [tokens_held(follower.index, 0, ids(number)) for number in (2, 4)] == [0, 0]
     assert follower.tally.states[-1] == "live"
     assert engine.asked == []
+
+
+async def test_numbers_that_jump_are_a_line_of_log_and_not_one_each(engine, clock, caplog):
+    """Each message ahead of the last one is a gap, each behind it another process: both cost a question."""
+    caplog.set_level(logging.INFO)
+    text = io.BytesIO()
+    logs = configure(LogSettings(), stream=text, clock=clock)
+    request_log = RequestLog(logs, clock)
+
+    class Both(Tally):
+        def kv_gap(self, endpoint: str, result: str) -> None:
+            super().kv_gap(endpoint, result)
+            request_log.kv_gap(endpoint, result)
+
+        def kv_stream(self, endpoint: str, state: str) -> None:
+            super().kv_stream(endpoint, state)
+            request_log.kv_stream(endpoint, state)
+
+    follower = Follower()
+    follower.tally = Both()
+    try:
+        await live(follower, engine)
+        for number in range(40):
+            jumps = 1000 + number if number % 2 else number
+            await engine.send_frames(b"kv", jumps.to_bytes(8, "big"), payload(stored([number], ids(number))))
+        await eventually(lambda: sum(follower.tally.gaps.values()) >= 20, "the gaps are told")
+    finally:
+        await follower.close()
+        logs.close()
+    written = text.getvalue()
+    assert written.count(b"gap in the KV event stream") == 1
+    assert written.count(b"\n") <= 12
+    assert caplog.text.count("its history, from") <= 1

@@ -133,6 +133,30 @@ def test_a_gap_is_logged(seen) -> None:
     assert (line["level"], line["endpoint"], line["result"]) == ("warning", "a", "lost")
 
 
+def test_gaps_without_end_are_a_line_a_minute(seen, clock) -> None:
+    def use(log: RequestLog) -> None:
+        for _ in range(1000):
+            log.kv_gap("a", "lost")
+        log.kv_gap("b", "lost")
+        clock.now += 60.0
+        log.kv_gap("a", "lost")
+
+    assert [(line["endpoint"], line["not_logged"]) for line in seen(use)] == [("a", 0), ("b", 0), ("a", 999)]
+
+
+def test_a_stream_that_flaps_is_some_lines_a_minute(seen, clock) -> None:
+    def use(log: RequestLog) -> None:
+        for _ in range(500):
+            log.kv_stream("a", "partial")
+            log.kv_stream("a", "live")
+        clock.now += 60.0
+        log.kv_stream("a", "off")
+
+    lines = seen(use)
+    assert len(lines) == 11
+    assert (lines[-1]["state"], lines[-1]["not_logged"]) == ("off", 990)
+
+
 def test_a_streams_states_are_logged_and_a_partial_one_is_a_warning(seen) -> None:
     lines = seen(lambda log: [log.kv_stream("a", state) for state in ("connecting", "partial", "live")])
     assert [(line["endpoint"], line["state"], line["level"]) for line in lines] == [
