@@ -8,7 +8,7 @@ JOBS   ?= auto
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo test test-slow check format lock test-engines bench bench-memory bench-kv bench-placement bench-decision clean
+.PHONY: help install demo test test-slow test-attack check format lock test-engines bench bench-memory bench-kv bench-placement bench-decision clean
 
 help: ## this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
@@ -27,11 +27,15 @@ demo: install ## four simulated engines, round robin against the default profile
 	@$(BIN)/kvgate demo
 
 test: install ## the test suite (no engine needed)
-	$(BIN)/python -m pytest -n $(JOBS) --dist loadgroup --ignore tests/engines -m "not slow"
+	$(BIN)/python -m pytest -n $(JOBS) --dist loadgroup --ignore tests/engines --ignore tests/attack -m "not slow"
 
 test-slow: install ## what takes minutes: the container image's install and start, in an empty venv; properties on three times the examples
-	$(BIN)/python -m pytest --ignore tests/engines -m slow
-	$(BIN)/python -m pytest -n $(JOBS) --ignore tests/engines -m "hypothesis and not slow" --hypothesis-profile thorough
+	$(BIN)/python -m pytest --ignore tests/engines --ignore tests/attack -m slow
+	$(BIN)/python -m pytest -n $(JOBS) --ignore tests/engines --ignore tests/attack -m "hypothesis and not slow" --hypothesis-profile thorough
+
+# One after the other: each watches a gateway's memory and its stalls, of which others would make some.
+test-attack: install ## whole gateways attacked over sockets: engines that are killed or fail, clients that leave, bombs (4 minutes)
+	$(BIN)/python -m pytest tests/attack
 
 check: install ## format, lint and types
 	$(BIN)/ruff format --check .

@@ -1,0 +1,173 @@
+"""Engines that fail on demand: raw ones, written from sockets, and the repository's simulator as processes."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import os
+import signal
+import sys
+from collections.abc import AsyncIterator, Awaitable, Callable
+from dataclasses import dataclass, field
+
+import orjson
+
+from tests.support.chat import COMPLETE, DONE, ROLE, WORD
+from tests.support.wire import STREAM_HEAD, Connection, ScriptedServer, answer, chunked, engine
+
+Fault = Callable[[Connection], Awaitable[None]]
+"""What is done to a connection in place of, or in the middle of, a good answer."""
+
+WORDS = 4
+"""Events with output in a streamed answer."""
+
+
+@dataclass
+class RawEngine:
+    """An engine written from sockets. ``chooses``: told the number of a request (from 0), says what fails of it; None:
+    nothing. ``hold``: seconds before an answer's head. ``asked``: how many requests have come, whole."""
+
+    chooses: Callable[[int], Fault | None] = lambda number: None
+    hold: float = 0.0
+    asked: int = 0
+    under_way: int = 0
+    heads: list[bytes] = field(default_factory=list)
+    server: ScriptedServer | None = None
+
+    @property
+    def url(self) -> str:
+        assert self.server is not None
+        return self.server.url
+
+    async def __call__(self, connection: Connection, head: bytes, body: bytes) -> None:
+        number, self.asked = self.asked, self.asked + 1
+        self.under_way += 1
+        try:
+            fault = self.chooses(number)
+            if self.hold:
+                await asyncio.sleep(self.hold)
+            if fault is not None:
+                await fault(connection)
+            else:
+                await answers(connection, body)
+        finally:
+            self.under_way -= 1
+
+    async def die(self, within: float = 0.02) -> None:
+        """End as a killed process does: its connections are closed one by one, and its listening socket, which goes on
+        completing handshakes for nobody until then, as the last. ``within``: seconds that this takes."""
+        assert self.server is not None
+        assert self.server.server is not None
+        listening = [socket.dup() for socket in self.server.server.sockets]
+        try:
+            self.server.server.close()  # accepts nobody; the duplicate keeps the backlog open
+            for connection in list(self.server.connections):
+                connection.reset()
+                await asyncio.sleep(0)
+            await asyncio.sleep(within)
+        finally:
+            for socket in listening:
+                socket.close()
+
+
+async def answers(connection: Connection, body: bytes) -> None:
+    """A good answer, streamed where that is asked for."""
+    if orjson.loads(body).get("stream"):
+        await connection.say(STREAM_HEAD + chunked(ROLE, *[WORD] * WORDS, DONE))
+    else:
+        await connection.say(answer(COMPLETE))
+
+
+# Faults
+
+
+async def closes(connection: Connection) -> None:
+    """Before a byte of the answer."""
+    connection.writer.close()
+
+
+async def breaks_head(connection: Connection) -> None:
+    await connection.say(STREAM_HEAD[:40])
+    connection.reset()
+
+
+async def breaks_after_head(connection: Connection) -> None:
+    await connection.say(STREAM_HEAD)
+    connection.reset()
+
+
+async def breaks_stream(connection: Connection) -> None:
+    """After its first output: the client has a part of the answer."""
+    await connection.say(STREAM_HEAD + chunked(ROLE, WORD, end=False))
+    await asyncio.sleep(0)
+    connection.reset()
+
+
+async def says_garbage(connection: Connection) -> None:
+    await connection.say(b"\x16\x03\x01 no HTTP\r\n\r\n")
+    connection.writer.close()
+
+
+async def floods_1xx(connection: Connection) -> None:
+    """Informational answers, and then a good one."""
+    await connection.say(b"HTTP/1.1 103 Early Hints\r\nLink: </x>\r\n\r\n" * 40)
+    await connection.say(STREAM_HEAD + chunked(ROLE, *[WORD] * WORDS, DONE))
+
+
+async def hangs(connection: Connection) -> None:
+    await connection.gone()
+    connection.writer.close()
+
+
+def in_every(count: int, fault: Fault) -> Callable[[int], Fault | None]:
+    """``fault`` for one request in ``count``, evenly."""
+    return lambda number: fault if number % count == count - 1 else None
+
+
+@contextlib.asynccontextmanager
+async def raw(raw_engine: RawEngine | None = None, port: int = 0) -> AsyncIterator[RawEngine]:
+    raw_engine = raw_engine or RawEngine()
+    async with engine(raw_engine, port) as server:
+        raw_engine.server = server
+        yield raw_engine
+
+
+@dataclass
+class Simulated:
+    """A simulated engine as a process, always at the same address."""
+
+    flags: tuple[str, ...]
+    child: asyncio.subprocess.Process | None = None
+    url: str = ""
+
+    async def start(self) -> None:
+        port = self.url.rpartition(":")[2] or "0"
+        self.child = await asyncio.create_subprocess_exec(
+            sys.executable, "-m", "simulator", "--port", port, *self.flags,
+            stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.DEVNULL, env=os.environ | {"HF_HUB_OFFLINE": "1"},
+        )  # fmt: skip
+        assert self.child.stdout is not None
+        line = await self.child.stdout.readline()
+        assert line, "a simulated engine did not start"
+        self.url = json.loads(line)["url"]
+
+    async def kill(self) -> None:
+        """``kill -9``."""
+        if self.child is not None:
+            if self.child.returncode is None:
+                self.child.send_signal(signal.SIGKILL)
+            await self.child.wait()
+            self.child._transport.close()  # type: ignore[attr-defined]
+            self.child = None
+
+
+@contextlib.asynccontextmanager
+async def simulated(count: int, *flags: str) -> AsyncIterator[list[Simulated]]:
+    """``count`` simulators, each with ``flags``; those that were started again are ended as well."""
+    engines = [Simulated(flags) for _ in range(count)]
+    try:
+        await asyncio.gather(*(one.start() for one in engines))
+        yield engines
+    finally:
+        await asyncio.gather(*(one.kill() for one in engines))
