@@ -182,7 +182,7 @@ def _add_cell(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--first", type=int, metavar="N", help="of a trace: its first requests only")
     model = parser.add_argument_group("what the gateway sees")
     model.add_argument("--scrape", type=float, default=1.0, metavar="SECONDS", help="between two scrapes (1); 0: none")
-    model.add_argument("--event-delay", type=float, default=0.05, metavar="SECONDS", help="of KV events (0.05)")
+    model.add_argument("--event-delay", type=float, default=0.01, metavar="SECONDS", help="of KV events (0.01)")
     model.add_argument(
         "--believed",
         metavar="MACHINE",

@@ -1,4 +1,5 @@
-"""Which engines there are: so many of each kind, written as ``4 x 70b-tp4 + 4 x 8b-h100``."""
+"""Which engines there are: so many of each kind, written as ``4 x 70b-tp4 + 4 x 8b-h100``; with roles, where the
+prompts are computed apart, as ``2 x 70b-tp4:prefill + 6 x 70b-tp4:decode``."""
 
 from __future__ import annotations
 
@@ -8,25 +9,29 @@ from typing import TypeAlias
 
 from gateway.config.origin import nearest
 from gateway.errors import ConfigError
+from gateway.framework import Role
 from simulator.virtual.machine import MACHINES, Machine
 
 MOST = 10_000
 """Engines of one fleet: a mistyped number must not take all memory."""
 
+ROLES = tuple(map(str, Role))
+
 
 @dataclass(frozen=True, slots=True)
 class Kind:
-    """``count`` engines that are alike."""
+    """``count`` engines that are alike. ``role``: what they are given, as an endpoint's in a configuration."""
 
     machine: Machine
     count: int = 1
+    role: Role = Role.BOTH
 
     def __post_init__(self) -> None:
         if not 1 <= self.count <= MOST:
             raise ConfigError(f"endpoints must be in 1..{MOST}, found {self.count} x {self.machine.name}")
 
     def __str__(self) -> str:
-        return f"{self.count} x {self.machine.name}"
+        return f"{self.count} x {self.machine.name}{'' if self.role is Role.BOTH else f':{self.role}'}"
 
 
 Kinds: TypeAlias = tuple[Kind, ...]
@@ -36,7 +41,8 @@ USUAL: Kinds = (Kind(MACHINES["70b-tp4"], 8),)
 
 
 def kinds(text: str) -> Kinds:
-    """Parts ``N x MACHINE``, or ``MACHINE`` for one, with `` + `` between them. Raises ConfigError."""
+    """Parts ``N x MACHINE:ROLE`` with `` + `` between them; without ``N x`` one, without ``:ROLE`` for prompts and
+    answers. Raises ConfigError."""
     return tuple(_kind(part) for part in re.split(r"\s\+\s", text.strip()))
 
 
@@ -59,6 +65,9 @@ def named(fleet: Kinds) -> str:
 
 def _kind(part: str) -> Kind:
     number, times, name = re.fullmatch(r"(?:(\d+)\s*(x|\*)\s*)?(.*)", part.strip(), re.DOTALL).groups()  # type: ignore[union-attr]
+    name, colon, role = name.partition(":")
     if not name:
         raise ConfigError(f"endpoints: {part.strip()!r} names no machine: write such as '4 x 70b-tp4 + 4 x 8b-h100'")
-    return Kind(machine(name), int(number) if times else 1)
+    if colon and role not in ROLES:
+        raise ConfigError(f"endpoints: there is no role {role!r}{nearest(role, ROLES)}; one of {', '.join(ROLES)}")
+    return Kind(machine(name), int(number) if times else 1, Role(role) if colon else Role.BOTH)

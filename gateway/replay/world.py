@@ -128,8 +128,8 @@ class World:
                 (
                     self.model,
                     [
-                        EndpointSettings(f"http://e{number}:8000", cost=costs(machine, scene))
-                        for number, machine in enumerate(machines)
+                        EndpointSettings(f"http://e{number}:8000", role=role.value, cost=costs(machine, scene))
+                        for number, (machine, role) in enumerate(zip(machines, scene.roles, strict=True))
                     ],
                 )
             ],
@@ -169,7 +169,7 @@ def _headers(slo: Slo | None) -> dict[str, str]:
 
 
 def costs(machine: Machine, scene: Scene) -> CostSettings:
-    """What the gateway believes at the start of an engine on ``machine``."""
+    """What the gateway believes at the start of an engine on ``machine``. Of a machine nothing is held in storage."""
     told, scale = scene.believed or machine, scene.cost_scale
     step_scale = scale if scene.step_scale is None else scene.step_scale
     return CostSettings(
@@ -178,5 +178,8 @@ def costs(machine: Machine, scene: Scene) -> CostSettings:
         step=told.step * step_scale,
         step_request=told.step_request * step_scale,
         kv_token=told.kv_token * step_scale,
+        cpu_fetch=told.fetch_token * scale,
+        storage_fetch=0.0,
+        step_tokens=told.max_batched_tokens,
         fit=scale == step_scale == 1,
     )

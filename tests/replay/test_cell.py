@@ -11,6 +11,7 @@ from gateway.errors import ConfigError
 from gateway.replay.cell import Cell
 from gateway.replay.groups import Shape
 from gateway.replay.kinds import kinds
+from gateway.replay.schedule import schedule
 from gateway.replay.sources import GroupsSource, TraceSource
 
 EXCERPT = Path(__file__).parents[1] / "data" / "replay" / "mooncake_conversation.jsonl"
@@ -55,6 +56,8 @@ def test_a_worker_process_can_be_given_one() -> None:
     ("wrong", "said"),
     [
         ({"fleet": ()}, "endpoints must be at least 1"),
+        ({"fleet": kinds("2 x 70b-tp4:prefill")}, "none may answer"),
+        ({"schedule": schedule(["3:fail:8"])}, r"--change 3:fail:8: the endpoints are 0\.\.7"),
         ({"speed": 0.0}, "speed must be in"),
         ({"speed": 1e-320}, "speed must be in"),
         ({"speed": float("inf")}, "speed must be in"),

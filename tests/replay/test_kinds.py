@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from gateway.errors import ConfigError
+from gateway.framework import Role
 from gateway.replay.kinds import Kind, count, kinds, named
 from simulator.virtual.machine import MACHINES
 
@@ -16,6 +17,7 @@ BIG, SMALL, HOST = MACHINES["70b-tp4"], MACHINES["8b-h100"], MACHINES["70b-tp4+h
     [
         ("70b-tp4", (Kind(BIG),)),
         ("4 x 70b-tp4 + 2 x 8b-h100", (Kind(BIG, 4), Kind(SMALL, 2))),
+        ("2 x 70b-tp4:prefill + 8b-h100:decode", (Kind(BIG, 2, Role.PREFILL), Kind(SMALL, 1, Role.DECODE))),
         (" 4*70b-tp4+host  +  8b-h100 ", (Kind(HOST, 4), Kind(SMALL))),
     ],
 )
@@ -36,6 +38,8 @@ def test_they_are_counted() -> None:
         ("4", "there is no machine '4'"),
         ("2 x 70b-tp8", "there is no machine '70b-tp8'; did you mean '70b-tp4'"),
         ("70b-tp4 + ", "names no machine|there is no machine"),
+        ("2 x 70b-tp4:prefil", "there is no role 'prefil'; did you mean 'prefill'"),
+        ("2 x 70b-tp4:", "there is no role ''"),
         ("0 x 70b-tp4", "endpoints must be in 1..10000, found 0 x 70b-tp4"),
         ("99999999999 x 70b-tp4", "endpoints must be in 1..10000"),
     ],

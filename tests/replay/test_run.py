@@ -249,6 +249,12 @@ def test_each_endpoint_has_its_own_machine_and_is_believed_to_be_it_or_another(b
         assert endpoint.cost.scalars[:3] == (cost.prefill_token, cost.prefill_quadratic, cost.step)
 
 
+def test_what_is_declared_of_a_machine_is_all_that_it_is() -> None:
+    host = replace(MACHINE, host_tokens=10**6, fetch_token=2e-6, max_batched_tokens=2048)
+    cost = world_of(Calls([]), scene(1, host)).endpoints[0].cost.scalars
+    assert (cost.step_tokens, cost.cpu_fetch, cost.storage_fetch) == (2048, 2e-6, 0)
+
+
 def test_the_fit_finds_hardware_that_nobody_has_declared() -> None:
     workload = Calls(chats(300, 4.0))
     world = world_of(workload, Scene(fleet=(Kind(MACHINE, 2), Kind(SLOW, 2)), believed=MACHINE))
