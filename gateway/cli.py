@@ -24,7 +24,7 @@ EXIT_CONFIG = 2
 """The exit code of a configuration that cannot be used: systemd then knows that a restart is of no use."""
 
 
-WORKLOAD = "a trace in Mooncake's format; or 'groups' or 'agents': generated"
+WORKLOAD = "a trace (JSON lines as Mooncake's, or Azure's or BurstGPT's CSV); or 'groups' or 'agents': generated"
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, fields
 from pathlib import Path
@@ -59,6 +60,7 @@ def replay(
     for path in (numbers, plot):
         if path is not None:
             check_writable(path)
+    tell(cell.source)
     comparison = compare(cell, wirings, seeds=seeds, processes=processes)
     if numbers is not None:
         save([comparison], numbers)
@@ -76,6 +78,12 @@ def replay(
         except (OSError, ValueError) as error:
             raise ConfigError(f"{plot}: cannot be written: {error}") from error
     return 0
+
+
+def tell(source: Source) -> None:
+    """Print what a reader of the figures should know of a trace, before it runs."""
+    for note in source.notes:
+        print(f"kvgate: {note}", file=sys.stderr)
 
 
 def cell(options: Mapping[str, Any]) -> Cell:

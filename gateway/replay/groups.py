@@ -120,12 +120,12 @@ class Groups:
         system = self._systems[user // self._shape.users]
         return self._turn(at, user, round_, 0, self._shape.shared, system)
 
-    def _turn(self, at: float, user: int, round_: int, turn: int, context: int, held: tuple[int, ...]) -> Call:
+    def _turn(self, at: float, user: int, round_: int, turn: int, context: int, held: Sequence[int]) -> Call:
         """``context``: tokens that were there before this turn; ``held``: the blocks of all of them that are whole."""
         shape = self._shape
         tokens = context + shape.own
         # With the answer's blocks, so that the engine that made it holds them; a last partial one is nobody's.
-        whole = held[: context // BLOCK_TOKENS]
+        whole = tuple(held[: context // BLOCK_TOKENS])
         blocks = whole + self._blocks(-(-(tokens + shape.output) // BLOCK_TOKENS) - len(whole))
         call = Call(at, tokens, shape.output, blocks, f"{user}-{round_}")
         self._open[call] = _Place(user, round_, turn)

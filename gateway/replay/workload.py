@@ -30,7 +30,7 @@ class Call:
     at: float
     input_tokens: int
     output_tokens: int
-    blocks: tuple[int, ...]
+    blocks: Sequence[int]
     session: str | None = None
     traffic: str = ""
     priority: int = 0

@@ -13,6 +13,7 @@ of the disturbance it is given.
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from heapq import heappop, heappush
 from math import inf, sqrt
@@ -31,7 +32,7 @@ class Job:
     these, on the host.
     """
 
-    ids: tuple[int, ...]
+    ids: Sequence[int]
     input_tokens: int
     output_tokens: int
     arrived: float = 0.0

@@ -24,12 +24,12 @@ def test_the_load_is_that_of_all_endpoints() -> None:
 
 
 def test_a_part_of_a_trace() -> None:
-    assert len(TRACE.lines()) == 200
-    assert len(TraceSource(EXCERPT, first=50).lines()) == 50
+    assert len(TRACE.recording().lines) == 200
+    assert len(TraceSource(EXCERPT, first=50).recording().lines) == 50
     part = TraceSource(EXCERPT, first=30, skip=20)
-    assert [line.at for line in part.lines()] == [line.at for line in TRACE.lines()[20:50]]
+    assert [line.at for line in part.recording().lines] == [line.at for line in TRACE.recording().lines[20:50]]
     with pytest.raises(ConfigError, match="no more than 200 requests"):
-        TraceSource(EXCERPT, skip=200).lines()
+        TraceSource(EXCERPT, skip=200).recording()
 
 
 def test_groups() -> None:

@@ -41,9 +41,14 @@ def test_the_held_out_part_is_what_was_not_trained_on() -> None:
     training, held = split(TRACE)
     assert isinstance(training.source, TraceSource)
     assert isinstance(held.source, TraceSource)
-    assert training.source.lines() + held.source.lines() == TraceSource(EXCERPT).lines()
+    assert [*training.source.recording().lines, *held.source.recording().lines] == TraceSource(
+        EXCERPT
+    ).recording().lines
     first = Cell(TraceSource(EXCERPT, first=21))
-    assert [len(part.source.lines()) for part in split(first) if isinstance(part.source, TraceSource)] == [10, 11]
+    assert [len(part.source.recording().lines) for part in split(first) if isinstance(part.source, TraceSource)] == [
+        10,
+        11,
+    ]
     groups = Cell(GroupsSource(Shape(groups=1)))
     assert split(groups) == (groups, groups)
     with pytest.raises(ConfigError, match="cannot be split"):

@@ -1,10 +1,8 @@
-"""Mooncake's format: what is read, what is refused, and how time is scaled."""
+"""Lines of JSON: what is read, and what is refused."""
 
 from __future__ import annotations
 
 import json
-import random
-from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -12,7 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gateway.errors import ConfigError
-from gateway.replay.mooncake import BLOCK_TOKENS, Line, Trace, read, sessions, spread
+from gateway.replay.jsonl import BLOCK_SIZES
+from gateway.replay.recording import Trace, sessions
+from gateway.replay.trace import read
 
 EXCERPT = Path(__file__).parents[1] / "data" / "replay" / "mooncake_conversation.jsonl"
 
@@ -28,26 +28,27 @@ def write(folder: Path, *lines: object) -> Path:
 
 
 def test_the_published_trace_is_read() -> None:
-    lines = read(EXCERPT)
-    assert len(lines) == 200
+    whole = read(EXCERPT)
+    lines = whole.lines
+    assert (len(lines), whole.block_size, whole.prefixes) == (200, 512, True)
     assert (lines[0].at, lines[0].input_tokens, lines[0].output_tokens) == (0.0, 6758, 500)
     assert lines[0].blocks == tuple(range(14))  # numbered as the file has them
     assert lines[1].blocks[:2] == (0, 14)  # one system prompt, then its own
-    assert all(-(-one.input_tokens // BLOCK_TOKENS) == len(one.blocks) for one in lines)
+    assert all(-(-one.input_tokens // 512) == len(one.blocks) for one in lines)
 
 
 def test_the_first_lines_only() -> None:
-    assert read(EXCERPT, first=7) == read(EXCERPT)[:7]
+    assert read(EXCERPT, first=7).lines == read(EXCERPT).lines[:7]
 
 
 def test_lines_are_put_in_order_and_blank_ones_skipped(tmp_path) -> None:
-    lines = read(write(tmp_path, line(timestamp=2500), "", line(timestamp=0)))
+    lines = read(write(tmp_path, line(timestamp=2500), "", line(timestamp=0))).lines
     assert [one.at for one in lines] == [0.0, 2.5]
 
 
 def test_ids_of_any_size_become_small_numbers(tmp_path) -> None:
     big = 1 << 63
-    lines = read(write(tmp_path, line(hash_ids=[big, -5]), line(hash_ids=[big, big + 1])))
+    lines = read(write(tmp_path, line(hash_ids=[big, -5]), line(hash_ids=[big, big + 1]))).lines
     assert [one.blocks for one in lines] == [(0, 1), (0, 2)]
 
 
@@ -55,6 +56,7 @@ def test_ids_of_any_size_become_small_numbers(tmp_path) -> None:
     ("wrong", "said"),
     [
         ("{", "not JSON"),
+        (line(hash_ids={}), "hash_ids must be a list, found a mapping"),
         ("[" * 100_000, "not JSON"),
         ("[]", "expected an object, found a list"),
         (line(timestamp=-1), "timestamp must be milliseconds of at least 0, found -1"),
@@ -65,7 +67,7 @@ def test_ids_of_any_size_become_small_numbers(tmp_path) -> None:
         (line(input_length=1.5), "input_length must be an integer"),
         (line(output_length="5"), "output_length must be an integer in 1..16777216, found '5'"),
         (line(output_length=1 << 30), "output_length must be an integer"),
-        (line(hash_ids=None), "hash_ids must be a list, found nothing"),
+        (line(hash_ids=None), "hash_ids must be a list, found nothing: line 1 has them, so all must"),
         (line(hash_ids=[1]), "hash_ids must have 2 ids for an input_length of 700, one for each 512 tokens, found 1"),
         (line(hash_ids=[1, "2"]), "hash_ids[1] must be an integer, found '2'"),
         (line(hash_ids=[1, True]), "hash_ids[1] must be an integer, found True"),
@@ -105,65 +107,6 @@ def test_any_text_is_read_or_refused(tmp_path_factory, text) -> None:
         read(path)
 
 
-@given(st.lists(st.floats(0, 1e6), min_size=1, max_size=60), st.integers(0, 5))
-def test_spreading_keeps_each_batch_before_the_next(times, seed) -> None:
-    times = sorted(times)
-    moved = spread(times, random.Random(seed))
-    assert moved == sorted(moved)
-    later = dict(pairwise(sorted(set(times))))
-    for at, new in zip(times, moved, strict=True):
-        assert new >= at
-        if at in later:
-            assert new <= later[at]
-
-
-def test_batches_are_spread_over_their_width_and_not_over_a_pause() -> None:
-    times = [0.0] * 500 + [3.0] * 500 + [6.0] * 500 + [600.0] * 500
-    moved = spread(times, random.Random(1))
-    for begin, part in zip((0, 3, 6, 600), (moved[i : i + 500] for i in range(0, 2000, 500)), strict=True):
-        assert begin <= part[0] < begin + 0.1
-        assert begin + 2.9 < part[-1] < begin + 3
-
-
-def test_time_is_scaled_to_the_rate() -> None:
-    lines = read(EXCERPT)
-    calls = Trace("excerpt", lines, rate=3.6, seed=1).start()
-    assert calls[0].at == 0.0
-    assert (len(calls) - 1) / calls[-1].at == pytest.approx(3.6)
-    assert [call.at for call in calls] == sorted(call.at for call in calls)
-    faster = Trace("excerpt", lines, rate=7.2, seed=1).start()
-    assert [call.at for call in faster] == pytest.approx([call.at / 2 for call in calls])
-
-
-def test_without_a_rate_it_keeps_its_pace() -> None:
-    calls = Trace("excerpt", read(EXCERPT), seed=1).start()
-    assert calls[-1].at == pytest.approx(read(EXCERPT)[-1].at, abs=3.1)
-
-
-def test_a_seed_is_one_workload() -> None:
-    lines = read(EXCERPT)
-    times = [[call.at for call in Trace("excerpt", lines, rate=1, seed=seed).start()] for seed in (1, 1, 2)]
-    assert times[0] == times[1] != times[2]
-
-
-@pytest.mark.parametrize("rate", [0, -1, float("nan")])
-def test_a_rate_must_be_above_0(rate) -> None:
-    with pytest.raises(ConfigError, match="the rate must be above 0"):
-        Trace("excerpt", read(EXCERPT), rate=rate)
-
-
-def test_one_instant_has_no_load_to_scale() -> None:
-    with pytest.raises(ConfigError, match="all 2 requests come at once"):
-        Trace("burst", [Line(1.0, 1, 1, (0,)), Line(1.0, 1, 1, (1,))], rate=1)
-
-
-def test_a_session_is_what_follows_the_shared_system_prompt() -> None:
-    chats = [Line(0.0, 1200, 1, (0, 1 + user, 100 + user + 50 * turn)) for turn in range(3) for user in range(30)]
-    named = sessions(chats)
-    assert len(set(named)) == 30
-    assert named[:30] == named[30:60] == named[60:]
-
-
 def test_a_session_that_a_line_names_is_used(tmp_path) -> None:
     """More than 40 calls begin alike, so that their blocks would be taken for a template."""
     named = [line(timestamp=n, session=n // 50, hash_ids=[1, 10 + n // 50]) for n in range(100)]
@@ -193,6 +136,53 @@ def test_a_line_may_have_a_class_and_a_priority(tmp_path) -> None:
     assert [(call.traffic, call.priority) for call in calls] == [("", 0), ("batch", 0), ("priority 5", 5), ("2", -1)]
 
 
-def test_nothing_follows_an_answer() -> None:
-    trace = Trace("excerpt", read(EXCERPT))
-    assert trace.answered(trace.start()[0], 5.0) == ()
+def blocks(tokens: int, size: int, of: int) -> list[int]:
+    return list(range(of * 1_000_000, of * 1_000_000 - (-tokens // size)))
+
+
+@given(
+    st.sampled_from(BLOCK_SIZES),
+    st.booleans(),
+    st.lists(st.tuples(st.integers(1, 20_000), st.integers(1, 2_000)), min_size=1, max_size=12),
+)
+def test_a_block_s_size_follows_from_the_ids(tmp_path_factory, size, answers, lengths) -> None:
+    """The largest that fits all lines; and one that fits, whatever else they are."""
+    path = tmp_path_factory.mktemp("any")
+    lines = [
+        line(
+            timestamp=n, input_length=prompt, output_length=output, hash_ids=blocks(prompt + output * answers, size, n)
+        )
+        for n, (prompt, output) in enumerate(lengths)
+    ]
+    whole = read(write(path, *lines))
+    ids = [len(one.blocks) for one in whole.lines]
+    fits = [[-(-prompt // whole.block_size) for prompt, _ in lengths]]
+    fits.append([-(-(prompt + output) // whole.block_size) for prompt, output in lengths])
+    assert ids in fits
+    assert whole.block_size >= size or answers
+    # One prompt of a thousand tokens tells sizes apart.
+    if not answers and any(prompt > 1024 for prompt, _ in lengths):
+        assert whole.block_size == size
+
+
+def test_the_answer_s_blocks_may_be_there(tmp_path) -> None:
+    lines = [line(output_length=1000, hash_ids=[1, 2, 3, 4]), line(output_length=1000, hash_ids=[1, 2, 3, 5])]
+    whole = read(write(tmp_path, *lines))
+    assert whole.block_size == 512
+    assert [one.blocks for one in whole.lines] == [(0, 1, 2, 3), (0, 1, 2, 4)]
+
+
+def test_all_lines_have_blocks_of_one_size(tmp_path) -> None:
+    with pytest.raises(
+        ConfigError, match="must have 44 ids for an input_length of 700, one for each 16 tokens, found 2"
+    ):
+        read(write(tmp_path, line(hash_ids=list(range(44))), line(timestamp=1)))
+
+
+def test_lengths_alone_share_nothing_in_blocks_of_16(tmp_path) -> None:
+    lengths = [{"timestamp": n, "input_length": 33, "output_length": 5} for n in range(3)]
+    whole = read(write(tmp_path, *lengths))
+    assert (whole.block_size, whole.prefixes) == (16, False)
+    assert [list(one.blocks) for one in whole.lines] == [[0, 1, 2], [3, 4, 5], [6, 7, 8]]
+    with pytest.raises(ConfigError, match=r":2: hash_ids are of no use here: line 1 has none"):
+        read(write(tmp_path, lengths[0], line()))

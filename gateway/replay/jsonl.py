@@ -1,0 +1,200 @@
+"""Traces of one JSON object a line: Mooncake's format, Qwen's Bailian's, and lengths alone.
+
+    {"timestamp": 27482, "input_length": 6955, "output_length": 52, "hash_ids": [46, 47, 2353, 2354, ...]}
+
+``timestamp``: milliseconds. ``hash_ids``: one for each block of the prompt, the last for what remains; an id stands for
+its block and everything before it, so that equal leading ids are a shared prefix. They may go on with the blocks of the
+answer, which a next turn can then hit; in all lines, or in none. A block's tokens follow from how many ids there are:
+512 in Mooncake's traces (kvcache-ai/Mooncake, FAST25-release/traces, Apache-2.0), 16 in Qwen's Bailian's. Where no line
+has ``hash_ids``, no prompt shares anything, and blocks have 16 tokens, as vLLM's.
+
+A line may name its conversation, by a ``session``. Or by a ``chat_id``; where that is each request's own, as in the
+traces of Qwen's Bailian, ``parent_chat_id`` names the request that it goes on from (-1: none), and a conversation is
+all that goes back to one request. In a trace without either, conversations are guessed from the blocks.
+
+It may have a ``class`` (such as "batch") and a ``priority`` (an integer, less is sooner, as vLLM has it). Where it has
+only a priority, that is its class.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from typing import Any
+
+from gateway.replay.recording import VLLM_BLOCK, Line, OwnBlocks
+from gateway.replay.workload import MAX_TOKENS
+
+BLOCK_SIZES = (512, 256, 128, 64, 32, 16)
+"""Tokens: Mooncake's, vLLM's, and what lies between."""
+
+NO_PARENT = "-1"
+"""In the place of a ``parent_chat_id``: the request begins a conversation."""
+
+MOST_PRIORITY = 1 << 31
+"""And the least, negated: what a request may ask for."""
+
+
+class JsonLines:
+    """Takes lines; ``lines`` are the requests so far."""
+
+    failed = 0
+
+    def __init__(self) -> None:
+        self.lines: list[Line] = []
+        self._known = _Blocks()
+        self._own = OwnBlocks()
+        self._chats = _Chats()
+        self._layouts = _Layouts()
+        self._first: int | None = None
+        """Line of the first request."""
+        self.prefixes = False
+
+    @property
+    def block_size(self) -> int:
+        return self._layouts.block_size if self.prefixes else VLLM_BLOCK
+
+    def take(self, text: str, number: int) -> None:
+        """One line. Raises ValueError."""
+        value = _object(text)
+        milliseconds = value.get("timestamp")
+        if isinstance(milliseconds, bool) or not isinstance(milliseconds, int | float) or not 0 <= milliseconds < 1e15:
+            raise ValueError(f"timestamp must be milliseconds of at least 0, found {_shown(milliseconds)}")
+        prompt, output = _count(value, "input_length"), _count(value, "output_length")
+        blocks = self._blocks(value.get("hash_ids"), prompt, output, number)
+        session = _session(value, self._chats)
+        self.lines.append(Line(milliseconds / 1000, prompt, output, blocks, session, *_traffic(value)))
+
+    def _blocks(self, ids: Any, prompt: int, output: int, number: int) -> Sequence[int]:
+        if self._first is None:
+            self._first, self.prefixes = number, ids is not None
+        if ids is None and self.prefixes:
+            raise ValueError(f"hash_ids must be a list, found nothing: line {self._first} has them, so all must")
+        if ids is not None and not self.prefixes:
+            raise ValueError(f"hash_ids are of no use here: line {self._first} has none, so none may have them")
+        if ids is None:
+            return self._own.of(prompt)
+        if not isinstance(ids, list):
+            raise ValueError(f"hash_ids must be a list, found {_shown(ids)}")
+        self._layouts.hold(len(ids), prompt, output)
+        return self._known.numbers(ids, number)
+
+
+class _Layouts:
+    """What the ids of a file may stand for: blocks of which size, and whether of answers too."""
+
+    def __init__(self) -> None:
+        self._left = [(size, answers) for answers in (False, True) for size in BLOCK_SIZES]
+
+    @property
+    def block_size(self) -> int:
+        return self._left[0][0]
+
+    def hold(self, ids: int, prompt: int, output: int) -> None:
+        """Raises ValueError where a line has so many ``ids`` as no layout has that fits the lines before it."""
+        left = [(size, answers) for size, answers in self._left if ids == _needed(size, answers, prompt, output)]
+        if not left:
+            size, answers = self._left[0]
+            of = f"an input_length of {prompt}" + (f" and an output_length of {output}" if answers else "")
+            raise ValueError(
+                f"hash_ids must have {_needed(size, answers, prompt, output)} ids for {of}, one for each {size} "
+                f"tokens, found {ids}"
+            )
+        self._left = left
+
+
+def _needed(size: int, answers: bool, prompt: int, output: int) -> int:
+    return -(-(prompt + output * answers) // size)
+
+
+class _Blocks:
+    """The ids of a file, numbered anew from 0, each held to the one that it first followed."""
+
+    def __init__(self) -> None:
+        self._known: dict[int, tuple[int, int, int]] = {}
+        """id -> its number here, the number of the id before it (-1: none), the line that first had it"""
+
+    def numbers(self, ids: list[Any], line: int) -> tuple[int, ...]:
+        known, before, found = self._known, -1, []
+        for i, name in enumerate(ids):
+            if type(name) is not int:
+                raise ValueError(f"hash_ids[{i}] must be an integer, found {_shown(name)}")
+            number, follows, first = known.setdefault(name, (len(known), before, line))
+            if follows != before:
+                raise ValueError(
+                    f"hash_ids[{i}]: {name} follows another id than on line {first}, but an id stands for all before it"
+                )
+            found.append(number)
+            before = number
+        return tuple(found)
+
+
+class _Chats:
+    """The conversations of a file whose requests name those that they go on from."""
+
+    def __init__(self) -> None:
+        self._roots: dict[str, str] = {}
+        """chat_id -> that of the conversation's first request, or what is known of it"""
+
+    def session(self, chat: str, parent: str | None) -> str:
+        """Of a request after those that came before. A parent that the file does not have stands for its own."""
+        root = chat if parent is None else self._roots.setdefault(parent, parent)
+        return self._roots.setdefault(chat, root)
+
+
+def _object(text: str) -> dict[str, Any]:
+    try:
+        value = json.loads(text)
+    except ValueError as error:
+        raise ValueError(f"not JSON: {getattr(error, 'msg', error)}") from None
+    except RecursionError:
+        raise ValueError("not JSON: nested too deeply") from None
+    if not isinstance(value, dict):
+        raise ValueError(f"expected an object, found {_shown(value)}")
+    return value
+
+
+def _traffic(value: dict[str, Any]) -> tuple[str, int]:
+    """Class and priority."""
+    priority = value.get("priority")
+    if priority is not None and (type(priority) is not int or abs(priority) > MOST_PRIORITY):
+        raise ValueError(f"priority must be an integer in -{MOST_PRIORITY}..{MOST_PRIORITY}, found {_shown(priority)}")
+    name = _name(value, "class")
+    if name is None:
+        name = "" if priority is None else f"priority {priority}"
+    return name, priority or 0
+
+
+def _session(value: dict[str, Any], chats: _Chats) -> str | None:
+    if (session := _name(value, "session")) is not None:
+        return session
+    if (chat := _name(value, "chat_id")) is None:
+        return None
+    parent = _name(value, "parent_chat_id")
+    return chats.session(chat, None if parent == NO_PARENT else parent)
+
+
+def _name(value: dict[str, Any], key: str) -> str | None:
+    """A text or an integer, as a text; None where there is none, or an empty one."""
+    found = value.get(key)
+    if found in (None, ""):
+        return None
+    if type(found) is not int and not isinstance(found, str):
+        raise ValueError(f"{key} must be a text or an integer, found {_shown(found)}")
+    return str(found)
+
+
+def _count(value: dict[str, Any], key: str) -> int:
+    found = value.get(key)
+    if type(found) is not int or not 1 <= found <= MAX_TOKENS:
+        raise ValueError(f"{key} must be an integer in 1..{MAX_TOKENS}, found {_shown(found)}")
+    return found
+
+
+def _shown(value: Any) -> str:
+    match value:
+        case None:
+            return "nothing"
+        case list() | dict():
+            return "a list" if isinstance(value, list) else "a mapping"
+    return repr(value)[:60]
