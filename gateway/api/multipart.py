@@ -11,6 +11,7 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from gateway.api.content_type import form_boundary, form_type
 from gateway.api.passing import sensitive, strip_form_value
 from gateway.api.settings import PassSettings
 from gateway.errors import ClientError
@@ -20,7 +21,6 @@ MAX_PARTS = 256
 MAX_PART_HEAD = 16 * 1024
 """Bytes of one part's headers; the limit that HTTP servers have for a request's own."""
 
-_BOUNDARY = re.compile(r""";\s*boundary=(?:"([^"\\]{1,70})"|([^\s;",]{1,70}))\s*(?=;|$)""", re.IGNORECASE)
 _DISPOSITION = re.compile(
     rb"""form-data(?:\s*;\s*(?:name=(?:"[^"\\\r\n]*"|[\w.\-\[\]]+)|filename="(?:[^"\\\r\n]|\\[^\r\n])*"|filename\*=[^;"\s]+))+\s*""",
     re.IGNORECASE,
@@ -41,7 +41,10 @@ class Part:
 
 
 class MultipartBody:
-    """A form. Fields that may not pass are left out; ``encode`` puts the model's name into each ``model`` part."""
+    """A form. Fields that may not pass are left out; ``encode`` puts the model's name into each ``model`` part.
+
+    ``content_type``: of our own making, for the engine: it reads the boundary that was read here.
+    """
 
     def __init__(self, raw: bytes, content_type: str, settings: PassSettings) -> None:
         """Find the parts of ``raw``.
@@ -49,9 +52,10 @@ class MultipartBody:
         Raises:
             ClientError: no boundary, or not a well-formed form.
         """
-        self.content_type = content_type
+        boundary = form_boundary(content_type)
+        self.content_type = form_type(boundary)
         self._raw = raw
-        self._parts, self._tail = _split(raw, _boundary(content_type))
+        self._parts, self._tail = _split(raw, b"--" + boundary.encode("ascii"))
         self._replaced: dict[int, bytes | None] = {}
         for part in self._parts:
             if sensitive(part.name):
@@ -91,17 +95,6 @@ class MultipartBody:
 
     def _value(self, part: Part) -> bytes:
         return self._raw[part.content : part.content_end]
-
-
-def _boundary(content_type: str) -> bytes:
-    found = _BOUNDARY.findall(content_type)
-    if len(found) != 1:
-        raise ClientError("content-type: multipart/form-data needs one boundary", param="content-type")
-    boundary: str = found[0][0] or found[0][1]
-    try:
-        return b"--" + boundary.encode("ascii")
-    except UnicodeEncodeError:
-        raise ClientError("content-type: the boundary must be ASCII", param="content-type") from None
 
 
 def _split(raw: bytes, delimiter: bytes) -> tuple[list[Part], int]:

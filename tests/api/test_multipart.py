@@ -7,6 +7,8 @@ from email.policy import HTTP
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from python_multipart.exceptions import FormParserError
+from python_multipart.multipart import MultipartParser, parse_options_header
 
 from gateway.api.multipart import MAX_PARTS, MultipartBody
 from gateway.api.settings import PassSettings
@@ -56,7 +58,7 @@ def test_the_model_is_replaced_and_the_file_untouched() -> None:
     assert parsed.value("absent") is None
     expected = form(("file", b"RIFF\r\n\r\n\x00\xff"), ("model", b"served"), ("prompt", b"hi"), ("model", b"served"))
     assert parsed.encode("served") == expected
-    assert parsed.content_type == TYPE
+    assert parsed.content_type == f'multipart/form-data; boundary="{BOUNDARY}"'
 
 
 def test_what_may_not_pass_is_left_out() -> None:
@@ -167,3 +169,103 @@ def test_another_parser_sees_the_same_fields(parts: list[tuple[str, bytes]], mod
 def test_another_parser_reads_what_is_written() -> None:
     raw = form(("file", b"RIFF"), ("kv_transfer_params", b"{}"), ("model", b"a"), ("prompt", b"hi"))
     assert read(body(raw).encode("b")) == [("file", b"RIFF"), ("model", b"b"), ("prompt", b"hi")]
+
+
+def read_by_engine(raw: bytes, content_type: str) -> list[tuple[str, bytes]]:
+    """The fields as python-multipart reads them for starlette, and so for vLLM. Raises FormParserError."""
+    fields: list[tuple[str, bytes]] = []
+    header, value, disposition, content = b"", b"", b"", b""
+
+    def part_begin() -> None:
+        nonlocal disposition, content
+        disposition = content = b""
+
+    def header_field(data: bytes, start: int, end: int) -> None:
+        nonlocal header
+        header += data[start:end]
+
+    def header_value(data: bytes, start: int, end: int) -> None:
+        nonlocal value
+        value += data[start:end]
+
+    def header_end() -> None:
+        nonlocal header, value, disposition
+        if header.lower() == b"content-disposition":
+            disposition = value
+        header = value = b""
+
+    def part_data(data: bytes, start: int, end: int) -> None:
+        nonlocal content
+        content += data[start:end]
+
+    def part_end() -> None:
+        _, options = parse_options_header(disposition)
+        fields.append((options[b"name"].decode(), content))
+
+    _, options = parse_options_header(content_type)
+    parser = MultipartParser(
+        options[b"boundary"],
+        {
+            "on_part_begin": part_begin,
+            "on_part_data": part_data,
+            "on_part_end": part_end,
+            "on_header_field": header_field,
+            "on_header_value": header_value,
+            "on_header_end": header_end,
+        },
+    )
+    parser.write(raw)
+    parser.finalize()
+    return fields
+
+
+HIDING = form(("kv_transfer_params", b"{}"), ("vllm_xargs", b"{}"), ("model", b"another"), boundary="a--\\x")
+
+
+def test_a_form_that_hides_behind_a_second_boundary_is_refused() -> None:
+    """The engine takes the last one: of it, it would read three fields where an empty form was seen here."""
+    for content_type in (
+        'multipart/form-data; boundary=a; boundary="a--\\x"',
+        'multipart/form-data; x="; boundary=a;"; boundary="a--\\x"',
+    ):
+        with pytest.raises(ClientError):
+            body(HIDING, content_type)
+
+
+PIECES = st.sampled_from(
+    [
+        *(b"--a", b"--a--", b"--b", b"--a--x", b"\r\n", b"\r\n\r\n", b"\n", b"--", b"x", b" "),
+        b'\r\n--a\r\nContent-Disposition: form-data; name="model"\r\n\r\n',
+        b'--a\r\nContent-Disposition: form-data; name="kv_transfer_params"\r\n\r\n{}\r\n',
+        b'--b\r\ncontent-disposition: form-data; name=prompt; filename="; name=model"\r\n\r\nhi\r\n',
+        b'--a\r\nX: y\r\nContent-Disposition: form-data; filename="\\""; name="file"\r\n\r\n',
+    ]
+)
+TYPES = st.sampled_from(
+    [
+        "multipart/form-data; boundary=a",
+        'multipart/form-data; boundary="b"',
+        'multipart/form-data; boundary="a--x"',
+        'multipart/form-data; x="; boundary=a"; boundary=b',
+        "multipart/form-data; boundary=a; boundary=b",
+        'multipart/form-data; boundary="\\a"; charset=utf-8',
+    ]
+)
+
+
+@given(st.lists(PIECES, min_size=1, max_size=10), TYPES, st.booleans())
+def test_what_was_seen_here_is_what_the_engine_sees(pieces: list[bytes], content_type: str, ended: bool) -> None:
+    raw = b"".join(pieces) + (b"\r\n--a--\r\n" if ended else b"")
+    try:
+        parsed = body(raw, content_type)
+    except ClientError:
+        return
+    names = [part.name for part in parsed._parts if part.name != "kv_transfer_params"]
+    try:
+        fields = read_by_engine(parsed.encode("m"), parsed.content_type)
+    except FormParserError:
+        return  # it refuses what was taken here: nothing gets past anybody
+    assert [name for name, _ in fields] == names
+    for name, content in fields:
+        if name == "model":
+            assert content == b"m"
