@@ -135,6 +135,8 @@ class Wiring:
         config, common = draft.config, rooms.common
         upstream = rooms.upstream if before is None else rooms.upstream.with_timeouts(config.timeouts)
         directory = Directory(draft.servings, rooms.fleet, rooms.created)
+        for serving in draft.servings:
+            serving.tokens.parity.members = partial(_names, rooms.fleet, serving.model)
         forwarder = Forwarder(rooms.fleet, upstream, config.pass_through)
         handover = Handover(
             forwarder=forwarder,
@@ -247,6 +249,10 @@ def _serving(settings: ModelSettings, config: Config, common: Common, before: Wi
         slo=settings.slo,
         session=settings.session,
     )
+
+
+def _names(fleet: Fleet, model: Model) -> list[str]:
+    return [endpoint.name for endpoint in fleet.endpoints(model)]
 
 
 def _tokens(settings: ModelSettings, common: Common) -> ModelTokens:

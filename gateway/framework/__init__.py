@@ -29,6 +29,7 @@ from gateway.framework.plugins import (
 )
 from gateway.framework.prompt import (
     BYTES_PER_TOKEN,
+    NOWHERE,
     ChatInput,
     Medium,
     OpaqueInput,
@@ -45,6 +46,7 @@ from gateway.framework.weight import decoding_weight
 __all__ = [
     "BYTES_PER_TOKEN",
     "GENERATES",
+    "NOWHERE",
     "NO_MATCH",
     "NULL_OBSERVER",
     "ChatInput",

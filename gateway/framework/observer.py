@@ -94,6 +94,9 @@ class Observer:
     def parity(self, model: str, trusted: bool) -> None:
         """Whether the prompts of a model with a tokenizer are placed by our ids: else they are estimated."""
 
+    def endpoint_parity(self, model: str, endpoint: str, agrees: bool) -> None:
+        """Whether the engine at ``endpoint`` makes the tokens that we make: told when that changes."""
+
     def hits_compared(self, model: str, endpoint: str, expected: int, reported: int) -> None:
         """Expected hit against ``cached_tokens``."""
 

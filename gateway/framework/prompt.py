@@ -79,6 +79,9 @@ class Medium(NamedTuple):
     identifier: str
 
 
+NOWHERE: frozenset[str] = frozenset()
+
+
 @dataclass(frozen=True, slots=True)
 class Prompt:
     """What the engine will see, or an estimate of it.
@@ -89,6 +92,8 @@ class Prompt:
     ``single``: the body holds one prompt, so that expected and reported hits can be compared.
     ``own``: the ids that our tokenizer made of one prompt, to be compared with the engine's; they are ``ids`` unless
     they are not trusted. None: the client gave ids, or there are none.
+
+    ``differing``: names of endpoints whose engines make other ids of such prompts: what they hold is estimated.
 
     ``media``: in order, where the engine told which there are: then ``ids`` are its own from the first to the last.
 
@@ -102,6 +107,7 @@ class Prompt:
     why: str = ""
     single: bool = True
     own: array[int] | None = None
+    differing: frozenset[str] = NOWHERE
     media: tuple[Medium, ...] = ()
 
     @property

@@ -54,9 +54,13 @@ class Holder:
         """Tokens of one of the engine's blocks; 0 if it has not told."""
         return self.holdings.block_size or self.endpoint.metrics.block_size
 
+    def knows(self, keys: BlockKeys) -> bool:
+        """Whether the keys are those that the engine's own tokens have."""
+        return keys.exact and self.endpoint.name not in keys.differing
+
     def tells(self, keys: BlockKeys) -> bool:
         """Whether the endpoint's events can say what it holds of a prompt."""
-        return self.events and self.heard and keys.exact and not self.reading
+        return self.events and self.heard and self.knows(keys) and not self.reading
 
     def tells_all(self, keys: BlockKeys) -> bool:
         """Whether they can say all that it holds of it."""

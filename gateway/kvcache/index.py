@@ -13,7 +13,7 @@ from array import array
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from itertools import chain as join
 
-from gateway.framework import Clock, Endpoint, Matches, Medium, Observer
+from gateway.framework import NOWHERE, Clock, Endpoint, Matches, Medium, Observer
 from gateway.kvcache.bound import Bound
 from gateway.kvcache.chains import Chains
 from gateway.kvcache.events import BlockRemoved, BlockStored, Event, is_named, is_tail
@@ -135,7 +135,7 @@ class CacheIndex:
     def asks(self, slot: int, keys: BlockKeys) -> bool:
         """Whether this prompt shall have its engine announce again what it holds of it; each counts."""
         holder = self._holders.get(slot)
-        if holder is None or holder.to_ask < 1 or not (keys and keys.exact and keys.unit == self.unit):
+        if holder is None or holder.to_ask < 1 or not (keys and holder.knows(keys) and keys.unit == self.unit):
             return False
         holder.to_ask -= 1
         return True
@@ -225,13 +225,15 @@ class CacheIndex:
         salt: str | None,
         media: Sequence[Medium] = (),
         whole: bool = True,
+        differing: frozenset[str] = NOWHERE,
     ) -> BlockKeys:
-        """Keys of a prompt's whole blocks. ``ids``, ``media``, ``whole``: as ``Prompt``'s; ``count``: its tokens."""
+        """Keys of a prompt's whole blocks. ``ids``, ``media``, ``whole``, ``differing``: as ``Prompt``'s; ``count``:
+        its tokens."""
         if not self._learned:
             for size in [holder.block_size for holder in self._holders.values() if holder.block_size]:
                 self._learn(size)
         keys = chain_past(ids, self.unit, root(exact, adapter, salt), media, self._chains.keys)
-        return BlockKeys(keys, self.unit, count, exact, whole)
+        return BlockKeys(keys, self.unit, count, exact, whole, differing)
 
     def match(self, keys: BlockKeys, prompt_tokens: int, endpoints: Sequence[Endpoint]) -> Matches:
         """What each of ``endpoints`` holds of the prompt.
@@ -249,13 +251,20 @@ class CacheIndex:
         estimated: list[Candidate] = []
         both: list[Candidate] = []
         holders, exact, whole, below = self._holders, keys.exact, keys.whole, False
+        differing = keys.differing
         for endpoint in endpoints:
             holder = holders.get(endpoint.slot)
             if holder is None:
                 continue
             candidate = holder.candidate
             candidate.block_size = holder.holdings.block_size or endpoint.metrics.block_size
-            if exact and holder.events and holder.heard and not holder.reading:
+            if (
+                exact
+                and holder.events
+                and holder.heard
+                and not holder.reading
+                and not (differing and endpoint.name in differing)
+            ):
                 candidate.gpu = holder.clearing is None
                 candidate.going = self._going(holder)
                 if not below:
@@ -291,7 +300,7 @@ class CacheIndex:
         if not holder.tells_all(keys):
             tokens = endpoint.metrics.kv_capacity or self._settings.capacity_tokens
             holder.estimate.sent(keys, max(1, tokens // self.unit))
-        if not (holder.events and keys.exact):
+        if not (holder.events and holder.knows(keys)):
             return BlockUse(self, keys, endpoint)
         prediction = self._overlay.predict(holder.place, keys, self._placements)
         return BlockUse(self, keys, endpoint, prediction, holder.holdings.order)

@@ -14,7 +14,7 @@ from struct import Struct
 
 from xxhash import xxh3_64_intdigest
 
-from gateway.framework import Medium
+from gateway.framework import NOWHERE, Medium
 
 BYTES_PER_ID = 4
 """Of a token id in an ``array('I')``."""
@@ -28,16 +28,26 @@ class BlockKeys(list[int]):
     """Keys of a prompt's whole blocks, first to last. ``unit``: tokens a block. ``tokens``: of the prompt.
 
     ``exact``, ``whole``: as the ``Prompt``'s: not ``whole``, the last of them no engine will ever tell.
+    ``differing``: names of endpoints whose engines make other tokens of it.
     """
 
-    __slots__ = ("exact", "tokens", "unit", "whole")
+    __slots__ = ("differing", "exact", "tokens", "unit", "whole")
 
-    def __init__(self, keys: list[int], unit: int, tokens: int, exact: bool, whole: bool) -> None:
+    def __init__(
+        self,
+        keys: list[int],
+        unit: int,
+        tokens: int,
+        exact: bool,
+        whole: bool,
+        differing: frozenset[str] = NOWHERE,
+    ) -> None:
         super().__init__(keys)
         self.unit = unit
         self.tokens = tokens
         self.exact = exact
         self.whole = whole
+        self.differing = differing
 
 
 def root(exact: bool, adapter: str | None, salt: str | None) -> int:

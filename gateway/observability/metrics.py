@@ -208,6 +208,10 @@ class Metrics(Observer):
     def parity(self, model: str, trusted: bool) -> None:
         self._present.trusted[model] = trusted
 
+    def endpoint_parity(self, model: str, endpoint: str, agrees: bool) -> None:
+        if endpoint not in self._present.hidden:
+            self._present.agreeing[model, endpoint] = agrees
+
     def hits_compared(self, model: str, endpoint: str, expected: int, reported: int) -> None:
         if endpoint not in self._present.hidden:
             self._expected[model, endpoint] += expected
@@ -254,6 +258,7 @@ class Metrics(Observer):
             present.in_flight.pop(endpoint, None)
         for known in (present.streams, present.expired, present.fetching, present.draining):
             known.pop(endpoint, None)
+        present.agreeing = {pair: agrees for pair, agrees in present.agreeing.items() if pair[1] != endpoint}
         for family in (
             self._attempts,
             self._expected,
@@ -268,6 +273,7 @@ class Metrics(Observer):
         present = self._present
         for known in (present.queued, present.blocks, present.trusted):
             known.pop(model, None)
+        present.agreeing = {pair: agrees for pair, agrees in present.agreeing.items() if pair[0] != model}
         for family in self._instruments.families:
             if "model" in family.labels:
                 family.drop("model", model)

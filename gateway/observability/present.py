@@ -21,6 +21,7 @@ class Present(Collector):
     ``in_flight``: requests by endpoint. ``queued``: requests by model. ``engines``: (up, why not). ``scraped``:
     Clock.monotonic() of the last good scrape by engine. ``streams``: state by endpoint. ``blocks``: by model.
     ``trusted``: by model, whether its prompts are placed by our token ids.
+    ``agreeing``: by model and endpoint, whether its engine makes the same ids.
     ``expired``: the engine's own count of KV leases that ran out, by endpoint. ``fetching``: by endpoint, its waiting
     requests by the stage of fetching their KV. The mappings in it are replaced, never changed.
     ``draining``: by endpoint, whether it is out of use without a fault.
@@ -37,6 +38,7 @@ class Present(Collector):
         self.streams: dict[str, str] = {}
         self.blocks: dict[str, int] = {}
         self.trusted: dict[str, bool] = {}
+        self.agreeing: dict[tuple[str, str], bool] = {}
         self.expired: dict[str, float] = {}
         self.fetching: dict[str, Mapping[str, int]] = {}
         self.draining: dict[str, bool] = {}
@@ -102,6 +104,13 @@ class Present(Collector):
             "1 while our token ids agree with the engines'; 0: they do not, and prompts are estimated.",
             {(name,): trusted for name, trusted in self.trusted.copy().items()},
             "model",
+        )
+        yield _gauge(
+            "kvgate_endpoint_token_parity",
+            "0 while an endpoint's engine makes other tokens than we do, and what it holds is estimated; 1: again not.",
+            {(model, name): agrees for (model, name), agrees in self.agreeing.copy().items()},
+            "model",
+            "endpoint",
         )
         yield _gauge(
             "kvgate_engine_kv_expired_requests",

@@ -30,6 +30,7 @@ from gateway.proxy.legs import Attempts, HeldAnswer, Leg, LegFailed
 from gateway.proxy.placement import Parcel, Placement
 from gateway.proxy.record import line, told
 from gateway.scheduling.scheduler import Scheduler
+from gateway.tokens.agreement import Form
 
 NO_IDS = array("I")
 
@@ -48,10 +49,12 @@ class Phase(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Questions:
-    """``legs``: to be asked in turn, which ids an engine makes of the body. ``ids``: what ours are."""
+    """``legs``: to be asked in turn, which ids an engine makes of the body. ``ids``: what ours are, of a prompt of this
+    ``form``."""
 
     legs: Sequence[Leg]
     ids: array[int]
+    form: Form
 
 
 @dataclass(slots=True, eq=False)
@@ -280,6 +283,11 @@ class Exchange:
     @property
     def model_name(self) -> str:
         return self.serving.model.name if self.serving is not None else ""
+
+    def exact_on(self, endpoint: Endpoint) -> bool:
+        """Whether the prompt's ids are those that the engine at ``endpoint`` makes of it."""
+        prompt = self.prompt
+        return prompt is not None and prompt.exact and endpoint.name not in prompt.differing
 
     def end_placement(self, result: str) -> None:
         """Give back what was booked on the endpoint, and say how the leg ended. Harmless if there is none."""

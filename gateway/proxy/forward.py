@@ -19,6 +19,7 @@ from gateway.proxy.commit import Committed, commit
 from gateway.proxy.exchange import Exchange
 from gateway.proxy.legs import Cause, Leg, LegFailed
 from gateway.proxy.upstream import Upstream
+from gateway.tokens.agreement import form_of
 
 log = logging.getLogger("kvgate.forward")
 
@@ -79,7 +80,7 @@ class Forwarder:
         room = served.max_model_len if served is not None else None
         alike = prompt.single and prompt.whole
         alike = alike and answers_alike(kind, body.fields, prompt.count, version=engine.version, room=room)
-        if not alike or not serving.tokens.parity.vouches(endpoint.name, engine.started):
+        if not alike or not serving.tokens.parity.vouches(endpoint.name, engine.started, form_of(kind)):
             return body
         pieces: list[bytes] = []
         for piece in written(prompt.own):

@@ -56,4 +56,5 @@ def tokenized(serving: Serving, request: Request, prompt: Prompt) -> BlockKeys:
         request.cache_salt,
         prompt.media,
         whole=prompt.whole,
+        differing=prompt.differing,
     )

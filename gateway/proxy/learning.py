@@ -12,6 +12,7 @@ from gateway.fleet.booking import Booking, learn_events, learn_output
 from gateway.framework import GENERATES
 from gateway.kvcache.use import BlockUse
 from gateway.proxy.placement import Placement
+from gateway.tokens.agreement import form_of
 
 if TYPE_CHECKING:
     from gateway.proxy.exchange import Exchange
@@ -71,8 +72,9 @@ def _learn_parity(exchange: Exchange, booking: Booking, usage: Usage) -> None:
         return
     parity = exchange.serving.tokens.parity
     if usage.prompt_tokens is not None:
-        parity.counted(booking.endpoint.name, exchange.own_tokens, usage.prompt_tokens)
-    if usage.cached_tokens is not None and exchange.prompt.exact:
+        form = form_of(exchange.request.kind)
+        parity.counted(booking.endpoint.name, form, exchange.own_tokens, usage.prompt_tokens)
+    if usage.cached_tokens is not None and exchange.exact_on(booking.endpoint):
         parity.hit(booking.endpoint.name, booking.expected_hit, usage.cached_tokens)
 
 
@@ -85,6 +87,6 @@ def _learn_hits(exchange: Exchange, booking: Booking, use: BlockUse, usage: Usag
     if not exchange.prompt.single:
         return
     use.reported(booking.expected_hit, usage.cached_tokens)
-    if exchange.prompt.whole:
+    if exchange.prompt.whole and exchange.exact_on(booking.endpoint):
         name = booking.endpoint.name
         exchange.observer.hits_compared(exchange.model_name, name, booking.expected_hit, usage.cached_tokens)

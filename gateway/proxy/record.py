@@ -38,7 +38,7 @@ def line(exchange: Exchange) -> Settled:
         endpoint=plan.decode.name if plan else None,
         attempts=exchange.legs,
         prompt_tokens=request.prompt_tokens if request else 0,
-        exact=request.exact if request else False,
+        exact=request is not None and request.exact and (plan is None or exchange.exact_on(plan.decode)),
         expected_hit=booked.expected_hit if booked else 0,
         duration=exchange.clock.monotonic() - exchange.arrived,
         queue_wait=exchange.queue_wait,

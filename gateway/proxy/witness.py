@@ -22,6 +22,7 @@ from gateway.proxy.exchange import Exchange, Questions
 from gateway.proxy.forward import Forwarder
 from gateway.proxy.legs import Leg, LegFailed
 from gateway.proxy.upstream import Upstream
+from gateway.tokens.agreement import form_of
 
 log = logging.getLogger("kvgate.parity")
 
@@ -90,7 +91,7 @@ class Witness:
         if exchange.request.indivisible or exchange.request.adapter is not None or serving.model.name in self._busy:
             return
         parity = serving.tokens.parity
-        sampled = parity.wants_ids(self._chance.random())
+        sampled = parity.wants_ids(plan.decode.name, form_of(exchange.route.kind), self._chance.random())
         unproved = [one for one in (plan.prefill, plan.decode) if one is not None and parity.wants_proof(one.name)]
         if not sampled and not unproved:
             return
@@ -99,7 +100,7 @@ class Witness:
             paths = self._paths(exchange, endpoint, body)
             legs = [leg for path in paths if (leg := self._leg(exchange, endpoint, path, limit))]
             if legs:
-                exchange.questions = Questions(legs, prompt.own)
+                exchange.questions = Questions(legs, prompt.own, form_of(exchange.route.kind))
                 return
 
     def settled(self, exchange: Exchange) -> None:
@@ -134,7 +135,8 @@ class Witness:
                 ids = await self._ask(leg, clock)
                 if ids is not None:
                     started = leg.endpoint.engine.started
-                    serving.tokens.parity.rendered(leg.endpoint.name, questions.ids, ids, started=started)
+                    parity, name = serving.tokens.parity, leg.endpoint.name
+                    parity.rendered(name, questions.form, questions.ids, ids, started=started)
                     return
         finally:
             self._busy.discard(serving.model.name)

@@ -1,10 +1,11 @@
-"""Whether our token ids are the engines': judged by what engines say of live traffic, model by model.
+"""Whether our token ids are the engines': judged by what engines say of live traffic, endpoint by endpoint.
 
-Rules: a verdict needs several witnesses, since single prompts may differ for reasons of their own. While the ids are
-not trusted prompts are estimated, and compared all the same, so that trust comes back by itself. An engine that gets
-our ids instead of a text counts what we did, whatever its tokenizer: that is no witness, so each engine must have made
-the same ids itself before it gets ours, and is tried again and again. What is told names endpoints and numbers, never a
-prompt. Synchronous and quick: a comparison costs about a microsecond.
+Rules: an endpoint that makes other tokens than we do, of chats or of texts, loses its own exactness only: what it
+holds of such a prompt is estimated by what was sent there. Where most endpoints of a model differ it is we who are
+wrong, and such prompts are estimated everywhere. Comparing goes on all the same, so that trust comes back by itself. An
+engine that gets our ids instead of a text counts what we did, whatever its tokenizer: that is no witness, so each one
+must have made the same ids itself before it gets ours, and is tried again and again. What is told names endpoints and
+numbers, never a prompt. Synchronous and quick: a comparison costs about a microsecond.
 """
 
 from __future__ import annotations
@@ -12,32 +13,17 @@ from __future__ import annotations
 import logging
 from array import array
 from collections import Counter, deque
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
-from enum import StrEnum
+from typing import Any
 
-from gateway.framework import NULL_OBSERVER, Clock, Observer, SystemClock
+from gateway.framework import NOWHERE, NULL_OBSERVER, Clock, Observer, SystemClock
+from gateway.tokens.agreement import CHECKS, WINDOW, Agreement, Difference, Evidence, Form, suspicious
 
 log = logging.getLogger("kvgate.parity")
 
-WINDOW = 50
-"""Comparisons that are looked back on: a few seconds of a busy model's traffic, minutes of a quiet one's."""
-
-LEAST = 5
-"""Differences in the window before anything is concluded: one odd client's retries are fewer."""
-
-SHARE = 0.2
-"""Of the window's comparisons, those that may differ. Another tokenizer, template or BOS makes nearly all chats differ;
-below a fifth, exact ids still place more prompts rightly than estimates would."""
-
-RECOVERY = 50
-"""Equal counts in a row that bring trust back. Where one engine in five is wrong, that many come once in 70,000."""
-
-CHECKS = 20
-"""Prompts whose ids are compared where there is doubt; and so many equal ones in a row bring trust in ids back: one
-that is equal, id by id, proves more than an equal count."""
-
 PAUSE = 600.0
-"""Seconds from one such doubt to the next: engines have other work."""
+"""Seconds from one doubt in ids to the next: engines have other work."""
 
 BLIND = 256
 """Reported tokens from which a hit that nobody expected counts as a difference: two of the largest common blocks."""
@@ -45,28 +31,20 @@ BLIND = 256
 TRIED = 50
 """Of the prompts that an engine could get as ids, one in so many goes as its text, and is compared."""
 
+FEW = 3
+"""Endpoints on which a verdict on the model stands at least, where it has as many: one of three is no majority."""
 
-class Evidence(StrEnum):
-    """What was compared; the value completes a sentence on prompts."""
-
-    COUNT = "the engines counted other tokens"
-    IDS = "the engines made other token ids"
+REMEDY = "is the tokenizer or chat template there another one? kvgate doctor tells"
 
 
 @dataclass(frozen=True, slots=True)
 class Lost:
-    """Why ids are not trusted. ``different`` of ``compared`` differed, most of them on ``endpoint``."""
+    """Why a model's ids are not trusted: what ``different`` endpoints made of its prompts."""
 
-    evidence: Evidence
-    different: int
-    compared: int
-    endpoint: str
+    different: Mapping[str, Difference]
 
     def __str__(self) -> str:
-        return (
-            f"of {self.different} in {self.compared} prompts {self.evidence}, most of them on {self.endpoint}: is its "
-            "tokenizer or chat template another one? kvgate doctor tells"
-        )
+        return f"most of its engines differ: {_list(self.different)}: {REMEDY}"
 
 
 @dataclass(slots=True)
@@ -78,60 +56,85 @@ class _Proof:
 
 
 class Parity:
-    """The trust in one model's ids. Endpoints are told by name. ``sample``: 0..1 of prompts whose ids are compared."""
+    """The trust in one model's ids. Endpoints are told by name. ``sample``: 0..1 of prompts whose ids are compared.
+    ``members``: the names of the model's endpoints; until it is set, those count that were compared."""
 
     def __init__(
         self, model: str, clock: Clock | None = None, observer: Observer = NULL_OBSERVER, *, sample: float = 0.0
     ) -> None:
+        self.members: Callable[[], Collection[str]] | None = None
         self._model = model
         self._clock = clock or SystemClock()
         self._observer = observer
         self._sample = sample
-        self._windows: dict[Evidence, deque[str]] = {each: deque(maxlen=WINDOW) for each in Evidence}
+        self._agreements: dict[Form, dict[str, Agreement]] = {form: {} for form in Form}
+        self._lost: dict[Form, Lost] = {}
+        self._differing: dict[Form, frozenset[str]] = dict.fromkeys(Form, NOWHERE)
         self._hits: deque[str] = deque(maxlen=WINDOW)
-        self._agreed = 0
-        self._checks = 0
-        self._doubted_at: float | None = None
+        self._checks: Counter[str] = Counter()
+        self._doubted: dict[str, float] = {}
         self._proved: dict[str, _Proof] = {}
         self._wanted: set[str] = set()
-        self.lost: Lost | None = None
 
     @property
     def trusted(self) -> bool:
-        """Whether prompts may be placed by our ids."""
-        return self.lost is None
+        """Whether prompts of every form may be placed by our ids, somewhere."""
+        return not self._lost
+
+    def lost(self, form: Form) -> Lost | None:
+        """Why prompts of ``form`` are estimated everywhere; None: they are not."""
+        return self._lost.get(form)
+
+    def differing(self, form: Form) -> frozenset[str]:
+        """Endpoints that make other tokens of prompts of ``form`` than we do."""
+        return self._differing[form]
+
+    @property
+    def differences(self) -> dict[str, Sequence[Difference]]:
+        """By endpoint, what it makes of prompts that we do not."""
+        found: dict[str, list[Difference]] = {}
+        for agreements in self._agreements.values():
+            for name, one in agreements.items():
+                if one.difference is not None:
+                    found.setdefault(name, []).append(one.difference)
+        return dict(found)
 
     def begin(self) -> None:
-        """The model has a tokenizer: say that it is trusted."""
-        self._observer.parity(self._model, True)
+        """The model has a tokenizer: say whether it is trusted."""
+        self._observer.parity(self._model, self.trusted)
 
-    def vouches(self, endpoint: str, started: float | None) -> bool:
-        """Whether this prompt may go to ``endpoint`` as our ids: its engine has made the same ids itself, since it
-        ``started`` (as ``Engine.started``). Where it has not, its ids are wanted."""
+    def vouches(self, endpoint: str, started: float | None, form: Form) -> bool:
+        """Whether a prompt of ``form`` may go to ``endpoint`` as our ids: its engine has made the same ids itself,
+        since it ``started`` (as ``Engine.started``). Where it has not, its ids are wanted."""
         proof = self._proved.get(endpoint)
         if proof is None or proof.started != started:
             self._wanted.add(endpoint)
             return False
         proof.prompts += 1
-        return self.lost is None and proof.prompts % TRIED != 0
+        return form not in self._lost and endpoint not in self._differing[form] and proof.prompts % TRIED != 0
 
     def wants_proof(self, endpoint: str) -> bool:
         """Whether prompts could go to ``endpoint`` as ids, if only it had made the same ones."""
         return endpoint in self._wanted
 
-    def wants_ids(self, chance: float) -> bool:
-        """Whether this prompt's ids are to be compared with the engine's. ``chance``: a random number in 0..1."""
-        if self.lost is not None and self.lost.evidence is Evidence.IDS:
-            self._doubt()
-        return self._checks > 0 or chance < self._sample
+    def wants_ids(self, endpoint: str, form: Form, chance: float) -> bool:
+        """Whether the ids of this prompt are to be compared with those of the engine at ``endpoint``. ``chance``: a
+        random number in 0..1."""
+        agreement = self._agreements[form].get(endpoint)
+        difference = None if agreement is None else agreement.difference
+        if difference is not None and difference.evidence is Evidence.IDS:
+            self._doubt(endpoint)
+        return self._checks[endpoint] > 0 or chance < self._sample
 
-    def counted(self, endpoint: str, ours: int, reported: int) -> None:
+    def counted(self, endpoint: str, form: Form, ours: int, reported: int) -> None:
         """Our count of a prompt's tokens against ``usage.prompt_tokens``."""
         if ours != reported:
             self._proved.pop(endpoint, None)
-        self._compared(Evidence.COUNT, endpoint, ours == reported)
+        self._compared(Evidence.COUNT, form, endpoint, ours == reported)
 
-    def rendered(self, endpoint: str, ours: array[int], theirs: list[int], *, started: float | None = None) -> None:
+    def rendered(
+        self, endpoint: str, form: Form, ours: array[int], theirs: list[int], *, started: float | None = None
+    ) -> None:
         """Our ids of a prompt against the engine's, whose process ``started`` then."""
         equal = ours.tolist() == theirs
         self._wanted.discard(endpoint)
@@ -139,9 +142,10 @@ class Parity:
             self._proved.setdefault(endpoint, _Proof(started)).started = started
         else:
             self._proved.pop(endpoint, None)
-        self._checks = max(0, self._checks - 1)
+        if self._checks[endpoint] > 0:
+            self._checks[endpoint] -= 1
         self._observer.ids_compared(self._model, equal)
-        self._compared(Evidence.IDS, endpoint, equal)
+        self._compared(Evidence.IDS, form, endpoint, equal)
 
     def hit(self, endpoint: str, expected: int, reported: int) -> None:
         """What was expected in the endpoint's cache by exact ids, against ``cached_tokens``.
@@ -149,47 +153,81 @@ class Parity:
         No verdict, only a doubt, for which ids are compared: hits out of nothing are what wrong ids of the right number
         look like, but an engine may also have got the KV from elsewhere, or from a request that another gateway sent.
         """
-        if reported >= BLIND:
-            self._hits.append(endpoint if expected == 0 else "")
-            if _suspicious(self._hits) and self._doubt():
-                self._hits.clear()
-                log.info(
-                    "model %s: its engines hit their caches where nothing was expected: ids are compared", self._model
-                )
+        if reported < BLIND:
+            return
+        self._hits.append(endpoint if expected == 0 else "")
+        surprised = set(filter(None, self._hits))
+        if not suspicious(len(self._hits) - self._hits.count(""), len(self._hits)):
+            return
+        if doubted := [name for name in surprised if self._doubt(name)]:
+            self._hits.clear()
+            log.info(
+                "model %s: caches were hit where nothing was expected, on %s: ids are compared",
+                *(self._model, ", ".join(sorted(doubted))),
+            )
 
-    def _doubt(self) -> bool:
+    def _doubt(self, endpoint: str) -> bool:
         """Have some ids compared, unless that was done lately."""
         now = self._clock.monotonic()
-        if self._doubted_at is not None and now - self._doubted_at < PAUSE:
+        if now - self._doubted.get(endpoint, -PAUSE) < PAUSE:
             return False
-        self._checks, self._doubted_at = CHECKS, now
+        self._checks[endpoint], self._doubted[endpoint] = CHECKS, now
         return True
 
-    def _compared(self, evidence: Evidence, endpoint: str, equal: bool) -> None:
-        if self.lost is not None:
-            if self.lost.evidence is evidence:
-                self._agreed = self._agreed + 1 if equal else 0
-                if self._agreed >= (RECOVERY if evidence is Evidence.COUNT else CHECKS):
-                    self._restore()
+    def _compared(self, evidence: Evidence, form: Form, endpoint: str, equal: bool) -> None:
+        agreement = self._agreements[form].get(endpoint)
+        if agreement is None:
+            agreement = self._agreements[form][endpoint] = Agreement(form)
+        before = agreement.difference
+        if not agreement.compared(evidence, equal):
             return
-        window = self._windows[evidence]
-        window.append("" if equal else endpoint)
-        if not equal and _suspicious(window):
-            worst = Counter(filter(None, window)).most_common(1)[0][0]
-            self.lost = Lost(evidence, len(window) - window.count(""), len(window), worst)
-            self._agreed = 0
-            self._observer.parity(self._model, False)
-            log.warning("model %s: its prompts are estimated from now on: %s", self._model, self.lost)
+        members = None if self.members is None else frozenset(self.members())
+        if members is not None:
+            self._forget_but(members)
+        self._judge(form, members)
+        if agreement.difference != before:
+            self._tell(endpoint, agreement.difference, form)
 
-    def _restore(self) -> None:
-        self.lost = None
-        for window in (*self._windows.values(), self._hits):
-            window.clear()
-        self._observer.parity(self._model, True)
-        log.warning("model %s: its prompts are tokenized again: the engines agree", self._model)
+    def _judge(self, form: Form, members: Collection[str] | None) -> None:
+        """Who differs, and whether these are most."""
+        agreements = self._agreements[form]
+        differing = {name: one.difference for name, one in agreements.items() if one.difference is not None}
+        agreeing = sum(one.agrees for one in agreements.values())
+        self._differing[form] = frozenset(differing)
+        known = len(agreements) if members is None else len(members)
+        most = 2 * len(differing) > max(len(differing) + agreeing, min(known, FEW))
+        trusted = self.trusted
+        if most and form not in self._lost:
+            self._lost[form] = lost = Lost(differing)
+            log.warning("model %s: its %s are estimated from now on: %s", self._model, form, lost)
+        elif not most and self._lost.pop(form, None) is not None:
+            self._hits.clear()
+            log.warning("model %s: its %s are tokenized again: most engines agree", self._model, form)
+        if self.trusted != trusted:
+            self._observer.parity(self._model, self.trusted)
+
+    def _tell(self, endpoint: str, difference: Difference | None, form: Form) -> None:
+        agrees = not any(endpoint in differing for differing in self._differing.values())
+        self._observer.endpoint_parity(self._model, endpoint, agrees)
+        if difference is None:
+            log.warning("model %s: %s makes the tokens of %s that we make, again", self._model, endpoint, form)
+        elif form not in self._lost:
+            log.warning(
+                "model %s: %s on %s are estimated from now on, and exact on the others: %s: %s",
+                *(self._model, form, endpoint, difference, REMEDY),
+            )
+
+    def _forget_but(self, members: Collection[str]) -> None:
+        """Endpoints come and go."""
+        every: tuple[dict[str, Any], ...] = (*self._agreements.values(), self._proved, self._doubted, self._checks)
+        for known in every:
+            for name in known.keys() - members:
+                del known[name]
+        self._wanted.intersection_update(members)
 
 
-def _suspicious(window: deque[str]) -> bool:
-    """Whether too many of its comparisons differed: those that name an endpoint."""
-    different = len(window) - window.count("")
-    return different >= LEAST and different > SHARE * len(window)
+def _list(differences: Mapping[str, Difference]) -> str:
+    """The first of them, by name."""
+    shown = [f"{name} ({difference})" for name, difference in list(differences.items())[:FEW]]
+    more = len(differences) - len(shown)
+    return ", ".join(shown) + (f" and {more} more" if more else "")

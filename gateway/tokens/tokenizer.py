@@ -27,6 +27,7 @@ from gateway.framework import (
     TokenInput,
     estimate,
 )
+from gateway.tokens.agreement import Form
 from gateway.tokens.effort import ALONE, LOOP_CHARACTERS, LOOP_NEW, LOOP_TEXTS, is_light
 from gateway.tokens.encode import Encoder, Reading
 from gateway.tokens.loading import Loaded, load
@@ -76,7 +77,9 @@ class ModelTokens:
         """How prompts become tokens now, for people: ``exact``, or ``estimated`` and why."""
         if self._settings.tokenizer is None:
             return "estimated: no tokenizer is configured"
-        return "exact" if self.parity.trusted else f"estimated: {self.parity.lost}"
+        if lost := [f"{form}: {why}" for form in Form if (why := self.parity.lost(form))]:
+            return f"estimated: {'; '.join(lost)}"
+        return "exact"
 
     @property
     def forwards(self) -> bool:
@@ -110,10 +113,12 @@ class ModelTokens:
         if why is None:
             try:
                 found = await self._tokens_of(prompt)
-                if self.parity.trusted:
+                form = Form.CHAT if isinstance(prompt, ChatInput) else Form.TEXT
+                if self.parity.lost(form) is None:
                     if found.why:
                         self._observer.tokens_estimated(self._model, found.why)
-                    return found
+                    differing = self.parity.differing(form)
+                    return replace(found, differing=differing) if differing else found
                 why, own = Why.PARITY, found.own
             except Unrenderable as unrenderable:
                 why = unrenderable.why

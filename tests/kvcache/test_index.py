@@ -23,6 +23,19 @@ def test_a_match_is_the_leading_blocks_that_are_held():
     assert index.blocks == 3
 
 
+def test_an_endpoint_whose_tokens_differ_is_matched_by_what_was_sent_there():
+    index = index_of(2)
+    index.apply(0, stored([11, 12], ids(1, 2)))
+    index.apply(1, stored([91, 92], ids(1, 2)))
+    keys = index.keys(ids(1, 2), 33, True, None, None, differing=frozenset([endpoint(1).name]))
+    matches = index.match(keys, 33, [endpoint(slot) for slot in range(2)])
+    assert matches[0].source is Source.EVENTS
+    assert matches[1] is NO_MATCH, "its events speak of other tokens"
+    assert not index.is_told(1, keys)
+    index.placed(keys, endpoint(1))
+    assert index.match(keys, 33, [endpoint(1)])[1] == Match(gpu=32, expected_hit=32, source=Source.ESTIMATED)
+
+
 def test_what_was_asked_for_once_more_adds_no_copies():
     index = index_of()
     index.apply(0, stored([11, 12], ids(1, 2)))

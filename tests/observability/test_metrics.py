@@ -214,6 +214,7 @@ def test_a_model_that_is_dropped_takes_its_series_along(metrics, settled) -> Non
     metrics.queued("m", 3)
     metrics.kv_blocks("m", 7)
     metrics.parity("m", True)
+    metrics.endpoint_parity("m", "a", True)
     metrics.planned("other", "single")
     metrics.model_dropped("m")
     assert [name for name, labels in read(metrics) if dict(labels).get("model") == "m"] == []

@@ -12,7 +12,7 @@ import pytest
 
 from gateway.api.forwarding import SLICE
 from gateway.tokens import parity
-from gateway.tokens.parity import LEAST
+from gateway.tokens.agreement import LEAST, Form
 from gateway.tokens.settings import ForwardSettings
 from simulator.server import EngineServer
 from simulator.settings import EngineSettings
@@ -130,7 +130,7 @@ async def test_some_prompts_go_as_text_and_a_difference_ends_it(
             await ask(gateway)
             went.append(as_ids(last(engine, CHAT)))
         assert went == [False, True, True, False, True, True, False]
-        gateway.gateway.directory.servings[0].tokens.parity.counted(gateway.lines[0].endpoint or "", 1, 2)
+        gateway.gateway.directory.servings[0].tokens.parity.counted(gateway.lines[0].endpoint or "", Form.CHAT, 1, 2)
         await ask(gateway)
         assert not as_ids(last(engine, CHAT))
         await ask(gateway)

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from gateway.tokens.parity import LEAST, RECOVERY
+from gateway.tokens.agreement import LEAST, RECOVERY, Form
 from gateway.tokens.settings import ParitySettings
 from simulator.server import EngineServer
 from simulator.settings import EngineSettings
@@ -69,7 +69,7 @@ async def test_another_tokenizer_is_noticed(engine: EngineServer, folders: tuple
         await ask(gateway)
         await eventually(lambda: len(gateway.lines) == LEAST + 1, "it is settled")
         assert not gateway.lines[-1].exact
-        assert "the engines counted other tokens" in await tokens(gateway)
+        assert "it counted other tokens" in await tokens(gateway)
         metrics = await gateway.metrics()
         assert 'kvgate_token_parity{model="sim"} 0.0' in metrics
         assert 'kvgate_prompts_estimated_total{model="sim",reason="parity"} 1.0' in metrics
@@ -82,7 +82,7 @@ async def test_it_comes_back_by_itself(engine: EngineServer, folders: tuple[Path
     async with running(config_for(engine.url, tokenizer=str(folders[0]))) as gateway:
         parity = gateway.gateway.directory.servings[0].tokens.parity
         for _ in range(LEAST):
-            parity.counted("elsewhere", 1, 2)
+            parity.counted("elsewhere", Form.CHAT, 1, 2)
         await ask(gateway, times=RECOVERY)
         assert await tokens(gateway) == "exact"
 
@@ -131,7 +131,7 @@ async def test_ids_that_differ_in_no_count_are_noticed(engine: EngineServer, fol
             await ask(gateway)
             await eventually(lambda n=count: asked(engine, "/tokenize") == n, "the engine was asked")
             await eventually(lambda: not gateway.gateway.witness._busy, "the ids are compared")
-        assert "the engines made other token ids" in await tokens(gateway)
+        assert "it made other token ids" in await tokens(gateway)
         assert 'kvgate_token_count_mismatches_total{model="sim"} 0.0' in await gateway.metrics()
 
 

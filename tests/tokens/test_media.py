@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from gateway.framework import ChatInput, Prompt
 from gateway.tokens import ModelTokens
+from gateway.tokens.agreement import LEAST, Form
 from gateway.tokens.media import BEYOND_VOCABULARY, TOKENS, without_payloads
 from tests.support.examples import examples
 from tests.tokens.conftest import Load, Reasons
@@ -189,7 +190,8 @@ async def test_a_template_that_drops_or_repeats_contents_is_estimated(tokenize: 
 async def test_a_chat_that_is_not_trusted_any_more_is_estimated(tokenize: Tokenize) -> None:
     prompt, tokens = await tokenize(QWEN, user(text("a"), image()))
     assert prompt.exact
-    tokens.parity = type("Lost", (), {"trusted": False, "lost": "x"})()  # type: ignore[assignment]
+    for _ in range(LEAST):
+        tokens.parity.counted("a", Form.CHAT, 1, 2)
     again = await tokens.tokenize(ChatInput([user(text("a"), image())], b"[]" * 50))
     assert (again.exact, again.why) == (False, "parity")
 

@@ -8,7 +8,8 @@ import pytest
 
 from gateway.framework import ChatInput, ManualClock, Observer, TextInput, TokenInput
 from gateway.tokens import ModelTokens
-from gateway.tokens.parity import BLIND, CHECKS, LEAST, PAUSE, RECOVERY, TRIED, WINDOW, Parity
+from gateway.tokens.agreement import CHECKS, LEAST, RECOVERY, WINDOW, Form
+from gateway.tokens.parity import BLIND, PAUSE, TRIED, Parity
 from gateway.tokens.settings import ParitySettings, TokenSettings
 
 IDS = array("I", [1, 2, 3])
@@ -20,9 +21,13 @@ class Told(Observer):
     def __init__(self) -> None:
         self.trusted: list[bool] = []
         self.equal: list[bool] = []
+        self.agreeing: list[tuple[str, bool]] = []
 
     def parity(self, model: str, trusted: bool) -> None:
         self.trusted.append(trusted)
+
+    def endpoint_parity(self, model: str, endpoint: str, agrees: bool) -> None:
+        self.agreeing.append((endpoint, agrees))
 
     def ids_compared(self, model: str, equal: bool) -> None:
         self.equal.append(equal)
@@ -43,9 +48,9 @@ def parity(clock: ManualClock, told: Told) -> Parity:
     return Parity("m", clock, told)
 
 
-def counts(parity: Parity, *equal: bool, endpoint: str = "a") -> None:
+def counts(parity: Parity, *equal: bool, endpoint: str = "a", form: Form = Form.CHAT) -> None:
     for one in equal:
-        parity.counted(endpoint, 100, 100 if one else 101)
+        parity.counted(endpoint, form, 100, 100 if one else 101)
 
 
 class TestTheVerdict:
@@ -78,73 +83,153 @@ class TestTheVerdict:
 
     def test_the_log_says_why_and_where_in_one_line(self, parity: Parity, caplog: pytest.LogCaptureFixture) -> None:
         with caplog.at_level(logging.WARNING, "kvgate.parity"):
-            counts(parity, False, endpoint="a")
-            counts(parity, *[False] * (LEAST - 1), endpoint="b")
+            counts(parity, *[False] * LEAST, endpoint="a")
         (record,) = caplog.records
-        assert "model m: its prompts are estimated from now on" in record.message
-        assert "5 in 5" in record.message
-        assert "most of them on b" in record.message
+        assert "model m: its chats are estimated from now on" in record.message
+        assert "a (it counted other tokens in 5 of 5 chats)" in record.message
         assert "kvgate doctor" in record.message
+
+
+class TestOneOfSeveral:
+    """An endpoint that differs costs itself its exactness, and the model nothing."""
+
+    @pytest.fixture
+    def parity(self, clock: ManualClock, told: Told) -> Parity:
+        parity = Parity("m", clock, told)
+        parity.members = lambda: ["a", "b", "c"]
+        return parity
+
+    def test_it_is_named_and_the_model_is_trusted(
+        self, parity: Parity, told: Told, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        with caplog.at_level(logging.WARNING, "kvgate.parity"):
+            counts(parity, *[False] * 3 * WINDOW, endpoint="b")
+        assert parity.trusted
+        assert parity.differing(Form.CHAT) == {"b"}
+        assert told.trusted == []
+        assert told.agreeing == [("b", False)]
+        (record,) = caplog.records
+        assert "chats on b are estimated from now on, and exact on the others" in record.message
+        assert {name: list(map(str, why)) for name, why in parity.differences.items()} == {
+            "b": ["it counted other tokens in 5 of 5 chats"]
+        }
+
+    def test_only_the_form_that_differs_is_lost(self, parity: Parity) -> None:
+        """Another template, and the same tokenizer."""
+        counts(parity, *[False] * LEAST, endpoint="b")
+        counts(parity, *[True] * LEAST, endpoint="b", form=Form.TEXT)
+        assert parity.differing(Form.TEXT) == frozenset()
+        for name in ("a", "c"):
+            counts(parity, *[False] * LEAST, endpoint=name)
+        assert parity.lost(Form.CHAT) is not None
+        assert parity.lost(Form.TEXT) is None
+
+    def test_most_of_them_are_the_model(self, parity: Parity, told: Told) -> None:
+        for name in ("b", "c"):
+            counts(parity, *[False] * LEAST, endpoint=name)
+        assert not parity.trusted
+        assert "b (it counted" in str(parity.lost(Form.CHAT))
+        assert "c (it counted" in str(parity.lost(Form.CHAT))
+        counts(parity, *[True] * LEAST, endpoint="a")
+        assert not parity.trusted, "two of three"
+        counts(parity, *[True] * RECOVERY, endpoint="b")
+        assert parity.trusted
+        assert parity.differing(Form.CHAT) == {"c"}
+        assert told.trusted == [False, True]
+
+    def test_half_of_two_is_not_most(self, parity: Parity) -> None:
+        parity.members = lambda: ["a", "b"]
+        counts(parity, *[False] * LEAST, endpoint="b")
+        assert parity.trusted
+        counts(parity, *[False] * LEAST, endpoint="a")
+        assert not parity.trusted
+
+    def test_many_that_all_differ_are_noticed_after_two(self, parity: Parity) -> None:
+        parity.members = lambda: [str(number) for number in range(100)]
+        for name in ("1", "2"):
+            counts(parity, *[False] * LEAST, endpoint=name)
+        assert not parity.trusted
+
+    def test_it_comes_back(self, parity: Parity, told: Told) -> None:
+        counts(parity, *[False] * LEAST, *[True] * RECOVERY, endpoint="b")
+        assert parity.differing(Form.CHAT) == frozenset()
+        assert parity.differences == {}
+        assert told.agreeing == [("b", False), ("b", True)]
+
+    def test_one_that_has_gone_is_forgotten(self, parity: Parity) -> None:
+        for name in ("b", "c"):
+            counts(parity, *[False] * LEAST, endpoint=name)
+        parity.members = lambda: ["a"]
+        counts(parity, *[True] * LEAST, endpoint="a")
+        assert parity.trusted
+        assert parity.differing(Form.CHAT) == frozenset()
+
+    def test_none_of_its_prompts_go_as_ids(self, parity: Parity) -> None:
+        for _ in range(LEAST):
+            parity.rendered("b", Form.CHAT, IDS, [7])
+        parity.rendered("b", Form.TEXT, IDS, IDS.tolist())
+        assert not parity.vouches("b", None, Form.CHAT)
+        assert parity.vouches("b", None, Form.TEXT)
 
 
 class TestIds:
     def test_other_ids_of_the_same_number_are_told_apart(self, parity: Parity, told: Told) -> None:
-        parity.rendered("a", IDS, [1, 2, 3])
-        parity.rendered("a", IDS, [1, 2, 4])
+        parity.rendered("a", Form.CHAT, IDS, [1, 2, 3])
+        parity.rendered("a", Form.CHAT, IDS, [1, 2, 4])
         assert told.equal == [True, False]
 
     def test_they_are_lost_and_come_back(self, parity: Parity) -> None:
         for _ in range(LEAST):
-            parity.rendered("a", IDS, [1, 2])
+            parity.rendered("a", Form.CHAT, IDS, [1, 2])
         assert not parity.trusted
         counts(parity, *[True] * WINDOW)
         assert not parity.trusted, "equal counts say nothing of ids"
         for _ in range(CHECKS):
-            parity.rendered("a", IDS, [1, 2, 3])
+            parity.rendered("a", Form.CHAT, IDS, [1, 2, 3])
         assert parity.trusted
 
     def test_without_a_sample_lost_ids_are_asked_for_again(self, parity: Parity, clock: ManualClock) -> None:
         for _ in range(LEAST):
-            parity.rendered("a", IDS, [1, 2])
+            parity.rendered("a", Form.CHAT, IDS, [1, 2])
         for _ in range(CHECKS):
-            assert parity.wants_ids(1.0)
-            parity.rendered("a", IDS, [1, 2])
-        assert not parity.wants_ids(1.0)
+            assert parity.wants_ids("a", Form.CHAT, 1.0)
+            parity.rendered("a", Form.CHAT, IDS, [1, 2])
+        assert not parity.wants_ids("a", Form.CHAT, 1.0)
         clock.now = PAUSE
-        assert parity.wants_ids(1.0)
+        assert parity.wants_ids("a", Form.CHAT, 1.0)
 
     def test_a_sample_is_drawn(self) -> None:
-        assert Parity("m", sample=0.1).wants_ids(0.05)
-        assert not Parity("m", sample=0.1).wants_ids(0.1)
-        assert not Parity("m").wants_ids(0.0)
+        assert Parity("m", sample=0.1).wants_ids("a", Form.CHAT, 0.05)
+        assert not Parity("m", sample=0.1).wants_ids("a", Form.CHAT, 0.1)
+        assert not Parity("m").wants_ids("a", Form.CHAT, 0.0)
 
 
 class TestHits:
     def test_hits_out_of_nothing_are_a_doubt_and_no_verdict(self, parity: Parity) -> None:
-        assert not parity.wants_ids(0.0)
+        assert not parity.wants_ids("a", Form.CHAT, 0.0)
         for _ in range(LEAST):
             parity.hit("a", 0, BLIND)
         assert parity.trusted
-        assert parity.wants_ids(1.0)
+        assert parity.wants_ids("a", Form.CHAT, 1.0)
 
     def test_doubted_ids_are_compared_some_times(self, parity: Parity, clock: ManualClock) -> None:
         for _ in range(LEAST):
             parity.hit("a", 0, BLIND)
         for _ in range(CHECKS):
-            assert parity.wants_ids(1.0)
-            parity.rendered("a", IDS, IDS.tolist())
+            assert parity.wants_ids("a", Form.CHAT, 1.0)
+            parity.rendered("a", Form.CHAT, IDS, IDS.tolist())
         for _ in range(WINDOW):
             parity.hit("a", 0, BLIND)
-        assert not parity.wants_ids(1.0), "not again so soon"
+        assert not parity.wants_ids("a", Form.CHAT, 1.0), "not again so soon"
         clock.now = PAUSE
         parity.hit("a", 0, BLIND)
-        assert parity.wants_ids(1.0)
+        assert parity.wants_ids("a", Form.CHAT, 1.0)
 
     def test_doubted_ids_that_differ_are_lost(self, parity: Parity) -> None:
         for _ in range(LEAST):
             parity.hit("a", 0, BLIND)
         for _ in range(LEAST):
-            parity.rendered("a", IDS, [1, 2, 4])
+            parity.rendered("a", Form.CHAT, IDS, [1, 2, 4])
         assert not parity.trusted
 
     def test_what_was_evicted_is_no_doubt(self, parity: Parity) -> None:
@@ -152,7 +237,7 @@ class TestHits:
             parity.hit("a", 5000, 0)
             parity.hit("a", 5000, BLIND)
             parity.hit("a", 0, BLIND - 1)
-        assert not parity.wants_ids(1.0)
+        assert not parity.wants_ids("a", Form.CHAT, 1.0)
 
 
 class TestRecovery:
@@ -205,15 +290,23 @@ class TestThePrompts:
     async def test_they_are_estimated_and_compared_all_the_same(
         self, tokens: ModelTokens, parity: Parity, reasons: Observer, given: TextInput | ChatInput
     ) -> None:
-        exact = await tokens.tokenize(given)
-        counts(parity, *[False] * LEAST)
+        exact, form = await tokens.tokenize(given), Form.CHAT if isinstance(given, ChatInput) else Form.TEXT
+        counts(parity, *[False] * LEAST, form=form)
         prompt = await tokens.tokenize(given)
         assert not prompt.exact
         assert prompt.why == "parity"
         assert prompt.own == exact.ids
         assert reasons.seen == [("m", "parity")]  # type: ignore[attr-defined]
-        counts(parity, *[True] * WINDOW)
+        counts(parity, *[True] * WINDOW, form=form)
         assert await tokens.tokenize(given) == exact
+
+    async def test_where_one_endpoint_differs_they_name_it(self, tokens: ModelTokens, parity: Parity) -> None:
+        parity.members = lambda: ["a", "b", "c"]
+        counts(parity, *[False] * LEAST, endpoint="b", form=Form.TEXT)
+        prompt = await tokens.tokenize(TextInput(("Hello there",)))
+        assert prompt.exact
+        assert prompt.differing == {"b"}
+        assert (await tokens.tokenize(TokenInput(([1, 2, 3],)))).differing == frozenset()
 
     async def test_the_clients_own_ids_stay_exact(self, tokens: ModelTokens, parity: Parity) -> None:
         counts(parity, *[False] * LEAST)
@@ -234,9 +327,12 @@ def test_a_sample_is_a_share(sample: float) -> None:
 
 def test_comparing_needs_no_memory_of_prompts(parity: Parity) -> None:
     """What is kept is bounded, whatever comes."""
+    parity.members = lambda: ["e1", "e2"]
     for place in range(10 * WINDOW):
-        parity.counted(f"e{place}", 1, 1 if place % 2 else 2)
-    assert all(len(window) <= WINDOW for window in parity._windows.values())
+        for _ in range(LEAST):
+            parity.counted(f"e{place}", Form.CHAT, 1, 1 if place % 2 else 2)
+    assert len(parity._agreements[Form.CHAT]) <= 2
+    assert len(parity._checks) <= 2
 
 
 class TestIdsInsteadOfTexts:
@@ -244,61 +340,63 @@ class TestIdsInsteadOfTexts:
 
     def test_none_before_the_engine_has_shown_its_own(self, parity: Parity) -> None:
         assert not parity.wants_proof("a")
-        assert not parity.vouches("a", 1.0)
+        assert not parity.vouches("a", 1.0, Form.CHAT)
         assert parity.wants_proof("a")
         assert not parity.wants_proof("b")
 
     def test_equal_ids_are_proof(self, parity: Parity) -> None:
-        parity.vouches("a", 1.0)
-        parity.rendered("a", IDS, IDS.tolist(), started=1.0)
+        parity.vouches("a", 1.0, Form.CHAT)
+        parity.rendered("a", Form.CHAT, IDS, IDS.tolist(), started=1.0)
         assert not parity.wants_proof("a")
-        assert parity.vouches("a", 1.0)
-        assert not parity.vouches("b", 1.0)
+        assert parity.vouches("a", 1.0, Form.CHAT)
+        assert not parity.vouches("b", 1.0, Form.CHAT)
 
     def test_equal_counts_are_none(self, parity: Parity) -> None:
         counts(parity, *[True] * WINDOW)
-        assert not parity.vouches("a", 1.0)
+        assert not parity.vouches("a", 1.0, Form.CHAT)
 
     def test_other_ids_are_none(self, parity: Parity) -> None:
-        parity.vouches("a", 1.0)
-        parity.rendered("a", IDS, [1, 2, 4], started=1.0)
-        assert not parity.vouches("a", 1.0)
+        parity.vouches("a", 1.0, Form.CHAT)
+        parity.rendered("a", Form.CHAT, IDS, [1, 2, 4], started=1.0)
+        assert not parity.vouches("a", 1.0, Form.CHAT)
         assert parity.wants_proof("a")
 
     def test_a_new_process_has_to_show_its_own(self, parity: Parity) -> None:
-        parity.rendered("a", IDS, IDS.tolist(), started=1.0)
-        assert not parity.vouches("a", 2.0)
+        parity.rendered("a", Form.CHAT, IDS, IDS.tolist(), started=1.0)
+        assert not parity.vouches("a", 2.0, Form.CHAT)
         assert parity.wants_proof("a")
-        parity.rendered("a", IDS, IDS.tolist(), started=2.0)
-        assert parity.vouches("a", 2.0)
+        parity.rendered("a", Form.CHAT, IDS, IDS.tolist(), started=2.0)
+        assert parity.vouches("a", 2.0, Form.CHAT)
 
     def test_some_prompts_still_go_as_their_texts(self, parity: Parity) -> None:
-        parity.rendered("a", IDS, IDS.tolist(), started=None)
-        went = [parity.vouches("a", None) for _ in range(3 * TRIED)]
+        parity.rendered("a", Form.CHAT, IDS, IDS.tolist(), started=None)
+        went = [parity.vouches("a", None, Form.CHAT) for _ in range(3 * TRIED)]
         assert went.count(False) == 3
         assert not went[TRIED - 1]
 
     def test_a_comparison_in_between_does_not_put_that_off(self, parity: Parity) -> None:
         for _ in range(TRIED - 1):
-            parity.rendered("a", IDS, IDS.tolist())
-            assert parity.vouches("a", None)
-        assert not parity.vouches("a", None)
+            parity.rendered("a", Form.CHAT, IDS, IDS.tolist())
+            assert parity.vouches("a", None, Form.CHAT)
+        assert not parity.vouches("a", None, Form.CHAT)
 
     @pytest.mark.parametrize("how", ["count", "ids"])
     def test_a_difference_ends_it(self, parity: Parity, how: str) -> None:
-        parity.rendered("a", IDS, IDS.tolist())
-        parity.rendered("b", IDS, IDS.tolist())
+        parity.rendered("a", Form.CHAT, IDS, IDS.tolist())
+        parity.rendered("b", Form.CHAT, IDS, IDS.tolist())
         if how == "count":
             counts(parity, False)
         else:
-            parity.rendered("a", IDS, [3])
-        assert not parity.vouches("a", None)
-        assert parity.vouches("b", None)
+            parity.rendered("a", Form.CHAT, IDS, [3])
+        assert not parity.vouches("a", None, Form.CHAT)
+        assert parity.vouches("b", None, Form.CHAT)
 
     def test_none_while_our_ids_are_not_trusted(self, parity: Parity) -> None:
-        parity.rendered("b", IDS, IDS.tolist())
-        counts(parity, *[False] * LEAST)
+        parity.members = lambda: ["a", "b", "c"]
+        parity.rendered("b", Form.CHAT, IDS, IDS.tolist())
+        for name in ("a", "c"):
+            counts(parity, *[False] * LEAST, endpoint=name)
         assert not parity.trusted
-        assert not parity.vouches("b", None)
+        assert not parity.vouches("b", None, Form.CHAT)
         counts(parity, *[True] * RECOVERY)
-        assert parity.vouches("b", None)
+        assert parity.vouches("b", None, Form.CHAT)

@@ -1,0 +1,108 @@
+"""Whether one engine makes the tokens that we make: what its last comparisons with ours come to.
+
+Rules: a verdict needs several witnesses, since single prompts may differ for reasons of their own; and several in a row
+the other way take it back. Synchronous: a comparison costs less than a microsecond.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass
+from enum import StrEnum
+
+from gateway.framework import Kind
+
+WINDOW = 50
+"""Comparisons that are looked back on: a few seconds of a busy engine's traffic, minutes of a quiet one's."""
+
+LEAST = 5
+"""Differences in the window before anything is concluded: one odd client's retries are fewer."""
+
+SHARE = 0.2
+"""Of the window's comparisons, those that may differ. Another tokenizer, template or BOS makes nearly all chats differ;
+below a fifth, exact ids still place more prompts rightly than estimates would."""
+
+RECOVERY = 50
+"""Equal counts in a row that bring trust back: an engine that counts one prompt in five differently has that many once
+in 70,000."""
+
+CHECKS = 20
+"""Equal ids in a row that bring trust in ids back: one prompt that is equal, id by id, proves more than an equal
+count. As many are asked for where there is doubt."""
+
+
+class Form(StrEnum):
+    """What a prompt is made of. A chat's template can differ where the tokenizer, and so every text, is the same."""
+
+    CHAT = "chats"
+    TEXT = "texts"
+
+
+def form_of(kind: Kind) -> Form:
+    """Of a request that generates."""
+    return Form.TEXT if kind is Kind.COMPLETION else Form.CHAT
+
+
+class Evidence(StrEnum):
+    """What was compared; the value says of an engine what it did."""
+
+    COUNT = "counted other tokens"
+    IDS = "made other token ids"
+
+
+@dataclass(frozen=True, slots=True)
+class Difference:
+    """``different`` of ``compared`` prompts differed."""
+
+    evidence: Evidence
+    form: Form
+    different: int
+    compared: int
+
+    def __str__(self) -> str:
+        return f"it {self.evidence} in {self.different} of {self.compared} {self.form}"
+
+
+class Agreement:
+    """Of one engine and one form of prompts. ``difference``: the verdict; None: there is none against it."""
+
+    __slots__ = ("_agreed", "_form", "_windows", "difference")
+
+    def __init__(self, form: Form) -> None:
+        self.difference: Difference | None = None
+        self._form = form
+        self._agreed = 0
+        self._windows: dict[Evidence, deque[bool]] = {each: deque(maxlen=WINDOW) for each in Evidence}
+
+    @property
+    def agrees(self) -> bool:
+        """Whether enough was compared to say so."""
+        return self.difference is None and any(sum(window) >= LEAST for window in self._windows.values())
+
+    def compared(self, evidence: Evidence, equal: bool) -> bool:
+        """One prompt. Returns whether ``difference`` or ``agrees`` has changed."""
+        before = self.difference, self.agrees
+        if self.difference is None:
+            self._judge(evidence, equal)
+        elif self.difference.evidence is evidence:
+            self._agreed = self._agreed + 1 if equal else 0
+            if self._agreed >= (RECOVERY if evidence is Evidence.COUNT else CHECKS):
+                self._restore(evidence)
+        return before != (self.difference, self.agrees)
+
+    def _judge(self, evidence: Evidence, equal: bool) -> None:
+        window = self._windows[evidence]
+        window.append(equal)
+        if not equal and suspicious(different := len(window) - sum(window), len(window)):
+            self.difference, self._agreed = Difference(evidence, self._form, different, len(window)), 0
+
+    def _restore(self, evidence: Evidence) -> None:
+        self.difference = None
+        for window in self._windows.values():
+            window.clear()
+        self._windows[evidence].extend([True] * LEAST)  # it has just agreed more often than that
+
+
+def suspicious(different: int, compared: int) -> bool:
+    """Whether too many of ``compared`` were ``different``."""
+    return different >= LEAST and different > SHARE * compared
