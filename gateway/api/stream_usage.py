@@ -1,0 +1,169 @@
+"""A stream's usage, asked for in the place of clients that did not ask, and taken out of what they get.
+
+What ``stream_options.include_usage`` changes in a stream of vLLM 0.32 (``entrypoints/openai``): one more event without
+choices tells the usage, before ``[DONE]``; and that one bears the ``system_fingerprint``, which is otherwise the last
+field of each event that ends a choice. ``/v1/responses`` and ``/v1/messages`` tell their usage unasked.
+
+Rules: a client gets the bytes that it would have got without us, however the stream is cut. An event that has neither a
+usage nor a finish reason costs two searches in C and is not read. Only the beginning of an event is held back, which is
+of no use to a client, and the event that ends the one choice until the next event has told the fingerprint.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+
+import msgspec
+
+from gateway.api.passing import Fields
+from gateway.api.prompts import FALSE, NULL
+from gateway.framework import Kind
+
+KINDS = frozenset({Kind.CHAT, Kind.COMPLETION})
+"""Whose streams tell their usage only if they are asked."""
+
+TRUE = msgspec.Raw(b"true")
+
+LONGEST = 256 * 1024
+"""Bytes of an event beyond which it passes without being looked at. One with a usage has less than 4 KB; one that ends
+a choice has more only with the log-probabilities of hundreds of tokens."""
+
+STATUSES = frozenset({400, 422})
+"""With which an engine refuses a field that it does not know: vLLM and SGLang say 400, FastAPI itself 422."""
+
+_ENDS = (b"\n\n", b"\n\r\n")
+_BLANK = re.compile(rb"\r?\n\r?\n")
+_OVERLAP = 3
+"""Bytes of ``_BLANK`` that may have come with the part before."""
+
+_FINISH = b'"finish_reason":"'
+"""As vLLM writes it, without a blank. Inside of a text the second quote would be escaped."""
+_USAGE = re.compile(rb'"usage"\s*:\s*\{')
+_DATA = re.compile(rb"^data: ?(.*?)\r?$", re.MULTILINE)
+_FINGERPRINT = "system_fingerprint"
+
+_FIELDS = msgspec.json.Decoder(Fields)
+
+
+def asking(fields: Fields) -> Fields | None:
+    """The ``stream_options`` of a body with these ``fields``, so that its stream tells its usage at its end.
+
+    None: the client asks for it itself, or what it says there is for the engine to judge. What else is in the options
+    stays, but for ``continuous_usage_stats``: without ``include_usage`` it means nothing to vLLM, and with it every
+    event would have a usage.
+    """
+    given = fields.get("stream_options", NULL)
+    try:
+        options = {} if given == NULL else _FIELDS.decode(given)
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
+        return None
+    if options.get("include_usage", FALSE) not in (NULL, FALSE):
+        return None
+    if "continuous_usage_stats" in options:
+        options["continuous_usage_stats"] = FALSE
+    return {**options, "include_usage": TRUE}
+
+
+def refuses(status: int, text: bytes) -> bool:
+    """Whether an answer says that the engine does not take the options."""
+    return status in STATUSES and (b"stream_options" in text or b"include_usage" in text)
+
+
+class UsageTaker:
+    """The bytes of one stream on their way to a client that did not ask for its usage.
+
+    ``single``: it has one choice; else the events that end its choices cannot wait for the stream's end, and get the
+    ``fingerprint`` that is known of the engine (JSON; empty: none). ``learn``: told the fingerprint that came.
+    """
+
+    __slots__ = ("_ending", "_fingerprint", "_learn", "_passed", "_rest", "_single", "_through")
+
+    def __init__(self, *, single: bool, fingerprint: bytes, learn: Callable[[bytes], None]) -> None:
+        self._single = single
+        self._fingerprint = fingerprint
+        self._learn = learn
+        self._ending = b""  # the event that ends the choice, held back
+        self._rest = b""  # the beginning of an event, of which the first so many bytes have passed
+        self._passed = 0
+        self._through = False  # whatever comes passes
+
+    def feed(self, data: bytes) -> bytes:
+        """What the client gets of the next bytes; may be empty."""
+        if self._through:
+            return data
+        if (
+            data.endswith(_ENDS)
+            and not self._rest
+            and not self._ending
+            and ((at := data.find(b'"usage"')) < 0 or not _USAGE.search(data, at))
+            and data.find(_FINISH) < 0
+        ):
+            return data
+        return self._cut(data)
+
+    def end(self) -> bytes:
+        """The stream is over, in whichever way: what was held back."""
+        self._through = True
+        held, self._ending = self._released() + self._rest[self._passed :], b""
+        self._rest, self._passed = b"", 0
+        return held
+
+    def _cut(self, data: bytes) -> bytes:
+        """Event by event."""
+        text = self._rest + data
+        out: list[bytes] = []
+        at = 0
+        for blank in _BLANK.finditer(text, max(0, len(self._rest) - _OVERLAP)):
+            event, at = text[at : blank.end()], blank.end()
+            out.append(event[self._passed :] if self._passed else self._event(event))
+            self._passed = 0
+        self._rest = text[at:]
+        if self._through or self._passed or len(self._rest) > LONGEST:
+            out += (self._released(), self._rest[self._passed :])
+            self._rest = b"" if self._through else self._rest[-_OVERLAP:]
+            self._passed = len(self._rest)
+        return b"".join(out)
+
+    def _event(self, event: bytes) -> bytes:
+        """What the client gets of a whole event, and of the one that was held back."""
+        if self._through or len(event) > LONGEST:
+            return self._released() + event
+        data = _DATA.findall(event)
+        if not data:  # a comment
+            return event
+        fields = _decoded(b"\n".join(data)) if _USAGE.search(event) else {}
+        told = fields.get("usage", b"").startswith(b"{")
+        if told and fields.get("choices") == b"[]":
+            self._through = True
+            self._fingerprint = fields.get(_FINGERPRINT, b"").removeprefix(b"null")
+            self._learn(self._fingerprint)
+            return self._released()
+        if told:  # the engine tells it unasked (vLLM: --enable-force-include-usage)
+            self._through = True
+            return self._released() + event
+        if _FINISH not in event:
+            return self._released() + event
+        if not self._single:
+            return _stamped(event, self._fingerprint)
+        held, self._ending = self._released(), event
+        return held
+
+    def _released(self) -> bytes:
+        ending, self._ending = self._ending, b""
+        return _stamped(ending, self._fingerprint)
+
+
+def _stamped(event: bytes, fingerprint: bytes) -> bytes:
+    """``event`` with the fingerprint as its last field, where it has none."""
+    if not event or not fingerprint or _FINGERPRINT in _decoded(b"\n".join(_DATA.findall(event))):
+        return event
+    end = event.rfind(b"}")
+    return event[:end] + b',"%b":' % _FINGERPRINT.encode() + fingerprint + event[end:]
+
+
+def _decoded(payload: bytes) -> dict[str, bytes]:
+    try:
+        return {name: bytes(value) for name, value in _FIELDS.decode(payload).items()}
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
+        return {}
