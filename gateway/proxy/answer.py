@@ -45,7 +45,8 @@ class Answer:
 
     ``status``, ``headers``: of its head, 0 and empty before; names in lower case. ``encoding``: how its body is
     compressed, empty for not at all. ``connect_seconds``: the round trip of making the connection; None if one was
-    reused. ``stale``: the connection was an old one, and was closed without a word.
+    reused. ``wordless``: the connection ended before a byte came. ``unread``: and by a reset, so that nobody had read
+    the request: the end of a connection from which all was read is a FIN.
     """
 
     def __init__(self, endpoint: Endpoint, timeouts: TimeoutSettings) -> None:
@@ -55,7 +56,8 @@ class Answer:
         self.is_event_stream = False
         self.encoding = ""
         self.connect_seconds: float | None = None
-        self.stale = False
+        self.wordless = False
+        self.unread = False
         self._loop = asyncio.get_running_loop()
         self.patience = Patience(timeouts, self._loop)
         self._source: Source | None = None

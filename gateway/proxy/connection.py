@@ -136,7 +136,8 @@ class Connection(asyncio.Protocol):
         if error is None and self._in_body and not self._framed:
             answer.end(b"")  # an answer whose end is the connection's
             return
-        answer.stale = self.reused and not self._in_body and not self._silent
+        answer.wordless = not self._in_body and not self._silent
+        answer.unread = answer.wordless and isinstance(error, ConnectionResetError | BrokenPipeError)
         answer.fail(Cause.DIED, "the engine closed the connection" if error is None else _named(error))
 
     def pause_writing(self) -> None:

@@ -9,8 +9,9 @@ what happened                                    then
 ===============================================  =============================================================
 refused, or reset before anything was sent       another endpoint; free
 the gateway has no room for another connection   an error at once: no endpoint is to blame, none would do better
-idle keep-alive connection died                  the same endpoint on a fresh connection, inside upstream.py; free,
-                                                 but if that dies of it as well, no further attempt
+idle keep-alive connection died                  the same endpoint on a fresh connection, inside upstream.py; free.
+                                                 If that one dies at once or unread, it is the same death, and counts
+                                                 once; if it dies later, no further attempt
 502, 503, 504, no head in time                   another endpoint; counts as an attempt
 engine died after the body was sent, or says so  one more attempt in all: a request can be what kills an engine
 prefill leg: 4xx, but 401, 403, 408 and 429      the client's, unchanged

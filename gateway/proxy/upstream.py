@@ -29,6 +29,10 @@ STALE = 0.25
 """Seconds from sending on a kept connection within which its end says that it had died idle: a round trip, also across
 a continent. What ends later has had the request, which may be what killed the engine."""
 
+SAME_DEATH = 0.05
+"""Seconds from making a connection to its end without a byte, right after a kept one ended so, that are one death: the
+kernel closes a killed process's sockets one by one, and its listening socket completes handshakes until its turn."""
+
 OURS = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.ENOBUFS, errno.EADDRNOTAVAIL})
 """Why a connection cannot be made that say nothing of the engine: no descriptor, no memory, no port of ours is left."""
 
@@ -66,7 +70,7 @@ class Upstream:
         try:
             return await self._ask(leg, answer, kept)
         except LegFailed:
-            if not answer.stale or asyncio.get_running_loop().time() - began > STALE:
+            if not answer.wordless or asyncio.get_running_loop().time() - began > STALE:
                 raise
         try:
             fresh = await self._connect(leg, timeouts)
@@ -75,10 +79,14 @@ class Upstream:
                 # It was not the connection that died but the engine, perhaps of this very request.
                 raise LegFailed(Cause.DIED, leg.endpoint, failure.detail) from failure
             raise
+        answer, made = Answer(leg.endpoint, timeouts), asyncio.get_running_loop().time()
         try:
-            return await self._ask(leg, Answer(leg.endpoint, timeouts), fresh)
+            return await self._ask(leg, answer, fresh)
         except LegFailed as failure:
-            failure.deaths = 2 if failure.cause.killed else 0  # so soon twice: that is hardly chance
+            # Who says a byte was not dead before, and who was dead then cannot have read the request now.
+            later = asyncio.get_running_loop().time() - made > SAME_DEATH
+            if failure.cause.killed and answer.wordless and not answer.unread and later:
+                failure.deaths = 2
             raise
 
     async def _ask(self, leg: Leg, answer: Answer, connection: Connection) -> Answer:
