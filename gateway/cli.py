@@ -153,7 +153,7 @@ def _parser() -> argparse.ArgumentParser:
 def _add_cell(parser: argparse.ArgumentParser) -> None:
     """What ``gateway.replay.cell.Cell`` is made of."""
     parser.add_argument(
-        "--endpoints", default="8", metavar="N", help="engines (8); or kinds of them: '4 x 70b-tp4 + 4 x 8b-h100'"
+        "--endpoints", default="8", metavar="N", help="engines (8); or kinds of them: '4 x 70b-tp4 + 4 x mine.yaml'"
     )
     parser.add_argument(
         "--speed",
@@ -162,7 +162,10 @@ def _add_cell(parser: argparse.ArgumentParser) -> None:
         help="requests/s/endpoint; not given: a trace's own pace, and of groups a closed loop",
     )
     parser.add_argument(
-        "--machine", help="of all engines: 70b-tp4 or 8b-h100; with a host tier: 70b-tp4+host (70b-tp4)"
+        "--machine",
+        metavar="NAME",
+        help="of all engines: 70b-tp4 or 8b-h100; with a host tier: 70b-tp4+host; or a YAML file with its figures "
+        "(70b-tp4)",
     )
     parser.add_argument(
         "--slo",

@@ -16,7 +16,8 @@ from gateway.replay.agents import Agents, AgentShape
 from gateway.replay.cell import Cell
 from gateway.replay.compare import Job, run
 from gateway.replay.groups import Groups, Shape
-from gateway.replay.kinds import USUAL, Kind, Kinds, count, kinds, machine
+from gateway.replay.kinds import USUAL, Kind, Kinds, count, kinds
+from gateway.replay.machines import machine
 from gateway.replay.objectives import objectives
 from gateway.replay.pairs import number, pairs
 from gateway.replay.plot import draw

@@ -10,6 +10,7 @@ from typing import TypeAlias
 from gateway.config.origin import nearest
 from gateway.errors import ConfigError
 from gateway.framework import Role
+from gateway.replay.machines import machine
 from simulator.virtual.machine import MACHINES, Machine
 
 MOST = 10_000
@@ -44,13 +45,6 @@ def kinds(text: str) -> Kinds:
     """Parts ``N x MACHINE:ROLE`` with `` + `` between them; without ``N x`` one, without ``:ROLE`` for prompts and
     answers. Raises ConfigError."""
     return tuple(_kind(part) for part in re.split(r"\s\+\s", text.strip()))
-
-
-def machine(name: str) -> Machine:
-    """Raises ConfigError."""
-    if name not in MACHINES:
-        raise ConfigError(f"there is no machine {name!r}{nearest(name, MACHINES)}")
-    return MACHINES[name]
 
 
 def count(fleet: Kinds) -> int:
