@@ -168,11 +168,14 @@ class BlockPool:
         return taken
 
     def release(self, blocks: Sequence[int]) -> None:
-        """Give up one use of each, a request's last block first: what begins a prompt is forgotten last."""
+        """Give up one use of each, a request's last block first: what begins a prompt is forgotten last. Those without
+        a name hold nothing that could be asked for, and are the first to be taken."""
         for block in reversed(blocks):
             self._users[block] -= 1
             if not self._users[block]:
                 self._free[block] = None
+                if self._names[block] is None:
+                    self._free.move_to_end(block, last=False)
 
     def name(self, blocks: Sequence[int], chain: HashChain, tokens: Sequence[int], start: int, end: int) -> None:
         """Name ``blocks[start:end]`` (a request's) by its chain; its tokens from the first on are ``tokens``."""

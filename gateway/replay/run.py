@@ -25,7 +25,7 @@ from gateway.replay.scene import Scene
 from gateway.replay.tokens import as_event, token_ids
 from gateway.replay.workload import Call, Workload
 from gateway.replay.world import Flight, Seat, World
-from simulator.virtual.engine import Job
+from simulator.virtual.job import Job
 from simulator.virtual.pool import PoolEvent
 
 

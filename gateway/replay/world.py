@@ -20,7 +20,8 @@ from gateway.kvcache.use import BlockUse
 from gateway.replay.policies import Wiring
 from gateway.replay.scene import Scene
 from gateway.replay.workload import Call
-from simulator.virtual.engine import Engine, Job
+from simulator.virtual.engine import Engine
+from simulator.virtual.job import Job
 from simulator.virtual.machine import Machine
 from simulator.virtual.noise import Disturbance
 

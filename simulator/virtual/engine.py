@@ -6,53 +6,25 @@
 
 Every running request decodes in every step, so a step in which no prompt is computed takes as long as the one before
 plus the same again: k of them are a quadratic, and are taken at once, until one ends, one needs a block, or one comes.
-``tests/simulator/virtual`` holds it to ``simulator.engine``, stepped one by one. Pure: no clock, and no chance but that
-of the disturbance it is given.
+``tests/simulator/virtual`` holds it to ``simulator.engine``, stepped one by one, but for what that one does not do:
+
+- vLLM schedules a step while the one before it runs (``async_scheduling``, its default). So who comes in step n runs in
+  n+2, and what ends with step n is known of when n+2 is scheduled: until then it keeps its blocks and its place.
+- The weights are read while prompts are computed (``Machine.weights``).
+
+Pure: no clock, and no chance but that of the disturbance it is given.
 """
 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Sequence
-from dataclasses import dataclass, field
 from heapq import heappop, heappush
 from math import inf, sqrt
 
+from simulator.virtual.job import Job
 from simulator.virtual.machine import Machine
 from simulator.virtual.noise import Disturbance
 from simulator.virtual.pool import HOST, Pool, PoolEvent
-
-
-@dataclass(slots=True, eq=False)
-class Job:
-    """One request. ``ids``: of its blocks; each stands for everything up to its end, and those behind the prompt's name
-    what is generated. A block without an id is never found again. Times are the engine's; None until they happen.
-
-    ``hit_tokens``: of the prompt, found on the GPU and the host when it was first scheduled; ``fetched_tokens``: of
-    these, on the host.
-    """
-
-    ids: Sequence[int]
-    input_tokens: int
-    output_tokens: int
-    arrived: float = 0.0
-    began_at: float | None = None
-    first_at: float | None = None
-    ended_at: float | None = None
-    hit_tokens: int = 0
-    fetched_tokens: int = 0
-    preemptions: int = 0
-    generated: int = field(default=0, init=False, repr=False)  # while it does not decode
-    computed: int = field(default=0, init=False, repr=False)  # tokens whose KV is there, while it does not decode
-    held: list[int] = field(default_factory=list, init=False, repr=False)
-    named: int = field(default=0, init=False, repr=False)  # blocks of ``held`` that have their id
-    turn: int = field(default=-1, init=False, repr=False)  # its place among the running, in order; -1: not there
-    offset: int | None = field(default=None, init=False, repr=False)  # generated - engine's decoded; None: no decoding
-
-    @property
-    def tokens(self) -> int:
-        """Known, while it does not decode."""
-        return self.input_tokens + self.generated
 
 
 class Engine:
@@ -73,6 +45,8 @@ class Engine:
         self.hits = 0
         self._news: list[tuple[float, list[PoolEvent]]] = []
         self._turns = 0
+        # Ended with the step before the one under way, which was scheduled before that was known: with their blocks.
+        self._leaving: list[Job] = []
         # Of the jobs that decode: how many, their resident tokens, and the steps decoded so far; by that count when
         # each one ends, and when it needs a block or has filled one.
         self._decoding = 0
@@ -101,20 +75,28 @@ class Engine:
         job.arrived = now
         self.waiting.append(job)
         if not self._steps:
+            job.eligible = self._decoded
             self.due = now
-        elif self._steps > 1 and len(self.waiting) == 1 and len(self.running) < self.machine.max_num_seqs:
-            # It may come in at the end of the step that is under way.
-            done = self._done(now)
-            if done < self._steps and self._seconds(done) < now - self._start:
-                done += 1
-            self._steps = max(1, done)
-            self.due = self._start + self._seconds(self._steps)
+            return
+        done = self._done(now) if self._steps > 1 else 1
+        if done < self._steps and self._seconds(done) < now - self._start:
+            done += 1
+        # At the end of the step that is under way; or of the next, which has been scheduled already.
+        steps = max(1, done) + self.machine.async_scheduling
+        job.eligible = self._decoded + steps
+        if steps < self._steps and len(self.waiting) == 1 and len(self.running) < self.machine.max_num_seqs:
+            self._steps = steps
+            self.due = self._start + self._seconds(steps)
 
     def advance(self) -> tuple[list[Job], list[Job]]:
         """Go on to ``due``, which moves. Returns the jobs that got their first token then, and those that ended."""
         now = self.due
-        first, ended = self._finish(now) if self._steps else ([], [])
-        self._begin(now)
+        idle = not self._steps
+        first, ended = ([], []) if idle else self._finish(now)
+        if not self.running or not self.machine.async_scheduling:
+            self._leave()
+        self._begin(now, idle)
+        self._leave()
         return first, ended
 
     def decoded(self, now: float) -> int:
@@ -146,7 +128,7 @@ class Engine:
 
     # one step, or many
 
-    def _begin(self, now: float) -> None:
+    def _begin(self, now: float, idle: bool) -> None:
         preempted = self._grow_decoding()
         budget = self.machine.max_batched_tokens - self._decoding
         self._chunks = []
@@ -160,8 +142,12 @@ class Engine:
                 preempted = True
                 self._preempt()
         fetched = 0
-        while budget > 0 and not preempted and self.waiting and len(self.running) < self.machine.max_num_seqs:
+        alone = not self.running  # then there is no step that was scheduled before
+        places = self.machine.max_num_seqs - len(self._leaving)
+        while budget > 0 and not preempted and self.waiting and len(self.running) < places:
             job = self.waiting[0]
+            if job.eligible > self._decoded and not alone:
+                break
             found = self.pool.find(job.ids, (job.tokens - 1) // self.block_size)
             wanted = -(-job.tokens // self.block_size) - len(found) + found.count(HOST)
             # The whole prompt must find room, not only its first chunk: else long prompts preempt each other for ever.
@@ -173,6 +159,10 @@ class Engine:
             self._chunks.append((job, count))
             budget -= count
         self._time(now, preempted, fetched * self.block_size)
+        if events := self.pool.drain():
+            # Scheduled while the step before ran, and said with what that one brought.
+            told = now if self.machine.async_scheduling and not idle else now + self._first
+            self._news.append((told, events))
 
     def _time(self, now: float, preempted: bool, fetched: int) -> None:
         """How long the step takes, and how often it can be repeated."""
@@ -185,14 +175,20 @@ class Engine:
         if self._chunks or preempted:
             self._steps, self._more = 1, 0.0
             seconds += machine.fetch_token * fetched
+            prompts = 0.0
             for job, count in self._chunks:
                 if job.generated and count == 1:
                     seconds += machine.step_request + machine.kv_token * job.computed
                 else:
                     context = job.computed + count / 2
-                    seconds += count * (machine.prefill_token + machine.prefill_quadratic * context)
+                    prompts += count * (machine.prefill_token + machine.prefill_quadratic * context)
+            seconds += max(0.0, prompts - machine.weights)
         else:
             self._steps = self._next_stop() - self._decoded
+            if self.waiting and self._leaving:
+                self._steps = 1  # they make room
+            elif self.waiting and self.waiting[0].eligible > self._decoded:
+                self._steps = min(self._steps, self.waiting[0].eligible - self._decoded)
             self._more = machine.kv_token * self._decoding
         if self._disturbance is not None:
             self._steps = int(min(self._steps, self._disturbance.calm or 1))
@@ -201,8 +197,6 @@ class Engine:
             self._more *= factor
         self._first = seconds
         self.due = now + self._seconds(self._steps)
-        if events := self.pool.drain():
-            self._news.append((now + seconds, events))
 
     def _finish(self, now: float) -> tuple[list[Job], list[Job]]:
         self.busy += self._seconds(self._steps)
@@ -280,8 +274,14 @@ class Engine:
         self.running.remove(job)
         job.turn = -1
         job.ended_at = now
-        self.pool.release(job.held)
-        job.held = []
+        self._leaving.append(job)
+
+    def _leave(self) -> None:
+        """Give up what ended jobs hold."""
+        for job in self._leaving:
+            self.pool.release(job.held)
+            job.held = []
+        self._leaving.clear()
 
     def _preempt(self) -> Job:
         """Take the youngest running job's blocks; it starts again from the queue's head."""
@@ -316,6 +316,8 @@ class Engine:
         few."""
         wanted = -(-end // self.block_size) - len(job.held)
         if wanted > 0:
+            if wanted > self.pool.free:
+                self._leave()
             if wanted > self.pool.free:
                 return False
             job.held += self.pool.take(wanted)

@@ -12,10 +12,13 @@ class Machine:
 
     One step takes ``step`` + ``step_request`` for each request that decodes + ``kv_token`` for each of their resident
     tokens + ``prefill_token`` for each new prompt token + ``prefill_quadratic`` for each (such a token x a token
-    before it) + ``fetch_token`` for each token that comes from the host tier.
+    before it) + ``fetch_token`` for each token that comes from the host tier. In ``weights`` of ``step`` the weights
+    are read, while prompts are computed: of these two a step takes the longer time, and not both.
 
     ``kv_tokens``: of KV memory. ``host_tokens``: of the host tier, which keeps what the GPU evicts; 0: none.
-    ``max_batched_tokens``, ``max_num_seqs``: of one step, as vLLM's options.
+    ``max_batched_tokens``, ``max_num_seqs``: of one step, as vLLM's options: 8192 and 1024 on GPUs of H100's class,
+    2048 and 256 on smaller ones are its defaults for a server. ``async_scheduling``: a step is scheduled while the one
+    before runs, as vLLM 0.32 does by default.
     """
 
     name: str
@@ -28,7 +31,9 @@ class Machine:
     host_tokens: int = 0
     fetch_token: float = 0.0
     max_batched_tokens: int = 8192
-    max_num_seqs: int = 256
+    max_num_seqs: int = 1024
+    weights: float = 0.0
+    async_scheduling: bool = True
 
     def __post_init__(self) -> None:
         if not self.step > 0:
@@ -36,6 +41,8 @@ class Machine:
         for name in ("prefill_token", "prefill_quadratic", "step_request", "kv_token", "fetch_token", "host_tokens"):
             if not getattr(self, name) >= 0:
                 raise ValueError(f"{name} must be at least 0")
+        if not 0 <= self.weights <= self.step:
+            raise ValueError("weights must be in 0..step, of which they are a part")
         for name in ("kv_tokens", "max_num_seqs"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} must be at least 1")
@@ -57,6 +64,7 @@ _70B = Machine(
     step_request=79.2e-6,
     kv_token=34.9e-9,
     kv_tokens=420_000,
+    weights=15e-3,
 )
 _8B = Machine(
     name="8b-h100",  # one H100: 6.4 ms to read the weights and 2 ms of overhead
@@ -66,6 +74,7 @@ _8B = Machine(
     step_request=32e-6,
     kv_token=55e-9,
     kv_tokens=400_000,
+    weights=6.4e-3,
 )
 
 MACHINES: Mapping[str, Machine] = {

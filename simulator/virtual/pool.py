@@ -132,12 +132,15 @@ class Pool:
         return taken
 
     def release(self, blocks: Sequence[int]) -> None:
-        """Give up one use of each, a request's last block first: what begins a prompt is forgotten last."""
-        users, free = self._users, self._free
+        """Give up one use of each, a request's last block first: what begins a prompt is forgotten last. Those without
+        an id hold nothing that could be asked for, and are the first to be taken."""
+        users, free, ids = self._users, self._free, self._ids
         for block in reversed(blocks):
             users[block] -= 1
             if not users[block]:
                 free[block] = None
+                if ids[block] is None:
+                    free.move_to_end(block, last=False)
 
     def name(self, blocks: Sequence[int], ids: Sequence[int], start: int, end: int) -> None:
         """``blocks[start:end]`` (a request's) hold ``ids[start:end]`` from now on."""

@@ -256,7 +256,7 @@ def test_what_is_declared_of_a_machine_is_all_that_it_is() -> None:
 
 
 def test_the_fit_finds_hardware_that_nobody_has_declared() -> None:
-    workload = Calls(chats(300, 4.0))
+    workload = Calls(chats(900, 4.0))
     world = world_of(workload, Scene(fleet=(Kind(MACHINE, 2), Kind(SLOW, 2)), believed=MACHINE))
     run = Run(world, workload, 0.05, None)
     run.come(workload.start())
@@ -337,7 +337,7 @@ def test_progress_goes_from_nothing_to_all() -> None:
 
 def test_one_engine_waits_as_queueing_theory_says() -> None:
     """Pollaczek and Khinchine, through the whole gateway: one request at a time, nothing shared."""
-    machine = replace(MACHINE, max_num_seqs=1)
+    machine = replace(MACHINE, max_num_seqs=1, weights=0.0)
     random, at, calls = Random(1), 0.0, []
     lengths = [random.randint(100, 8000) for _ in range(2500)]
     costs = [machine.step + n * (machine.prefill_token + machine.prefill_quadratic * n / 2) for n in lengths]

@@ -214,7 +214,7 @@ class Pool(RuleBasedStateMachine):
         for block in reversed(blocks):
             self.naive.users[block] -= 1
             if not self.naive.users[block]:
-                self.naive.free.append(block)
+                self.naive.free.insert(len(self.naive.free) if block in self.naive.names else 0, block)
 
     @rule()
     def clear(self) -> None:

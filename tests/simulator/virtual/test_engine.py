@@ -12,7 +12,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from simulator.virtual.engine import Engine, Job
+from simulator.virtual.engine import Engine
+from simulator.virtual.job import Job
 from simulator.virtual.machine import MACHINES, Machine
 from simulator.virtual.pool import PoolEvent, Removed, Stored, Tier
 from tests.simulator.virtual.naive import Ask, Run, Served, names, step_through
@@ -28,14 +29,24 @@ SMALL = Machine(
     kv_tokens=40 * 8,
     max_batched_tokens=64,
     max_num_seqs=6,
+    async_scheduling=False,
 )
+ASYNC = replace(SMALL, async_scheduling=True)
 BLOCK = 8
 
 
-def leap(machine: Machine, block_size: int, asks: list[Ask]) -> Run:
+class Stepping(Engine):
+    """Takes each step by itself."""
+
+    def _next_stop(self) -> int:
+        super()._next_stop()
+        return self._decoded + 1
+
+
+def leap(machine: Machine, block_size: int, asks: list[Ask], kind: type[Engine] = Engine) -> Run:
     """As ``step_through``, by the engine in virtual time."""
     ids: dict[bytes, int] = {}
-    engine = Engine(machine, block_size)
+    engine = kind(machine, block_size)
     jobs = [
         Job(
             ids=tuple(ids.setdefault(name, len(ids)) for name in names(ask, block_size)),
@@ -105,7 +116,7 @@ def test_it_is_the_engine_that_is_stepped_one_by_one(seed: int, rate: float) -> 
 
 @pytest.mark.parametrize("seed", range(2))
 def test_it_is_the_engine_with_blocks_of_a_trace(seed: int) -> None:
-    machine = replace(MACHINES["70b-tp4"], kv_tokens=40 * 512, max_num_seqs=16)
+    machine = replace(MACHINES["70b-tp4"], kv_tokens=40 * 512, max_num_seqs=16, weights=0.0, async_scheduling=False)
     asks = conversations(Random(seed), 150, 0.5, longest=9000, answer=700)
     for ask in asks:
         ask.prompt = tuple(token for token in ask.prompt for _ in range(40))[:9000]
@@ -122,10 +133,69 @@ def test_it_is_the_same_engine_whatever_its_limits(
     same(leap(machine, BLOCK, asks), step_through(machine, BLOCK, asks))
 
 
+@examples(40)
+@given(st.integers(0, 2**32), st.floats(0.2, 50.0), st.integers(1, 8), st.integers(8, 80), st.integers(27, 60))
+def test_leaps_are_steps_where_each_is_scheduled_ahead(
+    seed: int, rate: float, seqs: int, batched: int, blocks: int
+) -> None:
+    machine = replace(ASYNC, max_num_seqs=seqs, max_batched_tokens=batched, kv_tokens=blocks * BLOCK, weights=0.007)
+    asks = conversations(Random(seed), 25, rate)
+    same(leap(machine, BLOCK, asks), leap(machine, BLOCK, asks, Stepping))
+
+
+@pytest.mark.parametrize(("ahead", "step"), [(False, 4), (True, 5)])
+def test_who_comes_in_a_step_runs_in_the_next_or_with_async_scheduling_in_the_one_after(ahead: bool, step: int) -> None:
+    engine = Engine(replace(SMALL, async_scheduling=ahead, step_request=0.0, kv_token=0.0), BLOCK)
+    first, second = Job((), 8, 50), Job((), 8, 1)
+    engine.submit(first, 0.0)
+    engine.advance()
+    prefilled = engine.due
+    while engine.due < prefilled + 0.01:
+        engine.advance()
+    engine.submit(second, prefilled + 2.5 * SMALL.step)  # in the third of the steps that decode
+    while engine.due < inf:
+        engine.advance()
+    assert second.began_at == pytest.approx(prefilled + (step - 1) * SMALL.step)
+
+
+def test_what_ends_with_a_step_keeps_its_place_while_the_next_was_scheduled_before_that_was_known() -> None:
+    machine = replace(ASYNC, max_num_seqs=2, step_request=0.0, kv_token=0.0)
+    engine = Engine(machine, BLOCK)
+    short, long, waits = Job((), 8, 3), Job((), 8, 50), Job((), 8, 1)
+    for job in (short, long, waits):
+        engine.submit(job, 0.0)
+    while engine.due < inf:
+        engine.advance()
+    assert waits.began_at is not None
+    assert short.ended_at is not None
+    assert waits.began_at == pytest.approx(short.ended_at + machine.step)
+
+
+def test_an_idle_engine_begins_at_once_and_tells_of_it_with_the_first_step() -> None:
+    engine = Engine(ASYNC, BLOCK)
+    job = Job((1, 2), 2 * BLOCK, 3)
+    said = play(engine, [(5.0, job)])
+    assert job.began_at == 5.0
+    assert said == [(job.first_at, Stored((1, 2), None, Tier.GPU))]
+
+
+def test_weights_are_read_while_prompts_are_computed() -> None:
+    def first(tokens: int, weights: float) -> float:
+        engine = Engine(replace(SMALL, weights=weights, prefill_quadratic=0.0), BLOCK)
+        job = Job((), tokens, 1)
+        play(engine, [(0.0, job)])
+        assert job.first_at is not None
+        return job.first_at
+
+    assert first(10, 0.008) == pytest.approx(0.01)
+    assert first(60, 0.008) == pytest.approx(0.01 + 60 * 3e-4 - 0.008)
+    assert first(60, 0.0) == pytest.approx(0.01 + 60 * 3e-4)
+
+
 @pytest.mark.parametrize("load", [0.3, 0.6])
 def test_it_waits_as_queueing_theory_says(load: float) -> None:
     """One request at a time, any length, at random times: Pollaczek and Khinchine's mean wait."""
-    machine = replace(MACHINES["70b-tp4"], max_num_seqs=1)
+    machine = replace(MACHINES["70b-tp4"], max_num_seqs=1, weights=0.0)
     random = Random(1)
     lengths = [random.randint(200, 8000) for _ in range(20_000)]
     seconds = [machine.step + n * (machine.prefill_token + machine.prefill_quadratic * n / 2) for n in lengths]

@@ -9,7 +9,8 @@ from statistics import fmean, stdev
 
 import pytest
 
-from simulator.virtual.engine import Engine, Job
+from simulator.virtual.engine import Engine
+from simulator.virtual.job import Job
 from simulator.virtual.machine import MACHINES
 from simulator.virtual.noise import Disturbance, Noise
 

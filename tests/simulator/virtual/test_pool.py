@@ -42,6 +42,16 @@ def test_a_prompt_is_forgotten_from_its_end_and_the_oldest_first() -> None:
     assert pool.held == {1}
 
 
+def test_what_holds_nothing_is_taken_first() -> None:
+    pool = Pool(4)
+    blocks = filled(pool, 1, 2)
+    blank = pool.take(2)
+    pool.release(blocks)
+    pool.release(blank)
+    assert set(pool.take(2)) == set(blank)
+    assert pool.held == {1, 2}
+
+
 def test_one_id_may_be_in_several_blocks() -> None:
     pool = Pool(4, host=4)
     one, other = filled(pool, 1), filled(pool, 1)
