@@ -91,7 +91,7 @@ def test_the_page_lists_every_key() -> None:
     assert set(listed) == {"like", *(field.name for field in fields(Machine))}
     for field in fields(Machine):
         if isinstance(field.default, int | float):
-            assert listed[field.name] == f"`{field.default}`"
+            assert listed[field.name] == f"`{str(field.default).lower()}`"
 
 
 def test_it_is_replayed(tmp_path, capsys) -> None:
