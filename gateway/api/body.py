@@ -10,9 +10,10 @@ from typing import Protocol
 
 import msgspec
 
+from gateway.api import bounds
 from gateway.api.passing import Fields, strip
 from gateway.api.settings import PassSettings
-from gateway.errors import BodyTooLarge, ClientError
+from gateway.errors import ClientError
 
 
 class Body(Protocol):
@@ -26,9 +27,8 @@ class Body(Protocol):
         ...
 
 
-MAX_VALUES = 4_000_000
-"""Commas in a body: four prompts of a million token ids. A million values take up to half a second to read, and nothing
-else runs meanwhile: the parser holds the interpreter."""
+MAX_KEYS = 1000
+"""Top-level fields: vLLM's largest request has about a hundred."""
 
 TOO_DEEP = "the body is nested too deeply"
 
@@ -45,13 +45,14 @@ class JsonBody:
         """Parse and strip ``raw``.
 
         Raises:
-            ClientError: not UTF-8, not JSON, nested too deeply, or not an object.
-            BodyTooLarge: it may hold more than ``MAX_VALUES`` values.
+            ClientError: not UTF-8, not JSON, nested too deeply, not an object, or one of more than ``MAX_KEYS`` fields.
+            BodyTooLarge: it holds more than ``bounds`` allow.
         """
-        if len(raw) > MAX_VALUES and raw.count(b",") > MAX_VALUES:
-            raise BodyTooLarge(f"The body holds more than {MAX_VALUES} commas: too many values for one request.")
+        bounds.check(raw)
         self._raw = raw
         self.fields: Fields = _decode(raw)
+        if len(self.fields) > MAX_KEYS:
+            raise ClientError(f"The body has {len(self.fields)} fields; this gateway takes at most {MAX_KEYS}.")
         try:
             self._changed = strip(self.fields, settings)
         except RecursionError:

@@ -31,6 +31,9 @@ OPAQUE_FIELDS: dict[Kind, tuple[str, ...]] = {
 }
 """The fields that hold the prompt, in rendering order."""
 
+MAX_PROMPTS = 4096
+"""Of one completion: several times what an engine runs at once. Each costs a place in a tokenizer's batch."""
+
 NULL = msgspec.Raw(b"null")
 FALSE = msgspec.Raw(b"false")
 
@@ -155,10 +158,19 @@ def _texts_or_ids(raw: msgspec.Raw) -> tuple[str, ...] | TokenInput:
             "prompt must be a string, or a list of strings or token ids that is not empty", param="prompt"
         )
     if second == b'"':
-        return tuple(decode(raw, list[str], "prompt"))
+        return tuple(_few(decode(raw, list[str], "prompt")))
     if second == b"[":
-        return TokenInput(tuple(array("I", ids) for ids in decode(raw, list[list[_Id]], "prompt")))
+        return TokenInput(tuple(array("I", ids) for ids in _few(decode(raw, list[list[_Id]], "prompt"))))
     return TokenInput((array("I", decode(raw, list[_Id], "prompt")),))
+
+
+def _few(prompts: list[T]) -> list[T]:
+    if len(prompts) > MAX_PROMPTS:
+        raise ClientError(
+            f"prompt: {len(prompts)} prompts in one request; this gateway takes at most {MAX_PROMPTS}: send several.",
+            param="prompt",
+        )
+    return prompts
 
 
 def _joined(fields: Fields, names: tuple[str, ...]) -> bytes:

@@ -7,7 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.api.body import MAX_VALUES, JsonBody
+from gateway.api.body import MAX_KEYS, JsonBody
+from gateway.api.bounds import MAX_CONTAINERS
 from gateway.api.settings import PassSettings
 from gateway.errors import BodyTooLarge, ClientError
 
@@ -70,7 +71,7 @@ def test_edits_of_a_copy_leave_the_original() -> None:
         (b"null", "must be a JSON object"),
         (b'{"a":"\xff"}', "not UTF-8"),
         (b'{"\xff":1}', "not UTF-8"),
-        (b'{"a":' + b"[" * 200_000 + b"]" * 200_000 + b"}", "nested too deeply"),
+        (b'{"a":' + b"[" * 19_000 + b"]" * 19_000 + b"}", "nested too deeply"),
         (b'{"a":' * 5000 + b"1" + b"}" * 5000, "nested too deeply"),
         (b'{"sampling_params":' * 900 + b"1" + b"}" * 900, "nested too deeply"),
     ],
@@ -109,9 +110,19 @@ def test_splicing_means_the_same_and_touches_no_other_value(
         assert bytes(value) in raw
 
 
-def test_more_values_than_any_prompt_has_are_refused_before_they_are_read() -> None:
+def test_more_fields_than_any_request_has_are_refused() -> None:
+    def of(count: int) -> bytes:
+        return json.dumps({"model": "m"} | {str(number): 1 for number in range(count - 1)}).encode()
+
+    assert len(body(of(MAX_KEYS)).fields) == MAX_KEYS
+    with pytest.raises(ClientError, match="fields") as caught:
+        body(of(MAX_KEYS + 1))
+    assert caught.value.status == 400
+
+
+def test_what_is_out_of_bounds_is_refused_before_it_is_parsed() -> None:
     with pytest.raises(BodyTooLarge):
-        JsonBody(b'{"model": "m", "prompt": [' + b"1," * (MAX_VALUES + 1) + b"1]}", PassSettings())
+        body(b'{"model": "m", "messages": [' + b"[1]," * MAX_CONTAINERS + b"no JSON")
 
 
 def test_raw_json_is_set_as_it_came() -> None:

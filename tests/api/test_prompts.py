@@ -7,7 +7,7 @@ from array import array
 import msgspec
 import pytest
 
-from gateway.api.prompts import read_prompt
+from gateway.api.prompts import MAX_PROMPTS, read_prompt
 from gateway.errors import ClientError
 from gateway.framework import ChatInput, Kind, OpaqueInput, PromptInput, TextInput, TokenInput
 
@@ -194,3 +194,14 @@ def test_a_longer_conversation_begins_with_the_shorter_ones_bytes() -> None:
     assert isinstance(short, OpaqueInput)
     assert isinstance(long, OpaqueInput)
     assert long.raw.startswith(short.raw[:-1])
+
+
+@pytest.mark.parametrize("prompt", [b'"a"', b"[1]"])
+def test_more_prompts_than_a_request_may_have_are_refused(prompt: bytes) -> None:
+    def of(count: int) -> dict[str, msgspec.Raw]:
+        return {"prompt": msgspec.Raw(b"[" + b",".join([prompt] * count) + b"]")}
+
+    read_prompt(Kind.COMPLETION, of(MAX_PROMPTS))
+    with pytest.raises(ClientError, match="4097 prompts") as caught:
+        read_prompt(Kind.COMPLETION, of(MAX_PROMPTS + 1))
+    assert (caught.value.status, caught.value.param) == (400, "prompt")

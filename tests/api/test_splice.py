@@ -233,7 +233,7 @@ def _harmless(fields: dict[str, Any]) -> None:
 
 
 @pytest.mark.parametrize("opening", ["[", '{"a":', '[{"a":'])
-@pytest.mark.parametrize("depth", [100, 2000, 200_000])
+@pytest.mark.parametrize("depth", [100, 2000, 9000])
 def test_depth(opening: str, depth: int) -> None:
     closing = "".join("}" if bracket == "{" else "]" for bracket in reversed(opening) if bracket in "{[")
     raw = b'{"model":"m","x":' + opening.encode() * depth + b"1" + closing.encode() * depth + b"}"
