@@ -135,13 +135,22 @@ def _parser() -> argparse.ArgumentParser:
         "tune",
         help="search a configuration's weights and parameters by replay",
         description="Searches the weights and parameters of a configuration's scorers by replay on the first half of a "
-        "trace, and compares the best with the given one on the other half. Recommends nothing that is in the noise.",
+        "trace, and compares the best with the given one on the other half. Recommends nothing that is in the noise. "
+        "TRACE, --speed, --machine and --endpoints may each be several, with commas between them: what is searched is "
+        "then what is best over all combinations.",
     )
-    tune.add_argument("workload", metavar="TRACE", help=WORKLOAD)
+    tune.add_argument("workload", metavar="TRACE,...", help=WORKLOAD)
     tune.add_argument("config", metavar="CONFIG", help="a YAML file, or the name of a policy")
     tune.add_argument("--objective", default="goodput", help="such as ttft_mean or e2e_mean (goodput)")
+    tune.add_argument(
+        "--keep",
+        action="append",
+        default=[],
+        metavar="FIGURE[=PERCENT]",
+        help="what must not get worse in any cell, by more than so many percent (2): 'p99 TTFT=5%%'",
+    )
     tune.add_argument("--budget", type=int, default=40, metavar="N", help="candidates to try (40)")
-    _add_cell(tune)
+    _add_cell(tune, several=True)
     tune.set_defaults(run=_tune)
 
     demo = commands.add_parser("demo", help="four simulated engines, round robin against the default profile")
@@ -150,14 +159,14 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
-def _add_cell(parser: argparse.ArgumentParser) -> None:
-    """What ``gateway.replay.cell.Cell`` is made of."""
+def _add_cell(parser: argparse.ArgumentParser, *, several: bool = False) -> None:
+    """What ``gateway.replay.cell.Cell`` is made of; ``several``: what more than one of them are made of."""
     parser.add_argument(
         "--endpoints", default="8", metavar="N", help="engines (8); or kinds of them: '4 x 70b-tp4 + 4 x mine.yaml'"
     )
     parser.add_argument(
         "--speed",
-        type=float,
+        type=str if several else float,
         metavar="RATE",
         help="requests/s/endpoint; not given: a trace's own pace, and of groups a closed loop",
     )
@@ -317,14 +326,16 @@ def _replay(options: argparse.Namespace) -> int:
 
 
 def _tune(options: argparse.Namespace) -> int:
-    from gateway.replay.command import cell
+    from gateway.replay.command import cells
+    from gateway.replay.gains import keep
     from gateway.replay.policies import policy
     from gateway.replay.tune import tune
 
     return tune(
-        cell(vars(options)),
+        cells(vars(options)),
         policy(options.config),
         objective=options.objective,
+        keeps=[keep(text) for text in options.keep],
         seeds=options.seeds,
         budget=options.budget,
         processes=_jobs(options),

@@ -59,7 +59,7 @@ class PlacementCost:
     class Parameters:
         lam: float | None = field(default=None, metadata={"usual": USUAL})
         reuse: float = 0.5
-        second: float = 1.0
+        second: float = field(default=1.0, metadata={"blended": True})
 
         def __post_init__(self) -> None:
             if self.lam is not None and not self.lam >= 0:

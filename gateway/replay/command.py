@@ -6,6 +6,7 @@ import re
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, fields
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -102,13 +103,58 @@ def cell(options: Mapping[str, Any]) -> Cell:
     return Cell(source(given), **rest, scrape=given.get("scrape", 1.0) or None)
 
 
+def cells(options: Mapping[str, Any]) -> list[Cell]:
+    """As ``cell``, of options of which ``workload``, ``speed``, ``machine`` and ``endpoints`` may each be several, with
+    commas between them: one cell for each combination, once. Raises ConfigError."""
+    workloads = [part for part in _parts(options["workload"]) if part is not None]
+    if not workloads:
+        raise ConfigError("name at least one trace")
+    rest = [[(name, part) for part in _parts(options.get(name))] for name in ("endpoints", "machine", "speed")]
+    kinds_asked = set(map(_kind, workloads))
+    found = []
+    for workload, choice in product(workloads, product(*rest)):
+        ours, chosen = _kind(workload), dict(choice)
+        # An option of another workload that is asked for, too, is that one's; of none, it is refused.
+        given = {
+            name: value
+            for name, value in options.items()
+            if not (kinds := _KINDS_WITH.get(name)) or ours in kinds or not kinds & kinds_asked
+        }
+        speed = None if chosen["speed"] is None else number("--speed", chosen["speed"])
+        found.append(cell({**given, **chosen, "workload": workload, "speed": speed}))
+    return list(dict.fromkeys(found))
+
+
+def _parts(text: str | None) -> Sequence[str | None]:
+    parts = [part.strip() for part in (text or "").split(",") if part.strip()]
+    return parts or [None]
+
+
+TRACE = "trace"
+_SHAPES: Mapping[str, type[Shape] | type[AgentShape]] = {Groups.name: Shape, Agents.name: AgentShape}
+_KINDS_WITH: Mapping[str, frozenset[str]] = {
+    "first": frozenset({TRACE}),
+    **{
+        field.name: frozenset(
+            name for name, shape in _SHAPES.items() if field.name in {each.name for each in fields(shape)}
+        )
+        for shape in _SHAPES.values()
+        for field in fields(shape)
+    },
+}
+"""Of an option that not all workloads have: those that do."""
+
+
+def _kind(workload: str) -> str:
+    return workload if workload in _SHAPES else TRACE
+
+
 def source(given: Mapping[str, Any]) -> Source:
     """Of the options that are given. Raises ConfigError where one is of another workload."""
     workload = given["workload"]
-    shapes: Mapping[str, type[Shape] | type[AgentShape]] = {Groups.name: Shape, Agents.name: AgentShape}
-    ours = shapes.get(workload)
+    ours = _SHAPES.get(workload)
     sizes = {field.name: given[field.name] for field in fields(ours) if field.name in given} if ours else {}
-    for name, shape in shapes.items():
+    for name, shape in _SHAPES.items():
         for field in fields(shape):
             if field.name in given and field.name not in sizes:
                 raise ConfigError(f"--{field.name} is of the workload {name!r}")

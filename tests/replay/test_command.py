@@ -11,7 +11,7 @@ from gateway.cli import EXIT_CONFIG, main
 from gateway.errors import ConfigError
 from gateway.replay import command
 from gateway.replay.cell import Cell
-from gateway.replay.command import cell, noise
+from gateway.replay.command import cell, cells, noise
 from gateway.replay.groups import Shape
 from gateway.replay.kinds import Kind, kinds
 from gateway.replay.report import check_writable, load
@@ -29,6 +29,20 @@ def test_options_become_a_cell() -> None:
     assert mixed.fleet == (Kind(MACHINES["70b-tp4"], 2), Kind(MACHINES["8b-h100"]))
     assert mixed.believed == MACHINES["70b-tp4"]
     assert cell({"workload": "groups", "turns": 3, "scrape": 0.0}) == Cell(GroupsSource(Shape(turns=3)), scrape=None)
+
+
+def test_several_of_an_option_are_cells_of_each() -> None:
+    options = {"workload": "t.jsonl, groups", "first": 5, "turns": 3, "speed": "0.3,0.6", "machine": "8b-h100, 70b-tp4"}
+    found = cells(options)
+    assert len(found) == 8
+    assert found[0] == Cell(TraceSource(Path("t.jsonl"), 5), fleet=kinds("8 x 8b-h100"), speed=0.3)
+    assert found[-1] == Cell(GroupsSource(Shape(turns=3)), fleet=kinds("8 x 70b-tp4"), speed=0.6)
+    fleets = cells({"workload": "t.jsonl", "endpoints": "2 x 70b-tp4 + 8b-h100, 4, 4"})
+    assert [one.endpoints for one in fleets] == [3, 4]
+    with pytest.raises(ConfigError, match="--gap is of the workload 'agents'"):
+        cells({"workload": "t.jsonl,groups", "gap": 5.0})
+    with pytest.raises(ConfigError, match="name at least one trace"):
+        cells({"workload": " ,"})
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Sequence
 from io import StringIO
 from pathlib import Path
@@ -12,15 +13,18 @@ from rich.console import Console
 from gateway.cli import EXIT_CONFIG, main
 from gateway.config.load import loads
 from gateway.errors import ConfigError
-from gateway.replay import tune as module
+from gateway.replay import search as module
 from gateway.replay.cell import Cell
 from gateway.replay.compare import Job
+from gateway.replay.gains import Keep, keep
 from gateway.replay.groups import Shape
 from gateway.replay.kinds import kinds
+from gateway.replay.knobs import Knob, knobs
 from gateway.replay.policies import Wiring, policy, with_parameters
+from gateway.replay.search import Found, Search, split
 from gateway.replay.sources import GroupsSource, TraceSource
 from gateway.replay.statistics import METRICS, Summary
-from gateway.replay.tune import Found, Knob, Search, knobs, report, snippet, split
+from gateway.replay.tune import report, snippet, warnings
 from tests.replay.runs import summary
 
 EXCERPT = Path(__file__).parents[1] / "data" / "replay" / "mooncake_conversation.jsonl"
@@ -32,7 +36,9 @@ def test_what_is_searched() -> None:
     assert [knob.key for knob in knobs(policy("llm-d"))][:2] == [("queue", "weight"), ("kv", "weight")]
     default = {knob.key: knob.value for knob in knobs(policy("default"))}
     assert default[("cost", "lam")] == 0.5
-    assert ("cost", "weight") not in default  # alone in its profile, a weight means nothing
+    # Alone in its profile, a weight means nothing, nor what only a blend looks at.
+    assert set(default) == {("cost", "lam"), ("cost", "reuse")}
+    assert ("ours", "second") in {knob.key for knob in knobs(Wiring("mine", loads(MODELS + BLEND, {"LAM": "1"})))}
     assert Knob(("dynamo", "block_size"), 16, whole=True) in knobs(policy("dynamo-cost"))
     assert knobs(policy("round-robin")) == []
 
@@ -74,10 +80,17 @@ class Hill:
         return summary(job.wiring.name, job.seed, goodput=0.8 - self.height * off + self.noise * (-1) ** job.seed * off)
 
 
-def searched(hill: Hill, monkeypatch: pytest.MonkeyPatch, wiring: Wiring, **options: int) -> Found:
+def searched(
+    hill: Hill,
+    monkeypatch: pytest.MonkeyPatch,
+    wiring: Wiring,
+    cells: Sequence[Cell] = (TRACE,),
+    keeps: Sequence[Keep] = (),
+    **options: int,
+) -> Found:
     monkeypatch.setattr(module, "run", hill.run)
     settings = {"seeds": 3, "budget": 60, "processes": 1, **options}
-    return Search(TRACE, wiring, GOODPUT, console=Console(file=StringIO()), **settings).search()
+    return Search(cells, wiring, GOODPUT, keeps=keeps, console=Console(file=StringIO()), **settings).search()
 
 
 def test_it_climbs_to_the_top(monkeypatch) -> None:
@@ -88,6 +101,9 @@ def test_it_climbs_to_the_top(monkeypatch) -> None:
     assert found.worth(GOODPUT)
     # Held out: other requests, and other seeds.
     assert len(set(hill.cells)) == 2
+    # The other number changes nothing: one look at it, by one seed, and no candidate.
+    assert [knob.name for knob in found.idle] == ["cost.reuse"]
+    assert "nothing changes with it: cost.reuse" in report(policy("default"), GOODPUT, found, ["a trace"])[1]
     assert hill.seeds == {1, 2, 3, 1001, 1002, 1003}
 
 
@@ -99,7 +115,7 @@ def test_what_is_best_already_stays(monkeypatch) -> None:
     found = searched(Hill(top=0.5), monkeypatch, policy("default"))
     assert found.values == {}
     assert not found.worth(GOODPUT)
-    assert report(policy("default"), GOODPUT, found)[-1].endswith("keep the configuration as it is")
+    assert report(policy("default"), GOODPUT, found, ["a trace"])[-1].endswith("keep the configuration as it is")
 
 
 def test_noise_is_not_recommended(monkeypatch) -> None:
@@ -108,9 +124,85 @@ def test_noise_is_not_recommended(monkeypatch) -> None:
     found = searched(Hill(top=1.5, height=0.01, noise=0.3), monkeypatch, wiring)
     assert found.values
     assert not found.worth(GOODPUT)
-    lines = report(wiring, GOODPUT, found)
-    assert "gained nothing beyond the noise" in lines[-1]
+    lines = report(wiring, GOODPUT, found, ["a trace"])
+    assert "gained nothing beyond the noise" in lines[-2]
+    assert "a gain like this one would be told from nothing by " in lines[-1]
     assert not any(line.startswith("recommended") for line in lines)
+
+
+def test_what_is_best_over_all_cells_is_found_and_not_what_is_best_in_one(monkeypatch) -> None:
+    """One cell would have 0.25, one 1.0, at the same price for either; the third is flat."""
+    low, high, flat = Hill(top=0.25), Hill(top=1.0), Hill(top=1.0, height=0.0)
+    cells = [dataclasses.replace(TRACE, speed=speed) for speed in (0.3, 0.6, 0.9)]
+    monkeypatch.setattr(
+        module, "run", lambda jobs, **_: [{0.3: low, 0.6: high, 0.9: flat}[job.cell.speed].one(job) for job in jobs]
+    )
+    wiring = with_parameters(policy("default"), {("cost", "lam"): 4.0})
+    found = Search(
+        cells, wiring, GOODPUT, seeds=3, budget=60, processes=1, console=Console(file=StringIO())
+    ).search()  # fmt: skip
+    assert 0.25 <= found.values["cost", "lam"] <= 1.0
+    assert found.worth(GOODPUT)
+    lines = report(wiring, GOODPUT, found, [cell.name for cell in cells])
+    assert "in 3 cells" in lines[0]
+    assert [line.strip() for line in lines].count(cells[2].name) == 2
+    assert any(line.startswith("  mean of the cells: goodput better by") for line in lines)
+
+
+class Priced(Hill):
+    """And the further from 0.5 the weight is, the longer the slowest wait; ``held``: only there."""
+
+    def __init__(self, price: float, held: bool = False) -> None:
+        super().__init__(top=2.0)
+        self.price, self.held = price, held
+
+    def one(self, job: Job) -> Summary:
+        found = super().one(job)
+        lam = next(plugin.parameters.get("lam", 0.5) for plugin in job.wiring.config.plugins if plugin.name == "cost")
+        charged = self.price * (lam - 0.5) if not self.held or job.seed > module.HELD_OUT_SEEDS else 0.0
+        return dataclasses.replace(found, values={**found.values, "ttft_p99": 10.0 * (1 + charged)})
+
+
+def test_what_is_to_be_kept_bounds_the_search(monkeypatch) -> None:
+    wiring, keeps = policy("default"), [keep("p99 TTFT=10%")]
+    assert searched(Priced(0.2), monkeypatch, wiring).values["cost", "lam"] > 1.5
+    found = searched(Priced(0.2), monkeypatch, wiring, keeps=keeps)
+    assert 0.5 < found.values["cost", "lam"] <= 1.0
+    assert found.worth(GOODPUT, keeps)
+    assert "TTFT p99 at most 10 % worse" in report(wiring, GOODPUT, found, ["a trace"], keeps)[0]
+
+
+def test_and_what_is_not_kept_where_it_was_held_out_is_not_recommended(monkeypatch) -> None:
+    wiring, keeps = policy("default"), [keep("ttft_p99")]
+    found = searched(Priced(0.2, held=True), monkeypatch, wiring, keeps=keeps)
+    assert found.worth(GOODPUT)
+    assert not found.worth(GOODPUT, keeps)
+    last = report(wiring, GOODPUT, found, ["a trace"], keeps)[-1]
+    assert "TTFT p99 gets" in last
+    assert "% worse, 2 % were allowed: keep the configuration as it is" in last
+
+
+def test_what_follows_from_the_requests_is_left_to_them(monkeypatch) -> None:
+    """A number that is not searched stays null: its usual value is not written into the candidates of others."""
+    seen: list[object] = []
+
+    class Watched(Hill):
+        def one(self, job: Job) -> Summary:
+            [cost] = [plugin.parameters for plugin in job.wiring.config.plugins if plugin.name == "cost"]
+            if "reuse" in cost:
+                seen.append(cost.get("lam"))
+            return super().one(job)
+
+    searched(Watched(top=0.5), monkeypatch, policy("default"))
+    assert seen
+    assert set(seen) == {None}
+
+
+@pytest.mark.parametrize(("seeds", "said"), [(2, "2 seeds can hardly ever convince"), (3, None), (8, None)])
+def test_seeds_that_can_hardly_convince_are_named_before(seeds, said) -> None:
+    found = warnings(seeds)
+    assert [line for line in found if said and line.startswith(said)] == found
+    assert bool(found) == bool(said)
 
 
 def test_what_its_plugin_refuses_is_not_tried(monkeypatch) -> None:
@@ -177,7 +269,9 @@ def test_a_handler_may_rely_on_its_default_profile() -> None:
 
 def test_a_policy_without_numbers_is_refused() -> None:
     with pytest.raises(ConfigError, match="have no number"):
-        Search(TRACE, policy("round-robin"), GOODPUT, seeds=2, budget=5, processes=1, console=Console(file=StringIO()))
+        Search(
+            [TRACE], policy("round-robin"), GOODPUT, seeds=2, budget=5, processes=1, console=Console(file=StringIO())
+        )
 
 
 def test_it_runs_from_end_to_end(capsys) -> None:
@@ -185,18 +279,33 @@ def test_it_runs_from_end_to_end(capsys) -> None:
         ["tune", str(EXCERPT), "default", "--first", "80", "--endpoints", "2", "--speed", "0.6", "--seeds", "2",
          "--jobs", "1", "--budget", "2", "--objective", "ttft_mean"]
     )  # fmt: skip
-    out = capsys.readouterr().out
+    out, err = capsys.readouterr()
     assert code == 0
+    assert "2 seeds can hardly ever convince" in err
     assert "candidates tried for TTFT mean" in out
     assert "recommended" in out or "keep the configuration" in out
+
+
+def test_several_cells_from_end_to_end(capsys) -> None:
+    code = main(
+        ["tune", f"{EXCERPT},groups", "default", "--first", "40", "--groups", "3", "--users", "2", "--rounds", "2",
+         "--output", "40", "--endpoints", "2", "--speed", "0.5,1", "--seeds", "2", "--jobs", "1", "--budget", "1",
+         "--objective", "mean TTFT", "--keep", "goodput=100"]
+    )  # fmt: skip
+    assert code == 0
+    assert "candidates tried for TTFT mean in 4 cells, goodput at most 100 pp worse" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
+        (["--keep", "luck"], "--keep: there is no figure 'luck'"),
+        (["--keep", "goodput=-1"], "it may be 0 to 100 % worse"),
+        (["--keep", "goodput=some"], "--keep: 'some' is no number"),
+        (["--speed", "0.5,fast"], "--speed: 'fast' is no number"),
         (["--seeds", "1"], "seeds must be at least 2"),
         (["--budget", "0"], "budget must be at least 1"),
-        (["--objective", "luck"], "there is no objective 'luck'"),
+        (["--objective", "luck"], "--objective: there is no figure 'luck'"),
     ],
 )
 def test_mistakes_are_named(capsys, arguments, said) -> None:
