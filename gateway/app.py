@@ -151,6 +151,8 @@ class Gateway:
     async def start(self) -> None:
         """Load the tokenizers, probe the engines, follow their events. Raises ConfigError."""
         await self.load()
+        for serving in self.directory.servings:
+            serving.tokens.say()
         with blaming(self.config, "kv_events", "listen"):
             self.feed.listen()
         await self.fleet.start()

@@ -21,6 +21,7 @@ from gateway.interview import Interviews, Told, ask
 from gateway.scheduling.prefill_decode import PrefillDecode
 from gateway.scheduling.scheduler import Scheduler
 from gateway.scheduling.single import Single
+from gateway.tokens import ModelTokens
 
 VLLM_CONNECTORS = {
     "nixl": ("NixlConnector", "NixlPullConnector", "NixlPushConnector", "MultiConnector"),
@@ -67,8 +68,11 @@ class Split:
         ]
 
 
-async def check(config: Config, scheduler: Scheduler, clock: Clock, *, probe: bool) -> tuple[list[str], list[str]]:
-    """Warnings and notes; the engines of all models are asked at once.
+async def check(
+    config: Config, scheduler: Scheduler, clock: Clock, *, probe: bool, tokens: Mapping[str, ModelTokens] | None = None
+) -> tuple[list[str], list[str]]:
+    """Warnings and notes; the engines of all models are asked at once. ``tokens``: by model, loaded; None: nothing is
+    said of them.
 
     ``probe``: also let each prefill endpoint compute a few tokens.
     """
@@ -78,6 +82,9 @@ async def check(config: Config, scheduler: Scheduler, clock: Clock, *, probe: bo
     for model, (its_warnings, its_notes) in zip(config.models, found, strict=True):
         warnings += [f"model {model.name}: {warning}" for warning in its_warnings]
         notes += [f"model {model.name}: {note}" for note in its_notes]
+        if tokens is not None:
+            warnings += [f"model {model.name}: {warning}" for warning in of_tokens(tokens[model.name])]
+            notes.append(f"model {model.name}: its tokens are {tokens[model.name].state}")
     return warnings, notes
 
 
@@ -98,6 +105,19 @@ async def _of_model(
     if probe and split.rules.connector != "nixl":
         return warnings, ["not probed: only NIXL's prefill says where its KV can be fetched"]
     return warnings, ()
+
+
+def of_tokens(tokens: ModelTokens) -> Iterator[str]:
+    """What of a model's prompts will be estimated, and the remedy."""
+    if not tokens.configured:
+        yield (
+            "it has no tokenizer, so that all its prompts are estimated and hits in the engines' caches are not known: "
+            "set tokenizer to the folder or hub id that the engines were started with"
+        )
+    for form, one in tokens.obstacles.items():
+        if one.asked and tokens.asks:
+            continue
+        yield f"its {form} are estimated, since {one.said}: {one.remedy}"
 
 
 def _of_listening(config: Config) -> Iterator[str]:

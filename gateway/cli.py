@@ -252,7 +252,8 @@ def _check(options: argparse.Namespace) -> int:
             with console.status("loading tokenizers"):
                 await gateway.load()
             with console.status("asking the engines"):
-                return await check(config, gateway.scheduler, gateway.clock, probe=options.probe)
+                tokens = {serving.model.name: serving.tokens for serving in gateway.directory.servings}
+                return await check(config, gateway.scheduler, gateway.clock, probe=options.probe, tokens=tokens)
         finally:
             await gateway.close()
 

@@ -118,6 +118,8 @@ class Reloading:
                 self._feed.add(settings.name, serving.index, settings.kv_cache)
         try:
             await draft.load()
+            for tokens in draft.fresh:
+                tokens.say()
             with blaming(config, "models"):
                 # In a thread: a model's shape may have to be read from the hub.
                 wanted_endpoints = await asyncio.to_thread(priced, config, draft.servings)
@@ -144,7 +146,7 @@ class Reloading:
             self._rooms.common.observer.model_dropped(name)
         for settings, serving in self.wiring.models.values():
             if settings.tokenizer is not None:  # a new one may have said otherwise when it was loaded
-                self._rooms.common.observer.parity(settings.name, serving.tokens.parity.trusted)
+                serving.tokens.parity.say()
 
     def _adopt(self, draft: Draft, change: Change) -> None:
         """Serve by ``draft``. Without an await: no request sees a part of it."""

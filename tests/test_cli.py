@@ -298,12 +298,15 @@ def test_check_prints_what_is_in_force(tmp_path, capsys):
 def test_check_warns_of_what_will_disappoint_and_is_0(tmp_path, capsys):
     config = write(tmp_path, "http://127.0.0.1:1", "http://127.0.0.1:2")
     assert main(["check", str(config)]) == 0
-    assert capsys.readouterr().err == f"{config}: in order\n"
+    note, warning, verdict = capsys.readouterr().err.splitlines()
+    assert note == "kvgate: model sim: its tokens are estimated, no tokenizer is configured"
+    assert warning.startswith("kvgate: warning: model sim: it has no tokenizer")
+    assert verdict == f"{config}: in order, but for the above"
     split = config.read_text().replace('"name": "sim"', '"name": "sim", "handler": "prefill-decode"')
     config.write_text(split.replace('"url"', '"role": "decode", "url"'))
     assert main(["check", str(config), "--probe"]) == 0
     lines = capsys.readouterr().err.splitlines()
-    assert lines[0].startswith("kvgate: warning: model sim: no endpoint may prefill, so that every request is served")
+    assert [line for line in lines if line.startswith("kvgate: warning: model sim: no endpoint may prefill")]
     assert [line for line in lines if "127.0.0.1:2 cannot be asked (refused)" in line]
     assert lines[-1] == f"{config}: in order, but for the above"
 

@@ -18,6 +18,7 @@ from gateway.fleet.probe import ProbeFailed
 from gateway.framework import ChatInput, PromptInput, TextInput
 from gateway.interview import Interview
 from gateway.tokens import ModelTokens
+from gateway.tokens.agreement import Form
 
 CHECK = "tokens"
 
@@ -41,6 +42,7 @@ class Probe:
     """``name``: completes "of a ..."."""
 
     name: str
+    form: Form
     body: dict[str, Any]
     ours: PromptInput
 
@@ -50,9 +52,9 @@ def _chat(**fields: Any) -> ChatInput:
 
 
 PROBES = (
-    Probe("plain text", {"prompt": TEXT}, TextInput((TEXT,))),
-    Probe("chat", {"messages": CHAT}, _chat()),
-    Probe("chat with a tool", {"messages": CHAT, "tools": [TOOL]}, _chat(tools=[TOOL])),
+    Probe("plain text", Form.TEXT, {"prompt": TEXT}, TextInput((TEXT,))),
+    Probe("chat", Form.CHAT, {"messages": CHAT}, _chat()),
+    Probe("chat with a tool", Form.CHAT, {"messages": CHAT, "tools": [TOOL]}, _chat(tools=[TOOL])),
 )
 
 
@@ -71,7 +73,9 @@ async def compare(engine: Interview, name: str, root: str | None, tokens: ModelT
         prompt = await tokens.tokenize(probe.ours)
         if prompt.own is None:
             if probe is PROBES[0]:
-                return _not_ours(prompt.why)
+                return _not_ours(prompt.why, tokens)
+            continue
+        if probe.form is Form.CHAT and not tokens.tokenize_tells:
             continue
         try:
             answer = await engine.post("/tokenize", {"model": name, **probe.body})
@@ -90,23 +94,41 @@ async def compare(engine: Interview, name: str, root: str | None, tokens: ModelT
             return _different(probe, prompt.own.tolist(), theirs if isinstance(theirs, list) else [], root, ours)
         compared.append(probe.name)
     if len(compared) < 2:
-        return Finding(
-            CHECK,
-            Level.WARNING,
-            "text only",
-            "its chats could not be compared: there is no chat template, or it is code of vLLM's own",
-            "nothing, if it serves no chats; else set chat_template to the file that the engine has",
-        )
+        return _text_only(tokens)
     return Finding(CHECK, Level.OK, f"equal ({len(compared)})")
 
 
-def _not_ours(why: str) -> Finding:
+def _not_ours(why: str, tokens: ModelTokens) -> Finding:
+    """Its texts cannot be tokenized here."""
+    obstacle = tokens.obstacles.get(Form.TEXT)
+    if obstacle is None:
+        said, remedy = f"its prompts are estimated here: {why}", "see the gateway's log"
+    else:
+        said, remedy = f"its prompts cannot be tokenized here: {obstacle.said}", obstacle.remedy
+    return Finding(CHECK, Level.WARNING, "estimated", said, remedy)
+
+
+def _text_only(tokens: ModelTokens) -> Finding:
+    """Its texts are equal, and nothing was compared of its chats."""
+    obstacle = tokens.obstacles.get(Form.CHAT)
+    if obstacle is not None:
+        if obstacle.asked and tokens.asks:
+            said = f"its chats are not tokenized here, and asked of the engines: {obstacle.said}"
+            return Finding(CHECK, Level.NOTE, "text; chats asked", said)
+        return Finding(
+            CHECK, Level.WARNING, "text only", f"its chats are estimated here: {obstacle.said}", obstacle.remedy
+        )
+    if not tokens.tokenize_tells:
+        said = (
+            "its chats are tokenized here, and cannot be compared: its /tokenize does not render them as it serves them"
+        )
+        return Finding(CHECK, Level.NOTE, "text only", said, "watch kvgate_token_parity")
     return Finding(
         CHECK,
         Level.WARNING,
-        "estimated",
-        f"its prompts are estimated here ({why}): the engine tokenizes this model in code of its own",
-        "nothing to be set: requests are placed by what was sent where",
+        "text only",
+        "its chats could not be compared: its template, or ours, refuses a chat with a system message",
+        "compare chat_template with the engine's --chat-template",
     )
 
 

@@ -21,6 +21,9 @@ def show_account(console: Console, account: Account) -> None:
         console,
         f"model {account['model']}, handler {account['handler']}: {account['prompt_tokens']} prompt tokens ({counted})",
     )
+    if not account["exact"] or account["tokens"] != "exact":
+        why = f"this prompt is estimated: {account['estimated']}; " if account["estimated"] else ""
+        _say(console, f"{why}the model's tokens: {account['tokens']}")
     if account["endpoints"]:
         console.print(_table("endpoints", ENDPOINT, account["endpoints"]))
     for profile in account["profiles"]:

@@ -82,6 +82,9 @@ class Observer:
 
     # tokens
     def tokens_estimated(self, model: str, why: str) -> None: ...
+    def prompts_exact(self, model: str, share: float) -> None:
+        """Of the model's last prompts, those whose token ids are the engines': 0..1."""
+
     def media_rendered(self, model: str, result: str) -> None:
         """What came of asking an engine what a chat with images becomes: ``asked``, ``remembered``, or why nothing."""
 

@@ -194,6 +194,9 @@ class Metrics(Observer):
     def tokens_estimated(self, model: str, why: str) -> None:
         self._estimates[model, why] += 1
 
+    def prompts_exact(self, model: str, share: float) -> None:
+        self._present.exact[model] = share
+
     def media_rendered(self, model: str, result: str) -> None:
         self._renders[model, result] += 1
 
@@ -271,7 +274,7 @@ class Metrics(Observer):
 
     def model_dropped(self, model: str) -> None:
         present = self._present
-        for known in (present.queued, present.blocks, present.trusted):
+        for known in (present.queued, present.blocks, present.trusted, present.exact):
             known.pop(model, None)
         present.agreeing = {pair: agrees for pair, agrees in present.agreeing.items() if pair[0] != model}
         for family in self._instruments.families:

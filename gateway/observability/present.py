@@ -21,6 +21,7 @@ class Present(Collector):
     ``in_flight``: requests by endpoint. ``queued``: requests by model. ``engines``: (up, why not). ``scraped``:
     Clock.monotonic() of the last good scrape by engine. ``streams``: state by endpoint. ``blocks``: by model.
     ``trusted``: by model, whether its prompts are placed by our token ids.
+    ``exact``: by model, the share of its last prompts whose ids are the engines'.
     ``agreeing``: by model and endpoint, whether its engine makes the same ids.
     ``expired``: the engine's own count of KV leases that ran out, by endpoint. ``fetching``: by endpoint, its waiting
     requests by the stage of fetching their KV. The mappings in it are replaced, never changed.
@@ -38,6 +39,7 @@ class Present(Collector):
         self.streams: dict[str, str] = {}
         self.blocks: dict[str, int] = {}
         self.trusted: dict[str, bool] = {}
+        self.exact: dict[str, float] = {}
         self.agreeing: dict[tuple[str, str], bool] = {}
         self.expired: dict[str, float] = {}
         self.fetching: dict[str, Mapping[str, int]] = {}
@@ -103,6 +105,12 @@ class Present(Collector):
             "kvgate_token_parity",
             "1 while our token ids agree with the engines'; 0: they do not, and prompts are estimated.",
             {(name,): trusted for name, trusted in self.trusted.copy().items()},
+            "model",
+        )
+        yield _gauge(
+            "kvgate_prompts_exact_ratio",
+            "Of a model's last 1,000 prompts, the share whose token ids are the engines', to the last one.",
+            {(name,): share for name, share in self.exact.copy().items()},
             "model",
         )
         yield _gauge(

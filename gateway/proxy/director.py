@@ -185,6 +185,8 @@ class Director:
         prompt = await self._questions.prompt(exchange, call)
         if prompt is None:
             prompt = await exchange.serving.tokens.tokenize(call.input)
+        else:
+            exchange.serving.tokens.told(prompt)
         exchange.prompt = prompt
         exchange.own_tokens = None if prompt.own is None else len(prompt.own)
         exchange.keys = tokenized(exchange.serving, exchange.request, prompt)

@@ -103,7 +103,8 @@ class Directory:
 
     def readiness(self) -> dict[str, dict[str, Any]]:
         """Per model: endpoints in all, and those usable now, with the reason of the others; how its prompts become
-        tokens, and why not exactly; which endpoints make other tokens of them."""
+        tokens, and why not exactly; the share of its last prompts that were exact; which endpoints make other tokens
+        of them."""
         report = {}
         for serving in self._servings:
             endpoints = self._fleet.endpoints(serving.model)
@@ -112,6 +113,7 @@ class Directory:
             report[serving.model.name] = {
                 "ready": bool(answering),
                 "tokens": serving.tokens.state,
+                "exact": serving.tokens.share,
                 "differing": {
                     name: "; ".join(map(str, why)) for name, why in serving.tokens.parity.differences.items()
                 },

@@ -98,6 +98,7 @@ class Explainer:
             "prompt_tokens": request.prompt_tokens,
             "exact": request.exact,
             "estimated": prompt.why or None,
+            "tokens": serving.tokens.state,
             "block_size": keys.unit,
             "max_tokens": request.max_tokens,
             "expected_output": request.expected_output,

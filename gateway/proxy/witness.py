@@ -115,7 +115,10 @@ class Witness:
     def _paths(self, exchange: Exchange, endpoint: Endpoint, body: JsonBody) -> list[str]:
         paths = [] if _thinks_not(exchange) else [f"{exchange.route.path}/render"]
         messages = bytes(body.fields.get("messages", b""))
-        if exchange.route.kind in TOKENIZED and RENAMED not in messages and body.fields.keys().isdisjoint(UNTOLD):
+        assert exchange.serving is not None
+        tells = exchange.route.kind is Kind.COMPLETION or exchange.serving.tokens.tokenize_tells
+        tells = tells and exchange.route.kind in TOKENIZED
+        if tells and RENAMED not in messages and body.fields.keys().isdisjoint(UNTOLD):
             paths.append(TOKENIZE)
         now = exchange.clock.monotonic()
         return [path for path in paths if not self._is_absent(endpoint.engine, path, now)]

@@ -16,26 +16,11 @@ from typing import Any
 from jinja2 import TemplateSyntaxError
 
 from gateway.errors import ConfigError
+from gateway.tokens.agreement import Form
 from gateway.tokens.content_format import variables_of
+from gateway.tokens.families import Family, Obstacle, family_of, obstacles
 from gateway.tokens.settings import TokenSettings
 
-OWN_RENDERER_TYPES = frozenset({"gpt_oss"})
-"""``model_type`` of models whose chats vLLM 0.32 renders in code: harmony has today's date in it."""
-OWN_RENDERER_ARCHITECTURES = frozenset(
-    {
-        "DeepseekV32ForCausalLM",
-        "DeepseekV41ForCausalLM",
-        "DeepseekV4ForCausalLM",
-        "DeepseekV4ForConditionalGeneration",
-        "InklingForCausalLM",
-        "InklingForConditionalGeneration",
-        "KimiK3ForConditionalGeneration",
-    }
-)
-"""For these vLLM 0.32 picks a renderer of their own (``vllm/config/model.py``)."""
-OWN_TOKENIZER_ARCHITECTURES = frozenset({"MoonshotKimiaForCausalLM"})
-MISTRAL_FILES = ("tekken.json", "tokenizer.model.v3", "tokenizer.model.v7")
-"""A repository with one of these is tokenized by mistral-common."""
 PROCESSOR_FILES = ("processor_config.json", "preprocessor_config.json")
 
 
@@ -43,15 +28,16 @@ PROCESSOR_FILES = ("processor_config.json", "preprocessor_config.json")
 class Loaded:
     """``tokenizer``: of ``transformers``. ``template``: the configured file's text, or None.
 
-    ``toolless_template``: a processor's template, which vLLM takes for chats without tools. ``own_renderer``: vLLM does
-    not render its chats with a template. ``own_tokenizer``: it does not tokenize with ``transformers``.
+    ``toolless_template``: a processor's template, which vLLM takes for chats without tools. ``family``: vLLM does not
+    render its chats with a template, or does not tokenize with ``transformers``. ``obstacles``: forms of prompts that
+    cannot be tokenized here, with the reason.
     """
 
     tokenizer: Any
     template: str | None
     toolless_template: str | None
-    own_renderer: bool
-    own_tokenizer: bool
+    family: Family | None
+    obstacles: Mapping[Form, Obstacle]
 
 
 def load(settings: TokenSettings, model: str) -> Loaded:
@@ -72,17 +58,15 @@ def load(settings: TokenSettings, model: str) -> Loaded:
         )
     except Exception as error:  # whatever a repository's files can make it raise
         raise ConfigError(_refusal(settings, model, error)) from error
-    config = _json_file(settings, "config.json")
-    named = config.get("architectures")
-    architectures = {name for name in named if isinstance(name, str)} if isinstance(named, list) else set()
-    mistral = any(_file(settings, name) is not None for name in MISTRAL_FILES)
+    family = family_of(_json_file(settings, "config.json"), lambda name: _file(settings, name) is not None)
+    toolless = _processor_template(settings)
+    has_template = bool(template or toolless or getattr(tokenizer, "chat_template", None))
     return Loaded(
         tokenizer=tokenizer,
         template=template,
-        toolless_template=_processor_template(settings),
-        own_renderer=config.get("model_type") in OWN_RENDERER_TYPES
-        or not architectures.isdisjoint(OWN_RENDERER_ARCHITECTURES),
-        own_tokenizer=mistral or not architectures.isdisjoint(OWN_TOKENIZER_ARCHITECTURES),
+        toolless_template=toolless,
+        family=family,
+        obstacles=obstacles(family, template=has_template),
     )
 
 

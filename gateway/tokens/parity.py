@@ -64,6 +64,7 @@ class Parity:
     ) -> None:
         self.members: Callable[[], Collection[str]] | None = None
         self._model = model
+        self._complete = True
         self._clock = clock or SystemClock()
         self._observer = observer
         self._sample = sample
@@ -99,9 +100,14 @@ class Parity:
                     found.setdefault(name, []).append(one.difference)
         return dict(found)
 
-    def begin(self) -> None:
-        """The model has a tokenizer: say whether it is trusted."""
-        self._observer.parity(self._model, self.trusted)
+    def begin(self, *, complete: bool = True) -> None:
+        """The model has a tokenizer: say whether it is trusted. ``complete``: it makes tokens of chats and texts."""
+        self._complete = complete
+        self.say()
+
+    def say(self) -> None:
+        """Tell the observer, once more, whether prompts are placed by our ids."""
+        self._observer.parity(self._model, self._complete and self.trusted)
 
     def vouches(self, endpoint: str, started: float | None, form: Form) -> bool:
         """Whether a prompt of ``form`` may go to ``endpoint`` as our ids: its engine has made the same ids itself,
@@ -204,7 +210,7 @@ class Parity:
             self._hits.clear()
             log.warning("model %s: its %s are tokenized again: most engines agree", self._model, form)
         if self.trusted != trusted:
-            self._observer.parity(self._model, self.trusted)
+            self.say()
 
     def _tell(self, endpoint: str, difference: Difference | None, form: Form) -> None:
         agrees = not any(endpoint in differing for differing in self._differing.values())

@@ -11,7 +11,7 @@ import asyncio
 import logging
 import os
 from array import array
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from typing import ParamSpec, TypeVar
@@ -30,12 +30,14 @@ from gateway.framework import (
 from gateway.tokens.agreement import Form
 from gateway.tokens.effort import ALONE, LOOP_CHARACTERS, LOOP_NEW, LOOP_TEXTS, is_light
 from gateway.tokens.encode import Encoder, Reading
+from gateway.tokens.families import Obstacle
 from gateway.tokens.loading import Loaded, load
 from gateway.tokens.media import around_media, holds_media, without_payloads
 from gateway.tokens.parity import Parity
 from gateway.tokens.reasons import Unrenderable, Why
 from gateway.tokens.render import Renderer
 from gateway.tokens.settings import TokenSettings
+from gateway.tokens.standing import Tally, standing
 
 log = logging.getLogger("kvgate.tokens")
 
@@ -67,6 +69,7 @@ class ModelTokens:
         self._encoder: Encoder | None = None
         self._renderer: Renderer | None = None
         self._failures: set[str] = set()
+        self._tally = Tally()
         self._turn = asyncio.Lock()
         self._threads = ThreadPoolExecutor(
             max_workers=min(MAX_THREADS, os.cpu_count() or 1), thread_name_prefix=f"tokens-{model}"
@@ -74,12 +77,41 @@ class ModelTokens:
 
     @property
     def state(self) -> str:
-        """How prompts become tokens now, for people: ``exact``, or ``estimated`` and why."""
+        """How prompts become tokens now, for people: ``exact``, ``exact for N % of prompts, else`` why, or
+        ``estimated,`` and why."""
         if self._settings.tokenizer is None:
-            return "estimated: no tokenizer is configured"
-        if lost := [f"{form}: {why}" for form in Form if (why := self.parity.lost(form))]:
-            return f"estimated: {'; '.join(lost)}"
-        return "exact"
+            return "estimated, no tokenizer is configured"
+        lost = {form: why for form in Form if (why := self.parity.lost(form))}
+        return standing(self._tally, self.obstacles, lost, self.asks)
+
+    @property
+    def configured(self) -> bool:
+        """There is a tokenizer."""
+        return self._settings.tokenizer is not None
+
+    @property
+    def share(self) -> float | None:
+        """Of the last prompts, those whose token ids are the engines': 0..1; None: there was none."""
+        return self._tally.share
+
+    @property
+    def obstacles(self) -> Mapping[Form, Obstacle]:
+        """Forms of prompts that cannot be tokenized here, with the reason; after ``load``."""
+        return {} if self._loaded is None else self._loaded.obstacles
+
+    @property
+    def asks(self) -> bool:
+        """Engines are asked for what cannot be tokenized here."""
+        return False
+
+    @property
+    def tokenize_tells(self) -> bool:
+        """vLLM's ``/tokenize`` makes the same of a chat as the route that serves it."""
+        return self._loaded is None or self._loaded.family is None or self._loaded.family.tokenize
+
+    def told(self, prompt: Prompt) -> None:
+        """An engine has told what a prompt becomes."""
+        self._note(prompt.why)
 
     @property
     def forwards(self) -> bool:
@@ -97,7 +129,7 @@ class ModelTokens:
         log.info("model %s: loading the tokenizer %s", self._model, self._settings.tokenizer)
         loop = asyncio.get_running_loop()
         self._loaded, self._encoder, self._renderer = await loop.run_in_executor(self._threads, self._load)
-        self.parity.begin()
+        self.parity.begin(complete=self.asks or not self.obstacles)
 
     async def close(self) -> None:
         """Let the threads end; what they are at is of no use any more."""
@@ -108,6 +140,7 @@ class ModelTokens:
         if isinstance(prompt, OpaqueInput):
             return self._estimated([prompt.raw], prompt.why)
         if isinstance(prompt, TokenInput):
+            self._note("")
             return _exact([ids if isinstance(ids, array) else array("I", ids) for ids in prompt.ids])
         why, own = self._obstacle(prompt), None
         if why is None:
@@ -117,6 +150,7 @@ class ModelTokens:
                 if self.parity.lost(form) is None:
                     if found.why:
                         self._observer.tokens_estimated(self._model, found.why)
+                    self._note(found.why)
                     differing = self.parity.differing(form)
                     return replace(found, differing=differing) if differing else found
                 why, own = Why.PARITY, found.own
@@ -130,6 +164,17 @@ class ModelTokens:
         estimated = self._estimated(raws, why)
         return estimated if own is None else replace(estimated, own=own)
 
+    def say(self) -> None:
+        """Log what is true of its tokens: once it is loaded and will serve."""
+        if self._settings.tokenizer is None:
+            remedy = "set tokenizer to the engines', so that hits in their caches are known"
+            log.warning("model %s: its tokens are %s: %s", self._model, self.state, remedy)
+        elif self.obstacles:
+            remedies = "; ".join(dict.fromkeys(one.remedy for one in self.obstacles.values()))
+            log.warning("model %s: its tokens are %s: %s", self._model, self.state, remedies)
+        else:
+            log.info("model %s: its tokens are %s", self._model, self.state)
+
     def _load(self) -> tuple[Loaded, Encoder, Renderer]:
         loaded = load(self._settings, self._model)
         encoder = Encoder(loaded.tokenizer, self._model, self._settings.memory_bytes)
@@ -141,9 +186,8 @@ class ModelTokens:
             return Why.NO_TOKENIZER
         if prompt.truncated:
             return Why.TRUNCATED
-        if self._loaded.own_tokenizer or (self._loaded.own_renderer and isinstance(prompt, ChatInput)):
-            return Why.RENDERER
-        return None
+        obstacle = self._loaded.obstacles.get(Form.CHAT if isinstance(prompt, ChatInput) else Form.TEXT)
+        return None if obstacle is None else obstacle.why
 
     async def _tokens_of(self, prompt: ChatInput | TextInput) -> Prompt:
         """The ids. Raises Unrenderable, and nothing else."""
@@ -206,7 +250,12 @@ class ModelTokens:
             self._failures.add(name)
             log.warning("model %s: a prompt could not be tokenized: %s; further ones are counted", self._model, name)
 
+    def _note(self, why: str) -> None:
+        self._tally.note(why)
+        self._observer.prompts_exact(self._model, self._tally.share or 0.0)
+
     def _estimated(self, raws: Sequence[bytes], why: str) -> Prompt:
+        self._note(why)
         self._observer.tokens_estimated(self._model, why)
         if len(raws) == 1:
             return estimate(without_payloads(raws[0]), why)

@@ -15,7 +15,14 @@ SPLIT = {**WHOLE, "prefill": "p", "reason": "split", "connector": "nixl", "stric
 
 
 def shown(plan: dict[str, Any] | None, **changes: Any) -> str:
-    account: dict[str, Any] = {"model": "m", "handler": "split", "exact": True, "prompt_tokens": 100, "error": None}
+    account: dict[str, Any] = {
+        "model": "m",
+        "handler": "split",
+        "exact": True,
+        "tokens": "exact",
+        "prompt_tokens": 100,
+        "error": None,
+    }
     account |= {"endpoints": [], "profiles": [], "left_out": [], "plan": plan} | changes
     console = Console(file=StringIO(), width=240)
     show_account(console, account)

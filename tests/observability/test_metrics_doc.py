@@ -50,6 +50,7 @@ def test_the_page_describes_what_there_is(clock, settled) -> None:
     metrics.tokens_compared("m", 1, 2)
     metrics.ids_compared("m", False)
     metrics.parity("m", True)
+    metrics.prompts_exact("m", 0.5)
     metrics.endpoint_parity("m", "a", False)
     metrics.hits_compared("m", "a", 1, 2)
     metrics.plugin_failed("scorer", "x", ValueError())

@@ -98,6 +98,6 @@ async def test_most_of_them_are_the_model(engines: list[EngineServer], folders: 
         (line,) = await ask(gateway)
         assert not line.exact
         model = (await gateway.client.get("/readyz")).json()["models"]["sim"]
-        assert model["tokens"].startswith("estimated: chats: most of its engines differ")
+        assert model["tokens"].startswith("estimated, chats: most of its engines differ")
         assert len(model["differing"]) == 2
         assert 'kvgate_token_parity{model="sim"} 0.0' in await gateway.metrics()

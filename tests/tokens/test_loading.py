@@ -15,7 +15,7 @@ def test_a_folder(folder: Path) -> None:
     loaded = load(TokenSettings(tokenizer=str(folder)), "m")
     assert loaded.tokenizer.bos_token == "<|begin_of_text|>"
     assert (loaded.template, loaded.toolless_template) == (None, None)
-    assert (loaded.own_renderer, loaded.own_tokenizer) == (False, False)
+    assert (loaded.family, loaded.obstacles) == (None, {})
 
 
 def test_a_template_file(folder: Path, tmp_path: Path) -> None:
@@ -77,4 +77,4 @@ def test_an_odd_config_says_nothing(variant: Callable[..., Path], config: str) -
         loaded = load(TokenSettings(tokenizer=str(variant(config__json=config))), "m")
     except ConfigError:
         return  # transformers reads it too, and may refuse
-    assert not loaded.own_renderer
+    assert loaded.family is None

@@ -1,0 +1,124 @@
+"""Models whose prompts vLLM does not render with a chat template, or does not tokenize with ``transformers``: how it
+does, and what is to be had here.
+
+Rules: what cannot be tokenized here as vLLM 0.32 does it is an ``Obstacle``, with the reason and the remedy: for each
+form of prompts, a chat or a text. The list is vLLM's own (``vllm/config/model.py``, ``vllm/tokenizers/registry.py``).
+"""
+
+from __future__ import annotations
+
+import importlib.util
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from gateway.tokens.agreement import Form
+from gateway.tokens.reasons import Why
+
+
+@dataclass(frozen=True, slots=True)
+class Family:
+    """``types``, ``architectures``: of config.json; ``files``: of the repository; any of them tells it. ``way``: how
+    vLLM makes tokens of its prompts, completes "its chats are". ``texts``: of texts, too, not of chats alone.
+
+    ``extra``: kvgate's, which brings ``module``, by which it is done here; empty: there is none. ``tokenize``: vLLM's
+    ``/tokenize`` makes the same of a chat as the chat route does.
+    """
+
+    name: str
+    way: str
+    types: frozenset[str] = frozenset()
+    architectures: frozenset[str] = frozenset()
+    files: tuple[str, ...] = ()
+    texts: bool = False
+    extra: str = ""
+    module: str = ""
+    tokenize: bool = True
+
+    @property
+    def installed(self) -> bool:
+        """Whether its prompts can be tokenized here."""
+        return bool(self.module) and importlib.util.find_spec(self.module) is not None
+
+
+IN_CODE = "rendered by code of vLLM's own"
+
+FAMILIES = (
+    Family(
+        "gpt-oss",
+        "rendered by openai-harmony",
+        types=frozenset({"gpt_oss"}),
+        extra="harmony",
+        module="openai_harmony",
+        tokenize=False,  # vLLM 0.32 renders them there with the chat template, which is another text
+    ),
+    Family(
+        "Mistral (tekken)",
+        "tokenized by mistral-common",
+        files=("tekken.json", "tokenizer.model.v3", "tokenizer.model.v7"),
+        texts=True,
+        extra="mistral",
+        module="mistral_common",
+    ),
+    Family("DeepSeek V3.2", IN_CODE, architectures=frozenset({"DeepseekV32ForCausalLM"})),
+    Family(
+        "DeepSeek V4",
+        IN_CODE,
+        architectures=frozenset(
+            {"DeepseekV4ForCausalLM", "DeepseekV4ForConditionalGeneration", "DeepseekV41ForCausalLM"}
+        ),
+    ),
+    Family("Kimi K3", IN_CODE, architectures=frozenset({"KimiK3ForConditionalGeneration"})),
+    Family(
+        "Inkling",
+        IN_CODE,
+        architectures=frozenset({"InklingForCausalLM", "InklingForConditionalGeneration"}),
+    ),
+    Family(
+        "Kimi-Audio",
+        "tokenized by code of vLLM's own",
+        architectures=frozenset({"MoonshotKimiaForCausalLM"}),
+        texts=True,
+    ),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Obstacle:
+    """Why prompts of a form are not tokenized here. ``said``: completes "chats are estimated: ". ``asked``: an engine's
+    ``/tokenize`` tells the ids."""
+
+    why: Why
+    said: str
+    remedy: str
+    asked: bool
+
+
+def family_of(config: Mapping[str, Any], has: Callable[[str], bool]) -> Family | None:
+    """The family of a model with this config.json; None: it is one like most. ``has``: whether a file is there."""
+    named = config.get("architectures")
+    architectures = {name for name in named if isinstance(name, str)} if isinstance(named, list) else set()
+    kind = config.get("model_type")
+    for family in FAMILIES:
+        if kind in family.types or not architectures.isdisjoint(family.architectures) or any(map(has, family.files)):
+            return family
+    return None
+
+
+def obstacles(family: Family | None, *, template: bool) -> dict[Form, Obstacle]:
+    """What cannot be tokenized here. ``template``: there is a chat template."""
+    if family is None:
+        if template:
+            return {}
+        said = "the tokenizer has no chat template"
+        remedy = "set chat_template to the file that the engine has; nothing, if it serves no chats"
+        return {Form.CHAT: Obstacle(Why.NO_TEMPLATE, said, remedy, asked=True)}
+    if family.installed:
+        return {}
+    said = f"{family.name} is {family.way}"
+    if family.extra:
+        said, remedy = f"{said}, which is not installed", f"pip install 'kvgate[{family.extra}]'"
+    else:
+        remedy = "let requests to /tokenize through to the engines, and leave tokens.ask on"
+    found = Obstacle(Why.RENDERER, said, remedy, asked=family.tokenize)
+    return dict.fromkeys(Form if family.texts else (Form.CHAT,), found)
