@@ -14,16 +14,13 @@ from dataclasses import dataclass
 from itertools import accumulate
 
 from gateway.errors import ConfigError
-from gateway.replay.workload import MAX_TOKENS, Call
+from gateway.replay.workload import LARGEST_BLOCK, MAX_TOKENS, VLLM_BLOCK, Call
 
 MAX_REQUESTS = 10_000_000
 """Of one run: some gigabytes. More would not end."""
 
 MAX_THINK = 1e6
 """Seconds, eleven days: with longer pauses no two requests meet."""
-
-BLOCK_TOKENS = 200
-"""Of one id. Divides the default sizes, so that all that is shared can be hit; of others a partial block cannot."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,6 +29,7 @@ class Shape:
 
     ``shared``: tokens of a group's system prompt. ``own``: tokens of what a user says in each turn. ``output``: tokens
     of each answer. ``think``: mean seconds between an answer and the next request, exponentially distributed.
+    ``block``: tokens of a block; with more than vLLM's 16 a run is faster, and what fills no block cannot be shared.
     """
 
     groups: int = 150
@@ -42,6 +40,7 @@ class Shape:
     own: int = 1200
     output: int = 1000
     think: float = 10.0
+    block: int = VLLM_BLOCK
 
     def __post_init__(self) -> None:
         for name in ("groups", "users", "rounds", "turns", "own", "output"):
@@ -54,6 +53,8 @@ class Shape:
                 raise ConfigError(f"{name} must be at most {MAX_TOKENS} tokens")
         if self.requests > MAX_REQUESTS:
             raise ConfigError(f"groups x users x rounds x turns must be at most {MAX_REQUESTS} requests")
+        if not 1 <= self.block <= LARGEST_BLOCK:
+            raise ConfigError(f"block must be in 1..{LARGEST_BLOCK} tokens")
         if not 0 <= self.think <= MAX_THINK:
             raise ConfigError(f"think must be in 0..{MAX_THINK:g} seconds")
 
@@ -75,17 +76,17 @@ class Groups:
     """
 
     name = "groups"
-    block_size = BLOCK_TOKENS
 
     def __init__(self, shape: Shape, *, rate: float | None = None, seed: int = 0) -> None:
         if rate is not None and not rate > 0:
             raise ConfigError("the rate must be above 0 requests/s")
         self._shape = shape
+        self.block_size = shape.block
         self._seed = seed
         self._chance = random.Random(seed)
         self._closed = rate is None
         self._next_block = 0
-        self._systems = [self._blocks(shape.shared // BLOCK_TOKENS) for _ in range(shape.groups)]
+        self._systems = [self._blocks(shape.shared // self.block_size) for _ in range(shape.groups)]
         self._open: dict[Call, _Place] = {}
         users = shape.groups * shape.users
         if rate is None:
@@ -125,8 +126,8 @@ class Groups:
         shape = self._shape
         tokens = context + shape.own
         # With the answer's blocks, so that the engine that made it holds them; a last partial one is nobody's.
-        whole = tuple(held[: context // BLOCK_TOKENS])
-        blocks = whole + self._blocks(-(-(tokens + shape.output) // BLOCK_TOKENS) - len(whole))
+        whole = tuple(held[: context // self.block_size])
+        blocks = whole + self._blocks(-(-(tokens + shape.output) // self.block_size) - len(whole))
         call = Call(at, tokens, shape.output, blocks, f"{user}-{round_}")
         self._open[call] = _Place(user, round_, turn)
         return call

@@ -22,8 +22,8 @@ import json
 from collections.abc import Sequence
 from typing import Any
 
-from gateway.replay.recording import VLLM_BLOCK, Line, OwnBlocks
-from gateway.replay.workload import MAX_TOKENS
+from gateway.replay.recording import Line, OwnBlocks
+from gateway.replay.workload import MAX_TOKENS, VLLM_BLOCK
 
 BLOCK_SIZES = (512, 256, 128, 64, 32, 16)
 """Tokens: Mooncake's, vLLM's, and what lies between."""

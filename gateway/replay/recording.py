@@ -10,13 +10,10 @@ from itertools import pairwise
 from statistics import median_low
 
 from gateway.errors import ConfigError
-from gateway.replay.workload import Call
+from gateway.replay.workload import VLLM_BLOCK, Call
 
 TEMPLATE_CALLS, TEMPLATE_SHARE = 20, 0.01
 """A block in more calls than this, and this share of all, is a template that conversations share, not one of them."""
-
-VLLM_BLOCK = 16
-"""Tokens of a block where a trace does not say: vLLM's own."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,8 +16,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 
-from gateway.replay.recording import VLLM_BLOCK, Line, OwnBlocks
-from gateway.replay.workload import MAX_TOKENS
+from gateway.replay.recording import Line, OwnBlocks
+from gateway.replay.workload import MAX_TOKENS, VLLM_BLOCK
 
 LATEST = 1e12
 """Seconds of a timestamp: milliseconds or worse are found, and fractions of seconds still told apart."""

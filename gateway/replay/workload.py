@@ -6,10 +6,16 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-__all__ = ["MAX_TOKENS", "Call", "Workload"]
+__all__ = ["LARGEST_BLOCK", "MAX_TOKENS", "VLLM_BLOCK", "Call", "Workload"]
 
 MAX_TOKENS = 1 << 24
 """Of one prompt or answer: above any model's context, so that a wrong unit is found before memory is gone."""
+
+VLLM_BLOCK = 16
+"""Tokens of a block where a workload does not say: vLLM's own."""
+
+LARGEST_BLOCK = 512
+"""Tokens: Mooncake's. With larger ones nothing of an engine's cache is left to see."""
 
 
 @dataclass(slots=True, eq=False)

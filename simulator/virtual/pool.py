@@ -11,7 +11,7 @@ from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import Enum
-from typing import TypeAlias
+from typing import TypeAlias, cast
 
 
 class Tier(Enum):
@@ -51,7 +51,10 @@ class Pool:
         self._ids: list[int | None] = [None] * size
         self._users = [0] * size
         self._free: OrderedDict[int, None] = OrderedDict.fromkeys(range(size))
-        self._holders: dict[int, list[int]] = {}
+        self._holders: dict[int, int] = {}
+        """id -> the block that has held it for longest"""
+        self._copies: dict[int, list[int]] = {}
+        """id -> the further blocks that hold it"""
         self._host_size = host
         self._host: OrderedDict[int, None] = OrderedDict()
         self._events: list[PoolEvent] = []
@@ -72,23 +75,27 @@ class Pool:
 
     def find(self, ids: Sequence[int], limit: int) -> list[int]:
         """Where the longest run of leading ``ids`` is, of at most ``limit``: blocks, or ``HOST``."""
-        holders, host = self._holders, self._host
-        found = []
-        for each in ids[:limit]:
-            holding = holders.get(each)
-            if holding is not None:
-                found.append(holding[0])
-            elif each in host:
-                found.append(HOST)
-            else:
-                break
-        return found
+        host, asked = self._host, ids[:limit]
+        found = list(map(self._holders.get, asked))
+        if None not in found:
+            return cast(list[int], found)
+        if not host:
+            return cast(list[int], found[: found.index(None)])
+        run = found.index(None)
+        for position in range(run, len(found)):
+            if found[position] is None:
+                if asked[position] not in host:
+                    return cast(list[int], found[:position])
+                found[position] = HOST
+        return cast(list[int], found)
 
     def fits(self, found: Sequence[int], wanted: int) -> bool:
         """Whether ``wanted`` more blocks can be taken beside those that were found on the GPU."""
         users = self._users
         if wanted > len(self._free):
             return False
+        if wanted <= len(self._free) - len(found):
+            return True
         return wanted <= len(self._free) - sum(1 for block in found if block != HOST and not users[block])
 
     def use(self, ids: Sequence[int], found: Sequence[int]) -> list[int]:
@@ -146,11 +153,8 @@ class Pool:
         """``blocks[start:end]`` (a request's) hold ``ids[start:end]`` from now on."""
         for block, name in zip(blocks[start:end], ids[start:end], strict=True):
             self._ids[block] = name
-            holding = self._holders.get(name)
-            if holding is None:
-                self._holders[name] = [block]
-            else:
-                holding.append(block)
+            if self._holders.setdefault(name, block) != block:
+                self._copies.setdefault(name, []).append(block)
         self._stored(ids[start:end], ids[start - 1] if start else None)
 
     def drain(self) -> list[PoolEvent]:
@@ -159,11 +163,16 @@ class Pool:
         return events
 
     def _let_go(self, name: int, block: int) -> None:
-        holding = self._holders[name]
-        if len(holding) > 1:
-            holding.remove(block)
-        else:
+        copies = self._copies.get(name)
+        if copies is None:
             del self._holders[name]
+            return
+        if self._holders[name] == block:
+            self._holders[name] = copies.pop(0)
+        else:
+            copies.remove(block)
+        if not copies:
+            del self._copies[name]
 
     def _keep(self, names: Sequence[int]) -> None:
         """On the host."""

@@ -11,8 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gateway.errors import ConfigError
-from gateway.replay.agents import BLOCK_TOKENS, Agents, AgentShape
-from gateway.replay.workload import Call
+from gateway.replay.agents import Agents, AgentShape
+from gateway.replay.workload import VLLM_BLOCK, Call
 from tests.support.examples import examples
 
 SMALL = AgentShape(sessions=12, shared=600, begin=1500, longest=8000, results=500, output=100, gap=12.0)
@@ -47,7 +47,7 @@ def test_every_session_is_played_to_its_end(rate: float | None) -> None:
         for earlier, later in pairwise(turns):
             assert later.input_tokens > earlier.input_tokens + earlier.output_tokens
             # All that was said, the answer too, but for a last block that was not full.
-            whole = (earlier.input_tokens + earlier.output_tokens) // BLOCK_TOKENS
+            whole = (earlier.input_tokens + earlier.output_tokens) // VLLM_BLOCK
             assert later.blocks[:whole] == earlier.blocks[:whole]
             assert 2.0 <= later.at - earlier.at <= 2.0 + 12.0
         assert turns[-1].input_tokens <= 8000
@@ -55,7 +55,7 @@ def test_every_session_is_played_to_its_end(rate: float | None) -> None:
 
 def test_all_share_the_system_prompt_and_nothing_else() -> None:
     sessions = by_session(played(Agents(SMALL, rate=2.0, seed=1)))
-    shared = 600 // BLOCK_TOKENS
+    shared = 600 // VLLM_BLOCK
     assert {turns[0].blocks[:shared] for turns in sessions.values()} == {tuple(range(shared))}
     held = Counter(block for turns in sessions.values() for block in {b for call in turns for b in call.blocks})
     assert {block for block, count in held.items() if count > 1} == set(range(shared))
@@ -130,7 +130,7 @@ def test_blocks_cover_every_prompt_and_stand_for_one_prefix(shared, more, longes
     assert len({call.session for call in calls}) == 3
     for call in calls:
         assert 1 <= call.input_tokens <= shape.longest
-        assert len(call.blocks) == -(-(call.input_tokens + call.output_tokens) // BLOCK_TOKENS)
+        assert len(call.blocks) == -(-(call.input_tokens + call.output_tokens) // VLLM_BLOCK)
         for previous, block in zip((-1, *call.blocks), call.blocks, strict=False):
             assert before.setdefault(block, previous) == previous
 

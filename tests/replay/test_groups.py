@@ -10,11 +10,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gateway.errors import ConfigError
-from gateway.replay.groups import BLOCK_TOKENS, Groups, Shape
-from gateway.replay.workload import Call
+from gateway.replay.groups import Groups, Shape
+from gateway.replay.workload import VLLM_BLOCK, Call
 from tests.support.examples import examples
 
-SMALL = Shape(groups=3, users=2, rounds=2, turns=3, shared=600, own=400, output=200, think=5.0)
+SMALL = Shape(groups=3, users=2, rounds=2, turns=3, shared=600, own=400, output=200, think=5.0, block=200)
 
 
 def played(workload: Groups, answer_seconds: float = 2.0) -> list[Call]:
@@ -39,7 +39,7 @@ def test_all_requests_are_made(rate) -> None:
 def test_the_cell_of_the_benchmark() -> None:
     call = Groups(Shape(), rate=16.0, seed=1).start()[0]
     assert (call.input_tokens, call.output_tokens) == (7200, 1000)
-    assert len(call.blocks) * BLOCK_TOKENS == 8200
+    assert len(call.blocks) == -(-8200 // VLLM_BLOCK)
     assert Shape().requests == 6000
 
 
@@ -51,7 +51,7 @@ def test_each_turn_holds_all_that_was_said() -> None:
         for earlier, later in pairwise(turns):
             # The prompt and its answer, to the last token.
             assert earlier.blocks == later.blocks[: len(earlier.blocks)]
-            assert len(earlier.blocks) * BLOCK_TOKENS == earlier.input_tokens + earlier.output_tokens
+            assert len(earlier.blocks) * SMALL.block == earlier.input_tokens + earlier.output_tokens
 
 
 def test_a_group_shares_its_system_prompt_and_nothing_else() -> None:
@@ -110,7 +110,7 @@ def test_blocks_cover_every_prompt_and_stand_for_one_prefix(shared, own, output,
     shape = Shape(groups=2, users=2, rounds=1, turns=turns, shared=shared, own=own, output=output, think=1.0)
     before: dict[int, int] = {}
     for call in played(Groups(shape, rate=rate, seed=1)):
-        assert len(call.blocks) == -(-(call.input_tokens + call.output_tokens) // BLOCK_TOKENS)
+        assert len(call.blocks) == -(-(call.input_tokens + call.output_tokens) // VLLM_BLOCK)
         for previous, block in zip((-1, *call.blocks), call.blocks, strict=False):
             assert before.setdefault(block, previous) == previous
 
@@ -118,6 +118,7 @@ def test_blocks_cover_every_prompt_and_stand_for_one_prefix(shared, own, output,
 @pytest.mark.parametrize(
     ("wrong", "said"),
     [
+        ({"block": 0}, "block must be in 1..512 tokens"),
         ({"groups": 0}, "groups must be at least 1"),
         ({"turns": 0}, "turns must be at least 1"),
         ({"shared": -1}, "shared must be at least 0"),
