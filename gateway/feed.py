@@ -15,8 +15,9 @@ from gateway.kvcache.index import CacheIndex
 from gateway.kvcache.intake import Expected, Intake
 from gateway.kvcache.pace import Pace
 from gateway.kvcache.settings import CacheSettings
-from gateway.kvcache.sockets import EventSource, Subscription
+from gateway.kvcache.sockets import EventSource
 from gateway.kvcache.stream import EventStream
+from gateway.kvcache.subscription import Subscription
 
 SWEEP_SLICE = 500
 """Steps of clearing an endpoint's places at a time: below a millisecond."""

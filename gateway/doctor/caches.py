@@ -20,7 +20,8 @@ from gateway.fleet.settings import EndpointSettings
 from gateway.framework import Clock, ServedModel, TextInput
 from gateway.interview import Interview
 from gateway.kvcache.intake import Expected, Intake
-from gateway.kvcache.sockets import EventSource, Subscription
+from gateway.kvcache.sockets import EventSource
+from gateway.kvcache.subscription import Subscription
 from gateway.tokens import ModelTokens
 
 TRIES = 2

@@ -24,7 +24,7 @@ from gateway.framework import Clock, LogLimit, Observer, left_out
 from gateway.kvcache.applying import Applying
 from gateway.kvcache.index import CacheIndex
 from gateway.kvcache.pace import TICK
-from gateway.kvcache.replay import ReplayBroken, replay, sequence_of
+from gateway.kvcache.replay import ReplayBroken, ReplayEndless, replay, sequence_of
 from gateway.kvcache.settings import CacheSettings
 from gateway.kvcache.sockets import Bell, Change, Inlet
 
@@ -250,6 +250,8 @@ class Following:
                 except ReplayBroken as error:
                     if (count := self._often.admit("broken")) is not None:
                         log.info("%s: its history, from %s: %s%s", self._name, self._replay, error, left_out(count))
+                    if isinstance(error, ReplayEndless):
+                        break
                     fruitless = fruitless + 1 if self.last == before else 0
         finally:
             if not self._applying.over:

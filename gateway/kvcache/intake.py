@@ -28,8 +28,11 @@ from gateway.kvcache.sockets import QUEUE, Bell, Change, Inlet, Ready, open_moni
 
 log = logging.getLogger("kvgate.kvcache")
 
-MAX_MESSAGE = 64 * 1024 * 1024
-"""Bytes of a message; a connection that sends more is closed. A prompt of a million tokens is 5 MB."""
+WAITING = 1_000
+"""Messages that may wait for a reader: some 10 MB of a busy engine's, and more seconds than a replay takes."""
+
+WAITING_BYTES = 64 * 1024 * 1024
+"""Bytes likewise, the last message beside."""
 
 STRANGERS = 100
 """Topics that nobody has, of which each is logged once; more are only counted."""
@@ -42,19 +45,27 @@ class Line:
 
     def __init__(self) -> None:
         self._items: deque[Change | list[bytes]] = deque()
+        self._bytes = 0
         self._lost = False
         self.bell = Bell()
 
     def put(self, item: Change | list[bytes]) -> None:
-        if len(self._items) >= QUEUE and not isinstance(item, Change):
-            self._lost = True
-        elif item is not Change.PERHAPS or not self._items or self._items[-1] is not item:
-            self._items.append(item)
-            self.bell.ring()
+        if not isinstance(item, Change):
+            if len(self._items) >= WAITING or self._bytes >= WAITING_BYTES:
+                self._lost = True
+                return
+            self._bytes += sum(map(len, item))
+        elif item is Change.PERHAPS and self._items and self._items[-1] is item:
+            return
+        self._items.append(item)
+        self.bell.ring()
 
     def take(self) -> Change | list[bytes] | None:
         if self._items:
-            return self._items.popleft()
+            item = self._items.popleft()
+            if not isinstance(item, Change):
+                self._bytes -= sum(map(len, item))
+            return item
         if self._lost:
             self._lost = False
             return Change.PERHAPS
@@ -176,7 +187,6 @@ class Port:
             socket = stack.enter_context(open_socket(zmq.SUB))
             monitor = stack.enter_context(open_monitor(socket, CHANGES))
             socket.rcvhwm = QUEUE
-            socket.maxmsgsize = MAX_MESSAGE
             socket.setsockopt(zmq.SUBSCRIBE, b"")
             socket.bind(address)
             self.address = str(socket.getsockopt_string(zmq.LAST_ENDPOINT))

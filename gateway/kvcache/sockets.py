@@ -11,15 +11,13 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import itertools
-from collections import deque
 from collections.abc import Iterator
-from dataclasses import dataclass
 from enum import Enum
 from typing import Protocol
 
 import zmq
-from zmq.utils.monitor import parse_monitor_message
 
+from gateway.kvcache.events import MAX_MESSAGE
 from gateway.kvcache.pace import Pace
 
 HEARTBEAT_MS = 10_000
@@ -28,12 +26,16 @@ HEARTBEAT_MS = 10_000
 RECONNECT_MAX_MS = 5_000
 """Longest pause between two attempts to connect; they begin at 100 ms."""
 
-QUEUE = 1_000
-"""Messages that may wait in a subscriber: some 10 MB of a busy engine's, and more seconds than a replay takes. What
-comes beyond waits in the engine, or is dropped there, and then asked for."""
+QUEUE = 100
+"""Messages of one engine that may wait in libzmq: some 1 MB of a busy one's, and a second of its steps. libzmq bounds
+no bytes, and an engine that sends the largest messages shall not fill our memory. What comes beyond waits in the
+engine (vLLM keeps 100,000), or is dropped there, and then asked for."""
 
 AT_ONCE = 64
 """Messages that are received before it is asked whether the connection has changed meanwhile."""
+
+AT_ONCE_BYTES = 4 * 1024 * 1024
+"""Bytes likewise, the last message beside: 64 messages of a busy engine are less."""
 
 SILENT = 5
 """Looks at a socket that find nothing until it is not looked at any more: to begin again costs as much as ten."""
@@ -107,8 +109,10 @@ class EventSource(Protocol):
 
 @contextlib.contextmanager
 def open_socket(kind: int) -> Iterator[zmq.Socket[bytes]]:
-    """A socket of the process's one context (and its one I/O thread)."""
+    """A socket of the process's one context (and its one I/O thread). A connection that brings a larger message than is
+    decoded is closed: libzmq would have received all of it before it can be refused."""
     socket: zmq.Socket[bytes] = zmq.Context.instance().socket(kind)
+    socket.maxmsgsize = MAX_MESSAGE
     socket.linger = 0
     socket.ipv6 = True
     socket.setsockopt(zmq.HEARTBEAT_IVL, HEARTBEAT_MS)
@@ -125,7 +129,7 @@ def open_socket(kind: int) -> Iterator[zmq.Socket[bytes]]:
 def open_monitor(
     socket: zmq.Socket[bytes], events: int = zmq.EVENT_HANDSHAKE_SUCCEEDED | zmq.EVENT_DISCONNECTED
 ) -> Iterator[zmq.Socket[bytes]]:
-    """Another socket, on which ``socket`` tells that it is connected or no longer; see ``is_connected``."""
+    """Another socket, on which ``socket`` tells that it is connected or no longer."""
     # libzmq's own name for it is made of a file descriptor, which may be taken again before the old one is gone.
     name = f"inproc://kvgate-monitor-{next(_numbers)}"
     monitor = socket.get_monitor_socket(events, name)
@@ -170,12 +174,16 @@ class Ready:
         frame = self._first()
         return None if frame is None else self._whole(frame)
 
-    def take_some(self, most: int) -> list[list[bytes]]:
-        """As ``take``, ``most`` messages at most."""
+    def take_some(self) -> tuple[list[list[bytes]], int, bool]:
+        """As ``take``, as many messages as are taken at once; their bytes; whether that was all."""
         messages: list[list[bytes]] = []
-        while len(messages) < most and (frame := self._first()) is not None:
+        size = 0
+        while len(messages) < AT_ONCE and size < AT_ONCE_BYTES:
+            if (frame := self._first()) is None:
+                return messages, size, True
             messages.append(self._whole(frame))
-        return messages
+            size += sum(map(len, messages[-1]))
+        return messages, size, False
 
     def take_from(self) -> tuple[int, list[bytes]] | None:
         """As ``take``, with the file descriptor of the connection that it came on.
@@ -251,64 +259,3 @@ class Ready:
             frame = self._socket.recv(_NOBLOCK, copy=False)
             frames.append(frame.bytes)
         return frames
-
-
-def is_connected(frames: list[bytes]) -> bool:
-    """What a monitor's message says."""
-    return bool(parse_monitor_message(frames)["event"] == zmq.EVENT_HANDSHAKE_SUCCEEDED)
-
-
-@dataclass(frozen=True, slots=True)
-class Subscription:
-    """An engine that binds: we connect to ``address``, and hear the topics that begin with ``topic``. ``pace``: as
-    ``Ready``'s, of its messages."""
-
-    address: str
-    topic: str = ""
-    pace: Pace | None = None
-
-    @contextlib.contextmanager
-    def open(self) -> Iterator[Inlet]:
-        with open_socket(zmq.SUB) as subscriber, open_monitor(subscriber) as monitor, contextlib.ExitStack() as stack:
-            subscriber.rcvhwm = QUEUE
-            subscriber.setsockopt(zmq.SUBSCRIBE, self.topic.encode())
-            subscriber.connect(self.address)
-            bell = Bell()
-            messages, changes = Ready(subscriber, bell, self.pace), Ready(monitor, bell)
-            stack.callback(messages.close)
-            stack.callback(changes.close)
-            yield _Connection(messages, changes, bell)
-
-    def __str__(self) -> str:
-        return self.address
-
-
-class _Connection:
-    """The only connection of a subscriber. Its changes come before what is heard on it."""
-
-    def __init__(self, messages: Ready, changes: Ready, bell: Bell) -> None:
-        self.bell = bell
-        self._messages = messages
-        self._changes = changes
-        self._next: deque[Change | list[bytes]] = deque()
-        self._was_all = False  # that had come, when it was received
-
-    def take(self) -> Change | list[bytes] | None:
-        if not self._next and not self._receive():
-            return None
-        return self._next.popleft()
-
-    def _receive(self) -> bool:
-        """Whether something was there."""
-        if self._was_all:  # what has come since will be told
-            self._was_all = False
-            return False
-        messages = self._messages.take_some(AT_ONCE)
-        if messages:
-            self._was_all = len(messages) < AT_ONCE
-            # Whether one is signalled or not: what came before these messages must be there by now.
-            self._changes.is_there()
-        while change := self._changes.take():
-            self._next.append(Change.CONNECTED if is_connected(change) else Change.DISCONNECTED)
-        self._next += messages
-        return bool(self._next)

@@ -32,8 +32,9 @@ from gateway.kvcache.index import CacheIndex
 from gateway.kvcache.pace import Pace
 from gateway.kvcache.settings import CacheSettings
 from gateway.kvcache.shelf import Shelf
-from gateway.kvcache.sockets import EventSource, Subscription
+from gateway.kvcache.sockets import EventSource
 from gateway.kvcache.stream import EventStream
+from gateway.kvcache.subscription import Subscription
 from tests.support.wait import eventually
 
 DATA = Path(__file__).parent.parent / "data" / "kvcache"
@@ -161,14 +162,17 @@ class FakeEngine:
     """The PUB and ROUTER sockets of one engine, and what can be wrong with them.
 
     ``lose``: so many messages more are kept, but not sent. ``holes``: sequences that each replay leaves out, once.
-    ``without_end``: so many replays more end without the marker. ``deaf``: replays are not answered. ``asked``: the
-    sequences that replays were asked from. ``binds``: else its PUB socket connects to ``address``.
+    ``without_end``: so many replays more end without the marker. ``endless``: replays go on with this message until
+    whoever asked is gone. ``deaf``: replays are not answered. ``asked``: the sequences that replays were asked from.
+    ``said``: messages of the last endless one. ``binds``: else its PUB socket connects to ``address``.
     """
 
     def __init__(self) -> None:
         self.lose = 0
         self.holes: set[int] = set()
         self.without_end = 0
+        self.endless: bytes | None = None
+        self.said = 0
         self.deaf = False
         self.asked: list[int] = []
         self.kept: dict[int, bytes] = {}
@@ -246,6 +250,9 @@ class FakeEngine:
             self.asked.append(int.from_bytes(start, "big"))
             if self.deaf:
                 continue
+            if self.endless is not None:
+                await self._go_on(client, empty, self.endless)
+                continue
             for sequence, message in list(self.kept.items()):
                 if sequence in self.holes:
                     self.holes.discard(sequence)
@@ -256,6 +263,18 @@ class FakeEngine:
                 self.without_end -= 1
             else:
                 await self._router.send_multipart([client, empty, b"", END, b""])
+
+    async def _go_on(self, client: bytes, empty: bytes, message: bytes) -> None:
+        self._router.router_mandatory = 1  # waits for room, and drops nothing
+        self.said = 0
+        try:
+            while True:
+                sequence = (self.asked[-1] + self.said).to_bytes(8, "big")
+                await self._router.send_multipart([client, empty, self.topic, sequence, message])
+                self.said += 1
+        except zmq.ZMQError as error:
+            if error.errno != zmq.EHOSTUNREACH:
+                raise
 
 
 TICK = 0.004

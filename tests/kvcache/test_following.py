@@ -369,3 +369,14 @@ async def test_numbers_that_jump_are_a_line_of_log_and_not_one_each(engine, cloc
     assert written.count(b"gap in the KV event stream") == 1
     assert written.count(b"\n") <= 12
     assert caplog.text.count("its history, from") <= 1
+
+
+async def test_a_history_without_end_is_given_up_and_what_is_said_is_followed(engine, follower, monkeypatch):
+    monkeypatch.setattr("gateway.kvcache.replay.MAX_MESSAGES", 300)
+    engine.endless = payload(stored([11], ids(1)))
+    await live(follower, engine)
+    assert engine.asked == [0], "to ask again would bring no end either"
+    assert follower.tally.states[-1] == "partial"
+    engine.next = follower.streams[0].last + 1
+    await engine.publish(stored([12], ids(2)))
+    await held(follower, 0, 2)

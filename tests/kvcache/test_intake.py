@@ -8,9 +8,10 @@ import pytest
 import zmq
 
 from gateway.framework import Source
-from gateway.kvcache.intake import STRANGERS, Expected, Intake, Line, Voice
+from gateway.kvcache.events import MAX_MESSAGE
+from gateway.kvcache.intake import STRANGERS, WAITING, WAITING_BYTES, Expected, Intake, Line, Voice
 from gateway.kvcache.pace import Pace
-from gateway.kvcache.sockets import QUEUE, Change
+from gateway.kvcache.sockets import Change
 from gateway.kvcache.stream import EventStream
 from tests.kvcache.conftest import (
     TICK,
@@ -312,13 +313,23 @@ async def test_a_ranks_port_that_is_taken_is_tried_again(intake, follower):
 
 async def test_what_nobody_reads_is_bounded():
     line = Line()
-    for number in range(QUEUE + 10):
+    for number in range(WAITING + 10):
         line.put([b"t", number.to_bytes(8, "big"), b""])
     taken = []
     while (item := line.take()) is not None:
         taken.append(item)
-    assert len(taken) == QUEUE + 1
+    assert len(taken) == WAITING + 1
     assert taken[-1] is Change.PERHAPS, "what was dropped is asked for"
+
+
+async def test_bytes_that_nobody_reads_are_bounded():
+    line, frames = Line(), [b"t", bytes(8), b"x" * (MAX_MESSAGE - 9)]
+    for _ in range(20):
+        line.put(frames)
+    most = WAITING_BYTES // MAX_MESSAGE
+    assert [line.take() for _ in range(most + 2)] == [frames] * most + [Change.PERHAPS, None]
+    line.put(frames)
+    assert line.take() == frames, "it is given back as it is read"
 
 
 async def test_what_may_have_happened_is_told_once():

@@ -7,21 +7,22 @@ from contextlib import asynccontextmanager, contextmanager
 import pytest
 import uvloop
 import zmq
+from zmq.utils.monitor import parse_monitor_message
 
 from gateway.kvcache.pace import Pace
 from gateway.kvcache.sockets import (
     AT_ONCE,
+    AT_ONCE_BYTES,
     QUEUE,
     SILENT,
     Bell,
     Change,
     Inlet,
     Ready,
-    Subscription,
-    is_connected,
     open_monitor,
     open_socket,
 )
+from gateway.kvcache.subscription import Subscription
 from tests.support.wait import eventually
 
 
@@ -68,9 +69,9 @@ async def test_a_socket_tells_that_it_is_connected_and_that_it_is_not(engine):
     with open_socket(zmq.SUB) as socket, open_monitor(socket) as monitor:
         socket.connect(engine.address)
         changes = Changes(monitor)
-        assert is_connected(await next_of(changes))
+        assert parse_monitor_message(await next_of(changes))["event"] == zmq.EVENT_HANDSHAKE_SUCCEEDED
         await engine.stop()
-        assert not is_connected(await next_of(changes))
+        assert parse_monitor_message(await next_of(changes))["event"] == zmq.EVENT_DISCONNECTED
         changes.ready.close()
         changes.ready.close()
     assert socket.closed
@@ -215,3 +216,25 @@ async def test_a_change_comes_before_what_is_heard_after_it():
         send(socket, 0, 1)
         assert await next_of(inlet) is Change.CONNECTED
         assert (await next_of(inlet))[0] == b"kv"
+
+
+async def test_what_is_received_at_once_is_bounded_in_bytes():
+    with publisher("tcp://127.0.0.1:*") as (socket, address), open_socket(zmq.SUB) as subscriber:
+        subscriber.setsockopt(zmq.SUBSCRIBE, b"")
+        subscriber.connect(address)
+        await asyncio.get_running_loop().run_in_executor(None, socket.recv)
+        bell = Bell()
+        ready = Ready(subscriber, bell)
+        try:
+            for _ in range(10):
+                socket.send(b"x" * (AT_ONCE_BYTES // 2))
+            got: list[int] = []
+            while sum(got) < 10:
+                messages, size, was_all = ready.take_some()
+                assert size == len(messages) * AT_ONCE_BYTES // 2 <= AT_ONCE_BYTES * 3 // 2
+                got.append(len(messages))
+                if was_all:
+                    await bell.wait()
+            assert max(got) == 2
+        finally:
+            ready.close()

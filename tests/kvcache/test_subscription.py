@@ -1,0 +1,60 @@
+from __future__ import annotations
+
+import asyncio
+
+import zmq
+
+from gateway.kvcache.events import MAX_MESSAGE
+from gateway.kvcache.sockets import Change
+from gateway.kvcache.subscription import Subscription
+from tests.kvcache.test_sockets import next_of, publisher, send
+from tests.support.wait import eventually
+
+
+async def test_a_message_that_is_larger_than_what_is_decoded_ends_its_connection(monkeypatch, caplog):
+    """libzmq would have all of it before it could be refused. It does not connect again by itself; what is said on the
+    next connection is heard."""
+    monkeypatch.setattr("gateway.kvcache.subscription.RESUME", 0.05)
+    with publisher("tcp://127.0.0.1:*") as (socket, address), Subscription(address).open() as inlet:
+        assert await next_of(inlet) is Change.CONNECTED
+        socket.send_multipart([b"kv", bytes(8), b"x" * MAX_MESSAGE])
+        assert (await next_of(inlet))[2] == b"x" * MAX_MESSAGE
+        socket.send_multipart([b"kv", bytes(8), b"x" * (MAX_MESSAGE + 1)])
+        assert [await next_of(inlet), await next_of(inlet)] == [Change.DISCONNECTED, Change.CONNECTED]
+        await asyncio.get_running_loop().run_in_executor(None, _subscribed, socket)
+        send(socket, 7, 1)
+        assert (await next_of(inlet))[1] == (7).to_bytes(8, "big")
+    assert caplog.text.count("a connection was closed for what came on it") == 1
+
+
+def _subscribed(socket: zmq.Socket[bytes]) -> None:
+    """Wait for all that subscribers have said."""
+    while socket.recv() != b"\x01" or socket.poll(0):
+        pass
+
+
+async def test_a_lost_connection_is_made_again_once(engine, monkeypatch, caplog):
+    """libzmq does that by itself: we keep out of it."""
+    monkeypatch.setattr("gateway.kvcache.subscription.RESUME", 0.01)
+    with Subscription(engine.address).open() as inlet:
+        for _ in range(3):
+            assert await next_of(inlet) is Change.CONNECTED
+            await engine.subscribed()
+            await engine.stop()
+            assert await next_of(inlet) is Change.DISCONNECTED
+            await eventually(lambda: inlet.take() is None and inlet._lost is None, "libzmq connects again")
+            await engine.start()
+    assert "a connection was closed" not in caplog.text
+
+
+async def test_nothing_is_connected_again_once_it_is_closed(engine, monkeypatch):
+    monkeypatch.setattr("gateway.kvcache.subscription.RESUME", 60.0)
+    with Subscription(engine.address).open() as inlet:
+        assert await next_of(inlet) is Change.CONNECTED
+        await engine.subscribed()
+        await engine.send_frames(b"kv", bytes(8), b"x" * (MAX_MESSAGE + 1))
+        assert await next_of(inlet) is Change.DISCONNECTED
+        timer = inlet._lost
+        assert timer is not None
+        assert not timer.cancelled()
+    assert timer.cancelled()
