@@ -11,30 +11,17 @@ from functools import lru_cache
 
 import jinja2
 from jinja2 import meta, nodes
-from jinja2.ext import Extension, loopcontrols
-from jinja2.parser import Parser
+from jinja2.ext import loopcontrols
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from gateway.tokens.conversation import ContentFormat
+from gateway.tokens.environment import ChatEnvironment
 
 TEMPLATES_KEPT = 32
 """A model has one template, or one with tools and one without."""
 
 
-class _Generation(Extension):
-    """``{% generation %}`` marks the assistant's part for training; to read a template its body is enough."""
-
-    tags = {"generation"}  # noqa: RUF012 - jinja2 declares it so
-
-    def parse(self, parser: Parser) -> nodes.Node:
-        line = next(parser.stream).lineno
-        return nodes.Scope(parser.parse_statements(("name:endgeneration",), drop_needle=True)).set_lineno(line)
-
-
-_ENVIRONMENT = ImmutableSandboxedEnvironment(
-    trim_blocks=True, lstrip_blocks=True, extensions=[_Generation, loopcontrols]
-)
-
+_ENVIRONMENT = ChatEnvironment()
 
 _PLAIN = ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True, extensions=[loopcontrols])
 

@@ -82,6 +82,10 @@ FAMILIES = (
     ),
 )
 
+RENDERS_ITSELF = Family("a chat of this tokenizer", "rendered by its own apply_chat_template")
+"""Python code in the model's repository. It calls the renderer of the ``transformers`` that is installed, which here is
+not the engines'."""
+
 
 @dataclass(frozen=True, slots=True)
 class Obstacle:

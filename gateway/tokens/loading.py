@@ -18,7 +18,7 @@ from jinja2 import TemplateSyntaxError
 from gateway.errors import ConfigError
 from gateway.tokens.agreement import Form
 from gateway.tokens.content_format import variables_of
-from gateway.tokens.families import Family, Obstacle, family_of, obstacles
+from gateway.tokens.families import RENDERS_ITSELF, Family, Obstacle, family_of, obstacles
 from gateway.tokens.settings import TokenSettings
 
 PROCESSOR_FILES = ("processor_config.json", "preprocessor_config.json")
@@ -50,7 +50,7 @@ def load(settings: TokenSettings, model: str) -> Loaded:
     template = None if settings.chat_template is None else _read_template(settings.chat_template, model)
     # It would say on every start that there is no PyTorch, which nobody wants here.
     os.environ.setdefault("TRANSFORMERS_NO_ADVISORY_WARNINGS", "1")
-    from transformers import AutoTokenizer
+    from transformers import AutoTokenizer, PreTrainedTokenizerBase
 
     try:
         tokenizer = AutoTokenizer.from_pretrained(
@@ -59,6 +59,8 @@ def load(settings: TokenSettings, model: str) -> Loaded:
     except Exception as error:  # whatever a repository's files can make it raise
         raise ConfigError(_refusal(settings, model, error)) from error
     family = family_of(_json_file(settings, "config.json"), lambda name: _file(settings, name) is not None)
+    if family is None and type(tokenizer).apply_chat_template is not PreTrainedTokenizerBase.apply_chat_template:
+        family = RENDERS_ITSELF
     toolless = _processor_template(settings)
     has_template = bool(template or toolless or getattr(tokenizer, "chat_template", None))
     return Loaded(

@@ -1,20 +1,23 @@
 """A chat to the text that vLLM 0.32 tokenizes for it.
 
 Source: vLLM 0.32.0, ``vllm/renderers/hf.py`` and ``online_renderer.py``: which template, which arguments in which
-order, and two steps: render, then encode. Rules: blocking; the template is the model's or the configuration's, never a
-client's (transformers renders it in jinja's sandbox, which does not bound its time).
+order, and two steps: render, then encode; and ``apply_chat_template`` of ``transformers`` 5.16 to 5.19, which it
+calls. Here every chat is rendered in one environment of our own (``environment``), whatever it asks for and whichever
+version of the library is installed. Rules: blocking; the template is the model's or the configuration's, never a
+client's (jinja's sandbox does not bound its time).
 """
 
 from __future__ import annotations
 
-import inspect
 import logging
 from collections.abc import Mapping
 from dataclasses import replace
+from functools import lru_cache
 from typing import Any
 
-from gateway.framework import ChatInput
+from gateway.framework import ChatInput, Clock
 from gateway.tokens.content_format import content_format_of, supports_developer, takes_later_systems, variables_of
+from gateway.tokens.continuation import cut_at_tag, tag_end
 from gateway.tokens.conversation import (
     ContentFormat,
     Media,
@@ -23,8 +26,8 @@ from gateway.tokens.conversation import (
     developers_to_system,
     join_systems,
 )
+from gateway.tokens.environment import ChatEnvironment
 from gateway.tokens.loading import Loaded
-from gateway.tokens.quicken import quicken
 from gateway.tokens.reasons import Unrenderable, Why
 from gateway.tokens.settings import TokenSettings
 from gateway.tokens.tools import dump_tools
@@ -35,13 +38,13 @@ RESERVED = frozenset(
     {
         "chat_template",
         "conversation",
+        "conversations",
         "max_length",
         "messages",
         "padding",
         "return_assistant_tokens_mask",
         "return_dict",
         "return_tensors",
-        "sanitize_control_tokens",
         "tokenize",
         "tokenizer_kwargs",
         "tools",
@@ -51,10 +54,12 @@ RESERVED = frozenset(
 """Arguments of ``apply_chat_template`` that are no business of a client's ``chat_template_kwargs``: vLLM refuses some,
 and others make it return something else."""
 
-WHOLE = frozenset({"conversations", "documents"})
-"""Arguments of which ``apply_chat_template`` makes more than that it hands them to the template."""
-LIBRARY = "transformers.tokenization_utils_base"
-"""Where most tokenizers' ``apply_chat_template`` is defined; some models bring their own."""
+ARGUMENTS = frozenset({"add_generation_prompt", "continue_final_message", "documents"})
+"""What vLLM hands on whether or not a template names it: arguments of ``apply_chat_template``. Of all else, what the
+template's own variables are."""
+
+TEMPLATES_KEPT = 8
+"""Compiled ones of one model: the configuration's, a processor's, one with and one without tools."""
 
 EFFORTS = ("low", "medium", "high", "xhigh", "max")
 """Of thinking, in Anthropic's dialect."""
@@ -63,16 +68,14 @@ EFFORTS = ("low", "medium", "high", "xhigh", "max")
 class Renderer:
     """Renders one model's chats."""
 
-    def __init__(self, loaded: Loaded, settings: TokenSettings) -> None:
+    def __init__(self, loaded: Loaded, settings: TokenSettings, clock: Clock | None = None) -> None:
+        """``clock``: what a template's ``strftime_now`` reads; None: the machine's."""
         self._tokenizer = loaded.tokenizer
         self._template = loaded.template
         self._toolless = loaded.toolless_template
         self._format = settings.content_format
         self._defaults = dict(settings.chat_template_kwargs)
-        self._parameters = frozenset(inspect.signature(loaded.tokenizer.apply_chat_template).parameters)
-        # A function of the class says where it was defined.
-        kind = type(loaded.tokenizer)
-        self._plain = kind.apply_chat_template.__module__ == kind.get_chat_template.__module__ == LIBRARY
+        self._compile = lru_cache(TEMPLATES_KEPT)(ChatEnvironment(clock).from_string)
         # The library makes it anew each time, and nobody changes it.
         self._special = dict(loaded.tokenizer.special_tokens_map)
         self._thoughtless: str | None = None
@@ -99,31 +102,28 @@ class Renderer:
         arguments = self._arguments(chat)
         try:
             variables = variables_of(template)
-            given = {name: value for name, value in arguments.items() if name in variables or name in self._parameters}
-            text = self._apply(template, conversation, tools, given)
+            given = {name: value for name, value in arguments.items() if name in variables or name in ARGUMENTS}
+            return self._apply(template, conversation, tools, given)
         except Exception as error:  # a template can make anything raise; vLLM answers 400 to all of it
             log.debug("a chat template failed: %s", type(error).__name__)
             raise Unrenderable(Why.TEMPLATE_ERROR) from error
-        if not isinstance(text, str):
-            raise Unrenderable(Why.TEMPLATE_ERROR)
-        return text
 
     def _apply(
         self, template: str, conversation: list[Message], tools: list[dict[str, Any]] | None, given: dict[str, Any]
-    ) -> Any:
-        """What ``apply_chat_template`` makes of it in transformers 5.16 to 5.19, one of which vLLM 0.32 has.
-
-        There it hands on what it was given, but for the rare cases that are left to it here. From 5.20 on it first
-        takes nulls from messages and gives their reasoning further names, for which it goes through all of them.
-        """
-        compiled = quicken(self._tokenizer.get_chat_template(template)) if self._plain and conversation else None
-        if compiled is None or given.get("continue_final_message") or not WHOLE.isdisjoint(given):
-            return self._tokenizer.apply_chat_template(
-                conversation, tools=tools, chat_template=template, tokenize=False, **given
-            )
-        seen = {"add_generation_prompt": False, **self._special, **given}
-        seen.pop("continue_final_message", None)
-        return compiled.render(messages=conversation, tools=tools, documents=None, **seen)
+    ) -> str:
+        """What ``apply_chat_template`` makes of it. Raises whatever a template can make Python raise."""
+        if not conversation:
+            raise ValueError("a chat without messages")
+        documents = given.get("documents")
+        if documents is not None and not all(isinstance(document, dict) for document in documents):
+            raise TypeError("documents are objects")
+        seen = {"add_generation_prompt": False, "documents": None, **self._special, **given}
+        if not seen.pop("continue_final_message", False):
+            return self._compile(template).render(messages=conversation, tools=tools, **seen)
+        if seen["add_generation_prompt"]:
+            raise ValueError("a message cannot both end and go on")
+        tagged, final = tag_end(conversation, template)
+        return cut_at_tag(self._compile(template).render(messages=tagged, tools=tools, **seen), final)
 
     def content_format(self, chat: ChatInput) -> ContentFormat:
         """The form in which the template takes the contents of ``chat``. Raises Unrenderable if there is none."""

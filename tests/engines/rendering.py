@@ -2,14 +2,16 @@
 
     python rendering.py MODEL < question.json > answer.json
 
-``question``: ``{"templates": {name: text or null}, "bodies": {path: {name: body}}}``. ``answer``: template -> path ->
-name -> ``{"text", "ids"}``, or null where vLLM refuses or fails. All of it is vLLM's own code, down from the models
-that its routes read a body with.
+``question``: ``{"templates": {name: text or null}, "bodies": {path: {name: body}}, "now": seconds since the epoch}``,
+the last of which may be missing: what a template takes for now. ``answer``: template -> path -> name -> ``{"text",
+"ids"}``, or null where vLLM refuses or fails. All of it is vLLM's own code, down from the models that its routes read a
+body with.
 """
 
 from __future__ import annotations
 
 import asyncio
+import datetime
 import json
 import os
 import sys
@@ -18,6 +20,7 @@ from typing import Any
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ["VLLM_LOGGING_LEVEL"] = "ERROR"
 
+from transformers.utils import chat_template_utils
 from vllm.config import VllmConfig
 from vllm.engine.arg_utils import AsyncEngineArgs
 from vllm.entrypoints.anthropic.protocol import AnthropicMessagesRequest
@@ -37,6 +40,17 @@ def overheard(*arguments: Any, **more: Any) -> Any:
     return text
 
 
+def stand_still(now: float) -> None:
+    """``strftime_now`` reads this time of the machine's zone from now on."""
+
+    class Fixed(datetime.datetime):
+        @classmethod
+        def now(cls, tz: datetime.tzinfo | None = None) -> datetime.datetime:
+            return cls.fromtimestamp(now, tz)
+
+    chat_template_utils.datetime = Fixed
+
+
 class Vllm:
     """Renders with one template."""
 
@@ -53,7 +67,6 @@ class Vllm:
         self.messages = AnthropicServingMessages.__new__(AnthropicServingMessages)  # without an engine
         self.messages.online_renderer = self.renderer
         self.messages.model_config = model_config
-        self.systems_first = AnthropicServingMessages._should_merge_inline_system(self.renderer)
 
     async def render(self, path: str, body: dict[str, Any]) -> dict[str, Any] | None:
         rendered.clear()
@@ -72,7 +85,7 @@ class Vllm:
             request = AnthropicMessagesRequest.model_validate(body)
             chat = self.messages.to_chat_completion_request(
                 request,
-                merge_inline_system=self.systems_first,
+                merge_inline_system=AnthropicServingMessages._should_merge_inline_system(self.renderer),
                 disabled_thinking_effort=await self.messages._probe_disabled_thinking_effort(),
             )
         else:
@@ -86,6 +99,8 @@ async def main(model: str) -> None:
     model_config = AsyncEngineArgs(model=model, dtype="float32", max_model_len=4096).create_model_config()
     renderer = renderer_from_config(VllmConfig(model_config=model_config))
     question = json.load(sys.stdin)
+    if "now" in question:
+        stand_still(question["now"])
     answer: dict[str, Any] = {}
     for name, template in question["templates"].items():
         vllm = Vllm(model_config, renderer, template)

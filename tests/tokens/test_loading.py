@@ -7,7 +7,9 @@ import huggingface_hub.constants
 import pytest
 
 from gateway.errors import ConfigError
+from gateway.tokens.agreement import Form
 from gateway.tokens.loading import load
+from gateway.tokens.reasons import Why
 from gateway.tokens.settings import TokenSettings
 
 
@@ -69,6 +71,28 @@ def test_code_of_a_repository_is_not_run_unasked(variant: Callable[..., Path]) -
         assert "trust_remote_code" in error.message  # noqa: PT017 - either way is right: refused, or loaded without it
     else:
         assert type(loaded.tokenizer).__module__.startswith("transformers")
+
+
+def test_a_tokenizer_that_renders_chats_in_code_of_its_own(
+    variant: Callable[..., Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What that calls is the installed library's renderer, which is not vLLM's: such chats are not rendered here."""
+    monkeypatch.setattr("transformers.dynamic_module_utils.HF_MODULES_CACHE", str(tmp_path / "modules"))
+    path = variant(
+        tokenizer_config__json={"tokenizer_class": "Own", "auto_map": {"AutoTokenizer": [None, "own.Own"]}},
+        own__py=(
+            "from transformers import PreTrainedTokenizerFast\n"
+            "class Own(PreTrainedTokenizerFast):\n"
+            "    def apply_chat_template(self, conversation, **given):\n"
+            "        return super().apply_chat_template(conversation[-1:], **given)\n"
+        ),
+    )
+    loaded = load(TokenSettings(tokenizer=str(path), trust_remote_code=True), "m")
+    assert type(loaded.tokenizer).__name__ == "Own"
+    obstacle = loaded.obstacles[Form.CHAT]
+    assert (obstacle.why, obstacle.asked) == (Why.RENDERER, True)
+    assert obstacle.said == "a chat of this tokenizer is rendered by its own apply_chat_template"
+    assert list(loaded.obstacles) == [Form.CHAT]
 
 
 @pytest.mark.parametrize("config", ["{broken", "[]", '{"architectures": 5}', '{"architectures": [5]}'])

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.framework import ChatInput
+from gateway.framework import ChatInput, ManualClock
 from gateway.tokens.conversation import converse
 from gateway.tokens.loading import Loaded, load
 from gateway.tokens.reasons import Unrenderable, Why
@@ -124,6 +124,35 @@ def test_a_message_is_continued(render: Render) -> None:
     messages = (USER, {"role": "assistant", "content": "Once upon"})
     text = render(None, *messages, add_generation_prompt=False, continue_final_message=True)
     assert text.endswith("<|im_start|>assistant\nOnce upon")
+    with pytest.raises(Unrenderable) as caught:
+        render(None, *messages, continue_final_message=True)
+    assert caught.value.why is Why.TEMPLATE_ERROR, "vLLM takes no generation prompt behind it"
+
+
+@pytest.mark.parametrize(
+    "asked", [{}, {"documents": [{"title": "t"}]}, {"add_generation_prompt": False, "continue_final_message": True}]
+)
+def test_whatever_a_chat_asks_for_one_renderer_does_it(render: Render, asked: dict[str, Any]) -> None:
+    """Another one, the library's, would show ``thinking`` beside the reasoning."""
+    thought = {"role": "assistant", "content": "a", "reasoning": "r"}
+    last = {"role": "assistant", "content": "b"}
+    text = render(
+        "{{ messages[0] | tojson }}{% for m in messages %}{{ m.content }}{% endfor %}", thought, last, **asked
+    )
+    assert json.loads(text.removesuffix("ab")) == thought | {"reasoning_content": "r"}
+
+
+@pytest.mark.parametrize("documents", [["text"], [{"title": "t"}, None], 5])
+def test_documents_that_are_none(render: Render, documents: Any) -> None:
+    with pytest.raises(Unrenderable) as caught:
+        render(SHOW, documents=documents)
+    assert caught.value.why is Why.TEMPLATE_ERROR
+
+
+def test_the_date_is_the_clocks(folder: Path) -> None:
+    loaded = replace(loading(str(folder)), template="{{ strftime_now('%d %b %Y') }}")
+    noon = ManualClock(epoch=1_700_049_600)  # of 15 November 2023, so that it is that day in most of the world
+    assert Renderer(loaded, TokenSettings(str(folder)), noon).render(ChatInput([USER], b"")) == "15 Nov 2023"
 
 
 def test_messages_are_seen_as_the_transformers_of_vllm_show_them(render: Render) -> None:
@@ -198,19 +227,6 @@ def loading(path: str) -> Loaded:
     return load(TokenSettings(path), "m")
 
 
-def test_a_tokenizers_own_way_is_kept(folder: Path) -> None:
-    given = TokenSettings(str(folder))
-    loaded = load(given, "m")
-    kind = type(loaded.tokenizer)
-
-    class Own(kind):  # type: ignore[misc, valid-type]
-        def apply_chat_template(self, conversation: Any, **given: Any) -> str:
-            return f"its own: {conversation[0]['content']}"
-
-    loaded.tokenizer.__class__ = Own
-    assert Renderer(loaded, given).render(ChatInput([USER], b"")) == "its own: hi"
-
-
 def test_a_chat_without_messages_is_none(folder: Path) -> None:
     given = TokenSettings(str(folder))
     with pytest.raises(Unrenderable) as caught:
@@ -233,6 +249,9 @@ def test_a_clients_template_is_never_run(render: Render) -> None:
         "{{ messages[7].content.x }}",
         "{{ ''.__class__.__mro__ }}{{ cycler.__init__.__globals__.os.system('true') }}",
         "{% for x in range(10000000000) %}{% endfor %}",
+        "{% macro again() %}{{ again() }}{% endmacro %}{{ again() }}",
+        "{% for m in messages recursive %}{{ loop([m]) }}{% endfor %}",
+        "{{ messages.append(messages[0]) }}",
     ],
 )
 def test_a_template_that_fails_is_a_reason(render: Render, template: str) -> None:

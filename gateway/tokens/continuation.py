@@ -1,0 +1,48 @@
+"""Chats whose last message the model goes on with (``continue_final_message``): the text ends where that message does.
+
+Source: ``render_jinja_template`` of ``transformers`` 5.16 to 5.19: a tag is put behind the message, and what the
+template has put behind the tag is cut off. Rules: pure; the conversation that is given is not changed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from gateway.tokens.conversation import Message
+
+TAG = "CONTINUE_FINAL_MESSAGE_TAG "
+"""The library's: a template could look at it. Its blank tells whether the template strips texts."""
+
+
+def tag_end(conversation: Sequence[Message], template: str) -> tuple[list[Message], str]:
+    """The conversation with the tag behind its last text, and that text.
+
+    Raises:
+        ValueError: the last message has no text, or ``template`` reads no contents.
+    """
+    *earlier, last = conversation
+    content = last.get("content")
+    if content is None or "content" not in template:
+        raise ValueError("there is no content to continue")
+    if isinstance(content, str):
+        return [*earlier, last | {"content": content + TAG}], content
+    for place in reversed(range(len(content))):
+        if "text" in content[place]:
+            text = content[place]["text"]
+            tagged = content[place] | {"text": text + TAG}
+            return [*earlier, last | {"content": [*content[:place], tagged, *content[place + 1 :]]}], text
+    raise ValueError("there is no text to continue")
+
+
+def cut_at_tag(text: str, final: str) -> str:
+    """The rendered ``text`` up to the tag. ``final``: the text of the message that is continued.
+
+    Raises:
+        ValueError: the template left either out.
+    """
+    place = text.rfind(TAG.strip())
+    if place < 0 or final.strip() not in text:
+        raise ValueError("the message to continue is not in the text")
+    kept = text[:place]
+    # Where the tag has lost its blank the template strips texts, and does so with this one.
+    return kept if text.startswith(TAG, place) else kept.rstrip()
