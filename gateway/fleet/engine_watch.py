@@ -18,6 +18,7 @@ from gateway.fleet.core import Core, Place
 from gateway.fleet.health import Health
 from gateway.fleet.kv_source import KvSource, configured, connecting, reported
 from gateway.fleet.listener import Listeners
+from gateway.fleet.outliers import Answers
 from gateway.fleet.probe import EngineProbe, ProbeFailed
 from gateway.fleet.ranks import rank_count
 from gateway.fleet.scrape import Scrape, ScrapeReader, restarted
@@ -39,19 +40,16 @@ SOONEST = 0.1
 """Seconds between two scrapes that broken answers ask for, so that a storm of them does not become one of scrapes; and
 between the two answers that change an engine's number of ranks, so that not both fall into the moment of a change."""
 
-BREAKS = 5
-"""Answers broken off in a row, none good between them, that take an engine out although it can be scraped: idle because
-it fails so fast, it would attract every request. More than the attempts of one request that kills engines."""
-
 NO_LIST = frozenset({"status-401", "status-403", "status-404", "status-405"})
 """Answers to ``/v1/models`` with which an engine may still serve: a key that only clients have, or no such route."""
 
 
 class EngineWatch:
-    """``run`` is the loop; ``refused``, ``broke`` and ``answered`` are what requests tell it.
+    """``run`` is the loop; ``refused``, ``broke``, ``answered`` and ``finished`` are what requests tell it.
 
-    ``ranks_are``: told how many data-parallel ranks the engine has, when that is not how many ``cores`` stand for; it
-    makes as many, or raises ConfigError. None: the configuration says how many.
+    ``judge``: called when its health has changed; says by ``use`` of each engine whether it is spared. ``ranks_are``:
+    told how many data-parallel ranks the engine has, when that is not how many ``cores`` stand for; it makes as many,
+    or raises ConfigError. None: the configuration says how many.
     """
 
     def __init__(
@@ -63,6 +61,7 @@ class EngineWatch:
         observer: Observer,
         random: Random,
         listeners: Listeners,
+        judge: Callable[[], None],
         ranks_are: Callable[[int], None] | None,
     ) -> None:
         self.engine = engine
@@ -74,17 +73,19 @@ class EngineWatch:
         self._observer = observer
         self._random = random
         self._listeners = listeners
+        self._judge = judge
         self._ranks_are = ranks_are
         self._ranks: int | None = None
         self._sources: Mapping[str, Any] | None = None
-        self._health = Health(settings.health, clock, random)
+        self.health = Health(settings.health, clock, random)
         self._reader = ScrapeReader()
         self._last: Scrape | None = None
         self._learn_at = 0.0
         self._relearn = False
         self._wake = asyncio.Event()
         self._suspect = False
-        self._breaks = 0
+        self._answers = Answers()
+        self._heard_at = clock.monotonic()
         self._warned: set[str] = set()
 
     @property
@@ -96,16 +97,24 @@ class EngineWatch:
 
     def refused(self) -> None:
         """A request's connection was refused: out at once, and tried again after a pause."""
-        if self._health.refused():
+        if self.health.refused():
             self._state_changed()
             self._wake.set()
 
-    def broke(self, why: str) -> None:
-        """An answer broke off: look at once, without waiting for the next scrape. ``why``: a short word."""
-        self._breaks += 1
-        if self._breaks >= BREAKS and self._health.broken():
-            log.warning("engine %s: %d answers in a row broke off, the last one: %s", self.engine.name, BREAKS, why)
-            self._breaks = 0
+    def broke(self, why: str, waited: float | None) -> None:
+        """An answer broke off: look at once, without waiting for the next scrape. ``why``: a short word. ``waited``:
+        seconds after which it was not waited for any longer; None: it ended by itself.
+
+        Whoever answers others meanwhile has a long queue, and is not broken.
+        """
+        now = self._clock.monotonic()
+        mute = waited is not None and self._heard_at < now - waited
+        if mute or waited is None:
+            self._answers.ended(now, broken=True)
+        under_way = 0 if mute else sum(core.ledger.requests for core in self.cores)
+        if self._answers.outlier(under_way) and self.health.broken():
+            log.warning("engine %s: too many of its answers broke off, the last one: %s", self.engine.name, why)
+            self._answers.clear()
             self._state_changed()
             self._wake.set()
         elif self.engine.up:
@@ -114,9 +123,14 @@ class EngineWatch:
 
     def answered(self, connect_seconds: float | None) -> None:
         """An answer's head came. ``connect_seconds``: what its connection took to make; None: it was there already."""
-        self._breaks = 0
+        self._heard_at = self._clock.monotonic()
         if connect_seconds is not None:
             self.connected(connect_seconds)
+
+    def finished(self) -> None:
+        """An answer is complete."""
+        self._heard_at = now = self._clock.monotonic()
+        self._answers.ended(now, broken=False)
 
     def connected(self, seconds: float) -> None:
         """A connection was made in ``seconds``."""
@@ -126,6 +140,26 @@ class EngineWatch:
     def relearn(self) -> None:
         """Its endpoints changed: ask for models and event sources with the next scrape, also if that is on its way."""
         self._relearn = True
+
+    def use(self, *, spared: bool) -> None:
+        """Whether it is used even if it is not healthy."""
+        if spared == self.engine.spared:
+            return
+        self.engine.spared = spared
+        self.engine.up = self.health.up or spared
+        self._observer.engine_spared(self.engine.name, spared)
+        if spared:
+            log.warning(
+                "engine %s is down (%s), and used all the same: more than half of a model's endpoints would be out",
+                self.engine.name,
+                self.engine.down_reason,
+            )
+        elif not self.health.up:
+            log.warning("engine %s is down (%s), and not used any more", self.engine.name, self.engine.down_reason)
+
+    def report(self) -> None:
+        """Tell the observer its state."""
+        self._observer.engine_state(self.engine.name, self.health.up, self.engine.down_reason)
 
     # the loop
 
@@ -147,7 +181,7 @@ class EngineWatch:
         ``share``: of the pause. ``elapsed``: what the last look took, part of the interval of an engine that is up.
         """
         while True:
-            pause = self._health.pause(self._interval) * share - (elapsed if self.engine.up else 0.0)
+            pause = self.health.pause(self._interval) * share - (elapsed if self.health.up else 0.0)
             try:
                 async with asyncio.timeout(max(0.0, pause)):
                     await self._wake.wait()
@@ -171,13 +205,13 @@ class EngineWatch:
 
     async def _ask(self, probe: EngineProbe, asked: float) -> None:
         suspect, self._suspect = self._suspect, False
-        if suspect or not self.engine.up:
+        if suspect or not self.health.up:
             await probe.healthy()
         scrape = await self._scrape(probe)
         if self._last is not None and restarted(self._last, scrape):
             self._restarted()
         late = self._relearn or self._clock.monotonic() >= self._learn_at
-        due = not scrape.asleep and (not self.engine.up or late)
+        due = not scrape.asleep and (not self.health.up or late)
         self._relearn = self._relearn and not due
         complete = True
         if due or (self._last is not None and len(scrape.engines) != len(self._last.engines)):
@@ -194,7 +228,7 @@ class EngineWatch:
         if due:
             await self._learn(probe, complete)
         self._observer.scraped(self.engine.name, True, self._clock.monotonic())
-        if self._health.resting("asleep") if scrape.asleep else self._health.succeeded(asked):
+        if self.health.resting("asleep") if scrape.asleep else self.health.succeeded(asked):
             self._state_changed()
 
     async def _scrape(self, probe: EngineProbe) -> Scrape:
@@ -280,7 +314,7 @@ class EngineWatch:
         except ProbeFailed as failure:
             if failure.reason in NO_LIST:
                 self._warn("models", f"it does not tell its models ({failure.reason}); does it need an api_key?")
-            elif not self.engine.up:
+            elif not self.health.up:
                 raise
             else:
                 complete = False
@@ -315,22 +349,25 @@ class EngineWatch:
 
     def _failed(self, reason: str, detail: str = "") -> None:
         self._observer.scraped(self.engine.name, False, self._clock.monotonic())
-        if self._health.failed(reason):
+        if self.health.failed(reason):
             self._state_changed(detail)
 
     def _state_changed(self, detail: str = "") -> None:
-        self.engine.up = self._health.up
-        self.engine.down_reason = self._health.reason
+        if self.health.up and self.engine.spared:
+            self.health.warm()
+        self.engine.up = self.health.up or self.engine.spared
+        self.engine.down_reason = self.health.reason
         self._warm()
-        self._observer.engine_state(self.engine.name, self.engine.up, self.engine.down_reason)
-        if self.engine.up:
+        self.report()
+        if self.health.up:
             log.info("engine %s is up (vLLM %s)", self.engine.name, self.engine.version or "of unknown version")
         else:
             why = f"{self.engine.down_reason} ({detail})" if detail else self.engine.down_reason
             log.warning("engine %s is down: %s", self.engine.name, why)
+        self._judge()
 
     def _warm(self) -> None:
-        warmth = self._health.warmth()
+        warmth = self.health.warmth()
         for place in self.places:
             place.warmth = warmth
 

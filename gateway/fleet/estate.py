@@ -18,13 +18,15 @@ from gateway.fleet.cost import FittedCost
 from gateway.fleet.engine_watch import EngineWatch
 from gateway.fleet.fit import Peers
 from gateway.fleet.hardware import Costs, starting
+from gateway.fleet.health import Health
 from gateway.fleet.ledger import Ledger
 from gateway.fleet.listener import Listeners
+from gateway.fleet.outliers import spared
 from gateway.fleet.ranks import ranks_of
 from gateway.fleet.settings import EndpointSettings, FleetSettings
 from gateway.fleet.site import Entry, Names, Site, same_name
 from gateway.fleet.slots import Slots
-from gateway.framework import Clock, Engine, Model, Observer
+from gateway.framework import Clock, Engine, Model, Observer, Role
 
 FOREIGN_HALF_LIFE = 5.0
 """Scrape intervals after which foreign load counts half: one lost scrape changes it by an eighth."""
@@ -104,6 +106,20 @@ class Estate:
                 if self.open:
                     self._observer.draining(place.name, place.draining)
 
+    def judge(self) -> None:
+        """Tell each engine whether it is spared: of a model's endpoints of one role at most half are ejected."""
+        sites = self.sites.values()
+        if not any(site.watch.health.ejected or site.engine.spared for site in sites):
+            return
+        groups: dict[tuple[str, Role], dict[Health, None]] = {}
+        for name, places in self.endpoints.items():
+            for place in places:
+                if not place.draining and (site := self.sites.get(place.engine)) is not None:
+                    groups.setdefault((name, place.role), {})[site.watch.health] = None
+        kept = spared(groups.values())
+        for site in sites:
+            site.watch.use(spared=site.watch.health in kept)
+
     def share(self, site: Site) -> None:
         """Tell the endpoints of ``site`` what its entries say together. Raises ConfigError as ``Site.share`` does."""
         site.share()
@@ -140,6 +156,7 @@ class Estate:
             observer=self._observer,
             random=self._random,
             listeners=self._listeners,
+            judge=self.judge,
             ranks_are=partial(self._ranks_are, engine) if settings.ranks is None else None,
         )
         watch.cores = [self._core(model, settings, rank) for rank in ranks_of(settings.ranks or 1)]

@@ -130,7 +130,8 @@ class Fleet:
             self._estate.restart(site)
             self._estate.mark(site)
             # Who had its name before took the series of that name along.
-            self._observer.engine_state(site.engine.name, site.engine.up, site.engine.down_reason)
+            site.watch.report()
+        self._estate.judge()
 
     def undo(self, change: Change) -> None:
         """The fleet is what it was before ``prepare``."""
@@ -241,15 +242,21 @@ class Fleet:
         if site := self._estate.sites.get(endpoint.engine):
             site.watch.refused()
 
-    def broke(self, endpoint: Endpoint, why: str) -> None:
-        """An answer broke off: the engine is looked at now. ``why``: a short word."""
+    def broke(self, endpoint: Endpoint, why: str, waited: float | None = None) -> None:
+        """An answer broke off: the engine is looked at now. ``why``: a short word. ``waited``: seconds after which it
+        was not waited for any longer; None: it ended by itself."""
         if site := self._estate.sites.get(endpoint.engine):
-            site.watch.broke(why)
+            site.watch.broke(why, waited)
 
     def answered(self, endpoint: Endpoint, connect_seconds: float | None = None) -> None:
         """An answer's head came. ``connect_seconds``: what a new connection took; None: it was there already."""
         if site := self._estate.sites.get(endpoint.engine):
             site.watch.answered(connect_seconds)
+
+    def finished(self, endpoint: Endpoint) -> None:
+        """An answer is complete."""
+        if site := self._estate.sites.get(endpoint.engine):
+            site.watch.finished()
 
     # watching
 
@@ -284,6 +291,7 @@ class Fleet:
         for place in meant:
             place.drained = drained
             self._estate.mark(self._estate.sites[place.engine])
+        self._estate.judge()
         return meant
 
 

@@ -6,6 +6,9 @@ is tried again after a pause that doubles, with jitter, so that many gateways do
 *back* is brought to its full share over ``slow_start`` seconds; one that is up for the first time has it at once. A
 return that did not last ``slow_start`` does not reset the doubling: an engine that flaps is tried less and less often.
 
+An engine that went out by anything but a connection that cannot be made or its own word is *ejected*: we may be wrong,
+and of a model's endpoints no more than half stay out for that (``outliers.spared``).
+
 A reason is a short word for a metric's label; it is empty if and only if the engine is up.
 """
 
@@ -18,6 +21,9 @@ from gateway.framework import Clock
 
 AT_ONCE = frozenset({"refused", "unhealthy"})
 """Reasons that need no second failure: nobody listens, or the engine itself says that it is dead."""
+
+CERTAIN = AT_ONCE | {"asleep", "connect", "dns", "tls"}
+"""Reasons for which nothing could be sent there, or it says itself that it would not serve it."""
 
 COLDEST = 0.1
 """Warmth at the moment of coming back. Not 0, so that a scorer may divide by it; Envoy's slow start begins at the same
@@ -42,6 +48,17 @@ class Health:
         self._changed_at = clock.monotonic()
         self._warming_from: float | None = None
         self._resting = False
+        self._certain = True
+
+    @property
+    def ejected(self) -> bool:
+        """It was up, and is out for what may be our mistake. Once it was certain, that stays so until it is up."""
+        return not self.up and not self._certain
+
+    @property
+    def since(self) -> float:
+        """When it went up or down, of Clock.monotonic()."""
+        return self._changed_at
 
     def succeeded(self, asked: float) -> bool:
         """The engine answered well to a question put at ``asked`` (Clock.monotonic()).
@@ -75,8 +92,10 @@ class Health:
         return self._rename(reason)
 
     def refused(self) -> bool:
-        """A request's connection was refused. While down it tells nothing new."""
-        return self._take_out("refused") if self.up else False
+        """A request's connection was refused. While down for certain it tells nothing new."""
+        if self.up:
+            return self._take_out("refused")
+        return self._rename("refused") if self.ejected else False
 
     def broken(self) -> bool:
         """Its answers keep breaking off although it can be scraped."""
@@ -108,9 +127,14 @@ class Health:
             return 1.0
         return max(COLDEST, elapsed / self._settings.slow_start)
 
+    def warm(self) -> None:
+        """It was in use all the while: it needs no slow start."""
+        self._warming_from = None
+
     def _take_out(self, reason: str) -> bool:
         self.up = False
         self.reason = reason
+        self._certain = reason in CERTAIN
         self._changed_at = self._clock.monotonic()
         self._failures = 0
         self._resting = False
@@ -120,5 +144,6 @@ class Health:
     def _rename(self, reason: str) -> bool:
         changed = self.reason != reason
         self.reason = reason
+        self._certain = self._certain or reason in CERTAIN
         self._resting = False
         return changed

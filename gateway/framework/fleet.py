@@ -48,15 +48,18 @@ class Model:
 class Engine:
     """One URL.
 
-    ``url`` has no trailing slash; it is ``unix://PATH`` for a Unix socket. ``down_reason`` is a short word for a
-    metric's label, empty while up. ``latency``: seconds, a running mean of the connections' measured round trip; None
-    before the first. ``started``: the engine's ``process_start_time_seconds``; None if it does not tell.
+    ``url`` has no trailing slash; it is ``unix://PATH`` for a Unix socket. ``up``: requests may be sent to it.
+    ``down_reason`` is a short word for a metric's label, empty while it is healthy. ``spared``: it is not, and is
+    ``up`` all the same, since too many others are out. ``latency``: seconds, a running mean of the connections'
+    measured round trip; None before the first. ``started``: the engine's ``process_start_time_seconds``; None if it
+    does not tell.
     """
 
     url: str
     name: str
     up: bool = False
     down_reason: str = "not-probed"
+    spared: bool = False
     version: str | None = None
     served: Mapping[str, ServedModel] = field(default_factory=dict)
     latency: float | None = None

@@ -109,7 +109,12 @@ class Observer:
         """A score was NaN or outside 0..1, and counts as 0."""
 
     # fleet
-    def engine_state(self, engine: str, up: bool, reason: str) -> None: ...
+    def engine_state(self, engine: str, up: bool, reason: str) -> None:
+        """``up``: it is healthy. ``reason``: why it is not."""
+
+    def engine_spared(self, engine: str, spared: bool) -> None:
+        """Whether it is used although it is not healthy."""
+
     def scraped(self, engine: str, ok: bool, at: float) -> None:
         """``at``: Clock.monotonic()."""
 

@@ -232,6 +232,9 @@ class Metrics(Observer):
     def engine_state(self, engine: str, up: bool, reason: str) -> None:
         self._present.engines[engine] = (up, reason)
 
+    def engine_spared(self, engine: str, spared: bool) -> None:
+        self._present.spared[engine] = spared
+
     def scraped(self, engine: str, ok: bool, at: float) -> None:
         self._scrapes[engine, "ok" if ok else "failed"] += 1
         if ok:
@@ -248,6 +251,7 @@ class Metrics(Observer):
 
     def engine_dropped(self, engine: str) -> None:
         self._present.engines.pop(engine, None)
+        self._present.spared.pop(engine, None)
         self._present.scraped.pop(engine, None)
         self._scrapes.drop("engine", engine)
 

@@ -18,7 +18,8 @@ from gateway.framework import Clock
 class Present(Collector):
     """The state of queues, engines, endpoints and indexes. Whoever writes it is on the loop's thread.
 
-    ``in_flight``: requests by endpoint. ``queued``: requests by model. ``engines``: (up, why not). ``scraped``:
+    ``in_flight``: requests by endpoint. ``queued``: requests by model. ``engines``: (up, why not). ``spared``: by
+    engine, whether it is used although it is not up; those that never were are missing. ``scraped``:
     Clock.monotonic() of the last good scrape by engine. ``streams``: state by endpoint. ``blocks``: by model.
     ``trusted``: by model, whether its prompts are placed by our token ids.
     ``exact``: by model, the share of its last prompts whose ids are the engines'.
@@ -35,6 +36,7 @@ class Present(Collector):
         self.in_flight: dict[str, int] = {}
         self.queued: dict[str, int] = {}
         self.engines: dict[str, tuple[bool, str]] = {}
+        self.spared: dict[str, bool] = {}
         self.scraped: dict[str, float] = {}
         self.streams: dict[str, str] = {}
         self.blocks: dict[str, int] = {}
@@ -74,6 +76,12 @@ class Present(Collector):
             {(name, reason): 1 for name, (up, reason) in engines.items() if not up},
             "engine",
             "reason",
+        )
+        yield _gauge(
+            "kvgate_engine_spared",
+            "1 while an engine is used although it is down, since more than half of a model's endpoints would be out.",
+            {(name,): spared for name, spared in self.spared.copy().items()},
+            "engine",
         )
         yield _gauge(
             "kvgate_endpoint_draining",

@@ -229,7 +229,9 @@ class Answer:
         self._wake()
 
     def _expired(self, cause: Cause) -> None:
-        self.abort(LegFailed(cause, self.endpoint, str(cause)))
+        failure = LegFailed(cause, self.endpoint, str(cause))
+        failure.waited = self.patience.waited(cause)
+        self.abort(failure)
 
     def _raise(self) -> None:
         assert self._failure is not None

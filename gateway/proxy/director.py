@@ -279,6 +279,8 @@ class Director:
         finally:  # whether its client has stayed to hear of it or not
             if exchange.broken is not None:
                 self._forwarder.failed(exchange.broken)
+            elif committed.events is not None and exchange.phase is Phase.DONE:
+                self._forwarder.finished(committed.answer.endpoint)
 
     def _note_response(self, exchange: Exchange, committed: Committed) -> None:
         """Before its client has it, who could go on from it at once."""

@@ -60,11 +60,14 @@ class Forwarder:
         try:
             answer = await self._upstream.send(leg)
             self._fleet.answered(endpoint, answer.connect_seconds)
-            return await commit(answer, exchange.route.kind, until_output=until_output)
+            committed = await commit(answer, exchange.route.kind, until_output=until_output)
         except LegFailed as failure:
             exchange.ended(name, failure.result)
             self.failed(failure)
             raise
+        if committed.events is None:
+            self.finished(endpoint)
+        return committed
 
     async def _by_ids(self, exchange: Exchange, endpoint: Endpoint, body: Body) -> Body:
         """``body``, its prompt as our ids where the engine at ``endpoint`` would make the same of it. Of each leg anew:
@@ -99,7 +102,11 @@ class Forwarder:
         elif failure.cause in (Cause.REFUSED, Cause.CONNECT_TIMEOUT):
             self._fleet.refused(failure.endpoint)
         elif failure.cause is not Cause.STATUS:
-            self._fleet.broke(failure.endpoint, str(failure.cause))
+            self._fleet.broke(failure.endpoint, str(failure.cause), failure.waited)
+
+    def finished(self, endpoint: Endpoint) -> None:
+        """Tell the fleet that an answer is complete."""
+        self._fleet.finished(endpoint)
 
     def leg(self, exchange: Exchange, endpoint: Endpoint, body: Body, *, readable: bool = True) -> Leg:
         """``body`` on its way to ``endpoint``: its path, its headers, the model's name there. ``readable``: as for

@@ -91,6 +91,9 @@ class Handover:
         if exchange.parcel is None:
             exchange.sent_as = self._unused(exchange.id)
         try:
+            if plan.prefill.engine.spared and connector.alone and not plan.strict:
+                # Better computed elsewhere at once than by who may keep it waiting.
+                raise HandoverFailed("prefill-down", plan.prefill.engine.down_reason)
             with self._fleet.lending(plan.prefill):
                 if connector.at_once:
                     return await self._at_once(connector, exchange, plan, plan.prefill, exchange.body)
@@ -134,7 +137,7 @@ class Handover:
         if (lease := parcel.transfer.lease) is not None:
             if self._clock.monotonic() - parcel.at > lease:
                 raise HandoverFailed("expired", f"the prefill ended more than {lease:g} s ago")
-            if not prefill.engine.up:
+            if prefill.engine.down_reason:
                 raise HandoverFailed("prefill-down", prefill.engine.down_reason)
         try:
             if lease is None:
@@ -239,7 +242,7 @@ class Handover:
         down_at: float | None = None
         try:
             while not (await asyncio.wait((leg,), timeout=LOOK))[0]:
-                down = not prefill.engine.up and (not transfer.noticed or prefill.engine.down_reason in SILENT)
+                down = prefill.engine.down_reason and (not transfer.noticed or prefill.engine.down_reason in SILENT)
                 if not down:
                     down_at = None
                 elif down_at is None:

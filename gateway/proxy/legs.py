@@ -103,7 +103,8 @@ class LegFailed(Exception):
     """A leg that failed before commit, or an answer that broke after it. ``detail`` holds no credentials.
 
     ``held``: what the engine answered, where it did. ``announced``: a stream that broke off had begun, without output.
-    ``deaths``: how often the engine may have died of the request.
+    ``deaths``: how often the engine may have died of the request. ``waited``: seconds after which it was not waited for
+    any longer, where that is what ended it.
     """
 
     def __init__(self, cause: Cause, endpoint: Endpoint, detail: str, held: HeldAnswer | None = None) -> None:
@@ -114,6 +115,7 @@ class LegFailed(Exception):
         self.held = held
         self.announced = False
         self.deaths = int(cause.killed)
+        self.waited: float | None = None
 
     @property
     def result(self) -> str:

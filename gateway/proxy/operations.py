@@ -98,7 +98,7 @@ class Operations:
         elif endpoint.draining:
             state = "draining" if drain.running else "drained"
         else:
-            state = "up" if endpoint.engine.up else "down"
+            state = "spared" if endpoint.engine.spared else "up" if endpoint.engine.up else "down"
         return {
             "name": endpoint.name,
             "model": endpoint.model.name,

@@ -56,6 +56,10 @@ class Patience:
             self._timer.cancel()
             self._timer = None
 
+    def waited(self, cause: Cause) -> float:
+        """Seconds since something came, of the idle timeout; else since the request was sent."""
+        return self._loop.time() - (self.progress if cause is Cause.IDLE_TIMEOUT else self._began)
+
     def _next(self) -> tuple[float, Cause]:
         """The earliest time at which patience ends if nothing happens, and which it is."""
         total = self._began + self._timeouts.total, Cause.TOTAL_TIMEOUT

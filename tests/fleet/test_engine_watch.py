@@ -6,9 +6,9 @@ import logging
 import pytest
 from aiohttp import web
 
-from gateway.fleet.engine_watch import BREAKS
 from gateway.fleet.health import COLDEST
 from gateway.fleet.kv_source import KvSource
+from gateway.fleet.outliers import BREAKS
 from gateway.fleet.settings import EndpointSettings, FleetSettings, HealthSettings, KvEventsSettings, ScrapeSettings
 from gateway.framework import Model, ServedModel
 from tests.support.wait import eventually
@@ -29,6 +29,19 @@ async def watched(engines, fleets):
         settings = EndpointSettings(url=engine.url, **(endpoint or {}))
         running = await fleets((model, [settings]), **(fleet or {}))
         return engine, running, running.endpoints(model)
+
+    return start
+
+
+@pytest.fixture
+async def two(engines, fleets):
+    """An engine, a fleet in which it has a companion, and the endpoints of both: the last one is never out."""
+
+    async def start(**fleet):
+        first, second = await engines(), await engines()
+        model = Model("tiny")
+        running = await fleets((model, [EndpointSettings(url=engine.url) for engine in (first, second)]), **fleet)
+        return first, running, running.endpoints(model)
 
     return start
 
@@ -107,13 +120,51 @@ async def test_an_engine_that_is_down_at_the_start(engines, fleets):
     ("fault", "reason"),
     [(fails(500), "status-500"), (fails(200, "<html>"), "garbage"), (fails(200, ""), "garbage")],
 )
-async def test_failed_scrapes_take_it_out(watched, fault, reason):
-    engine, _, (endpoint,) = await watched()
+async def test_failed_scrapes_take_it_out(two, fault, reason):
+    engine, _, (endpoint, other) = await two()
     engine.faults["/metrics"] = fault
     await eventually(lambda: not endpoint.engine.up)
     assert endpoint.engine.down_reason == reason
     engine.faults.clear()
     await eventually(lambda: endpoint.engine.up)
+    assert other.engine.up
+
+
+async def test_the_last_one_is_used_all_the_same(watched, seen, caplog):
+    engine, _, (endpoint,) = await watched()
+    engine.faults["/metrics"] = fails(500)
+    await eventually(lambda: endpoint.engine.down_reason == "status-500")
+    assert (endpoint.engine.up, endpoint.engine.spared, endpoint.warmth) == (True, True, 1.0)
+    assert seen.states[-1][1:] == (False, "status-500"), "and it is told that it is not healthy"
+    assert "used all the same" in caplog.text
+    engine.faults.clear()
+    await eventually(lambda: not endpoint.engine.spared)
+    assert (endpoint.engine.up, endpoint.engine.down_reason, endpoint.warmth) == (True, "", 1.0)
+    engine.faults["/metrics"] = fails(500)
+    await eventually(lambda: endpoint.engine.spared)
+    await engine.stop()
+    await eventually(lambda: not endpoint.engine.up)
+    assert (endpoint.engine.spared, endpoint.engine.down_reason) == (False, "refused")
+
+
+async def test_half_of_a_models_endpoints_stay_out_at_most(engines, fleets):
+    """Two of three fail: who did first is out, and who did then is used. Draining one of them changes the half."""
+    servers, model = [await engines() for _ in range(3)], Model("tiny")
+    fleet = await fleets((model, [EndpointSettings(url=server.url) for server in servers]))
+    first, second, third = (endpoint.engine for endpoint in fleet.endpoints(model))
+    servers[0].faults["/metrics"] = fails(500)
+    await eventually(lambda: not first.up)
+    servers[1].faults["/metrics"] = fails(500)
+    await eventually(lambda: second.spared)
+    assert (first.up, second.up, third.up) == (False, True, True)
+    fleet.drain(third.name)
+    assert (first.up, second.up) == (False, True)
+    fleet.drain(second.name)
+    assert first.spared, "it is all that there is"
+    fleet.restore(third.name)
+    assert not first.up
+    servers[0].faults.clear()
+    await eventually(lambda: first.up and not first.spared)
 
 
 async def test_an_engine_that_hangs_delays_the_start_by_the_timeout_only(engines, fleets):
@@ -158,17 +209,45 @@ async def test_a_broken_answer_of_a_good_engine_changes_nothing(watched):
     assert endpoint.engine.up
 
 
-async def test_answers_that_keep_breaking_off_take_it_out(watched):
-    _, fleet, (endpoint,) = await watched()
-    for _ in range(BREAKS - 1):
-        fleet.broke(endpoint, "reset")
-    fleet.answered(endpoint, None)
-    for _ in range(BREAKS - 1):
+async def test_answers_that_keep_breaking_off_take_it_out(two):
+    _, fleet, (endpoint, _) = await two()
+    for _ in range(BREAKS + 1):
+        fleet.finished(endpoint)
+    for _ in range(BREAKS):
         fleet.broke(endpoint, "reset")
     assert endpoint.engine.up
     fleet.broke(endpoint, "reset")
     assert (endpoint.engine.up, endpoint.engine.down_reason) == (False, "broken-answers")
     await eventually(lambda: endpoint.engine.up)
+
+
+async def test_what_is_under_way_counts_as_good_so_far(two):
+    """Of a burst, what breaks is heard of first."""
+    _, fleet, (endpoint, _) = await two()
+    for _ in range(2 * BREAKS):
+        endpoint.load.reserve(prefill_tokens=1, kv_tokens=1)
+    for _ in range(2 * BREAKS - 1):
+        fleet.broke(endpoint, "reset")
+    assert endpoint.engine.up
+    fleet.broke(endpoint, "reset")
+    assert not endpoint.engine.up
+
+
+async def test_a_long_queue_is_no_broken_engine(two):
+    """A prefill engine whose queue exceeds the timeout answers others meanwhile."""
+    _, fleet, (endpoint, _) = await two()
+    fleet.answered(endpoint)
+    for _ in range(10 * BREAKS):
+        fleet.broke(endpoint, "head-timeout", 60.0)
+    assert endpoint.engine.up
+
+
+async def test_an_engine_that_answers_nobody_is_broken(two):
+    _, fleet, (endpoint, _) = await two()
+    fleet.answered(endpoint)
+    for _ in range(BREAKS):
+        fleet.broke(endpoint, "head-timeout", 0.0)
+    assert (endpoint.engine.up, endpoint.engine.down_reason) == (False, "broken-answers")
 
 
 async def test_latency_is_a_running_mean(watched):
@@ -317,7 +396,6 @@ async def test_the_watch_survives_its_own_faults(watched, caplog, monkeypatch):
     _, _, (endpoint,) = await watched()
     with monkeypatch.context() as patched:
         patched.setattr("gateway.fleet.core.Core.scraped", lambda *_: 1 / 0)
-        await eventually(lambda: not endpoint.engine.up)
-        assert endpoint.engine.down_reason == "internal"
-    await eventually(lambda: endpoint.engine.up)
+        await eventually(lambda: endpoint.engine.down_reason == "internal")
+    await eventually(lambda: not endpoint.engine.down_reason)
     assert "the watch failed" in caplog.text

@@ -56,6 +56,7 @@ def test_the_page_describes_what_there_is(clock, settled) -> None:
     metrics.plugin_failed("scorer", "x", ValueError())
     metrics.score_refused("x")
     metrics.engine_state("e", False, "refused")
+    metrics.engine_spared("e", True)
     metrics.draining("a", False)
     metrics.scraped("e", True, 0.0)
     metrics.kv_transfers("a", 1.0, {"in_progress": 1})

@@ -297,7 +297,7 @@ def no_descriptors() -> Iterator[None]:
 
 async def test_an_engine_that_breaks_is_told_of_though_its_client_takes_nothing(monkeypatch):
     told: list[str] = []
-    monkeypatch.setattr("gateway.fleet.fleet.Fleet.broke", lambda fleet, endpoint, why: told.append(why))
+    monkeypatch.setattr("gateway.fleet.fleet.Fleet.broke", lambda fleet, endpoint, why, _: told.append(why))
 
     async def talks(connection, head, body):
         await connection.say(STREAM_HEAD + chunked(ROLE, end=False))

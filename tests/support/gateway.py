@@ -74,10 +74,10 @@ class Running:
         )
 
     def down(self, url: str) -> bool:
-        """No endpoint of the engine at ``url`` is sent to."""
+        """No endpoint of the engine at ``url`` is healthy."""
         servings = self.gateway.directory.servings
         endpoints = [e for s in servings for e in self.gateway.fleet.endpoints(s.model)]
-        return not any(e.engine.up for e in endpoints if e.engine.url == url)
+        return not any(e.engine.up and not e.engine.spared for e in endpoints if e.engine.url == url)
 
     async def heard(self, *servers: EngineServer) -> None:
         """All that the engines have said was applied: it is looked at some times a second, and not with an answer."""
