@@ -97,7 +97,7 @@ class Seat:
             EngineMetrics(
                 at=now,
                 running=len(engine.running),
-                waiting=len(engine.waiting),
+                waiting=engine.queued,
                 kv_usage=engine.kv_usage,
                 kv_capacity=engine.capacity,
                 block_size=engine.block_size,

@@ -11,6 +11,8 @@ plus the same again: k of them are a quadratic, and are taken at once, until one
 - vLLM schedules a step while the one before it runs (``async_scheduling``, its default). So who comes in step n runs in
   n+2, and what ends with step n is known of when n+2 is scheduled: until then it keeps its blocks and its place.
 - The weights are read while prompts are computed (``Machine.weights``).
+- KV comes from the host's memory, or from another engine (``Job.links``), while others step: who waits for it has taken
+  the blocks of its whole prompt, and is scheduled when it is there.
 
 Pure: no clock, and no chance but that of the disturbance it is given.
 """
@@ -22,8 +24,10 @@ from heapq import heappop, heappush
 from math import inf, sqrt
 
 from simulator.virtual.job import Job
+from simulator.virtual.link import carry
 from simulator.virtual.machine import Machine
 from simulator.virtual.noise import Disturbance
+from simulator.virtual.offload import Offload
 from simulator.virtual.pool import HOST, Pool, PoolEvent
 
 
@@ -43,6 +47,10 @@ class Engine:
         self.running: list[Job] = []
         self.queries = 0
         self.hits = 0
+        # Whose KV is on its way, by when it is there; and those whose KV has come.
+        self._loading: list[tuple[float, int, Job]] = []
+        self._loaded: deque[Job] = deque()
+        self._offload = Offload(self.pool, machine.fetch_token, block_size) if self.pool.host_size else None
         self._news: list[tuple[float, list[PoolEvent]]] = []
         self._turns = 0
         # Ended with the step before the one under way, which was scheduled before that was known: with their blocks.
@@ -66,6 +74,11 @@ class Engine:
         """0..1: blocks in use by live requests."""
         return 1.0 - self.pool.free / self.pool.size
 
+    @property
+    def queued(self) -> int:
+        """Jobs that do not run yet, whatever they wait for."""
+        return len(self.waiting) + len(self._loading) + len(self._loaded)
+
     def submit(self, job: Job, now: float) -> None:
         """Queue a job. Raises ValueError for one that could never run."""
         if job.input_tokens < 1 or job.output_tokens < 1:
@@ -78,11 +91,8 @@ class Engine:
             job.eligible = self._decoded
             self.due = now
             return
-        done = self._done(now) if self._steps > 1 else 1
-        if done < self._steps and self._seconds(done) < now - self._start:
-            done += 1
         # At the end of the step that is under way; or of the next, which has been scheduled already.
-        steps = max(1, done) + self.machine.async_scheduling
+        steps = (max(1, self._ended(now)) if self._steps > 1 else 1) + self.machine.async_scheduling
         job.eligible = self._decoded + steps
         if steps < self._steps and len(self.waiting) == 1 and len(self.running) < self.machine.max_num_seqs:
             self._steps = steps
@@ -98,6 +108,13 @@ class Engine:
         self._begin(now, idle)
         self._leave()
         return first, ended
+
+    def free(self, job: Job, now: float) -> None:
+        """Give up what an ended job has kept."""
+        self.pool.release(job.held)
+        job.held = []
+        if self.waiting and not self._steps:
+            self.due = now
 
     def decoded(self, now: float) -> int:
         """Steps decoded until ``now``, at most ``due``: a job that decodes has generated its ``offset`` more."""
@@ -126,9 +143,22 @@ class Engine:
             steps -= 1
         return steps
 
+    def _ended(self, at: float) -> int:
+        """Steps of those under way that are over at ``at``, or at the end of the one that is under way then."""
+        done = self._done(at)
+        return done + (done < self._steps and self._seconds(done) < at - self._start)
+
+    @property
+    def _wake(self) -> float:
+        """When KV has come, or gone, that something may wait for."""
+        return min(
+            self._loading[0][0] if self._loading else inf, self._offload.next if self._offload is not None else inf
+        )
+
     # one step, or many
 
     def _begin(self, now: float, idle: bool) -> None:
+        self._arrive(now)
         preempted = self._grow_decoding()
         budget = self.machine.max_batched_tokens - self._decoding
         self._chunks = []
@@ -141,40 +171,48 @@ class Engine:
             else:
                 preempted = True
                 self._preempt()
-        fetched = 0
         alone = not self.running  # then there is no step that was scheduled before
         places = self.machine.max_num_seqs - len(self._leaving)
-        while budget > 0 and not preempted and self.waiting and len(self.running) < places:
-            job = self.waiting[0]
-            if job.eligible > self._decoded and not alone:
+        while budget > 0 and not preempted and len(self.running) < places:
+            if self._loaded and (alone or self._loaded[0].eligible <= self._decoded):
+                job = self._loaded.popleft()
+            elif self.waiting and (alone or self.waiting[0].eligible <= self._decoded):
+                job = self.waiting[0]
+                found = self.pool.find(job.ids, (job.tokens - 1) // self.block_size)
+                if job.links:
+                    found = found[: len(found) - found.count(HOST)]
+                wanted = -(-job.tokens // self.block_size) - len(found) + found.count(HOST)
+                # The whole prompt must find room, not only its first chunk: else long prompts preempt each other for
+                # ever.
+                if not self.pool.fits(found, wanted):
+                    break
+                self.waiting.popleft()
+                if self._take_in(job, found, wanted, now):
+                    continue
+            else:
                 break
-            found = self.pool.find(job.ids, (job.tokens - 1) // self.block_size)
-            wanted = -(-job.tokens // self.block_size) - len(found) + found.count(HOST)
-            # The whole prompt must find room, not only its first chunk: else long prompts preempt each other for ever.
-            if not self.pool.fits(found, wanted):
-                break
-            self.waiting.popleft()
-            fetched += found.count(HOST)
-            count = self._admit(job, found, budget, now)
+            count = self._schedule(job, budget)
             self._chunks.append((job, count))
             budget -= count
-        self._time(now, preempted, fetched * self.block_size)
+        self._time(now, preempted)
         if events := self.pool.drain():
             # Scheduled while the step before ran, and said with what that one brought.
-            told = now if self.machine.async_scheduling and not idle else now + self._first
+            ahead = self.machine.async_scheduling and not idle
+            told = now if ahead or not self._steps else now + self._first
             self._news.append((told, events))
 
-    def _time(self, now: float, preempted: bool, fetched: int) -> None:
+    def _time(self, now: float, preempted: bool) -> None:
         """How long the step takes, and how often it can be repeated."""
+        wake = self._wake
         if not self._decoding and not self._chunks:
-            self._steps, self.due = 0, inf
+            # One that ran alone may have been preempted for those whose KV has come: they are next.
+            self._steps, self.due = 0, now if preempted else wake
             return
         machine = self.machine
         seconds = machine.step + machine.step_request * self._decoding + machine.kv_token * self._resident
         self._start = now
         if self._chunks or preempted:
             self._steps, self._more = 1, 0.0
-            seconds += machine.fetch_token * fetched
             prompts = 0.0
             for job, count in self._chunks:
                 if job.generated and count == 1:
@@ -187,8 +225,9 @@ class Engine:
             self._steps = self._next_stop() - self._decoded
             if self.waiting and self._leaving:
                 self._steps = 1  # they make room
-            elif self.waiting and self.waiting[0].eligible > self._decoded:
-                self._steps = min(self._steps, self.waiting[0].eligible - self._decoded)
+            for queue in (self.waiting, self._loaded):
+                if queue and queue[0].eligible > self._decoded:
+                    self._steps = min(self._steps, queue[0].eligible - self._decoded)
             self._more = machine.kv_token * self._decoding
         if self._disturbance is not None:
             self._steps = int(min(self._steps, self._disturbance.calm or 1))
@@ -197,6 +236,9 @@ class Engine:
             self._more *= factor
         self._first = seconds
         self.due = now + self._seconds(self._steps)
+        if wake < self.due and self._steps > 1:
+            self._steps = max(1, self._ended(wake))
+            self.due = now + self._seconds(self._steps)
 
     def _finish(self, now: float) -> tuple[list[Job], list[Job]]:
         self.busy += self._seconds(self._steps)
@@ -215,6 +257,10 @@ class Engine:
                 ended.append(job)
         for job, count in self._chunks:
             job.computed += count
+            if self._offload is not None:
+                full = min(job.computed, job.input_tokens) // self.block_size
+                self._offload.store(job.ids[job.stored : full], now)
+                job.stored = max(job.stored, full)
             if job.computed < job.tokens:
                 continue
             job.generated += 1
@@ -238,16 +284,42 @@ class Engine:
 
     # requests
 
-    def _admit(self, job: Job, found: list[int], budget: int, now: float) -> int:
-        """Let a waiting job run. Returns the tokens that it computes in this step."""
-        hits = len(found) * self.block_size
-        job.held = self.pool.use(job.ids, found)
-        job.named, job.computed = len(found), hits
+    def _take_in(self, job: Job, found: list[int], wanted: int, now: float) -> bool:
+        """Give a waiting job the blocks that were found for it. True: it waits for KV, with blocks for its whole
+        prompt, ``wanted`` of them more."""
+        local = len(found) - found.count(HOST)
+        known = job.tokens if job.links else len(found) * self.block_size
+        job.held = self.pool.use(found[:local])
+        job.named, job.computed = local, min(known, job.tokens - 1)
         if job.began_at is None:
-            job.began_at, job.hit_tokens = now, hits
-            job.fetched_tokens = found.count(HOST) * self.block_size
+            job.began_at, job.hit_tokens = now, job.computed
+            job.fetched_tokens = job.computed - local * self.block_size
             self.queries += job.input_tokens
-            self.hits += hits
+            self.hits += local * self.block_size if job.links else job.computed
+        if local == len(found) and not job.links:
+            return False
+        job.held += self.pool.take(wanted)
+        if job.links:
+            there = carry(job.tokens - local * self.block_size, now, *job.links)
+            job.links = ()  # what it is preempted of later is computed here
+        else:
+            assert self._offload is not None
+            there = self._offload.load(job.ids[local : len(found)], now)
+        self._turns += 1
+        heappush(self._loading, (there, self._turns, job))
+        return True
+
+    def _arrive(self, now: float) -> None:
+        """What has come is there."""
+        if self._offload is not None:
+            self._offload.settle(now)
+        while self._loading and self._loading[0][0] <= now:
+            job = heappop(self._loading)[2]
+            job.eligible = self._decoded + self.machine.async_scheduling
+            self._loaded.append(job)
+
+    def _schedule(self, job: Job, budget: int) -> int:
+        """Let a job run that has been taken in. Returns the tokens that it computes in this step."""
         self.running.append(job)
         self._turns += 1
         job.turn = self._turns
@@ -279,8 +351,9 @@ class Engine:
     def _leave(self) -> None:
         """Give up what ended jobs hold."""
         for job in self._leaving:
-            self.pool.release(job.held)
-            job.held = []
+            if not job.keeps:
+                self.pool.release(job.held)
+                job.held = []
         self._leaving.clear()
 
     def _preempt(self) -> Job:

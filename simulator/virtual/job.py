@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+from simulator.virtual.link import Link
+
 
 @dataclass(slots=True, eq=False)
 class Job:
@@ -12,12 +14,15 @@ class Job:
     what is generated. A block without an id is never found again. Times are the engine's; None until they happen.
 
     ``hit_tokens``: of the prompt, found on the GPU and the host when it was first scheduled; ``fetched_tokens``: of
-    these, on the host.
+    these, on the host. ``links``: over which the KV of its whole prompt comes from another engine, which computed it;
+    none: it is computed here. ``keeps``: its blocks stay in use after its end, until ``Engine.free``.
     """
 
     ids: Sequence[int]
     input_tokens: int
     output_tokens: int
+    links: tuple[Link, ...] = ()
+    keeps: bool = False
     arrived: float = 0.0
     began_at: float | None = None
     first_at: float | None = None
@@ -30,6 +35,7 @@ class Job:
     held: list[int] = field(default_factory=list, init=False, repr=False)
     named: int = field(default=0, init=False, repr=False)  # blocks of ``held`` that have their id
     eligible: int = field(default=0, init=False, repr=False)  # the engine's first step in which it may run
+    stored: int = field(default=0, init=False, repr=False)  # blocks that were handed to the host tier
     turn: int = field(default=-1, init=False, repr=False)  # its place among the running, in order; -1: not there
     offset: int | None = field(default=None, init=False, repr=False)  # generated - engine's decoded; None: no decoding
 

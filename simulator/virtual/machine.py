@@ -12,10 +12,11 @@ class Machine:
 
     One step takes ``step`` + ``step_request`` for each request that decodes + ``kv_token`` for each of their resident
     tokens + ``prefill_token`` for each new prompt token + ``prefill_quadratic`` for each (such a token x a token
-    before it) + ``fetch_token`` for each token that comes from the host tier. In ``weights`` of ``step`` the weights
-    are read, while prompts are computed: of these two a step takes the longer time, and not both.
+    before it). In ``weights`` of ``step`` the weights are read, while prompts are computed: a step takes the longer of
+    these two.
 
-    ``kv_tokens``: of KV memory. ``host_tokens``: of the host tier, which keeps what the GPU evicts; 0: none.
+    ``kv_tokens``: of KV memory. ``host_tokens``: of the host tier, which keeps the prompts' blocks; 0: none.
+    ``fetch_token``: of the link between both, for each token, in either direction.
     ``max_batched_tokens``, ``max_num_seqs``: of one step, as vLLM's options: 8192 and 1024 on GPUs of H100's class,
     2048 and 256 on smaller ones are its defaults for a server. ``async_scheduling``: a step is scheduled while the one
     before runs, as vLLM 0.32 does by default.

@@ -1,8 +1,8 @@
 """The block pool of an engine whose blocks have ids: which are in use, which are only remembered, and on which tier.
 
 As ``simulator.blocks``: only full blocks have an id; several blocks may hold one; the least recently used is taken
-first, and is forgotten when it is taken. With a host tier what is forgotten on the GPU stays there, the least recently
-used going first. Pure: no time.
+first, and is forgotten when it is taken. What a host tier keeps is put there by ``simulator.virtual.offload``, and the
+least recently used goes first. Pure: no time.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ class Pool:
         """id -> the block that has held it for longest"""
         self._copies: dict[int, list[int]] = {}
         """id -> the further blocks that hold it"""
-        self._host_size = host
+        self.host_size = host
         self._host: OrderedDict[int, None] = OrderedDict()
         self._events: list[PoolEvent] = []
 
@@ -74,20 +74,16 @@ class Pool:
         return set(self._host)
 
     def find(self, ids: Sequence[int], limit: int) -> list[int]:
-        """Where the longest run of leading ``ids`` is, of at most ``limit``: blocks, or ``HOST``."""
+        """Where the longest run of leading ``ids`` is, of at most ``limit``: blocks on the GPU, and behind them on the
+        host, as ``HOST``."""
         host, asked = self._host, ids[:limit]
         found = list(map(self._holders.get, asked))
         if None not in found:
             return cast(list[int], found)
-        if not host:
-            return cast(list[int], found[: found.index(None)])
-        run = found.index(None)
-        for position in range(run, len(found)):
-            if found[position] is None:
-                if asked[position] not in host:
-                    return cast(list[int], found[:position])
-                found[position] = HOST
-        return cast(list[int], found)
+        run = end = found.index(None)
+        while host and end < len(asked) and asked[end] in host:
+            end += 1
+        return cast(list[int], found[:run]) + [HOST] * (end - run)
 
     def fits(self, found: Sequence[int], wanted: int) -> bool:
         """Whether ``wanted`` more blocks can be taken beside those that were found on the GPU."""
@@ -98,25 +94,14 @@ class Pool:
             return True
         return wanted <= len(self._free) - sum(1 for block in found if block != HOST and not users[block])
 
-    def use(self, ids: Sequence[int], found: Sequence[int]) -> list[int]:
-        """Blocks for what ``find`` found, in order; what is on the host is fetched. The caller asked whether it fits,
-        the fetched blocks among ``wanted``."""
+    def use(self, found: Sequence[int]) -> list[int]:
+        """The blocks on the GPU that ``find`` found, in use once more."""
         users, free = self._users, self._free
         for block in found:
-            if block != HOST:
-                if not users[block]:
-                    del free[block]
-                users[block] += 1
-        if HOST not in found:
-            return list(found)
-        fetched = [position for position, block in enumerate(found) if block == HOST]
-        for position in fetched:
-            self._host.move_to_end(ids[position])
-        blocks = list(found)
-        for position, block in zip(fetched, self.take(len(fetched)), strict=True):
-            blocks[position] = block
-            self.name(blocks, ids, position, position + 1)
-        return blocks
+            if not users[block]:
+                del free[block]
+            users[block] += 1
+        return list(found)
 
     def take(self, count: int) -> list[int]:
         """``count`` blocks for new tokens, least recently used first, forgetting what they held.
@@ -133,8 +118,6 @@ class Pool:
                 self._let_go(name, block)
                 forgotten.append(name)
         if forgotten:
-            if self._host_size:  # said before they are gone from the GPU: so they are never nowhere
-                self._keep([name for name in forgotten if name not in self._holders])
             self._removed(forgotten, Tier.GPU)
         return taken
 
@@ -174,7 +157,15 @@ class Pool:
         if not copies:
             del self._copies[name]
 
-    def _keep(self, names: Sequence[int]) -> None:
+    def lacking(self, ids: Sequence[int]) -> list[int]:
+        """Those that are not on the host; the others were used there just now."""
+        host = self._host
+        for each in ids:
+            if each in host:
+                host.move_to_end(each)
+        return [each for each in ids if each not in host]
+
+    def keep(self, names: Sequence[int]) -> None:
         """On the host."""
         host = self._host
         was: dict[int, bool] = {}  # of each that comes or goes: whether it was there before
@@ -182,7 +173,7 @@ class Pool:
             if name in host:
                 host.move_to_end(name)
                 continue
-            if len(host) >= self._host_size:
+            if len(host) >= self.host_size:
                 was.setdefault(host.popitem(last=False)[0], True)
             was.setdefault(name, False)
             host[name] = None

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 
 from simulator.virtual.engine import Engine
 from simulator.virtual.job import Job
+from simulator.virtual.link import Link
 from simulator.virtual.machine import MACHINES, Machine
 from simulator.virtual.pool import PoolEvent, Removed, Stored, Tier
 from tests.simulator.virtual.naive import Ask, Run, Served, names, step_through
@@ -134,11 +135,17 @@ def test_it_is_the_same_engine_whatever_its_limits(
 
 
 @examples(40)
-@given(st.integers(0, 2**32), st.floats(0.2, 50.0), st.integers(1, 8), st.integers(8, 80), st.integers(27, 60))
-def test_leaps_are_steps_where_each_is_scheduled_ahead(
-    seed: int, rate: float, seqs: int, batched: int, blocks: int
+@given(
+    st.integers(0, 2**32), st.floats(0.2, 50.0), st.integers(1, 8), st.integers(8, 80), st.integers(27, 60),
+    st.sampled_from([0, 20, 1000]),
+)  # fmt: skip
+def test_leaps_are_steps_where_each_is_scheduled_ahead_and_kv_is_offloaded(
+    seed: int, rate: float, seqs: int, batched: int, blocks: int, host: int
 ) -> None:
-    machine = replace(ASYNC, max_num_seqs=seqs, max_batched_tokens=batched, kv_tokens=blocks * BLOCK, weights=0.007)
+    machine = replace(
+        ASYNC, max_num_seqs=seqs, max_batched_tokens=batched, kv_tokens=blocks * BLOCK, weights=0.007,
+        host_tokens=host * BLOCK, fetch_token=1e-3,
+    )  # fmt: skip
     asks = conversations(Random(seed), 25, rate)
     same(leap(machine, BLOCK, asks), leap(machine, BLOCK, asks, Stepping))
 
@@ -236,18 +243,74 @@ def test_what_the_gpu_forgets_comes_back_from_the_host() -> None:
     assert [job.hit_tokens for job in jobs] == [0, 0, 6 * BLOCK]
     assert jobs[2].fetched_tokens == 5 * BLOCK  # one was left, and another free
     assert jobs[2].first_at == pytest.approx(
-        20 + machine.step + machine.prefill_token + machine.prefill_quadratic * (6 * BLOCK + 0.5) + 5 * BLOCK * 1e-4
+        20 + 5 * BLOCK * 1e-4 + machine.step + machine.prefill_token + machine.prefill_quadratic * (6 * BLOCK + 0.5)
     )
-    tiers = [(type(event), event.tier, tuple(event.ids)) for at, event in said if at > 20]
-    # Two blocks were free: the rest push out the other prompt, from its end.
-    assert tiers == [
-        (Stored, Tier.CPU, (15, 14, 13, 12)),
-        (Removed, Tier.GPU, (15, 14, 13, 12)),
+    # Two blocks are free: the rest push out the other prompt, from its end.
+    assert [(type(event), event.tier, tuple(event.ids)) for at, event in said if at >= 20] == [
+        (Removed, Tier.GPU, (15, 14, 13, 12, 11)),
         (Stored, Tier.GPU, (1, 2, 3, 4, 5)),
-        (Stored, Tier.CPU, (11,)),
-        (Removed, Tier.GPU, (11,)),
     ]
-    assert engine.pool.held_on_host == {1, 2, 3, 4, 5, 11, 12, 13, 14, 15}
+    # Each prompt was stored once, when it had been computed and the link had carried it.
+    assert [(at, event.ids) for at, event in said if event.tier is Tier.CPU] == [
+        (pytest.approx((job.first_at or 0.0) + 6 * BLOCK * 1e-4), [*job.ids]) for job in jobs[:2]
+    ]
+
+
+def hosted(**more: float) -> Engine:
+    """An engine that has computed two prompts, of blocks 0.. and 10.., of which it holds none on the GPU any more."""
+    machine = replace(ASYNC, kv_tokens=30 * BLOCK, host_tokens=100 * BLOCK, fetch_token=0.01, **more)
+    engine = Engine(machine, BLOCK)
+    coming = [(float(at), Job(tuple(range(at, at + 5)), 5 * BLOCK + 1, 1)) for at in (0, 10)]
+    play(engine, [*coming, (20.0, Job((), 30 * BLOCK - 1, 1))])
+    assert not engine.pool.held & {0, 10}
+    return engine
+
+
+def test_a_load_does_not_stop_those_that_run() -> None:
+    engine = hosted()
+    runs, loads, fresh = Job((), BLOCK, 100), Job(tuple(range(5)), 5 * BLOCK + 1, 1), Job((), BLOCK, 1)
+    play(engine, [(100.0, runs), (100.1, loads), (100.2, fresh)])
+    assert loads.fetched_tokens == 5 * BLOCK
+    assert loads.began_at is not None
+    assert fresh.first_at is not None
+    assert loads.first_at == pytest.approx(loads.began_at + 5 * BLOCK * 0.01, abs=0.05)
+    # Who came later and waits for nothing is served meanwhile, and the other's answer goes on.
+    assert fresh.first_at < 100.3 < loads.first_at
+    steps = 99 * 0.011 + 3e-6 * sum(range(BLOCK, BLOCK + 99))
+    assert runs.ended_at == pytest.approx((runs.first_at or 0.0) + steps, abs=0.03)
+
+
+def test_loads_wait_for_each_other_on_the_link() -> None:
+    engine = hosted()
+    jobs = [Job(tuple(range(at, at + 5)), 5 * BLOCK + 1, 1) for at in (0, 10)]
+    play(engine, [(100.0, job) for job in jobs])
+    assert [job.first_at for job in jobs] == [pytest.approx(100 + 5 * BLOCK * 0.01 * turn, abs=0.05) for turn in (1, 2)]
+
+
+def test_kv_from_another_engine_is_not_computed() -> None:
+    engine = Engine(ASYNC, BLOCK)
+    links = (Link(0.01, 0.5), Link(0.002))
+    first = Job(tuple(range(5)), 5 * BLOCK + 1, 3, links=links)
+    again = Job(tuple(range(5)), 5 * BLOCK + 1, 3, links=links)
+    said = play(engine, [(0.0, first), (10.0, again)])
+    last = ASYNC.step + ASYNC.prefill_token + ASYNC.prefill_quadratic * (5 * BLOCK + 0.5)
+    assert first.first_at == pytest.approx((5 * BLOCK + 1) * 0.01 + 0.5 + last)
+    # Of what it holds itself nothing is moved.
+    assert again.first_at == pytest.approx(10 + 0.01 + 0.5 + last)
+    assert said == [(pytest.approx(first.first_at), Stored((0, 1, 2, 3, 4), None, Tier.GPU))]
+
+
+def test_what_is_kept_for_another_engine_stays_until_it_is_given_up() -> None:
+    engine = Engine(replace(ASYNC, kv_tokens=5 * BLOCK), BLOCK)
+    kept, waits = Job((0, 1, 2), 3 * BLOCK, 1, keeps=True), Job((), 4 * BLOCK, 1)
+    play(engine, [(0.0, kept), (1.0, waits)])
+    assert kept.ended_at is not None
+    assert waits.began_at is None
+    assert engine.kv_usage == pytest.approx(0.6)
+    engine.free(kept, 7.0)
+    play(engine, [])
+    assert waits.began_at == 7.0
+    assert engine.pool.free == engine.pool.size
 
 
 def jobs_of(asks: list[Ask]) -> list[tuple[float, Job]]:
@@ -287,10 +350,12 @@ def test_a_host_with_room_for_all_forgets_nothing(seed: int, blocks: int) -> Non
     said = play(engine, coming)
     for job in asked:
         assert job.began_at is not None
-        held |= {each for at, event in said if at <= job.began_at and isinstance(event, Stored) for each in event.ids}
+        held |= {each for at, event in said if at <= job.began_at and event.tier is Tier.CPU for each in event.ids}
         most = (job.input_tokens - 1) // BLOCK
         run = next((n for n, each in enumerate(job.ids[:most]) if each not in held), most)
-        assert job.hit_tokens >= run * BLOCK  # more where one that runs beside it has just stored it
+        assert job.hit_tokens >= run * BLOCK  # more where the GPU has what was generated
+    prompts = {each for job in asked for each in job.ids[: job.input_tokens // BLOCK]}
+    assert engine.pool.held_on_host == prompts
 
 
 @pytest.mark.parametrize(("tokens", "output"), [(0, 1), (1, 0), (300, 21)])

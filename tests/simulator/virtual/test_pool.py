@@ -73,29 +73,23 @@ def test_runs_are_told_at_once() -> None:
 
 def test_the_host_keeps_what_was_used_last() -> None:
     pool = Pool(2, host=2)
-    for ids in ((1, 2), (3, 4)):
-        pool.release(filled(pool, *ids))
+    pool.release(filled(pool, 1, 2))
+    pool.keep((1, 2))
+    pool.release(filled(pool, 3, 4))
     pool.drain()
-    assert pool.held_on_host == {1, 2}
-    assert pool.find((1, 2, 3), 3) == [HOST, HOST, pool.find((3,), 1)[0]]
-    blocks = pool.use((1,), [HOST])
-    # Fetched, it stays; what made room for it pushes out the one that nobody asked for.
-    assert pool.drain() == [
-        Stored([4], None, Tier.CPU),
-        Removed([2], Tier.CPU),
-        Removed([4], Tier.GPU),
-        Stored((1,), None, Tier.GPU),
-    ]
-    assert pool.held_on_host == {1, 4}
-    assert pool.find((1,), 1) == blocks
+    assert pool.find((1, 2, 3), 3) == [HOST, HOST]
+    assert pool.lacking((1, 3)) == [3]
+    pool.keep((3,))
+    assert pool.drain() == [Stored([3], None, Tier.CPU), Removed([2], Tier.CPU)]
+    assert pool.held_on_host == {1, 3}
+    assert pool.find((3, 1), 2) == [*pool.find((3,), 1), HOST]
+    assert pool.find((4, 1), 1) == pool.find((4, 1), 2)[:1]
 
 
 def test_what_comes_and_goes_at_once_is_not_told() -> None:
-    pool = Pool(3, host=1)
-    pool.release(filled(pool, 1, 2, 3))
-    pool.drain()
-    pool.take(3)
-    assert pool.drain() == [Stored([1], None, Tier.CPU), Removed([3, 2, 1], Tier.GPU)]
+    pool = Pool(1, host=1)
+    pool.keep((3, 2, 1))
+    assert pool.drain() == [Stored([1], None, Tier.CPU)]
     assert pool.held_on_host == {1}
 
 
