@@ -25,9 +25,10 @@ from gateway.api.models import listing, one
 from gateway.api.routes import Dialect, dialect_of, find
 from gateway.errors import ClientError, GatewayError, NotFound, ShuttingDown
 from gateway.framework import LogLimit, SystemClock, left_out
-from gateway.proxy.client import ClientConnection, Outbox
+from gateway.proxy.client import Outbox
 from gateway.proxy.director import Director
 from gateway.proxy.directory import Directory
+from gateway.proxy.heads import MAX_HEAD, TOO_LARGE, GuardedConnection, HeadTooLarge, answered_in, fault_of
 from gateway.proxy.keys import ClientKeys
 from gateway.proxy.relay import ClientGone
 from gateway.proxy.unwritten import unwritten
@@ -36,9 +37,6 @@ log = logging.getLogger("kvgate.server")
 
 KEEP_ALIVE = 75.0
 """Seconds that an idle client connection is kept: nginx's default."""
-
-MAX_HEADER = 65536
-"""Bytes of one request header: session cookies and trace baggage fit, an attack on memory does not."""
 
 LINGER = 5.0
 """Seconds in which the rest of a refused body is read away, so that the client can read why."""
@@ -56,6 +54,9 @@ JSON = "application/json"
 
 Get = Callable[[web.BaseRequest, str], web.Response]
 Handler = Callable[[web.BaseRequest], Awaitable[web.StreamResponse]]
+
+FAULT = web.RequestKey("fault", GatewayError)
+"""Why a request is refused whatever it asks for."""
 
 
 class Server:
@@ -96,8 +97,8 @@ class Server:
             handler_cancellation=True,
             access_log=None,
             keepalive_timeout=KEEP_ALIVE,
-            max_line_size=MAX_HEADER,
-            max_field_size=MAX_HEADER,
+            max_line_size=MAX_HEAD,
+            max_field_size=MAX_HEAD,
             lingering_time=LINGER,
             auto_decompress=False,
         )
@@ -145,8 +146,10 @@ class Server:
 
     async def _route(self, http: web.BaseRequest) -> web.StreamResponse:
         chosen = request_id(http.headers.getall("X-Request-Id", []), _make_id)
-        dialect = dialect_of(http.path)
+        dialect = dialect_of(http.rel_url.raw_path)
         try:
+            if (fault := http.get(FAULT)) is not None:
+                raise fault
             return await self._dispatch(http, chosen)
         except GatewayError as error:
             response = _refusal(error, dialect, chosen)
@@ -169,13 +172,14 @@ class Server:
             return _refusal(GatewayError("The gateway failed; its log says how."), dialect, chosen)
 
     async def _dispatch(self, http: web.BaseRequest, chosen: str) -> web.StreamResponse:
-        path = http.path
+        # As it was sent: a rule of a proxy in front may not match /v1/%63hat, and here it is no route either.
+        path = http.rel_url.raw_path
         if http.method in ("GET", "HEAD"):
             if (get := self._open.get(path)) is not None:
                 return get(http, chosen)
             if path == "/v1/models" or path.startswith("/v1/models/"):
                 self._keys.check(http.headers)
-                return self._models(path, chosen)
+                return self._models(http.path, chosen)
         route = find(http.method, path)
         try:
             self._keys.check(http.headers)
@@ -228,7 +232,7 @@ class _Listener(web.Server):
         return connection
 
 
-class _Connection(ClientConnection):
+class _Connection(GuardedConnection):
     """Refuses in our shape what is no HTTP request. aiohttp would answer in plain text, and log a traceback with the
     client's bytes in it: a prompt, or a key.
 
@@ -263,8 +267,11 @@ class _Connection(ClientConnection):
             return super().handle_error(request, status, exc, message)
         if (count := self.often.admit(name := type(exc).__name__)) is not None:
             log.info("a request that is not valid HTTP was refused: %s%s", name, left_out(count))
-        reason = exc.message.strip().partition("\n")[0].rstrip(":")[:SHOWN_REASON]
-        error = ClientError(f"The request is not valid HTTP: {reason}")
+        if exc.code == HeadTooLarge.status or isinstance(exc, http_exceptions.LineTooLong):
+            error: ClientError = HeadTooLarge(TOO_LARGE)
+        else:
+            reason = exc.message.strip().partition("\n")[0].rstrip(":")[:SHOWN_REASON]
+            error = ClientError(f"The request is not valid HTTP: {reason}")
         response = _refusal(error, Dialect.OPENAI, _make_id())  # nobody knows which path was meant
         response.force_close()
         return response
@@ -279,9 +286,15 @@ def _request(
 ) -> web.BaseRequest:
     """One that comes in chunks is its connection's last: aiohttp 3.14 takes the last line of its trailers for the first
     header of the next request, which behind a proxy is another client's."""
-    if message.chunked:
+    fault = fault_of(message)
+    if fault is not None:
+        message = message._replace(should_close=True, version=answered_in(message))
+    elif message.chunked:
         message = message._replace(should_close=True)
-    return web.BaseRequest(message, payload, protocol, writer, task, asyncio.get_running_loop())
+    request = web.BaseRequest(message, payload, protocol, writer, task, asyncio.get_running_loop())
+    if fault is not None:
+        request[FAULT] = fault
+    return request
 
 
 def _json(content: Any, status: int, chosen: str) -> web.Response:

@@ -126,6 +126,45 @@ async def test_what_is_ambiguous_is_refused_and_nothing_behind_it_is_read(name):
         assert asked.users == ["behind"]
 
 
+NOT_IMPLEMENTED = {
+    "gzip, chunked": (501, framed(TE + b"gzip, chunked", body=CHUNKED + HIDDEN)),
+    "identity, chunked": (501, framed(TE + b"identity, chunked", body=CHUNKED + HIDDEN)),
+    "gzip and chunked on two lines": (400, framed(TE + b"gzip", TE + b"chunked", body=CHUNKED + HIDDEN)),
+    "HTTP/2.0": (505, framed(LENGTH, start=START.replace(b"1.1", b"2.0"))),
+    "HTTP/0.9": (505, framed(LENGTH, start=START.replace(b"1.1", b"0.9"))),
+    "transfer-encoding in HTTP/1.0": (
+        400,
+        framed(TE + b"chunked", b"Connection: keep-alive", start=START.replace(b"1.1", b"1.0"), body=CHUNKED + HIDDEN),
+    ),
+    "a fragment in the target": (400, framed(LENGTH, start=b"POST /v1/chat/completions#a HTTP/1.1\r\n")),
+}
+
+
+@pytest.mark.parametrize("name", list(NOT_IMPLEMENTED))
+async def test_what_a_proxy_in_front_may_read_otherwise_is_refused_by_its_name(name):
+    status, said = NOT_IMPLEMENTED[name]
+    async with guarded() as (_, client, asked):
+        await client.say(said)
+        reply = await client.reply()
+        assert (reply.status, reply.header("connection")) in ((status, "close"), (status, None)), reply
+        assert reply.version in ("HTTP/1.1", "HTTP/1.0")
+        assert orjson.loads(reply.body)["error"]["message"]
+        assert await client.ended() == b""
+        assert asked.users == []
+
+
+@pytest.mark.parametrize(
+    "path", ["/v1/chat/%63ompletions", "/v1/%63hat/completions", "/v1/chat%2Fcompletions", "/%6civez", "/v1/%6dodels"]
+)
+async def test_an_escaped_path_is_no_route(path):
+    """A rule of a proxy in front may not match it."""
+    async with guarded() as (_, client, asked):
+        for method in (b"POST", b"GET"):
+            await client.say(framed(LENGTH, start=b"%b %b HTTP/1.1\r\n" % (method, path.encode())))
+            assert (await client.reply()).status == 404
+        assert asked.users == []
+
+
 NORMAL = {
     "a chunk's extensions": framed(TE + b"chunked", body=CHUNKED.replace(b"\r\n", b';a=b;c="d e"\r\n', 1)),
     "CHUNKED": framed(TE + b"CHUNKED", body=CHUNKED),
@@ -135,16 +174,12 @@ NORMAL = {
     "zeros before the length": framed(b"Content-Length: 000%d" % len(BODY)),
     "trailers": framed(TE + b"chunked", b"Trailer: X-Trace", body=CHUNKED[:-2] + b"X-Trace: t\r\nX-Other: o\r\n\r\n"),
     "a target in absolute form": framed(LENGTH, start=b"POST http://other:1/v1/chat/completions HTTP/1.1\r\n"),
-    "a target with an escape": framed(LENGTH, start=b"POST /v1/chat/%63ompletions HTTP/1.1\r\n"),
     "a target with a query": framed(LENGTH, start=b"POST /v1/chat/completions?a=%0d%0aX:y HTTP/1.1\r\n"),
     "line breaks before the request": b"\r\n\r\n" + framed(LENGTH),
     "a connection that names the length": framed(LENGTH, b"Connection: content-length, host"),
     "a body that looks like a request": framed(b"Content-Length: %d" % (len(BODY) + 1000), body=BODY + b" " * 1000),
     "a body in two encodings": framed(LENGTH, b"TE: trailers, chunked"),
     "a trace beyond ASCII": framed(LENGTH, b"X-Other: \xff\xc3\xa9"),
-    "transfer-encoding in HTTP/1.0": framed(
-        TE + b"chunked", b"Connection: keep-alive", start=START.replace(b"1.1", b"1.0"), body=CHUNKED
-    ),
 }
 
 
