@@ -11,7 +11,6 @@ from pathlib import Path
 from statistics import fmean
 
 from benchmarks.marks import fill
-from gateway.errors import ConfigError
 from gateway.replay.plot import draw_grid
 from gateway.replay.report import Comparison, change, markdown, number
 from gateway.replay.statistics import METRICS, best, difference, geometric_mean, mean, tied
@@ -38,11 +37,8 @@ def write(page: Path, cells: Sequence[Comparison], varied: Sequence[Comparison])
 
 def charts(page: Path, cells: Sequence[Comparison]) -> None:
     """Beside the page, in ``images``. Raises ConfigError without matplotlib."""
-    try:
-        for name, file in CHARTS.items():
-            draw_grid(cells, name, page.parent / "images" / file, columns=3)
-    except ImportError:
-        raise ConfigError("no charts: they need matplotlib (pip install 'kvgate[demo]')") from None
+    for name, file in CHARTS.items():
+        draw_grid(cells, name, page.parent / "images" / file, columns=3)
 
 
 def verdicts(cells: Sequence[Comparison]) -> str:

@@ -73,12 +73,7 @@ def replay(
         for table in tables(one, console.width):
             console.print(table)
     if plot is not None:
-        try:
-            draw(comparison, plot)
-        except ImportError:
-            raise ConfigError("no plot: it needs matplotlib (pip install 'kvgate[demo]')") from None
-        except (OSError, ValueError) as error:
-            raise ConfigError(f"{plot}: cannot be written: {error}") from error
+        draw(comparison, plot)
     return 0
 
 

@@ -21,6 +21,7 @@ from gateway.replay.compare import Job, run
 from gateway.replay.demand import demand
 from gateway.replay.floor import Floor, floors
 from gateway.replay.kinds import MOST, Kind, Kinds, named
+from gateway.replay.plan_plot import draw
 from gateway.replay.plan_report import answer, fault, table
 from gateway.replay.policies import Wiring
 from gateway.replay.report import check_writable
@@ -59,6 +60,12 @@ class Plan:
             raise ConfigError("seeds must be at least 2: one says nothing of the noise")
         if not 1 <= self.most <= MOST:
             raise ConfigError(f"--most must be in 1..{MOST} engines")
+
+    @property
+    def name(self) -> str:
+        """Of the workload: such as ``trace, 20 requests/s, placed by default``."""
+        load = "" if self.rate is None else f", {self.rate:g} requests/s"
+        return f"{self.cell.source.name}{load}, placed by {self.wiring.name}"
 
     def sized(self, fleet: Kinds) -> Cell:
         """The cell with that many engines."""
@@ -118,4 +125,6 @@ def plan(wanted: Plan, *, plot: Path | None = None, console: Console | None = No
     console.print(table(sized.trials.values(), found))
     for line in answer(sized, found, wanted.share, wanted.machine):
         console.print(line, markup=False, highlight=False)
+    if plot is not None:
+        draw({"prompts and answers together": sized}, wanted.name, found, wanted.share, wanted.machine, plot)
     return 0 if sized.smallest is not None else 1
