@@ -19,6 +19,7 @@ from gateway.errors import ConfigError
 from gateway.tokens.agreement import Form
 from gateway.tokens.content_format import variables_of
 from gateway.tokens.families import RENDERS_ITSELF, Family, Obstacle, family_of, obstacles
+from gateway.tokens.native import Native, load_native
 from gateway.tokens.settings import TokenSettings
 
 PROCESSOR_FILES = ("processor_config.json", "preprocessor_config.json")
@@ -26,11 +27,12 @@ PROCESSOR_FILES = ("processor_config.json", "preprocessor_config.json")
 
 @dataclass(frozen=True, slots=True)
 class Loaded:
-    """``tokenizer``: of ``transformers``. ``template``: the configured file's text, or None.
+    """``tokenizer``: of ``transformers``; None: ``native`` makes tokens of texts, too. ``template``: the configured
+    file's text, or None.
 
     ``toolless_template``: a processor's template, which vLLM takes for chats without tools. ``family``: vLLM does not
     render its chats with a template, or does not tokenize with ``transformers``. ``obstacles``: forms of prompts that
-    cannot be tokenized here, with the reason.
+    cannot be tokenized here, with the reason. ``native``: what makes tokens of the family's prompts here.
     """
 
     tokenizer: Any
@@ -38,6 +40,7 @@ class Loaded:
     toolless_template: str | None
     family: Family | None
     obstacles: Mapping[Form, Obstacle]
+    native: Native | None = None
 
 
 def load(settings: TokenSettings, model: str) -> Loaded:
@@ -52,14 +55,19 @@ def load(settings: TokenSettings, model: str) -> Loaded:
     os.environ.setdefault("TRANSFORMERS_NO_ADVISORY_WARNINGS", "1")
     from transformers import AutoTokenizer, PreTrainedTokenizerBase
 
-    try:
-        tokenizer = AutoTokenizer.from_pretrained(
-            source, revision=settings.revision, trust_remote_code=settings.trust_remote_code
-        )
-    except Exception as error:  # whatever a repository's files can make it raise
-        raise ConfigError(_refusal(settings, model, error)) from error
+    library = PreTrainedTokenizerBase.apply_chat_template
     family = family_of(_json_file(settings, "config.json"), lambda name: _file(settings, name) is not None)
-    if family is None and type(tokenizer).apply_chat_template is not PreTrainedTokenizerBase.apply_chat_template:
+    tokenizer = native = None
+    try:
+        if family is not None and family.installed:
+            native = load_native(family.module, settings)
+        if native is None or not native.texts:
+            tokenizer = AutoTokenizer.from_pretrained(
+                source, revision=settings.revision, trust_remote_code=settings.trust_remote_code
+            )
+    except Exception as error:  # whatever a repository's files can make it raise
+        raise ConfigError(_refusal(settings, model, family, error)) from error
+    if family is None and getattr(type(tokenizer), "apply_chat_template", None) is not library:
         family = RENDERS_ITSELF
     toolless = _processor_template(settings)
     has_template = bool(template or toolless or getattr(tokenizer, "chat_template", None))
@@ -69,6 +77,7 @@ def load(settings: TokenSettings, model: str) -> Loaded:
         toolless_template=toolless,
         family=family,
         obstacles=obstacles(family, template=has_template),
+        native=native,
     )
 
 
@@ -89,7 +98,7 @@ def _read_template(path: str, model: str) -> str:
     return template
 
 
-def _refusal(settings: TokenSettings, model: str, error: Exception) -> str:
+def _refusal(settings: TokenSettings, model: str, family: Family | None, error: Exception) -> str:
     text = str(error).strip() or type(error).__name__
     path = settings.tokenizer or ""
     if Path(path).is_dir():
@@ -98,6 +107,8 @@ def _refusal(settings: TokenSettings, model: str, error: Exception) -> str:
         remedy = "there is no such folder"
     else:
         remedy = "give a folder, or a hub id that this machine can reach or has downloaded"
+    if family is not None and family.texts and family.extra and not family.installed:
+        remedy = f"{family.name} is {family.way}: pip install 'kvgate[{family.extra}]'"
     if "trust_remote_code" in text or "requires you to execute" in text:
         remedy = "it brings Python code of its own: set trust_remote_code: true if you trust it"
     return (

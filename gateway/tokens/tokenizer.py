@@ -33,6 +33,7 @@ from gateway.tokens.encode import Encoder, Reading
 from gateway.tokens.families import Obstacle
 from gateway.tokens.loading import Loaded, load
 from gateway.tokens.media import around_media, holds_media, without_payloads
+from gateway.tokens.native import Native
 from gateway.tokens.parity import Parity
 from gateway.tokens.reasons import Unrenderable, Why
 from gateway.tokens.render import Renderer
@@ -175,8 +176,10 @@ class ModelTokens:
         else:
             log.info("model %s: its tokens are %s", self._model, self.state)
 
-    def _load(self) -> tuple[Loaded, Encoder, Renderer]:
+    def _load(self) -> tuple[Loaded, Encoder | None, Renderer | None]:
         loaded = load(self._settings, self._model)
+        if loaded.tokenizer is None:
+            return loaded, None, None
         encoder = Encoder(loaded.tokenizer, self._model, self._settings.memory_bytes)
         return loaded, encoder, Renderer(loaded, self._settings)
 
@@ -192,6 +195,9 @@ class ModelTokens:
     async def _tokens_of(self, prompt: ChatInput | TextInput) -> Prompt:
         """The ids. Raises Unrenderable, and nothing else."""
         loop = asyncio.get_running_loop()
+        native = None if self._loaded is None else self._loaded.native
+        if native is not None and (isinstance(prompt, ChatInput) or native.texts):
+            return await loop.run_in_executor(self._threads, self._guarded, _by_library, native, prompt)
         if isinstance(prompt, ChatInput) and holds_media(prompt):
             return await loop.run_in_executor(self._threads, self._guarded, self._around_media, prompt)
         if isinstance(prompt, ChatInput) and not is_light(prompt):
@@ -261,6 +267,18 @@ class ModelTokens:
             return estimate(without_payloads(raws[0]), why)
         prompt = estimate(raws[0], why)
         return replace(prompt, count=max(1, sum(map(len, raws)) // BYTES_PER_TOKEN), single=False)
+
+
+def _by_library(native: Native, prompt: ChatInput | TextInput) -> Prompt:
+    if _size(prompt) > MAX_TEXT:
+        raise Unrenderable(Why.TOO_LONG)
+    if isinstance(prompt, TextInput):
+        ids = [native.text(text, add_special_tokens=prompt.add_special_tokens) for text in prompt.texts]
+    elif holds_media(prompt):
+        raise Unrenderable(Why.MEDIA)
+    else:
+        ids = [native.chat(prompt)]
+    return _exact(ids, own=ids[0] if len(ids) == 1 else None)
 
 
 def _size(prompt: ChatInput | TextInput) -> int:

@@ -16,6 +16,7 @@ from tokenizers import Tokenizer
 from gateway.errors import ConfigError
 from gateway.framework import ChatInput, OpaqueInput, TextInput, TokenInput, estimate
 from gateway.tokens import ModelTokens
+from gateway.tokens.families import Family
 from gateway.tokens.reasons import Why
 from gateway.tokens.settings import TokenSettings
 from gateway.tokens.tokenizer import MAX_THREADS
@@ -130,14 +131,18 @@ async def test_a_chat_without_a_template(load: Load, variant: Callable[..., Path
     "config", [{"model_type": "gpt_oss"}, {"model_type": "x", "architectures": ["DeepseekV32ForCausalLM"]}]
 )
 async def test_models_whose_chats_vllm_renders_in_code(
-    load: Load, variant: Callable[..., Path], config: dict[str, Any]
+    load: Load, variant: Callable[..., Path], config: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(Family, "installed", property(lambda self: False))
     tokens = await load(tokenizer=str(variant(config__json=config)))
     assert (await tokens.tokenize(chat(USER))).why == Why.RENDERER
     assert (await tokens.tokenize(TextInput(("x",)))).exact
 
 
-async def test_models_that_vllm_tokenizes_with_another_library(load: Load, variant: Callable[..., Path]) -> None:
+async def test_models_that_vllm_tokenizes_with_another_library(
+    load: Load, variant: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Family, "installed", property(lambda self: False))
     tokens = await load(tokenizer=str(variant(tekken__json="{}")))
     assert (await tokens.tokenize(chat(USER))).why == Why.RENDERER
     assert (await tokens.tokenize(TextInput(("x",)))).why == Why.RENDERER

@@ -1,0 +1,151 @@
+"""Chats of gpt-oss and of tekken files have the ids that vLLM's own code makes of them (kept by the engine tests)."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gateway.api.parse import parse
+from gateway.api.routes import find
+from gateway.api.settings import PassSettings
+from gateway.errors import ConfigError
+from gateway.framework import Prompt, TextInput
+from gateway.tokens import ModelTokens
+from gateway.tokens.families import Family
+from tests.tokens.conftest import Load
+from tests.tokens.native_chats import DATE, NATIVE
+from tests.tokens.tekken import build_tekken
+
+pytest.importorskip("openai_harmony", reason="the extra 'harmony' is not installed")
+pytest.importorskip("mistral_common", reason="the extra 'mistral' is not installed")
+
+KEPT: dict[str, dict[str, list[int] | None]] = json.loads(
+    (Path(__file__).parents[1] / "data" / "tokens" / "native.json").read_text()
+)
+NOT_TOKENIZED = {
+    "harmony": {"refusal part", "thinking part"},
+    "mistral": set[str](),
+}
+"""What vLLM takes and is only estimated here."""
+
+
+def asked(path: str, body: dict[str, Any]) -> Any:
+    return parse(find("POST", path), json.dumps({"model": "m", **body}).encode(), "application/json", PassSettings())
+
+
+async def chat(tokens: ModelTokens, body: dict[str, Any], path: str = "/v1/chat/completions") -> Prompt:
+    return await tokens.tokenize(asked(path, body).input)
+
+
+@pytest.fixture
+def folders(variant: Callable[..., Path], tmp_path: Path) -> dict[str, Path]:
+    return {
+        "harmony": variant(config__json={"model_type": "gpt_oss"}),
+        "mistral": build_tekken(tmp_path / "tekken"),
+    }
+
+
+@pytest.fixture(autouse=True)
+def _day(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("VLLM_SYSTEM_START_DATE", DATE)
+
+
+@pytest.mark.parametrize("family", ["harmony", "mistral"])
+async def test_the_ids_are_vllms(load: Load, folders: dict[str, Path], family: str) -> None:
+    tokens = await load(tokenizer=str(folders[family]))
+    wrong, estimated = {}, set()
+    for name, body in NATIVE.items():
+        theirs = KEPT[family][name]
+        if theirs is None:
+            continue  # what an engine refuses has no ids
+        prompt = await chat(tokens, body)
+        if not prompt.exact:
+            estimated.add(name)
+        elif prompt.ids.tolist() != theirs:
+            wrong[name] = (prompt.ids.tolist(), theirs)
+    assert wrong == {}
+    assert estimated == NOT_TOKENIZED[family]
+    assert tokens.obstacles == {}
+
+
+async def test_each_message_is_rendered_once(
+    load: Load, folders: dict[str, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tokens = await load(tokenizer=str(folders["harmony"]))
+    body = NATIVE["thoughts of two turns"]
+    first = await chat(tokens, body)
+    assert tokens._loaded is not None
+    native: Any = tokens._loaded.native
+    rendered: list[Any] = []
+    render = native._encoding.render
+    monkeypatch.setattr(native._encoding, "render", lambda *given: rendered.append(given) or render(*given))
+    assert await chat(tokens, body) == first
+    assert rendered == []
+    again = {**body, "messages": [*body["messages"], {"role": "user", "content": "And now?"}]}
+    assert (await chat(tokens, again)).count > first.count
+    assert len(rendered) == 1
+
+
+async def test_what_is_remembered_is_bounded(load: Load, folders: dict[str, Path]) -> None:
+    tokens = await load(tokenizer=str(folders["harmony"]), memory_bytes=20_000)
+    assert tokens._loaded is not None
+    native: Any = tokens._loaded.native
+    for number in range(100):
+        await chat(tokens, {"messages": [{"role": "user", "content": f"{number} " * 100}]})
+        assert native._size <= 20_000
+    assert 0 < len(native._known) < 50
+
+
+async def test_texts_of_a_tekken_file_are_exact(load: Load, folders: dict[str, Path]) -> None:
+    tokens = await load(tokenizer=str(folders["mistral"]))
+    prompt = await tokens.tokenize(TextInput(("the weather is",)))
+    assert (prompt.exact, prompt.ids[0]) == (True, 1), "a text has a first token"
+    plain = await tokens.tokenize(TextInput(("the weather is",), add_special_tokens=False))
+    assert plain.ids == prompt.ids[1:]
+    assert tokens.state == "exact"
+
+
+@pytest.mark.parametrize("family", ["harmony", "mistral"])
+async def test_what_vllm_converts_first_is_not_guessed(load: Load, folders: dict[str, Path], family: str) -> None:
+    tokens = await load(tokenizer=str(folders[family]))
+    for path, body in (
+        ("/v1/responses", {"input": "hi"}),
+        ("/v1/messages", {"messages": [{"role": "user", "content": "hi"}], "max_tokens": 1}),
+    ):
+        assert (await chat(tokens, body, path)).why == "renderer"
+    assert tokens.state == "estimated, renderer"
+
+
+async def test_a_new_day_is_another_prompt(
+    load: Load, folders: dict[str, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tokens = await load(tokenizer=str(folders["harmony"]))
+    before = await chat(tokens, NATIVE["user"])
+    monkeypatch.setenv("VLLM_SYSTEM_START_DATE", "2026-03-05")
+    assert await chat(tokens, NATIVE["user"]) != before
+    monkeypatch.delenv("VLLM_SYSTEM_START_DATE")
+    today = await chat(tokens, NATIVE["user"])
+    monkeypatch.setenv("VLLM_SYSTEM_START_DATE", time.strftime("%Y-%m-%d"))
+    assert await chat(tokens, NATIVE["user"]) == today
+
+
+async def test_many_at_once_have_their_own_ids(load: Load, folders: dict[str, Path]) -> None:
+    tokens = await load(tokenizer=str(folders["harmony"]), memory_bytes=2_000)
+    names = [name for name in ("user", "system", "history", "two calls", "reasoning") for _ in range(10)]
+    found = await asyncio.gather(*(chat(tokens, NATIVE[name]) for name in names))
+    assert [one.ids.tolist() for one in found] == [KEPT["harmony"][name] for name in names]
+
+
+async def test_a_tekken_file_without_the_extra(
+    load: Load, folders: dict[str, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Family, "installed", property(lambda self: False))
+    (folders["mistral"] / "tekken.json").write_text("{}")  # else transformers finds the library, which is installed
+    with pytest.raises(ConfigError, match=r"pip install 'kvgate\[mistral\]'"):
+        await load(tokenizer=str(folders["mistral"]))
