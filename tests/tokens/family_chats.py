@@ -61,7 +61,7 @@ FAMILY_CHATS: dict[str, dict[str, Any]] = {
         **CONTINUED,
     },
     "continued question": {"messages": [USER], **CONTINUED},
-    "thinking": {"messages": [USER, {**ANSWER, "reasoning_content": "So hot."}, USER]},
+    "thinking": {"messages": [USER, {**ANSWER, "reasoning": "So hot."}, USER]},
     "no thinking": {"messages": [USER, ANSWER, USER], "chat_template_kwargs": {"enable_thinking": False}},
     "effort": {"messages": [USER], "reasoning_effort": "low"},
     "empty": {"messages": [{"role": "user", "content": ""}, {"role": "assistant"}, {"role": "user", "content": " \n"}]},
