@@ -89,6 +89,12 @@ def _read_template(path: str, model: str) -> str:
         raise ConfigError(
             f"model {model}: chat_template: {path!r} cannot be read: {error}", param="chat_template"
         ) from error
+    except RecursionError as error:
+        raise ConfigError(
+            f"model {model}: chat_template: {path!r} is nested too deeply to be compiled; give the file that the "
+            "engines have",
+            param="chat_template",
+        ) from error
     except TemplateSyntaxError as error:  # every chat would be estimated, and only a counter would tell
         raise ConfigError(
             f"model {model}: chat_template: {path!r} is no jinja template: line {error.lineno}: {error.message}; "

@@ -179,8 +179,7 @@ TEMPLATES: dict[str, str] = {
         "{% for part in message.content %}({{ part.type }}:{{ part.text }}){% endfor %}{% endif %}"
         "{% endfor %}{% if add_generation_prompt %}[assistant]{% endif %}"
     ),
-    # knows the developer: its turns stay where they are. It prints fields by name: a message as a whole also has what
-    # transformers adds and drops, which is not the same in 5.19 (vLLM 0.32's) and 5.23
+    # knows the developer: its turns stay where they are
     "developer": (
         "{% for message in messages %}{% if message.role == 'developer' %}<dev>{% endif %}"
         "[{{ message.role }} {{ message.name or '' }}]{{ message.content }}"

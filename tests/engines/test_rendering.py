@@ -47,6 +47,8 @@ WORDS: dict[str, str] = {
         "{{ messages | tojson(ensure_ascii=true) }}{{ documents | tojson(separators=(',', ':')) }}"
         "{{ messages[0] | tojson(ensure_ascii=False, separators=(' , ', ' : '), sort_keys=True, indent='\\t') }}"
     ),
+    # What a message has beside its text differs between versions of the library.
+    "whole messages": "{% for m in messages %}{{ m | tojson }}{{ m }}{% endfor %}{# 'developer' #}",
     "date": "{{ strftime_now('%d %b %Y') }} {{ strftime_now('%A %H:%M:%S %j') }}{{ messages[0].content }}",
     "refusal": "{% if messages | length > 1 %}{{ raise_exception('too long') }}{% endif %}{{ messages[0].content }}",
     "blocks": "  {% if messages %}\n  a \n\t{% endif %}\n{#- no -#}\n {{ messages[0].content }} \n\n",

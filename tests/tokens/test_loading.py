@@ -40,6 +40,13 @@ def test_a_template_that_cannot_be_parsed_stops_the_start(folder: Path, tmp_path
         load(TokenSettings(tokenizer=str(folder), chat_template=str(template)), "m")
 
 
+def test_a_template_that_is_nested_without_end_stops_the_start(folder: Path, tmp_path: Path) -> None:
+    template = tmp_path / "t.jinja"
+    template.write_text("{{ " + "(" * 5000 + "1" + ")" * 5000 + " }}")
+    with pytest.raises(ConfigError, match=r"model m: chat_template: .*t\.jinja' is nested too deeply"):
+        load(TokenSettings(tokenizer=str(folder), chat_template=str(template)), "m")
+
+
 def test_an_empty_folder_says_what_it_must_hold(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"it must hold tokenizer\.json") as caught:
         load(TokenSettings(tokenizer=str(tmp_path)), "m")
