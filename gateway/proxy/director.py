@@ -27,7 +27,7 @@ from gateway.proxy.directory import Directory
 from gateway.proxy.exchange import Exchange, Phase
 from gateway.proxy.forward import Forwarder
 from gateway.proxy.handover import Handover
-from gateway.proxy.identify import identify, tokenized
+from gateway.proxy.identify import client_of, identify, tokenized
 from gateway.proxy.legs import Attempts, LegFailed
 from gateway.proxy.media_questions import MediaQuestions
 from gateway.proxy.receive import receive
@@ -147,7 +147,7 @@ class Director:
         call = parse(exchange.route, raw, http.headers.get("Content-Type", ""), self._passing)
         self._identify(exchange, call, http)
         await self._admit(exchange)
-        await self._tokenize(exchange, call)
+        await self._tokenize(exchange, call, http)
 
     def _identify(self, exchange: Exchange, call: Call, http: web.BaseRequest) -> None:
         headers = list(http.headers.items())
@@ -178,13 +178,18 @@ class Director:
         exchange.permit = await exchange.serving.admission.enter()
         exchange.queue_wait = self._clock.monotonic() - began
 
-    async def _tokenize(self, exchange: Exchange, call: Call) -> None:
+    async def _tokenize(self, exchange: Exchange, call: Call, http: web.BaseRequest) -> None:
         assert exchange.serving is not None
         assert exchange.request is not None
         exchange.phase = Phase.TOKENIZING
         prompt = await self._questions.prompt(exchange, call)
         if prompt is None:
-            prompt = await exchange.serving.tokens.tokenize(call.input)
+            serving = exchange.serving
+            prompt = await serving.tokens.tokenize(
+                call.input,
+                client=lambda: client_of(exchange.headers, http.remote),
+                room=lambda: self._directory.room(serving.model),
+            )
         else:
             exchange.serving.tokens.told(prompt)
         exchange.prompt = prompt

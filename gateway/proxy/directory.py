@@ -74,6 +74,16 @@ class Directory:
             if (draining or not endpoint.draining) and (adapter is None or adapter in endpoint.engine.served)
         ]
 
+    def room(self, model: Model) -> int | None:
+        """The longest context, in tokens, of an engine of ``model``; None where one does not tell its own."""
+        longest = 0
+        for endpoint in self._fleet.endpoints(model):
+            served = endpoint.engine.served.get(self._fleet.served_name(endpoint, model))
+            if served is None or served.max_model_len is None:
+                return None
+            longest = max(longest, served.max_model_len)
+        return longest or None
+
     def outlive(self, model: Model) -> None:
         """``model`` goes: requests that began before may still be placed where it is served now."""
         self._last.setdefault(model.name, tuple(self._fleet.endpoints(model)))

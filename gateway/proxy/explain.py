@@ -62,7 +62,7 @@ class Explainer:
             call, self.directory, request_id=REQUEST_ID, arrived=arrived, headers=headers, cookie=cookie
         )
         request.bound = call.previous_response is not None
-        prompt = await serving.tokens.tokenize(call.input)
+        prompt = await serving.tokens.tokenize(call.input, room=lambda: self.directory.room(serving.model))
         keys = tokenized(serving, request, prompt)
         await self.pace.catch_up()
         return self._decide(serving, request, call, prompt, keys)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from hashlib import blake2b
 
 from gateway.api.parse import Call
 from gateway.api.session import read_session
@@ -11,6 +12,8 @@ from gateway.errors import ClientError
 from gateway.framework import Prompt, Request
 from gateway.kvcache.keys import BlockKeys
 from gateway.proxy.directory import Directory, Serving
+
+KEYS = frozenset({"authorization", "x-api-key"})
 
 
 def identify(
@@ -43,6 +46,15 @@ def identify(
         slo=read_slo(headers, serving.slo),
     )
     return serving, request
+
+
+def client_of(headers: Sequence[tuple[str, str]], address: str | None) -> str:
+    """A name for whose request it is: by the key that it sends, which here or in front of us is checked, else by its
+    ``address``. Names nothing that a log must not hold."""
+    for name, value in headers:
+        if name.lower() in KEYS:
+            return blake2b(value.encode("utf-8", "surrogateescape"), digest_size=16).hexdigest()
+    return address or ""
 
 
 def tokenized(serving: Serving, request: Request, prompt: Prompt) -> BlockKeys:

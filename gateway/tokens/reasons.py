@@ -14,7 +14,7 @@ class Why(StrEnum):
     NO_TOKENIZER = "no-tokenizer"  # none is configured
     NO_TEMPLATE = "no-template"  # a chat, and the tokenizer has no chat template
     RENDERER = "renderer"  # vLLM renders this model's chats in code of its own, or tokenizes it with another library
-    TOO_LONG = "too-long"  # to encode it would take minutes and gigabytes; hardly an engine takes it
+    TOO_LONG = "too-long"  # to encode it would take minutes and gigabytes, or no engine of the model takes it
     TRUNCATED = "truncated"  # the client asks for truncation, to a length that only the engine knows
     REQUEST_TEMPLATE = "request-template"  # the client brings a template: code that may run for ever
     TEMPLATE_KWARGS = "template-kwargs"  # the client sets arguments that are not the template's

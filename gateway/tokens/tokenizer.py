@@ -12,7 +12,6 @@ import logging
 import os
 from array import array
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from typing import ParamSpec, TypeVar
 
@@ -39,6 +38,7 @@ from gateway.tokens.reasons import Unrenderable, Why
 from gateway.tokens.render import Renderer
 from gateway.tokens.settings import TokenSettings
 from gateway.tokens.standing import Tally, standing
+from gateway.tokens.turns import Turns
 
 log = logging.getLogger("kvgate.tokens")
 
@@ -72,9 +72,8 @@ class ModelTokens:
         self._failures: set[str] = set()
         self._tally = Tally()
         self._turn = asyncio.Lock()
-        self._threads = ThreadPoolExecutor(
-            max_workers=min(MAX_THREADS, os.cpu_count() or 1), thread_name_prefix=f"tokens-{model}"
-        )
+        self._longest_token = 0
+        self._threads = Turns(min(MAX_THREADS, os.cpu_count() or 1), f"tokens-{model}")
 
     @property
     def state(self) -> str:
@@ -128,16 +127,25 @@ class ModelTokens:
         if self._settings.tokenizer is None:
             return
         log.info("model %s: loading the tokenizer %s", self._model, self._settings.tokenizer)
-        loop = asyncio.get_running_loop()
-        self._loaded, self._encoder, self._renderer = await loop.run_in_executor(self._threads, self._load)
+        self._loaded, self._encoder, self._renderer = await self._threads.run("", 0, self._load)
         self.parity.begin(complete=self.asks or not self.obstacles)
 
     async def close(self) -> None:
         """Let the threads end; what they are at is of no use any more."""
-        self._threads.shutdown(wait=False, cancel_futures=True)
+        self._threads.close()
 
-    async def tokenize(self, prompt: PromptInput) -> Prompt:
-        """The ids of ``prompt``, or an estimate that says why."""
+    async def tokenize(
+        self,
+        prompt: PromptInput,
+        *,
+        client: Callable[[], str] = lambda: "",
+        room: Callable[[], int | None] = lambda: None,
+    ) -> Prompt:
+        """The ids of ``prompt``, or an estimate that says why.
+
+        Asked for a long prompt only: whose it is (``client``), since threads are shared fairly between them, and the
+        longest context of an engine in tokens (``room``; None: not known), beyond which none takes it.
+        """
         if isinstance(prompt, OpaqueInput):
             return self._estimated([prompt.raw], prompt.why)
         if isinstance(prompt, TokenInput):
@@ -146,7 +154,7 @@ class ModelTokens:
         why, own = self._obstacle(prompt), None
         if why is None:
             try:
-                found = await self._tokens_of(prompt)
+                found = await self._tokens_of(prompt, client, room)
                 form = Form.CHAT if isinstance(prompt, ChatInput) else Form.TEXT
                 if self.parity.lost(form) is None:
                     if found.why:
@@ -181,6 +189,7 @@ class ModelTokens:
         if loaded.tokenizer is None:
             return loaded, None, None
         encoder = Encoder(loaded.tokenizer, self._model, self._settings.memory_bytes)
+        self._longest_token = max(map(len, loaded.tokenizer.get_vocab()), default=0)
         return loaded, encoder, Renderer(loaded, self._settings)
 
     def _obstacle(self, prompt: ChatInput | TextInput) -> Why | None:
@@ -192,40 +201,55 @@ class ModelTokens:
         obstacle = self._loaded.obstacles.get(Form.CHAT if isinstance(prompt, ChatInput) else Form.TEXT)
         return None if obstacle is None else obstacle.why
 
-    async def _tokens_of(self, prompt: ChatInput | TextInput) -> Prompt:
+    async def _tokens_of(
+        self, prompt: ChatInput | TextInput, client: Callable[[], str], room: Callable[[], int | None]
+    ) -> Prompt:
         """The ids. Raises Unrenderable, and nothing else."""
-        loop = asyncio.get_running_loop()
+        size = _size(prompt)
+        most = MAX_TEXT if size <= ALONE else self._most(room())
+
+        async def in_thread(step: Callable[..., Prompt], *args: object, characters: int = size) -> Prompt:
+            return await self._threads.run(client(), characters, lambda: self._guarded(step, *args))
+
         native = None if self._loaded is None else self._loaded.native
         if native is not None and (isinstance(prompt, ChatInput) or native.texts):
-            return await loop.run_in_executor(self._threads, self._guarded, _by_library, native, prompt)
+            return await in_thread(_by_library, native, prompt)
         if isinstance(prompt, ChatInput) and holds_media(prompt):
-            return await loop.run_in_executor(self._threads, self._guarded, self._around_media, prompt)
+            return await in_thread(self._around_media, prompt, most)
         if isinstance(prompt, ChatInput) and not is_light(prompt):
-            return await loop.run_in_executor(self._threads, self._guarded, self._encode, prompt)
-        if _size(prompt) > ALONE:
+            return await in_thread(self._render_and_encode, prompt, most)
+        if size > ALONE:
             await self._turn.acquire()
-            loop.call_soon(self._turn.release)
-        texts = self._guarded(self._texts_of, prompt)
+            asyncio.get_running_loop().call_soon(self._turn.release)
+        texts = self._guarded(self._texts_of, prompt, most)
         # A text of few characters may be in many parts, and one that is known is done by copying its ids.
         if len(texts) <= LOOP_TEXTS and sum(map(len, texts)) <= LOOP_CHARACTERS:
             reading = self._guarded(self._read, prompt, texts, LOOP_NEW)
             if reading.new <= self._settings.inline_bytes:
                 return self._guarded(self._finish, reading)
-            return await loop.run_in_executor(self._threads, self._guarded, self._finish, reading)
-        return await loop.run_in_executor(self._threads, self._guarded, self._encode, prompt, texts)
+            return await in_thread(self._finish, reading, characters=reading.new)
+        return await in_thread(self._encode, prompt, texts)
 
-    def _encode(self, prompt: ChatInput | TextInput, texts: Sequence[str] | None = None) -> Prompt:
-        return self._finish(self._read(prompt, self._texts_of(prompt) if texts is None else texts))
+    def _most(self, room: int | None) -> int:
+        """Characters of a text that an engine may take: what is longer has more tokens than ``room`` (with a tokenizer
+        that drops nothing), and vLLM refuses it."""
+        return MAX_TEXT if room is None or not self._longest_token else min(MAX_TEXT, room * self._longest_token)
 
-    def _around_media(self, prompt: ChatInput) -> Prompt:
+    def _render_and_encode(self, prompt: ChatInput, most: int) -> Prompt:
+        return self._encode(prompt, self._texts_of(prompt, most))
+
+    def _encode(self, prompt: ChatInput | TextInput, texts: Sequence[str]) -> Prompt:
+        return self._finish(self._read(prompt, texts))
+
+    def _around_media(self, prompt: ChatInput, most: int) -> Prompt:
         assert self._encoder is not None
         assert self._renderer is not None
-        return around_media(self._renderer, self._encoder, prompt, limit=MAX_TEXT)
+        return around_media(self._renderer, self._encoder, prompt, limit=most)
 
-    def _texts_of(self, prompt: ChatInput | TextInput) -> Sequence[str]:
+    def _texts_of(self, prompt: ChatInput | TextInput, most: int) -> Sequence[str]:
         assert self._renderer is not None
         texts = prompt.texts if isinstance(prompt, TextInput) else (self._renderer.render(prompt),)
-        if sum(map(len, texts)) > MAX_TEXT:
+        if sum(map(len, texts)) > MAX_TEXT or max(map(len, texts), default=0) > most:
             raise Unrenderable(Why.TOO_LONG)
         return texts
 

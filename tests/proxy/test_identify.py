@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from gateway.api.settings import SessionSettings
+from gateway.proxy.identify import client_of
 from gateway.scheduling.settings import PluginSettings, ProfileSettings, WeightedScorer
 from tests.support.chat import CHAT, COMPLETE
 from tests.support.gateway import config_for, running
@@ -41,3 +42,23 @@ async def test_a_session_in_a_cookie_stays_where_it_was() -> None:
                     assert reply.status_code == 200
             homes = [set(asked[start::3]) for start in range(3)]
             assert [len(home) for home in homes] == [1, 1, 1]
+
+
+def test_clients_are_told_apart_by_their_keys_and_else_by_their_addresses() -> None:
+    mine, yours = [("Host", "g"), ("Authorization", "Bearer mine")], [("X-API-Key", "yours")]
+    assert client_of(mine, "10.0.0.1") == client_of(mine, "10.0.0.2")
+    assert len({client_of(mine, "a"), client_of(yours, "a"), client_of([], "a"), client_of([], "b")}) == 4
+    assert "mine" not in client_of(mine, "a")
+    assert client_of([], None) == ""
+
+
+async def test_the_longest_context_of_a_models_engines_is_known() -> None:
+    async def post(connection, head, body):
+        await connection.say(answer(COMPLETE))
+
+    async with engine(post) as server, running(config_for(server.url)) as gateway:
+        model = gateway.gateway.directory.servings[0].model
+        assert gateway.gateway.directory.room(model) == 4096
+    async with engine(post) as server, running(config_for(server.url, served_name="unlisted")) as gateway:
+        model = gateway.gateway.directory.servings[0].model
+        assert gateway.gateway.directory.room(model) is None

@@ -247,6 +247,37 @@ async def test_what_would_take_minutes_to_encode_is_estimated(
     assert reasons.seen == [("m", Why.TOO_LONG)]
 
 
+@pytest.mark.parametrize("form", ["text", "chat", "heavy chat", "one of two texts"])
+async def test_what_no_engine_takes_is_estimated_and_not_encoded(
+    load: Load, reasons: Reasons, form: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tokens = await load()
+    text = "ab " * 40_000
+    prompt: ChatInput | TextInput = {
+        "text": TextInput((text,)),
+        "chat": chat({"role": "user", "content": text}),
+        "heavy chat": chat(*[{"role": "user", "content": "a"}] * 2000, {"role": "user", "content": text}),
+        "one of two texts": TextInput(("a", text)),
+    }[form]
+    most = len(text) // tokens._longest_token
+    assert (await tokens.tokenize(prompt, room=lambda: 2 * most)).exact
+    assert (await tokens.tokenize(prompt)).exact, "where no engine has told how long its context is"
+    monkeypatch.setattr(tokens._encoder, "finish", lambda reading: pytest.fail("it is encoded"))
+    assert not (await tokens.tokenize(prompt, room=lambda: most - 1)).exact
+    assert reasons.seen == [("m", Why.TOO_LONG)]
+
+
+async def test_whose_a_short_prompt_is_and_what_engines_take_is_not_asked(load: Load) -> None:
+    """To know it costs more than the prompt."""
+
+    def asked() -> Any:
+        pytest.fail("it is asked")
+
+    tokens = await load()
+    for prompt in (chat(USER), TextInput(("hello world",)), TokenInput(([1, 2, 3],))):
+        assert (await tokens.tokenize(prompt, client=asked, room=asked)).exact
+
+
 def watch(tokens: ModelTokens, monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, bool]]:
     """The steps that are done from now on, each with whether it was done on the loop's own thread."""
     done: list[tuple[str, bool]] = []
