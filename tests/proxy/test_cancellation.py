@@ -152,7 +152,7 @@ async def test_while_tokenizing():
     async with engine(held) as server, running(config_for(server.url)) as gateway:
         started, release = asyncio.Event(), asyncio.Event()
 
-        async def slow(prompt):
+        async def slow(prompt, **others):
             started.set()
             await release.wait()
             return estimate(b"x", "slow")

@@ -67,9 +67,9 @@ async def test_no_two_long_prompts_are_worked_on_in_one_turn_of_the_loop(
 
     render = tokens._texts_of
 
-    def watching(prompt: ChatInput | TextInput) -> Any:
+    def watching(prompt: ChatInput | TextInput, most: int) -> Any:
         seen.append((len(prompt.raw) if isinstance(prompt, ChatInput) else 0, now[0]))
-        return render(prompt)
+        return render(prompt, most)
 
     again = [loop.call_soon(count)]
     monkeypatch.setattr(tokens, "_texts_of", watching)
