@@ -20,6 +20,7 @@ from gateway.config.settings import Config
 from gateway.doctor.finding import Report
 from gateway.errors import ConfigError
 from gateway.replay.options import add_replay
+from gateway.standard_streams import open_standard_streams
 
 EXIT_CONFIG = 2
 """The exit code of a configuration that cannot be used: systemd then knows that a restart is of no use."""
@@ -27,6 +28,7 @@ EXIT_CONFIG = 2
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run a command; returns the exit code: 0, 1 (it failed), 2 (the command line or the configuration is wrong)."""
+    open_standard_streams()
     options = _parser().parse_args(arguments)
     try:
         code: int = options.run(options)
