@@ -37,6 +37,7 @@ from gateway.proxy.media_questions import MediaQuestions
 from gateway.proxy.operations import Operations
 from gateway.proxy.server import Server
 from gateway.proxy.stored import StoredResponses
+from gateway.proxy.stream_usage import StreamUsage
 from gateway.proxy.tls import Site
 from gateway.proxy.upstream import Upstream
 from gateway.proxy.witness import Witness
@@ -93,7 +94,16 @@ class Gateway:
         self.feed.connect(self.fleet)
         self.upstream = Upstream(config.timeouts)
         self._stored = StoredResponses(self.clock)
-        rooms = Rooms(common, self.fleet, self.upstream, self._pace, self._stored, self.decisions, self.clock.wall())
+        rooms = Rooms(
+            common,
+            self.fleet,
+            self.upstream,
+            self._pace,
+            self._stored,
+            self.decisions,
+            StreamUsage(),
+            self.clock.wall(),
+        )
         wiring = Wiring.make(draft, rooms, None)
         self.server = Server(wiring.director, wiring.directory, wiring.keys, patience=config.timeouts.receive)
         self.tls = listening(config)

@@ -36,6 +36,7 @@ from gateway.proxy.keys import ClientKeys
 from gateway.proxy.legs import RetryBudget
 from gateway.proxy.media_questions import MediaQuestions
 from gateway.proxy.stored import StoredResponses
+from gateway.proxy.stream_usage import StreamUsage
 from gateway.proxy.upstream import Upstream
 from gateway.proxy.witness import Witness
 from gateway.scheduling.scheduler import Scheduler
@@ -65,6 +66,7 @@ class Rooms:
     pace: Pace
     stored: StoredResponses
     decisions: Decisions
+    usage: StreamUsage
     created: float
 
 
@@ -137,7 +139,7 @@ class Wiring:
         directory = Directory(draft.servings, rooms.fleet, rooms.created)
         for serving in draft.servings:
             serving.tokens.parity.members = partial(_names, rooms.fleet, serving.model)
-        forwarder = Forwarder(rooms.fleet, upstream, config.pass_through)
+        forwarder = Forwarder(rooms.fleet, upstream, config.pass_through, rooms.usage)
         handover = Handover(
             forwarder=forwarder,
             fleet=rooms.fleet,

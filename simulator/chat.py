@@ -109,13 +109,11 @@ async def _stream(call: Call, generation: Generation, answer_id: str, name: str)
         so_far = _so_far(call, generation, index)
         await sink.event(encode_json({**head, "choices": [choice], **so_far, **tail}))
     outputs = [0] * len(generation.jobs)
-    unfinished = len(generation.jobs)
     async for piece in generation:
-        unfinished -= piece.finish is not None
         outputs[piece.index] += 1
         so_far = _so_far(call, generation, piece.index, outputs[piece.index])
         chunk = {**head, "choices": [_choice(piece, ids)], **so_far}
-        if not unfinished and not usage:
+        if piece.finish is not None and not usage:
             chunk["system_fingerprint"] = call.service.fingerprint
         await sink.event(encode_json(chunk))
     if usage:

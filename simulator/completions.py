@@ -85,15 +85,13 @@ async def _stream(call: Call, generation: Generation, answer_id: str, name: str)
     await sink.open()
     begun: set[int] = set()
     outputs = [0] * len(generation.jobs)
-    unfinished = len(generation.jobs)
     async for piece in generation:
         prompt = list(generation.asks[piece.index].ids) if ids and piece.index not in begun else None
         begun.add(piece.index)
-        unfinished -= piece.finish is not None
         outputs[piece.index] += 1
         so_far = call.running_usage(len(generation.asks[piece.index].ids), outputs[piece.index])
         chunk = {**head, "choices": [_choice(piece, prompt, ids)], **so_far}
-        if not unfinished and not usage:
+        if piece.finish is not None and not usage:
             chunk["system_fingerprint"] = call.service.fingerprint
         await sink.event(encode_json(chunk))
     if usage:

@@ -33,11 +33,13 @@ class PassSettings:
     ``steering_headers``: headers that steer an engine (``x-data-parallel-rank``, ``x-vllm-priority``,
     ``x-session-id``, ...) which a client may send; lower case; none by default.
     ``authorization``: forward the client's ``Authorization`` to engines that have no key of their own.
+    ``ask_usage``: ask engines for the usage of streams whose clients do not, and take it out of what those get.
     """
 
     vllm_xargs: tuple[str, ...] = ()
     steering_headers: tuple[str, ...] = ()
     authorization: bool = False
+    ask_usage: bool = True
 
     def __post_init__(self) -> None:
         for name in self.steering_headers:

@@ -29,7 +29,7 @@ LONGEST = 256 * 1024
 """Bytes of an event beyond which it passes without being looked at. One with a usage has less than 4 KB; one that ends
 a choice has more only with the log-probabilities of hundreds of tokens."""
 
-STATUSES = frozenset({400, 422})
+REFUSALS = frozenset({400, 422})
 """With which an engine refuses a field that it does not know: vLLM and SGLang say 400, FastAPI itself 422."""
 
 _ENDS = (b"\n\n", b"\n\r\n")
@@ -65,9 +65,9 @@ def asking(fields: Fields) -> Fields | None:
     return {**options, "include_usage": TRUE}
 
 
-def refuses(status: int, text: bytes) -> bool:
-    """Whether an answer says that the engine does not take the options."""
-    return status in STATUSES and (b"stream_options" in text or b"include_usage" in text)
+def refuses(text: bytes) -> bool:
+    """Whether a refusal is of the options."""
+    return b"stream_options" in text or b"include_usage" in text
 
 
 class UsageTaker:

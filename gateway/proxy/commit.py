@@ -13,6 +13,7 @@ from typing import Self
 
 from gateway.api.encoding import Inflater, Undecodable, decoded
 from gateway.api.events import MAX_EVENT, EventObserver
+from gateway.api.stream_usage import UsageTaker
 from gateway.framework import Kind
 from gateway.proxy.answer import Answer
 from gateway.proxy.legs import ENGINE_DEAD, RETRY_STATUSES, Cause, HeldAnswer, LegFailed
@@ -35,7 +36,7 @@ class Committed:
     """An answer that may be relayed; a context manager that leaves no connection behind.
 
     ``data``: the whole body, or what has come of a stream, as it came. ``events``: what was seen in it; None: it is no
-    stream. ``observe``: reads on in it.
+    stream. ``observe``: reads on in it. ``taker``: takes out of it what its client did not ask for.
     ``companion``: a prefill leg that still runs, and ends with this answer at the latest.
     """
 
@@ -43,6 +44,7 @@ class Committed:
     data: bytes
     events: EventObserver | None = None
     observe: Callable[[bytes], None] = _nothing
+    taker: UsageTaker | None = None
     companion: asyncio.Task[Committed] | None = None
 
     @property

@@ -13,11 +13,13 @@ from gateway.api.body import Body, JsonBody
 from gateway.api.forwarding import answers_alike, with_ids, written
 from gateway.api.headers import forward
 from gateway.api.settings import PassSettings
+from gateway.api.stream_usage import REFUSALS, refuses
 from gateway.fleet.fleet import Fleet
 from gateway.framework import Endpoint, LogLimit, SystemClock, left_out
 from gateway.proxy.commit import Committed, commit
 from gateway.proxy.exchange import Exchange
 from gateway.proxy.legs import Cause, Leg, LegFailed
+from gateway.proxy.stream_usage import StreamUsage
 from gateway.proxy.upstream import Upstream
 from gateway.tokens.agreement import form_of
 
@@ -30,10 +32,11 @@ RANK_HEADER = "x-data-parallel-rank"
 class Forwarder:
     """Makes legs of a request, and forwards them. Holds no state of any request."""
 
-    def __init__(self, fleet: Fleet, upstream: Upstream, passing: PassSettings) -> None:
+    def __init__(self, fleet: Fleet, upstream: Upstream, passing: PassSettings, usage: StreamUsage) -> None:
         self._fleet = fleet
         self._upstream = upstream
         self._passing = passing
+        self._usage = usage
         self._often = LogLimit(SystemClock())
 
     async def forward(
@@ -53,20 +56,40 @@ class Forwarder:
         Raises LegFailed; the leg is over then.
         """
         body = await self._by_ids(exchange, endpoint, body)
-        leg = self.leg(exchange, endpoint, body, readable=name != "decode")
+        asks = self._usage.ask(exchange, endpoint, body) if self._passing.ask_usage and name == "decode" else None
+        leg = self.leg(exchange, endpoint, asks or body, readable=name != "decode" or asks is not None)
         if head is not None or total is not None:
             leg = replace(leg, head=head, total=total)
-        exchange.sent(name, endpoint)
+        committed = await self._send(exchange, leg, name, until_output)
+        if asks is None:
+            return committed
+        if committed.status in REFUSALS and refuses(committed.text):
+            committed.answer.abort()
+            exchange.ended(name, "engine_error")
+            plain = self.leg(exchange, endpoint, body)
+            again = await self._send(exchange, replace(plain, head=leg.head, total=leg.total), name, until_output)
+            if again.status not in REFUSALS:  # else it was something of the client's own that it refused
+                self._usage.refused(endpoint, "refuses stream_options.include_usage")
+            return again
+        if committed.events is not None:
+            if committed.answer.encoding:  # what is compressed can only pass as it came
+                self._usage.refused(endpoint, "compresses its streams unasked")
+            else:
+                committed.taker = self._usage.taker(exchange, endpoint)
+        return committed
+
+    async def _send(self, exchange: Exchange, leg: Leg, name: str, until_output: bool) -> Committed:
+        exchange.sent(name, leg.endpoint)
         try:
             answer = await self._upstream.send(leg)
-            self._fleet.answered(endpoint, answer.connect_seconds)
+            self._fleet.answered(leg.endpoint, answer.connect_seconds)
             committed = await commit(answer, exchange.route.kind, until_output=until_output)
         except LegFailed as failure:
             exchange.ended(name, failure.result)
             self.failed(failure)
             raise
         if committed.events is None:
-            self.finished(endpoint)
+            self.finished(leg.endpoint)
         return committed
 
     async def _by_ids(self, exchange: Exchange, endpoint: Endpoint, body: Body) -> Body:

@@ -67,7 +67,8 @@ async def _stream(
         if committed.answer.encoding:  # nothing can be said in the middle of it
             client.cut()
             return client
-        client.send(sse_error(failure.error(), exchange.route.dialect, partial=events.partial), last=True)
+        said = sse_error(failure.error(), exchange.route.dialect, partial=events.partial)
+        client.send(stream.held() + said, last=True)
     finally:
         stream.close()
     await _taken(client, idle)
@@ -83,6 +84,7 @@ class _Stream:
     ) -> None:
         self._answer = committed.answer
         self._observe = committed.observe
+        self._taker = committed.taker
         self._client = client
         self._events = events
         self._exchange = exchange
@@ -92,11 +94,14 @@ class _Stream:
     def begin(self, data: bytes) -> None:
         """``data``: what has come so far, and was observed."""
         self._client.attend(self._stop, self._give_up)
-        self._client.send(data, last=False)
+        self._client.send(data if self._taker is None else self._taker.feed(data), last=False)
         self._look()
 
     def part(self, data: bytes) -> None:
-        self._client.part(data)
+        if self._taker is None:
+            self._client.part(data)
+        elif passing := self._taker.feed(data):
+            self._client.part(passing)
         unseen = self._unseen
         unseen.append(data)
         if len(unseen) >= UNSEEN or len(data) > LARGE or not self._events.first_output:
@@ -110,7 +115,13 @@ class _Stream:
         failed = events.error is not None or events.late_error is not None
         self._exchange.answered(self._answer.status, events.usage, error=failed)
         self._client.forget()  # there is nothing left to stop
+        if self._taker is not None:
+            data = self._taker.feed(data) + self._taker.end()
         self._client.send(data, last=True)
+
+    def held(self) -> bytes:
+        """What has come and did not pass, of a stream that broke."""
+        return b"" if self._taker is None else self._taker.end()
 
     def close(self) -> None:
         """It has ended, in whichever way. What came of it is counted."""

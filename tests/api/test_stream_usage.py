@@ -242,14 +242,13 @@ def test_what_is_asked_of_the_engine(options: str | None, asked: dict[str, Any] 
 
 
 @pytest.mark.parametrize(
-    ("status", "text", "refused"),
+    ("text", "refused"),
     [
-        (400, b'{"error":{"message":"Unknown field \'stream_options\'"}}', True),
-        (422, b'{"detail":[{"loc":["body","stream_options","include_usage"],"msg":"Extra inputs"}]}', True),
-        (400, b'{"error":{"message":"max_tokens is too large"}}', False),
-        (500, b"stream_options", False),
-        (200, b"stream_options", False),
+        (b'{"error":{"message":"Unknown field \'stream_options\'"}}', True),
+        (b'{"detail":[{"loc":["body","stream_options","include_usage"],"msg":"Extra inputs"}]}', True),
+        (b'{"error":{"message":"max_tokens is too large"}}', False),
+        (b"", False),
     ],
 )
-def test_what_a_refusal_is(status: int, text: bytes, refused: bool) -> None:
-    assert refuses(status, text) is refused
+def test_what_a_refusal_is(text: bytes, refused: bool) -> None:
+    assert refuses(text) is refused

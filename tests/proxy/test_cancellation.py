@@ -11,7 +11,7 @@ import pytest
 from gateway.flow.settings import FlowSettings
 from gateway.framework import estimate
 from gateway.proxy.settings import TimeoutSettings
-from tests.support.chat import CHAT, COMPLETE, ROLE, STREAMED, WORD
+from tests.support.chat import CHAT, COMPLETE, ROLE, STREAMED, TELLING, WORD
 from tests.support.gateway import Running, config_for, running
 from tests.support.wait import eventually
 from tests.support.wire import STREAM_HEAD, Connection, answer, chunked, engine
@@ -101,7 +101,7 @@ async def test_mid_stream(how):
 async def test_what_came_until_then_is_counted():
     held = Held(STREAM_HEAD, *(chunked(part, end=False) for part in (ROLE, *[WORD] * 21, b"data:")))
     async with engine(held) as server, running(config_for(server.url)) as gateway:
-        async with Client(gateway, STREAMED) as client:
+        async with Client(gateway, TELLING) as client:
             await client.reader.readuntil(b"data:\r\n")
             client.leave("close")
             await left(gateway, "streaming")

@@ -13,7 +13,7 @@ import pytest
 
 from gateway.proxy.commit import MAX_TEXT
 from gateway.proxy.settings import RetrySettings, TimeoutSettings
-from tests.support.chat import CHAT, COMPLETE, DONE, ROLE, STREAMED, WORD
+from tests.support.chat import CHAT, COMPLETE, DONE, ROLE, TELLING, WORD
 from tests.support.gateway import IN_TURN, Running, config_for, running
 from tests.support.wait import eventually
 from tests.support.wire import Answer, Connection, RawClient, answer, chunked, engine, raw_client, raw_post
@@ -22,7 +22,7 @@ pytestmark = pytest.mark.asyncio(loop_factories=["uvloop"])
 
 PATIENT = TimeoutSettings(connect=30, head=60, idle=60, total=300)
 ASKS = b"Accept-Encoding: gzip, deflate, br"
-WHOLE, STREAM = (raw_post(orjson.dumps(body), ASKS) for body in (CHAT, STREAMED))
+WHOLE, STREAM = (raw_post(orjson.dumps(body), ASKS) for body in (CHAT, TELLING))
 USAGE = {"prompt_tokens": 7, "completion_tokens": 3, "total_tokens": 10}
 LAST = b"data: " + orjson.dumps({"id": "chatcmpl-1", "choices": [], "usage": USAGE}) + b"\n\n"
 EVENTS = [ROLE, WORD, WORD, WORD, LAST, DONE]
@@ -208,7 +208,7 @@ async def test_one_that_breaks_after_commit_is_cut_visibly(how, version):
 
     come = asyncio.Event()
     async with before(post, timeouts=TimeoutSettings(idle=0.5)) as (gateway, client):
-        await client.say(raw_post(orjson.dumps(STREAMED), ASKS, version=version))
+        await client.say(raw_post(orjson.dumps(TELLING), ASKS, version=version))
         head = await client.reader.readuntil(b"\r\n\r\n")
         assert b"content-encoding: gzip" in head
         rest = b""

@@ -12,7 +12,7 @@ import orjson
 import pytest
 
 from gateway.proxy.settings import RetrySettings, TimeoutSettings
-from tests.support.chat import CHAT, COMPLETE, DONE, ROLE, STREAMED, WORD
+from tests.support.chat import CHAT, COMPLETE, DONE, ROLE, TELLING, WORD
 from tests.support.split import (
     FAILED,
     PARAMETERS,
@@ -35,14 +35,12 @@ from tests.support.split import (
 from tests.support.wait import eventually
 from tests.support.wire import STREAM_HEAD, Connection, ScriptedServer, answer, chunked
 
-BODIES = pytest.mark.parametrize("body", [CHAT, STREAMED], ids=["whole", "streamed"])
+BODIES = pytest.mark.parametrize("body", [CHAT, TELLING], ids=["whole", "streamed"])
 
 
 @BODIES
 async def test_the_two_legs(body):
     sent = {**body, "min_tokens": 3, "logprobs": True, "max_tokens": 50, "temperature": 0.5}
-    if body is STREAMED:
-        sent["stream_options"] = {"include_usage": True}
     async with pair() as setting:
         assert answered(body, *await setting.ask(sent, **{"x-request-id": "one", "x-trace": "t"}))
         (first,), (second,) = setting.prefill.bodies, setting.decode.bodies
@@ -285,12 +283,12 @@ async def test_a_fallback_books_the_prompts_computing_where_it_happens(connector
     async with pair(resets, second, **options) as setting:
         gateway = setting.gateway.gateway
         p, d = gateway.fleet.endpoints(gateway.directory.servings[0].model)
-        asked = asyncio.get_running_loop().create_task(setting.ask(STREAMED))
+        asked = asyncio.get_running_loop().create_task(setting.ask(TELLING))
         await eventually(lambda: setting.decode.bodies, "the decode leg runs")
         assert d.load.prefill_tokens > 0
         assert (p.load.requests, p.load.prefill_tokens, p.load.kv_tokens) == (0, 0, 0)
         decoded.set()
-        assert answered(STREAMED, *await asked)
+        assert answered(TELLING, *await asked)
         await setting.settled()
         prefills_sent = {("prefill", "bad"): 1} if connector == "nixl" else {}
         assert await setting.attempts() == {("decode", "ok"): 1, **prefills_sent}

@@ -9,6 +9,8 @@ import orjson
 
 CHAT = {"model": "sim", "messages": [{"role": "user", "content": "Hello there"}]}
 STREAMED = {**CHAT, "stream": True}
+TELLING = {**STREAMED, "stream_options": {"include_usage": True}}
+"""Its client asks for the usage, so that what the engine says passes as it comes."""
 
 COMPLETE = orjson.dumps(
     {
