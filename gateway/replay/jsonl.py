@@ -2,11 +2,12 @@
 
     {"timestamp": 27482, "input_length": 6955, "output_length": 52, "hash_ids": [46, 47, 2353, 2354, ...]}
 
-``timestamp``: milliseconds. ``hash_ids``: one for each block of the prompt, the last for what remains; an id stands for
-its block and everything before it, so that equal leading ids are a shared prefix. They may go on with the blocks of the
-answer, which a next turn can then hit; in all lines, or in none. A block's tokens follow from how many ids there are:
-512 in Mooncake's traces (kvcache-ai/Mooncake, FAST25-release/traces, Apache-2.0), 16 in Qwen's Bailian's. Where no line
-has ``hash_ids``, no prompt shares anything, and blocks have 16 tokens, as vLLM's.
+``timestamp``: milliseconds; seconds in a file whose lines have a ``parent_chat_id``, as Bailian's. ``hash_ids``: one
+for each block of the prompt, the last for what remains; equal leading ids are a shared prefix, whether an id stands
+for its block only or for all before it, too. They may go on with the blocks of the answer, which a next turn can then
+hit; in all lines, or in none. A block's tokens follow from how many ids there are: 512 in Mooncake's traces (kvcache-
+ai/Mooncake, FAST25-release/traces, Apache-2.0), 16 in Qwen's Bailian's. Where no line has ``hash_ids``, no prompt
+shares anything, and blocks have 16 tokens, as vLLM's.
 
 A line may name its conversation, by a ``session``. Or by a ``chat_id``; where that is each request's own, as in the
 traces of Qwen's Bailian, ``parent_chat_id`` names the request that it goes on from (-1: none), and a conversation is
@@ -28,6 +29,13 @@ from gateway.replay.workload import MAX_TOKENS, VLLM_BLOCK
 BLOCK_SIZES = (512, 256, 128, 64, 32, 16)
 """Tokens: Mooncake's, vLLM's, and what lies between."""
 
+MILLISECONDS, SECONDS = ("milliseconds", 1e-3), ("seconds", 1.0)
+"""What a timestamp may be, in seconds."""
+
+LATEST = 1e15
+"""Of a timestamp: beyond it fractions are no longer told apart."""
+
+PARENT = "parent_chat_id"
 NO_PARENT = "-1"
 """In the place of a ``parent_chat_id``: the request begins a conversation."""
 
@@ -46,6 +54,7 @@ class JsonLines:
         self._own = OwnBlocks()
         self._chats = _Chats()
         self._layouts = _Layouts()
+        self._unit = MILLISECONDS
         self._first: int | None = None
         """Line of the first request."""
         self.prefixes = False
@@ -57,13 +66,16 @@ class JsonLines:
     def take(self, text: str, number: int) -> None:
         """One line. Raises ValueError."""
         value = _object(text)
-        milliseconds = value.get("timestamp")
-        if isinstance(milliseconds, bool) or not isinstance(milliseconds, int | float) or not 0 <= milliseconds < 1e15:
-            raise ValueError(f"timestamp must be milliseconds of at least 0, found {_shown(milliseconds)}")
+        if self._first is None:
+            self._unit = SECONDS if PARENT in value else MILLISECONDS
+        name, seconds = self._unit
+        at = value.get("timestamp")
+        if isinstance(at, bool) or not isinstance(at, int | float) or not 0 <= at < LATEST:
+            raise ValueError(f"timestamp must be {name} of at least 0, found {_shown(at)}")
         prompt, output = _count(value, "input_length"), _count(value, "output_length")
         blocks = self._blocks(value.get("hash_ids"), prompt, output, number)
         session = _session(value, self._chats)
-        self.lines.append(Line(milliseconds / 1000, prompt, output, blocks, session, *_traffic(value)))
+        self.lines.append(Line(at * seconds, prompt, output, blocks, session, *_traffic(value)))
 
     def _blocks(self, ids: Any, prompt: int, output: int, number: int) -> Sequence[int]:
         if self._first is None:
@@ -77,7 +89,7 @@ class JsonLines:
         if not isinstance(ids, list):
             raise ValueError(f"hash_ids must be a list, found {_shown(ids)}")
         self._layouts.hold(len(ids), prompt, output)
-        return self._known.numbers(ids, number)
+        return self._known.numbers(ids)
 
 
 class _Layouts:
@@ -108,24 +120,19 @@ def _needed(size: int, answers: bool, prompt: int, output: int) -> int:
 
 
 class _Blocks:
-    """The ids of a file, numbered anew from 0, each held to the one that it first followed."""
+    """The ids of a file, numbered anew from 0: as vLLM's hashes, each with all that is before it."""
 
     def __init__(self) -> None:
-        self._known: dict[int, tuple[int, int, int]] = {}
-        """id -> its number here, the number of the id before it (-1: none), the line that first had it"""
+        self._known: dict[tuple[int, int], int] = {}
+        """The number of the id before it (-1: none) and the id -> its number here"""
 
-    def numbers(self, ids: list[Any], line: int) -> tuple[int, ...]:
+    def numbers(self, ids: list[Any]) -> tuple[int, ...]:
         known, before, found = self._known, -1, []
         for i, name in enumerate(ids):
             if type(name) is not int:
                 raise ValueError(f"hash_ids[{i}] must be an integer, found {_shown(name)}")
-            number, follows, first = known.setdefault(name, (len(known), before, line))
-            if follows != before:
-                raise ValueError(
-                    f"hash_ids[{i}]: {name} follows another id than on line {first}, but an id stands for all before it"
-                )
-            found.append(number)
-            before = number
+            before = known.setdefault((before, name), len(known))
+            found.append(before)
         return tuple(found)
 
 
@@ -170,7 +177,7 @@ def _session(value: dict[str, Any], chats: _Chats) -> str | None:
         return session
     if (chat := _name(value, "chat_id")) is None:
         return None
-    parent = _name(value, "parent_chat_id")
+    parent = _name(value, PARENT)
     return chats.session(chat, None if parent == NO_PARENT else parent)
 
 

@@ -71,14 +71,12 @@ def test_ids_of_any_size_become_small_numbers(tmp_path) -> None:
         (line(hash_ids=[1]), "hash_ids must have 2 ids for an input_length of 700, one for each 512 tokens, found 1"),
         (line(hash_ids=[1, "2"]), "hash_ids[1] must be an integer, found '2'"),
         (line(hash_ids=[1, True]), "hash_ids[1] must be an integer, found True"),
-        (line(hash_ids=[1, 1]), "hash_ids[1]: 1 follows another id than on line 1"),
         (line(session=1.5), "session must be a text or an integer, found 1.5"),
         (line(chat_id=True), "chat_id must be a text or an integer, found True"),
         (line(chat_id=1, parent_chat_id=[]), "parent_chat_id must be a text or an integer, found a list"),
         (line(priority="high"), "priority must be an integer in -2147483648..2147483648, found 'high'"),
         (line(priority=1 << 40), "priority must be an integer"),
         (line(**{"class": ["batch"]}), "class must be a text or an integer, found a list"),
-        (line(hash_ids=[3, 2]), "hash_ids[1]: 2 follows another id than on line 1"),
     ],
 )
 def test_an_error_names_the_line_and_the_culprit(tmp_path, wrong, said) -> None:
@@ -125,6 +123,20 @@ def test_a_conversation_is_all_that_goes_back_to_one_request(tmp_path) -> None:
     assert sessions(lines) == ["7", "7", "9", "7", "99", "99", "99"]
 
 
+def test_bailian_s_times_are_seconds(tmp_path) -> None:
+    """Qwen's Bailian: a chat for each request, blocks of 16 tokens."""
+    chats = [
+        {"chat_id": 159 + n, "parent_chat_id": -1 if n == 0 else 158 + n, "timestamp": 61.114 + n, "input_length": 40,
+         "output_length": 132, "type": "text", "turn": n + 1, "hash_ids": [1089, 1090, 1091 + n]} for n in range(3)
+    ]  # fmt: skip
+    whole = read(write(tmp_path, *chats))
+    assert whole.block_size == 16
+    assert [one.at for one in whole.lines] == [61.114, 62.114, 63.114]
+    assert sessions(whole) == ["159"] * 3
+    with pytest.raises(ConfigError, match=r":2: timestamp must be seconds of at least 0, found 'now'"):
+        read(write(tmp_path, chats[0], {**chats[1], "timestamp": "now"}))
+
+
 def test_a_chat_id_alone_is_the_conversation_s(tmp_path) -> None:
     lines = read(write(tmp_path, line(chat_id="a"), line(chat_id="b"), line(chat_id="a", session=None)))
     assert sessions(lines) == ["a", "b", "a"]
@@ -163,6 +175,18 @@ def test_a_block_s_size_follows_from_the_ids(tmp_path_factory, size, answers, le
     # One prompt of a thousand tokens tells sizes apart.
     if not answers and any(prompt > 1024 for prompt, _ in lengths):
         assert whole.block_size == size
+
+
+@given(st.lists(st.lists(st.integers(0, 3), min_size=1, max_size=6), min_size=1, max_size=8))
+def test_what_is_shared_is_what_begins_alike(tmp_path_factory, prompts) -> None:
+    """Also where an id stands for its block only, and comes again behind others."""
+    path = tmp_path_factory.mktemp("any")
+    lines = [line(timestamp=n, input_length=512 * len(ids), hash_ids=ids) for n, ids in enumerate(prompts)]
+    read_back = [one.blocks for one in read(write(path, *lines)).lines]
+    for ours, mine in zip(prompts, read_back, strict=True):
+        for theirs, other in zip(prompts, read_back, strict=True):
+            same = sum(1 for n in range(1, min(len(ours), len(theirs)) + 1) if ours[:n] == theirs[:n])
+            assert len(set(mine) & set(other)) == same
 
 
 def test_the_answer_s_blocks_may_be_there(tmp_path) -> None:

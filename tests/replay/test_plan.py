@@ -22,9 +22,12 @@ def lengths(folder: Path, count: int = 150, prompt: int = 600, output: int = 20,
 
 
 def test_a_size_is_found(tmp_path, capsys) -> None:
+    plot = tmp_path / "out" / "plan.png"
     code = main(
-        ["plan", str(lengths(tmp_path)), "--slo", "ttft=500ms,tpot=40ms", "--rate", "30", "--seeds", "2", "--jobs", "1"]
+        ["plan", str(lengths(tmp_path)), "--slo", "ttft=500ms,tpot=40ms", "--rate", "30", "--seeds", "2", "--jobs", "1",
+         "--plot", str(plot)]
     )  # fmt: skip
+    assert plot.stat().st_size > 10_000
     out = capsys.readouterr().out
     assert code == 0
     [line] = [line for line in out.splitlines() if " of 70b-tp4 answer " in line]
