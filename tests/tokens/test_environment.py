@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import lru_cache
 from typing import Any
 
@@ -171,6 +171,13 @@ def test_what_a_loop_goes_through_may_fail() -> None:
             raise AttributeError
 
     assert outcome(own, Failing()) == outcome(library, Failing())
+
+
+@pytest.mark.parametrize("compiled", [theirs, ours])
+def test_no_loop_is_left_from_inside_a_generation(compiled: Callable[[str], Any]) -> None:
+    """Its body is a function of its own."""
+    with pytest.raises(SyntaxError, match="outside loop"):
+        compiled("{% for m in messages %}{% generation %}{% break %}{% endgeneration %}{% endfor %}")
 
 
 def test_a_templates_own_words_are_the_librarys() -> None:
