@@ -120,14 +120,15 @@ MADE = st.lists(
 
 
 def outcome(compiled: Any, messages: list[dict[str, Any]]) -> str:
-    """The text, without the addresses of what is printed as an object, and the error that ends it."""
+    """The text, without the addresses of what is printed as an object and the names of its class, and the error that
+    ends it."""
     blocks = []
     try:
         for block in compiled.generate(messages=messages):
             blocks.append(block)  # noqa: PERF402 - what came before an error counts
     except Exception as error:  # a template can make anything raise
         blocks.append(f"{type(error).__name__}: {error}")
-    return re.sub(r" at 0x[0-9a-f]+", "", "".join(blocks))
+    return re.sub(r" at 0x[0-9a-f]+|[a-z_.]*\b(Template|Chat)(?=Namespace|Dict)", "", "".join(blocks))
 
 
 def both(template: str) -> tuple[Any, Any]:
