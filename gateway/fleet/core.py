@@ -11,6 +11,7 @@ from dataclasses import dataclass, field, replace
 from gateway.fleet.cost import FittedCost
 from gateway.fleet.kv_source import KvSource
 from gateway.fleet.ledger import Ledger
+from gateway.fleet.lookups import Lookups
 from gateway.fleet.moves import Moves
 from gateway.fleet.settings import EndpointSettings
 from gateway.framework import Endpoint, EngineMetrics
@@ -49,6 +50,7 @@ class Core:
     cost: FittedCost
     places: list[Place] = field(default_factory=list)
     moves: Moves = field(default_factory=Moves)
+    lookups: Lookups = field(default_factory=Lookups)
 
     def scraped(self, metrics: EngineMetrics, asked: float) -> None:
         """Hand new metrics to the endpoints, and what others sent to the ledger. ``asked``: when the scrape began."""

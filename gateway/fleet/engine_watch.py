@@ -289,8 +289,12 @@ class EngineWatch:
             if (metrics := scrape.rank(0 if alone else core.rank)) is None:
                 continue
             core.scraped(metrics, asked)
-            if transfers:
-                for place in core.places:
+            own, external = core.lookups.grown(metrics)
+            for place in core.places:
+                self._observer.cache_lookups(place.name, "own", own.queried, own.hit)
+                if external.queried or external.hit:
+                    self._observer.cache_lookups(place.name, "external", external.queried, external.hit)
+                if transfers:
                     self._observer.kv_transfers(place.name, metrics.kv_expired, metrics.kv_fetching)
         told, configured_ranks = rank_count(scrape, self._sources or {}), len({core.rank for core in self.cores})
         if self._ranks_are is None and told != configured_ranks:
@@ -301,6 +305,7 @@ class EngineWatch:
         self._learn_at = 0.0
         for core in self.cores:
             core.cost.renewed()
+            core.lookups.began_anew()
         for place in self.places:
             self._listeners.engine_restarted(place)
 

@@ -22,6 +22,8 @@ WAITING = b"\nvllm:num_requests_waiting{"
 KV_USAGE = (b"\nvllm:kv_cache_usage_perc{", b"\nvllm:gpu_cache_usage_perc{")
 QUERIES = (b"\nvllm:prefix_cache_queries_total{", b"\nvllm:gpu_prefix_cache_queries_total{")
 HITS = (b"\nvllm:prefix_cache_hits_total{", b"\nvllm:gpu_prefix_cache_hits_total{")
+EXTERNAL_QUERIES = b"\nvllm:external_prefix_cache_queries_total{"
+EXTERNAL_HITS = b"\nvllm:external_prefix_cache_hits_total{"
 CREATED = b"\nvllm:prefix_cache_queries_created{"
 CONFIG = b"\nvllm:cache_config_info{"
 SLEEP = b"\nvllm:engine_sleep_state{"
@@ -133,6 +135,10 @@ class ScrapeReader:
         if self._process != (started, created):
             self._process = started, created
             self._absent.clear()
+        external = [
+            {_label(labels): number for labels, number in self._rare(text, name)}
+            for name in (EXTERNAL_QUERIES, EXTERNAL_HITS)
+        ]
         expired = {_label(labels): number for labels, number in self._rare(text, EXPIRED)}
         fetching = self._fetching(text)
         transfers = bool(expired or fetching)
@@ -150,6 +156,8 @@ class ScrapeReader:
                 block_size=block_size,
                 prefix_queries=queries.get(label, 0.0),
                 prefix_hits=hits.get(label, 0.0),
+                external_queries=external[0].get(label, 0.0),
+                external_hits=external[1].get(label, 0.0),
                 kv_expired=expired.get(label, 0.0),
                 kv_fetching=fetching.get(label, {}),
                 moved=moved.get(label, Moved()),
@@ -292,6 +300,8 @@ def _together(ranks: list[EngineMetrics]) -> EngineMetrics:
         kv_capacity=capacity,
         prefix_queries=sum(rank.prefix_queries for rank in ranks),
         prefix_hits=sum(rank.prefix_hits for rank in ranks),
+        external_queries=sum(rank.external_queries for rank in ranks),
+        external_hits=sum(rank.external_hits for rank in ranks),
         kv_expired=sum(rank.kv_expired for rank in ranks),
         kv_fetching={stage: sum(rank.kv_fetching.get(stage, 0) for rank in ranks) for stage in stages},
         moved=Moved(

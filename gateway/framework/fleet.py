@@ -94,10 +94,11 @@ class EngineMetrics:
     """What the last scrape said of one endpoint. ``at``: Clock.monotonic() of it; None: never scraped.
 
     ``kv_usage`` is 0..1 (blocks in use by live requests). ``kv_capacity``: tokens. ``block_size``: tokens; 0 unknown.
-    The counters are in tokens since the engine's start. ``kv_expired``: requests, since its start, whose KV it computed
-    for another engine, which did not fetch it in time. ``kv_fetching``: waiting requests by the stage of fetching their
-    KV from another engine; empty where it has no connector for that. ``moved``: since its start, by NIXL;
-    ``moved_lately``: the same where what is older counts less, which says how fast it is now.
+    The counters are in tokens since the engine's start; ``external_*``: in what a KV connector reaches. ``kv_expired``:
+    requests, since its start, whose KV it computed for another engine, which did not fetch it in time. ``kv_fetching``:
+    waiting requests by the stage of fetching their KV from another engine; empty where it has no connector for that.
+    ``moved``: since its start, by NIXL; ``moved_lately``: the same where what is older counts less, which says how fast
+    it is now.
     """
 
     at: float | None = None
@@ -108,6 +109,8 @@ class EngineMetrics:
     block_size: int = 0
     prefix_queries: float = 0.0
     prefix_hits: float = 0.0
+    external_queries: float = 0.0
+    external_hits: float = 0.0
     kv_expired: float = 0.0
     kv_fetching: Mapping[str, int] = field(default_factory=dict)
     moved: Moved = NOTHING_MOVED

@@ -103,6 +103,9 @@ class Observer:
     def hits_compared(self, model: str, endpoint: str, expected: int, reported: int) -> None:
         """Expected hit against ``cached_tokens``."""
 
+    def hits_reported(self, model: str, endpoint: str, prompt: int, cached: int) -> None:
+        """What an answer tells of its prompt: its tokens, and those that came from a cache."""
+
     # plugins
     def plugin_failed(self, kind: str, name: str, error: BaseException) -> None: ...
     def score_refused(self, name: str) -> None:
@@ -120,6 +123,10 @@ class Observer:
 
     def kv_transfers(self, endpoint: str, expired: float, fetching: Mapping[str, int]) -> None:
         """What a scrape says of them: see ``EngineMetrics.kv_expired`` and ``.kv_fetching``."""
+
+    def cache_lookups(self, endpoint: str, cache: str, queried: float, hit: float) -> None:
+        """What the engine itself has counted since the last scrape: tokens that it looked for in a cache (its ``own``,
+        or an ``external`` one), and those that it found."""
 
     def draining(self, endpoint: str, draining: bool) -> None:
         """Whether an endpoint is out of use without a fault: no new request is placed there."""

@@ -123,6 +123,24 @@ class Metrics(Observer):
         self._reported = self._counter(
             "reported_hit_tokens", "Prompt tokens that the engine says it took from its cache.", "model", "endpoint"
         )
+        self._reporting = self._counter(
+            "reported_prompt_tokens",
+            "Prompt tokens, by the engine's count, of answers that report what came from its cache.",
+            "model",
+            "endpoint",
+        )
+        self._looked_up = self._counter(
+            "engine_cache_query_tokens",
+            "The engine's own count: prompt tokens that it looked for in a cache, since we watch it.",
+            "endpoint",
+            "cache",
+        )
+        self._found = self._counter(
+            "engine_cache_hit_tokens",
+            "The engine's own count: prompt tokens that it found in a cache, since we watch it.",
+            "endpoint",
+            "cache",
+        )
         self._hit_error = self._counter(
             "hit_error_tokens", "Sum of |expected - reported| over requests.", "model", "endpoint"
         )
@@ -218,8 +236,12 @@ class Metrics(Observer):
     def hits_compared(self, model: str, endpoint: str, expected: int, reported: int) -> None:
         if endpoint not in self._present.hidden:
             self._expected[model, endpoint] += expected
-            self._reported[model, endpoint] += reported
             self._hit_error[model, endpoint] += abs(expected - reported)
+
+    def hits_reported(self, model: str, endpoint: str, prompt: int, cached: int) -> None:
+        if endpoint not in self._present.hidden:
+            self._reporting[model, endpoint] += prompt
+            self._reported[model, endpoint] += cached
 
     # plugins
     def plugin_failed(self, kind: str, name: str, error: BaseException) -> None:
@@ -246,6 +268,11 @@ class Metrics(Observer):
         present.expired[endpoint] = expired
         present.fetching[endpoint] = fetching
 
+    def cache_lookups(self, endpoint: str, cache: str, queried: float, hit: float) -> None:
+        self._present.hidden.pop(endpoint, None)  # only endpoints that are there are scraped: this one is back
+        self._looked_up[endpoint, cache] += queried
+        self._found[endpoint, cache] += hit
+
     def draining(self, endpoint: str, draining: bool) -> None:
         self._present.draining[endpoint] = draining
 
@@ -270,6 +297,9 @@ class Metrics(Observer):
             self._attempts,
             self._expected,
             self._reported,
+            self._reporting,
+            self._looked_up,
+            self._found,
             self._hit_error,
             self._kv_events,
             self._kv_gaps,

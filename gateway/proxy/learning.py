@@ -87,6 +87,9 @@ def _learn_hits(exchange: Exchange, booking: Booking, use: BlockUse, usage: Usag
     if not exchange.prompt.single:
         return
     use.reported(booking.expected_hit, usage.cached_tokens)
+    if usage.prompt_tokens is not None:
+        name = booking.endpoint.name
+        exchange.observer.hits_reported(exchange.model_name, name, usage.prompt_tokens, usage.cached_tokens)
     if exchange.prompt.whole and exchange.exact_on(booking.endpoint):
         name = booking.endpoint.name
         exchange.observer.hits_compared(exchange.model_name, name, booking.expected_hit, usage.cached_tokens)

@@ -19,6 +19,8 @@ vllm:kv_cache_usage_perc{engine="0",model_name="m"} 0.25
 vllm:prefix_cache_queries_total{engine="0",model_name="m"} 100.0
 vllm:prefix_cache_queries_created{engine="0",model_name="m"} 1.5e+09
 vllm:prefix_cache_hits_total{engine="0",model_name="m"} 40.0
+vllm:external_prefix_cache_queries_total{engine="0",model_name="m"} 60.0
+vllm:external_prefix_cache_hits_total{engine="0",model_name="m"} 20.0
 """
 
 
@@ -43,7 +45,17 @@ def test_real_scrapes(data):
 def test_every_wanted_line():
     scrape = read(ONE)
     assert scrape == Scrape(
-        engines={"0": EngineMetrics(running=3, waiting=2, kv_usage=0.25, prefix_queries=100.0, prefix_hits=40.0)},
+        engines={
+            "0": EngineMetrics(
+                running=3,
+                waiting=2,
+                kv_usage=0.25,
+                prefix_queries=100.0,
+                prefix_hits=40.0,
+                external_queries=60.0,
+                external_hits=20.0,
+            )
+        },
         started=1.5e9,
         created={"0": 1.5e9},
     )
@@ -203,7 +215,8 @@ def test_odd_values_beside_good_ones():
     text = ONE.replace(b"} 0.25", b"} 7.5").replace(b"} 2.0", b"} NaN").replace(b"} 100.0", b"} 100.0 1795217687000")
     scrape = read(text)
     assert scrape is not None
-    assert scrape.engines["0"] == EngineMetrics(running=3, kv_usage=1.0, prefix_queries=100.0, prefix_hits=40.0)
+    counted = {"prefix_queries": 100.0, "prefix_hits": 40.0, "external_queries": 60.0, "external_hits": 20.0}
+    assert scrape.engines["0"] == EngineMetrics(running=3, kv_usage=1.0, **counted)
 
 
 def test_an_endless_list_of_ranks_is_cut():

@@ -89,11 +89,18 @@ def test_tokens_and_hits(metrics) -> None:
     metrics.tokens_compared("m", 10, 11)
     metrics.hits_compared("m", "a", expected=64, reported=48)
     metrics.hits_compared("m", "a", expected=16, reported=32)
+    metrics.hits_reported("m", "a", prompt=100, cached=48)
+    metrics.hits_reported("m", "a", prompt=60, cached=32)
+    metrics.cache_lookups("a", "own", 200, 90)
+    metrics.cache_lookups("a", "external", 20, 10)
     assert value(metrics, "kvgate_prompts_estimated_total", model="m", reason="no-tokenizer") == 1
     assert value(metrics, "kvgate_token_counts_compared_total", model="m") == 2
     assert value(metrics, "kvgate_token_count_mismatches_total", model="m") == 1
     assert value(metrics, "kvgate_expected_hit_tokens_total", model="m", endpoint="a") == 80
     assert value(metrics, "kvgate_reported_hit_tokens_total", model="m", endpoint="a") == 80
+    assert value(metrics, "kvgate_reported_prompt_tokens_total", model="m", endpoint="a") == 160
+    assert value(metrics, "kvgate_engine_cache_query_tokens_total", endpoint="a", cache="own") == 200
+    assert value(metrics, "kvgate_engine_cache_hit_tokens_total", endpoint="a", cache="external") == 10
     # The two errors cancel each other in the totals, and not here.
     assert value(metrics, "kvgate_hit_error_tokens_total", model="m", endpoint="a") == 32
 
@@ -170,6 +177,7 @@ def say_all(metrics: Metrics, endpoint: str) -> None:
     """What a request and a stream still say about an endpoint."""
     metrics.attempted("m", endpoint, "decode", "ok")
     metrics.hits_compared("m", endpoint, 1, 1)
+    metrics.hits_reported("m", endpoint, 1, 1)
     metrics.kv_events(endpoint, "stored", 1)
     metrics.kv_gap(endpoint, "lost")
 
@@ -183,7 +191,7 @@ def test_an_endpoint_that_is_dropped_takes_its_series_along(metrics) -> None:
     metrics.in_flight("a", -1)
     metrics.endpoint_dropped("a")
     assert labelled(metrics, "endpoint", "a") == set()
-    assert len(labelled(metrics, "endpoint", "b")) == 10
+    assert len(labelled(metrics, "endpoint", "b")) == 11
 
 
 def test_a_dropped_endpoints_last_requests_do_not_bring_it_back(metrics) -> None:

@@ -53,6 +53,8 @@ def test_the_page_describes_what_there_is(clock, settled) -> None:
     metrics.prompts_exact("m", 0.5)
     metrics.endpoint_parity("m", "a", False)
     metrics.hits_compared("m", "a", 1, 2)
+    metrics.hits_reported("m", "a", 3, 2)
+    metrics.cache_lookups("a", "own", 3, 2)
     metrics.plugin_failed("scorer", "x", ValueError())
     metrics.score_refused("x")
     metrics.engine_state("e", False, "refused")

@@ -167,3 +167,28 @@ async def test_a_client_that_leaves_while_something_is_held_leaves_nothing_behin
         await eventually(lambda: gateway.lines, "it is settled")
         await eventually(gateway.idle, "nothing stays booked")
         assert gateway.lines[0].outcome == "cancelled"
+
+
+async def test_the_share_of_hits_is_the_engines_own_over_mixed_traffic():
+    async with engines(2) as servers, running(config_for(*(server.url for server in servers))) as gateway:
+
+        def named(text: str, name: str) -> float:
+            return sum(float(line.split()[-1]) for line in text.splitlines() if line.startswith(f"{name}{{"))
+
+        for number in range(24):
+            options = ({"include_usage": True}, None, {"include_usage": False})[number % 3]
+            body = chat(group=number % 4, question=number) | ({"stream": True} if number % 4 else {})
+            if options is not None and body.get("stream"):
+                body["stream_options"] = options
+            assert (await gateway.client.post(CHAT, json=body)).status_code == 200
+        ranks = [rank.stats for server in servers for rank in server.service.engines]
+        queried, hit = sum(rank.prefix_queries for rank in ranks), sum(rank.prefix_hits for rank in ranks)
+        assert hit > queried / 2
+
+        fleet, (serving,) = gateway.gateway.fleet, gateway.gateway.directory.servings
+        endpoints = fleet.endpoints(serving.model)
+        await eventually(lambda: sum(one.metrics.prefix_queries for one in endpoints) == queried, "all is scraped")
+        text = await gateway.metrics()
+        assert named(text, "kvgate_engine_cache_hit_tokens_total") == hit
+        assert named(text, "kvgate_reported_prompt_tokens_total") == queried
+        assert named(text, "kvgate_reported_hit_tokens_total") == hit
