@@ -10,15 +10,17 @@ import dataclasses
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 from rich.console import Console
 
 from gateway.errors import ConfigError
+from gateway.framework import Role
 from gateway.replay.cell import Cell
 from gateway.replay.command import tell
 from gateway.replay.compare import Job, run
-from gateway.replay.demand import demand
+from gateway.replay.demand import Demand, demand
 from gateway.replay.floor import Floor, floors
 from gateway.replay.kinds import MOST, Kind, Kinds, named
 from gateway.replay.plan_plot import draw
@@ -26,9 +28,14 @@ from gateway.replay.plan_report import answer, fault, table
 from gateway.replay.policies import Wiring
 from gateway.replay.report import check_writable
 from gateway.replay.show import Ticker
-from gateway.replay.sizes import Judge, Sized, Trial, smallest
+from gateway.replay.sizes import Judge, Sized, Trial, best_of, smallest
 from gateway.replay.statistics import Summary
 from simulator.virtual.machine import Machine
+
+TWO_LEGS = "prefill-decode"
+"""The type of the handler that places a prompt and its answer."""
+
+TOGETHER, APART = "prompts and answers together", "prompts computed apart"
 
 WIDTH = 80
 """Characters of the table, however wide a terminal is."""
@@ -38,7 +45,7 @@ WIDTH = 80
 class Plan:
     """What is planned. ``cell``: all but its fleet and its load. ``rate``: requests a second in all; None: the trace's
     own, or what a closed loop makes. ``share``: of the requests, and of those of each class with objectives, that must
-    be answered within these."""
+    be answered within these. ``roles``: fleets whose prompts are computed apart are looked for, too."""
 
     cell: Cell
     machine: Machine
@@ -48,6 +55,7 @@ class Plan:
     seeds: int = 3
     most: int = 256
     processes: int = 1
+    roles: bool = False
 
     def __post_init__(self) -> None:
         if not str(self.cell.objectives):
@@ -87,8 +95,8 @@ class Plan:
                 )
         return found
 
-    def replay(self, fleet: Kinds, seeds: range) -> Sequence[Summary]:
-        jobs = [Job(self.sized(fleet), self.wiring, seed) for seed in seeds]
+    def replay(self, wiring: Wiring, fleet: Kinds, seeds: range) -> Sequence[Summary]:
+        jobs = [Job(self.sized(fleet), wiring, seed) for seed in seeds]
         with Ticker(Console(stderr=True), named(fleet), jobs) as ticker:
             return run(jobs, processes=self.processes, watcher=ticker)
 
@@ -99,14 +107,32 @@ class Plan:
         found += [figures["goodput"] for name, figures in summary.classes.items() if objectives.asked(name) is not None]
         return min(found)
 
-    def search(self, found: Sequence[Floor]) -> Sized:
-        work = demand(found[0].alone, self.machine, self.cell.objectives)
-        judge = Judge(self.replay, self.met, asked=self.share, seeds=self.seeds)
+    def together(self, work: Demand) -> Sized:
+        """Of engines that all compute prompts and answer."""
+        judge = Judge(partial(self.replay, self.wiring), self.met, asked=self.share, seeds=self.seeds)
 
         def best(engines: int) -> Trial:
             return judge.trial((Kind(self.machine, engines),))
 
         return smallest(best, first=round(work.engines), least=1, most=self.most)
+
+    def apart(self, work: Demand) -> Sized:
+        """Of engines some of which compute prompts and the others answer: of each size the best split is looked for,
+        from what the work alone would need. Raises ConfigError where the policy has no handler that plans two legs."""
+        judge = Judge(partial(self.replay, split(self.wiring)), self.met, asked=self.share, seeds=self.seeds)
+
+        def best(engines: int) -> Trial:
+            def trial(prefill: int) -> Trial:
+                return judge.trial(
+                    (
+                        Kind(self.machine, prefill, Role.PREFILL),
+                        Kind(self.machine, engines - prefill, Role.DECODE),
+                    )
+                )
+
+            return best_of(trial, first=round(engines * work.prefill_share), least=1, most=engines - 1)
+
+        return smallest(best, first=max(2, round(work.engines)), least=2, most=max(2, self.most))
 
 
 def plan(wanted: Plan, *, plot: Path | None = None, console: Console | None = None) -> int:
@@ -121,10 +147,24 @@ def plan(wanted: Plan, *, plot: Path | None = None, console: Console | None = No
         console.print(line, markup=False, highlight=False)
     if faults:
         return 1
-    sized = wanted.search(found)
-    console.print(table(sized.trials.values(), found))
-    for line in answer(sized, found, wanted.share, wanted.machine):
-        console.print(line, markup=False, highlight=False)
+    work = demand(found[0].alone, wanted.machine, wanted.cell.objectives)
+    sized: dict[str, Sized] = {}
+    for layout, search in ((TOGETHER, wanted.together), (APART, wanted.apart))[: 2 if wanted.roles else 1]:
+        sized[layout] = search(work)
+        console.print(table(sized[layout].trials.values(), found, layout))
+        for line in answer(sized[layout], found, wanted.share, wanted.machine):
+            console.print(line, markup=False, highlight=False)
     if plot is not None:
-        draw({"prompts and answers together": sized}, wanted.name, found, wanted.share, wanted.machine, plot)
-    return 0 if sized.smallest is not None else 1
+        draw(sized, wanted.name, found, wanted.share, wanted.machine, plot)
+    return 0 if any(each.smallest is not None for each in sized.values()) else 1
+
+
+def split(wiring: Wiring) -> Wiring:
+    """The policy with the handler that computes prompts apart. Raises ConfigError where it has none."""
+    config = wiring.config
+    names = [handler.name for handler in config.handlers if handler.type == TWO_LEGS]
+    if not names:
+        raise ConfigError(f"{wiring.name}: has no handler of the type {TWO_LEGS!r} for fleets with roles: add one")
+    handler = wiring.handler if wiring.handler in names else names[0]
+    models = (dataclasses.replace(config.models[0], handler=handler), *config.models[1:])
+    return dataclasses.replace(wiring, config=dataclasses.replace(config, models=models))

@@ -53,9 +53,9 @@ def compose(found: Mapping[str, Sized], name: str, floors: Sequence[Floor], shar
     upper.set_ylim(0, 104)
     upper.set_title(f"answered within {floors[0].objectives}, % of the requests", fontsize=9, loc="left")
     lower.set_title("TTFT p99, s", fontsize=9, loc="left")
-    lower.set_ylim(bottom=0)
     if asked.ttft is not None:
         lower.axhline(asked.ttft, color=INK, linewidth=1, linestyle="--")
+    lower.set_ylim(bottom=0)
     lower.set_xlabel("engines")
     lower.xaxis.set_major_locator(MaxNLocator(integer=True, min_n_ticks=1))
     figure.legend(loc="outside right upper", fontsize=SMALL, frameon=False)

@@ -16,6 +16,12 @@ from gateway.replay.statistics import METRICS, mean
 from simulator.virtual.machine import Machine
 
 FIGURES = ("ttft_p50", "ttft_p99", "tpot_p99", "hit_rate")
+HEADINGS = (
+    *("engines", "within\n%", "95 %\ninterval"),
+    *("TTFT\np50, s", "TTFT\np99, s", "TPOT\np99, ms", "hits\n%"),
+    *("seeds", "does"),
+)
+"""Of the table: with the longest figures under them it has 80 columns."""
 
 FEW = 100
 """Requests an engine: with fewer, most of a run is caches that fill."""
@@ -48,19 +54,12 @@ def fault(floor: Floor, share: float, machine: Machine) -> list[str]:
     return lines
 
 
-def table(trials: Iterable[Trial], floors: Sequence[Floor]) -> Table:
-    """All sizes that were tried, in order."""
-    found = Table(
-        box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), title_justify="left", title=f"within {floors[0].objectives}"
-    )
-    found.add_column("engines", justify="right", no_wrap=True)
-    for heading in ("within\n%", "95 %\ninterval"):
+def table(trials: Iterable[Trial], floors: Sequence[Floor], name: str) -> Table:
+    """All sizes that were tried, in order; of each its best layout. ``name``: that of all of them."""
+    title = f"{name}, within {floors[0].objectives}"
+    found = Table(box=box.SIMPLE_HEAD, show_edge=False, padding=(0, 1, 0, 0), title_justify="left", title=title)
+    for heading in HEADINGS:
         found.add_column(heading, justify="right", no_wrap=True)
-    for name in FIGURES:
-        what, _, which = METRICS[name].title.partition(" ")
-        found.add_column(f"{what}\n{which}, {METRICS[name].unit}", justify="right", no_wrap=True)
-    found.add_column("seeds", justify="right", no_wrap=True)
-    found.add_column("enough", no_wrap=True)
     for trial in sorted(trials, key=lambda trial: trial.engines):
         it = trial.share
         found.add_row(
@@ -81,13 +80,11 @@ def answer(sized: Sized, floors: Sequence[Floor], share: float, machine: Machine
     if (found := sized.smallest) is None:
         why = "more do not help" if sized.helpless else "try more with --most"
         return [
-            f"{_engines(most.fleet, machine)} answer {most.share.mid * 100:.1f} % within {objectives}, not "
+            f"{_answer(most.fleet, machine)} {most.share.mid * 100:.1f} % within {objectives}, not "
             f"{share * 100:g} %: {why}. At most {min(floor.share for floor in floors) * 100:.1f} % can be had."
         ]
     seeds = f"{len(found.shares)} seeds"
-    lines = [
-        f"{_engines(found.fleet, machine)} answer {found.share.mid * 100:.1f} % within {objectives} (mean of {seeds})."
-    ]
+    lines = [f"{_answer(found.fleet, machine)} {found.share.mid * 100:.1f} % within {objectives} (mean of {seeds})."]
     fewer = sized.trials.get(found.engines - 1)
     if fewer is not None:
         lines.append(f"One less answers {fewer.share.mid * 100:.1f} %.")
@@ -116,6 +113,10 @@ def _engines(fleet: Kinds, machine: Machine) -> str:
         return f"{count(fleet)} engine{'' if count(fleet) == 1 else 's'} of {machine.name}"
     roles = " and ".join(f"{kind.count} for {'prompts' if kind.role is Role.PREFILL else 'answers'}" for kind in fleet)
     return f"{count(fleet)} engines of {machine.name}, {roles},"
+
+
+def _answer(fleet: Kinds, machine: Machine) -> str:
+    return f"{_engines(fleet, machine)} {'answers' if count(fleet) == 1 else 'answer'}"
 
 
 def _who(traffic: str) -> str:

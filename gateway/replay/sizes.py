@@ -8,7 +8,7 @@ from enum import Enum
 from typing import TypeAlias
 
 from gateway.replay.kinds import Kinds, count
-from gateway.replay.statistics import Interval, Summary, interval
+from gateway.replay.statistics import METRICS, Interval, Summary, interval, mean
 
 MOST_ROUNDS = 3
 """Of seeds, for a size of which one round does not tell whether it does."""
@@ -25,7 +25,7 @@ class Verdict(Enum):
 
     YES = "yes"
     NO = "no"
-    OPEN = "within the noise"
+    OPEN = "open"
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,6 +138,24 @@ def smallest(best: Callable[[int], Trial], *, first: int, least: int, most: int)
             sure = trials[size]
             break
     return Sized(trials, trials[above], sure)
+
+
+def best_of(trial: Callable[[int], Trial], *, first: int, least: int, most: int) -> Trial:
+    """The best of the layouts ``least`` to ``most`` of one size, from ``first`` uphill: of two that answer as many in
+    time the one with the shorter waits, so that it goes on where a fleet is so small that it answers none."""
+
+    def height(layout: int) -> tuple[float, float]:
+        found = trial(layout)
+        return found.share.mid, -mean(METRICS["ttft_mean"], found.summaries)
+
+    at = min(max(first, least), most)
+    for step in (1, -1):
+        moved = False
+        while least <= at + step <= most and height(at + step) > height(at):
+            at, moved = at + step, True
+        if moved:
+            break
+    return trial(at)
 
 
 def _any(trial: Trial) -> bool:

@@ -72,6 +72,9 @@ def report(wiring: Wiring, metric: Metric, found: Found, cells: Sequence[str], k
     lines = [f"{found.tried} candidates tried for {metric.title}{where}{''.join(f', {keep}' for keep in keeps)}"]
     if found.idle:
         lines.append(f"not searched, since nothing changes with it: {', '.join(knob.name for knob in found.idle)}")
+    flat = [name for name, runs in zip(cells, found.given, strict=True) if _flat(metric, runs)]
+    if flat:
+        lines.append(f"{metric.title} says nothing in {' and '.join(flat)}: it is 0 or all there; choose another load")
     lines.append("on the training part")
     if not found.values:
         return [*lines, "  none was better: keep the configuration as it is"]
@@ -127,6 +130,11 @@ def _better(metric: Metric, found: Found) -> str:
     it = gain(metric, found.held_tuned, found.held_given)
     unit = "%" if metric.ratio else "pp"
     return f"better by {it.mid * 100:.1f} {unit} ({it.low * 100:+.1f}..{it.high * 100:+.1f})"
+
+
+def _flat(metric: Metric, runs: Sequence[Summary]) -> bool:
+    """Whether a share is at its end, where little can change."""
+    return not metric.ratio and {one.values[metric.name] for one in runs} in ({0.0}, {1.0})
 
 
 def _in(cells: Sequence[str], number: int) -> str:

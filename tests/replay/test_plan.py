@@ -6,8 +6,17 @@ import json
 from pathlib import Path
 
 import pytest
+from rich.console import Console
 
 from gateway.cli import EXIT_CONFIG, main
+from gateway.framework import Role
+from gateway.replay.floor import Floor
+from gateway.replay.kinds import Kind
+from gateway.replay.objectives import objectives
+from gateway.replay.plan_report import table
+from gateway.replay.sizes import Trial
+from simulator.virtual.machine import MACHINES
+from tests.replay.runs import summary
 
 EXCERPT = Path(__file__).parents[1] / "data" / "replay" / "mooncake_conversation.jsonl"
 
@@ -34,10 +43,24 @@ def test_a_size_is_found(tmp_path, capsys) -> None:
     assert "within ttft=0.5s,tpot=40ms (mean of " in line
     engines = int(line.split()[0])
     assert engines > 1
-    assert f"\n{engines:>8} " in out
+    assert f"\n{engines:>7} " in out
     assert "One less answers " in out
     assert max(map(len, out.splitlines())) <= 80
     assert "caches that fill" in out  # 150 requests are few
+
+
+def test_the_table_has_80_columns_whatever_its_figures(capsys) -> None:
+    figures = {"ttft_p50": 123.456, "ttft_p99": 1234.5, "tpot_p99": 1.234, "hit_rate": 1.0}
+    fleet = (Kind(MACHINES["70b-tp4"], 64, Role.PREFILL), Kind(MACHINES["70b-tp4"], 128, Role.DECODE))
+    trials = [Trial(fleet, shares, 0.99, [summary(**figures)] * 9) for shares in ([1.0] * 9, [0.98, 1.0, 0.99])]
+    floor = Floor("", objectives(["ttft=2s,tpot=50ms", "batch:ttft=60s"]), [])
+    Console(width=80).print(table(trials, [floor], "prompts computed apart"))
+    out = capsys.readouterr().out
+    assert "64p + 128d" in out
+    assert "100.0..100.0" in out
+    assert "open" in out
+    assert "…" not in out
+    assert max(map(len, out.splitlines())) <= 80
 
 
 def test_what_cannot_be_had_at_any_size_is_said_before_anything_runs(tmp_path, capsys) -> None:
@@ -57,7 +80,7 @@ def test_and_what_none_of_some_sizes_does(tmp_path, capsys) -> None:
     path = lengths(tmp_path)
     arguments = ["plan", str(path), "--slo", "ttft=500ms", "--rate", "80", "--seeds", "2", "--jobs", "1", "--most", "1"]
     assert main(arguments) == 1
-    assert "1 engine of 70b-tp4 answer" in capsys.readouterr().out
+    assert "1 engine of 70b-tp4 answers " in capsys.readouterr().out
 
 
 def test_each_class_must_be_answered(tmp_path, capsys) -> None:

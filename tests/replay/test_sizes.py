@@ -9,8 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gateway.replay.kinds import Kind, Kinds, count
-from gateway.replay.sizes import LITTLE, Judge, Sized, Trial, Verdict, smallest
-from gateway.replay.statistics import Summary
+from gateway.replay.sizes import LITTLE, Judge, Sized, Trial, Verdict, best_of, smallest
+from gateway.replay.statistics import METRICS, Summary, mean
 from simulator.virtual.machine import MACHINES
 from tests.replay.runs import summary
 
@@ -80,6 +80,24 @@ def test_where_seeds_do_not_tell_more_are_run() -> None:
     assert all(len(trial.shares) in (3, 6, 9) for trial in found.trials.values())
     if found.sure is not None:
         assert found.sure.engines >= found.smallest.engines
+
+
+@given(st.integers(1, 30), st.integers(-5, 40), st.booleans())
+def test_the_best_layout_is_climbed_to(top, first, overloaded) -> None:
+    """Where none of them answers in time, by how long they wait."""
+    tried = set()
+
+    def trial(layout: int) -> Trial:
+        tried.add(layout)
+        off = abs(layout - top)
+        share = 0.0 if overloaded else 1.0 - off / 100
+        return Trial((Kind(MACHINE),), [share], 0.99, [summary(ttft_mean=1.0 + off)])
+
+    best_of(trial, first=first, least=1, most=30)
+    found = best_of(trial, first=first, least=1, most=30)
+    assert mean(METRICS["ttft_mean"], found.summaries) == 1.0
+    assert tried <= set(range(1, 31))
+    assert len(tried) <= abs(min(max(first, 1), 30) - top) + 3
 
 
 def test_the_verdict_is_of_the_interval() -> None:

@@ -182,6 +182,13 @@ def test_and_what_is_not_kept_where_it_was_held_out_is_not_recommended(monkeypat
     assert "% worse, 2 % were allowed: keep the configuration as it is" in last
 
 
+def test_a_cell_whose_objective_is_at_its_end_is_named() -> None:
+    runs = [[summary(seed=seed, goodput=share) for seed in (1, 2)] for share in (0.0, 0.5, 1.0)]
+    found = Found({}, runs, runs, runs, runs, 3)
+    lines = report(policy("default"), GOODPUT, found, ["idle", "busy", "overloaded"])
+    assert lines[1] == "goodput says nothing in idle and overloaded: it is 0 or all there; choose another load"
+
+
 def test_what_follows_from_the_requests_is_left_to_them(monkeypatch) -> None:
     """A number that is not searched stays null: its usual value is not written into the candidates of others."""
     seen: list[object] = []
