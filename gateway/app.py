@@ -33,8 +33,8 @@ from gateway.proxy.decisions import Decisions
 from gateway.proxy.directory import Directory
 from gateway.proxy.explain import Explainer
 from gateway.proxy.keys import read as read_keys
-from gateway.proxy.media_questions import MediaQuestions
 from gateway.proxy.operations import Operations
+from gateway.proxy.prompt_questions import PromptQuestions
 from gateway.proxy.server import Server
 from gateway.proxy.stored import StoredResponses
 from gateway.proxy.stream_usage import StreamUsage
@@ -134,7 +134,7 @@ class Gateway:
         return self.reloading.wiring.directory
 
     @property
-    def questions(self) -> MediaQuestions:
+    def questions(self) -> PromptQuestions:
         return self.reloading.wiring.questions
 
     @property

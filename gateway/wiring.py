@@ -34,7 +34,7 @@ from gateway.proxy.forward import Forwarder
 from gateway.proxy.handover import Handover
 from gateway.proxy.keys import ClientKeys
 from gateway.proxy.legs import RetryBudget
-from gateway.proxy.media_questions import MediaQuestions
+from gateway.proxy.prompt_questions import PromptQuestions
 from gateway.proxy.stored import StoredResponses
 from gateway.proxy.stream_usage import StreamUsage
 from gateway.proxy.upstream import Upstream
@@ -127,7 +127,7 @@ class Wiring:
     directory: Directory
     director: Director
     handover: Handover
-    questions: MediaQuestions
+    questions: PromptQuestions
     witness: Witness
     keys: ClientKeys
 
@@ -149,11 +149,11 @@ class Wiring:
             random=common.chance,
             after=None if before is None else before.handover,
         )
-        questions = MediaQuestions(
+        questions = PromptQuestions(
             forwarder,
             upstream,
             directory,
-            {settings.name: settings.media for settings in config.models},
+            {settings.name: settings for settings in config.models},
             common.clock,
             common.observer,
             None if before is None else before.questions,

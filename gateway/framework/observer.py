@@ -88,6 +88,10 @@ class Observer:
     def media_rendered(self, model: str, result: str) -> None:
         """What came of asking an engine what a chat with images becomes: ``asked``, ``remembered``, or why nothing."""
 
+    def prompt_asked(self, model: str, result: str) -> None:
+        """What came of asking an engine what a prompt becomes that cannot be tokenized here: words as of
+        ``media_rendered``."""
+
     def tokens_compared(self, model: str, ours: int, reported: int) -> None:
         """Our exact count against ``usage.prompt_tokens``."""
 

@@ -106,6 +106,12 @@ class Metrics(Observer):
         self._renders = self._counter(
             "media_renders", "Chats with images of which an engine was to tell the tokens.", "model", "result"
         )
+        self._asked = self._counter(
+            "prompts_asked",
+            "Prompts that cannot be tokenized here, of which an engine was to tell the tokens.",
+            "model",
+            "result",
+        )
         self._counts = self._counter("token_counts_compared", "Exact counts compared with the engine's.", "model")
         self._mismatches = self._counter(
             "token_count_mismatches", "Exact counts that differed from the engine's.", "model"
@@ -217,6 +223,9 @@ class Metrics(Observer):
 
     def media_rendered(self, model: str, result: str) -> None:
         self._renders[model, result] += 1
+
+    def prompt_asked(self, model: str, result: str) -> None:
+        self._asked[model, result] += 1
 
     def tokens_compared(self, model: str, ours: int, reported: int) -> None:
         self._counts[model,] += 1

@@ -29,7 +29,7 @@ from gateway.proxy.forward import Forwarder
 from gateway.proxy.handover import Handover
 from gateway.proxy.identify import client_of, identify, tokenized
 from gateway.proxy.legs import Attempts, LegFailed
-from gateway.proxy.media_questions import MediaQuestions
+from gateway.proxy.prompt_questions import PromptQuestions
 from gateway.proxy.receive import receive
 from gateway.proxy.relay import ClientGone, relay, relay_held
 from gateway.proxy.settings import ListenSettings, RetrySettings, TimeoutSettings
@@ -57,7 +57,7 @@ class Director:
         scheduler: Scheduler,
         forwarder: Forwarder,
         handover: Handover,
-        questions: MediaQuestions,
+        questions: PromptQuestions,
         witness: Witness,
         listen: ListenSettings,
         timeouts: TimeoutSettings,
@@ -191,7 +191,7 @@ class Director:
                 room=lambda: self._directory.room(serving.model),
             )
         else:
-            exchange.serving.tokens.told(prompt)
+            prompt = exchange.serving.tokens.told(call.input, prompt)
         exchange.prompt = prompt
         exchange.own_tokens = None if prompt.own is None else len(prompt.own)
         exchange.keys = tokenized(exchange.serving, exchange.request, prompt)

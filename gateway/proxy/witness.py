@@ -16,11 +16,12 @@ from typing import Any
 import msgspec
 
 from gateway.api.body import JsonBody
-from gateway.framework import Clock, Endpoint, Engine, Kind, LogLimit, SystemClock, TaskSet, left_out
+from gateway.framework import Clock, Endpoint, Engine, LogLimit, SystemClock, TaskSet, left_out
 from gateway.proxy.directory import Serving
 from gateway.proxy.exchange import Exchange, Questions
 from gateway.proxy.forward import Forwarder
 from gateway.proxy.legs import Leg, LegFailed
+from gateway.proxy.telling import ABSENCE, ABSENT, RENDERED, telling
 from gateway.proxy.upstream import Upstream
 from gateway.tokens.agreement import form_of
 
@@ -34,23 +35,6 @@ MAX_BODY = 128 * 1024
 
 MAX_PROOF = 1024 * 1024
 """The same of one that is to prove an engine, once in its life: where all prompts are long, none other comes."""
-
-RENDERED = frozenset({Kind.CHAT, Kind.COMPLETION, Kind.RESPONSES, Kind.MESSAGES})
-TOKENIZED = frozenset({Kind.CHAT, Kind.COMPLETION})
-UNTOLD = ("documents", "reasoning_effort")
-"""Fields of a chat that vLLM's ``/tokenize`` ignores."""
-RENAMED = b"reasoning_content"
-"""A message's field that vLLM 0.32 takes for ``reasoning`` on the chat route, and drops in ``/tokenize``. A text with
-the word in it is left out, too: it is a sample."""
-
-ABSENT = (403, 404, 405)
-"""Statuses of a route that is switched off or is not there."""
-
-ABSENCE = 600.0
-"""Seconds for which such a route is not asked for, unless its engine starts anew before: what stands before an engine
-may change without it."""
-
-TOKENIZE = "/tokenize"
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,14 +97,9 @@ class Witness:
         self._tasks.start(compared, name=f"compare ids of {serving.model.name}")
 
     def _paths(self, exchange: Exchange, endpoint: Endpoint, body: JsonBody) -> list[str]:
-        paths = [] if _thinks_not(exchange) else [f"{exchange.route.path}/render"]
-        messages = bytes(body.fields.get("messages", b""))
         assert exchange.serving is not None
-        tells = exchange.route.kind is Kind.COMPLETION or exchange.serving.tokens.tokenize_tells
-        tells = tells and exchange.route.kind in TOKENIZED
-        if tells and RENAMED not in messages and body.fields.keys().isdisjoint(UNTOLD):
-            paths.append(TOKENIZE)
         now = exchange.clock.monotonic()
+        paths = telling(exchange.route, body, exchange.serving.tokens)
         return [path for path in paths if not self._is_absent(endpoint.engine, path, now)]
 
     def _is_absent(self, engine: Engine, path: str, now: float) -> bool:
@@ -160,19 +139,6 @@ class Witness:
         if answer.status != 200:
             return None
         return _ids(raw)
-
-
-def _thinks_not(exchange: Exchange) -> bool:
-    """Whether vLLM 0.32 renders the body as it would not serve it: the effort that a template knows for not thinking is
-    asked of the template where ``/v1/messages`` serves, and always ``none`` where it renders."""
-    assert isinstance(exchange.body, JsonBody)
-    if exchange.route.kind is not Kind.MESSAGES:
-        return False
-    try:
-        thinking: Any = msgspec.json.decode(exchange.body.fields.get("thinking", b"null"))
-    except msgspec.DecodeError:
-        return True
-    return isinstance(thinking, dict) and thinking.get("type") == "disabled"
 
 
 def _ids(raw: bytes) -> list[int] | None:

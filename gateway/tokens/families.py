@@ -22,7 +22,7 @@ class Family:
     vLLM makes tokens of its prompts, completes "its chats are". ``texts``: of texts, too, not of chats alone.
 
     ``extra``: kvgate's, which brings ``module``, by which it is done here; empty: there is none. ``tokenize``: vLLM's
-    ``/tokenize`` makes the same of a chat as the chat route does.
+    ``/tokenize`` makes the same of a chat as the chat route does; but of messages that hold one of ``untold``.
     """
 
     name: str
@@ -34,6 +34,7 @@ class Family:
     extra: str = ""
     module: str = ""
     tokenize: bool = True
+    untold: tuple[bytes, ...] = ()
 
     @property
     def installed(self) -> bool:
@@ -59,6 +60,7 @@ FAMILIES = (
         texts=True,
         extra="mistral",
         module="mistral_common",
+        untold=(b"tool_call",),  # vLLM 0.32 shortens their ids on the chat route only
     ),
     Family("DeepSeek V3.2", IN_CODE, architectures=frozenset({"DeepseekV32ForCausalLM"})),
     Family(

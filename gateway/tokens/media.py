@@ -4,7 +4,7 @@ How many tokens an image becomes only the engine's processor knows, and the engi
 is of the image too. So the ids that an engine will see end with the last token ahead of the first. Behind it come ids
 of our own: a digest of the image, about as often as it will have tokens, and the tokens of the text that follows. They
 keep the turns of a conversation together, and are never taken for an engine's. Where an engine may be asked, it is
-(``proxy/media_questions.py``), and all this serves only while none answers.
+(``proxy/prompt_questions.py``), and all this serves only while none answers.
 """
 
 from __future__ import annotations

@@ -39,9 +39,23 @@ class MediaSettings:
 @dataclass(frozen=True, slots=True)
 class ForwardSettings:
     """``forward``: engines get our ids where they would make the same of the prompt's text, and need not tokenize it
-    again."""
+    again.
+
+    ``ask``: an engine is asked what it makes of each new prompt that cannot be tokenized here, before that is placed;
+    it tokenizes it twice then. ``ask_timeout``: seconds that a client waits for that: an API server that is not busy
+    tokenizes some 100,000 tokens in one. ``ask_concurrency``: questions at a time.
+    """
 
     forward: bool = False
+    ask: bool = True
+    ask_timeout: float = 1.0
+    ask_concurrency: int = 16
+
+    def __post_init__(self) -> None:
+        if not self.ask_timeout > 0:
+            raise ValueError("ask_timeout must be above 0 seconds")
+        if self.ask_concurrency < 1:
+            raise ValueError("ask_concurrency must be at least 1")
 
 
 @dataclass(frozen=True, slots=True)

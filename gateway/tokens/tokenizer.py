@@ -102,16 +102,44 @@ class ModelTokens:
     @property
     def asks(self) -> bool:
         """Engines are asked for what cannot be tokenized here."""
-        return False
+        return self._settings.tokens.ask
+
+    def is_asked(self, prompt: ChatInput | TextInput) -> bool:
+        """Whether an engine is to be asked what it makes of this prompt."""
+        if self._loaded is None or not self.asks or prompt.truncated:
+            return False
+        hindered = _form(prompt) in self.obstacles
+        if isinstance(prompt, TextInput):
+            return hindered and len(prompt.texts) == 1
+        converted = self._loaded.native is not None and (prompt.built or prompt.system_first)
+        return (hindered or converted) and prompt.template is None and not prompt.thinking_disabled
+
+    @property
+    def may_ask(self) -> bool:
+        """Whether an engine is asked of any prompt."""
+        loaded = self._loaded
+        return loaded is not None and self.asks and (bool(loaded.obstacles) or loaded.native is not None)
+
+    @property
+    def untold(self) -> tuple[bytes, ...]:
+        """Words in a chat's messages of which vLLM's ``/tokenize`` makes something else than the chat route."""
+        return () if self._loaded is None or self._loaded.family is None else self._loaded.family.untold
 
     @property
     def tokenize_tells(self) -> bool:
         """vLLM's ``/tokenize`` makes the same of a chat as the route that serves it."""
         return self._loaded is None or self._loaded.family is None or self._loaded.family.tokenize
 
-    def told(self, prompt: Prompt) -> None:
-        """An engine has told what a prompt becomes."""
+    def told(self, given: PromptInput, prompt: Prompt) -> Prompt:
+        """An engine has told what ``given`` becomes. It is estimated all the same where engines do otherwise than they
+        tell."""
+        if prompt.own is not None and isinstance(given, ChatInput | TextInput):
+            if self.parity.lost(_form(given)) is not None:
+                return replace(self._estimated(_raws(given), Why.PARITY), own=prompt.own)
+            if differing := self.parity.differing(_form(given)):
+                prompt = replace(prompt, differing=differing)
         self._note(prompt.why)
+        return prompt
 
     @property
     def forwards(self) -> bool:
@@ -155,7 +183,7 @@ class ModelTokens:
         if why is None:
             try:
                 found = await self._tokens_of(prompt, client, room)
-                form = Form.CHAT if isinstance(prompt, ChatInput) else Form.TEXT
+                form = _form(prompt)
                 if self.parity.lost(form) is None:
                     if found.why:
                         self._observer.tokens_estimated(self._model, found.why)
@@ -165,12 +193,7 @@ class ModelTokens:
                 why, own = Why.PARITY, found.own
             except Unrenderable as unrenderable:
                 why = unrenderable.why
-        raws = (
-            [prompt.raw]
-            if isinstance(prompt, ChatInput)
-            else [text.encode("utf-8", "replace") for text in prompt.texts]
-        )
-        estimated = self._estimated(raws, why)
+        estimated = self._estimated(_raws(prompt), why)
         return estimated if own is None else replace(estimated, own=own)
 
     def say(self) -> None:
@@ -198,7 +221,7 @@ class ModelTokens:
             return Why.NO_TOKENIZER
         if prompt.truncated:
             return Why.TRUNCATED
-        obstacle = self._loaded.obstacles.get(Form.CHAT if isinstance(prompt, ChatInput) else Form.TEXT)
+        obstacle = self._loaded.obstacles.get(_form(prompt))
         return None if obstacle is None else obstacle.why
 
     async def _tokens_of(
@@ -291,6 +314,17 @@ class ModelTokens:
             return estimate(without_payloads(raws[0]), why)
         prompt = estimate(raws[0], why)
         return replace(prompt, count=max(1, sum(map(len, raws)) // BYTES_PER_TOKEN), single=False)
+
+
+def _form(prompt: ChatInput | TextInput) -> Form:
+    return Form.CHAT if isinstance(prompt, ChatInput) else Form.TEXT
+
+
+def _raws(prompt: ChatInput | TextInput) -> list[bytes]:
+    """What an estimate is made of."""
+    if isinstance(prompt, ChatInput):
+        return [prompt.raw]
+    return [text.encode("utf-8", "replace") for text in prompt.texts]
 
 
 def _by_library(native: Native, prompt: ChatInput | TextInput) -> Prompt:

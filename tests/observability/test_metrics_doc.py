@@ -47,6 +47,7 @@ def test_the_page_describes_what_there_is(clock, settled) -> None:
     metrics.disconnected("m", "queued")
     metrics.tokens_estimated("m", "x")
     metrics.media_rendered("m", "asked")
+    metrics.prompt_asked("m", "asked")
     metrics.tokens_compared("m", 1, 2)
     metrics.ids_compared("m", False)
     metrics.parity("m", True)

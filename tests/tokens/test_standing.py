@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from gateway.framework import ChatInput, OpaqueInput, TextInput
 from gateway.tokens import ModelTokens
 from gateway.tokens.agreement import LEAST, Form
+from gateway.tokens.settings import ForwardSettings
 from gateway.tokens.standing import PROMPTS, Tally
 from tests.support.examples import examples
 from tests.tokens.conftest import Load
@@ -59,13 +60,25 @@ async def test_without_a_tokenizer(load: Load) -> None:
 
 
 async def test_no_model_whose_chats_cannot_be_rendered_is_exact(load: Load, variant: Callable[..., Path]) -> None:
-    tokens = await load(tokenizer=str(variant(chat_template__jinja=None)))
+    tokens = await load(tokenizer=str(variant(chat_template__jinja=None)), tokens=ForwardSettings(ask=False))
     foreseen = "exact but for chats, which are estimated, the tokenizer has no chat template"
     assert tokens.state == foreseen
     assert await ask(tokens, TEXT) == foreseen, "no chat has come yet"
     assert await ask(tokens, CHAT) == (
         "exact for 50 % of prompts, else no-template (the tokenizer has no chat template)"
     )
+
+
+async def test_what_engines_are_asked_for_is_exact_if_they_tell(load: Load, variant: Callable[..., Path]) -> None:
+    tokens = await load(tokenizer=str(variant(chat_template__jinja=None)))
+    assert tokens.state == (
+        "exact if an engine tells: chats are asked of the engines, the tokenizer has no chat template"
+    )
+    told = await tokens.tokenize(TextInput(("what an engine told",)))
+    assert tokens.told(CHAT, told) == told
+    assert tokens.state == "exact"
+    await tokens.tokenize(CHAT)
+    assert tokens.state.startswith("exact for 67 % of prompts, else no-template"), "it did not answer"
 
 
 async def test_where_other_tokens_are_counted_it_says_so(load: Load) -> None:

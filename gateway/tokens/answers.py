@@ -1,5 +1,5 @@
-"""What engines told of chats with images: their token ids, and which image begins where. Kept, so that no body is
-asked for twice.
+"""What engines told of prompts: their token ids, and of chats with images which one begins where. Kept, so that no body
+is asked for twice.
 
 Rules: bounded in ids, the least recently used forgotten first; and in time, since what lies behind a URL may change. An
 answer that does not fit together is none. Pure.
@@ -65,22 +65,26 @@ class _Features(msgspec.Struct):
     mm_placeholders: dict[str, list[_Range]]
 
 
-class _Rendered(msgspec.Struct):
-    token_ids: msgspec.Raw
+class _Told(msgspec.Struct):
+    """``token_ids``: of a render route. ``tokens``: of ``/tokenize``."""
+
+    token_ids: msgspec.Raw = msgspec.Raw(b"")
+    tokens: msgspec.Raw = msgspec.Raw(b"")
     features: _Features | None = None
 
 
-_DECODER = msgspec.json.Decoder(_Rendered)
+_DECODER = msgspec.json.Decoder(_Told)
 _IDS = msgspec.json.Decoder(list[int])
 
 
 def reading(raw: bytes) -> Generator[None, None, Prompt | None]:
-    """The prompt of a render route's answer (vLLM's ``GenerateRequest``), read in slices; None if it is none, or two
-    media are one in the other, as the sound of a video can be: engines tell of the second only in part."""
+    """The prompt of an answer of ``/tokenize`` or of a render route (vLLM's ``GenerateRequest``), read in slices; None
+    if it is none, or two media are one in the other, as the sound of a video can be: engines tell of the second only in
+    part."""
     ids = array("I")
     try:
         told = _DECODER.decode(raw)
-        for some in _slices(bytes(told.token_ids)):
+        for some in _slices(bytes(told.token_ids) or bytes(told.tokens)):
             ids.extend(_IDS.decode(some))
             yield
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError, OverflowError):
@@ -126,7 +130,7 @@ def name_of(route: str, fields: Mapping[str, msgspec.Raw], adapter: str | None, 
     return digest.digest()
 
 
-class MediaAnswers:
+class Answers:
     """Prompts of one model by ``name_of`` their bodies. ``limit``: ids of all together."""
 
     def __init__(self, limit: int = MAX_IDS) -> None:

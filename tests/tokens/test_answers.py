@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gateway.framework import Medium, Prompt
-from gateway.tokens.media_answers import AGE, SLICE, MediaAnswers, name_of, reading
+from gateway.tokens.answers import AGE, SLICE, Answers, name_of, reading
 
 
 def answer(ids: Any = (1, 2, 3, 4, 5, 6), hashes: Any = None, places: Any = None) -> bytes:
@@ -60,7 +60,8 @@ def test_a_text_has_no_media(hashes: Any) -> None:
         b"[]",
         b'{"token_ids": null}',
         b'{"token_ids": [1], "features": {}}',
-        b'{"tokens": [1]}',
+        b'{"tokens": null}',
+        b'{"tokens": [-1]}',
         b"\xff",
         b'{"token_ids": [1], "x": ' + b"[" * 100_000,
         answer([]),
@@ -88,7 +89,7 @@ def test_garbage_is_no_answer(raw: bytes) -> None:
 @given(st.lists(st.integers(0, 2**32 - 1), min_size=1), st.sampled_from([",", ", ", " ,\n"]), st.integers(1, 40))
 def test_slices_are_the_whole(ids: list[int], comma: str, size: int) -> None:
     raw = f'{{"token_ids": [{comma.join(map(str, ids))}]}}'.encode()
-    with patch("gateway.tokens.media_answers.SLICE", size):
+    with patch("gateway.tokens.answers.SLICE", size):
         told = read(raw)
     assert told is not None
     assert told.ids.tolist() == ids
@@ -139,7 +140,7 @@ def prompt(size: int) -> Prompt:
 
 
 def test_the_least_recently_used_is_forgotten() -> None:
-    answers = MediaAnswers(limit=10)
+    answers = Answers(limit=10)
     for name in (b"a", b"b"):
         answers.keep(name, prompt(5), 0.0)
     assert answers.find(b"a", 1.0) is not None
@@ -150,7 +151,7 @@ def test_the_least_recently_used_is_forgotten() -> None:
 
 
 def test_what_is_old_is_asked_again() -> None:
-    answers = MediaAnswers()
+    answers = Answers()
     answers.keep(b"a", prompt(5), 0.0)
     assert answers.find(b"a", AGE) is not None
     assert answers.find(b"a", AGE + 1) is None
@@ -159,8 +160,14 @@ def test_what_is_old_is_asked_again() -> None:
 
 @given(st.lists(st.tuples(st.sampled_from("abcd"), st.integers(1, 8)), max_size=30))
 def test_it_stays_within_its_limit(steps: list[tuple[str, int]]) -> None:
-    answers = MediaAnswers(limit=16)
+    answers = Answers(limit=16)
     for name, size in steps:
         answers.keep(name.encode(), prompt(size), 0.0)
         assert sum(len(known.ids) for _, known in answers._known.values()) == answers._size <= 16
         assert answers.find(name.encode(), 0.0) is not None
+
+
+def test_what_tokenize_tells_has_no_media() -> None:
+    prompt = read(b'{"count": 3, "max_model_len": 9, "tokens": [5, 6, 7], "token_strs": null}')
+    assert prompt is not None
+    assert (prompt.ids.tolist(), prompt.count, prompt.exact, prompt.media) == ([5, 6, 7], 3, True, ())

@@ -1,0 +1,268 @@
+"""Asks an engine what it makes of a prompt, before that is placed, where only an engine knows: how many tokens an image
+has and by which hash its blocks are named; and what vLLM's own code makes of a chat that no template renders.
+
+Rules: of images only where the model's configuration says so, since the engine prepares each one twice then; of what
+cannot be tokenized here unless the configuration says no. A client waits for it no longer than the configured seconds;
+one question for each body, and a few at a time; an engine that does not answer is asked again after a while, and is no
+sicker for it. Where nothing is told, the gateway's own ids serve, or an estimate.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from gateway.api.body import JsonBody
+from gateway.api.parse import Call
+from gateway.framework import ChatInput, Clock, Endpoint, Kind, LogLimit, Observer, Prompt, TaskSet, TextInput, left_out
+from gateway.proxy.directory import Directory
+from gateway.proxy.exchange import Exchange
+from gateway.proxy.forward import Forwarder
+from gateway.proxy.legs import Leg, LegFailed
+from gateway.proxy.telling import ABSENCE, ABSENT, TOKENIZE, telling
+from gateway.proxy.upstream import Upstream
+from gateway.tokens import ModelTokens
+from gateway.tokens.answers import Answers, name_of, reading
+from gateway.tokens.media import can_be_asked, holds_media
+from gateway.tokens.settings import TokenSettings
+
+log = logging.getLogger("kvgate.tokens")
+
+PAUSE = 30.0
+"""Seconds for which an engine that did not answer is not asked: each question could cost a client its timeout."""
+
+MAX_ANSWER = 16 * 1024 * 1024
+"""Bytes: two million ids. An engine too old to leave the images out sends them along."""
+
+RENDERED = frozenset({Kind.CHAT, Kind.RESPONSES, Kind.MESSAGES})
+
+REFUSED = (400, 413, 422)
+"""Statuses that say something of the body, and nothing of the engine."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Question:
+    """``name``: what its answer is remembered by. ``paths``: that tell it, best first. ``media``: it is for images."""
+
+    name: bytes
+    paths: Sequence[str]
+    media: bool
+
+
+class PromptQuestions:
+    """``settings``: of each model, by its name. ``after``: whose place it takes, under other settings: its questions
+    are this one's to close, and what it was told is known."""
+
+    def __init__(
+        self,
+        forwarder: Forwarder,
+        upstream: Upstream,
+        directory: Directory,
+        settings: Mapping[str, TokenSettings],
+        clock: Clock,
+        observer: Observer,
+        after: PromptQuestions | None = None,
+    ) -> None:
+        self._forwarder = forwarder
+        self._upstream = upstream
+        self._directory = directory
+        self._clock = clock
+        self._often = LogLimit(clock)
+        self._observer = observer
+        before: dict[str, _Model] = {} if after is None else after._models
+        self._models: dict[str, _Model] = {
+            name: before[name] if name in before and before[name].settings == its else _Model(its)
+            for name, its in settings.items()
+        }
+        self._rests: dict[tuple[str, str], _Rest] = {} if after is None else after._rests
+        self._asking: Counter[str] = Counter() if after is None else after._asking
+        self._tasks: TaskSet = TaskSet() if after is None else after._tasks
+
+    async def close(self) -> None:
+        await self._tasks.close()
+
+    async def prompt(self, exchange: Exchange, call: Call) -> Prompt | None:
+        """The engine's own ids; None: they are not to be had, or not asked for."""
+        assert exchange.serving is not None
+        assert exchange.request is not None
+        name = exchange.serving.model.name
+        model = self._models.get(name)
+        if model is None or not isinstance(call.body, JsonBody):
+            return None
+        question = _question(call, call.body, model, exchange.serving.tokens, exchange.request.adapter)
+        if question is None:
+            return None
+        known = model.answers.find(question.name, self._clock.monotonic())
+        if known is not None:
+            self._count(name, question, "remembered")
+            return known
+        task = model.asked.get(question.name)
+        if task is None:
+            asking = self._ask_in_time(exchange, model, question)
+            task = self._tasks.start(asking, name=f"ask for tokens of {name}", awaited=True)
+            model.asked[question.name] = task
+            task.add_done_callback(lambda _: model.asked.pop(question.name, None))
+        # Whoever asked first may leave: others may wait for the same.
+        return await asyncio.shield(task)
+
+    async def _ask_in_time(self, exchange: Exchange, model: _Model, question: _Question) -> Prompt | None:
+        endpoint: Endpoint | None = None
+        prompt: Prompt | None = None
+        timeout, slots = model.bounds(question)
+        path = ""
+        try:
+            async with asyncio.timeout(timeout), slots:
+                result = "no-route"
+                while (chosen := self._choose(exchange, question)) is not None:
+                    endpoint, path = chosen
+                    result, prompt = await self._ask(exchange, endpoint, path, media=question.media)
+                    if result != "absent":
+                        break
+                    self._rest(endpoint, path, ABSENCE)
+        except TimeoutError:
+            result = "busy" if endpoint is None else "timeout"
+        if endpoint is not None and result in ("failed", "timeout"):
+            self._rest(endpoint, path, PAUSE)
+        if prompt is not None:
+            model.answers.keep(question.name, prompt, self._clock.monotonic())
+        self._count(exchange.model_name, question, result)
+        return prompt
+
+    def _choose(self, exchange: Exchange, question: _Question) -> tuple[Endpoint, str] | None:
+        """The endpoint with the fewest of our questions, and then the least work, whose engine may answer, and where;
+        by the best path that any has."""
+        assert exchange.serving is not None
+        assert exchange.request is not None
+        candidates = [
+            endpoint
+            for endpoint in self._directory.candidates(exchange.serving.model, exchange.request.adapter)
+            if endpoint.engine.up and not endpoint.draining
+        ]
+        for path in question.paths:
+            able = [endpoint for endpoint in candidates if not self._rests_at(endpoint, path)]
+            if able:
+                return min(able, key=lambda one: (self._asking[one.engine.url], one.load.requests)), path
+        return None
+
+    def _rest(self, endpoint: Endpoint, path: str, seconds: float) -> None:
+        until = self._clock.monotonic() + seconds
+        self._rests[endpoint.engine.url, path] = _Rest(until, endpoint.engine.started)
+
+    def _rests_at(self, endpoint: Endpoint, path: str) -> bool:
+        rest = self._rests.get((endpoint.engine.url, path))
+        return rest is not None and rest.until > self._clock.monotonic() and rest.started == endpoint.engine.started
+
+    async def _ask(
+        self, exchange: Exchange, endpoint: Endpoint, path: str, *, media: bool
+    ) -> tuple[str, Prompt | None]:
+        """The metric's word for it, and what was told."""
+        leg, url = self._leg(exchange, endpoint, path, media=media), endpoint.engine.url
+        self._asking[url] += 1
+        try:
+            with await self._upstream.send(leg) as answer:
+                parts, size = [], 0
+                while (data := await answer.chunk()) and size <= MAX_ANSWER:
+                    parts.append(data)
+                    size += len(data)
+        except LegFailed as failure:
+            if (count := self._often.admit(endpoint.name, str(failure.cause))) is not None:
+                log.info("%s: %s: %s%s", endpoint.name, leg.path, failure.cause, left_out(count))
+            return "failed", None
+        finally:
+            self._asking[url] -= 1
+            self._asking += Counter()  # engines come and go
+        if answer.status in REFUSED:
+            return "refused", None
+        if answer.status in ABSENT and not media:
+            return "absent", None
+        prompt = await _read(b"".join(parts)) if answer.status == 200 and size <= MAX_ANSWER else None
+        if prompt is None:
+            log.warning(
+                "%s: %s does not tell what %s (HTTP %d, %d bytes)%s; it is asked again in %g s",
+                *(endpoint.name, leg.path, "images become" if media else "prompts become", answer.status, size),
+                *(": vLLM needs --enable-scale-out" if media else "", PAUSE),
+            )
+            return "failed", None
+        return "asked", prompt if media else replace(prompt, own=prompt.ids)
+
+    def _leg(self, exchange: Exchange, endpoint: Endpoint, path: str, *, media: bool) -> Leg:
+        assert isinstance(exchange.body, JsonBody)
+        body = exchange.body
+        if media:
+            body = body.copy()
+            body.set("mm_payload", "none")
+        return replace(self._forwarder.leg(exchange, endpoint, body), path=path)
+
+    def _count(self, name: str, question: _Question, result: str) -> None:
+        if question.media:
+            self._observer.media_rendered(name, result)
+        else:
+            self._observer.prompt_asked(name, result)
+
+
+@dataclass(frozen=True, slots=True)
+class _Rest:
+    """``until``: Clock.monotonic(). ``started``: the engine's process that did not answer, as ``Engine.started``."""
+
+    until: float
+    started: float | None
+
+
+class _Model:
+    def __init__(self, settings: TokenSettings) -> None:
+        self.settings = settings
+        self.answers = Answers()
+        self.asked: dict[bytes, asyncio.Task[Prompt | None]] = {}
+        self._media = settings.media.timeout, asyncio.Semaphore(settings.media.concurrency)
+        self._tokens = settings.tokens.ask_timeout, asyncio.Semaphore(settings.tokens.ask_concurrency)
+
+    def bounds(self, question: _Question) -> tuple[float, asyncio.Semaphore]:
+        """Seconds that a client waits for an answer, and the places for questions."""
+        return self._media if question.media else self._tokens
+
+
+async def _read(raw: bytes) -> Prompt | None:
+    """In slices, since a thread would hold the interpreter for as long: two million ids take 0.1 s."""
+    steps = reading(raw)
+    while True:
+        try:
+            next(steps)
+        except StopIteration as end:
+            told: Prompt | None = end.value
+            return told
+        await asyncio.sleep(0)
+
+
+def _question(call: Call, body: JsonBody, model: _Model, tokens: ModelTokens, adapter: str | None) -> _Question | None:
+    """What is to be asked of a body; None: nothing."""
+    if call.previous_response is not None or not (model.settings.media.render or tokens.may_ask):
+        return None
+    given = call.input
+    media = isinstance(given, ChatInput) and holds_media(given)
+    if media:
+        paths = [f"{call.route.path}/render"] if model.settings.media.render and _is_for_an_engine(call) else []
+    elif isinstance(given, ChatInput | TextInput) and tokens.is_asked(given):
+        paths = telling(call.route, body, tokens)
+        if isinstance(given, TextInput):
+            paths = [path for path in paths if path == TOKENIZE]  # a render route answers with a list
+    else:
+        paths = []
+    if not paths:
+        return None
+    truncated = isinstance(given, ChatInput | TextInput) and given.truncated
+    return _Question(name_of(call.route.path, body.fields, adapter, truncated), paths, media)
+
+
+def _is_for_an_engine(call: Call) -> bool:
+    """Whether the route renders the body as the engine does where it serves it, and there is a medium to ask for.
+
+    Of ``thinking: {"type": "disabled"}`` vLLM 0.32 makes the effort that its template knows for that where it serves
+    ``/v1/messages``, and always ``none`` where it renders.
+    """
+    chat = call.input
+    if not isinstance(chat, ChatInput) or call.route.kind not in RENDERED:
+        return False
+    return not chat.thinking_disabled and can_be_asked(chat)
