@@ -11,7 +11,8 @@ from typing import Protocol
 import msgspec
 
 from gateway.api import bounds
-from gateway.api.passing import Fields, strip
+from gateway.api.lax import as_utf8
+from gateway.api.passing import Fields, no_object, strip
 from gateway.api.settings import PassSettings
 from gateway.errors import ClientError
 
@@ -37,7 +38,8 @@ _ENCODER = msgspec.json.Encoder()
 
 
 class JsonBody:
-    """A JSON object. ``fields``: its top-level values as their own bytes, without what may not pass."""
+    """A JSON object. ``fields``: its top-level values as their own bytes, without what may not pass. ``malformed``: the
+    name of a field that is none of ``fields`` and that an engine would have refused; empty if there is none."""
 
     content_type = "application/json"
 
@@ -48,11 +50,13 @@ class JsonBody:
             ClientError: not UTF-8, not JSON, nested too deeply, not an object, or one of more than ``MAX_KEYS`` fields.
             BodyTooLarge: it holds more than ``bounds`` allow.
         """
+        raw = as_utf8(raw)
         bounds.check(raw)
         self._raw = raw
         self.fields: Fields = _decode(raw)
         if len(self.fields) > MAX_KEYS:
             raise ClientError(f"The body has {len(self.fields)} fields; this gateway takes at most {MAX_KEYS}.")
+        self.malformed = no_object(self.fields)
         try:
             self._changed = strip(self.fields, settings)
         except RecursionError:
@@ -63,7 +67,7 @@ class JsonBody:
         """A body to be edited on its own (for a second leg); values are shared."""
         other = JsonBody.__new__(JsonBody)
         other._raw, other._changed, other._model = self._raw, self._changed, self._model
-        other.fields = dict(self.fields)
+        other.fields, other.malformed = dict(self.fields), self.malformed
         return other
 
     def set(self, name: str, value: object) -> None:

@@ -11,6 +11,7 @@ from typing import TypeVar
 
 from gateway.api.body import Body, JsonBody
 from gateway.api.indivisible import indivisible
+from gateway.api.lax import TRUE_WORDS, truth
 from gateway.api.multipart import MultipartBody
 from gateway.api.passing import Fields
 from gateway.api.prompts import NULL, decode, read_prompt
@@ -77,6 +78,8 @@ def parse(route: Route, raw: bytes, content_type: str, settings: PassSettings) -
         raise UnsupportedMediaType(f"{route.path} takes application/json", param="content-type")
     body = JsonBody(raw, settings)
     fields = body.fields
+    if body.malformed and route.kind in GENERATES:
+        raise ClientError(f"{body.malformed} must be an object", param=body.malformed)
     prompt = read_prompt(route.kind, fields)
     return Call(
         route=route,
@@ -105,7 +108,7 @@ def _form(route: Route, body: MultipartBody) -> Call:
         route=route,
         body=body,
         model=name,
-        stream=(body.value("stream") or b"").strip().lower() in (b"true", b"1", b"on", b"yes", b"t", b"y"),
+        stream=(body.value("stream") or b"").decode("latin-1").lower() in TRUE_WORDS,
         # As many bytes of the file as make an estimate of its tokens: equal files still begin with equal ids.
         input=OpaqueInput(
             (body.value("prompt") or b"") + bytes(sound[: len(sound) // AUDIO_BYTES_PER_TOKEN * 4]), "multipart"
@@ -117,17 +120,15 @@ def _streams(kind: Kind, fields: Fields) -> bool:
     stream = fields.get("stream", NULL)
     if kind not in GENERATES or stream == NULL:
         return False
-    return decode(stream, bool, "stream")
+    found = truth(stream)
+    if found is None:
+        raise ClientError("stream must be a boolean", param="stream")
+    return found
 
 
 def _model(fields: Fields) -> str:
     named = fields.get("model", NULL)
-    if named == NULL:
-        return ""
-    model = decode(named, str, "model")
-    if not model:
-        raise ClientError("model must not be empty", param="model")
-    return model
+    return "" if named == NULL else decode(named, str, "model")  # an empty one is none, as in vLLM
 
 
 def _limit(kind: Kind, fields: Fields) -> int | None:

@@ -20,6 +20,8 @@ EXTRAS = frozenset({"vllm_xargs", "extra_args"})
 """Objects that become an engine's ``SamplingParams.extra_args``: filtered by ``PassSettings.vllm_xargs``."""
 NESTS = frozenset({"sampling_params"})
 """Objects that may hold ``NEVER`` and ``EXTRAS`` in their turn (vLLM's token-level generate API)."""
+OBJECTS = frozenset({"kv_transfer_params", "ec_transfer_params", "vllm_xargs"})
+"""Of these, fields of vLLM 0.32's generating requests."""
 SENSITIVE = NEVER | EXTRAS | NESTS
 
 REPORT_MODE = "kv_cache_report_mode"
@@ -45,6 +47,14 @@ def strip(fields: Fields, settings: PassSettings) -> bool:
         else:
             fields[name] = kept
     return bool(present)
+
+
+def no_object(fields: Fields) -> str:
+    """The name of a field that vLLM's requests want to be an object or null, and that is neither; empty if all are."""
+    for name in OBJECTS.intersection(fields):
+        if bytes(memoryview(fields[name])[:4]) != b"null" and bytes(memoryview(fields[name])[:1]) != b"{":
+            return name
+    return ""
 
 
 def strip_form_value(value: bytes, name: str, settings: PassSettings) -> bytes | None:

@@ -15,6 +15,7 @@ from typing import Annotated, Any, TypeVar
 import msgspec
 
 from gateway.api import anthropic, responses
+from gateway.api.lax import truth
 from gateway.api.passing import Fields
 from gateway.api.unreadable import Unreadable
 from gateway.errors import ClientError
@@ -35,6 +36,7 @@ MAX_PROMPTS = 4096
 """Of one completion: several times what an engine runs at once. Each costs a place in a tokenizer's batch."""
 
 NULL = msgspec.Raw(b"null")
+TRUE = msgspec.Raw(b"true")
 FALSE = msgspec.Raw(b"false")
 
 T = TypeVar("T")
@@ -62,6 +64,7 @@ _decoder: Callable[[Any], msgspec.json.Decoder[Any]] = cache(msgspec.json.Decode
 
 _NO_OPTIONS = _ChatOptions()
 _OPTION_NAMES = _ChatOptions.__struct_fields__
+_BOOLEANS = frozenset({"add_generation_prompt", "continue_final_message", "add_special_tokens"})
 
 
 def read_prompt(kind: Kind, fields: Fields) -> PromptInput:
@@ -87,7 +90,7 @@ def _chat(fields: Fields) -> PromptInput:
     messages = _messages(fields)
     raw = _joined(fields, ("tools", "documents", "messages"))
     try:
-        given = {name: msgspec.json.decode(fields[name]) for name in _OPTION_NAMES if name in fields}
+        given = {name: _option(name, fields[name]) for name in _OPTION_NAMES if name in fields}
         options = msgspec.convert(given, _ChatOptions) if given else _NO_OPTIONS
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
         return OpaqueInput(raw=raw, why="malformed")
@@ -105,6 +108,12 @@ def _chat(fields: Fields) -> PromptInput:
         add_special_tokens=options.add_special_tokens,
         truncated=options.truncate_prompt_tokens is not None,
     )
+
+
+def _option(name: str, raw: msgspec.Raw) -> Any:
+    if name in _BOOLEANS and (found := truth(raw)) is not None:
+        return found
+    return msgspec.json.decode(raw)
 
 
 def _converted(
@@ -144,7 +153,9 @@ def _completion(fields: Fields) -> PromptInput:
     prompt = _texts_or_ids(raw)
     if isinstance(prompt, TokenInput):
         return OpaqueInput(raw=bytes(raw), why="truncated") if truncated else prompt
-    return TextInput(prompt, add_special_tokens=fields.get("add_special_tokens") != FALSE, truncated=truncated)
+    return TextInput(
+        prompt, add_special_tokens=truth(fields.get("add_special_tokens", TRUE)) is not False, truncated=truncated
+    )
 
 
 def _texts_or_ids(raw: msgspec.Raw) -> tuple[str, ...] | TokenInput:

@@ -17,13 +17,12 @@ from collections.abc import Callable
 import msgspec
 
 from gateway.api.passing import Fields
-from gateway.api.prompts import FALSE, NULL
+from gateway.api.prompts import FALSE, NULL, TRUE
 from gateway.framework import Kind
 
 KINDS = frozenset({Kind.CHAT, Kind.COMPLETION})
 """Whose streams tell their usage only if they are asked."""
 
-TRUE = msgspec.Raw(b"true")
 
 LONGEST = 256 * 1024
 """Bytes of an event beyond which it passes without being looked at. One with a usage has less than 4 KB; one that ends

@@ -12,8 +12,9 @@ from aiohttp import web
 
 from gateway.api.body import JsonBody
 from gateway.api.headers import visible
+from gateway.api.lax import truth
 from gateway.api.parse import Call, parse
-from gateway.api.prompts import FALSE
+from gateway.api.prompts import TRUE
 from gateway.api.responses import read_id
 from gateway.api.routes import Route
 from gateway.api.settings import PassSettings
@@ -292,5 +293,5 @@ class Director:
         assert exchange.plan is not None
         assert isinstance(exchange.body, JsonBody)
         response = read_id(committed.text, stream=committed.events is not None)
-        if response is not None and exchange.body.fields.get("store") != FALSE:
+        if response is not None and truth(exchange.body.fields.get("store", TRUE)) is not False:
             self._stored.note(response, exchange.plan.decode)

@@ -24,6 +24,13 @@ def test_a_body_that_needs_no_change_is_the_clients_own_bytes() -> None:
     assert body(raw).encode("m") is raw
 
 
+def test_a_byte_order_mark_and_utf_16_do_not_go_on() -> None:
+    for encoding in ("utf-8-sig", "utf-16"):
+        parsed = body('{"model":"m","x":"\u00e9"}'.encode(encoding))
+        assert parsed.encode("m") == '{"model":"m","x":"\u00e9"}'.encode()
+        assert json.loads(parsed.encode("n")) == {"model": "n", "x": "\u00e9"}
+
+
 def test_another_model_changes_that_value_and_no_other() -> None:
     raw = b'{"a": [1, 2.50, "\\u00e9"],"model":"m","n":1E5,"huge":123456789012345678901234567890}'
     out = body(raw).encode("served/name")
@@ -65,7 +72,6 @@ def test_edits_of_a_copy_leave_the_original() -> None:
         (b'{"model":"m","messages":', "not valid JSON"),
         (b'{"model":"m"}x', "not valid JSON"),
         (b'{"a":NaN}', "not valid JSON"),
-        (b'\xef\xbb\xbf{"model":"m"}', "not valid JSON"),
         (b"[1]", "must be a JSON object"),
         (b'"x"', "must be a JSON object"),
         (b"null", "must be a JSON object"),

@@ -106,10 +106,11 @@ def test_an_absurd_n_does_not_count(n: object, counted: int) -> None:
     ("body", "param"),
     [
         ({"model": 5}, "model"),
-        ({"model": ""}, "model"),
         ({"model": ["m"]}, "model"),
-        ({"model": "m", "stream": 1}, "stream"),
-        ({"model": "m", "stream": "true"}, "stream"),
+        ({"model": "m", "stream": 2}, "stream"),
+        ({"model": "m", "stream": "oui"}, "stream"),
+        ({"model": "m", "vllm_xargs": "x"}, "vllm_xargs"),
+        ({"model": "m", "kv_transfer_params": [1]}, "kv_transfer_params"),
         ({"model": "m", "messages": []}, "messages"),
         ({"model": "m", "messages": "hi"}, "messages"),
     ],
@@ -119,6 +120,19 @@ def test_an_error_names_its_culprit(body: dict[str, object], param: str) -> None
         call(CHAT, {"messages": [USER], **body})
     assert (caught.value.status, caught.value.param) == (400, param)
     assert param in caught.value.message
+
+
+@pytest.mark.parametrize(("stream", "streams"), [(1, True), ("Yes", True), (0, False), ("off", False), (1.0, True)])
+def test_stream_and_model_are_taken_as_vllm_takes_them(stream: object, streams: bool) -> None:
+    read = call(CHAT, {"messages": [USER], "model": "", "stream": stream})
+    assert (read.model, read.stream) == ("", streams)
+    sent = json.loads(read.body.encode("m"))
+    assert (sent["model"], sent["stream"]) == ("m", stream)
+
+
+def test_what_an_engine_ignores_is_left_out_without_a_word() -> None:
+    read = call("/v1/embeddings", {"model": "m", "input": "x", "kv_transfer_params": "x", "vllm_xargs": 1})
+    assert json.loads(read.body.encode("m")) == {"model": "m", "input": "x"}
 
 
 def test_stream_is_not_looked_at_where_nothing_is_generated() -> None:

@@ -205,3 +205,14 @@ def test_more_prompts_than_a_request_may_have_are_refused(prompt: bytes) -> None
     with pytest.raises(ClientError, match="4097 prompts") as caught:
         read_prompt(Kind.COMPLETION, of(MAX_PROMPTS + 1))
     assert (caught.value.status, caught.value.param) == (400, "prompt")
+
+
+def test_booleans_of_a_prompt_are_read_as_pydantic_reads_them() -> None:
+    read = prompt(Kind.CHAT, {"messages": [USER], "add_generation_prompt": "no", "continue_final_message": 1})
+    assert isinstance(read, ChatInput)
+    assert (read.add_generation_prompt, read.continue_final_message) == (False, True)
+    assert isinstance(prompt(Kind.CHAT, {"messages": [USER], "add_generation_prompt": "?"}), OpaqueInput)
+    for value, special in ((0, False), ("off", False), (1, True)):
+        completion = prompt(Kind.COMPLETION, {"prompt": "x", "add_special_tokens": value})
+        assert isinstance(completion, TextInput)
+        assert completion.add_special_tokens is special

@@ -177,7 +177,7 @@ def test_more_edits_of_a_copy(text: str, put: str, value: str, dropped: str) -> 
 
 SPOILED = st.sampled_from(
     [
-        ("\ufeff", ""),
+        ("\ufeff\ufeff", ""),
         ("", "x"),
         ("", "{}"),
         ("", "\x00"),
