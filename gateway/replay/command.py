@@ -18,12 +18,14 @@ from gateway.replay.cell import Cell
 from gateway.replay.compare import Job, run
 from gateway.replay.groups import Groups, Shape
 from gateway.replay.kinds import USUAL, Kind, Kinds, count, kinds
+from gateway.replay.link import link
 from gateway.replay.machines import machine
 from gateway.replay.objectives import objectives
 from gateway.replay.pairs import number, pairs
 from gateway.replay.plot import draw
 from gateway.replay.policies import Wiring
 from gateway.replay.report import Comparison, check_writable, gather, save, tables
+from gateway.replay.schedule import schedule
 from gateway.replay.show import Ticker
 from gateway.replay.sources import AgentsSource, GroupsSource, Source, TraceSource
 from simulator.virtual.noise import Noise
@@ -93,6 +95,10 @@ def cell(options: Mapping[str, Any]) -> Cell:
         rest["believed"] = machine(given["believed"])
     if "slo" in given:
         rest["objectives"] = objectives(given["slo"])
+    if "link" in given:
+        rest["link"] = link(given["link"])
+    if "change" in given:
+        rest["schedule"] = schedule(given["change"])
     if "noise" in given:
         rest["noise"] = noise(given["noise"])
     return Cell(source(given), **rest, scrape=given.get("scrape", 1.0) or None)

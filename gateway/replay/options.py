@@ -86,7 +86,11 @@ def _add_cell(parser: argparse.ArgumentParser, *, several: bool = False, fleet: 
     with how many engines, and the load of each."""
     if fleet:
         parser.add_argument(
-            "--endpoints", default="8", metavar="N", help="engines (8); or kinds of them: '4 x 70b-tp4 + 4 x mine.yaml'"
+            "--endpoints",
+            default="8",
+            metavar="N",
+            help="engines (8); or kinds of them: '4 x 70b-tp4 + 4 x mine.yaml', and roles: '2 x 70b-tp4:prefill + 6 x "
+            "70b-tp4:decode'",
         )
         parser.add_argument(
             "--speed",
@@ -94,6 +98,17 @@ def _add_cell(parser: argparse.ArgumentParser, *, several: bool = False, fleet: 
             metavar="RATE",
             help="requests/s/endpoint; not given: a trace's own pace, and of groups a closed loop",
         )
+        parser.add_argument(
+            "--change",
+            action="append",
+            metavar="AT:WHAT:ENDPOINT",
+            help="at that second an engine (from 0) fails, is drained, or joins: 300:fail:2, 300:leave:2, 400:join:2",
+        )
+    parser.add_argument(
+        "--link",
+        metavar="rate=25e9,latency=0.002",
+        help="by which KV moves between engines: bytes/s of each of them, and seconds (200 Gbit/s and 2 ms)",
+    )
     parser.add_argument(
         "--machine",
         metavar="NAME",

@@ -39,8 +39,16 @@ def _text(plugins: str, scorers: str = "[]", picker: str = "best", filters: str 
     )
 
 
+def _handler(name: str) -> str:
+    return f"models: [{{name: replay, handler: {name}, endpoints: [{{url: 'http://127.0.0.1:1'}}]}}]\n"
+
+
 POLICIES: Mapping[str, str] = {
     DEFAULT: "",
+    # Whether a prompt is computed apart from its answer, and where, by predicted seconds; or by its length.
+    "prefill-decode": _handler("prefill-decode"),
+    "prefill-decode-512": _handler("threshold")
+    + "handlers: [{name: threshold, type: prefill-decode, parameters: {threshold: 512}}]\n",
     "round-robin": _text("- {name: next, type: round-robin}", picker="next"),
     "random": _text("- {name: any, type: random}", picker="any"),
     "weighted-random": _text(

@@ -1,8 +1,9 @@
 """One run: a workload through a gateway's own code in virtual time.
 
 A queue of what happens next, in order of time: calls that come, engines that finish a step, their KV events on the way
-to the gateway, scrapes. The gateway's part of each is the code that serves: nothing of a decision is modelled. What is
-left out is the network, the gateway's own time, and whatever goes wrong.
+to the gateway, scrapes, KV that moves from one engine to another, engines that fail, leave and join. The gateway's part
+of each is the code that serves: nothing of a decision is modelled. What is left out is the network of requests and the
+gateway's own time.
 """
 
 from __future__ import annotations
@@ -10,32 +11,23 @@ from __future__ import annotations
 import time
 from array import array
 from collections.abc import Callable, Iterable
-from enum import IntEnum
-from heapq import heappop, heappush
 from math import inf
 from random import Random
-from typing import Any
 
 from gateway.errors import ConfigError
-from gateway.fleet.booking import Booking, learn_output
-from gateway.framework import Kind, Outcome, Request
+from gateway.framework import Role
+from gateway.replay.agenda import Agenda, Next
+from gateway.replay.legs import Legs
 from gateway.replay.policies import Wiring
 from gateway.replay.result import Record, Result
 from gateway.replay.scene import Scene
+from gateway.replay.schedule import Schedule
+from gateway.replay.seat import Seat
 from gateway.replay.tokens import as_event, token_ids
 from gateway.replay.workload import Call, Workload
-from gateway.replay.world import Flight, Seat, World
-from simulator.virtual.job import Job
+from gateway.replay.world import World
+from simulator.virtual.engine import Engine
 from simulator.virtual.pool import PoolEvent
-
-
-class Next(IntEnum):
-    """What happens; of what happens at once, the first comes first."""
-
-    EVENTS = 0
-    CALL = 1
-    STEP = 2
-    SCRAPE = 3
 
 
 def replay(
@@ -52,68 +44,101 @@ def replay(
     """
     began = time.process_time()
     world = World(wiring, scene, block_size=workload.block_size, seed=seed)
-    run = Run(world, workload, scene.event_delay, progress)
+    run = Run(world, workload, scene.event_delay, progress, scene.schedule)
     if scene.scrape is not None:
         run.scrape(scene.scrape, Random(f"scrapes {seed}"))
     run.come(workload.start())
     run.go()
+    if run.lost and not run.records:
+        raise ConfigError(f"all {len(run.lost)} calls were lost: no engine was there to answer them")
     return Result(
         policy=wiring.name,
         seed=seed,
         records=run.records,
-        busy=[seat.engine.busy for seat in world.seats],
+        lost=run.lost,
+        retried=run.retried,
+        scheduled=bool(scene.schedule),
+        apart=any(role is not Role.BOTH for role in scene.roles),
+        busy=[seat.busy for seat in world.seats],
         seconds=world.clock.now - min((record.call.at for record in run.records), default=world.clock.now),
         cpu_seconds=time.process_time() - began,
     )
 
 
 class Run:
-    """The queue, and what is done with each thing in it."""
+    """The agenda, and what is done with each thing on it. ``schedule``: by which engines fail, leave and join."""
 
     def __init__(
-        self, world: World, workload: Workload, event_delay: float, progress: Callable[[float], None] | None
+        self,
+        world: World,
+        workload: Workload,
+        event_delay: float,
+        progress: Callable[[float], None] | None,
+        schedule: Schedule = (),
     ) -> None:
-        self.records: list[Record] = []
         self._world = world
         self._workload = workload
         self._event_delay = event_delay
         self._progress = progress
+        self._agenda = Agenda()
+        self._legs = Legs(world, self._agenda, self._ended, scheduled=bool(schedule))
         self._scrape = 0.0
-        self._queue: list[tuple[float, Next, int, Any]] = []
-        self._pushed = 0
         self._left = 0
+        for change in schedule:
+            self._agenda.push(change.at, Next.CHANGE, change)
+
+    @property
+    def records(self) -> list[Record]:
+        """Of the calls that were answered, in the order in which they ended."""
+        return self._legs.records
+
+    @property
+    def lost(self) -> list[Call]:
+        """The calls that were not answered."""
+        return self._legs.lost
+
+    @property
+    def retried(self) -> int:
+        """Legs that were made again."""
+        return self._legs.retried
 
     def come(self, calls: Iterable[Call]) -> None:
         for call in calls:
             self._left += 1
-            self._push(call.at, Next.CALL, call)
+            self._agenda.push(call.at, Next.CALL, call)
 
     def scrape(self, interval: float, chance: Random) -> None:
         """Scrape each engine now, and every ``interval`` seconds from some moment of its own on."""
         self._scrape = interval
         for seat in self._world.seats:
             seat.scraped(0.0)
-            self._push(interval * chance.random(), Next.SCRAPE, seat)
+            self._agenda.push(interval * chance.random(), Next.SCRAPE, seat)
 
     def go(self) -> None:
         """Until every call is answered."""
         clock = self._world.clock
         while self._left:
-            at, what, _, of = heappop(self._queue)
+            at, what, of = self._agenda.pop()
             clock.now = at
             if what is Next.CALL:
-                self._place(of)
+                self._legs.place(of, self.token_ids(of))
             elif what is Next.STEP:
                 self._step(of, at)
             elif what is Next.EVENTS:
                 self._hear(*of)
+            elif what is Next.FETCHED:
+                self._legs.fetched(of, at)
+            elif what is Next.CHANGE:
+                self._legs.change(of, at)
+                if self._scrape:
+                    self._world.seats[of.endpoint].scraped(at)
             else:
                 of.scraped(at)
-                self._push(at + self._scrape, Next.SCRAPE, of)
+                self._agenda.push(at + self._scrape, Next.SCRAPE, of)
 
     def hear_out(self) -> None:
         """Apply the events that are still on their way."""
-        for _, what, _, of in sorted(self._queue):
+        for _, what, of in self._agenda.left():
             if what is Next.EVENTS:
                 self._hear(*of)
 
@@ -125,51 +150,10 @@ class Run:
             raise ConfigError(f"a call of {call.input_tokens} tokens has {len(call.blocks)} blocks of {size}")
         return ids
 
-    def _push(self, at: float, what: Next, of: Any) -> None:
-        self._pushed += 1
-        heappush(self._queue, (at, what, self._pushed, of))
-
-    def _hear(self, seat: Seat, events: Iterable[PoolEvent]) -> None:
+    def _hear(self, seat: Seat, engine: Engine, events: Iterable[PoolEvent]) -> None:
+        if engine is not seat.engine:
+            return  # of a process that has died
         self._world.hear(seat.place.slot, [as_event(event, self._workload.block_size) for event in events])
-
-    def _place(self, call: Call) -> None:
-        """Match, schedule, reserve, send: as the proxy's director and exchange do."""
-        world, model = self._world, self._world.model
-        now = world.clock.now
-        for seat in world.seats:
-            seat.progress(now)
-        ids = self.token_ids(call)
-        keys = world.index.keys(ids, len(ids), True, None, None)
-        request = Request(
-            id=str(self._pushed),
-            model=model,
-            kind=Kind.CHAT,
-            arrived=now,
-            stream=True,
-            expected_output=model.expected_output,
-            session=call.session,
-            priority=call.priority,
-            slo=world.slo(call.traffic),
-            token_ids=ids,
-            prompt_tokens=len(ids),
-            exact=True,
-            matches=world.index.match(keys, len(ids), world.endpoints),
-        )
-        plan = world.scheduler.schedule(request, world.endpoints)
-        if plan.prefill is not None:
-            raise ConfigError("a replay has no hand-over of KV: choose a handler that plans one leg")
-        booking = Booking.make(request, plan.decode, world.fleet, now)
-        booking.computes(now, told=True)
-        use = world.index.placed(keys, plan.decode)
-        world.scheduler.placed(request, plan)
-        seat = world.by_slot[plan.decode.slot]
-        job = Job(call.blocks, call.input_tokens, call.output_tokens)
-        try:
-            seat.engine.submit(job, now)
-        except ValueError as error:
-            raise ConfigError(f"the call at {call.at:g} s: {error}") from None
-        seat.flights[job] = Flight(call, job, request, plan, booking, use)
-        self._push(seat.engine.due, Next.STEP, seat)
 
     def _step(self, seat: Seat, now: float) -> None:
         """An engine is where it said it would be; unless something came in between, and it is elsewhere."""
@@ -177,41 +161,24 @@ class Run:
             return
         first, ended = seat.engine.advance()
         if seat.engine.due < inf:
-            self._push(seat.engine.due, Next.STEP, seat)
+            self._agenda.push(seat.engine.due, Next.STEP, seat)
         for at, events in seat.engine.news():
-            self._push(at + self._event_delay, Next.EVENTS, (seat, events))
+            self._agenda.push(at + self._event_delay, Next.EVENTS, (seat, seat.engine, events))
         for job in first:
-            seat.begun(seat.flights[job])
+            if not job.keeps:
+                seat.begun(seat.flights[job])
         for job in ended:
-            self._settle(seat.flights.pop(job), now)
+            if not job.keeps:
+                self._legs.settle(seat.flights.pop(job), now)
+            elif job in seat.flights:
+                self._legs.prefilled(seat.flights[job], now)
+            else:  # nobody waits for it any more
+                self._legs.free(seat, job)
 
-    def _settle(self, flight: Flight, now: float) -> None:
-        """Learn, give back, tell: as the proxy's exchange does for a stream whose usage is told."""
-        world, call, job, booking = self._world, flight.call, flight.job, flight.booking
-        assert job.first_at is not None
-        tokens = call.output_tokens
-        booking.learn_prefill(job.first_at - booking.at)
-        if tokens > 2:
-            booking.learn_steps(now, tokens - 1, now - job.first_at)
-        booking.cost.ended()
-        learn_output(world.model, tokens)
-        flight.use.reported(booking.expected_hit, job.hit_tokens)
-        booking.reservation.settle()
-        flight.use.end()
-        ttft, duration = job.first_at - flight.request.arrived, now - flight.request.arrived
-        outcome = Outcome("ok", 200, duration, ttft, call.input_tokens, job.hit_tokens, tokens)
-        world.scheduler.settled(flight.request, flight.plan, outcome)
-        self.records.append(
-            Record(
-                call=call,
-                endpoint=world.endpoints.index(booking.endpoint),
-                ttft=ttft,
-                finished=duration,
-                hit_tokens=job.hit_tokens,
-                expected_hit=booking.expected_hit,
-            )
-        )
+    def _ended(self, call: Call) -> None:
+        """Answered or lost: its client goes on."""
         self._left -= 1
-        self.come(self._workload.answered(call, now))
+        self.come(self._workload.answered(call, self._world.clock.now))
         if self._progress is not None:
-            self._progress(len(self.records) / (len(self.records) + self._left))
+            done = len(self.records) + len(self._legs.lost)
+            self._progress(done / (done + self._left))

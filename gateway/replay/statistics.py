@@ -7,6 +7,7 @@ seed, varies far less than the figures do. Intervals are Student's, at 95 %.
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from statistics import fmean, stdev
@@ -53,13 +54,17 @@ METRICS: Mapping[str, Metric] = {
         Metric("hit_rate", "hit rate", "%", 100, 1, less=False, ratio=False),
         Metric("goodput", "goodput", "%", 100, 1, less=False, ratio=False),
         Metric("busy_ratio", "busiest ÷ mean", "", 1, 3),
+        Metric("lost", "lost", "%", 100, 2, ratio=False),
+        Metric("retried", "retried", "%", 100, 2, ratio=False),
+        Metric("split", "prefilled apart", "%", 100, 1, ratio=False),
     )
 }
 
 
 @dataclass(frozen=True, slots=True)
 class Summary:
-    """One run: of one policy with one seed. ``values``: by ``METRICS``' names, in seconds and shares (0..1).
+    """One run: of one policy with one seed. ``values``: by ``METRICS``' names, in seconds and shares (0..1): what
+    was lost and retried where engines come and go, what was split where they have roles.
     ``expected_share``: expected hits over true hits, how well the gateway knew the caches; None without hits.
     ``classes``: of each class of traffic, by its name, how many ``requests`` it had and its figures."""
 
@@ -94,22 +99,33 @@ def summarise(result: Result, objectives: Objectives) -> Summary:
     for record in records:
         if record.call.traffic:
             classes.setdefault(record.call.traffic, []).append(record)
+    values = {**figures(records, objectives, len(result.lost)), "busy_ratio": busiest / mean if mean else 1.0}
+    calls = len(records) + len(result.lost)
+    if result.scheduled:
+        values |= {"lost": len(result.lost) / calls, "retried": result.retried / calls}
+    if result.apart:
+        values["split"] = fmean(record.split for record in records)
+    lost = Counter(call.traffic for call in result.lost)
     return Summary(
         policy=result.policy,
         seed=result.seed,
-        requests=len(records),
+        requests=calls,
         seconds=result.seconds,
         cpu_seconds=result.cpu_seconds,
         expected_share=sum(record.expected_hit for record in records) / hits if hits else None,
-        values={**figures(records, objectives), "busy_ratio": busiest / mean if mean else 1.0},
+        values=values,
         classes={
-            name: {"requests": len(classes[name]), **figures(classes[name], objectives)} for name in sorted(classes)
+            name: {
+                "requests": len(classes[name]) + lost[name],
+                **figures(classes[name], objectives, lost[name]),
+            }
+            for name in sorted(classes)
         },
     )
 
 
-def figures(records: Sequence[Record], objectives: Objectives) -> dict[str, float]:
-    """By ``METRICS``' names, all but ``busy_ratio``, of at least one record."""
+def figures(records: Sequence[Record], objectives: Objectives, lost: int = 0) -> dict[str, float]:
+    """By ``METRICS``' names, but for those of a whole run, of at least one record; ``lost``: calls without one."""
     ttft = sorted(record.ttft for record in records)
     tpot = sorted(tpot_of(record) for record in records if record.call.output_tokens > 1) or [0.0]
     e2e = sorted(record.finished for record in records)
@@ -125,7 +141,8 @@ def figures(records: Sequence[Record], objectives: Objectives) -> dict[str, floa
         "e2e_mean": fmean(e2e),
         "e2e_p99": quantile(e2e, 0.99),
         "hit_rate": sum(record.hit_tokens for record in records) / sum(record.call.input_tokens for record in records),
-        "goodput": sum(good(record, objectives.judged(record.call.traffic)) for record in records) / len(records),
+        "goodput": sum(good(record, objectives.judged(record.call.traffic)) for record in records)
+        / (len(records) + lost),
     }
 
 

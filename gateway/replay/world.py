@@ -2,26 +2,21 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
-from heapq import heappop, heappush
 from random import Random
 
 from gateway.api.slo import TPOT, TTFT, read_slo
 from gateway.config.wiring import wire
-from gateway.fleet.booking import BOOKED, Booking
 from gateway.fleet.core import Place
 from gateway.fleet.fleet import Fleet
 from gateway.fleet.settings import CostSettings, EndpointSettings, FleetSettings, ScrapeSettings
-from gateway.framework import Context, EngineMetrics, ManualClock, Model, Observer, Plan, Request, Slo
+from gateway.framework import Context, ManualClock, Model, Observer, Slo
 from gateway.kvcache.events import Event
 from gateway.kvcache.index import CacheIndex
 from gateway.kvcache.settings import CacheSettings
-from gateway.kvcache.use import BlockUse
 from gateway.replay.policies import Wiring
 from gateway.replay.scene import Scene
-from gateway.replay.workload import Call
-from simulator.virtual.engine import Engine
-from simulator.virtual.job import Job
+from gateway.replay.schedule import What
+from gateway.replay.seat import Seat
 from simulator.virtual.machine import Machine
 from simulator.virtual.noise import Disturbance
 
@@ -32,80 +27,6 @@ class Strict(Observer):
 
     def plugin_failed(self, kind: str, name: str, error: BaseException) -> None:
         raise error
-
-
-@dataclass(slots=True, eq=False)
-class Flight:
-    """A call that has been placed and has not ended. ``due``: tokens of its answer with which the ledger is told of it
-    again."""
-
-    call: Call
-    job: Job
-    request: Request
-    plan: Plan
-    booking: Booking
-    use: BlockUse
-    due: int = 1 + BOOKED
-
-
-@dataclass(slots=True, eq=False)
-class Seat:
-    """One endpoint and the engine behind it."""
-
-    place: Place
-    engine: Engine
-    flights: dict[Job, Flight] = field(default_factory=dict)
-    # Of those that have had their first token: by the engine's count of decoded steps when the ledger is told of each.
-    _due: list[tuple[int, int, Flight]] = field(default_factory=list)
-    _pushed: int = 0
-
-    def begun(self, flight: Flight) -> None:
-        """Its first token is there."""
-        flight.booking.first_token()
-        flight.use.computed()
-        flight.booking.reservation.generated(1)
-        self._push(0, flight)
-
-    def progress(self, now: float) -> None:
-        """Tell the ledger how far the answers have come, some tokens at a time, as the proxy does."""
-        if not self._due:
-            return
-        decoded = self.engine.decoded(now)
-        while self._due and self._due[0][0] <= decoded:
-            _, _, flight = heappop(self._due)
-            offset = flight.job.offset
-            if flight.job.ended_at is not None:
-                continue
-            if offset is None:  # it was preempted, and generates nothing until it was computed again
-                self._push(decoded + BOOKED, flight)
-                continue
-            more = offset + decoded - flight.due
-            if more >= 0:
-                more -= more % BOOKED
-                flight.booking.reservation.generated(flight.due + more)
-                flight.due += more + BOOKED
-            self._push(flight.due - offset, flight)
-
-    def _push(self, at: int, flight: Flight) -> None:
-        self._pushed += 1
-        heappush(self._due, (at, self._pushed, flight))
-
-    def scraped(self, now: float) -> None:
-        engine = self.engine
-        self.progress(now)  # else what our own answers have become would be others' load
-        self.place.core.scraped(
-            EngineMetrics(
-                at=now,
-                running=len(engine.running),
-                waiting=engine.queued,
-                kv_usage=engine.kv_usage,
-                kv_capacity=engine.capacity,
-                block_size=engine.block_size,
-                prefix_queries=engine.queries,
-                prefix_hits=engine.hits,
-            ),
-            asked=now,
-        )
 
 
 class World:
@@ -141,14 +62,17 @@ class World:
         )
         # An engine's first scrape, before its first request, tells its block size.
         self.index = CacheIndex(CacheSettings(block_size=block_size), self.model.name, self.clock, observer)
+        first = {change.endpoint: change.what for change in reversed(scene.schedule)}
         self.seats: list[Seat] = []
         for number, (endpoint, machine) in enumerate(zip(self.fleet.endpoints(self.model), machines, strict=True)):
             assert isinstance(endpoint, Place)
-            endpoint.engine.up, endpoint.engine.down_reason = True, ""
+            if first.get(number) is not What.JOIN:
+                endpoint.engine.up, endpoint.engine.down_reason = True, ""
             self.index.add(endpoint, events=True)
             self.index.believe(endpoint.slot)
             disturbance = Disturbance(scene.noise, Random(f"noise {seed} {number}")) if scene.noise else None
-            self.seats.append(Seat(endpoint, Engine(machine, block_size, disturbance)))
+            link = machine.kv_bytes / scene.link.rate, scene.link.latency
+            self.seats.append(Seat(endpoint, machine, block_size, disturbance, link))
         self.endpoints = self.fleet.endpoints(self.model)
         self.by_slot = {seat.place.slot: seat for seat in self.seats}
 
@@ -157,6 +81,11 @@ class World:
         if traffic not in self._slos:
             self._slos[traffic] = read_slo(_headers(self._objectives.asked(traffic)), self._model_slo)
         return self._slos[traffic]
+
+    def forget(self, seat: Seat) -> None:
+        """Its engine has a new process, which holds nothing and tells of all that it will hold."""
+        self.index.forget(seat.place.slot)
+        self.index.believe(seat.place.slot)
 
     def hear(self, slot: int, events: list[Event]) -> None:
         """A message of an engine's events has come."""

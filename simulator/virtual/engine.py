@@ -300,7 +300,10 @@ class Engine:
             return False
         job.held += self.pool.take(wanted)
         if job.links:
-            there = carry(job.tokens - local * self.block_size, now, *job.links)
+            moved = job.tokens - local * self.block_size
+            there = carry(moved, now, *job.links)
+            if job.fetches is not None:
+                job.fetches(moved, there)
             job.links = ()  # what it is preempted of later is computed here
         else:
             assert self._offload is not None

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from simulator.virtual.link import Link
@@ -15,13 +15,15 @@ class Job:
 
     ``hit_tokens``: of the prompt, found on the GPU and the host when it was first scheduled; ``fetched_tokens``: of
     these, on the host. ``links``: over which the KV of its whole prompt comes from another engine, which computed it;
-    none: it is computed here. ``keeps``: its blocks stay in use after its end, until ``Engine.free``.
+    none: it is computed here. ``fetches``: told of their tokens and when they will be there, once they are on their
+    way. ``keeps``: its blocks stay in use after its end, until ``Engine.free``.
     """
 
     ids: Sequence[int]
     input_tokens: int
     output_tokens: int
     links: tuple[Link, ...] = ()
+    fetches: Callable[[int, float], None] | None = None
     keeps: bool = False
     arrived: float = 0.0
     began_at: float | None = None

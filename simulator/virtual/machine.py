@@ -16,7 +16,8 @@ class Machine:
     these two.
 
     ``kv_tokens``: of KV memory. ``host_tokens``: of the host tier, which keeps the prompts' blocks; 0: none.
-    ``fetch_token``: of the link between both, for each token, in either direction.
+    ``fetch_token``: of the link between both, for each token, in either direction. ``kv_bytes``: of one token's KV,
+    which moves to another engine.
     ``max_batched_tokens``, ``max_num_seqs``: of one step, as vLLM's options: 8192 and 1024 on GPUs of H100's class,
     2048 and 256 on smaller ones are its defaults for a server. ``async_scheduling``: a step is scheduled while the one
     before runs, as vLLM 0.32 does by default.
@@ -33,6 +34,7 @@ class Machine:
     fetch_token: float = 0.0
     max_batched_tokens: int = 8192
     max_num_seqs: int = 1024
+    kv_bytes: int = 327_680
     weights: float = 0.0
     async_scheduling: bool = True
 
@@ -44,7 +46,7 @@ class Machine:
                 raise ValueError(f"{name} must be at least 0")
         if not 0 <= self.weights <= self.step:
             raise ValueError("weights must be in 0..step, of which they are a part")
-        for name in ("kv_tokens", "max_num_seqs"):
+        for name in ("kv_tokens", "kv_bytes", "max_num_seqs"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} must be at least 1")
         # As vLLM demands it: so every running request decodes in every step.
@@ -65,6 +67,7 @@ _70B = Machine(
     step_request=79.2e-6,
     kv_token=34.9e-9,
     kv_tokens=420_000,
+    kv_bytes=327_680,  # 80 layers
     weights=15e-3,
 )
 _8B = Machine(
@@ -75,6 +78,7 @@ _8B = Machine(
     step_request=32e-6,
     kv_token=55e-9,
     kv_tokens=400_000,
+    kv_bytes=131_072,  # 32 layers of 8 heads of 128, keys and values, in BF16
     weights=6.4e-3,
 )
 

@@ -183,3 +183,23 @@ def test_the_check_leaves_nothing_behind(tmp_path) -> None:
     check_writable(new)
     assert there.read_text() == "kept"
     assert not new.exists()
+
+
+def test_roles_a_link_and_a_schedule(capsys, tmp_path) -> None:
+    numbers = tmp_path / "it.json"
+    arguments = [
+        "replay", str(EXCERPT), "--first", "40", "--speed", "0.5", "--seeds", "1", "--jobs", "1",
+        "--endpoints", "2 x 70b-tp4:prefill + 2 x 70b-tp4:decode", "--link", "rate=1e10,latency=0.01",
+        "--change", "5:fail:0", "--change", "9:join:0", "--policies", "prefill-decode-512", "--json", str(numbers),
+    ]  # fmt: skip
+    assert main(arguments) == 0
+    said = capsys.readouterr().out
+    for word in ("lost", "retried", "prefilled"):
+        assert word in said
+    found = {"settings": load(numbers)[0].settings}
+    assert found["settings"]["link"] == {"rate": 1e10, "latency": 0.01}
+    assert found["settings"]["schedule"][1] == {"at": 9.0, "endpoint": 0, "what": "join"}
+    assert [kind["role"] for kind in found["settings"]["fleet"]] == ["prefill", "decode"]
+    for wrong, why in (("5:fail:4", "the endpoints are 0..3"), ("now", "must be AT:WHAT:ENDPOINT")):
+        assert main([*arguments, "--change", wrong]) == 2
+        assert why in capsys.readouterr().err

@@ -14,11 +14,12 @@ from gateway.config.load import loads
 from gateway.errors import ConfigError
 from gateway.fleet.booking import BOOKED
 from gateway.framework import Endpoint, Outcome, Plan, Request, Scored, Slo
+from gateway.replay.agenda import Next
 from gateway.replay.groups import Groups, Shape
 from gateway.replay.kinds import Kind
 from gateway.replay.objectives import objectives
 from gateway.replay.policies import MODELS, POLICIES, Wiring, policy
-from gateway.replay.run import Next, Run, replay
+from gateway.replay.run import Run, replay
 from gateway.replay.scene import Scene
 from gateway.replay.workload import Call
 from gateway.replay.world import World, costs
@@ -374,4 +375,4 @@ def test_a_policy_that_fails_is_no_result() -> None:
 
 
 def test_what_happens_at_once_has_an_order() -> None:
-    assert sorted(Next) == [Next.EVENTS, Next.CALL, Next.STEP, Next.SCRAPE]
+    assert sorted(Next) == [Next.EVENTS, Next.CALL, Next.STEP, Next.SCRAPE, Next.FETCHED, Next.CHANGE]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import random
+from dataclasses import replace
 
 import pytest
 from hypothesis import given
@@ -51,7 +52,7 @@ def test_a_run_s_figures() -> None:
     )
     values = found.values
     assert (found.policy, found.seed, found.requests, found.seconds, found.cpu_seconds) == ("mine", 3, 4, 60.0, 2.0)
-    assert set(values) == set(METRICS)
+    assert set(values) == set(METRICS) - {"lost", "retried", "split"}
     assert values["ttft_mean"] == pytest.approx(5.5 / 4)
     assert (values["ttft_p50"], values["ttft_p90"], values["ttft_p99"]) == (1.0, 2.01, 2.01)
     assert values["tpot_mean"] == pytest.approx((0.04 + 0.052 + 0.01) / 3)
@@ -71,6 +72,14 @@ def test_a_run_without_hits_or_work_or_second_tokens() -> None:
         summarise(result(), Objectives())
 
 
+def test_what_is_lost_is_not_good_and_counts_as_a_request() -> None:
+    one = result(record(1.0, 1.4), record(1.0, 1.4))
+    found = summarise(replace(one, lost=[replace(one.records[0].call, traffic="")], scheduled=True), Objectives())
+    assert found.requests == 3
+    assert found.values["goodput"] == pytest.approx(2 / 3)
+    assert (found.values["lost"], found.values["retried"]) == (pytest.approx(1 / 3), 0)
+
+
 def test_goodput_counts_what_was_asked_for_of_each_class() -> None:
     slow, batch = record(3.0, 4.0), record(3.0, 4.0, hit=50)
     batch.call.traffic = "batch"
@@ -79,7 +88,7 @@ def test_goodput_counts_what_was_asked_for_of_each_class() -> None:
     assert found.values["goodput"] == 0.5
     assert found.classes["batch"]["goodput"] == 1.0
     assert (found.classes["batch"]["requests"], found.classes["batch"]["hit_rate"]) == (1, 0.5)
-    assert found.classes["batch"].keys() - {"requests"} == METRICS.keys() - {"busy_ratio"}
+    assert found.classes["batch"].keys() - {"requests"} == METRICS.keys() - {"busy_ratio", "lost", "retried", "split"}
     assert summarise(result(slow, slow), asked).classes == {}
 
 
