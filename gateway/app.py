@@ -33,6 +33,7 @@ from gateway.proxy.decisions import Decisions
 from gateway.proxy.directory import Directory
 from gateway.proxy.explain import Explainer
 from gateway.proxy.keys import read as read_keys
+from gateway.proxy.memory import Memory
 from gateway.proxy.operations import Operations
 from gateway.proxy.prompt_questions import PromptQuestions
 from gateway.proxy.server import Server
@@ -92,7 +93,9 @@ class Gateway:
         self._pace = Pace()
         self.feed = CacheFeed(caches, self.clock, observer, self._pace, intake_of(config, observer))
         self.feed.connect(self.fleet)
-        self.upstream = Upstream(config.timeouts)
+        self.memory = Memory(config.listen.max_held)
+        self.metrics.watch_held(lambda: self.memory.held)
+        self.upstream = Upstream(config.timeouts, memory=self.memory)
         self._stored = StoredResponses(self.clock)
         rooms = Rooms(
             common,
@@ -102,6 +105,7 @@ class Gateway:
             self._stored,
             self.decisions,
             StreamUsage(),
+            self.memory,
             self.clock.wall(),
         )
         wiring = Wiring.make(draft, rooms, None)
@@ -114,6 +118,7 @@ class Gateway:
         debug = Debug(
             self.decisions,
             lambda: self.explainer,
+            self.memory,
             max_body=lambda: self.config.listen.max_body,
             patience=lambda: self.config.timeouts.receive,
         )

@@ -161,6 +161,7 @@ class Reloading:
             self._feed.forget(name)
         for serving, settings in zip(draft.servings, config.models, strict=True):
             serving.admission.limit(settings.limits)
+        self._rooms.memory.allow(config.listen.max_held)
         wiring = self.wiring = Wiring.make(draft, self._rooms, before)
         self._server.use(wiring.director, wiring.directory, wiring.keys, patience=config.timeouts.receive)
         self._feed.expect(topics(config))

@@ -35,6 +35,7 @@ from gateway.proxy.handover import Handover
 from gateway.proxy.keys import ClientKeys
 from gateway.proxy.legs import RetryBudget
 from gateway.proxy.prompt_questions import PromptQuestions
+from gateway.proxy.memory import Memory
 from gateway.proxy.stored import StoredResponses
 from gateway.proxy.stream_usage import StreamUsage
 from gateway.proxy.upstream import Upstream
@@ -67,6 +68,7 @@ class Rooms:
     stored: StoredResponses
     decisions: Decisions
     usage: StreamUsage
+    memory: Memory
     created: float
 
 
@@ -174,6 +176,7 @@ class Wiring:
             pace=rooms.pace,
             stored=rooms.stored,
             decisions=rooms.decisions,
+            memory=rooms.memory,
             clock=common.clock,
             observer=common.observer,
         )

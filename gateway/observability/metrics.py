@@ -7,7 +7,7 @@ What each series means and what to watch is in docs/metrics.md, which a test hol
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
 from prometheus_client import CONTENT_TYPE_PLAIN_0_0_4, CollectorRegistry, generate_latest
 from prometheus_client.core import Metric
@@ -341,6 +341,10 @@ class Metrics(Observer):
 
     def kv_blocks(self, model: str, blocks: int) -> None:
         self._present.blocks[model] = blocks
+
+    def watch_held(self, held: Callable[[], int]) -> None:
+        """``held``: tells how many bytes of requests and answers are, when it is asked."""
+        self._present.held = held
 
     # showing it
     def render(self) -> tuple[bytes, str]:

@@ -7,7 +7,7 @@ goes when the state changes: a scrape shows one state, never a former one.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 
 from prometheus_client.core import GaugeMetricFamily
 from prometheus_client.registry import Collector
@@ -28,6 +28,7 @@ class Present(Collector):
     requests by the stage of fetching their KV. The mappings in it are replaced, never changed.
     ``draining``: by endpoint, whether it is out of use without a fault.
     ``hidden``: endpoints that are dropped, though requests on them may still run.
+    ``held``: tells how many bytes of requests and answers are.
     """
 
     def __init__(self, clock: Clock, version: str) -> None:
@@ -47,10 +48,16 @@ class Present(Collector):
         self.fetching: dict[str, Mapping[str, int]] = {}
         self.draining: dict[str, bool] = {}
         self.hidden: dict[str, None] = {}
+        self.held: Callable[[], int] = lambda: 0
 
     def collect(self) -> Iterator[GaugeMetricFamily]:
         # The dicts are copied, which is one step under the GIL: rendering may run in another thread than the writers.
         yield _gauge("kvgate_build_info", "Always 1.", {(self._version,): 1}, "version")
+        yield _gauge(
+            "kvgate_held_bytes",
+            "Bytes of requests' bodies and of unstreamed answers that are held, of those that listen.max_held allows.",
+            {(): self.held()},
+        )
         yield _gauge(
             "kvgate_in_flight_requests",
             "Requests placed on an endpoint and not yet settled.",

@@ -14,12 +14,18 @@ from typing import Protocol, Self
 from gateway.api.encoding import encoding_of
 from gateway.framework import Endpoint
 from gateway.proxy.legs import Cause, LegFailed
+from gateway.proxy.memory import Share
 from gateway.proxy.patience import Patience
 from gateway.proxy.settings import TimeoutSettings
 
 MAX_ANSWER = 256 * 1024 * 1024
 """Bytes of an unstreamed answer that are held until it is complete: 16 times the largest batch of embeddings that vLLM
 gives at its defaults."""
+
+
+SMALL = 64 * 1024
+"""Bytes of an unstreamed answer that are not counted: most answers are no longer, and 4,096 of them are what one of
+the largest is."""
 
 
 class Sink(Protocol):
@@ -49,7 +55,8 @@ class Answer:
     the request: the end of a connection from which all was read is a FIN.
     """
 
-    def __init__(self, endpoint: Endpoint, timeouts: TimeoutSettings) -> None:
+    def __init__(self, endpoint: Endpoint, timeouts: TimeoutSettings, share: Share | None = None) -> None:
+        """``share``: of what is held, to which a body that is read whole is added; None: it is not counted."""
         self.endpoint = endpoint
         self.status = 0
         self.headers: list[tuple[str, str]] = []
@@ -65,6 +72,9 @@ class Answer:
         self._parts: list[bytes] = []
         self._size = 0
         self._whole = False
+        self._share = share
+        self._uncounted = 0
+        self._waits = False  # for room, and comes no further
         self._sink: Sink | None = None
         self._done = False
         self._failure: Exception | None = None
@@ -95,8 +105,10 @@ class Answer:
         return self._taken()
 
     async def read(self) -> bytes:
-        """All of the body. Raises LegFailed, also when it is longer than MAX_ANSWER."""
-        self._whole, self._size = True, sum(map(len, self._parts))
+        """All of the body, which is held until ``abort``. Raises LegFailed, also when it is longer than MAX_ANSWER, or
+        there is no room for it."""
+        self._whole = True
+        self._hold(sum(map(len, self._parts)))
         await self._ended()
         return self._taken()
 
@@ -135,6 +147,8 @@ class Answer:
         """
         source, self._source = self._source, None
         self.patience.end()
+        if self._share is not None:
+            self._share.release()
         if source is not None:
             source.abort()
         if not self._done and failure is not None:
@@ -173,9 +187,7 @@ class Answer:
         if not self._whole:
             self._wake()
             return
-        self._size += len(data)
-        if self._size > MAX_ANSWER:
-            self.abort(LegFailed(Cause.GARBAGE, self.endpoint, f"an unstreamed answer of over {MAX_ANSWER} bytes"))
+        self._hold(len(data))
 
     def end(self, data: bytes) -> None:
         """The last of the body, which may be empty; the connection is not this answer's any more."""
@@ -188,6 +200,8 @@ class Answer:
                 self._failure = error
         elif data:
             self._parts.append(data)
+            if self._whole and self._share is not None:
+                self._share.keep(len(data))
         self._done = True
         self._wake()
 
@@ -198,6 +212,30 @@ class Answer:
         self._fail(LegFailed(cause, self.endpoint, detail))
 
     # Its own
+
+    def _hold(self, size: int) -> None:
+        """``size`` bytes more are held. Where there is no room, the engine is not read on until there is."""
+        self._size += size
+        self._uncounted += size
+        if self._size > MAX_ANSWER:
+            self.abort(LegFailed(Cause.GARBAGE, self.endpoint, f"an unstreamed answer of over {MAX_ANSWER} bytes"))
+        elif self._size > SMALL and self._share is not None and not self._waits:
+            wanted, self._uncounted = self._uncounted, 0
+            self._waits = True
+            if self._share.grow(wanted, self._told):
+                self._waits = False
+            elif self._waits:
+                self.pause()
+
+    def _told(self, granted: bool) -> None:
+        self._waits = False
+        if not granted:
+            self.abort(LegFailed(Cause.FULL, self.endpoint, "there was no room for its answer"))
+            return
+        if self._uncounted:
+            self._hold(0)
+        if not self._waits:
+            self.resume()
 
     async def _ended(self) -> None:
         """Wait until it is complete. Raises what ended it otherwise."""

@@ -20,6 +20,7 @@ from gateway.errors import ClientError, GatewayError
 from gateway.proxy.account import of_decision
 from gateway.proxy.decisions import Decision, Decisions
 from gateway.proxy.explain import Explainer
+from gateway.proxy.memory import Memory
 from gateway.proxy.operations import refuse_pages
 from gateway.proxy.receive import receive
 
@@ -44,11 +45,13 @@ class Debug:
         self,
         decisions: Decisions,
         explainer: Callable[[], Explainer],
+        memory: Memory,
         max_body: Callable[[], int],
         patience: Callable[[], float],
     ) -> None:
         self._decisions = decisions
         self._explainer = explainer
+        self._memory = memory
         self._max_body = max_body
         self._patience = patience
         self._one_at_a_time = asyncio.Lock()
@@ -91,8 +94,9 @@ class Debug:
 
     async def _explain(self, http: web.Request) -> web.Response:
         refuse_pages(http)
+        share = self._memory.share()
         try:
-            raw = await receive(http, limit=self._max_body(), timeout=self._patience())
+            raw = await receive(http, limit=self._max_body(), timeout=self._patience(), share=share)
             route, body = _asked(http.query.get("path"), raw)
             cookie = http.headers.get("Cookie", "")
             async with self._one_at_a_time:  # an operator's question has no more of a core than one request
@@ -101,6 +105,8 @@ class Debug:
                 )
         except GatewayError as error:
             return _error(error)
+        finally:
+            share.release()
         return _answer(orjson.dumps(account) + b"\n")
 
 

@@ -31,6 +31,7 @@ from gateway.proxy.handover import Handover
 from gateway.proxy.identify import client_of, identify, tokenized
 from gateway.proxy.legs import Attempts, LegFailed
 from gateway.proxy.prompt_questions import PromptQuestions
+from gateway.proxy.memory import Memory
 from gateway.proxy.receive import receive
 from gateway.proxy.relay import ClientGone, relay, relay_held
 from gateway.proxy.settings import ListenSettings, RetrySettings, TimeoutSettings
@@ -67,6 +68,7 @@ class Director:
         pace: Pace,
         stored: StoredResponses,
         decisions: Decisions,
+        memory: Memory,
         clock: Clock,
         observer: Observer,
     ) -> None:
@@ -84,6 +86,7 @@ class Director:
         self._pace = pace
         self._stored = stored
         self._decisions = decisions
+        self._memory = memory
         self._clock = clock
         self._observer = observer
         self._running = 0
@@ -139,11 +142,13 @@ class Director:
             observer=self._observer,
             scheduler=self._scheduler,
             arrived=self._clock.monotonic(),
+            share=self._memory.share(),
         )
 
     async def _prepare(self, exchange: Exchange, http: web.BaseRequest) -> None:
         """Receive, parse, admit, tokenize. What was read is kept by ``exchange`` alone: an answer may take an hour."""
-        raw = await receive(http, limit=self._listen.max_body, timeout=self._timeouts.receive)
+        limit, timeout = self._listen.max_body, self._timeouts.receive
+        raw = await receive(http, limit=limit, timeout=timeout, share=exchange.share)
         exchange.received()
         call = parse(exchange.route, raw, http.headers.get("Content-Type", ""), self._passing)
         self._identify(exchange, call, http)
@@ -215,7 +220,10 @@ class Director:
                 with await self._commit(exchange, plan) as committed:
                     return await self._relay(exchange, committed, http)
             except LegFailed as failure:
-                exchange.failure, exchange.held = failure, failure.held or exchange.held
+                exchange.failure = failure
+                if failure.held is not None:
+                    exchange.held = failure.held
+                    exchange.share.keep(len(failure.held.body))
                 exchange.end_placement(failure.result)
                 if exchange.attempts.may_try_another(failure):
                     continue

@@ -27,6 +27,7 @@ from gateway.proxy.decisions import Decision
 from gateway.proxy.directory import Serving
 from gateway.proxy.learning import compare, learn
 from gateway.proxy.legs import Attempts, HeldAnswer, Leg, LegFailed
+from gateway.proxy.memory import Share
 from gateway.proxy.placement import Parcel, Placement
 from gateway.proxy.record import line, told
 from gateway.scheduling.scheduler import Scheduler
@@ -78,6 +79,7 @@ class Exchange:
     observer: Observer
     scheduler: Scheduler
     arrived: float
+    share: Share
     phase: Phase = Phase.RECEIVING
     serving: Serving | None = None
     request: Request | None = None
@@ -228,6 +230,7 @@ class Exchange:
         assert self.prompt is not None
         assert self.request is not None
         self.body, self.extras, self.headers = None, None, []
+        self.share.release()
         self.prompt = replace(self.prompt, ids=NO_IDS, own=None, media=())
         self.request.token_ids = NO_IDS
 
@@ -317,6 +320,7 @@ class Exchange:
         try:
             self._conclude()
         finally:
+            self.share.release()
             if self.permit is not None:
                 self.permit.leave()
             settled = line(self)

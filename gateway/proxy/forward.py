@@ -124,7 +124,7 @@ class Forwarder:
                 log.error("no connection to an engine could be made: %s%s", failure.detail, left_out(count))
         elif failure.cause in (Cause.REFUSED, Cause.CONNECT_TIMEOUT):
             self._fleet.refused(failure.endpoint)
-        elif failure.cause is not Cause.STATUS:
+        elif failure.cause not in (Cause.STATUS, Cause.FULL):
             self._fleet.broke(failure.endpoint, str(failure.cause), failure.waited)
 
     def finished(self, endpoint: Endpoint) -> None:

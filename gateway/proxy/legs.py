@@ -8,7 +8,8 @@ that may have killed an engine gets one more, not the fleet.
 what happened                                    then
 ===============================================  =============================================================
 refused, or reset before anything was sent       another endpoint; free
-the gateway has no room for another connection   an error at once: no endpoint is to blame, none would do better
+the gateway has no room for another connection,  an error at once: no endpoint is to blame, none would do better
+or for the whole answer
 idle keep-alive connection died                  the same endpoint on a fresh connection, inside upstream.py; free.
                                                  If that one dies at once or unread, it is the same death, and counts
                                                  once; if it dies later, no further attempt
@@ -77,6 +78,7 @@ class Cause(StrEnum):
     """Why a leg has no answer that may be the client's; the value is a metric's label."""
 
     EXHAUSTED = "exhausted"
+    FULL = "full"
     REFUSED = "refused"
     CONNECT_TIMEOUT = "connect-timeout"
     RESET_UNSENT = "reset-unsent"
@@ -128,6 +130,8 @@ class LegFailed(Exception):
             return Exhausted(
                 "The gateway has no room for another connection; its log names what it lacks.", retry_after=1
             )
+        if self.cause is Cause.FULL:
+            return Exhausted("The gateway holds as many bytes of answers as it may (listen.max_held).", retry_after=5)
         if self.cause in (Cause.HEAD_TIMEOUT, Cause.IDLE_TIMEOUT, Cause.TOTAL_TIMEOUT, Cause.CONNECT_TIMEOUT):
             return UpstreamTimeout(f"the engine gave no answer in time ({self.cause})")
         return UpstreamError(f"the engine failed before it answered ({self.cause})")
@@ -170,7 +174,7 @@ class Attempts:
     def may_try_another(self, failure: LegFailed) -> bool:
         """Book ``failure``; true if the request may be placed again, on an endpoint not in ``failed_on``."""
         self.failed_on.add(failure.endpoint.slot)
-        if failure.cause is Cause.EXHAUSTED:
+        if failure.cause in (Cause.EXHAUSTED, Cause.FULL):
             return False
         if not failure.cause.sent:
             return True

@@ -8,6 +8,7 @@ from aiohttp import StreamReader, web
 
 from gateway.errors import BodyTooLarge, ClientError
 from gateway.proxy.inflate import Inflating, inflating
+from gateway.proxy.memory import Share
 
 
 class ReceiveTimeout(ClientError):
@@ -17,13 +18,14 @@ class ReceiveTimeout(ClientError):
     type = "timeout_error"
 
 
-async def receive(http: web.BaseRequest, *, limit: int, timeout: float) -> bytes:
+async def receive(http: web.BaseRequest, *, limit: int, timeout: float, share: Share) -> bytes:
     """The body, unzipped if it came zipped. ``limit``: bytes, unzipped, and on their way. ``timeout``: seconds.
+    ``share``: of what is held, to which it is added as it comes; without room for more, no more is read.
 
     Its server must not unzip it itself (aiohttp's ``auto_decompress``).
 
     Raises UnsupportedMediaType, BodyTooLarge (before reading where the client tells the length), ReceiveTimeout,
-    ClientError (400) for a body that breaks its own framing or encoding.
+    ClientError (400) for a body that breaks its own framing or encoding, Exhausted.
     """
     inflate = inflating(http.headers.getall("Content-Encoding", ()))
     if http.content_length is not None and http.content_length > limit:
@@ -39,27 +41,31 @@ async def receive(http: web.BaseRequest, *, limit: int, timeout: float) -> bytes
             body = content.read_nowait()
             if len(body) > limit:
                 raise _too_large(limit)
+            share.take(len(body))
             return body
         async with asyncio.timeout(timeout):
-            return await (_read(content, limit) if inflate is None else _unzipped(content, inflate, limit))
+            if inflate is None:
+                return await _read(content, limit, share)
+            return await _unzipped(content, inflate, limit, share)
     except TimeoutError as error:
         raise ReceiveTimeout(f"The body did not arrive within {timeout:g} s.") from error
     except web.RequestPayloadError as error:
         raise ClientError(f"The body is not what its headers say: {error}") from error
 
 
-async def _read(content: StreamReader, limit: int) -> bytes:
+async def _read(content: StreamReader, limit: int, share: Share) -> bytes:
     parts: list[bytes] = []
     size = 0
     while data := await content.readany():
         size += len(data)
         if size > limit:
             raise _too_large(limit)
+        await share.grown(len(data))
         parts.append(data)
     return b"".join(parts)
 
 
-async def _unzipped(content: StreamReader, inflate: Inflating, limit: int) -> bytes:
+async def _unzipped(content: StreamReader, inflate: Inflating, limit: int, share: Share) -> bytes:
     parts: list[bytes] = []
     came = size = 0
     while data := await content.readany():
@@ -69,6 +75,7 @@ async def _unzipped(content: StreamReader, inflate: Inflating, limit: int) -> by
             if max(came, size) > limit:
                 raise _too_large(limit)
             if part:
+                await share.grown(len(part))
                 parts.append(part)
             await asyncio.sleep(0)
     inflate.end()

@@ -27,7 +27,10 @@ class ListenSettings:
     """``host``, ``port``: the clients' listener. ``admin``: HOST:PORT of /metrics, empty for none. ``tls``: of the
     clients' listener; None: plain HTTP.
 
-    ``max_body``: bytes of a request's body; beyond it 413. ``grace``: seconds that running answers have to end after
+    ``max_body``: bytes of a request's body; beyond it 413. ``max_held``: bytes of all requests' bodies that have not
+    gone to an engine for good, and of unstreamed answers; beyond it a body is not read on for some seconds, and then
+    503. The default is 16 of the largest bodies: each is in memory up to three times while it is parsed and sent on,
+    which a machine of 4 GB bears. ``grace``: seconds that running answers have to end after
     SIGTERM.
     """
 
@@ -36,6 +39,7 @@ class ListenSettings:
     admin: str = "127.0.0.1:9000"
     tls: ListenTlsSettings | None = None
     max_body: int = 32 * 1024 * 1024
+    max_held: int = 512 * 1024 * 1024
     grace: float = 30.0
 
     def __post_init__(self) -> None:
@@ -43,6 +47,8 @@ class ListenSettings:
             raise ValueError("port must be in 0..65535")
         if self.max_body < 1:
             raise ValueError("max_body must be at least 1 byte")
+        if self.max_held * 3 < self.max_body * 4:
+            raise ValueError("max_held must be at least 4/3 of max_body, or a largest body would never have room")
         if self.grace < 0:
             raise ValueError("grace must be at least 0 seconds")
         if self.admin:

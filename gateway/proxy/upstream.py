@@ -16,6 +16,7 @@ from gateway.fleet.address import Address
 from gateway.proxy.answer import Answer
 from gateway.proxy.connection import Connection, encode_head
 from gateway.proxy.legs import Cause, Leg, LegFailed
+from gateway.proxy.memory import Memory
 from gateway.proxy.settings import TimeoutSettings
 
 KEEP_ALIVE = 4.0
@@ -43,8 +44,10 @@ TLS_CLOSE = 1.0
 class Upstream:
     """Sends legs. ``close`` ends the connections that nothing is on; those under way end with their answers."""
 
-    def __init__(self, timeouts: TimeoutSettings, pool: Pool | None = None) -> None:
+    def __init__(self, timeouts: TimeoutSettings, pool: Pool | None = None, memory: Memory | None = None) -> None:
+        """``memory``: of which answers that are read whole have their shares; None: they are not counted."""
         self._timeouts = timeouts
+        self._memory = memory
         self._pool = pool or Pool()
 
     def close(self) -> None:
@@ -52,7 +55,7 @@ class Upstream:
 
     def with_timeouts(self, timeouts: TimeoutSettings) -> Upstream:
         """The same connections under other timeouts."""
-        return Upstream(timeouts, self._pool)
+        return Upstream(timeouts, self._pool, self._memory)
 
     async def send(self, leg: Leg) -> Answer:
         """Send ``leg`` and wait for the answer's head.
@@ -65,8 +68,8 @@ class Upstream:
             timeouts = replace(timeouts, head=leg.head or timeouts.head, total=leg.total or timeouts.total)
         kept = self._pool.take(leg.address)
         if kept is None:
-            return await self._ask(leg, Answer(leg.endpoint, timeouts), await self._connect(leg, timeouts))
-        answer, began = Answer(leg.endpoint, timeouts), asyncio.get_running_loop().time()
+            return await self._ask(leg, self._answer(leg, timeouts), await self._connect(leg, timeouts))
+        answer, began = self._answer(leg, timeouts), asyncio.get_running_loop().time()
         try:
             return await self._ask(leg, answer, kept)
         except LegFailed:
@@ -79,7 +82,7 @@ class Upstream:
                 # It was not the connection that died but the engine, perhaps of this very request.
                 raise LegFailed(Cause.DIED, leg.endpoint, failure.detail) from failure
             raise
-        answer, made = Answer(leg.endpoint, timeouts), asyncio.get_running_loop().time()
+        answer, made = self._answer(leg, timeouts), asyncio.get_running_loop().time()
         try:
             return await self._ask(leg, answer, fresh)
         except LegFailed as failure:
@@ -88,6 +91,9 @@ class Upstream:
             if failure.cause.killed and answer.wordless and not answer.unread and later:
                 failure.deaths = 2
             raise
+
+    def _answer(self, leg: Leg, timeouts: TimeoutSettings) -> Answer:
+        return Answer(leg.endpoint, timeouts, None if self._memory is None else self._memory.share())
 
     async def _ask(self, leg: Leg, answer: Answer, connection: Connection) -> Answer:
         head = encode_head("POST", leg.path, leg.address.authority, leg.headers, len(leg.body))

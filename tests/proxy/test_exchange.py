@@ -34,6 +34,7 @@ from gateway.kvcache.overlay import EVENTS_WITHIN
 from gateway.kvcache.settings import CacheSettings
 from gateway.proxy.exchange import Exchange
 from gateway.proxy.legs import Cause, LegFailed
+from gateway.proxy.memory import Memory
 from tests.support.examples import examples
 
 ENDPOINTS = 3
@@ -52,6 +53,7 @@ class Requests(RuleBasedStateMachine):
     def __init__(self) -> None:
         super().__init__()
         self.clock = ManualClock()
+        self.memory = Memory(2**40)
         self.model = Model("m")
         entries = [EndpointSettings(f"http://e{number}:1") for number in range(ENDPOINTS)]
         self.fleet = Fleet([(self.model, entries)], FleetSettings(), self.clock, NULL_OBSERVER, Random(1))
@@ -81,6 +83,7 @@ class Requests(RuleBasedStateMachine):
             observer=NULL_OBSERVER,
             scheduler=Silent(),
             arrived=self.clock.now,
+            share=self.memory.share(),
             serving=SimpleNamespace(model=self.model, index=self.index, tokens=SimpleNamespace(parity=Silent())),
         )
         matches = Matches()

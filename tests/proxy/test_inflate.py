@@ -19,6 +19,7 @@ from hypothesis import strategies as st
 from gateway.api.encoding import MADE
 from gateway.errors import BodyTooLarge, ClientError, UnsupportedMediaType
 from gateway.proxy.inflate import Inflating, inflating
+from gateway.proxy.memory import Memory
 from gateway.proxy.receive import receive
 
 
@@ -155,7 +156,7 @@ async def received(zipped: bytes, limit: int) -> tuple[bytes, int]:
     counting = loop.create_task(count())
     try:
         http = make_mocked_request("POST", "/", {"Content-Encoding": "gzip"}, payload=content)
-        return await receive(http, limit=limit, timeout=60), turns
+        return await receive(http, limit=limit, timeout=60, share=Memory(2**40).share()), turns
     finally:
         counting.cancel()
 

@@ -1,0 +1,173 @@
+"""One budget of bytes for what is held of requests and answers: bodies while they are received, wait or are placed,
+unzipped ones as they are unzipped, and unstreamed answers until their clients have them.
+
+Rules: what has come with its head is taken at once or refused. What grows while it is read waits for room, and is not
+read meanwhile, so that its sender is held back; who came first is served first. Where what waits holds all that there
+is, nobody would ever give back: the newest of those is refused, and so it is where nobody has given back for some
+seconds. Every byte is given back once, by ``Share.release``, whatever happens.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from dataclasses import dataclass
+from itertools import count
+
+from gateway.errors import Exhausted
+
+LARGE = 3 / 4
+"""Of the budget that what grows may have. The rest is for bodies that come with their heads, which nearly all do: large
+ones that do not go on shall not shut everybody out."""
+
+PATIENCE = 5.0
+"""Seconds without room until the newest of those that wait is refused: most answers of a busy fleet begin within them,
+and streams give their bodies back then."""
+
+RETRY = 5.0
+"""Seconds in ``Retry-After``."""
+
+
+@dataclass(slots=True)
+class _Wait:
+    """``then``: told whether there is room, once."""
+
+    size: int
+    then: Callable[[bool], None]
+    timer: asyncio.TimerHandle
+
+
+class Memory:
+    """``limit``: bytes. ``held``: of all shares."""
+
+    def __init__(self, limit: int) -> None:
+        self.limit = limit
+        self.held = 0
+        self._numbers = count()
+        self._waiting: dict[Share, _Wait] = {}
+
+    @property
+    def waiting(self) -> int:
+        """Shares that wait for room."""
+        return len(self._waiting)
+
+    def share(self) -> Share:
+        """One that holds nothing yet."""
+        return Share(self, next(self._numbers))
+
+    def allow(self, limit: int) -> None:
+        """Another limit from now on."""
+        self.limit = limit
+        self._look()
+
+    def full(self) -> Exhausted:
+        return Exhausted(
+            f"The gateway holds as many bytes of requests and answers as it may (listen.max_held: {self.limit}); "
+            "try again later.",
+            retry_after=RETRY,
+        )
+
+    def _has_room(self, size: int) -> bool:
+        return self.held + size <= self.limit * LARGE
+
+    def _wait(self, share: Share, size: int, then: Callable[[bool], None]) -> None:
+        timer = asyncio.get_running_loop().call_later(PATIENCE, self._overdue, share)
+        self._waiting[share] = _Wait(size, then, timer)
+        self._look()
+
+    def _leave(self, share: Share) -> _Wait | None:
+        wait = self._waiting.pop(share, None)
+        if wait is not None:
+            wait.timer.cancel()
+        return wait
+
+    def _look(self) -> None:
+        """Let in, the oldest first, what there is room for; where nobody would ever give back, refuse the newest."""
+        while self._waiting:
+            oldest = min(self._waiting, key=lambda share: share.number)
+            size = self._waiting[oldest].size
+            if self._has_room(size):
+                wait = self._leave(oldest)
+                assert wait is not None
+                self.held += size
+                oldest.size += size
+                wait.then(True)
+            elif self.held == sum(share.size for share in self._waiting):
+                self._refuse_newest()
+            else:
+                return
+
+    def _refuse_newest(self) -> None:
+        wait = self._leave(max(self._waiting, key=lambda share: share.number))
+        assert wait is not None
+        wait.then(False)
+
+    def _overdue(self, share: Share) -> None:
+        self._refuse_newest()
+        if (wait := self._waiting.get(share)) is not None:
+            wait.timer = asyncio.get_running_loop().call_later(PATIENCE, self._overdue, share)
+        self._look()
+
+
+class Share:
+    """What one request, or one answer, holds. ``size``: bytes. ``number``: the later it came, the higher."""
+
+    __slots__ = ("_memory", "number", "size")
+
+    def __init__(self, memory: Memory, number: int) -> None:
+        self._memory = memory
+        self.number = number
+        self.size = 0
+
+    def take(self, size: int) -> None:
+        """Hold ``size`` bytes more, which are there already. Raises Exhausted."""
+        memory = self._memory
+        if memory.held + size > memory.limit:
+            raise memory.full()
+        memory.held += size
+        self.size += size
+
+    def keep(self, size: int) -> None:
+        """Hold ``size`` bytes more, room or not: they were another share's until now."""
+        self._memory.held += size
+        self.size += size
+
+    def grow(self, size: int, then: Callable[[bool], None]) -> bool:
+        """Hold ``size`` bytes more, if there is room and nobody waits for it.
+
+        False: ``then`` will be told whether it may, or not; until then nothing else may be asked.
+        """
+        memory = self._memory
+        if not memory._waiting and memory._has_room(size):
+            memory.held += size
+            self.size += size
+            return True
+        memory._wait(self, size, then)
+        return False
+
+    async def grown(self, size: int) -> None:
+        """Hold ``size`` bytes more, as soon as there is room. Raises Exhausted where there will be none."""
+        turn: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
+
+        def then(granted: bool) -> None:
+            if not turn.done():
+                turn.set_result(granted)
+
+        if not self.grow(size, then):
+            try:
+                granted = await turn
+            except asyncio.CancelledError:
+                self._memory._leave(self)
+                raise
+            if not granted:
+                raise self._memory.full()
+
+    def release(self) -> None:
+        """Give all back; harmless when repeated. It may be used again."""
+        memory = self._memory
+        waited = memory._leave(self) if memory._waiting else None
+        if self.size or waited is not None:
+            memory.held -= self.size
+            self.size = 0
+            if memory._waiting:
+                memory._look()
