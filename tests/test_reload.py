@@ -216,12 +216,12 @@ async def test_a_model_that_is_gone_is_not_found_and_its_running_answers_end(tok
                 assert [(e["name"], e["state"], e["running"]) for e in shown if e["model"] == "sim"] == [
                     (endpoint.name, "removed", 1)
                 ]
-                assert not gone.tokens._threads._shutdown
+                assert not gone.tokens._threads.closed
                 rest = [line async for line in events]
             assert rest[-2:] == ["data: [DONE]", ""]
             assert gateway.lines[-1].outcome == "ok"
             assert endpoint.load.requests == endpoint.load.kv_tokens == 0
-            await eventually(lambda: gone.tokens._threads._shutdown, "its tokenizer's threads end")
+            await eventually(lambda: gone.tokens._threads.closed, "its tokenizer's threads end")
             await eventually(lambda: gone.index.blocks == 0 and gone.index.sweep(0), "its index is cleared")
             assert 'model="sim"' not in await gateway.metrics()
             shown = (await gateway.client.get(f"{gateway.admin_url}/endpoints")).json()["endpoints"]

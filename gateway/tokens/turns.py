@@ -42,6 +42,7 @@ class Turns:
     """``threads``: how many there are; ``name``: of each, as a debugger shows it. For one loop."""
 
     def __init__(self, threads: int, name: str) -> None:
+        self.closed = False
         self._free = threads
         self._pool = ThreadPoolExecutor(max_workers=threads, thread_name_prefix=name)
         self._waiting: dict[str, list[_Waiting]] = {}
@@ -74,6 +75,7 @@ class Turns:
 
     def close(self) -> None:
         """Nothing begins any more; what waits is cancelled."""
+        self.closed = True
         self._pool.shutdown(wait=False, cancel_futures=True)
         for line in list(self._waiting.values()):
             for one in line:

@@ -88,7 +88,13 @@ def test_no_budget_means_no_retry():
 @pytest.mark.parametrize("cause", list(Cause))
 def test_every_cause_has_an_error_without_the_engines_address(cause):
     error = failure(cause).error()
-    kind = Exhausted if cause is Cause.EXHAUSTED else UpstreamTimeout if "timeout" in cause else UpstreamError
+    kind = (
+        Exhausted
+        if cause in (Cause.EXHAUSTED, Cause.FULL)
+        else UpstreamTimeout
+        if "timeout" in cause
+        else UpstreamError
+    )
     assert isinstance(error, kind)
     assert error.status == {Exhausted: 503, UpstreamTimeout: 504, UpstreamError: 502}[kind]
     assert "engine-0" not in error.message
