@@ -34,8 +34,8 @@ from gateway.proxy.forward import Forwarder
 from gateway.proxy.handover import Handover
 from gateway.proxy.keys import ClientKeys
 from gateway.proxy.legs import RetryBudget
-from gateway.proxy.prompt_questions import PromptQuestions
 from gateway.proxy.memory import Memory
+from gateway.proxy.prompt_questions import PromptQuestions
 from gateway.proxy.stored import StoredResponses
 from gateway.proxy.stream_usage import StreamUsage
 from gateway.proxy.upstream import Upstream

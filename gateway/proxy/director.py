@@ -30,8 +30,8 @@ from gateway.proxy.forward import Forwarder
 from gateway.proxy.handover import Handover
 from gateway.proxy.identify import client_of, identify, tokenized
 from gateway.proxy.legs import Attempts, LegFailed
-from gateway.proxy.prompt_questions import PromptQuestions
 from gateway.proxy.memory import Memory
+from gateway.proxy.prompt_questions import PromptQuestions
 from gateway.proxy.receive import receive
 from gateway.proxy.relay import ClientGone, relay, relay_held
 from gateway.proxy.settings import ListenSettings, RetrySettings, TimeoutSettings
