@@ -50,7 +50,7 @@ class EventObserver:
     if that is an error. Neither: only comments and parts of events so far, and the bytes may still be held back.
     ``early_error``: that of an error behind events that only announce an answer (a role, ``message_start``, ...).
     ``first_output``: an event with output was seen. ``outputs``: such events so far, about one per token and sequence;
-    a closing usage event of the OpenAI dialect counts as one.
+    a closing usage event of the OpenAI dialect counts as one, and is told ``apart`` at the end.
     """
 
     __slots__ = (
@@ -124,6 +124,12 @@ class EventObserver:
         tail, end = self._end(), _ENDS.get(self._kind)
         start = tail.rfind(b"\ndata:") + 1  # the last data line, or the tail's start
         return _DONE.match(tail, start) is not None or (end is not None and end.search(tail) is not None)
+
+    @property
+    def apart(self) -> int:
+        """How many of ``outputs`` hold the usage and no output, told at the stream's end: 0 or 1."""
+        tail = self._end() if self.first_output else b""
+        return int(b'"choices":[]' in tail or b'"choices": []' in tail)
 
     @property
     def usage(self) -> Usage | None:

@@ -254,11 +254,13 @@ class Exchange:
 
     # How it can end
 
-    def answered(self, status: int, usage: Usage | None, *, error: bool = False) -> None:
+    def answered(self, status: int, usage: Usage | None, *, error: bool = False, apart: int = 0) -> None:
         """The engine's answer is complete, though its client may have to read it yet: the engine is free again.
 
-        ``error``: the answer is a stream that holds an error.
+        ``error``: the answer is a stream that holds an error. ``apart``: events that were counted as output and only
+        told the usage.
         """
+        self.outputs -= apart
         self.phase = Phase.DONE
         self.status = status
         self.usage = usage

@@ -113,7 +113,7 @@ class _Stream:
         self._look()
         events = self._events
         failed = events.error is not None or events.late_error is not None
-        self._exchange.answered(self._answer.status, events.usage, error=failed)
+        self._exchange.answered(self._answer.status, events.usage, error=failed, apart=events.apart)
         self._client.forget()  # there is nothing left to stop
         if self._taker is not None:
             data = self._taker.feed(data) + self._taker.end()

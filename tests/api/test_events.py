@@ -103,6 +103,13 @@ def test_real_streams(name: str, kind: Kind, outputs: int, usage: Usage | None) 
     assert state(observer) == (True, None, True, outputs, usage, True, False, None)
 
 
+@pytest.mark.parametrize(("name", "apart"), [("chat_stream.sse", 1), ("chat_stream_nousage.sse", 0)])
+def test_a_usage_is_told_apart_from_the_output(name: str, apart: int) -> None:
+    assert observed([(DATA / name).read_bytes()]).apart == apart
+    assert observed([ROLE, USAGE, DONE]).apart == 0, "before any output it is not counted"
+    assert observed([TEXT.replace("hi", '\\"choices\\":[]'), DONE]).apart == 0
+
+
 def test_the_way_of_a_chat() -> None:
     observer = EventObserver(Kind.CHAT)
     seen = []

@@ -76,6 +76,8 @@ async def test_hits_of_plain_streams_are_seen():
             assert b'"usage"' not in (await gateway.client.post(CHAT, json=body)).content
         assert [line.cached_tokens > 0 for line in gateway.lines] == [False, True, True]
         assert all(line.output_tokens == 3 for line in gateway.lines)
+        (serving,) = gateway.gateway.directory.servings
+        assert serving.model.event_tokens == pytest.approx(1), "the event with the usage is no output"
 
 
 async def test_a_decode_leg_tells_its_usage():
