@@ -76,6 +76,7 @@ def _add_plan(commands: Any) -> None:
         "--share", type=float, default=99.0, metavar="PERCENT", help="of the requests, and of each class (99)"
     )
     plan.add_argument("--most", type=int, default=256, metavar="N", help="engines to try (256)")
+    plan.add_argument("--roles", action="store_true", help="look for fleets whose prompts are computed apart, too")
     plan.add_argument("--plot", type=Path, metavar="FILE", help="draw all sizes there (PNG or SVG)")
     _add_cell(plan, fleet=False)
     plan.set_defaults(run=_plan)
@@ -215,6 +216,7 @@ def _plan(options: argparse.Namespace) -> int:
         seeds=options.seeds,
         most=options.most,
         processes=_jobs(options),
+        roles=options.roles,
     )
     return plan(wanted, plot=options.plot)
 

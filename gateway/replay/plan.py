@@ -68,6 +68,8 @@ class Plan:
             raise ConfigError("seeds must be at least 2: one says nothing of the noise")
         if not 1 <= self.most <= MOST:
             raise ConfigError(f"--most must be in 1..{MOST} engines")
+        if self.roles:
+            split(self.wiring)
 
     @property
     def name(self) -> str:

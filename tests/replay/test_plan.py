@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -120,3 +121,32 @@ def test_a_request_that_fits_no_engine_is_named(tmp_path, capsys) -> None:
     machine.write_text("like: 8b-h100\nkv_tokens: 600\n")
     assert main(["plan", str(lengths(tmp_path)), "--slo", "ttft=2s", "--machine", str(machine)]) == EXIT_CONFIG
     assert "does not fit small, whose KV memory has 600: choose a larger machine" in capsys.readouterr().err
+
+
+def test_how_many_of_which_role(tmp_path, capsys) -> None:
+    """Prompts of 4,000 tokens between tokens that come every 30 ms: the fewest engines compute them apart."""
+    plot = tmp_path / "plan.png"
+    path = lengths(tmp_path, prompt=4_000, output=60)
+    code = main(
+        ["plan", str(path), "--slo", "ttft=3s,tpot=30ms", "--rate", "4", "--seeds", "2", "--jobs", "1", "--share", "95",
+         "--roles", "--plot", str(plot)]
+    )  # fmt: skip
+    assert code == 0
+    out = capsys.readouterr().out
+    assert "prompts and answers together, within" in out
+    assert "prompts computed apart, within" in out
+    text = " ".join(out.split())
+    apart = re.search(r"(\d+) engines of 70b-tp4, (\d+) for prompts and (\d+) for answers, answer", text)
+    together = re.search(r"(\d+) engines? of 70b-tp4 answers? ", text)
+    assert apart is not None
+    assert together is not None
+    assert int(apart[1]) == int(apart[2]) + int(apart[3])
+    assert f"{apart[2]}p + {apart[3]}d " in out
+    assert int(apart[1]) <= int(together[1])
+    assert plot.stat().st_size > 10_000
+
+
+def test_a_policy_without_two_legs_knows_no_roles(tmp_path, capsys) -> None:
+    arguments = ["--slo", "ttft=2s", "--seeds", "2", "--jobs", "1", "--roles", "--policy", "llm-d"]
+    assert main(["plan", str(lengths(tmp_path, count=20)), *arguments]) == EXIT_CONFIG
+    assert "llm-d: has no handler of the type 'prefill-decode' for fleets with roles" in capsys.readouterr().err
