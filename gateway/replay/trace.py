@@ -7,6 +7,7 @@ from itertools import chain
 from pathlib import Path
 
 from gateway.errors import ConfigError
+from gateway.replay.answers import with_answers
 from gateway.replay.jsonl import JsonLines
 from gateway.replay.recording import Recording
 from gateway.replay.table import Table, columns
@@ -48,4 +49,4 @@ def read(path: Path, first: int | None = None) -> Recording:
         left_out = f" with tokens: all {reader.failed} failed" if reader.failed else ""
         raise ConfigError(f"{path}: has no requests{left_out}")
     reader.lines.sort(key=lambda line: line.at)
-    return Recording(reader.lines, reader.block_size, reader.prefixes, reader.failed)
+    return with_answers(Recording(reader.lines, reader.block_size, reader.prefixes, reader.failed))
