@@ -14,6 +14,7 @@ import logging
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 from gateway.api.body import JsonBody
 from gateway.api.parse import Call
@@ -25,7 +26,7 @@ from gateway.proxy.legs import Leg, LegFailed
 from gateway.proxy.telling import ABSENCE, ABSENT, TOKENIZE, telling
 from gateway.proxy.upstream import Upstream
 from gateway.tokens import ModelTokens
-from gateway.tokens.answers import Answers, name_of, reading
+from gateway.tokens.answers import Answers, begun, name_of, reading, turns_of
 from gateway.tokens.media import can_be_asked, holds_media
 from gateway.tokens.settings import TokenSettings
 
@@ -45,11 +46,13 @@ REFUSED = (400, 413, 422)
 
 @dataclass(frozen=True, slots=True)
 class _Question:
-    """``name``: what its answer is remembered by. ``paths``: that tell it, best first. ``media``: it is for images."""
+    """``name``: what its answer is remembered by. ``paths``: that tell it, best first. ``media``: it is for images.
+    ``messages``: of a chat without."""
 
     name: bytes
     paths: Sequence[str]
     media: bool
+    messages: Sequence[Any] = ()
 
 
 class PromptQuestions:
@@ -126,10 +129,22 @@ class PromptQuestions:
             result = "busy" if endpoint is None else "timeout"
         if endpoint is not None and result in ("failed", "timeout"):
             self._rest(endpoint, path, PAUSE)
-        if prompt is not None:
-            model.answers.keep(question.name, prompt, self._clock.monotonic())
         self._count(exchange.model_name, question, result)
-        return prompt
+        return self._remember(exchange, model, question, prompt)
+
+    def _remember(self, exchange: Exchange, model: _Model, question: _Question, prompt: Prompt | None) -> Prompt | None:
+        """``prompt``; where nothing was told, what was told of the conversation's earlier turns, and an estimate."""
+        assert isinstance(exchange.body, JsonBody)
+        assert exchange.request is not None
+        now, turns = self._clock.monotonic(), []
+        if question.messages:
+            path, adapter = exchange.route.path, exchange.request.adapter
+            turns = turns_of(path, exchange.body.fields, question.messages, adapter)
+        if prompt is not None:
+            model.answers.keep(question.name, prompt, now, turns[-1] if turns else None)
+            return prompt
+        found = model.answers.find_begun(turns, now)
+        return None if found is None else begun(found[1], question.messages[found[0] :])
 
     def _choose(self, exchange: Exchange, question: _Question) -> tuple[Endpoint, str] | None:
         """The endpoint with the fewest of our questions, and then the least work, whose engine may answer, and where;
@@ -253,7 +268,8 @@ def _question(call: Call, body: JsonBody, model: _Model, tokens: ModelTokens, ad
     if not paths:
         return None
     truncated = isinstance(given, ChatInput | TextInput) and given.truncated
-    return _Question(name_of(call.route.path, body.fields, adapter, truncated), paths, media)
+    messages = given.messages if isinstance(given, ChatInput) and not media else ()
+    return _Question(name_of(call.route.path, body.fields, adapter, truncated), paths, media, messages)
 
 
 def _is_for_an_engine(call: Call) -> bool:

@@ -9,18 +9,24 @@ from __future__ import annotations
 
 from array import array
 from collections import OrderedDict
-from collections.abc import Generator, Iterator, Mapping
+from collections.abc import Generator, Iterator, Mapping, Sequence
+from typing import Any
 
 import msgspec
 from xxhash import xxh3_128
 
-from gateway.framework import Medium, Prompt
+from gateway.framework import Medium, Prompt, estimate
+from gateway.tokens.reasons import Why
 
 MAX_IDS = 4_000_000
 """Remembered of each model: 16 MB, a thousand chats of 4,000 tokens."""
 
 SLICE = 64 * 1024
 """Bytes of ids that are read at a time: half a millisecond."""
+
+OPENING = 32
+"""Ids at a prompt's end that are not believed of the next turn's: where an answer begins a template may open thoughts
+that it leaves out later. Two blocks."""
 
 AGE = 600.0
 """Seconds for which an answer is believed."""
@@ -130,6 +136,27 @@ def name_of(route: str, fields: Mapping[str, msgspec.Raw], adapter: str | None, 
     return digest.digest()
 
 
+def turns_of(
+    route: str, fields: Mapping[str, msgspec.Raw], messages: Sequence[Any], adapter: str | None
+) -> list[bytes]:
+    """Of each message, what the conversation up to it is remembered by."""
+    others = {name: value for name, value in fields.items() if name != "messages"}
+    turn, turns = name_of(route, others, adapter, truncated=False), []
+    for message in messages:
+        turn = xxh3_128(turn + msgspec.json.encode(message)).digest()
+        turns.append(turn)
+    return turns
+
+
+def begun(told: Prompt, rest: Sequence[Any]) -> Prompt:
+    """The prompt of a conversation that an engine ``told`` of before its messages ``rest`` came: its ids up to where
+    the answer was to begin, which may be another way to begin it, and then an estimate."""
+    known = told.ids[: max(0, len(told.ids) - OPENING)]
+    more = estimate(msgspec.json.encode(rest), "")
+    ids = known + more.ids
+    return Prompt(ids=ids, count=len(told.ids) + more.count, exact=True, why=str(Why.UNTOLD))
+
+
 class Answers:
     """Prompts of one model by ``name_of`` their bodies. ``limit``: ids of all together."""
 
@@ -137,6 +164,8 @@ class Answers:
         self._limit = limit
         self._size = 0
         self._known: OrderedDict[bytes, tuple[float, Prompt]] = OrderedDict()
+        self._names: dict[bytes, bytes] = {}  # by turn
+        self._turns: dict[bytes, bytes] = {}  # by name
 
     def __len__(self) -> int:
         return len(self._known)
@@ -152,8 +181,19 @@ class Answers:
         self._known.move_to_end(name)
         return prompt
 
-    def keep(self, name: bytes, prompt: Prompt, now: float) -> None:
+    def find_begun(self, turns: Sequence[bytes], now: float) -> tuple[int, Prompt] | None:
+        """The longest conversation that these ``turns`` go on from: how many of them it has, and its prompt."""
+        for count in range(len(turns) - 1, 0, -1):
+            name = self._names.get(turns[count - 1])
+            if name is not None and (prompt := self.find(name, now)) is not None:
+                return count, prompt
+        return None
+
+    def keep(self, name: bytes, prompt: Prompt, now: float, turn: bytes | None = None) -> None:
+        """``turn``: of its last message, as of ``turns_of``."""
         self._forget(name)
+        if turn is not None:
+            self._names[turn], self._turns[name] = name, turn
         self._known[name] = (now, prompt)
         self._size += len(prompt.ids)
         while self._size > self._limit:
@@ -162,3 +202,5 @@ class Answers:
     def _forget(self, name: bytes) -> None:
         if (known := self._known.pop(name, None)) is not None:
             self._size -= len(known[1].ids)
+        if (turn := self._turns.pop(name, None)) is not None and self._names.get(turn) == name:
+            del self._names[turn]

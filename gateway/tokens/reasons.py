@@ -14,6 +14,7 @@ class Why(StrEnum):
     NO_TOKENIZER = "no-tokenizer"  # none is configured
     NO_TEMPLATE = "no-template"  # a chat, and the tokenizer has no chat template
     RENDERER = "renderer"  # vLLM renders this model's chats in code of its own, or tokenizes it with another library
+    UNTOLD = "untold"  # as renderer, and an engine has told the ids of earlier turns, but not of this one
     TOO_LONG = "too-long"  # to encode it would take minutes and gigabytes, or no engine of the model takes it
     TRUNCATED = "truncated"  # the client asks for truncation, to a length that only the engine knows
     REQUEST_TEMPLATE = "request-template"  # the client brings a template: code that may run for ever

@@ -133,11 +133,13 @@ class ModelTokens:
     def told(self, given: PromptInput, prompt: Prompt) -> Prompt:
         """An engine has told what ``given`` becomes. It is estimated all the same where engines do otherwise than they
         tell."""
-        if prompt.own is not None and isinstance(given, ChatInput | TextInput):
+        if (prompt.own is not None or prompt.why) and isinstance(given, ChatInput | TextInput):
             if self.parity.lost(_form(given)) is not None:
                 return replace(self._estimated(_raws(given), Why.PARITY), own=prompt.own)
             if differing := self.parity.differing(_form(given)):
                 prompt = replace(prompt, differing=differing)
+        if prompt.why:
+            self._observer.tokens_estimated(self._model, prompt.why)
         self._note(prompt.why)
         return prompt
 

@@ -158,6 +158,23 @@ async def test_an_engine_that_does_not_answer_costs_the_timeout_once(engine: Eng
         assert endpoint.engine.up, "it is no sicker for it"
 
 
+async def test_what_was_told_of_earlier_turns_is_known_where_no_engine_tells(
+    engine: EngineServer, tokenizer: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with gateway_of(tokenizer, engine) as gateway:
+        body = chat("What is the weather in Paris, and in Rome? " * 5)
+        first = await send(gateway, body)
+        await gateway.heard(engine)
+        monkeypatch.setattr(gateway.gateway.questions, "_choose", lambda *_: None)
+        turns = [{"role": "assistant", "content": "It is sunny."}, {"role": "user", "content": "And tomorrow?"}]
+        line = await send(gateway, {**body, "messages": [*body["messages"], *turns]})
+        assert not line.exact
+        assert line.match_source == "events"
+        assert first.prompt_tokens - 64 < line.expected_hit <= (line.cached_tokens or 0)
+        assert "untold" in await state(gateway)
+        assert 'kvgate_prompts_estimated_total{model="sim",reason="untold"} 1.0' in await gateway.metrics()
+
+
 async def test_engines_that_do_otherwise_than_they_tell_are_noticed(engine: EngineServer, tokenizer: Path) -> None:
     async with gateway_of(tokenizer, engine) as gateway:
         parity = gateway.gateway.directory.servings[0].tokens.parity

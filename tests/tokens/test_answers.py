@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gateway.framework import Medium, Prompt
-from gateway.tokens.answers import AGE, SLICE, Answers, name_of, reading
+from gateway.tokens.answers import AGE, OPENING, SLICE, Answers, begun, name_of, reading, turns_of
 
 
 def answer(ids: Any = (1, 2, 3, 4, 5, 6), hashes: Any = None, places: Any = None) -> bytes:
@@ -171,3 +171,32 @@ def test_what_tokenize_tells_has_no_media() -> None:
     prompt = read(b'{"count": 3, "max_model_len": 9, "tokens": [5, 6, 7], "token_strs": null}')
     assert prompt is not None
     assert (prompt.ids.tolist(), prompt.count, prompt.exact, prompt.media) == ([5, 6, 7], 3, True, ())
+
+
+def turns(*texts: str, **fields: str) -> list[bytes]:
+    raws = {name: msgspec.Raw(msgspec.json.encode(value)) for name, value in fields.items()}
+    return turns_of("/v1/chat/completions", raws, [{"role": "user", "content": text} for text in texts], None)
+
+
+def test_a_conversation_goes_on_from_what_was_told() -> None:
+    answers = Answers()
+    early, later = (Prompt(ids=array("I", range(size)), count=size, exact=True) for size in (100, 200))
+    answers.keep(b"1", early, 0.0, turns("a")[-1])
+    answers.keep(b"2", later, 0.0, turns("a", "b", "c")[-1])
+    assert answers.find_begun(turns("a", "b", "c", "d"), 1.0) == (3, later)
+    assert answers.find_begun(turns("a", "x"), 1.0) == (1, early)
+    assert answers.find_begun(turns("a"), 1.0) is None, "that is the same conversation"
+    assert answers.find_begun(turns("x", "a"), 1.0) is None
+    assert answers.find_begun(turns("a", "b", tools="t"), 1.0) is None, "with tools it is another prompt"
+    assert answers.find_begun(turns("a", "b"), AGE + 1) is None
+    assert answers._names.keys() == {turns("a", "b", "c")[-1]}, "what is forgotten is not found"
+
+
+def test_what_was_told_is_believed_up_to_where_the_answer_begins() -> None:
+    told = Prompt(ids=array("I", range(100)), count=100, exact=True)
+    prompt, next_turn = (begun(told, [{"role": "user", "content": text}]) for text in ("hello", "hello there"))
+    assert prompt.ids[: 100 - OPENING] == told.ids[: 100 - OPENING]
+    assert (prompt.exact, prompt.whole, prompt.why) == (True, False, "untold")
+    assert prompt.count > 100
+    shared = 100 - OPENING + 7
+    assert prompt.ids[:shared] == next_turn.ids[:shared], "equal beginnings stay equal"
