@@ -24,6 +24,7 @@ from gateway.fleet.ranks import rank_count
 from gateway.fleet.scrape import Scrape, ScrapeReader, restarted
 from gateway.fleet.settings import FleetSettings
 from gateway.framework import Clock, Engine, Observer
+from gateway.framework.pauses import Pauses
 
 log = logging.getLogger("kvgate.fleet")
 
@@ -39,6 +40,9 @@ LEARN_AGAIN = 5.0
 SOONEST = 0.1
 """Seconds between two scrapes that broken answers ask for, so that a storm of them does not become one of scrapes; and
 between the two answers that change an engine's number of ranks, so that not both fall into the moment of a change."""
+
+OURS = 0.5
+"""Of the time that a scrape may take, the part which our own loop may have lost before its lateness is ours alone."""
 
 NO_LIST = frozenset({"status-401", "status-403", "status-404", "status-405"})
 """Answers to ``/v1/models`` with which an engine may still serve: a key that only clients have, or no such route."""
@@ -62,6 +66,7 @@ class EngineWatch:
         random: Random,
         listeners: Listeners,
         judge: Callable[[], None],
+        pauses: Pauses,
         ranks_are: Callable[[int], None] | None,
     ) -> None:
         self.engine = engine
@@ -74,6 +79,8 @@ class EngineWatch:
         self._random = random
         self._listeners = listeners
         self._judge = judge
+        self._pauses = pauses
+        self._timeout = settings.scrape.timeout
         self._ranks_are = ranks_are
         self._ranks: int | None = None
         self._sources: Mapping[str, Any] | None = None
@@ -193,11 +200,17 @@ class EngineWatch:
                 return
 
     async def _look(self, probe: EngineProbe) -> None:
-        asked = self._clock.monotonic()
+        asked, lost = self._clock.monotonic(), self._pauses.lost()
         try:
             await self._ask(probe, asked)
         except ProbeFailed as failure:
-            self._failed(failure.reason, failure.detail)
+            lost = self._pauses.lost() - lost
+            if failure.reason == "timeout" and lost > OURS * self._timeout:
+                log.info("engine %s: not scraped in time, of which we lost %.1f s ourselves", self.engine.name, lost)
+                self._suspect = True
+                self._wake.set()
+            else:
+                self._failed(failure.reason, failure.detail)
         except Exception:
             log.exception("engine %s: the watch failed", self.engine.name)
             self._failed("internal")

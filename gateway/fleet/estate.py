@@ -27,6 +27,7 @@ from gateway.fleet.settings import EndpointSettings, FleetSettings
 from gateway.fleet.site import Entry, Names, Site, same_name
 from gateway.fleet.slots import Slots
 from gateway.framework import Clock, Engine, Model, Observer, Role
+from gateway.framework.pauses import Pauses
 
 FOREIGN_HALF_LIFE = 5.0
 """Scrape intervals after which foreign load counts half: one lost scrape changes it by an eighth."""
@@ -38,13 +39,20 @@ class Estate:
     with them. ``open``: endpoints are announced as they are made."""
 
     def __init__(
-        self, settings: FleetSettings, clock: Clock, observer: Observer, random: Random, listeners: Listeners
+        self,
+        settings: FleetSettings,
+        clock: Clock,
+        observer: Observer,
+        random: Random,
+        listeners: Listeners,
+        pauses: Pauses,
     ) -> None:
         self._settings = settings
         self._clock = clock
         self._observer = observer
         self._random = random
         self._listeners = listeners
+        self._pauses = pauses
         self._peers: WeakValueDictionary[tuple[str, str, Costs], Peers] = WeakValueDictionary()
         self.open = False
         self.slots = Slots()
@@ -157,6 +165,7 @@ class Estate:
             random=self._random,
             listeners=self._listeners,
             judge=self.judge,
+            pauses=self._pauses,
             ranks_are=partial(self._ranks_are, engine) if settings.ranks is None else None,
         )
         watch.cores = [self._core(model, settings, rank) for rank in ranks_of(settings.ranks or 1)]

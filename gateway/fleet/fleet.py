@@ -25,13 +25,14 @@ from gateway.fleet.probe import EngineProbe, Sessions
 from gateway.fleet.settings import EndpointSettings, FleetSettings
 from gateway.fleet.site import Site
 from gateway.framework import Clock, Endpoint, Engine, Model, Observer, ServedModel, TaskSet
+from gateway.framework.pauses import Pauses
 from gateway.framework.tls import follow
 
 __all__ = ["Change", "Drain", "Fleet", "FleetListener", "KvSource"]
 
 
 class Fleet:
-    """``models``: each with the settings of its endpoints.
+    """``models``: each with the settings of its endpoints. ``pauses``: of our own loop, once it has started.
 
     Raises ConfigError where names clash, a model names a URL twice, two models disagree about an engine's ranks or TLS,
     or a TLS file cannot be used.
@@ -49,7 +50,8 @@ class Fleet:
         self._clock = clock
         self._observer = observer
         self._listeners = Listeners()
-        self._estate = Estate(settings, clock, observer, random, self._listeners)
+        self.pauses = Pauses()
+        self._estate = Estate(settings, clock, observer, random, self._listeners, self.pauses)
         self._tasks = TaskSet()
         self._sessions: Sessions | None = None
         held = self._estate.addresses_of(models)
@@ -69,6 +71,7 @@ class Fleet:
             self._estate.announce(place)
         for site in self._estate.sites.values():
             self._watch(site)
+        self._tasks.start(self.pauses.watch(), name="notice our own pauses")
         self._tasks.start(follow(self._estate.contexts.all), name="look at TLS files")
         await self._probed(list(self._estate.sites.values()))
 

@@ -123,6 +123,8 @@ class Handover:
         if parcel is None:
             transfer = await connector.open(self._pair(exchange, plan, prefill))
             exchange.phase = Phase.PREFILL
+            pauses = self._fleet.pauses
+            lost = pauses.lost()
             try:
                 answered = await self._prefill(exchange, prefill, transfer.prefill(body), alone=True)
             except HandoverFailed:
@@ -131,11 +133,13 @@ class Handover:
             exchange.phase = Phase.BEFORE_COMMIT
             if answered.status != 200:
                 return answered
-            parcel = exchange.parcel = Parcel(prefill, transfer, answered.data, self._clock.monotonic())
+            # The engine's lease may have begun when we were not there to read its answer.
+            at = pauses.now() - (pauses.lost() - lost)
+            parcel = exchange.parcel = Parcel(prefill, transfer, answered.data, at)
         _require_up(plan.decode)
         leg = parcel.transfer.decode(body, parcel.answer)
         if (lease := parcel.transfer.lease) is not None:
-            if self._clock.monotonic() - parcel.at > lease:
+            if self._fleet.pauses.now() - parcel.at > lease:
                 raise HandoverFailed("expired", f"the prefill ended more than {lease:g} s ago")
             if prefill.engine.down_reason:
                 raise HandoverFailed("prefill-down", prefill.engine.down_reason)

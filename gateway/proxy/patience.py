@@ -1,13 +1,16 @@
 """How long an answer is waited for: the head, idle and total timeouts, with one timer.
 
-The timer looks when it fires whether there was progress, so that a chunk costs one clock reading.
+The timer looks when it fires whether there was progress, so that a chunk costs one clock reading. One that fires late,
+since we were stopped or held up, looks once more: what came meanwhile lies in the sockets and is read first.
 """
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from math import inf
 
+from gateway.framework.pauses import LATE, TURN
 from gateway.proxy.legs import Cause
 from gateway.proxy.settings import TimeoutSettings
 
@@ -73,13 +76,17 @@ class Patience:
 
     def _arm(self, expired: Callable[[Cause], None], now: float, at: float) -> None:
         # Not later than ``idle`` from now, which may be what counts by then.
-        self._timer = self._loop.call_at(min(at, now + self._timeouts.idle), self._look, expired)
+        due = min(at, now + self._timeouts.idle)
+        self._timer = self._loop.call_at(due, self._look, expired, due)
 
-    def _look(self, expired: Callable[[Cause], None]) -> None:
+    def _look(self, expired: Callable[[Cause], None], due: float) -> None:
         now = self._loop.time()
         at, cause = self._next()
         if at > now:
             self._arm(expired, now, at)
+            return
+        if now - due > LATE:
+            self._timer = self._loop.call_at(now + TURN, self._look, expired, inf)
             return
         self._timer = None
         expired(cause)

@@ -28,7 +28,7 @@ class Placement:
 
 @dataclass(frozen=True, slots=True)
 class Parcel:
-    """A prefill's answer that no engine has used yet. ``at``: Clock.monotonic() of its end."""
+    """A prefill's answer that no engine has used yet. ``at``: of its end or before, by ``pauses.age_clock``."""
 
     prefill: Endpoint
     transfer: Transfer

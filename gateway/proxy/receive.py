@@ -7,6 +7,7 @@ import asyncio
 from aiohttp import StreamReader, web
 
 from gateway.errors import BodyTooLarge, ClientError
+from gateway.framework.pauses import fair_timeout
 from gateway.proxy.inflate import Inflating, inflating
 from gateway.proxy.memory import Share
 
@@ -43,7 +44,7 @@ async def receive(http: web.BaseRequest, *, limit: int, timeout: float, share: S
                 raise _too_large(limit)
             share.take(len(body))
             return body
-        async with asyncio.timeout(timeout):
+        async with fair_timeout(timeout):
             if inflate is None:
                 return await _read(content, limit, share)
             return await _unzipped(content, inflate, limit, share)

@@ -11,6 +11,7 @@ import logging
 import os
 import random
 from collections.abc import Awaitable, Callable
+from math import inf
 from typing import Any
 
 import orjson
@@ -25,6 +26,7 @@ from gateway.api.models import listing, one
 from gateway.api.routes import Dialect, dialect_of, find
 from gateway.errors import ClientError, GatewayError, NotFound, ShuttingDown
 from gateway.framework import LogLimit, SystemClock, left_out
+from gateway.framework.pauses import LATE, TURN
 from gateway.proxy.client import Outbox
 from gateway.proxy.director import Director
 from gateway.proxy.directory import Directory
@@ -247,7 +249,16 @@ class _Connection(GuardedConnection):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         super().connection_made(transport)
-        self._silence = asyncio.get_running_loop().call_later(self.patience, self.force_close)
+        loop = asyncio.get_running_loop()
+        due = loop.time() + self.patience
+        self._silence = loop.call_at(due, self._unheard, due)
+
+    def _unheard(self, due: float) -> None:
+        loop = asyncio.get_running_loop()
+        if (now := loop.time()) - due > LATE:  # what has come while we stood still is read first
+            self._silence = loop.call_at(now + TURN, self._unheard, inf)
+        else:
+            self.force_close()
 
     def connection_lost(self, exc: BaseException | None) -> None:
         self._silence.cancel()

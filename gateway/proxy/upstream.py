@@ -13,6 +13,7 @@ from collections import deque
 from dataclasses import replace
 
 from gateway.fleet.address import Address
+from gateway.framework.pauses import fair_timeout
 from gateway.proxy.answer import Answer
 from gateway.proxy.connection import Connection, encode_head
 from gateway.proxy.legs import Cause, Leg, LegFailed
@@ -108,7 +109,7 @@ class Upstream:
     async def _connect(self, leg: Leg, timeouts: TimeoutSettings) -> Connection:
         """Raises LegFailed."""
         try:
-            async with asyncio.timeout(timeouts.connect):
+            async with fair_timeout(timeouts.connect):
                 connection = await self._pool.connect(leg.address)
         except TimeoutError as error:
             detail = f"no connection within {timeouts.connect:g} s"

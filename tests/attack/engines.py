@@ -171,3 +171,16 @@ async def simulated(count: int, *flags: str) -> AsyncIterator[list[Simulated]]:
         yield engines
     finally:
         await asyncio.gather(*(one.kill() for one in engines))
+
+
+def drips(words: int, every: float) -> Fault:
+    """A good stream of so many ``words``, one ``every`` some seconds."""
+
+    async def fault(connection: Connection) -> None:
+        await connection.say(STREAM_HEAD + chunked(ROLE, end=False))
+        for _ in range(words):
+            await asyncio.sleep(every)
+            await connection.say(chunked(WORD, end=False))
+        await connection.say(chunked(DONE))
+
+    return fault
