@@ -107,8 +107,8 @@ class Scene:
                 reservation.first_token()
             self.kept.append(reservation)
         for _ in range(5):
-            cost.learn_prefill(4000, 0, self._chance.uniform(0.3, 0.5))
-            cost.learn_step(12, 40_000, self._chance.uniform(0.02, 0.03))
+            cost.learn_prefill(4000, 0, self._chance.uniform(0.3, 0.5), at=0.0)
+            cost.learn_step(12, 40_000, self._chance.uniform(0.02, 0.03), at=0.0)
         running = ledger.requests + 5 * foreign
         endpoint.metrics = EngineMetrics(
             at=self._clock.monotonic(), running=running, kv_usage=0.5 * foreign, kv_capacity=400_000, block_size=16

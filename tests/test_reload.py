@@ -147,7 +147,7 @@ async def test_starting_costs_change_per_endpoint_model_and_fleet(tokenizer):
             (serving,) = gateway.gateway.directory.servings
             first, second = (gateway.gateway.fleet.cost(e) for e in gateway.gateway.fleet.endpoints(serving.model))
             assert (first.scalars.step, second.scalars.step) == (8.4e-3, 21e-3)
-            first.learn_step(1, 1, 1.0)
+            first.learn_step(1, 1, 1.0, at=0.0)
             assert first.step_scale > 5
             told = await changed(gateway, replace(config, fleet=replace(config.fleet, cost=slow)))
             assert told == {"changes": ["fleet.cost.step"], "restart": []}

@@ -114,6 +114,7 @@ class Booking:
             self.new_tokens,
             self.match.expected_hit,
             seconds + self._begun_before,
+            at=self.at,
             ahead=self.reservation.ahead,
             ahead_attention=self.reservation.ahead_attention,
             running=self.running if decodes else 0.0,
@@ -132,6 +133,7 @@ class Booking:
             self.kv_tokens + self.prompt_tokens,
             steps,
             seconds + self._begun_before,
+            at=self.at,
             ahead=self.reservation.ahead,
             ahead_attention=self.reservation.ahead_attention,
         )
@@ -148,6 +150,7 @@ class Booking:
             (self.running + 1 + running) / 2,
             (self.kv_tokens + self.prompt_tokens + kv_tokens) / 2,
             max(seconds - stalled, LEAST_DECODING * seconds) / steps,
+            at=self.at,
         )
 
     @property

@@ -79,6 +79,7 @@ class FittedCost:
         context: int,
         seconds: float,
         *,
+        at: float,
         ahead: int = 0,
         ahead_attention: float = 0.0,
         running: float = 0.0,
@@ -86,7 +87,7 @@ class FittedCost:
     ) -> None:
         """A first token came ``seconds`` after its engine began with the queue at whose end its request was.
 
-        ``tokens``: that had to be computed for it, behind ``context`` that the engine held already. ``ahead``,
+        ``at``: seconds on any clock, when the request was sent; so for the two below. ``tokens``: that had to be computed for it, behind ``context`` that the engine held already. ``ahead``,
         ``ahead_attention``: of those that were queued before it (``Reservation``). ``running``, ``kv_tokens``: the
         batch that was beside it in its steps. Nonsense is ignored.
         """
@@ -101,18 +102,18 @@ class FittedCost:
             return
         believed = line.overhead + line.scale * expected + batch
         weight = line.scale * own / believed
-        self._prefill.learn(line.off(seconds, believed, weight), weight)
+        self._prefill.learn(line.off(seconds, believed, weight), weight, at)
         line.learn(expected, max(seconds - batch, LEAST_PREFILL * seconds), own / expected)
         self._learned()
 
-    def learn_step(self, running: float, kv_tokens: float, seconds: float) -> None:
+    def learn_step(self, running: float, kv_tokens: float, seconds: float, *, at: float) -> None:
         """The tokens of a request came ``seconds`` apart on average, in a batch of ``running`` (itself included);
         prompts that were computed meanwhile are not in that."""
         expected = self._expected_step(running, kv_tokens)
         if not (self.start.fit and _sane(seconds) and _sane(expected)):
             return
         line = self._peers.step
-        self._step.learn(line.off(seconds, line.scale * expected, 1.0), 1.0)
+        self._step.learn(line.off(seconds, line.scale * expected, 1.0), 1.0, at)
         line.learn(expected, seconds)
         self._learned()
 
@@ -125,6 +126,7 @@ class FittedCost:
         steps: float,
         seconds: float,
         *,
+        at: float,
         ahead: int = 0,
         ahead_attention: float = 0.0,
     ) -> None:
@@ -149,7 +151,7 @@ class FittedCost:
             (prefill_line, self._prefill, prefill_line.scale * own / believed),
             (step_line, self._step, 1 - share),
         ):
-            departure.learn(line.off(seconds, believed, weight), weight)
+            departure.learn(line.off(seconds, believed, weight), weight, at)
         prefill_line.learn(prefill, seconds * share, share)
         step_line.learn(step, seconds * (1 - share) / steps, 1 - share)
         self._learned()

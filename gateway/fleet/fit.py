@@ -6,9 +6,10 @@ Whoever believes it sends everything new to the engine that looks fastest. Three
 which had been slow three times at its start, served 0.66 to 0.78 of their tokens from cache where 0.80 could be had.
 
 So an engine departs from the line on long evidence only: by the mean of its *batches* of observations, as far as that
-exceeds what chance does to such a mean (James and Stein's estimator, without its negative part). The observations of a
-busy second are alike, so that their own scatter says too little of chance; the scatter of batches has that in it (batch
-means, Conway 1963). Engines of other hardware are told apart within some hundred requests, declared ones at once.
+exceeds what chance does to such a mean (James and Stein's estimator, without its negative part). The observations of
+some busy seconds are alike, so that their own scatter says too little of chance; the scatter of batches has that in it
+(batch means, Conway 1963), if each is long enough. Engines of other hardware are told apart within some hundred
+requests, declared ones at once.
 
 Pure: no clock, no I/O.
 """
@@ -53,14 +54,18 @@ WARM_UP = 8
 """First observations of an engine that say nothing of its speed against others': it compiles, and its caches fill."""
 
 BATCH = 8.0
-"""Observations whose mean is one piece of evidence: more than a step of an engine answers at once."""
+"""Observations whose mean is one piece of evidence, at least: more than a step of an engine answers at once."""
+
+BATCH_SECONDS = 5.0
+"""That a batch covers, at least. What makes an engine slow for a while lasts for seconds: of three equal ones on two
+busy cores, means of 8 observations (0.3 to 1 s) were off by 0.4, and five in a row were off alike."""
 
 BATCH_MEMORY = 0.9
 """Weight of the batches before at each new one: the last 10 count."""
 
-BATCH_SPREAD = 0.15
-"""Standard deviation of a batch's mean (of logarithms) that is assumed until it is seen: half of ``NOISE``, which is
-what 8 observations have that are alike in part."""
+BATCH_SPREAD = 0.2
+"""Standard deviation of a batch's mean (of logarithms) that is assumed until it is seen: two thirds of ``NOISE``, that
+of a single observation, since those of a batch are mostly alike."""
 
 BATCH_PRIOR = 4.0
 """Batches that this assumption weighs as much as."""
@@ -157,22 +162,24 @@ class Departure:
     # Of the batch under way.
     _sum: float = field(default=0.0, init=False)
     _weight: float = field(default=0.0, init=False)
+    _since: float = field(default=inf, init=False)
     # Of the batches: how many count, their mean, and the sum of their squared distances from it.
     _count: float = field(default=0.0, init=False)
     _mean: float = field(default=0.0, init=False)
     _square: float = field(default=0.0, init=False)
 
-    def learn(self, off: float, weight: float) -> None:
+    def learn(self, off: float, weight: float, at: float) -> None:
         """Something was ``off`` the line, as ``Line.off`` says. ``weight``: 0..1, the share of it that was the
-        engine's own computing."""
+        engine's own computing. ``at``: seconds, when it was."""
         if self._left:
             self._left -= 1
             return
         self._sum += weight * off
         self._weight += weight
-        if self._weight < BATCH:
+        self._since = min(self._since, at)
+        if self._weight < BATCH or at - self._since < BATCH_SECONDS:
             return
-        mean, self._sum, self._weight = self._sum / self._weight, 0.0, 0.0
+        mean, self._sum, self._weight, self._since = self._sum / self._weight, 0.0, 0.0, inf
         self._count = BATCH_MEMORY * self._count + 1
         off = mean - self._mean
         self._mean += off / self._count
@@ -180,7 +187,7 @@ class Departure:
 
     def factor(self, missed: float) -> float:
         """What is believed of it. ``missed``: turns since it was last seen."""
-        if not self._count or not self._mean:
+        if self._count <= 1 or not self._mean:  # one batch may be one disturbance
             return 1.0
         variance = (BATCH_PRIOR * BATCH_SPREAD**2 + self._square) / (BATCH_PRIOR + self._count)
         chance = CERTAIN**2 * variance / self._count / self._mean**2

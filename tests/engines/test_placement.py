@@ -7,24 +7,18 @@ tokens that had to be computed and tokens that were generated.
 
 from __future__ import annotations
 
-import asyncio
 import random
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
-import httpx
 import pytest
 
-from tests.engines.chats import Body, assistant, chat, system, user
+from tests.engines.chats import Body
 from tests.engines.engine import KV_BYTES, SERVED_NAME, TOKEN_BYTES, Engine
-from tests.engines.gateway import MODEL, run_gateway, wait_for
+from tests.engines.placing import Conversation, Served, conversation, serve, table, through_a_gateway
 from tests.engines.prompts import passage
 
-AT_A_TIME = 6
 PREFIX_WORDS = 70  # about 11 of an engine's 160 blocks
-QUESTION_WORDS = 8
-OUTPUT = 8
 
 GROUPS = 30  # ten groups and what runs fit into one engine, thirty do not
 CHATS = 400
@@ -54,39 +48,10 @@ POLICIES: Mapping[str, Body] = {
 }
 
 
-@dataclass(frozen=True, slots=True)
-class Served:
-    """What one run took. Tokens, by the engines' counters. ``work``: of each engine."""
-
-    cached: int
-    prompt: int
-    work: tuple[int, ...]
-    errors: int
-
-    @property
-    def share(self) -> float:
-        return self.cached / self.prompt
-
-    @property
-    def busiest(self) -> float:
-        """The busiest engine's work, by the mean engine's."""
-        return max(self.work) * len(self.work) / sum(self.work)
-
-
-@dataclass(frozen=True, slots=True)
-class Conversation:
-    """Its ``questions`` are asked one after another, each with all that was said before, behind the group's prefix."""
-
-    group: int
-    session: str
-    prefix: str
-    questions: tuple[str, ...]
-
-
 def chats(run: str) -> list[Conversation]:
     """The same chats in the same order for each run, but for the first word of the prefixes: no run helps another."""
     chance = random.Random(2026)
-    return [conversation(run, chance.randrange(GROUPS), number, 1) for number in range(CHATS)]
+    return [conversation(run, chance.randrange(GROUPS), number, 1, PREFIX_WORDS) for number in range(CHATS)]
 
 
 def conversations(run: str) -> list[Conversation]:
@@ -94,89 +59,7 @@ def conversations(run: str) -> list[Conversation]:
     groups = [group for group in range(MANY_GROUPS) for _ in range(USERS)]
     random.Random(2026).shuffle(groups)
     start = f"{run} {passage('start', START_WORDS)}"
-    return [conversation(start, group, number, TURNS) for number, group in enumerate(groups)]
-
-
-def conversation(start: str, group: int, number: int, turns: int) -> Conversation:
-    return Conversation(
-        group,
-        f"{start} {number}",
-        f"{start} {passage(f'group {group}', PREFIX_WORDS)}",
-        tuple(passage(f"question {number} {turn}", QUESTION_WORDS) for turn in range(turns)),
-    )
-
-
-def turns(one: Conversation, answers: Sequence[str]) -> Body:
-    """The chat that asks the next question after ``answers``."""
-    said = [user(one.questions[0])]
-    for answer, question in zip(answers, one.questions[1:], strict=False):
-        said += [assistant(answer), user(question)]
-    return chat(system(one.prefix), *said, max_tokens=OUTPUT, temperature=0, ignore_eos=True)
-
-
-async def serve(
-    engines: Sequence[Engine], todo: Sequence[Conversation], place: Callable[[Conversation], tuple[str, str]]
-) -> Served:
-    """Send all, six at a time, each to the URL and model name that ``place`` gives; start with empty caches."""
-    for engine in engines:
-        engine.reset_cache()
-    before = [engine.metrics() for engine in engines]
-    waiting = iter(todo)
-    errors = asked = generated = 0
-
-    async def converse(client: httpx.AsyncClient, one: Conversation) -> None:
-        nonlocal asked, generated
-        url, model = place(one)
-        answers: list[str] = []
-        for _ in one.questions:
-            body = {"model": model, **turns(one, answers)}
-            answer = await client.post(f"{url}/v1/chat/completions", json=body, headers={"x-session-id": one.session})
-            told = answer.raise_for_status().json()
-            asked += told["usage"]["prompt_tokens"]
-            generated += told["usage"]["completion_tokens"]
-            answers.append(told["choices"][0]["message"]["content"])
-
-    async def work(client: httpx.AsyncClient) -> None:
-        nonlocal errors
-        for one in waiting:
-            try:
-                await converse(client, one)
-            except httpx.HTTPError:
-                errors += 1
-
-    async with httpx.AsyncClient(timeout=120.0) as client, asyncio.TaskGroup() as group:
-        for _ in range(AT_A_TIME):
-            group.create_task(work(client))
-
-    def grown(name: str) -> list[int]:
-        return [int(engine.metrics()[name] - old[name]) for engine, old in zip(engines, before, strict=True)]
-
-    process = engines[0].process
-    assert process is not None
-    # An engine counts a little later than it answers.
-    for name, least in (("vllm:prefix_cache_queries_total", asked), ("vllm:generation_tokens_total", generated)):
-        wait_for(lambda name=name, least=least: sum(grown(name)) >= least, "the engines' counts", process)
-    hits, prompts = grown("vllm:prefix_cache_hits_total"), grown("vllm:prefix_cache_queries_total")
-    made = grown("vllm:generation_tokens_total")
-    worked = tuple(prompt - hit + new for prompt, hit, new in zip(prompts, hits, made, strict=True))
-    return Served(sum(hits), sum(prompts), worked, errors)
-
-
-async def through_a_gateway(
-    engines: Sequence[Engine], model_folder: Path, folder: Path, todo: Sequence[Conversation], config: Body
-) -> Served:
-    endpoints = [{"url": engine.url, "name": engine.name} for engine in engines]
-    with run_gateway(folder, endpoints, {"tokenizer": str(model_folder)}, **config) as gateway:
-        wait_for(lambda: set(gateway.streams().values()) == {"live"}, "the event streams", gateway.process)
-        return await serve(engines, todo, lambda _: (gateway.url, MODEL))
-
-
-def table(results: Mapping[str, Served]) -> Iterator[str]:
-    """One line for each."""
-    yield f"  {'':26} {'cached':>8} {'of':>8} {'share':>7} {'busiest':>8}  work of each engine"
-    for name, it in results.items():
-        work = " ".join(f"{each:7}" for each in it.work)
-        yield f"  {name:26} {it.cached:8} {it.prompt:8} {it.share:7.3f} {it.busiest:8.3f}  {work}"
+    return [conversation(start, group, number, TURNS, PREFIX_WORDS) for number, group in enumerate(groups)]
 
 
 async def test_the_default_profile_serves_what_group_by_group_serves(

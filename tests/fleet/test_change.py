@@ -214,7 +214,7 @@ def test_engines_learn_from_those_of_their_own_role_and_start() -> None:
 
     def learn() -> tuple[float, float]:
         for _ in range(40):
-            second.learn_prefill(4000, 0, 3.0)
+            second.learn_prefill(4000, 0, 3.0, at=0.0)
             second.ended()
         return first.prefill_scale, second.prefill_scale
 
@@ -234,7 +234,7 @@ def test_what_is_not_fitted_keeps_its_costs_among_engines_that_are() -> None:
     given, fitted = (fleet.cost(endpoint) for endpoint in fleet.endpoints(ONE))
     before = given.scalars
     for _ in range(40):
-        fitted.learn_prefill(4000, 0, 3.0)
+        fitted.learn_prefill(4000, 0, 3.0, at=0.0)
         fitted.ended()
     assert given.scalars == before
     assert fitted.prefill_scale > 3

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+from itertools import count
 from random import Random
 
 import pytest
@@ -13,6 +14,8 @@ from gateway.framework import NO_MATCH
 from tests.support.examples import examples
 
 BIG = Costs()  # 70B on four H100
+TIMES = count(1.0)
+"""Seconds: each request comes one after the one before."""
 
 
 def test_it_starts_from_the_profile():
@@ -41,7 +44,7 @@ def test_prefill_is_learned_from_mixed_prompts(scale, overhead):
     for _ in range(30):
         tokens = chance.choice([30, 200, 900, 4000, 12_000])
         seconds = overhead + scale * truth.scalars.prefill_seconds(tokens)
-        cost.learn_prefill(tokens, 0, seconds * chance.uniform(0.8, 1.25))
+        cost.learn_prefill(tokens, 0, seconds * chance.uniform(0.8, 1.25), at=next(TIMES))
     for tokens in (900, 4000, 12_000):
         predicted = cost.scalars.overhead + cost.scalars.prefill_seconds(tokens)
         assert predicted == pytest.approx(overhead + scale * truth.scalars.prefill_seconds(tokens), rel=0.3)
@@ -51,29 +54,29 @@ def test_prefill_is_learned_from_mixed_prompts(scale, overhead):
 def test_prompts_of_one_length_teach_their_time(seconds):
     # 256 tokens each: 20 ms on the default profile. Tiny models on a CPU and slow ones alike.
     cost = FittedCost(BIG)
-    cost.learn_prefill(256, 0, seconds)
+    cost.learn_prefill(256, 0, seconds, at=next(TIMES))
     assert cost.scalars.overhead + cost.scalars.prefill_seconds(256) == pytest.approx(seconds, rel=0.5)
     for _ in range(10):
-        cost.learn_prefill(256, 0, seconds)
+        cost.learn_prefill(256, 0, seconds, at=next(TIMES))
     assert cost.scalars.overhead + cost.scalars.prefill_seconds(256) == pytest.approx(seconds, rel=0.15)
 
 
 def test_outliers_hardly_matter():
     cost, chance = FittedCost(BIG), Random(3)
-    cost.learn_prefill(1000, 0, 30.0)  # the first request waits for a compile
+    cost.learn_prefill(1000, 0, 30.0, at=next(TIMES))  # the first request waits for a compile
     for n in range(60):
         tokens = chance.randrange(200, 8000)
         seconds = FittedCost(BIG).scalars.prefill_seconds(tokens) * chance.uniform(0.9, 1.1)
-        cost.learn_prefill(tokens, 0, seconds * 20 if n % 10 == 5 else seconds)
+        cost.learn_prefill(tokens, 0, seconds * 20 if n % 10 == 5 else seconds, at=next(TIMES))
     assert cost.prefill_scale == pytest.approx(1, rel=0.35)
 
 
 def test_one_impossibly_short_time_does_not_outweigh_all():
     cost = FittedCost(BIG)
     for _ in range(20):
-        cost.learn_step(8, 10_000, 25e-3)
+        cost.learn_step(8, 10_000, 25e-3, at=next(TIMES))
     before = cost.scalars.step_seconds(8, 10_000)
-    cost.learn_step(8, 10_000, 1e-9)
+    cost.learn_step(8, 10_000, 1e-9, at=next(TIMES))
     assert cost.scalars.step_seconds(8, 10_000) > before / 3
 
 
@@ -81,22 +84,29 @@ def test_one_impossibly_short_time_does_not_outweigh_all():
 def test_steps_are_learned(step):
     cost, chance = FittedCost(BIG), Random(5)
     for _ in range(12):
-        cost.learn_step(chance.randrange(1, 30), chance.randrange(0, 50_000), step * chance.uniform(0.8, 1.25))
+        cost.learn_step(
+            chance.randrange(1, 30), chance.randrange(0, 50_000), step * chance.uniform(0.8, 1.25), at=next(TIMES)
+        )
     assert cost.scalars.step_seconds(10, 20_000) == pytest.approx(step, rel=0.25)
 
 
 def test_a_change_of_speed_is_followed():
     cost = FittedCost(BIG)
     for seconds in (*(21e-3,) * 200, *(63e-3,) * 60):
-        cost.learn_step(4, 1000, seconds)
+        cost.learn_step(4, 1000, seconds, at=next(TIMES))
         cost.ended()
     assert cost.scalars.step_seconds(4, 1000) == pytest.approx(63e-3, rel=0.35)
 
 
-def taught(cost, factor, chance=None, spread=0.0, tokens=2000):
+def taught(cost, factor, chance=None, spread=0.0, tokens=2000, at=None):
     """``cost`` sees a prompt that takes ``factor`` times what the starting values say, give or take."""
     noise = chance.lognormvariate(0, spread) if chance is not None else 1.0
-    cost.learn_prefill(tokens, 0, factor * FittedCost(BIG).scalars.prefill_seconds(tokens) * noise)
+    cost.learn_prefill(
+        tokens,
+        0,
+        factor * FittedCost(BIG).scalars.prefill_seconds(tokens) * noise,
+        at=next(TIMES) if at is None else at,
+    )
     cost.ended()
 
 
@@ -104,7 +114,7 @@ def test_a_new_engine_believes_its_peers():
     peers = Peers()
     known = FittedCost(BIG, peers)
     for _ in range(10):
-        known.learn_step(4, 1000, 84e-3)
+        known.learn_step(4, 1000, 84e-3, at=next(TIMES))
         taught(known, 2)
     new = FittedCost(BIG, peers)
     assert new.scalars == known.scalars
@@ -153,6 +163,25 @@ def test_equal_engines_whose_times_only_scatter_are_believed_equal(seed):
     assert sum(apart) / len(apart) < 0.005
 
 
+@pytest.mark.parametrize("seed", range(4))
+def test_a_neighbour_that_is_busy_for_seconds_is_no_slow_engine(seed):
+    """Three equal engines with ten requests a second each; by turns one of them is two thirds slower for some seconds,
+    as on a machine with fewer cores than engines."""
+    chance, apart = Random(seed), []
+    peers = Peers()
+    engines = [FittedCost(BIG, peers) for _ in range(3)]
+    busy, left = 0, 0
+    for turn in range(400):
+        if not left:
+            busy, left = chance.randrange(3), chance.randrange(10, 50)
+        left -= 1
+        for number, cost in enumerate(engines):
+            taught(cost, 1.7 if number == busy else 1, chance, 0.4, at=turn / 10)
+        believed = [cost.prefill_scale for cost in engines]
+        apart.append(max(believed) / min(believed) - 1)
+    assert max(apart) < 0.2
+
+
 @pytest.mark.parametrize("slower", [2, 4])
 def test_other_hardware_among_them_is_found_within_some_hundred_requests(slower):
     peers, chance = Peers(), Random(11)
@@ -162,7 +191,9 @@ def test_other_hardware_among_them_is_found_within_some_hundred_requests(slower)
         for _ in range(rounds):
             for cost in (*fast, *slow):
                 taught(cost, slower if cost in slow else 1, chance, 0.3)
-                cost.learn_step(4, 1000, (slower if cost in slow else 1) * 21e-3 * chance.lognormvariate(0, 0.3))
+                cost.learn_step(
+                    4, 1000, (slower if cost in slow else 1) * 21e-3 * chance.lognormvariate(0, 0.3), at=next(TIMES)
+                )
 
     serve(60)
     for scale in ("prefill_scale", "step_scale"):
@@ -215,7 +246,7 @@ def test_what_waited_for_others_says_little():
     for _ in range(100):
         taught(other, 1)
         queue = 100_000 * BIG.prefill_token
-        waits.learn_prefill(100, 0, 4 * queue, ahead=100_000)
+        waits.learn_prefill(100, 0, 4 * queue, ahead=100_000, at=next(TIMES))
         waits.ended()
     assert waits.prefill_scale == other.prefill_scale
 
@@ -225,7 +256,9 @@ def test_what_the_batch_adds_is_not_the_prompt_s():
     for _ in range(40):
         tokens, running = chance.randrange(100, 4000), chance.randrange(1, 60)
         first = cost.scalars.first_token((running, 0, 0.0, 0.0, 1000.0 * running), NO_MATCH, tokens)
-        cost.learn_prefill(tokens, 0, first.prefill + first.batch, running=running, kv_tokens=1000.0 * running)
+        cost.learn_prefill(
+            tokens, 0, first.prefill + first.batch, running=running, kv_tokens=1000.0 * running, at=next(TIMES)
+        )
     assert cost.prefill_scale == pytest.approx(1, rel=0.02)
     assert cost.scalars.overhead < 1e-3
 
@@ -240,8 +273,8 @@ def test_engines_that_are_gone_are_no_peers():
 
 def test_without_fit_nothing_is_learned():
     cost = FittedCost(Costs(fit=False))
-    cost.learn_prefill(1000, 0, 5)
-    cost.learn_step(4, 100, 5)
+    cost.learn_prefill(1000, 0, 5, at=next(TIMES))
+    cost.learn_step(4, 100, 5, at=next(TIMES))
     assert (cost.prefill_scale, cost.step_scale) == (1, 1)
 
 
@@ -257,7 +290,7 @@ ANYTHING = st.one_of(st.floats(allow_nan=True, allow_infinity=True), st.floats(1
 def test_whatever_is_seen_stays_within_bounds(seen):
     cost = FittedCost(BIG)
     for prefill, first, second, seconds in seen:
-        (cost.learn_prefill if prefill else cost.learn_step)(first, second, seconds)
+        (cost.learn_prefill if prefill else cost.learn_step)(first, second, seconds, at=next(TIMES))
     bounds = (1 / SCALE_BOUND, SCALE_BOUND)
     assert bounds[0] <= cost.prefill_scale <= bounds[1]
     assert bounds[0] <= cost.step_scale <= bounds[1]
@@ -278,7 +311,7 @@ def test_the_scalars_are_kept_until_something_is_learned(seen, ask):
     asked = FittedCost(BIG, peers)
     others = [asked, FittedCost(BIG, peers), FittedCost(BIG, peers)]
     for (prefill, who, size, seconds), now in zip(seen, ask, strict=False):
-        (others[who].learn_prefill if prefill else others[who].learn_step)(size, 0, seconds)
+        (others[who].learn_prefill if prefill else others[who].learn_step)(size, 0, seconds, at=next(TIMES))
         others[who].ended()
         if now:
             assert asked.scalars is asked.scalars
@@ -320,7 +353,7 @@ def test_what_is_not_fitted_has_no_peers():
     peers = Peers()
     given, fitted = FittedCost(Costs(fit=False), peers), FittedCost(BIG, peers)
     for _ in range(40):
-        fitted.learn_step(4, 1000, 5 * BIG.step)
+        fitted.learn_step(4, 1000, 5 * BIG.step, at=next(TIMES))
         taught(fitted, 5)
     assert peers.count == 1
     assert (given.prefill_scale, given.step_scale, given.scalars.overhead) == (1, 1, 0)
@@ -335,7 +368,7 @@ def test_whole_answers_teach_both_lines_where_they_are_of_unlike_lengths(prefill
     for _ in range(400):
         tokens, steps = chance.choice([100, 2000, 20_000]), chance.choice([5, 50, 500])
         seconds = prefill * truth.scalars.prefill_seconds(tokens) + steps * step * truth.scalars.step_seconds(4, 1000)
-        cost.learn_whole(tokens, 0, 4, 1000, steps, seconds * chance.uniform(0.8, 1.25))
+        cost.learn_whole(tokens, 0, 4, 1000, steps, seconds * chance.uniform(0.8, 1.25), at=next(TIMES))
         cost.ended()
     assert cost.scalars.prefill_seconds(20_000) == pytest.approx(
         prefill * truth.scalars.prefill_seconds(20_000), rel=0.35
@@ -347,7 +380,7 @@ def test_a_part_of_an_observation_counts_as_that():
     """Answers that are nearly all decode say hardly anything of prefill."""
     cost = FittedCost(BIG)
     for _ in range(20):
-        cost.learn_whole(1, 0, 1, 100, 1000, 10 * 1000 * BIG.step)
+        cost.learn_whole(1, 0, 1, 100, 1000, 10 * 1000 * BIG.step, at=next(TIMES))
     assert cost.step_scale == pytest.approx(10, rel=0.1)
     assert cost.prefill_scale < 2
 
@@ -357,7 +390,9 @@ def test_a_part_of_an_observation_counts_as_that():
 def test_whatever_whole_answers_say_stays_within_bounds(seen):
     cost = FittedCost(BIG)
     for tokens, context, running, kv, steps, seconds in seen:
-        cost.learn_whole(tokens, context, running, kv, steps, seconds, ahead=context, ahead_attention=kv)
+        cost.learn_whole(
+            tokens, context, running, kv, steps, seconds, ahead=context, ahead_attention=kv, at=next(TIMES)
+        )
     for scale in (cost.prefill_scale, cost.step_scale):
         assert 1 / SCALE_BOUND <= scale <= SCALE_BOUND
     assert 0 <= cost.scalars.overhead <= OVERHEAD_BOUND
@@ -368,6 +403,11 @@ def test_what_was_queued_is_no_part_of_the_own_prompt_s_cost():
     for _ in range(20):
         queue = sum(truth.scalars.prefill_seconds(10_000) for _ in range(3))
         cost.learn_prefill(
-            500, 4000, queue + truth.scalars.prefill_seconds(500, 4000), ahead=30_000, ahead_attention=3 * 10_000 * 5000
+            500,
+            4000,
+            queue + truth.scalars.prefill_seconds(500, 4000),
+            at=next(TIMES),
+            ahead=30_000,
+            ahead_attention=3 * 10_000 * 5000,
         )
     assert cost.prefill_scale == pytest.approx(1, rel=0.02)

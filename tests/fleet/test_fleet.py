@@ -180,7 +180,7 @@ async def test_endpoints_come_and_go_at_run_time(engines, fleets, seen):
     assert fleet.api_key(old) == "k"
     assert fleet.bootstrap_port(old) == 9000
     assert fleet.served_name(old, model) == "tiny"
-    fleet.cost(old).learn_step(1, 1, 0.01)
+    fleet.cost(old).learn_step(1, 1, 0.01, at=0.0)
     reservation.settle()
     assert fleet.ledger(old).requests == 0
 
