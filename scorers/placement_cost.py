@@ -4,8 +4,9 @@ What it does
     Predicts, in seconds, what the request would cost on each endpoint: the wait for its own first token, what its
     prefill adds to the answers that run there, and what its own answer takes beside them:
 
-        cost(p) = first token(p) + lam * prefill(p) * running(p) + lam * expected output * step(p)
-                  + reuse * full(p) * prefill(p)
+        cost(p) = first token(p) + lam * stall(p) + lam * expected output * step(p) + reuse * full(p) * prefill(p)
+        stall(p) = prefill(p) * running(p) * (1 + share(p))
+        share(p) = the part of the last 2 s that prompts took on p, at most 1/2
         step(p) = step + step_request * running(p) + kv_token * kv tokens(p)
         full(p) = the share of p's KV memory that keeps something; 1 where that is not known
 
@@ -48,7 +49,16 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from gateway.framework import GENERATES, NO_MATCH, Context, Endpoint, Request, decoding_weight
+from gateway.framework import (
+    GENERATES,
+    MOST_STALLED,
+    NO_MATCH,
+    Context,
+    Endpoint,
+    Request,
+    decoding_weight,
+    stall_seconds,
+)
 from gateway.framework.weight import USUAL
 
 
@@ -84,7 +94,9 @@ class PlacementCost:
         now, scores = self._clock.monotonic(), []
         room_of = request.matches.room.get
         for endpoint in endpoints:
-            running, waiting, attention, done, kv_tokens = endpoint.load.sums(now)
+            load = endpoint.load
+            running, waiting, attention, done, kv_tokens = load.sums(now)
+            stalled = load.prefill_share(now)
             scalars = endpoint.cost.scalars
             token, quadratic, step, step_request, kv_token, cost, _, _, step_tokens = scalars
             match = find(endpoint.slot, NO_MATCH)
@@ -93,7 +105,11 @@ class PlacementCost:
             share = full
             if room := room_of(endpoint.slot):
                 share -= self._spared(endpoint, room - waiting - new / 2)
-            cost += new * (token + quadratic * (prompt - new / 2)) * (share + lam * running)
+            cost += (
+                new
+                * (token + quadratic * (prompt - new / 2))
+                * (share + lam * running * (1 + (stalled if stalled < MOST_STALLED else MOST_STALLED)))
+            )
             if waiting:
                 queued = waiting * token + quadratic * attention - done
                 if queued > 0:
@@ -107,14 +123,15 @@ class PlacementCost:
 
     def explain(self, request: Request, endpoint: Endpoint, /) -> Mapping[str, float]:
         """The terms of the cost, in seconds: their sum is what the score is made of."""
-        sums, scalars = endpoint.load.sums(self._clock.monotonic()), endpoint.cost.scalars
+        now, scalars = self._clock.monotonic(), endpoint.cost.scalars
+        sums, stalled = endpoint.load.sums(now), endpoint.load.prefill_share(now)
         lam = decoding_weight(request) if self._lam is None else self._lam
         running, waiting, _, _, kv_tokens = sums
         first = scalars.first_token(sums, request.matches[endpoint.slot], request.prompt_tokens)
         room = request.matches.room.get(endpoint.slot, 0) - waiting - request.new_tokens(endpoint) / 2
         return {
             **first._asdict(),
-            "stall": lam * first.prefill * running,
+            "stall": lam * stall_seconds(first.prefill, running, stalled),
             "decode": lam * _output(request) * scalars.step_seconds(running, kv_tokens),
             "displaced": (self._reuse - self._spared(endpoint, room)) * first.prefill,
         }

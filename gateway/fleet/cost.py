@@ -87,9 +87,10 @@ class FittedCost:
     ) -> None:
         """A first token came ``seconds`` after its engine began with the queue at whose end its request was.
 
-        ``at``: seconds on any clock, when the request was sent; so for the two below. ``tokens``: that had to be computed for it, behind ``context`` that the engine held already. ``ahead``,
-        ``ahead_attention``: of those that were queued before it (``Reservation``). ``running``, ``kv_tokens``: the
-        batch that was beside it in its steps. Nonsense is ignored.
+        ``at``: seconds on any clock, when the request was sent; so for the two below. ``tokens``: that had to be
+        computed for it, behind ``context`` that the engine held already. ``ahead``, ``ahead_attention``: of those that
+        were queued before it (``Reservation``). ``running``, ``kv_tokens``: the batch that was beside it in its steps.
+        Nonsense is ignored.
         """
         if not (self.start.fit and tokens > 0 and _sane(seconds)):
             return

@@ -12,10 +12,10 @@ from __future__ import annotations
 
 from collections import deque
 from heapq import heapify, heappop, heappush
-from math import inf
+from math import exp, inf
 
 from gateway.fleet.hardware import STEP_TOKENS
-from gateway.framework import Clock, EngineMetrics, Sums
+from gateway.framework import LATELY, Clock, EngineMetrics, Sums
 
 GAUGE_LAG = 0.25
 """Seconds by which an engine's gauges may lag behind what we know. They are written once per step, and an abort takes
@@ -123,10 +123,13 @@ class Reservation:
         self._attention = attention = tokens * (max(0, context) + tokens / 2)
         ledger._prefill += tokens
         ledger.prefill_attention += attention
+        now = ledger._monotonic()
+        ledger._share = ledger.prefill_share(now) + seconds / LATELY
+        ledger._share_at = now
         if ledger._queue:
             self.since = ledger._begun
         else:
-            self.since = now = ledger._monotonic()
+            self.since = now
             ledger._head, ledger._begun, ledger._most_done = self, now, seconds
         ledger._queue[self] = None
         if expires_at is not None:
@@ -180,6 +183,7 @@ class Ledger:
         self._most_done = 0.0
         # Believed and real seconds of the last prompts: a queue is told in believed ones, and done in real ones.
         self._believed = self._real = self._pace = 1.0
+        self._share = self._share_at = 0.0
         self._expiring: list[tuple[float, int, Reservation]] = []
         self._made = 0
         self._settled: deque[tuple[float, int]] = deque()
@@ -206,6 +210,9 @@ class Ledger:
             done,
             self.kv_tokens + self._foreign_kv,
         )
+
+    def prefill_share(self, now: float) -> float:
+        return self._share * exp((self._share_at - now) / LATELY) if self._share else 0.0
 
     @property
     def prefill_tokens(self) -> int:

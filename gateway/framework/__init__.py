@@ -1,7 +1,7 @@
 """The contract: all that a plugin imports from us. Standard library only."""
 
 from gateway.framework.clock import Clock, ManualClock, SystemClock
-from gateway.framework.cost import CostModel, FirstToken, Scalars, Sums
+from gateway.framework.cost import LATELY, MOST_STALLED, CostModel, FirstToken, Scalars, Sums, stall_seconds
 from gateway.framework.fleet import (
     Endpoint,
     Engine,
@@ -46,6 +46,8 @@ from gateway.framework.weight import decoding_weight
 __all__ = [
     "BYTES_PER_TOKEN",
     "GENERATES",
+    "LATELY",
+    "MOST_STALLED",
     "NOWHERE",
     "NO_MATCH",
     "NULL_OBSERVER",
@@ -97,4 +99,5 @@ __all__ = [
     "decoding_weight",
     "estimate",
     "left_out",
+    "stall_seconds",
 ]

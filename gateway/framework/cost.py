@@ -23,6 +23,24 @@ Sums: TypeAlias = tuple[float, int, float, float, float]
 ``prefill_done`` and KV tokens, as ``Load`` has them. A plain tuple: one is made for each candidate of each request."""
 
 
+LATELY = 2.0
+"""Seconds within which stalls add up. The grid of docs/benchmarks.md is the same with 3; with 20 it loses the gain."""
+
+MOST_STALLED = 0.5
+"""Of those seconds: an answer that is stalled for more of them misses its objective whatever comes. Without this bound
+goodput falls by a tenth to a fifth where engines have more work than they can do; with 0.7 by half of that."""
+
+
+def stall_seconds(prefill: float, running: float, share: float) -> float:
+    """What computing a prompt for ``prefill`` seconds costs the ``running`` answers, in seconds of theirs.
+
+    Each is stalled for so long. That weighs more where other prompts have taken a large ``share`` (0..) of the last
+    seconds: an objective for the time between tokens bears one stall and breaks on the second. Long prompts would else
+    gather where few requests run, since those that run there are long prompts' themselves.
+    """
+    return prefill * running * (1 + min(share, MOST_STALLED))
+
+
 class FirstToken(NamedTuple):
     """The parts of a time to a first token. Seconds."""
 

@@ -4,7 +4,7 @@
     pair(p, d) = max(first(p) + leg, queued(d)) + moving(p, d) + step(d) + harm(p) + decode(d)
 
     first  = the time to a first token (``framework.cost``)
-    harm   = lam * own prefill * running + reuse * own prefill
+    harm   = lam * stall(own prefill, running) + reuse * own prefill
     decode = lam * expected output * (step + step_request * running + kv_token * resident tokens)
     moving = tokens that d does not hold * bytes of a token * seconds of a byte
 
@@ -27,7 +27,18 @@ from dataclasses import dataclass
 from math import isfinite
 from typing import NamedTuple
 
-from gateway.framework import GENERATES, NO_MATCH, Endpoint, Moved, Request, Role, Scalars, Sums, decoding_weight
+from gateway.framework import (
+    GENERATES,
+    NO_MATCH,
+    Endpoint,
+    Moved,
+    Request,
+    Role,
+    Scalars,
+    Sums,
+    decoding_weight,
+    stall_seconds,
+)
 
 KV_BYTES = 327_680
 """Of one token, until an engine has shown its own: Llama 3 70B in BF16, 80 layers of 8 heads of 128, keys and values.
@@ -93,13 +104,15 @@ class SplitCost:
 
     def computing(self, request: Request, endpoint: Endpoint, now: float) -> Computing:
         """``now``: Clock.monotonic()."""
-        return self._computing(request, endpoint, endpoint.load.sums(now), endpoint.cost.scalars)
+        return self._computing(request, endpoint, endpoint.load.sums(now), endpoint.cost.scalars, now)
 
-    def _computing(self, request: Request, endpoint: Endpoint, sums: Sums, cost: Scalars) -> Computing:
+    def _computing(self, request: Request, endpoint: Endpoint, sums: Sums, cost: Scalars, now: float) -> Computing:
         decodes = endpoint.role is not Role.PREFILL
         match = request.matches.get(endpoint.slot, NO_MATCH)
         first = cost.first_token(sums, match, request.prompt_tokens, decodes=decodes)
-        harm = first.prefill * (self._weight(request) * (sums[0] if decodes else 0.0) + self._reuse)
+        harm = self._reuse * first.prefill
+        if decodes:
+            harm += self._weight(request) * stall_seconds(first.prefill, sums[0], endpoint.load.prefill_share(now))
         return Computing(first.seconds, harm, first.queued, endpoint.metrics.moved_lately)
 
     def answering(self, request: Request, endpoint: Endpoint, now: float) -> Answering:
@@ -109,7 +122,7 @@ class SplitCost:
         output = request.expected_output if request.kind in GENERATES else 0.0
         step = cost.step_seconds(running, kv_tokens)
         decode = self._weight(request) * output * step
-        computing = self._computing(request, endpoint, sums, cost)
+        computing = self._computing(request, endpoint, sums, cost, now)
         lately = endpoint.metrics.moved_lately
         moved_bytes = request.new_tokens(endpoint) * self._bytes(lately)
         return Answering(

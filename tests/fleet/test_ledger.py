@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+from math import e
 from random import Random
 
 import pytest
@@ -7,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gateway.fleet.ledger import GAUGE_LAG, SPARE_EXPIRIES, STEP_TOKENS, Ledger
-from gateway.framework import EngineMetrics
+from gateway.framework import LATELY, EngineMetrics
 from tests.support.examples import examples
 
 ACTIONS = st.one_of(
@@ -54,6 +55,7 @@ def test_any_interleaving_ends_at_zero_and_never_goes_below(manual_clock, reques
         assert ledger.prefill_tokens >= 0
         assert ledger.prefill_attention >= 0
         assert ledger.prefill_done >= 0
+        assert ledger.prefill_share(clock.now) >= 0
         assert ledger.kv_tokens >= 0
         assert ledger.foreign_requests >= 0
         assert ledger.foreign_kv_tokens >= 0
@@ -84,6 +86,22 @@ def test_a_reservation_is_seen_at_once_and_given_back_in_parts(manual_clock):
     first.settle()
     first.generated(99)
     assert (ledger.requests, ledger.prefill_tokens, ledger.kv_tokens) == (0, 0, 0)
+
+
+def test_the_share_that_prompts_took_lately_adds_up_and_fades(manual_clock):
+    clock = manual_clock()
+    ledger = Ledger(clock)
+    assert ledger.prefill_share(clock.now) == 0
+    for _ in range(2):
+        reservation = ledger.reserve(0, 100)
+        reservation.computes(100, seconds=0.4 * LATELY)
+    assert ledger.prefill_share(clock.now) == pytest.approx(0.8)
+    reservation.settle()
+    assert ledger.prefill_share(clock.now) == pytest.approx(0.8), "who runs there was stalled all the same"
+    clock.now += LATELY
+    assert ledger.prefill_share(clock.now) == pytest.approx(0.8 / e)
+    clock.now += 100 * LATELY
+    assert ledger.prefill_share(clock.now) == pytest.approx(0, abs=1e-9)
 
 
 def test_an_exact_total_corrects_what_was_guessed(manual_clock):

@@ -36,6 +36,10 @@ class Work:
     kv_tokens: int = 0
     foreign_requests: float = 0.0
     foreign_kv_tokens: float = 0.0
+    share: float = 0.0
+
+    def prefill_share(self, now: float) -> float:
+        return self.share
 
     def sums(self, now: float) -> Sums:
         requests, kv_tokens = self.requests + self.foreign_requests, self.kv_tokens + self.foreign_kv_tokens

@@ -55,6 +55,19 @@ def test_the_formula_term_by_term() -> None:
     assert cost(asked, **work, foreign_requests=2.5, foreign_kv_tokens=1000.0) == pytest.approx(expected)
 
 
+def test_who_was_stalled_lately_is_stalled_at_a_higher_price_up_to_a_bound() -> None:
+    """Where the objective for the time between tokens was missed already, another stall makes no difference."""
+    asked = request(1000)
+    work = {"requests": 10, "cost": Physics()}
+
+    def stall(share: float) -> float:
+        return scorer().explain(asked, endpoint(0, share=share, **work))["stall"]
+
+    assert stall(0.0) == pytest.approx(0.1 * 1.0 * 10)
+    assert stall(0.25) == pytest.approx(1.25 * stall(0.0))
+    assert stall(0.5) == stall(3.0) == pytest.approx(1.5 * stall(0.0))
+
+
 def test_a_new_token_pushes_out_another() -> None:
     """Where the cache is full, a second copy of a prefix costs whoever comes back for what it displaced."""
     asked = request(1000, held={0: 600})
@@ -96,11 +109,17 @@ def test_a_copy_on_the_cpu_is_worth_nearly_its_prefill() -> None:
     assert gpu > cpu > 0.9 > 0.1 > cold
 
 
-@given(tiers=TIERS, prompt=st.integers(1, 10_000), running=st.integers(0, 50), kind=st.sampled_from(Kind))
-def test_the_terms_that_are_told_are_what_the_score_is_made_of(tiers, prompt, running, kind) -> None:
+@given(
+    tiers=TIERS,
+    prompt=st.integers(1, 10_000),
+    running=st.integers(0, 50),
+    share=st.floats(0, 2),
+    kind=st.sampled_from(Kind),
+)
+def test_the_terms_that_are_told_are_what_the_score_is_made_of(tiers, prompt, running, share, kind) -> None:
     asked, there = (
         held(prompt, **tiers),
-        endpoint(0, cost=ATTENTION, requests=running, prefill_tokens=300, kv_tokens=9000),
+        endpoint(0, cost=ATTENTION, requests=running, prefill_tokens=300, kv_tokens=9000, share=share),
     )
     asked.kind, asked.expected_output = kind, 100.0
     one = scorer(reuse=0.5)
