@@ -98,7 +98,10 @@ def test_a_prompt_whose_engine_fails_is_computed_by_the_one_of_its_answer() -> N
 
 def test_an_answer_whose_engine_fails_is_given_by_another() -> None:
     calls = chats(200, 12.0)
-    world, run = ran(["8:fail:2"], calls, fleet=APART, name="prefill-decode-512")
+    _, quiet = ran([], calls, fleet=APART, name="prefill-decode-512")
+    waits = next(one for one in quiet.records if one.endpoint == 2 and one.call.at > 6)
+    at = waits.call.at + waits.ttft / 2
+    world, run = ran([f"{at:.6f}:fail:2"], calls, fleet=APART, name="prefill-decode-512")
     assert run.retried > 0
     assert 0 < len(run.lost) < 100
     assert all(seat.engine.pool.free == seat.engine.pool.size for seat in world.seats)
