@@ -35,8 +35,8 @@ class VersionNotSupported(ClientError):
 TOO_LARGE = f"The request's head has more than {MAX_HEAD} bytes: send fewer or shorter headers."
 
 
-def fault_of(message: RawRequestMessage) -> GatewayError | None:
-    """Why a request whose head is complete is refused; None where it is not."""
+def fault_of(message: RawRequestMessage, *, may_be_large: bool) -> GatewayError | None:
+    """Why a request whose head is complete is refused; None where it is not. ``may_be_large``: its head is counted."""
     if message.version not in (HttpVersion10, HttpVersion11):
         return VersionNotSupported("This listener speaks HTTP/1.1 and HTTP/1.0 only.")
     if "#" in message.path:
@@ -46,9 +46,13 @@ def fault_of(message: RawRequestMessage) -> GatewayError | None:
             return ClientError("Transfer-Encoding is no part of HTTP/1.0 (RFC 9112, section 6.1): send Content-Length.")
         if [coding.strip(" \t").lower() for coding in message.headers.getall("Transfer-Encoding")] != ["chunked"]:
             return CodingNotImplemented("Transfer-Encoding: only 'chunked' is taken; send no other transfer coding.")
-    if sum(len(name) + len(value) for name, value in message.raw_headers) + len(message.path) > MAX_HEAD:
+    if may_be_large and _size(message) > MAX_HEAD:
         return HeadTooLarge(TOO_LARGE)
     return None
+
+
+def _size(message: RawRequestMessage) -> int:
+    return len(message.path) + sum(len(name) + len(value) for name, value in message.raw_headers)
 
 
 def answered_in(message: RawRequestMessage) -> HttpVersion:
@@ -65,6 +69,11 @@ class Unfinished:
     def __init__(self) -> None:
         self._body: StreamReader | None = None
         self._size = self._taken = 0
+
+    @property
+    def size(self) -> int:
+        """Bytes so far."""
+        return self._size
 
     @property
     def in_head(self) -> bool:
@@ -120,14 +129,18 @@ class GuardedConnection(ClientConnection):
     nothing else keeps what came; and an HttpProcessingError of it is answered by ``handle_error``.
     """
 
-    __slots__ = ("_unfinished",)
+    __slots__ = ("_unfinished", "may_be_large")
 
     def __init__(self, *args: Any, **options: Any) -> None:
         super().__init__(*args, **options)
         self._unfinished = Unfinished()
+        self.may_be_large = False
+        """More than ``MAX_HEAD`` bytes have come at once: from now on each head of this connection is counted."""
 
     def data_received(self, data: bytes) -> None:
         count = self._request_count
+        if len(data) + self._unfinished.size > MAX_HEAD:
+            self.may_be_large = True
         super().data_received(data)
         if self._request_count != count:
             message, body = self._messages[-1]

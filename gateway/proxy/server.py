@@ -297,7 +297,8 @@ def _request(
 ) -> web.BaseRequest:
     """One that comes in chunks is its connection's last: aiohttp 3.14 takes the last line of its trailers for the first
     header of the next request, which behind a proxy is another client's."""
-    fault = fault_of(message)
+    may_be_large = isinstance(protocol, GuardedConnection) and protocol.may_be_large
+    fault = fault_of(message, may_be_large=may_be_large)
     if fault is not None:
         message = message._replace(should_close=True, version=answered_in(message))
     elif message.chunked:
