@@ -21,7 +21,7 @@ BODIES = {
         b'{"model":"sim","prompt":"a"' + b"".join(b',"%d":1' % i for i in range(1_900_000)) + b"}",
     ),
 }
-WIDE = 150 * MIB
+WIDE = 120 * MIB
 """For a body of 32 MB, twice in memory while it is looked at. Unbounded, they took 243 MB to 2 GB."""
 
 
