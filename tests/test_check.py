@@ -5,18 +5,22 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import AsyncIterator, Awaitable, Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
 from aiohttp import web
 
-from gateway.check import check
+from gateway.check import check, of_tokens
 from gateway.config.load import loads
 from gateway.config.wiring import wire
-from gateway.framework import SystemClock
+from gateway.framework import NULL_OBSERVER, SystemClock
 from gateway.interview import CONFIGURATION_TIMEOUT, TIMEOUT
+from gateway.tokens import ModelTokens
+from gateway.tokens.settings import ForwardSettings, TokenSettings
 from simulator.server import EngineServer
 from simulator.settings import EngineSettings
+from simulator.tokenizer import build_tokenizer
 from tests.scheduling.candidates import context
 
 TOKENIZER = "tokenizer: somewhere"
@@ -362,3 +366,31 @@ class TestEnginesThatConnect:
         (warning,) = await of_file(models % ("", ""))
         assert "'kv@127.0.0.1:1@n', and for another model with 'kv@127.0.0.1:1@m'" in warning
         assert await of_file(models % (", topic: t", ", topic: t")) == []
+
+
+class TestTokens:
+    """What of a model's prompts will be estimated is warned of, with the remedy."""
+
+    @staticmethod
+    async def said(folder: str | None, **tokens: Any) -> tuple[list[str], str]:
+        loaded = ModelTokens(TokenSettings(tokenizer=folder, tokens=ForwardSettings(**tokens)), "m", NULL_OBSERVER)
+        await loaded.load()
+        return list(of_tokens(loaded)), loaded.state
+
+    async def test_no_tokenizer(self) -> None:
+        (warning,), state = await self.said(None)
+        assert "it has no tokenizer" in warning
+        assert "set tokenizer" in warning
+        assert state == "estimated, no tokenizer is configured"
+
+    async def test_a_sound_one(self, tmp_path: Path) -> None:
+        assert await self.said(str(build_tokenizer(tmp_path))) == ([], "exact")
+
+    async def test_chats_of_vllms_own(self, tmp_path: Path) -> None:
+        folder = build_tokenizer(tmp_path)
+        (folder / "config.json").write_text('{"architectures": ["KimiK3ForConditionalGeneration"]}')
+        warnings, state = await self.said(str(folder))
+        assert warnings == [], "engines are asked"
+        assert state != "exact"
+        (warning,), _ = await self.said(str(folder), ask=False)
+        assert warning.startswith("its chats are estimated, since Kimi K3 is rendered by code of vLLM's own: ")

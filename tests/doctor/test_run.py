@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import shutil
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,7 @@ from gateway.app import Gateway
 from gateway.config.load import loads
 from gateway.doctor.finding import CHECKS, Finding, Level, Report, healthy
 from gateway.doctor.run import as_json, diagnose
+from gateway.tokens.families import Family
 from simulator.server import EngineServer
 from simulator.settings import EngineSettings
 from simulator.tokenizer import build_tokenizer
@@ -343,3 +345,54 @@ async def between(url: str, old: bytes = b"", new: bytes = b"", hook: Any = None
             yield "http://{}:{}".format(*runner.addresses[0][:2])
         finally:
             await runner.cleanup()
+
+
+class TestFamilies:
+    """The advice is right for each kind of model."""
+
+    @staticmethod
+    def folder(tokenizer: str, at: Path, **changes: Any) -> str:
+        """The same tokenizer in the folder of another kind of model."""
+        shutil.copytree(tokenizer, at)
+        if changes.pop("template", True) is False:
+            (at / "chat_template.jinja").unlink()
+        (at / "config.json").write_text(json.dumps(changes))
+        return str(at)
+
+    async def finding(self, tokenizer: str, ours: str, **model: Any) -> Finding:
+        async with engine(tokenizer) as server:
+            found = (await report(config(ours, server.url, **model))).of("tokens")
+            assert found is not None
+            return found
+
+    async def test_chats_that_engines_are_asked_for(self, tokenizer: str, tmp_path: Path) -> None:
+        ours = self.folder(tokenizer, tmp_path / "m", architectures=["DeepseekV32ForCausalLM"])
+        found = await self.finding(tokenizer, ours)
+        assert (found.level, found.short, found.remedy) == (Level.NOTE, "text; chats asked", "")
+        assert "DeepSeek V3.2 is rendered by code of vLLM's own" in found.said
+
+    async def test_chats_that_they_are_not_asked_for(self, tokenizer: str, tmp_path: Path) -> None:
+        ours = self.folder(tokenizer, tmp_path / "m", architectures=["DeepseekV32ForCausalLM"])
+        found = await self.finding(tokenizer, ours, tokens={"ask": False})
+        assert (found.level, found.short) == (Level.WARNING, "text only")
+        assert "tokens.ask" in found.remedy
+
+    async def test_an_extra_that_is_not_installed(
+        self, tokenizer: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(Family, "installed", property(lambda self: False))
+        found = await self.finding(tokenizer, self.folder(tokenizer, tmp_path / "m", model_type="gpt_oss"))
+        assert (found.level, found.short) == (Level.WARNING, "text only")
+        assert found.remedy == "pip install 'kvgate[harmony]'"
+
+    async def test_what_tokenize_does_not_tell(self, tokenizer: str, tmp_path: Path) -> None:
+        pytest.importorskip("openai_harmony", reason="the extra 'harmony' is not installed")
+        found = await self.finding(tokenizer, self.folder(tokenizer, tmp_path / "m", model_type="gpt_oss"))
+        assert found.level is Level.NOTE
+        assert "its /tokenize does not render them as it serves them" in found.said
+
+    async def test_no_template(self, tokenizer: str, tmp_path: Path) -> None:
+        ours = self.folder(tokenizer, tmp_path / "m", template=False)
+        found = await self.finding(tokenizer, ours, tokens={"ask": False})
+        assert found.said.endswith("the tokenizer has no chat template")
+        assert "set chat_template" in found.remedy

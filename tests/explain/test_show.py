@@ -30,6 +30,14 @@ def shown(plan: dict[str, Any] | None, **changes: Any) -> str:
     return console.file.getvalue()
 
 
+def test_an_estimate_says_why_and_what_is_true_of_the_model() -> None:
+    state = "exact for 93 % of prompts, else media"
+    said = shown(WHOLE, exact=False, estimated="media", tokens=state)
+    assert f"this prompt is estimated: media; the model's tokens: {state}\n" in said
+    assert f"the model's tokens: {state}\n" in shown(WHOLE, estimated=None, tokens=state)
+    assert "the model's tokens" not in shown(WHOLE)
+
+
 @pytest.mark.parametrize(
     ("reason", "said"),
     [

@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from pathlib import Path
+
 import pytest
 
+from gateway.framework import ChatInput, TextInput
 from gateway.tokens.agreement import Form
-from gateway.tokens.families import FAMILIES, family_of, obstacles
+from gateway.tokens.families import FAMILIES, Family, family_of, obstacles
 from gateway.tokens.reasons import Why
+from tests.tokens.conftest import Load
+from tests.tokens.tekken import build_tekken
 
 BY_NAME = {family.name: family for family in FAMILIES}
 
@@ -65,3 +71,37 @@ def test_an_extra_that_is_not_installed_is_named(name: str, monkeypatch: pytest.
     found = obstacles(family, template=True)[Form.CHAT]
     assert found.remedy == f"pip install 'kvgate[{family.extra}]'"
     assert "which is not installed" in found.said
+
+
+TABLE = (Path(__file__).parents[2] / "docs" / "tokens.md").read_text()
+
+
+def row(name: str) -> list[str]:
+    """The cells of the page's row that begins with ``name``."""
+    (found,) = [line for line in TABLE.splitlines() if line.startswith(f"| {name} |")]
+    return [cell.strip() for cell in found.strip("|").split("|")]
+
+
+@pytest.mark.parametrize("family", FAMILIES, ids=lambda family: family.name)
+async def test_the_page_says_what_is(family: Family, load: Load, variant: Callable[..., Path], tmp_path: Path) -> None:
+    """By a small tokenizer of each family: what is exact here, what an engine is asked for, and what that needs."""
+    _, told_by, chats, texts, needs = row(family.name)
+    for word in (*family.types, *family.architectures, *family.files):
+        assert f"{word}`" in told_by
+    assert (f"kvgate[{family.extra}]" in needs) == bool(family.extra)
+    config = {"model_type": next(iter(family.types), "x"), "architectures": sorted(family.architectures)}
+    if family.module == "mistral_common":
+        folder = build_tekken(tmp_path / "tekken") if family.installed else None
+    else:
+        folder = variant(config__json=config)
+    if folder is None or (family.extra and not family.installed):
+        pytest.skip(f"the extra {family.extra!r} is not installed")
+    tokens = await load(tokenizer=str(folder))
+    chat = ChatInput([{"role": "user", "content": "hi"}], b'[{"role":"user","content":"hi"}]')
+    for cell, prompt, form in ((chats, chat, Form.CHAT), (texts, TextInput(("hello",)), Form.TEXT)):
+        exact = (await tokens.tokenize(prompt)).exact
+        asked = tokens.is_asked(prompt)
+        assert cell.startswith("exact")
+        assert (exact, asked) == (("asked of an engine" not in cell), ("asked of an engine" in cell)), form
+        assert (form in tokens.obstacles) == asked
+    assert ("/tokenize" in needs) == any("asked of an engine" in cell for cell in (chats, texts))
