@@ -68,7 +68,7 @@ class PlacementCost:
     @dataclass(frozen=True, slots=True)
     class Parameters:
         lam: float | None = field(default=None, metadata={"usual": USUAL})
-        reuse: float = 0.5
+        reuse: float = field(default=0.5, metadata={"evicts": True})
         second: float = field(default=1.0, metadata={"blended": True})
 
         def __post_init__(self) -> None:

@@ -76,7 +76,7 @@ def seconds(machine: Machine, tokens: int, new: int) -> float:
 def _alone(workload: Workload, machine: Machine) -> Iterator[Alone]:
     seen: set[int] = set()
     size = workload.block_size
-    for call in _calls(workload):
+    for call in calls(workload):
         full = call.input_tokens // size
         held = next((place for place, block in enumerate(call.blocks[:full]) if block not in seen), full)
         seen.update(call.blocks)
@@ -91,7 +91,7 @@ def _alone(workload: Workload, machine: Machine) -> Iterator[Alone]:
         )
 
 
-def _calls(workload: Workload) -> Iterator[Call]:
+def calls(workload: Workload) -> Iterator[Call]:
     """All calls, as if each were answered at once."""
     waiting = sorted(workload.start(), key=lambda call: call.at)
     while waiting:

@@ -22,11 +22,12 @@ Values = Mapping[Key, float]
 
 @dataclass(frozen=True, slots=True)
 class Knob:
-    """One number that is searched. ``whole``: it is an integer."""
+    """One number that is searched. ``whole``: it is an integer. ``evicts``: it weighs what a full cache pushes out."""
 
     key: Key
     value: float
     whole: bool = False
+    evicts: bool = False
 
     @property
     def name(self) -> str:
@@ -36,7 +37,8 @@ class Knob:
 def knobs(wiring: Wiring, registry: Registry | None = None) -> list[Knob]:
     """The numbers of the scorers that the model's handler runs: their parameters, and their weights where several are
     blended (of the first none: only ratios matter). A parameter with the metadata ``blended`` counts only where its
-    scorer is blended with others, or is not picked from by the highest score. Raises ConfigError."""
+    scorer is blended with others, or is not picked from by the highest score; one with ``evicts`` only in cells whose
+    caches can be full. Raises ConfigError."""
     config = wiring.config
     registry = registry or discover()
     types = registry.plugins
@@ -70,7 +72,7 @@ def knobs(wiring: Wiring, registry: Registry | None = None) -> list[Knob]:
                 value = field.metadata.get("usual")  # of a parameter that follows from the requests, where it is null
             if isinstance(value, int | float) and not isinstance(value, bool):
                 key = (plugin.name, field.name)
-                found[key] = Knob(key, value, whole=isinstance(value, int))
+                found[key] = Knob(key, value, isinstance(value, int), field.metadata.get("evicts", False))
     return list(found.values())
 
 

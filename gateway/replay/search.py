@@ -14,6 +14,7 @@ from gateway.config.wiring import find, parameters
 from gateway.errors import ConfigError
 from gateway.replay.cell import Cell
 from gateway.replay.compare import Job, run
+from gateway.replay.floor import calls
 from gateway.replay.gains import Keep, Runs, gain
 from gateway.replay.knobs import Key, Knob, Values, knobs
 from gateway.replay.policies import Wiring, with_parameters
@@ -83,7 +84,9 @@ class Search:
     def search(self) -> Found:
         current: Values = {}
         [given] = self._run("given", self._training, [current], self._seeds)
-        tuned, live, idle = given, list(self._knobs), list[Knob]()
+        full = any(map(fills, self._training))
+        idle = [knob for knob in self._knobs if knob.evicts and not full]
+        tuned, live = given, [knob for knob in self._knobs if knob not in idle]
         for factor in STEPS:
             helped = True
             while helped and live and self._tried < self._budget:
@@ -156,6 +159,16 @@ class Search:
             found = run(jobs, processes=self._processes, watcher=ticker)
         in_cells: list[Sequence[Summary]] = [found[i : i + len(seeds)] for i in range(0, len(found), len(seeds))]
         return [in_cells[i : i + len(cells)] for i in range(0, len(in_cells), len(cells))]
+
+
+def fills(cell: Cell) -> bool:
+    """Whether any engine's cache may be full: all that the cell's prompts and answers are is more than the smallest has
+    room for."""
+    workload, seen, tokens = cell.workload(1), set[int](), 0
+    for call in calls(workload):
+        tokens += call.output_tokens
+        seen.update(call.blocks)
+    return tokens + len(seen) * workload.block_size > min(machine.kv_tokens for machine in cell.machines)
 
 
 def split(cell: Cell) -> tuple[Cell, Cell]:

@@ -21,7 +21,7 @@ from gateway.replay.groups import Shape
 from gateway.replay.kinds import kinds
 from gateway.replay.knobs import Knob, knobs
 from gateway.replay.policies import Wiring, policy, with_parameters
-from gateway.replay.search import Found, Search, split
+from gateway.replay.search import Found, Search, fills, split
 from gateway.replay.sources import GroupsSource, TraceSource
 from gateway.replay.statistics import METRICS, Summary
 from gateway.replay.tune import report, snippet, warnings
@@ -291,6 +291,23 @@ def test_it_runs_from_end_to_end(capsys) -> None:
     assert "2 seeds can hardly ever convince" in err
     assert "candidates tried for TTFT mean" in out
     assert "recommended" in out or "keep the configuration" in out
+
+
+def test_what_a_full_cache_pushes_out_is_not_searched_where_none_can_be_full(monkeypatch) -> None:
+    small = Cell(GroupsSource(Shape(groups=1, users=2, rounds=2)), fleet=kinds("2 x 70b-tp4"), speed=0.5)
+    assert not fills(split(small)[0])
+    assert fills(split(TRACE)[0])
+    seen: list[object] = []
+
+    class Watched(Hill):
+        def one(self, job: Job) -> Summary:
+            seen.extend(plugin.parameters.get("reuse") for plugin in job.wiring.config.plugins)
+            return super().one(job)
+
+    found = searched(Watched(top=0.3), monkeypatch, policy("default"), cells=[small])
+    assert [knob.name for knob in found.idle] == ["cost.reuse"]
+    assert set(seen) == {None}
+    assert found.values
 
 
 def test_several_cells_from_end_to_end(capsys) -> None:
