@@ -98,9 +98,10 @@ class Pool:
         """The blocks on the GPU that ``find`` found, in use once more."""
         users, free = self._users, self._free
         for block in found:
-            if not users[block]:
+            before = users[block]
+            if not before:
                 del free[block]
-            users[block] += 1
+            users[block] = before + 1
         return list(found)
 
     def take(self, count: int) -> list[int]:
@@ -126,8 +127,8 @@ class Pool:
         an id hold nothing that could be asked for, and are the first to be taken."""
         users, free, ids = self._users, self._free, self._ids
         for block in reversed(blocks):
-            users[block] -= 1
-            if not users[block]:
+            left = users[block] = users[block] - 1
+            if not left:
                 free[block] = None
                 if ids[block] is None:
                     free.move_to_end(block, last=False)

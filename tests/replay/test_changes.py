@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from random import Random
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from gateway.errors import ConfigError
 from gateway.framework import Role
@@ -18,6 +21,7 @@ from gateway.replay.workload import Call
 from gateway.replay.world import World
 from simulator.virtual.machine import MACHINES
 from tests.replay.test_run import Calls, chats
+from tests.support.examples import examples
 
 MACHINE = replace(MACHINES["70b-tp4"], kv_tokens=60_000)
 THREE = (Kind(MACHINE, 3),)
@@ -120,3 +124,19 @@ def test_a_closed_loop_goes_on_after_what_was_lost() -> None:
     results = [replay(Groups(shape, seed=1), policy("default"), scene, seed=1) for _ in range(2)]
     assert len(results[0].records) + len(results[0].lost) == shape.requests
     assert [one.finished for one in results[0].records] == [one.finished for one in results[1].records]
+
+
+@examples(30)
+@given(st.integers(0, 2**32), st.sampled_from(["prefill-decode", "prefill-decode-512", "default", "random"]))
+def test_whatever_comes_and_goes_all_calls_end_and_all_is_given_back(seed: int, name: str) -> None:
+    random = Random(seed)
+    there, at, changes = dict.fromkeys(range(4), True), 0.0, []
+    for _ in range(random.randrange(1, 12)):
+        at += random.expovariate(1.0)
+        endpoint = random.randrange(1, 4)  # the first one, which may do all, is always there
+        what = random.choice(["fail", "leave"]) if there[endpoint] else "join"
+        there[endpoint] = what == "join"
+        changes.append(f"{at:.3f}:{what}:{endpoint}")
+    machine = replace(MACHINE, host_tokens=random.choice([0, 100_000]), fetch_token=1.6e-6)
+    fleet = (Kind(machine, 1), Kind(machine, 1, Role.PREFILL), Kind(machine, 2, Role.DECODE))
+    ran(changes, chats(60, random.choice([3.0, 12.0]), seed), fleet, name)
