@@ -1,4 +1,4 @@
-"""From the engine to the client: bytes through, observed but not rewritten.
+"""From the engine to the client: bytes through, observed but not rewritten, but for a usage that only we asked for.
 
 What comes here is committed. From now on a failure ends the stream with an error event, never with another engine.
 A part of a stream is framed within the call in which the engine's socket brought it, and written at the end of the

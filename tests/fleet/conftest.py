@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import ssl
+from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -155,6 +156,7 @@ class Seen(Observer):
         self.states: list[tuple[str, bool, str]] = []
         self.scrapes: list[tuple[str, bool]] = []
         self.transfers: dict[str, tuple[float, Mapping[str, int]]] = {}
+        self.lookups: Counter[tuple[str, str]] = Counter()
         self.told: list[tuple[Any, ...]] = []
         self.gone: list[str] = []
         self.peek: Callable[[], Any] = lambda: None
@@ -172,6 +174,9 @@ class Seen(Observer):
 
     def kv_transfers(self, endpoint: str, expired: float, fetching: Mapping[str, int]) -> None:
         self.transfers[endpoint] = expired, fetching
+
+    def cache_lookups(self, endpoint: str, cache: str, queried: float, hit: float) -> None:
+        self.lookups[endpoint, cache] += int(queried)
 
     # as a listener, but for one name that both have
 

@@ -295,6 +295,17 @@ async def test_a_restart_is_noticed_without_a_failed_scrape(watched, seen, chang
     assert endpoint.cost._prefill is not evidence, "its speed has yet to be seen"
 
 
+async def test_what_an_engine_looks_up_is_counted_on_over_a_restart(watched, seen):
+    engine, _, (endpoint,) = await watched(queries=500.0)
+    counted = (endpoint.name, "own")
+    await eventually(lambda: counted in seen.lookups)
+    assert seen.lookups[counted] == 0, "that was before we came"
+    engine.queries = 530.0
+    await eventually(lambda: seen.lookups[counted] == 30)
+    engine.started, engine.queries = 99.0, 540.0
+    await eventually(lambda: seen.lookups[counted] == 570)
+
+
 async def test_a_restart_while_it_was_down(watched, seen):
     engine, _, (endpoint,) = await watched()
     await engine.stop()
