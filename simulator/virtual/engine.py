@@ -21,7 +21,7 @@ from __future__ import annotations
 
 from collections import deque
 from heapq import heappop, heappush
-from math import inf, sqrt
+from math import inf
 
 from simulator.virtual.job import Job
 from simulator.virtual.link import carry
@@ -29,6 +29,7 @@ from simulator.virtual.machine import Machine
 from simulator.virtual.noise import Disturbance
 from simulator.virtual.offload import Offload
 from simulator.virtual.pool import HOST, Pool, PoolEvent
+from simulator.virtual.stride import Stride
 
 
 class Engine:
@@ -62,11 +63,7 @@ class Engine:
         self._decoded = 0
         self._ends: list[tuple[int, int, Job]] = []
         self._grows: list[tuple[int, int, Job]] = []
-        # The steps under way: from when, how many, what the first takes, and what each takes more than the one before.
-        self._start = 0.0
-        self._steps = 0
-        self._first = 0.0
-        self._more = 0.0
+        self._stride = Stride()  # the steps under way
         self._chunks: list[tuple[Job, int]] = []
 
     @property
@@ -87,21 +84,21 @@ class Engine:
             raise ValueError(f"{job.input_tokens} + {job.output_tokens} tokens do not fit {self.capacity}")
         job.arrived = now
         self.waiting.append(job)
-        if not self._steps:
+        if not self._stride.steps:
             job.eligible = self._decoded
             self.due = now
             return
         # At the end of the step that is under way; or of the next, which has been scheduled already.
-        steps = (max(1, self._ended(now)) if self._steps > 1 else 1) + self.machine.async_scheduling
+        steps = (max(1, self._stride.ended(now)) if self._stride.steps > 1 else 1) + self.machine.async_scheduling
         job.eligible = self._decoded + steps
-        if steps < self._steps and len(self.waiting) == 1 and len(self.running) < self.machine.max_num_seqs:
-            self._steps = steps
-            self.due = self._start + self._seconds(steps)
+        if steps < self._stride.steps and len(self.waiting) == 1 and len(self.running) < self.machine.max_num_seqs:
+            self._stride.steps = steps
+            self.due = self._stride.start + self._stride.seconds(steps)
 
     def advance(self) -> tuple[list[Job], list[Job]]:
         """Go on to ``due``, which moves. Returns the jobs that got their first token then, and those that ended."""
         now = self.due
-        idle = not self._steps
+        idle = not self._stride.steps
         first, ended = ([], []) if idle else self._finish(now)
         if not self.running or not self.machine.async_scheduling:
             self._leave()
@@ -113,40 +110,18 @@ class Engine:
         """Give up what an ended job has kept."""
         self.pool.release(job.held)
         job.held = []
-        if self.waiting and not self._steps:
+        if self.waiting and not self._stride.steps:
             self.due = now
 
     def decoded(self, now: float) -> int:
         """Steps decoded until ``now``, at most ``due``: a job that decodes has generated its ``offset`` more."""
-        return self._decoded + (self._done(now) if self._steps > 1 else 0)
+        return self._decoded + (self._stride.done(now) if self._stride.steps > 1 else 0)
 
     def news(self) -> list[tuple[float, list[PoolEvent]]]:
         """What became of blocks since the last call, with the times when the engine says so: the end of each step,
         so that the last may be in the future."""
         news, self._news = self._news, []
         return news
-
-    # time
-
-    def _seconds(self, steps: int) -> float:
-        return steps * self._first + self._more * (steps * (steps - 1) / 2)
-
-    def _done(self, now: float) -> int:
-        """Steps of those under way that are over at ``now``."""
-        passed, half = now - self._start, self._first - self._more / 2
-        if passed <= 0:
-            return 0
-        steps = min(self._steps, int(2 * passed / (half + sqrt(half * half + 2 * self._more * passed))))
-        while steps < self._steps and self._seconds(steps + 1) <= passed:
-            steps += 1
-        while steps > 0 and self._seconds(steps) > passed:
-            steps -= 1
-        return steps
-
-    def _ended(self, at: float) -> int:
-        """Steps of those under way that are over at ``at``, or at the end of the one that is under way then."""
-        done = self._done(at)
-        return done + (done < self._steps and self._seconds(done) < at - self._start)
 
     @property
     def _wake(self) -> float:
@@ -198,7 +173,7 @@ class Engine:
         if events := self.pool.drain():
             # Scheduled while the step before ran, and said with what that one brought.
             ahead = self.machine.async_scheduling and not idle
-            told = now if ahead or not self._steps else now + self._first
+            told = now if ahead or not self._stride.steps else now + self._stride.first
             self._news.append((told, events))
 
     def _time(self, now: float, preempted: bool) -> None:
@@ -206,13 +181,13 @@ class Engine:
         wake = self._wake
         if not self._decoding and not self._chunks:
             # One that ran alone may have been preempted for those whose KV has come: they are next.
-            self._steps, self.due = 0, now if preempted else wake
+            self._stride.steps, self.due = 0, now if preempted else wake
             return
         machine = self.machine
         seconds = machine.step + machine.step_request * self._decoding + machine.kv_token * self._resident
-        self._start = now
+        self._stride.start = now
         if self._chunks or preempted:
-            self._steps, self._more = 1, 0.0
+            self._stride.steps, self._stride.more = 1, 0.0
             prompts = 0.0
             for job, count in self._chunks:
                 if job.generated and count == 1:
@@ -222,31 +197,31 @@ class Engine:
                     prompts += count * (machine.prefill_token + machine.prefill_quadratic * context)
             seconds += max(0.0, prompts - machine.weights)
         else:
-            self._steps = self._next_stop() - self._decoded
+            self._stride.steps = self._next_stop() - self._decoded
             if self.waiting and self._leaving:
-                self._steps = 1  # they make room
+                self._stride.steps = 1  # they make room
             for queue in (self.waiting, self._loaded):
                 if queue and queue[0].eligible > self._decoded:
-                    self._steps = min(self._steps, queue[0].eligible - self._decoded)
-            self._more = machine.kv_token * self._decoding
+                    self._stride.steps = min(self._stride.steps, queue[0].eligible - self._decoded)
+            self._stride.more = machine.kv_token * self._decoding
         if self._disturbance is not None:
-            self._steps = int(min(self._steps, self._disturbance.calm or 1))
-            factor = self._disturbance.factor(self._steps, bool(self._chunks))
+            self._stride.steps = int(min(self._stride.steps, self._disturbance.calm or 1))
+            factor = self._disturbance.factor(self._stride.steps, bool(self._chunks))
             seconds *= factor
-            self._more *= factor
-        self._first = seconds
-        self.due = now + self._seconds(self._steps)
-        if wake < self.due and self._steps > 1:
-            self._steps = max(1, self._ended(wake))
-            self.due = now + self._seconds(self._steps)
+            self._stride.more *= factor
+        self._stride.first = seconds
+        self.due = self._stride.end
+        if wake < self.due and self._stride.steps > 1:
+            self._stride.steps = max(1, self._stride.ended(wake))
+            self.due = self._stride.end
 
     def _finish(self, now: float) -> tuple[list[Job], list[Job]]:
-        self.busy += self._seconds(self._steps)
-        self._decoded += self._steps
-        self._resident += self._steps * self._decoding
+        self.busy += self._stride.seconds(self._stride.steps)
+        self._decoded += self._stride.steps
+        self._resident += self._stride.steps * self._decoding
         if self._disturbance is not None:
-            self._disturbance.passed(self._steps)
-        self._steps = 0
+            self._disturbance.passed(self._stride.steps)
+        self._stride.steps = 0
         first: list[Job] = []
         ended: list[Job] = []
         while self._ends and self._ends[0][0] <= self._decoded:
