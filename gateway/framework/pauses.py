@@ -63,21 +63,29 @@ def _beyond(late: float) -> float:
 @contextlib.asynccontextmanager
 async def fair_timeout(seconds: float) -> AsyncIterator[None]:
     """``asyncio.timeout``, but for one more ``TURN`` where it would end late. Raises TimeoutError."""
-    loop = asyncio.get_running_loop()
-    timer: asyncio.TimerHandle | None = None
-
-    def expire(due: float) -> None:
-        nonlocal timer
-        now = loop.time()
-        if now - due > LATE:
-            timer = loop.call_at(now + TURN, expire, inf)
-        else:
-            limit.reschedule(now)
-
     async with asyncio.timeout(None) as limit:
-        due = loop.time() + seconds
-        timer = loop.call_at(due, expire, due)
+        timer = _FairTimer(limit, seconds)
         try:
             yield
         finally:
             timer.cancel()
+
+
+class _FairTimer:
+    """Of one ``fair_timeout``: no function that names itself, which only the garbage collector could free."""
+
+    def __init__(self, limit: asyncio.Timeout, seconds: float) -> None:
+        self._limit = limit
+        self._loop = asyncio.get_running_loop()
+        due = self._loop.time() + seconds
+        self._timer = self._loop.call_at(due, self._expire, due)
+
+    def cancel(self) -> None:
+        self._timer.cancel()
+
+    def _expire(self, due: float) -> None:
+        now = self._loop.time()
+        if now - due > LATE:
+            self._timer = self._loop.call_at(now + TURN, self._expire, inf)
+        else:
+            self._limit.reschedule(now)
