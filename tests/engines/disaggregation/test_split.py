@@ -91,6 +91,7 @@ def test_the_answers_are_a_plain_engines(fleet: Fleet, split: Gateway, name: str
     if name in EXACT:
         assert [line["prompt_tokens"] for line in lines] == lengths
     assert all(line["prefill_time"] > 0 for line in lines)
+    assert all("cached_tokens" in line for line in lines), "the decode leg tells, though its client does not ask"
     assert counts.since() == all_split(len(bodies))
     fetched = sources.add_up_to(sum(lengths))
     assert fetched == {"external_kv_transfer": sum(lengths), "local_cache_hit": 0, "local_compute": 0}
