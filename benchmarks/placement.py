@@ -1,8 +1,8 @@
 """The default placement against the others' policies, over a grid of loads: what docs/benchmarks.md holds.
 
-``python -m benchmarks.placement conversation_trace.jsonl`` runs all of it (about 45 minutes on two cores), writes every
-figure to a JSON file, and the tables and charts of the page from that. ``--draw`` only does the latter, and needs no
-trace. ``--resume`` keeps the cells that the JSON file has already.
+``python -m benchmarks.placement conversation_trace.jsonl`` runs all of it (some hours on two cores; ``--first 3000``:
+one), writes every figure to JSON files, and the tables and charts of the page from those. ``--draw`` only does the
+latter, and needs no trace. ``--resume`` keeps the cells that the JSON files have already.
 """
 
 from __future__ import annotations
@@ -10,25 +10,24 @@ from __future__ import annotations
 import argparse
 import os
 import sys
-from collections.abc import Iterator, Mapping
-from dataclasses import replace
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 from pathlib import Path
 from time import perf_counter
 from typing import Any
 
 from rich.console import Console
 
+from benchmarks.placement_grid import Traces, grid, title
 from benchmarks.placement_page import charts, write
 from gateway.errors import ConfigError
 from gateway.replay.cell import Cell
 from gateway.replay.command import settings
 from gateway.replay.compare import Job, run
-from gateway.replay.groups import Shape
-from gateway.replay.kinds import kinds
 from gateway.replay.policies import DEFAULT, Wiring, policies, policy
 from gateway.replay.report import Comparison, check_writable, gather, load, save
 from gateway.replay.show import Ticker
-from gateway.replay.sources import GroupsSource, TraceSource
+from simulator.virtual.noise import Noise
 
 PAGE = Path(__file__).parents[1] / "docs" / "benchmarks.md"
 NUMBERS = PAGE.with_name("benchmarks") / "placement.json"
@@ -39,16 +38,10 @@ POLICIES = (
 )
 """One of each kind: those of all that have names, and of a peer with several the one that did best here."""
 
-CONVERSATION_SPEEDS = (0.30, 0.45, 0.60)
-GROUP_SPEEDS = (2.0, 2.6)
-GROUP_OUTPUTS = (1000, 250)
-"""Tokens. With 1,000 at these loads the machines are saturated by decoding alone (a step takes 70 ms), whatever the
-policy; with 250 they are loaded and not overloaded."""
-
 ORIGIN = "https://github.com/kvcache-ai/Mooncake/blob/main/FAST25-release/traces/conversation_trace.jsonl"
 
-VARIED_SPEEDS = (0.45, 2.0)
-"""Loads under which the default is told wrongly: the middle ones."""
+VARIED = ("conversation, 0.45", "groups, 2.00")
+"""Of the published cells, those on which the default is told wrongly: of the middle loads."""
 
 AS_IT_IS = "as it is"
 VARIANTS: Mapping[str, Mapping[str, Any]] = {
@@ -61,32 +54,29 @@ VARIANTS: Mapping[str, Mapping[str, Any]] = {
 """What the default is told wrongly, or not at all. Where it is a cost alone that decides, a factor on all of it changes
 nothing, so that half and double of prefill against decode are all there is, and the last is what fitting is worth."""
 
-
-def grid(trace: Path, first: int | None) -> Iterator[Cell]:
-    source = TraceSource(trace, first, title="Mooncake conversation")
-    for machine in ("70b-tp4", "70b-tp4+host"):
-        for speed in CONVERSATION_SPEEDS:
-            yield Cell(source, fleet=kinds(f"8 x {machine}"), speed=speed)
-    for output in GROUP_OUTPUTS:
-        rounds = 6 if first is None else max(1, first // 750)
-        for speed in GROUP_SPEEDS:
-            yield Cell(GroupsSource(Shape(output=output, rounds=rounds)), speed=speed)
-
-
-def title(cell: Cell) -> str:
-    if isinstance(cell.source, GroupsSource):
-        return f"{cell.name}, {cell.source.shape.output:,} tokens out"
-    return cell.name
+FITTED, UNFITTED = "fitted", "not fitted"
+NOISE = Noise(step=0.3, prefill=0.3, stalls=0.01)
+"""What steps of engines on a shared machine differ by; one in a hundred takes ten times as long."""
 
 
 def jobs_of(cell: Cell, names: str, seeds: range) -> list[Job]:
     return [Job(cell, wiring, seed) for wiring in policies(names) for seed in seeds]
 
 
+def fits_of(cell: Cell, seeds: range) -> list[Job]:
+    """The default with costs that are fitted and that are not, on engines whose times have real noise."""
+    default = policy(DEFAULT).config
+    return [
+        Job(replace(cell, noise=NOISE, fitted=fitted), Wiring(name, default), seed)
+        for name, fitted in ((FITTED, True), (UNFITTED, False))
+        for seed in seeds
+    ]
+
+
 def variants_of(cell: Cell, names: str, seeds: range) -> list[Job]:
     """The default under each of ``VARIANTS``, as if they were policies; as it is, too, unless it is among ``names``."""
     jobs: list[Job] = []
-    if cell.speed not in VARIED_SPEEDS:
+    if not cell.name.startswith(VARIED):
         return jobs
     named = any(wiring.name == DEFAULT for wiring in policies(names))
     for name, changes in (VARIANTS if named else {AS_IT_IS: {}, **VARIANTS}).items():
@@ -95,16 +85,25 @@ def variants_of(cell: Cell, names: str, seeds: range) -> list[Job]:
     return jobs
 
 
-def measure(cell: Cell, names: str, seeds: range, processes: int, console: Console) -> tuple[Comparison, Comparison]:
-    """The cell's comparison, and what the variants of the default make of it."""
+@dataclass(frozen=True, slots=True)
+class Measured:
+    """Of one cell: the policies, the default told wrongly (on some cells), and with its costs fitted and not."""
+
+    compared: Comparison
+    varied: Comparison
+    fitted: Comparison
+
+
+def measure(cell: Cell, names: str, seeds: range, processes: int, console: Console) -> Measured:
     name = title(cell)
-    jobs = jobs_of(cell, names, seeds) + variants_of(cell, names, seeds)
-    with Ticker(console, name, jobs) as ticker:
-        summaries = run(jobs, processes=processes, watcher=ticker)
-    compared = [one for one in summaries if one.policy not in (AS_IT_IS, *VARIANTS)]
-    varied = [one for one in summaries if one.policy in (AS_IT_IS, *VARIANTS)]
-    as_it_is = [replace(one, policy=AS_IT_IS) for one in compared if one.policy == DEFAULT]
-    return gather(name, settings(cell), compared), gather(name, settings(cell), as_it_is + varied)
+    compared, varied, fits = jobs_of(cell, names, seeds), variants_of(cell, names, seeds), fits_of(cell, seeds)
+    with Ticker(console, name, jobs := compared + varied + fits) as ticker:
+        found = run(jobs, processes=processes, watcher=ticker)
+    wrong, noisy = found[len(compared) : -len(fits)], found[-len(fits) :]
+    found = found[: len(compared)]
+    as_it_is = [replace(one, policy=AS_IT_IS) for one in found if one.policy == DEFAULT]
+    told = settings(cell)
+    return Measured(gather(name, told, found), gather(name, told, as_it_is + wrong), gather(name, told, noisy))
 
 
 def main() -> int:
@@ -115,6 +114,8 @@ def main() -> int:
         nargs="?",
         help="conversation_trace.jsonl of kvcache-ai/Mooncake, FAST25-release/traces; not needed to --draw",
     )
+    parser.add_argument("--synthetic", type=Path, metavar="FILE", help="Mooncake's synthetic_trace.jsonl")
+    parser.add_argument("--azure", type=Path, metavar="FILE", help="AzureLLMInferenceTrace_conv.csv, or as JSON lines")
     parser.add_argument("--policies", default=POLICIES, metavar="NAME,...", help=f"the first is judged ({POLICIES})")
     parser.add_argument("--seeds", type=int, default=3, help="runs of each policy in each cell (3)")
     parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1, help="runs at a time (as many as cores)")
@@ -125,31 +126,32 @@ def main() -> int:
     parser.add_argument("--resume", action="store_true", help="keep the cells that the JSON has")
     options = parser.parse_args()
     console = Console(stderr=True)
-    variants = options.json.with_stem(f"{options.json.stem}_variants")
     began = perf_counter()
+    files = [options.json, *(options.json.with_stem(f"{options.json.stem}_{part}") for part in ("variants", "fit"))]
 
-    def kept(path: Path) -> bool:  # the first run may be told to resume, too
-        return options.draw or (options.resume and path.exists())
+    def kept(path: Path) -> list[Comparison]:  # the first run may be told to resume, too
+        return load(path) if options.draw or (options.resume and path.exists()) else []
 
     try:
         if not (options.draw or (options.trace is not None and options.trace.exists())):
             raise ConfigError(f"there is no {options.trace or 'trace given'}: it is {ORIGIN}")
-        cells: list[Comparison] = load(options.json) if kept(options.json) else []
-        varied: list[Comparison] = load(variants) if kept(variants) else []
-        for path in () if options.draw else (options.json, variants):
+        cells, varied, fits = map(kept, files)
+        for path in () if options.draw else files:
             check_writable(path)
         done = {comparison.name for comparison in cells}
-        for cell in () if options.draw else grid(options.trace, options.first):
+        traces = None if options.draw else Traces(options.trace, options.synthetic, options.azure, options.first)
+        for cell in () if traces is None else grid(traces):
             if title(cell) in done:
                 continue
-            compared, wrong = measure(cell, options.policies, range(1, options.seeds + 1), options.jobs, console)
-            cells.append(compared)
-            if len(wrong.summaries) > 1:
-                varied.append(wrong)
-            save(cells, options.json)
-            save(varied, variants)
-            console.print(f"{compared.name}: after {(perf_counter() - began) / 60:.1f} minutes", highlight=False)
-        write(options.page, cells, varied)
+            found = measure(cell, options.policies, range(1, options.seeds + 1), options.jobs, console)
+            cells.append(found.compared)
+            fits.append(found.fitted)
+            if len(found.varied.summaries) > 1:
+                varied.append(found.varied)
+            for comparisons, path in zip((cells, varied, fits), files, strict=True):
+                save(comparisons, path)
+            console.print(f"{found.compared.name}: after {(perf_counter() - began) / 60:.1f} minutes", highlight=False)
+        write(options.page, cells, varied, fits)
         charts(options.page, cells)
     except ConfigError as error:
         print(f"benchmarks.placement: {error}", file=sys.stderr)

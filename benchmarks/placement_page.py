@@ -15,18 +15,19 @@ from gateway.replay.plot import draw_grid
 from gateway.replay.report import Comparison, change, markdown, number
 from gateway.replay.statistics import METRICS, best, difference, geometric_mean, mean, tied
 
-TTFT, GOODPUT, BUSY = METRICS["ttft_mean"], METRICS["goodput"], METRICS["busy_ratio"]
+TTFT, LAST, GOODPUT, BUSY = (METRICS[name] for name in ("ttft_mean", "ttft_p99", "goodput", "busy_ratio"))
 CHARTS = {"goodput": "placement-goodput.png", "ttft_mean": "placement-ttft.png"}
 """Metric -> file in docs/images."""
 
 
-def write(page: Path, cells: Sequence[Comparison], varied: Sequence[Comparison]) -> None:
+def write(page: Path, cells: Sequence[Comparison], varied: Sequence[Comparison], fits: Sequence[Comparison]) -> None:
     """Put every table in its place. Raises ConfigError where the page lacks one."""
     text = page.read_text()
     tables: dict[str, Callable[[], str]] = {
         "verdicts": lambda: verdicts(cells),
         "overall": lambda: overall(cells),
         "variants": lambda: variants(varied),
+        "fit": lambda: fitting(fits),
         "cells": lambda: "\n".join(f"### {cell.name}\n\n{markdown(cell)}" for cell in cells),
         "runs": lambda: runs(cells),
     }
@@ -43,10 +44,12 @@ def charts(page: Path, cells: Sequence[Comparison]) -> None:
 
 def verdicts(cells: Sequence[Comparison]) -> str:
     """The first policy (ours) against the best of each cell, and against all: one with a worse mean but less noise may
-    be better for sure where the best is not."""
+    be better for sure where the best is not. Its p99 of TTFT against those whose goodput is not below its own for sure,
+    itself among them."""
     lines = [
-        "| cell | goodput, % | best other | difference | best or tied | TTFT mean, s | ÷ best | busiest ÷ mean |",
-        "|---|--:|---|--:|---|--:|--:|--:|",
+        "| cell | goodput, % | best other | difference | best or tied | TTFT mean, s | ÷ best | TTFT p99, s "
+        "| ÷ best with its goodput | busiest ÷ mean |",
+        "|---|--:|---|--:|---|--:|--:|--:|--:|--:|",
     ]
     ratios = []
     for cell in cells:
@@ -56,6 +59,8 @@ def verdicts(cells: Sequence[Comparison]) -> str:
         better = [policy for policy, found in others.items() if not tied(GOODPUT, ours, found)]
         verdict = f"**no**: {', '.join(better)}" if better else "yes"
         fastest = best(TTFT, cell.summaries)
+        equals = [found for found in cell.summaries.values() if tied(GOODPUT, found, ours)]
+        last = mean(LAST, ours) / min(mean(LAST, found) for found in equals)
         ratios.append(mean(TTFT, ours) / mean(TTFT, cell.summaries[fastest]))
         lines.append(
             f"| {cell.name} | {number(GOODPUT, mean(GOODPUT, ours))} "
@@ -63,9 +68,10 @@ def verdicts(cells: Sequence[Comparison]) -> str:
             f"| {change(GOODPUT, difference(GOODPUT, ours, others[rival]))} "
             f"| {verdict} "
             f"| {number(TTFT, mean(TTFT, ours))} | {ratios[-1]:.2f} ({fastest}) "
+            f"| {number(LAST, mean(LAST, ours))} | {last:.2f} "
             f"| {number(BUSY, mean(BUSY, ours))} |"
         )
-    lines.append(f"| geometric mean | | | | | | {geometric_mean(ratios):.3f} | |")
+    lines.append(f"| geometric mean | | | | | | {geometric_mean(ratios):.3f} | | | |")
     return "\n".join(lines)
 
 
@@ -112,6 +118,21 @@ def variants(varied: Sequence[Comparison]) -> str:
             parts.append(f"| {cell.name} | {' | '.join(shown)} |")
         parts.append("")
     return "\n".join(parts)
+
+
+def fitting(fits: Sequence[Comparison]) -> str:
+    """What the fit of costs is worth: the first column's against the second's."""
+    lines = ["| cell | goodput fitted, % | against not fitted | TTFT mean fitted, s | against not fitted |"]
+    lines.append("|---|--:|--:|--:|--:|")
+    for cell in fits:
+        fitted, unfitted = cell.summaries.values()
+        shown = [
+            text
+            for metric in (GOODPUT, TTFT)
+            for text in (number(metric, mean(metric, fitted)), change(metric, difference(metric, fitted, unfitted)))
+        ]
+        lines.append(f"| {cell.name} | {' | '.join(shown)} |")
+    return "\n".join(lines)
 
 
 def runs(cells: Sequence[Comparison]) -> str:

@@ -30,7 +30,7 @@ class Scene:
 
     ``believed``: the gateway is told of this machine's costs for all of them, and learns what is otherwise only as its
     fit finds it; None: it is told of each one's own. ``cost_scale``: how wrong these costs are, ``step_scale`` those of
-    decode steps (None: as wrong); not fitted if one is not 1.
+    decode steps (None: as wrong); not fitted if one is not 1. ``fitted``: whether costs follow what is seen.
     ``objectives``: what requests ask to be answered within, and what goodput counts.
     ``noise``: what makes the engines' steps differ from their machines' times.
     ``scrape``: seconds between two scrapes of an engine, which is how old its figures get; None: none at all.
@@ -44,6 +44,7 @@ class Scene:
     believed: Machine | None = None
     cost_scale: float = 1.0
     step_scale: float | None = None
+    fitted: bool = True
     objectives: Objectives = UNASKED
     noise: Noise = QUIET
     scrape: float | None = 1.0

@@ -111,5 +111,5 @@ def costs(machine: Machine, scene: Scene) -> CostSettings:
         cpu_fetch=told.fetch_token * scale,
         storage_fetch=0.0,
         step_tokens=told.max_batched_tokens,
-        fit=scale == step_scale == 1,
+        fit=scene.fitted and scale == step_scale == 1,
     )
