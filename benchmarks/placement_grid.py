@@ -25,7 +25,9 @@ MIXED = kinds("4 x 70b-tp4 + 4 x 8b-h100")
 """Two kinds of engines, one two and a half times as fast as the other."""
 
 GROUP_SPEEDS = (1.4, 2.0, 2.6)
-AGENTS = AgentShape()
+AGENTS = AgentShape(block=256)
+"""In blocks of 256 tokens, a tenth of what a turn adds: hit shares are within half a point of those with vLLM's 16, and
+a run takes a quarter of the time."""
 
 
 @dataclass(frozen=True, slots=True)

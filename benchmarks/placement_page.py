@@ -105,7 +105,9 @@ def overall(cells: Sequence[Comparison]) -> str:
 
 
 def variants(varied: Sequence[Comparison]) -> str:
-    """What the default loses where it is told wrongly."""
+    """What the default loses where it is told wrongly; empty where none of these cells were run."""
+    if not varied:
+        return ""
     names = list(varied[0].summaries)[1:]
     parts = []
     for metric in (GOODPUT, TTFT):

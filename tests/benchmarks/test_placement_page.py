@@ -9,7 +9,8 @@ import pytest
 from rich.console import Console
 
 from benchmarks import placement
-from benchmarks.placement import AS_IT_IS, PAGE, POLICIES, VARIANTS, grid, jobs_of, measure, title, variants_of
+from benchmarks.placement import AS_IT_IS, PAGE, POLICIES, VARIANTS, fits_of, jobs_of, measure, variants_of
+from benchmarks.placement_grid import Traces, grid, title
 from benchmarks.placement_page import charts, overall, verdicts, write
 from gateway.errors import ConfigError
 from gateway.replay.cell import Cell
@@ -20,19 +21,20 @@ from tests.replay.runs import comparison, summary
 
 EXCERPT = Path(__file__).parents[1] / "data" / "replay" / "mooncake_conversation.jsonl"
 CELLS = [comparison("one"), comparison("two")]
+FITS = [comparison("noisy")]
 
 
 def test_tables_are_put_between_their_marks_again_and_again(tmp_path) -> None:
     page = tmp_path / "benchmarks.md"
     page.write_text(PAGE.read_text())
-    write(page, CELLS, CELLS)
+    write(page, CELLS, CELLS, FITS)
     first = page.read_text()
-    assert "| one | 79.0 | llm-d 74.0 | +5.0 pp (+5.0..+5.0) | yes | 1.26 | 1.00 (default) | 1.020 |" in first
+    assert "| one | 79.0 | llm-d 74.0 | +5.0 pp (+5.0..+5.0) | yes | 1.26 | 1.00 (default) | " in first
     assert "### two" in first
     assert "12 runs of 1,000 to 1,000 requests" in first
-    write(page, CELLS, CELLS)
+    write(page, CELLS, CELLS, FITS)
     assert page.read_text() == first
-    write(page, [comparison("three")], CELLS)
+    write(page, [comparison("three")], CELLS, FITS)
     assert "### two" not in page.read_text()
 
     def words(text: str) -> list[str]:
@@ -46,7 +48,7 @@ def test_a_page_without_a_mark_is_left_as_it_is(tmp_path) -> None:
     page = tmp_path / "benchmarks.md"
     page.write_text("nothing")
     with pytest.raises(ConfigError, match="has no place for 'placement:verdicts'"):
-        write(page, CELLS, CELLS)
+        write(page, CELLS, CELLS, FITS)
     assert page.read_text() == "nothing"
 
 
@@ -87,29 +89,37 @@ def test_charts_are_beside_the_page(tmp_path) -> None:
 
 
 def test_the_grid_is_the_documented_one() -> None:
-    cells = list(grid(Path("trace.jsonl"), None))
-    assert len({title(cell) for cell in cells}) == len(cells) == 10
+    some = Path("trace.jsonl")
+    cells = grid(Traces(some, some, some))
+    assert len({title(cell) for cell in cells}) == len(cells) == 39
     assert all(cell.endpoints == 8 for cell in cells)
+    assert len(grid(Traces(some))) == 39 - 8 - 5
     names = {job.wiring.name for job in jobs_of(cells[0], POLICIES, range(1, 3))}
     assert len(names) == 11
     assert variants_of(cells[0], POLICIES, range(1, 3)) == []
     variants = variants_of(cells[1], POLICIES, range(1, 3))
     assert len({(job.wiring.name, job.seed) for job in variants}) == len(variants) == 10
+    assert sum(bool(variants_of(cell, POLICIES, range(1, 3))) for cell in cells) == 5
+    fits = fits_of(cells[0], range(1, 3))
+    assert [(job.wiring.name, job.cell.fitted) for job in fits] == [("fitted", True)] * 2 + [("not fitted", False)] * 2
+    assert all(job.cell.noise for job in fits)
 
 
-def test_the_variants_are_held_against_the_default_though_it_is_not_compared() -> None:
+def test_the_variants_are_held_against_the_default_though_it_is_not_compared(monkeypatch) -> None:
     cell = Cell(TraceSource(EXCERPT, first=20), fleet=kinds("2 x 70b-tp4"), speed=0.45)
     for names, compared in (("random", ["random"]), ("random,default", ["random", "default"])):
-        own, varied = measure(cell, names, range(1, 2), 1, Console(file=StringIO()))
-        assert list(own.summaries) == compared
-        assert list(varied.summaries) == [AS_IT_IS, *VARIANTS]
+        monkeypatch.setattr(placement, "VARIED", (cell.name,))
+        found = measure(cell, names, range(1, 2), 1, Console(file=StringIO()))
+        assert list(found.compared.summaries) == compared
+        assert list(found.varied.summaries) == [AS_IT_IS, *VARIANTS]
+        assert list(found.fitted.summaries) == ["fitted", "not fitted"]
 
 
 def test_the_first_run_may_be_told_to_resume(tmp_path, monkeypatch) -> None:
     page = tmp_path / "page.md"
     page.write_text(PAGE.read_text())
     cell = Cell(TraceSource(EXCERPT, first=20), fleet=kinds("2 x 70b-tp4"), speed=0.45)
-    monkeypatch.setattr(placement, "grid", lambda trace, first: [cell])
+    monkeypatch.setattr(placement, "grid", lambda traces: [cell])
     arguments = [str(EXCERPT), "--policies", "default,random", "--seeds", "2", "--jobs", "1", "--resume"]
     monkeypatch.setattr("sys.argv", ["x", *arguments, "--json", str(tmp_path / "it.json"), "--page", str(page)])
     assert placement.main() == 0
