@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import orjson
@@ -17,9 +17,11 @@ from tests.support.wire import RawClient, Reply, raw_client, raw_post
 @dataclass
 class Crowd:
     """What became of requests. ``ended``: by ``ok``, ``broken`` (an answer that had begun and ended with an error
-    event), ``wrong`` (one that is not whole and does not say so), ``cut`` (without an end), or the HTTP status."""
+    event), ``wrong`` (one that is not whole and does not say so), ``cut`` (without an end), or the HTTP status.
+    ``running``: numbers of those that have not ended."""
 
     ended: Counter[str]
+    running: set[int] = field(default_factory=set)
 
     def __str__(self) -> str:
         return str(dict(self.ended))
@@ -49,7 +51,11 @@ async def crowd(
                 async with raw_client(url) as client:
                     for number in numbers:
                         asked = body(number)
-                        result.ended[await _ask(client, asked)] += 1
+                        result.running.add(number)
+                        try:
+                            result.ended[await _ask(client, asked)] += 1
+                        finally:
+                            result.running.discard(number)
                         if until():
                             return
                     return

@@ -48,7 +48,10 @@ async def under_load(
             for number in range(kills):
                 seen = result.asked
                 await eventually(lambda seen=seen: result.asked >= seen + clients // 2, "load", within=60)
+                met = set(result.running)
                 await kill(number % engines)
+                met |= result.running  # one that meets two deaths may be lost
+                await eventually(lambda met=met: not met & result.running, "who met the death has ended", within=60)
                 await gateway.all_usable(engines)
         finally:
             over.set()
