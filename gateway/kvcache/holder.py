@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from collections.abc import Generator
 from functools import partial
+from itertools import chain
 
 from gateway.framework import Endpoint
 from gateway.kvcache.estimate import Estimate
@@ -13,7 +14,7 @@ from gateway.kvcache.holdings import Holdings
 from gateway.kvcache.keys import BlockKeys
 from gateway.kvcache.matching import Candidate
 from gateway.kvcache.overlay import Overlay
-from gateway.kvcache.shelf import Shelf
+from gateway.kvcache.shelf import BITS, Shelf
 
 REPORTS = 1000
 """Prompts of an endpoint whose report is awaited: one that holds nothing of a prompt sends none."""
@@ -34,6 +35,7 @@ class Holder:
         self, endpoint: Endpoint, events: bool, heard: bool, place: int, shelf: Shelf, unit: int, overlay: Overlay
     ) -> None:
         self.endpoint = endpoint
+        self._shelf = shelf
         self.events = events
         self.heard = heard
         self.place = place
@@ -65,6 +67,18 @@ class Holder:
     def tells_all(self, keys: BlockKeys) -> bool:
         """Whether they can say all that it holds of it."""
         return self.tells(keys) and keys.whole and not self.partial
+
+    def missed(self, keys: BlockKeys, start: int, end: int) -> None:
+        """Blocks ``start`` to ``end`` of a prompt were not there, whatever the events had said."""
+        position = 0
+        locations: list[range] = []
+        for stretch, shared in list(self._shelf.path(keys[:end])):
+            first = max(0, start - position)
+            if first < shared:
+                number = stretch.number << BITS
+                locations.append(range(number | first, (number | shared - 1) + 1))
+            position += shared
+        self.holdings.recomputed(chain.from_iterable(locations))
 
     def await_report(self, first: int) -> None:
         """The engine was asked to announce again a prompt with this first key."""

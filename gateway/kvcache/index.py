@@ -10,22 +10,22 @@ from __future__ import annotations
 
 import math
 from array import array
-from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from itertools import chain as join
 
 from gateway.framework import NOWHERE, Clock, Endpoint, Matches, Medium, Observer
 from gateway.kvcache.bound import Bound
 from gateway.kvcache.chains import Chains
 from gateway.kvcache.events import BlockRemoved, BlockStored, Event, is_named, is_tail
-from gateway.kvcache.eviction import NOTHING
 from gateway.kvcache.holder import Holder
 from gateway.kvcache.keys import BlockKeys, chain_past, root
 from gateway.kvcache.matching import Candidate, deeper, match_estimated, match_told
 from gateway.kvcache.names import AGES, Ages
 from gateway.kvcache.overlay import Overlay
 from gateway.kvcache.places import Places
+from gateway.kvcache.room import Room
 from gateway.kvcache.settings import CacheSettings
-from gateway.kvcache.shelf import BITS, Shelf, Stretch
+from gateway.kvcache.shelf import Shelf
 from gateway.kvcache.use import BlockUse
 
 SMALLEST_UNIT = 4
@@ -58,8 +58,7 @@ class CacheIndex:
         self._overlay = Overlay(self._shelf, clock, settings.prediction_seconds)
         self._placements = 0
         self._bound = Bound(self._holders, settings.max_blocks, ages)
-        self._room: dict[int, int] = {}  # as ``Matches.room``
-        self._sizeless: set[int] = set()  # slots whose engines have not yet reported how much they can hold
+        self._room = Room()
 
     @property
     def blocks(self) -> int:
@@ -91,8 +90,7 @@ class CacheIndex:
         """The endpoint is gone. What ``sweep`` has yet to clear of it is never matched again."""
         self.tell(slot)
         holder = self._holders.pop(slot, None)
-        self._room.pop(slot, None)
-        self._sizeless.discard(slot)
+        self._room.drop(slot)
         if holder is not None:
             if holder.clearing is not None:
                 holder.clearing.close()
@@ -110,14 +108,14 @@ class CacheIndex:
             holder.heard = True
             holder.partial = False
             holder.to_ask = 0
-            self._measure(holder)
+            self._room.measure(holder)
 
     def reading(self, slot: int, past: bool) -> None:
         """Whether the endpoint's ``past`` is being read: what it held then says little of what it holds, so that it is
         estimated until that ends."""
         if (holder := self._holders.get(slot)) is not None:
             holder.reading = past
-            self._measure(holder)
+            self._room.measure(holder)
 
     def unknown_past(self, slot: int) -> None:
         """The endpoint holds what its events have not told: it is estimated, too, from now on, and prompts may ask for
@@ -125,7 +123,7 @@ class CacheIndex:
         if (holder := self._holders.get(slot)) is not None:
             holder.partial = True
             holder.to_ask = self._settings.reannounce
-            self._measure(holder)
+            self._room.measure(holder)
 
     def may_ask(self, slot: int) -> bool:
         """Whether some prompts are yet to have the endpoint's engine announce again what it holds of them."""
@@ -241,12 +239,11 @@ class CacheIndex:
         By its engine's events and by predictions where events come, else by what was routed there; by whichever says
         more where the events do not tell all.
         """
-        matches = Matches(room=self._room)
+        matches = Matches(room=self._room.left)
         if keys.unit != self.unit:  # it changed while the request waited
             return matches
         self._overlay.lapse()
-        for slot in [slot for slot in self._sizeless if self._holders[slot].endpoint.metrics.kv_capacity]:
-            self._measure(self._holders[slot])
+        self._room.look()
         told: list[Candidate] = []
         estimated: list[Candidate] = []
         both: list[Candidate] = []
@@ -266,7 +263,7 @@ class CacheIndex:
                 and not (differing and endpoint.name in differing)
             ):
                 candidate.gpu = holder.clearing is None
-                candidate.going = self._going(holder)
+                candidate.going = self._room.going(holder, self.unit)
                 if not below:
                     cpu, storage = holder.below
                     below = bool(cpu or storage)
@@ -319,7 +316,7 @@ class CacheIndex:
             served = reported >= expected or (not keys.whole and 2 * reported >= expected)
             holder.estimate.reported(expected, served)
         if reported < expected and holder.tells(keys):
-            self._missed(holder, keys, reported // self.unit, expected // self.unit)
+            holder.missed(keys, reported // self.unit, expected // self.unit)
 
     # how
 
@@ -327,7 +324,7 @@ class CacheIndex:
         """The endpoint holds nothing, under places that nobody has."""
         holder = Holder(endpoint, events, heard, self._places.take(), self._shelf, self.unit, self._overlay)
         self._holders[endpoint.slot] = holder
-        self._measure(holder)
+        self._room.measure(holder)
 
     def _clear(self, holder: Holder, work: Iterator[None]) -> Generator[None]:
         """Work through a reset in small steps, while the endpoint stays."""
@@ -349,36 +346,7 @@ class CacheIndex:
         if self._places.wait:
             self._places.sweep(SWEEP + max(0, grown))
         self._bound.keep(holder, self._placements)
-        self._measure(holder)
-
-    def _measure(self, holder: Holder) -> None:
-        """How much room the engine has, and how much of it is left where its events have told of all that it keeps."""
-        slot, room, size = holder.endpoint.slot, 0, holder.endpoint.metrics.kv_capacity
-        holdings, block_size = holder.holdings, holder.block_size
-        holdings.has_room(size // block_size if block_size else 0)
-        self._sizeless.discard(slot)
-        if holder.events and holder.heard and not holder.reading and not holder.partial:
-            room = size - len(holdings) * block_size
-            if not size:
-                self._sizeless.add(slot)
-        if room > 0:
-            self._room[slot] = room
-        else:
-            self._room.pop(slot, None)
-
-    def _going(self, holder: Holder) -> Mapping[Stretch, int]:
-        """What the endpoint will have evicted when it comes to a request that is placed now: room for the prompts that
-        are under way there is taken first. Nothing, where that is not known, or where what the GPU evicts is kept
-        below."""
-        endpoint = holder.endpoint
-        load = endpoint.load
-        under_way = load.unallocated_tokens
-        if under_way <= 0 or holder.partial or not endpoint.metrics.kv_capacity or holder.holdings.is_tiered:
-            return NOTHING
-        # Each request fills its last block in part only, and begins another for its answer.
-        under_way += load.requests * holder.block_size
-        over = under_way - self._room.get(endpoint.slot, 0)
-        return holder.holdings.order.next_out(-(-over // self.unit)) if over > 0 else NOTHING
+        self._room.measure(holder)
 
     def _leave(self, holder: Holder) -> Iterator[None]:
         """Clear all places of a holder that is gone, in small steps."""
@@ -409,18 +377,6 @@ class CacheIndex:
         if problem:
             holder.told[problem] += 1
         return problem != "new-unit"
-
-    def _missed(self, holder: Holder, keys: BlockKeys, start: int, end: int) -> None:
-        """Blocks ``start`` to ``end`` of a prompt were not there."""
-        position = 0
-        locations: list[range] = []
-        for stretch, shared in list(self._shelf.path(keys[:end])):
-            first = max(0, start - position)
-            if first < shared:
-                number = stretch.number << BITS
-                locations.append(range(number | first, (number | shared - 1) + 1))
-            position += shared
-        holder.holdings.recomputed(join.from_iterable(locations))
 
     def _learn(self, block_size: int) -> str:
         """An engine has blocks of this size: fit the unit. Returns why its blocks have no keys (yet), or ``""``."""
