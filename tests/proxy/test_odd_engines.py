@@ -318,9 +318,9 @@ async def test_a_whole_answer_is_waited_for_until_the_head_timeout(monkeypatch):
     """However long its engine says nothing in the middle of it: it is of no use before its end."""
     looks, look = [], Patience._look
 
-    def counted(self: Patience, expired: Callable[[Cause], None]) -> None:
+    def counted(self: Patience, expired: Callable[[Cause], None], due: float) -> None:
         looks.append(self)
-        look(self, expired)
+        look(self, expired, due)
 
     monkeypatch.setattr(Patience, "_look", counted)
 
