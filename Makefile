@@ -71,8 +71,8 @@ bench-kv: install ## what knowing the caches costs, beside a peer that does it i
 
 TRACE ?= conversation_trace.jsonl
 
-bench-placement: install ## the default placement against the others', and docs/benchmarks.md (45 minutes; TRACE=file: see there)
-	$(BIN)/python -m benchmarks.placement $(TRACE)
+bench-placement: install ## the default placement against the others', and docs/benchmarks.md (some hours; TRACE=, SYNTHETIC=, AZURE=file: see there)
+	$(BIN)/python -m benchmarks.placement $(TRACE) $(if $(SYNTHETIC),--synthetic $(SYNTHETIC)) $(if $(AZURE),--azure $(AZURE))
 
 bench-decision: install ## what choosing an endpoint costs, over 2 to 300 of them (half a minute)
 	$(BIN)/python -m benchmarks.decision
