@@ -45,7 +45,7 @@ class Engines:
         self.all: list[EngineServer] = []
 
     async def start(self, role: str, port: int = 0) -> EngineServer:
-        server = EngineServer(EngineSettings(kv_role=role, handshake_timeout=0.2, kv_lease_seconds=5.0))
+        server = EngineServer(EngineSettings(kv_role=role, handshake_timeout=0.2))
         await server.start(port=port)
         self._stack.push_async_callback(server.close)
         self.all.append(server)
@@ -160,7 +160,9 @@ async def test_nothing_is_lost_that_had_not_committed():
             within=30,
         )
         outcomes = Counter(line.outcome for line in gateway.lines)
-        assert outcomes["broken"] == ended["broken"]
+        # Who was about to leave may have been answered, or told of the break, in the same moment.
+        left = ended["left"] + ended["left too late"]
+        assert ended["broken"] <= outcomes["broken"] <= ended["broken"] + left
         assert set(outcomes) <= {"ok", "broken", "cancelled"}, outcomes
 
 
