@@ -10,9 +10,11 @@ seconds. Every byte is given back once, by ``Share.release``, whatever happens.
 from __future__ import annotations
 
 import asyncio
+from bisect import bisect_left, insort
 from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import count
+from operator import attrgetter
 
 from gateway.errors import Exhausted
 
@@ -26,6 +28,9 @@ and streams give their bodies back then."""
 
 RETRY = 5.0
 """Seconds in ``Retry-After``."""
+
+
+_AGE = attrgetter("number")
 
 
 @dataclass(slots=True)
@@ -45,6 +50,11 @@ class Memory:
         self.held = 0
         self._numbers = count()
         self._waiting: dict[Share, _Wait] = {}
+        # Those that wait, the oldest first, and what they hold. Thousands may wait: who comes and goes is found by
+        # bisection.
+        self._line: list[Share] = []
+        self._held_in_line = 0
+        self._looking = False
 
     @property
     def waiting(self) -> int:
@@ -73,32 +83,56 @@ class Memory:
     def _wait(self, share: Share, size: int, then: Callable[[bool], None]) -> None:
         timer = asyncio.get_running_loop().call_later(PATIENCE, self._overdue, share)
         self._waiting[share] = _Wait(size, then, timer)
+        insort(self._line, share, key=_AGE)
+        self._held_in_line += share.size
         self._look()
 
     def _leave(self, share: Share) -> _Wait | None:
         wait = self._waiting.pop(share, None)
         if wait is not None:
             wait.timer.cancel()
+            del self._line[bisect_left(self._line, share.number, key=_AGE)]
+            self._held_in_line -= share.size
         return wait
 
     def _look(self) -> None:
-        """Let in, the oldest first, what there is room for; where nobody would ever give back, refuse the newest."""
-        while self._waiting:
-            oldest = min(self._waiting, key=lambda share: share.number)
-            size = self._waiting[oldest].size
-            if self._has_room(size):
-                wait = self._leave(oldest)
-                assert wait is not None
-                self.held += size
-                oldest.size += size
-                wait.then(True)
-            elif self.held == sum(share.size for share in self._waiting):
-                self._refuse_newest()
-            else:
-                return
+        """Let in, the oldest first, what there is room for; where nobody would ever give back, refuse the newest.
+
+        Who is told may wait again, or give back, at once: that is looked at here, and not by one more call within this
+        one, of which hundreds would be more than the interpreter's stack takes.
+        """
+        if self._looking:
+            return
+        self._looking = True
+        try:
+            while self._waiting and self._looks():
+                pass
+        finally:
+            self._looking = False
+
+    def _looks(self) -> bool:
+        """Whether one was let in, or refused."""
+        oldest = self._line[0]
+        size = self._waiting[oldest].size
+        if self._has_room(size):
+            wait = self._leave(oldest)
+            assert wait is not None
+            self._add(oldest, size)
+            wait.then(True)
+        elif self.held == self._held_in_line:
+            self._refuse_newest()
+        else:
+            return False
+        return True
+
+    def _add(self, share: Share, size: int) -> None:
+        self.held += size
+        share.size += size
+        if share in self._waiting:
+            self._held_in_line += size
 
     def _refuse_newest(self) -> None:
-        wait = self._leave(max(self._waiting, key=lambda share: share.number))
+        wait = self._leave(self._line[-1])
         assert wait is not None
         wait.then(False)
 
@@ -124,13 +158,11 @@ class Share:
         memory = self._memory
         if memory.held + size > memory.limit:
             raise memory.full()
-        memory.held += size
-        self.size += size
+        memory._add(self, size)
 
     def keep(self, size: int) -> None:
         """Hold ``size`` bytes more, room or not: they were another share's until now."""
-        self._memory.held += size
-        self.size += size
+        self._memory._add(self, size)
 
     def grow(self, size: int, then: Callable[[bool], None]) -> bool:
         """Hold ``size`` bytes more, if there is room and nobody waits for it.
@@ -139,8 +171,7 @@ class Share:
         """
         memory = self._memory
         if not memory._waiting and memory._has_room(size):
-            memory.held += size
-            self.size += size
+            memory._add(self, size)
             return True
         memory._wait(self, size, then)
         return False

@@ -79,6 +79,25 @@ async def test_where_nobody_gives_back_the_newest_is_refused_after_a_while(quick
     assert memory.held == 750
 
 
+async def test_any_number_of_those_that_wait_is_told_at_once_though_each_asks_again():
+    memory = Memory(10_000)
+    told: list[int] = []
+    waiting = [memory.share() for _ in range(2_000)]
+    big = memory.share()
+    big.take(10_000)
+
+    def again(share: Share) -> None:
+        told.append(share.number)
+        if share.grow(1, lambda _: told.append(share.number)):
+            told.append(share.number)  # nobody else waits
+
+    for share in waiting:
+        assert not share.grow(1, lambda _, share=share: again(share))
+    big.release()
+    assert told == sorted(told) == sorted([share.number for share in waiting] * 2)
+    assert (memory.waiting, memory.held) == (0, 4_000)
+
+
 async def test_a_body_that_came_with_its_head_has_the_last_quarter_to_itself():
     memory = Memory(1000)
     large, small = memory.share(), memory.share()
