@@ -10,6 +10,7 @@ from gateway.errors import BodyTooLarge, ClientError
 from gateway.framework.pauses import fair_timeout
 from gateway.proxy.inflate import Inflating, inflating
 from gateway.proxy.memory import Share
+from gateway.proxy.relay import ClientGone
 
 
 class ReceiveTimeout(ClientError):
@@ -26,7 +27,8 @@ async def receive(http: web.BaseRequest, *, limit: int, timeout: float, share: S
     Its server must not unzip it itself (aiohttp's ``auto_decompress``).
 
     Raises UnsupportedMediaType, BodyTooLarge (before reading where the client tells the length), ReceiveTimeout,
-    ClientError (400) for a body that breaks its own framing or encoding, Exhausted.
+    ClientError (400) for a body that breaks its own framing or encoding, Exhausted, ClientGone where the connection has
+    been closed, be it by us: see heads.py.
     """
     inflate = inflating(http.headers.getall("Content-Encoding", ()))
     if http.content_length is not None and http.content_length > limit:
@@ -50,6 +52,10 @@ async def receive(http: web.BaseRequest, *, limit: int, timeout: float, share: S
             return await _unzipped(content, inflate, limit, share)
     except TimeoutError as error:
         raise ReceiveTimeout(f"The body did not arrive within {timeout:g} s.") from error
+    except RuntimeError as error:
+        if http.transport is not None:
+            raise
+        raise ClientGone from error  # aiohttp's word for a connection that was closed before it was waited for
     except web.RequestPayloadError as error:
         raise ClientError(f"The body is not what its headers say: {error}") from error
 

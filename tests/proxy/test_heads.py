@@ -175,3 +175,15 @@ async def test_trailers_and_extensions_without_end_close_the_connection(what):
         assert b"200 OK" not in await client.ended()
         assert asked == []
         assert (await gateway.client.post("/v1/chat/completions", json=CHAT)).status_code == 200
+
+
+async def test_a_body_whose_connection_we_close_before_it_is_waited_for_is_no_defect(caplog):
+    """All of it is there at once: the connection may be closed before the request's handler has had its first turn."""
+    said = START + b"Transfer-Encoding: chunked\r\n\r\n%x;a=" % len(WHOLE) + b"x" * 1_000_000
+    async with served() as (gateway, _, _, asked):
+        for _ in range(20):
+            async with raw_client(gateway.url) as client:
+                await flood(client, said, 1)
+                assert await client.ended() == b""
+        assert asked == []
+    assert "defect" not in caplog.text
