@@ -91,15 +91,15 @@ def test_charts_are_beside_the_page(tmp_path) -> None:
 def test_the_grid_is_the_documented_one() -> None:
     some = Path("trace.jsonl")
     cells = grid(Traces(some, some, some))
-    assert len({title(cell) for cell in cells}) == len(cells) == 39
+    assert len({title(cell) for cell in cells}) == len(cells) == 36
     assert all(cell.endpoints == 8 for cell in cells)
-    assert len(grid(Traces(some))) == 39 - 8 - 5
+    assert len(grid(Traces(some))) == 36 - 8 - 5
     names = {job.wiring.name for job in jobs_of(cells[0], POLICIES, range(1, 3))}
     assert len(names) == 11
     assert variants_of(cells[0], POLICIES, range(1, 3)) == []
     variants = variants_of(cells[1], POLICIES, range(1, 3))
     assert len({(job.wiring.name, job.seed) for job in variants}) == len(variants) == 10
-    assert sum(bool(variants_of(cell, POLICIES, range(1, 3))) for cell in cells) == 5
+    assert sum(bool(variants_of(cell, POLICIES, range(1, 3))) for cell in cells) == 4
     fits = fits_of(cells[0], range(1, 3))
     assert [(job.wiring.name, job.cell.fitted) for job in fits] == [("fitted", True)] * 2 + [("not fitted", False)] * 2
     assert all(job.cell.noise for job in fits)

@@ -110,11 +110,19 @@ def whole(text: str) -> Any:
     return joined
 
 
+PIECES = ("text", "content", "reasoning", "reasoning_content", "arguments")
+"""Fields of which each event has a piece. Two equal pieces in a row are two."""
+
+
+def put_at(key: str, before: Any, value: Any) -> Any:
+    if key in PIECES and isinstance(before, str) and isinstance(value, str):
+        return before + value
+    return put(before, value)
+
+
 def put(before: Any, value: Any) -> Any:
     if isinstance(before, dict) and isinstance(value, dict):
-        return before | {key: put(before.get(key), inner) for key, inner in value.items()}
-    if isinstance(before, str) and isinstance(value, str) and before != value:
-        return before + value
+        return before | {key: put_at(key, before.get(key), inner) for key, inner in value.items()}
     if isinstance(value, list) and value and isinstance(value[0], dict) and "index" in value[0]:
         calls = dict(before or {})  # a tool's call, of which each event has a piece
         return calls | {call["index"]: put(calls.get(call["index"]), call) for call in value}
