@@ -1,7 +1,7 @@
 """Which workloads, loads and machines the placement is measured on: the cells of docs/benchmarks.md.
 
-Two parts. On the published cells defaults were chosen in version 0.1. The held-out ones are of other traces, of other
-machines, of fleets of two kinds and of generated agents.
+Two parts. The published cells are those of version 0.1, on which its defaults were chosen. The held-out ones, which it
+had not seen, are of other traces, of other machines, of fleets of two kinds and of generated agents.
 """
 
 from __future__ import annotations
