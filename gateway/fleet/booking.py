@@ -90,7 +90,9 @@ class Booking:
         running, waiting, attention, done, kv_tokens = self.ledger.sums(now)
         beside = running - 1, waiting, attention, done, kv_tokens - self.prompt_tokens
         decodes = self.endpoint.role is not Role.PREFILL
-        first = self.cost.scalars.first_token(beside, self.match, self.prompt_tokens, decodes=decodes)
+        scalars = self.cost.scalars
+        first = scalars.first_token(beside, self.match, self.prompt_tokens, decodes=decodes)
+        self.ledger.step_tokens = scalars.step_tokens
         self.predicted = first.seconds
         self.reservation.computes(
             self.new_tokens,

@@ -162,7 +162,8 @@ class Ledger:
     """The load of one engine core, as ``framework.Load`` shows it to plugins.
 
     ``half_life``: seconds in which foreign load, once scraped, counts half. ``prefilled``: seconds of prompts of ours
-    that were computed there so far, as they were believed to be.
+    that were computed there so far, as they were believed to be. ``step_tokens``: prompt tokens of one step of the
+    engine.
     """
 
     def __init__(self, clock: Clock, half_life: float = 5.0) -> None:
@@ -174,6 +175,7 @@ class Ledger:
         self.kv_tokens = 0
         self.prefill_attention = 0.0
         self.prefilled = 0.0
+        self.step_tokens = STEP_TOKENS
         self._prefill = 0
         # Prompts are computed in the order in which they came: who waits, the first of them, when that was begun, and
         # its seconds.
@@ -226,9 +228,10 @@ class Ledger:
         has evicted it says when it has ended."""
         self._look()
         waiting, head = self._prefill, self._head
-        if head is not None and head._prefill > STEP_TOKENS and self._most_done > 0:
+        step = self.step_tokens
+        if head is not None and head._prefill > step and self._most_done > 0:
             done = min(1.0, (self._monotonic() - self._begun) * self._pace / self._most_done)
-            waiting -= max(0, int(done * head._prefill) - STEP_TOKENS)
+            waiting -= max(0, int(done * head._prefill) - step)
         return waiting
 
     @property

@@ -69,6 +69,8 @@ class Plan:
         if not 1 <= self.most <= MOST:
             raise ConfigError(f"--most must be in 1..{MOST} engines")
         if self.roles:
+            if self.most < 2:
+                raise ConfigError("--most must be at least 2 engines with --roles: one prefills, one answers")
             split(self.wiring)
 
     @property
@@ -134,7 +136,7 @@ class Plan:
 
             return best_of(trial, first=round(engines * work.prefill_share), least=1, most=engines - 1)
 
-        return smallest(best, first=max(2, round(work.engines)), least=2, most=max(2, self.most))
+        return smallest(best, first=max(2, round(work.engines)), least=2, most=self.most)
 
 
 def plan(wanted: Plan, *, plot: Path | None = None, console: Console | None = None) -> int:

@@ -6,7 +6,7 @@ import pytest
 
 from gateway.fleet.booking import MOST, Booking, learn_events, learn_output
 from gateway.fleet.fleet import Fleet
-from gateway.fleet.settings import EndpointSettings, FleetSettings
+from gateway.fleet.settings import CostSettings, EndpointSettings, FleetSettings
 from gateway.framework import NULL_OBSERVER, EngineMetrics, Kind, Match, Matches, Model, Request
 
 
@@ -29,6 +29,21 @@ def test_tokens_of_an_event_are_learned_within_bounds():
     for _ in range(500):
         learn_events(model, 1e12)
     assert model.event_tokens <= MOST
+
+
+def test_what_an_engine_has_room_for_is_told_in_its_own_steps(manual_clock):
+    clock, model = manual_clock(), Model("m")
+    settings = FleetSettings(cost=CostSettings(step_tokens=1000))
+    fleet = Fleet([(model, [EndpointSettings("http://e:1")])], settings, clock, NULL_OBSERVER, Random(3))
+    (endpoint,) = fleet.endpoints(model)
+    matches = Matches({endpoint.slot: Match()})
+    request = Request(id="r", model=model, kind=Kind.CHAT, arrived=clock.now, prompt_tokens=4000, matches=matches)
+    booking = Booking.make(request, endpoint, fleet, clock.now)
+    booking.computes(clock.now, told=True)
+    assert endpoint.load.unallocated_tokens == 4000
+    clock.now += booking.predicted  # all but the last step has been told of
+    assert endpoint.load.unallocated_tokens == 1000
+    booking.reservation.settle()
 
 
 def test_a_fleet_without_streams_learns_how_fast_it_is(manual_clock):

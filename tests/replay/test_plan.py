@@ -107,6 +107,7 @@ def test_each_class_must_be_answered(tmp_path, capsys) -> None:
         (["--slo", "ttft=2s", "--share", "100"], "--share must be above 0 and below 100"),
         (["--slo", "ttft=2s", "--seeds", "1"], "seeds must be at least 2"),
         (["--slo", "ttft=2s", "--most", "0"], "--most must be in 1..10000 engines"),
+        (["--slo", "ttft=2s", "--roles", "--most", "1"], "--most must be at least 2 engines with --roles"),
         (["--slo", "ttft=2s", "--machine", "mine"], "there is no machine 'mine'"),
         (["--slo", "ttft=2s", "--policy", "mine"], "there is no policy 'mine'"),
     ],
