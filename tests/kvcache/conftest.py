@@ -215,7 +215,7 @@ class FakeEngine:
             self._task.cancel()
             await asyncio.wait([self._task])
             self._task = None
-            self._pub.close(linger=LINGER_MS)
+            self._pub.close(linger=0)  # at once: whoever hears it knows by that of a restart
             self._router.close(linger=LINGER_MS)
 
     async def restart(self) -> None:
