@@ -145,17 +145,18 @@ def _add_cell(parser: argparse.ArgumentParser, *, several: bool = False, fleet: 
     )
     model.add_argument("--step-scale", type=float, metavar="X", help="of decode steps, where it is not --cost-scale")
     agents = parser.add_argument_group("agents")
-    for name, metavar, text in (
+    _whole(
+        agents,
         ("sessions", "N", "in all (100)"),
         ("live", "N", "at once, where no --speed says how often they begin (all)"),
         ("begin", "TOKENS", "of a session's first prompt (20000)"),
         ("longest", "TOKENS", "of a prompt (100000)"),
         ("results", "TOKENS", "that a turn adds beside the answer before it (2500)"),
-    ):
-        agents.add_argument(f"--{name}", type=int, metavar=metavar, help=text)
+    )
     agents.add_argument("--gap", type=float, metavar="SECONDS", help="at most, between an answer and a turn (60)")
     groups = parser.add_argument_group("groups")
-    for name, metavar, text in (
+    _whole(
+        groups,
         ("groups", "N", "system prompts (150)"),
         ("users", "N", "of each (5)"),
         ("rounds", "N", "conversations of each user (8)"),
@@ -164,9 +165,14 @@ def _add_cell(parser: argparse.ArgumentParser, *, several: bool = False, fleet: 
         ("own", "TOKENS", "of what a user says (1200)"),
         ("output", "TOKENS", "of an answer (1000; of agents 400)"),
         ("block", "TOKENS", "of a block, of agents too (16, as vLLM's); with larger ones a run is faster"),
-    ):
-        groups.add_argument(f"--{name}", type=int, metavar=metavar, help=text)
+    )
     groups.add_argument("--think", type=float, metavar="SECONDS", help="between an answer and the next turn (10)")
+
+
+def _whole(group: argparse._ArgumentGroup, *options: tuple[str, str, str]) -> None:
+    """Options that are whole numbers: name, what stands for the number, help."""
+    for name, metavar, text in options:
+        group.add_argument(f"--{name}", type=int, metavar=metavar, help=text)
 
 
 def _replay(options: argparse.Namespace) -> int:

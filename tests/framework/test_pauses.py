@@ -11,14 +11,10 @@ import uvloop
 
 from gateway.framework import ManualClock
 from gateway.framework.pauses import LATE, TICK, Pauses, age_clock, fair_timeout
+from tests.support.pause import stand_still
 from tests.support.wait import eventually
 
 LOOPS = {"asyncio": asyncio.new_event_loop, "uvloop": uvloop.new_event_loop}
-
-
-def pause() -> None:
-    """Stand still, as a process does that was stopped."""
-    time.sleep(2 * LATE)
 
 
 @contextlib.asynccontextmanager
@@ -37,7 +33,7 @@ async def test_what_was_lost_is_known_in_the_same_turn():
     pauses = Pauses()
     async with watched(pauses):
         before = pauses.lost()
-        pause()
+        stand_still(2 * LATE)
         lost = pauses.lost() - before
         assert lost > 2 * LATE - TICK - 0.01
         await asyncio.sleep(0)
@@ -75,7 +71,7 @@ def test_what_came_while_we_stood_still_is_in_time(loop):
         _, writer = await asyncio.open_connection(*server.sockets[0].getsockname())
         async with fair_timeout(LATE / 2):
             writer.write(b"now\n")
-            pause()
+            stand_still(2 * LATE)
             await there.wait()
         writer.close()
         server.close()
@@ -92,7 +88,7 @@ async def test_what_does_not_come_ends(monkeypatch):
             await asyncio.Event().wait()
     with pytest.raises(TimeoutError):
         async with fair_timeout(LATE / 2):
-            pause()
+            stand_still(2 * LATE)
             await asyncio.Event().wait()
     async with fair_timeout(0.05):
         pass

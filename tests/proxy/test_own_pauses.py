@@ -12,6 +12,7 @@ from gateway.framework.pauses import LATE
 from gateway.proxy.settings import TimeoutSettings
 from tests.support.chat import CHAT, DONE, ROLE, STREAMED, WORD
 from tests.support.gateway import QUICK_FLEET, config_for, running
+from tests.support.pause import stand_still
 from tests.support.split import PREFILLED, pair
 from tests.support.wait import eventually
 from tests.support.wire import STREAM_HEAD, Connection, answer, chunked, engine, raw_client, raw_post
@@ -23,10 +24,6 @@ PAUSE = 4 * LATE
 SHORT = TimeoutSettings(connect=LATE, head=LATE, idle=LATE, total=20, receive=LATE)
 
 
-def pause() -> None:
-    time.sleep(PAUSE)
-
-
 async def test_a_stream_whose_bytes_lay_in_the_socket_goes_on():
     going = asyncio.Event()
 
@@ -34,7 +31,7 @@ async def test_a_stream_whose_bytes_lay_in_the_socket_goes_on():
         await connection.say(STREAM_HEAD + chunked(ROLE, WORD, end=False))
         await going.wait()
         connection.writer.write(chunked(WORD, DONE))
-        pause()
+        stand_still(PAUSE)
 
     async with engine(post) as server, running(config_for(server.url, timeouts=SHORT)) as gateway:
         async with gateway.client.stream("POST", "/v1/chat/completions", json=STREAMED) as reply:
@@ -51,7 +48,7 @@ async def test_a_head_that_lay_in_the_socket_is_in_time(body):
     async def post(connection: Connection, head: bytes, request: bytes) -> None:
         said = STREAM_HEAD + chunked(ROLE, WORD, DONE) if body is STREAMED else answer(b'{"choices":[]}')
         connection.writer.write(said)
-        pause()
+        stand_still(PAUSE)
 
     async with engine(post) as server, running(config_for(server.url, timeouts=SHORT)) as gateway:
         assert (await gateway.client.post("/v1/chat/completions", json=body)).status_code == 200
@@ -62,7 +59,7 @@ async def test_an_engine_that_is_idle_after_our_pause_as_well_is_given_up(monkey
 
     async def post(connection: Connection, head: bytes, body: bytes) -> None:
         await connection.say(STREAM_HEAD + chunked(ROLE, WORD, end=False))
-        pause()
+        stand_still(PAUSE)
         await connection.gone()
 
     async with engine(post) as server, running(config_for(server.url, timeouts=SHORT)) as gateway:
@@ -81,7 +78,7 @@ async def test_a_scrape_that_we_made_late_is_no_failure():
             for _ in range(3):
                 seen = first.scrapes, second.scrapes
                 await eventually(lambda seen=seen: first.scrapes > seen[0] and second.scrapes > seen[1])
-                pause()
+                stand_still(PAUSE)
             seen = first.scrapes, second.scrapes
             await eventually(lambda: first.scrapes > seen[0] + 1 and second.scrapes > seen[1] + 1)
             assert "kvgate_engine_down_reason{" not in await gateway.metrics()
@@ -100,7 +97,7 @@ async def test_a_request_that_lay_in_the_socket_is_in_time(begun):
             await client.say(request[:begun])
             await asyncio.sleep(LATE / 10)  # within which its head may have been read
             client.writer.write(request[begun:])
-            pause()
+            stand_still(PAUSE)
             assert (await client.reply()).status == 200
 
 
@@ -110,7 +107,7 @@ async def test_a_lease_ages_while_we_stand_still(monkeypatch):
 
     async def post(connection: Connection, head: bytes, body: bytes) -> None:
         connection.writer.write(answer(PREFILLED))
-        pause()
+        stand_still(PAUSE)
 
     async with pair(post, timeouts=TimeoutSettings()) as setting:
         assert (await setting.ask(CHAT))[0] == 200
