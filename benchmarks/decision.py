@@ -18,26 +18,16 @@ from collections.abc import Mapping, Sequence
 from time import thread_time
 
 from benchmarks.kv_table import Figure, show
+from gateway.config.build import build_scheduler
 from gateway.config.load import loads
-from gateway.config.wiring import wire
-from gateway.fleet.booking import Booking
+from gateway.core.observer import NULL_OBSERVER
 from gateway.fleet.fleet import Fleet
-from gateway.fleet.ledger import Reservation
+from gateway.fleet.load.booking import Booking
+from gateway.fleet.load.ledger import Reservation
 from gateway.fleet.settings import EndpointSettings, FleetSettings
-from gateway.framework import (
-    NULL_OBSERVER,
-    Context,
-    Endpoint,
-    EngineMetrics,
-    Kind,
-    Match,
-    Matches,
-    Model,
-    Request,
-    Source,
-    SystemClock,
-)
-from gateway.proxy.decisions import Decisions
+from gateway.framework import Context, Endpoint, EngineMetrics, Kind, Match, Matches, Model, Request, Source
+from gateway.framework.clock import SystemClock
+from gateway.proxy.serving.decisions import Decisions
 from gateway.scheduling.scheduler import Scheduler
 from gateway.scheduling.trace import Trace
 
@@ -63,8 +53,8 @@ class Scene:
         self.fleet = Fleet([(self.model, entries)], FleetSettings(), self._clock, NULL_OBSERVER, self._chance)
         self.endpoints: Sequence[Endpoint] = self.fleet.endpoints(self.model)
         config = loads("models: [{name: m, endpoints: [{url: 'http://engine-0:8000'}]}]\n" + wiring, {})
-        context = Context("benchmark", self._clock, self._chance, NULL_OBSERVER)
-        self.scheduler: Scheduler = wire(config, lambda _: context)
+        context = Context("benchmark", self._clock, self._chance)
+        self.scheduler: Scheduler = build_scheduler(config, lambda _: context)
         self.kept: list[Reservation] = []
         for i, endpoint in enumerate(self.endpoints):
             endpoint.engine.up = True
@@ -94,9 +84,9 @@ class Scene:
         plan = self.scheduler.schedule(request, self.endpoints, trace)
         now = self._clock.monotonic()
         booking = Booking.make(request, plan.decode, self.fleet, now)
-        booking.computes(now, told=True)
+        booking.book_prefill(now, reported=True)
         if decisions is not None and trace is not None:
-            decisions.placed(request, 1, trace, plan, booking, now)
+            decisions.keep(request, 1, trace, plan, now).book(booking)
         return booking
 
     def _occupy(self, endpoint: Endpoint, *, foreign: bool) -> None:
@@ -113,7 +103,7 @@ class Scene:
         endpoint.metrics = EngineMetrics(
             at=self._clock.monotonic(), running=running, kv_usage=0.5 * foreign, kv_capacity=400_000, block_size=16
         )
-        ledger.scraped(endpoint.metrics, self._clock.monotonic())
+        ledger.apply_scrape(endpoint.metrics, self._clock.monotonic())
 
 
 def microseconds(scene: Scene, rounds: int) -> tuple[list[float], list[float]]:

@@ -13,7 +13,7 @@ from typing import TypeVar
 
 from benchmarks.kv_scene import UNIT, endpoint, fill, hold, index_of, tokens
 from benchmarks.kv_table import Figure, show
-from gateway.kvcache.keys import BlockKeys
+from gateway.kvcache.index.keys import BlockKeys
 
 Subject = TypeVar("Subject")
 

@@ -9,10 +9,12 @@ from typing import Any, cast
 
 import msgspec
 
-from gateway.fleet.ledger import Ledger
-from gateway.framework import NULL_OBSERVER, Clock, CostModel, Endpoint, Engine, EngineMetrics, ManualClock, Model
-from gateway.kvcache.events import BlockStored, decode
-from gateway.kvcache.index import CacheIndex
+from gateway.core.observer import NULL_OBSERVER
+from gateway.fleet.load.ledger import Ledger
+from gateway.framework import Clock, CostModel, Endpoint, Engine, EngineMetrics, ManualClock, Model
+from gateway.kvcache.events.decode import decode
+from gateway.kvcache.index.cache_index import CacheIndex
+from gateway.kvcache.index.events import BlockStored
 from gateway.kvcache.settings import CacheSettings
 
 UNIT = 16
@@ -44,7 +46,7 @@ def index_of(endpoints: Sequence[Endpoint], max_blocks: int, clock: Clock | None
     index = CacheIndex(CacheSettings(max_blocks=max_blocks), "m", clock or ManualClock(), NULL_OBSERVER)
     for each in endpoints:
         index.add(each, events=True)
-        index.believe(each.slot)
+        index.set_complete(each.slot)
     return index
 
 
@@ -118,8 +120,8 @@ def evictions(hashes: Sequence[int], run: int = 1) -> list[bytes]:
 def ingest(index: CacheIndex, slot: int, messages: Sequence[bytes]) -> None:
     """From bytes to the index, as a stream does it but for the turns that it lets others have."""
     for each in messages:
-        index.take(slot, decode(each).events)
-        index.tell(slot)
+        index.apply(slot, decode(each).events)
+        index.report_counts(slot)
 
 
 def fill(index: CacheIndex, chance: random.Random, endpoints: Sequence[Endpoint], blocks: int) -> None:
@@ -140,5 +142,5 @@ def hold(index: CacheIndex, slot: int, chance: random.Random, ids: array[int]) -
         group_idx=0,
         kv_cache_spec_kind="full_attention",
     )
-    index.take(slot, [event])
+    index.apply(slot, [event])
     return hashes

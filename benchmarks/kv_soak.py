@@ -9,25 +9,22 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import contextlib
 import itertools
 import json
-import os
 import random
 import re
-import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator
 from pathlib import Path
 from time import perf_counter
 from typing import Any
 
 import httpx
 
-from benchmarks.kv_table import PAGE, Figure, show
-from gateway.demo.processes import Processes, free_port
-from gateway.framework import SystemClock
+from benchmarks.data_path.usage import cpu, resident
+from benchmarks.kv_table import Figure, show
+from gateway.commands.demo.servers import start_engines
+from gateway.commands.processes import Process, Processes, free_port
 
 STREAMS = 200
 RATE = 100_000
@@ -97,15 +94,8 @@ def head(body: bytes, *more: str) -> bytes:
     return "\r\n".join((*lines, f"content-length: {len(body)}", "", "")).encode()
 
 
-def spent(pid: int) -> float:
-    """Seconds of CPU, of all threads, so far."""
-    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
-
-
-def resident(pid: int) -> float:
-    """Megabytes."""
-    return int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * PAGE / 1e6
+def megabytes(process: Process) -> float:
+    return resident([process.pid]) / 1e6
 
 
 def ninety_nine(gaps: list[float]) -> float:
@@ -113,25 +103,15 @@ def ninety_nine(gaps: list[float]) -> float:
     return sorted(gaps)[len(gaps) * 99 // 100] * 1000
 
 
-@contextlib.contextmanager
-def publishing() -> Iterator[subprocess.Popen[str]]:
-    """``benchmarks.kv_publish``, which takes orders."""
-    command = [sys.executable, "-m", "benchmarks.kv_publish"]
-    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
-        try:
-            yield process
-        finally:
-            process.kill()
-
-
-async def soak(processes: Processes, publisher: subprocess.Popen[str], folder: Path, seconds: float) -> list[Figure]:
+async def soak(processes: Processes, seconds: float) -> list[Figure]:
     limit = int(RATE * seconds / LIMITS)
-    (engine,) = processes.engines(
-        1, [f"--step-seconds={STEP}", "--answer-tokens=900000", "--num-blocks=400000", "--max-model-len=1000000"]
+    (engine,) = start_engines(
+        processes,
+        1,
+        [f"--step-seconds={STEP}", "--answer-tokens=900000", "--num-blocks=400000", "--max-model-len=1000000"],
     )
-    assert publisher.stdout is not None
-    assert publisher.stdin is not None
-    address = json.loads(publisher.stdout.readline())["address"]
+    publisher = processes.start("publisher", [sys.executable, "-m", "benchmarks.kv_publish"], talks=True)
+    address = json.loads(publisher.line())["address"]
     port, admin = free_port(), free_port()
     config: dict[str, Any] = {
         "listen": {"port": port, "admin": f"127.0.0.1:{admin}"},
@@ -144,9 +124,9 @@ async def soak(processes: Processes, publisher: subprocess.Popen[str], folder: P
         ],
         "log": {"format": "json", "requests": False},
     }
-    path = folder / "plugins.yaml"
+    path = processes.folder / "plugins.yaml"
     path.write_text(json.dumps(config))
-    gateway = processes.start("gateway", "-m", "gateway.cli", "serve", str(path))
+    gateway = processes.start("gateway", [sys.executable, "-m", "gateway.cli", "serve", str(path)])
     loop = asyncio.get_running_loop()
     async with httpx.AsyncClient(trust_env=False) as client:
         deadline = perf_counter() + PATIENCE
@@ -157,7 +137,7 @@ async def soak(processes: Processes, publisher: subprocess.Popen[str], folder: P
             except httpx.TransportError:
                 pass
             if perf_counter() > deadline:
-                raise SystemExit(f"the gateway did not start: {(folder / 'gateway.log').read_text()[-2000:]}")
+                raise SystemExit(f"the gateway did not start: {gateway.tail()}")
             await asyncio.sleep(0.1)
 
         async def applied() -> float:
@@ -180,23 +160,22 @@ async def soak(processes: Processes, publisher: subprocess.Popen[str], folder: P
                 reader.gaps = heard
             return heard
 
-        before = resident(gateway.pid)
-        cpu = [spent(gateway.pid)]
+        before = megabytes(gateway)
+        spent = [cpu([gateway.pid])]
         heard = listen()
         await asyncio.sleep(seconds)
         quiet, asked = ninety_nine(heard), asking.answered
-        cpu.append(spent(gateway.pid))
-        publisher.stdin.write(json.dumps({"rate": RATE, "seconds": seconds}) + "\n")
-        publisher.stdin.flush()
+        spent.append(cpu([gateway.pid]))
+        publisher.tell(json.dumps({"rate": RATE, "seconds": seconds}))
         memory = []
         heard = listen()
         for _ in range(LIMITS):
             await asyncio.sleep(seconds / LIMITS)
-            memory.append(resident(gateway.pid))
+            memory.append(megabytes(gateway))
         noisy, asked = ninety_nine(heard), asking.answered - asked
         listen()
-        cpu.append(spent(gateway.pid))
-        sent = json.loads(await asyncio.to_thread(publisher.stdout.readline))["sent"]
+        spent.append(cpu([gateway.pid]))
+        sent = json.loads(await asyncio.to_thread(publisher.line, PATIENCE + seconds))["sent"]
         taken = await applied()
         waited = perf_counter()
         while taken < sent and perf_counter() - waited < PATIENCE:
@@ -210,8 +189,8 @@ async def soak(processes: Processes, publisher: subprocess.Popen[str], folder: P
         Figure("gap between a stream's chunks, p99, no events", quiet, "ms"),
         Figure("the same under events", noisy, "ms"),
         Figure("it grows by", noisy - quiet, "ms", 5),
-        Figure("the gateway's CPU, no events", (cpu[1] - cpu[0]) / seconds * 100, "% of a core"),
-        Figure("the same under events", (cpu[2] - cpu[1]) / seconds * 100, "% of a core"),
+        Figure("the gateway's CPU, no events", (spent[1] - spent[0]) / seconds * 100, "% of a core"),
+        Figure("the same under events", (spent[2] - spent[1]) / seconds * 100, "% of a core"),
         Figure("requests beside the streams, answered", asked / seconds, "requests/s", ASKED / 2, most=False),
         Figure("blocks offered", sent / seconds, "blocks/s"),
         Figure("of these applied", taken / sent * 100, "%", 100, most=False),
@@ -226,12 +205,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--minutes", type=float, default=1 / 3, help="under events, and as long without (default 1/3)")
     options = parser.parse_args()
-    with (
-        tempfile.TemporaryDirectory() as folder,
-        Processes(Path(folder), SystemClock()) as processes,
-        publishing() as publisher,
-    ):
-        figures = asyncio.run(soak(processes, publisher, Path(folder), options.minutes * 60))
+    with tempfile.TemporaryDirectory() as folder, Processes(Path(folder)) as processes:
+        figures = asyncio.run(soak(processes, options.minutes * 60))
     show(f"{RATE:,} blocks/s of events beside {STREAMS} streams, {options.minutes * 60:.0f} s", figures)
 
 

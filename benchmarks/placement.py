@@ -20,13 +20,13 @@ from rich.console import Console
 
 from benchmarks.placement_grid import Traces, grid, title
 from benchmarks.placement_page import charts, write
+from gateway.commands.replay.cell import Cell
+from gateway.commands.replay.command import settings
+from gateway.commands.replay.compare import Job, run
+from gateway.commands.replay.policies import DEFAULT, Policy, load_policies, load_policy
+from gateway.commands.replay.progress import Ticker
+from gateway.commands.replay.report import Comparison, check_writable, gather, load, save
 from gateway.errors import ConfigError
-from gateway.replay.cell import Cell
-from gateway.replay.command import settings
-from gateway.replay.compare import Job, run
-from gateway.replay.policies import DEFAULT, Wiring, policies, policy
-from gateway.replay.report import Comparison, check_writable, gather, load, save
-from gateway.replay.show import Ticker
 from simulator.virtual.noise import Noise
 
 PAGE = Path(__file__).parents[1] / "docs" / "benchmarks.md"
@@ -60,14 +60,14 @@ NOISE = Noise(step=0.3, prefill=0.3, stalls=0.01)
 
 
 def jobs_of(cell: Cell, names: str, seeds: range) -> list[Job]:
-    return [Job(cell, wiring, seed) for wiring in policies(names) for seed in seeds]
+    return [Job(cell, policy, seed) for policy in load_policies(names) for seed in seeds]
 
 
 def fits_of(cell: Cell, seeds: range) -> list[Job]:
     """The default with costs that are fitted and that are not, on engines whose times have real noise."""
-    default = policy(DEFAULT).config
+    default = load_policy(DEFAULT).config
     return [
-        Job(replace(cell, noise=NOISE, fitted=fitted), Wiring(name, default), seed)
+        Job(replace(cell, noise=NOISE, fitted=fitted), Policy(name, default), seed)
         for name, fitted in ((FITTED, True), (UNFITTED, False))
         for seed in seeds
     ]
@@ -78,10 +78,10 @@ def variants_of(cell: Cell, names: str, seeds: range) -> list[Job]:
     jobs: list[Job] = []
     if not cell.name.startswith(VARIED):
         return jobs
-    named = any(wiring.name == DEFAULT for wiring in policies(names))
+    named = any(policy.name == DEFAULT for policy in load_policies(names))
     for name, changes in (VARIANTS if named else {AS_IT_IS: {}, **VARIANTS}).items():
-        wiring = Wiring(name, policy(DEFAULT).config)
-        jobs += [Job(replace(cell, **changes), wiring, seed) for seed in seeds]
+        policy = Policy(name, load_policy(DEFAULT).config)
+        jobs += [Job(replace(cell, **changes), policy, seed) for seed in seeds]
     return jobs
 
 

@@ -10,11 +10,11 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from gateway.replay.agents import AgentShape
-from gateway.replay.cell import Cell
-from gateway.replay.groups import Shape
-from gateway.replay.kinds import Kinds, kinds
-from gateway.replay.sources import AgentsSource, GroupsSource, Source, TraceSource
+from gateway.commands.replay.agents import AgentShape
+from gateway.commands.replay.cell import Cell
+from gateway.commands.replay.groups import Shape
+from gateway.commands.replay.kinds import Kinds, kinds
+from gateway.commands.replay.sources import AgentsSource, GroupsSource, Source, TraceSource
 from simulator.virtual.machine import MACHINES
 
 HALF = 6_000

@@ -6,14 +6,15 @@ is replaced, the words around are a person's.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from statistics import fmean
 
 from benchmarks.marks import fill
-from gateway.replay.plot import draw_grid
-from gateway.replay.report import Comparison, change, markdown, number
-from gateway.replay.statistics import METRICS, best, difference, geometric_mean, mean, tied
+from benchmarks.placement_chart import draw_grid
+from gateway.commands.replay.report import COMPARED, Comparison, against, change, differences, heading, number
+from gateway.commands.replay.statistics import METRICS, Metric, Summary, best, difference, mean
 
 TTFT, LAST, GOODPUT, BUSY = (METRICS[name] for name in ("ttft_mean", "ttft_p99", "goodput", "busy_ratio"))
 CHARTS = {"goodput": "placement-goodput.png", "ttft_mean": "placement-ttft.png"}
@@ -145,3 +146,39 @@ def runs(cells: Sequence[Comparison]) -> str:
         f"{len(every)} runs of {min(one.requests for one in every):,} to {max(one.requests for one in every):,} "
         f"requests, {sum(seconds) / 60:.0f} minutes of one core in all; the slowest run took {max(seconds):.0f} s."
     )
+
+
+def markdown(comparison: Comparison) -> str:
+    """Both tables; the best figures in bold."""
+    metrics = comparison.metrics
+    winners = [best(metric, comparison.summaries) for metric in metrics]
+    lines = [
+        "| policy | " + " | ".join(" ".join(heading(metric)) for metric in metrics) + " |",
+        "|---|" + "--:|" * len(metrics),
+    ]
+    for policy, summaries in comparison.summaries.items():
+        texts = [number(metric, mean(metric, summaries)) for metric in metrics]
+        cells = [f"**{text}**" if winner == policy else text for text, winner in zip(texts, winners, strict=True)]
+        lines.append(f"| {policy} | " + " | ".join(cells) + " |")
+    if len(comparison.summaries) > 1:
+        lines += [
+            "",
+            f"{against(comparison)}:",
+            "",
+            "| policy | " + " | ".join(METRICS[name].title for name in COMPARED) + " |",
+            "|---|" + "--:|" * len(COMPARED),
+        ]
+        for policy in list(comparison.summaries)[1:]:
+            lines.append(f"| {policy} | " + " | ".join(differences(comparison, policy)) + " |")
+    return "\n".join(lines) + "\n"
+
+
+def tied(metric: Metric, ours: Sequence[Summary], theirs: Sequence[Summary]) -> bool:
+    """Whether ``ours`` is as good as ``theirs``, or the paired interval of their difference does not exclude it."""
+    found = difference(metric, ours, theirs)
+    return found.low <= 0 if metric.less else found.high >= 0
+
+
+def geometric_mean(values: Sequence[float]) -> float:
+    """Of at least one value above 0."""
+    return math.exp(fmean(map(math.log, values)))

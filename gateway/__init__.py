@@ -1,24 +1,29 @@
 """kvgate: one OpenAI endpoint in front of a fleet of vLLM engines.
 
-Begin reading at ``proxy/director.py``: the way of a request, verb by verb. The words:
+Begin reading at ``proxy/serving/director.py``: it handles a request, step by step. These are the terms:
 
-model       what a client names: name, aliases, adapters, the name the engines serve it under; owns one cache index
-engine      one URL: its connections, health, version, scrape, event streams
-endpoint    what a request is placed on: an engine, or one data-parallel rank of it; has a role, labels, a ledger,
-            a cost model and a small integer *slot*
-fleet       all engines and endpoints; it alone creates and drops them and hands out slots
-block key   our own chained hash of a block's tokens and everything before it
-engine hash an engine's own name for a block; opaque
-match       the leading tokens of a prompt that an endpoint holds, by tier, with how sure we are
-expected hit  the match cut to that engine's whole blocks and to prompt length - 1: what ``cached_tokens`` should say
-ledger      our own exact account of the work we have sent to each endpoint and not yet got back
-profile     filters in order, weighted scorers, one picker
-handler     runs profiles for a request and makes the plan of their results
-plan        which endpoint serves which leg
-leg         one upstream request
-commit      the moment an answer is the client's; until then nothing, headers included, has gone to the client
-relay       moving an answer's bytes from the engine to the client
-settle      after a request: give back its reservation, learn from what happened
+model         what a client names in its request. It has a name, aliases, adapters, the name under which the engines
+              serve it, and a KV index of its own
+engine        one URL, with its connections, health, version, scrape and event streams
+endpoint      what a request is placed on: an engine, or one data-parallel rank of an engine. It has a role, labels, a
+              ledger, a cost model and a small integer, its *slot*
+fleet         all engines and endpoints. Only the fleet creates and removes them, and assigns slots
+block key     kvgate's own chained hash of a block: it covers the block's tokens and all tokens before them
+engine hash   an engine's own hash of a block. It is opaque to kvgate
+match         the leading tokens of a prompt that an endpoint holds, by tier, and how certain that is
+expected hit  the match, cut to whole blocks of that engine and to the prompt's length - 1. The engine's
+              ``cached_tokens`` should be equal to it
+ledger        kvgate's exact account of the work that it has sent to each endpoint and that has not ended yet
+profile       filters in order, weighted scorers, and one picker
+handler       runs profiles for a request and makes a plan of their results
+plan          which endpoint serves which leg
+leg           one upstream request: the prefill or the decode of a request
+hand-over     the prefill leg, the transfer of its KV to the decode engine, and the decode leg that uses it
+answer        an engine's HTTP response; a *response* is an object of the Responses API
+commit        the moment from which an answer belongs to the client. Before it, the client has received nothing, not
+              even headers
+relay         passes an answer's bytes from the engine to the client
+settle        ends a request: it releases the request's reservation and learns from the result
 """
 
 __version__ = "0.1.0"

@@ -11,37 +11,38 @@ import random
 import signal
 from collections.abc import Callable, Sequence
 
-from aiohttp import web
-
 from gateway import __version__
 from gateway.config.settings import Config
+from gateway.core.observer import Observer
+from gateway.core.tasks import TaskSet
+from gateway.core.tls import follow
 from gateway.errors import ConfigError
 from gateway.feed import CacheFeed
 from gateway.fleet.fleet import Fleet
-from gateway.framework import Clock, Observer, SystemClock, TaskSet
-from gateway.framework.tls import Renewed, follow
-from gateway.kvcache.intake import Intake
-from gateway.kvcache.pace import Pace
+from gateway.framework import Clock
+from gateway.framework.clock import SystemClock
+from gateway.kvcache.events.listener import EventListener
+from gateway.kvcache.events.poller import Poller
 from gateway.notify import notify
 from gateway.observability.logs import configure
 from gateway.observability.metrics import Metrics
 from gateway.observability.observers import Observers
 from gateway.observability.request_log import RequestLog
-from gateway.proxy.admin import Admin
-from gateway.proxy.debug import Debug
-from gateway.proxy.decisions import Decisions
-from gateway.proxy.directory import Directory
-from gateway.proxy.explain import Explainer
-from gateway.proxy.keys import read as read_keys
+from gateway.proxy.admin.debug import Debug
+from gateway.proxy.admin.explain import Explainer
+from gateway.proxy.admin.listener import Admin
+from gateway.proxy.admin.operations import Operations
+from gateway.proxy.extras.prompt_questions import PromptQuestions
+from gateway.proxy.extras.response_affinity import ResponseAffinity
+from gateway.proxy.extras.stream_usage import StreamUsage
+from gateway.proxy.extras.token_audit import TokenAudit
+from gateway.proxy.http.keys import read as read_keys
+from gateway.proxy.http.listener import Listener
+from gateway.proxy.http.server import Server
 from gateway.proxy.memory import Memory
-from gateway.proxy.operations import Operations
-from gateway.proxy.prompt_questions import PromptQuestions
-from gateway.proxy.server import Server
-from gateway.proxy.stored import StoredResponses
-from gateway.proxy.stream_usage import StreamUsage
-from gateway.proxy.tls import Site
-from gateway.proxy.upstream import Upstream
-from gateway.proxy.witness import Witness
+from gateway.proxy.serving.decisions import Decisions
+from gateway.proxy.serving.model_directory import ModelDirectory
+from gateway.proxy.upstream.pool import Upstream
 from gateway.reload import Read, Reloading, listening
 from gateway.scheduling.scheduler import Scheduler
 from gateway.wiring import Common, Draft, Rooms, Wiring, blaming, priced, topics
@@ -90,21 +91,21 @@ class Gateway:
                 random=common.chance,
             )
         caches = {settings.name: (serving.index, settings.kv_cache) for serving, settings in models}
-        self._pace = Pace()
-        self.feed = CacheFeed(caches, self.clock, observer, self._pace, intake_of(config, observer))
+        self._poller = Poller()
+        self.feed = CacheFeed(caches, self.clock, observer, self._poller, listener_of(config, observer))
         self.feed.connect(self.fleet)
         self.memory = Memory(config.listen.max_held)
         self.metrics.watch_held(lambda: self.memory.held)
         self.upstream = Upstream(config.timeouts, memory=self.memory)
-        self._stored = StoredResponses(self.clock)
+        self._stored = ResponseAffinity(self.clock)
         rooms = Rooms(
             common,
             self.fleet,
             self.upstream,
-            self._pace,
+            self._poller,
             self._stored,
             self.decisions,
-            StreamUsage(),
+            StreamUsage(self.clock),
             self.memory,
             self.clock.wall(),
         )
@@ -122,7 +123,7 @@ class Gateway:
             max_body=lambda: self.config.listen.max_body,
             patience=lambda: self.config.timeouts.receive,
         )
-        self.admin = Admin(self.metrics.render_in_slices, (*self.operations.routes(), *debug.routes()))
+        self.admin = Admin(self.metrics.render, (*self.operations.routes(), *debug.routes()))
 
     # What is in force: a reload replaces it
 
@@ -135,7 +136,7 @@ class Gateway:
         return self.reloading.wiring.scheduler
 
     @property
-    def directory(self) -> Directory:
+    def directory(self) -> ModelDirectory:
         return self.reloading.wiring.directory
 
     @property
@@ -143,8 +144,8 @@ class Gateway:
         return self.reloading.wiring.questions
 
     @property
-    def witness(self) -> Witness:
-        return self.reloading.wiring.witness
+    def token_audit(self) -> TokenAudit:
+        return self.reloading.wiring.token_audit
 
     @property
     def explainer(self) -> Explainer:
@@ -154,8 +155,9 @@ class Gateway:
             fleet=self.fleet,
             passing=self.config.pass_through,
             stored=self._stored,
-            pace=self._pace,
+            poller=self._poller,
             following=self.feed.following,
+            in_use=self.reloading.wiring.director.in_use,
             clock=self.clock,
         )
 
@@ -167,7 +169,7 @@ class Gateway:
         """Load the tokenizers, probe the engines, follow their events. Raises ConfigError."""
         await self.load()
         for serving in self.directory.servings:
-            serving.tokens.say()
+            serving.tokens.log_status()
         with blaming(self.config, "kv_events", "listen"):
             self.feed.listen()
         await self.fleet.start()
@@ -180,26 +182,23 @@ class Gateway:
         await self.feed.close()
         await self.reloading.wiring.handover.close()
         await self.questions.close()
-        await self.witness.close()
+        await self.token_audit.close()
         self.upstream.close()
         await self.reloading.close()
 
 
-def intake_of(config: Config, observer: Observer) -> Intake | None:
+def listener_of(config: Config, observer: Observer) -> EventListener | None:
     """What engines connect to with their KV events, if any shall; it does not listen yet."""
     listen = config.kv_events.listen
-    return None if listen is None else Intake(listen, topics(config), observer)
+    return None if listen is None else EventListener(listen, topics(config), observer)
 
 
-async def _bind(runner: web.BaseRunner, host: str, port: int, what: str, tls: Renewed | None = None) -> int:
-    """Listen; the port in use, which the system chose if ``port`` is 0. Raises ConfigError."""
-    await runner.setup()
+async def _listen(listener: Listener, host: str, port: int, what: str) -> int:
+    """The port in use. Raises ConfigError."""
     try:
-        await Site(runner, host, port, backlog=BACKLOG, context=tls).start()
+        return await listener.open(host, port)
     except OSError as error:
         raise ConfigError(f"{what}: cannot listen on {host}:{port}: {error.strerror or error}") from error
-    address: Sequence[int] = runner.addresses[0]
-    return address[1]
 
 
 async def serve(read: Read, *, stop: asyncio.Event | None = None) -> None:
@@ -229,15 +228,15 @@ async def serve(read: Read, *, stop: asyncio.Event | None = None) -> None:
         cleanup.push_async_callback(gateway.close)
         loop.add_signal_handler(signal.SIGHUP, gateway.operations.hang_up)
         cleanup.callback(loop.remove_signal_handler, signal.SIGHUP)
-        clients = gateway.server.runner()
-        operators = gateway.admin.runner()
-        cleanup.push_async_callback(clients.cleanup)
-        cleanup.push_async_callback(operators.cleanup)
+        clients = Listener(gateway.server.runner(), backlog=BACKLOG, tls=gateway.tls)
+        operators = Listener(gateway.admin.runner(), backlog=BACKLOG)
+        cleanup.push_async_callback(clients.close)
+        cleanup.push_async_callback(operators.close)
 
         listen = config.listen
         if listen.admin:
             host, _, port = listen.admin.rpartition(":")
-            admin_port = await _bind(operators, host.strip("[]"), int(port), "listen.admin")
+            admin_port = await _listen(operators, host.strip("[]"), int(port), "listen.admin")
             log.info("metrics on http://%s:%d/metrics", host, admin_port)
         tasks = TaskSet()
         cleanup.push_async_callback(tasks.close)
@@ -247,7 +246,7 @@ async def serve(read: Read, *, stop: asyncio.Event | None = None) -> None:
         if not starting.done():
             return
         await starting
-        port_used = await _bind(clients, listen.host, listen.port, "listen", gateway.tls)
+        port_used = await _listen(clients, listen.host, listen.port, "listen")
         if gateway.tls is not None:
             tasks.start(follow([gateway.tls].copy), name="look at the listener's TLS files")
         for name, report in gateway.directory.readiness().items():
@@ -266,8 +265,7 @@ async def serve(read: Read, *, stop: asyncio.Event | None = None) -> None:
         notify("STOPPING=1")
         grace = gateway.config.listen.grace
         log.info("stopping: %g s of grace for running answers", grace)
-        for site in list(clients.sites):
-            await site.stop()
+        clients.stop()
         draining = tasks.start(gateway.server.drain(grace), name="drain")
         hurrying = tasks.start(hurry.wait(), name="wait for a second signal")
         await asyncio.wait((draining, hurrying), return_when=asyncio.FIRST_COMPLETED)

@@ -13,13 +13,13 @@ import uvloop
 from rich.console import Console
 
 from gateway import __version__
+from gateway.commands.doctor.finding import Report
+from gateway.commands.replay.options import add_replay
 from gateway.config.clashes import clashes
 from gateway.config.describe import describe
 from gateway.config.load import load
 from gateway.config.settings import Config
-from gateway.doctor.finding import Report
 from gateway.errors import ConfigError
-from gateway.replay.options import add_replay
 from gateway.standard_streams import open_standard_streams
 
 EXIT_CONFIG = 2
@@ -133,10 +133,9 @@ def _serve(options: argparse.Namespace) -> int:
 
 
 def _check(options: argparse.Namespace) -> int:
-    from gateway.app import Gateway
-    from gateway.check import check
-
     config = load(options.config, os.environ)
+    from gateway.app import Gateway  # half a second, which a mistake in the file need not wait for
+    from gateway.commands.check import check
 
     async def examine() -> tuple[list[str], list[str]]:
         gateway = Gateway(config)
@@ -160,14 +159,13 @@ def _check(options: argparse.Namespace) -> int:
 
 
 def _doctor(options: argparse.Namespace) -> int:
-    from gateway.app import Gateway
-    from gateway.doctor.finding import healthy
-    from gateway.doctor.run import as_json, diagnose
-    from gateway.doctor.show import show
-
     if not options.timeout > 0:
         raise ConfigError("--timeout must be above 0 seconds")
     config = load(options.config, os.environ)
+    from gateway.app import Gateway
+    from gateway.commands.doctor.diagnose import as_json, diagnose
+    from gateway.commands.doctor.finding import healthy
+    from gateway.commands.doctor.tables import show
 
     async def examine() -> tuple[list[Report], dict[str, list[str]]]:
         gateway = Gateway(config)
@@ -189,9 +187,9 @@ def _doctor(options: argparse.Namespace) -> int:
 
 
 def _explain(options: argparse.Namespace) -> int:
-    from gateway.explain.question import read_question
-    from gateway.explain.run import explain, explain_request
-    from gateway.explain.running import checked
+    from gateway.commands.explain.question import read_question
+    from gateway.commands.explain.report import explain, explain_request
+    from gateway.commands.explain.running_gateway import checked
 
     if options.config is None and options.url is None:
         raise ConfigError("say whom to ask: a CONFIG, or --url of a running gateway's admin listener")
@@ -206,7 +204,7 @@ def _explain(options: argparse.Namespace) -> int:
 
 
 def _demo(options: argparse.Namespace) -> int:
-    from gateway.demo.run import run
+    from gateway.commands.demo.comparison import run
 
     code: int = run(options.output)
     return code

@@ -1,4 +1,4 @@
-"""Connects the fleet to the cache indexes: the one thing that both know, and neither room may import from the other."""
+"""Connects the fleet to the cache indexes: neither room may import from the other."""
 
 from __future__ import annotations
 
@@ -8,25 +8,28 @@ from collections.abc import Sequence
 
 import zmq
 
+from gateway.core.observer import Observer
+from gateway.core.tasks import TaskSet
 from gateway.errors import ConfigError
 from gateway.fleet.fleet import Fleet, KvSource
-from gateway.framework import Clock, Endpoint, Observer, TaskSet
-from gateway.kvcache.index import CacheIndex
-from gateway.kvcache.intake import Expected, Intake
-from gateway.kvcache.pace import Pace
+from gateway.framework import Clock, Endpoint
+from gateway.kvcache.events.listener import EventListener, ListenerSource
+from gateway.kvcache.events.poller import Poller
+from gateway.kvcache.events.sockets import EventSource
+from gateway.kvcache.events.stream import EventStream
+from gateway.kvcache.events.subscription import Subscription
+from gateway.kvcache.events.target import EventTarget
+from gateway.kvcache.index.cache_index import CacheIndex
 from gateway.kvcache.settings import CacheSettings
-from gateway.kvcache.sockets import EventSource
-from gateway.kvcache.stream import EventStream
-from gateway.kvcache.subscription import Subscription
 
 SWEEP_SLICE = 500
-"""Steps of clearing an endpoint's places at a time: below a millisecond."""
+"""Steps of clearing a removed endpoint's columns at a time: below a millisecond."""
 
 
 class CacheFeed:
-    """Connects the fleet to the indexes: an endpoint that comes or goes, where its KV events are, that it restarted.
+    """Owns the event streams: adds and removes endpoints in the indexes, and starts and restarts their streams.
 
-    ``pace``: when it is looked at what engines have said. ``intake``: for engines that connect to us.
+    ``poller``: of the streams' sockets. ``listener``: for engines that connect to us.
     """
 
     def __init__(
@@ -34,19 +37,17 @@ class CacheFeed:
         caches: dict[str, tuple[CacheIndex, CacheSettings]],
         clock: Clock,
         observer: Observer,
-        pace: Pace,
-        intake: Intake | None = None,
+        poller: Poller,
+        listener: EventListener | None = None,
     ) -> None:
         self._caches = caches
-        self._intake = intake
+        self._listener = listener
         self._clock = clock
         self._observer = observer
-        self._pace = pace
+        self._poller = poller
         self._streams: dict[Endpoint, EventStream] = {}
         self._tasks = TaskSet()
         self._fleet: Fleet | None = None
-        for model, (index, _) in caches.items():
-            self._wire(model, index)
 
     def connect(self, fleet: Fleet) -> None:
         self._fleet = fleet
@@ -55,25 +56,24 @@ class CacheFeed:
     def add(self, model: str, index: CacheIndex, settings: CacheSettings) -> None:
         """Before the first endpoint of ``model`` is added."""
         self._caches[model] = index, settings
-        self._wire(model, index)
 
-    def forget(self, model: str) -> None:
+    def remove(self, model: str) -> None:
         """After the last endpoint of ``model`` was dropped."""
         del self._caches[model]
 
     def listen(self) -> None:
-        """Let engines connect to us, if there is an ``intake``. Raises ConfigError."""
-        if self._intake is not None:
+        """Let engines connect to us, if there is a ``listener``. Raises ConfigError."""
+        if self._listener is not None:
             try:
-                self._intake.start(self._pace)
+                self._listener.start(self._poller)
             except zmq.ZMQError as error:
                 why = zmq.strerror(error.errno or 0)
-                raise ConfigError(f"cannot listen on {self._intake.address}: {why}") from error
+                raise ConfigError(f"cannot listen on {self._listener.address}: {why}") from error
 
     def expect(self, topics: Sequence[str]) -> None:
         """The topics of the engines that are to connect to us, from now on."""
-        if self._intake is not None:
-            self._intake.expect(topics)
+        if self._listener is not None:
+            self._listener.set_topics(topics)
 
     def endpoint_added(self, endpoint: Endpoint) -> None:
         self._index(endpoint).add(endpoint, events=False)
@@ -81,7 +81,7 @@ class CacheFeed:
     def endpoint_dropped(self, endpoint: Endpoint) -> None:
         self._stop_stream(endpoint)
         index = self._index(endpoint)
-        index.drop(endpoint.slot)
+        index.remove(endpoint.slot)
         self._tasks.start(self._sweep(index, endpoint.slot), name=f"sweep {endpoint.name}")
 
     def engine_restarted(self, endpoint: Endpoint) -> None:
@@ -89,14 +89,14 @@ class CacheFeed:
         if stream is not None:
             stream.restart()
         else:
-            self._index(endpoint).forget(endpoint.slot)
+            self._index(endpoint).clear(endpoint.slot)
 
     def engine_asleep(self, endpoint: Endpoint) -> None:
         """vLLM announces the reset with its first step after waking up, when requests have been placed already."""
         if (stream := self._streams.get(endpoint)) is not None:
             stream.fell_asleep()
         else:
-            self._index(endpoint).forget(endpoint.slot)
+            self._index(endpoint).clear(endpoint.slot)
 
     def kv_source(self, endpoint: Endpoint, source: KvSource | None) -> None:
         self._stop_stream(endpoint)
@@ -107,22 +107,22 @@ class CacheFeed:
             return
         where: EventSource
         if source.address is not None:
-            where = Subscription(source.address, source.topic, self._pace)
+            where = Subscription(source.address, source.topic, self._poller)
         else:
-            assert self._intake is not None, "the configuration is checked for it"
-            where = Expected(self._intake, source.topic, source.offset)
-        stream = EventStream(
+            assert self._listener is not None, "the configuration is checked for it"
+            where = ListenerSource(self._listener, source.topic, source.offset)
+        target = EventTarget(
             slot=endpoint.slot,
-            endpoint_name=endpoint.name,
-            source=where,
+            name=endpoint.name,
             replay=source.replay,
             rank=source.rank,
             index=index,
             observer=self._observer,
             clock=self._clock,
-            settings=settings,
+            timeout=settings.replay_timeout,
+            rekeyed=functools.partial(self._restart_all, endpoint.model.name),
         )
-        self._streams[endpoint] = stream
+        stream = self._streams[endpoint] = EventStream(target, where)
         stream.start(self._tasks)
 
     async def synced(self, timeout: float) -> bool:
@@ -146,17 +146,14 @@ class CacheFeed:
         for stream in self._streams.values():
             await stream.close()
         await self._tasks.close()
-        if self._intake is not None:
-            await self._intake.close()
-
-    def _wire(self, model: str, index: CacheIndex) -> None:
-        index.on_new_unit = functools.partial(self._replay_all, model)
+        if self._listener is not None:
+            await self._listener.close()
 
     def _index(self, endpoint: Endpoint) -> CacheIndex:
         return self._caches[endpoint.model.name][0]
 
-    def _replay_all(self, model: str) -> None:
-        """The index of ``model`` has begun anew with another block unit."""
+    def _restart_all(self, model: str) -> None:
+        """The index of ``model`` was rekeyed: another block unit, and empty."""
         for endpoint, stream in self._streams.items():
             if endpoint.model.name == model:
                 stream.restart()
@@ -166,7 +163,7 @@ class CacheFeed:
             self._tasks.start(stream.close(), name=f"close the events of {endpoint.name}")
 
     async def _sweep(self, index: CacheIndex, slot: int) -> None:
-        """A slot is used again only when no key bears its bit any more."""
+        """A slot is used again only once the block table has nothing left of it."""
         while not index.sweep(SWEEP_SLICE):  # noqa: ASYNC110 -- nothing is waited for: streams run between two slices
             await asyncio.sleep(0)
         assert self._fleet is not None

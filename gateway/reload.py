@@ -19,14 +19,14 @@ from functools import partial
 from gateway.config.differences import differences
 from gateway.config.registry import discover
 from gateway.config.settings import Config
+from gateway.core.tasks import TaskSet
+from gateway.core.tls import WatchedContext
 from gateway.errors import ConfigError
 from gateway.feed import CacheFeed
-from gateway.fleet.fleet import Change
-from gateway.framework import TaskSet
-from gateway.framework.tls import Renewed
+from gateway.fleet.fleet import FleetDiff
 from gateway.notify import notify
-from gateway.proxy.server import Server
-from gateway.proxy.tls import context_of
+from gateway.proxy.http.server import Server
+from gateway.proxy.http.tls import context_of
 from gateway.wiring import Draft, Rooms, Wiring, blaming, priced, topics
 
 log = logging.getLogger("kvgate.reload")
@@ -44,7 +44,7 @@ class Reloaded:
 
 
 class Reloading:
-    """Holds the wiring that is in force. ``tls``: makes the clients' connections; None: they are plain. ``read``: None
+    """Holds the wiring that is in force. ``tls``: of the clients' listener; None: it is plain. ``read``: None
     where there is no file. ``adopted``: told of each configuration that comes into force."""
 
     def __init__(
@@ -54,7 +54,7 @@ class Reloading:
         rooms: Rooms,
         feed: CacheFeed,
         server: Server,
-        tls: Renewed | None,
+        tls: WatchedContext | None,
         read: Read | None,
         adopted: Callable[[Config], None],
     ) -> None:
@@ -119,7 +119,7 @@ class Reloading:
         try:
             await draft.load()
             for tokens in draft.fresh:
-                tokens.say()
+                tokens.log_status()
             with blaming(config, "models"):
                 # In a thread: a model's shape may have to be read from the hub.
                 wanted_endpoints = await asyncio.to_thread(priced, config, draft.servings)
@@ -130,7 +130,7 @@ class Reloading:
             raise
         self._adopt(draft, change)
         if self._tls is not None and tls is not None:
-            self._tls.become(tls)
+            await self._tls.become(tls)
         reloaded = Reloaded(list(differences(before.config, config)), restart)
         for name in reloaded.changes:
             log.info("changed: %s", name)
@@ -142,13 +142,13 @@ class Reloading:
     def _take_back(self, new: set[str]) -> None:
         """Of a draft that comes to nothing, what its models have left with others."""
         for name in new:
-            self._feed.forget(name)
+            self._feed.remove(name)
             self._rooms.common.observer.model_dropped(name)
         for settings, serving in self.wiring.models.values():
             if settings.tokenizer is not None:  # a new one may have said otherwise when it was loaded
-                serving.tokens.parity.say()
+                serving.tokens.parity.report()
 
-    def _adopt(self, draft: Draft, change: Change) -> None:
+    def _adopt(self, draft: Draft, change: FleetDiff) -> None:
         """Serve by ``draft``. Without an await: no request sees a part of it."""
         before, config = self.wiring, draft.config
         gone = before.models.keys() - {settings.name for settings in config.models}
@@ -158,9 +158,9 @@ class Reloading:
                     wiring.directory.outlive(wiring.models[name][1].model)
         self._rooms.fleet.apply(change)
         for name in gone:
-            self._feed.forget(name)
+            self._feed.remove(name)
         for serving, settings in zip(draft.servings, config.models, strict=True):
-            serving.admission.limit(settings.limits)
+            serving.admission.set_limits(settings.limits)
         self._rooms.memory.allow(config.listen.max_held)
         wiring = self.wiring = Wiring.make(draft, self._rooms, before)
         self._server.use(wiring.director, wiring.directory, wiring.keys, patience=config.timeouts.receive)
@@ -179,8 +179,8 @@ class Reloading:
             self._rooms.common.observer.model_dropped(name)
 
 
-def listening(config: Config) -> Renewed | None:
-    """What makes the clients' connections; None: they are plain. Raises ConfigError."""
+def listening(config: Config) -> WatchedContext | None:
+    """The context of the clients' listener; None: it is plain. Raises ConfigError."""
     if config.listen.tls is None:
         return None
     try:

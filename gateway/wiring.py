@@ -15,31 +15,32 @@ from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, fields, replace
 from functools import cache, partial
 
+from gateway.config.build import build_scheduler
 from gateway.config.registry import Registry
 from gateway.config.settings import Config, ModelSettings
-from gateway.config.wiring import wire
+from gateway.core.observer import Observer
 from gateway.errors import ConfigError
 from gateway.fleet.fleet import Fleet
-from gateway.fleet.hardware import starting
+from gateway.fleet.load.hardware import starting_costs
+from gateway.fleet.load.shape import ModelShape, find_shape
 from gateway.fleet.settings import CostSettings, EndpointSettings
-from gateway.fleet.shape import Shape, find
 from gateway.flow.admission import Admission
-from gateway.framework import Clock, Context, Model, Observer
-from gateway.kvcache.index import CacheIndex
-from gateway.kvcache.pace import Pace
-from gateway.proxy.decisions import Decisions
-from gateway.proxy.director import Director
-from gateway.proxy.directory import Directory, Serving
-from gateway.proxy.forward import Forwarder
-from gateway.proxy.handover import Handover
-from gateway.proxy.keys import ClientKeys
-from gateway.proxy.legs import RetryBudget
+from gateway.framework import Clock, Context, Model
+from gateway.kvcache.events.poller import Poller
+from gateway.kvcache.index.cache_index import CacheIndex
+from gateway.proxy.extras.prompt_questions import PromptQuestions
+from gateway.proxy.extras.response_affinity import ResponseAffinity
+from gateway.proxy.extras.stream_usage import StreamUsage
+from gateway.proxy.extras.token_audit import TokenAudit
+from gateway.proxy.http.keys import ClientKeys
 from gateway.proxy.memory import Memory
-from gateway.proxy.prompt_questions import PromptQuestions
-from gateway.proxy.stored import StoredResponses
-from gateway.proxy.stream_usage import StreamUsage
-from gateway.proxy.upstream import Upstream
-from gateway.proxy.witness import Witness
+from gateway.proxy.serving.decisions import Decisions
+from gateway.proxy.serving.director import Director
+from gateway.proxy.serving.forward import Forwarder
+from gateway.proxy.serving.handover import Handover
+from gateway.proxy.serving.model_directory import ModelDirectory, ModelRuntime
+from gateway.proxy.upstream.legs import RetryBudget
+from gateway.proxy.upstream.pool import Upstream
 from gateway.scheduling.scheduler import Scheduler
 from gateway.tokens.parity import Parity
 from gateway.tokens.settings import TokenSettings
@@ -64,8 +65,8 @@ class Rooms:
     common: Common
     fleet: Fleet
     upstream: Upstream
-    pace: Pace
-    stored: StoredResponses
+    poller: Poller
+    stored: ResponseAffinity
     decisions: Decisions
     usage: StreamUsage
     memory: Memory
@@ -80,17 +81,18 @@ class Draft:
     config: Config
     scheduler: Scheduler
     keys: ClientKeys
-    servings: Sequence[Serving]
+    servings: Sequence[ModelRuntime]
     fresh: Sequence[ModelTokens]
 
     @classmethod
     def make(cls, config: Config, common: Common, before: Wiring | None, registry: Registry | None = None) -> Draft:
         """Raises ConfigError. ``registry``: what is installed, where it is known."""
-        scheduler = wire(
+        scheduler = build_scheduler(
             config,
-            lambda name: Context(name=name, clock=common.clock, random=common.chance, observer=common.observer),
+            lambda name: Context(name=name, clock=common.clock, random=common.chance),
             registry,
             None if before is None else (before.config, before.scheduler),
+            observer=common.observer,
         )
         with blaming(config, "client_keys", "file"):
             keys = ClientKeys(config.client_keys)
@@ -126,11 +128,11 @@ class Wiring:
 
     config: Config
     scheduler: Scheduler
-    directory: Directory
+    directory: ModelDirectory
     director: Director
     handover: Handover
     questions: PromptQuestions
-    witness: Witness
+    token_audit: TokenAudit
     keys: ClientKeys
 
     @classmethod
@@ -138,7 +140,7 @@ class Wiring:
         """``before``: the wiring whose place it takes."""
         config, common = draft.config, rooms.common
         upstream = rooms.upstream if before is None else rooms.upstream.with_timeouts(config.timeouts)
-        directory = Directory(draft.servings, rooms.fleet, rooms.created)
+        directory = ModelDirectory(draft.servings, rooms.fleet, rooms.created)
         for serving in draft.servings:
             serving.tokens.parity.members = partial(_names, rooms.fleet, serving.model)
         forwarder = Forwarder(rooms.fleet, upstream, config.pass_through, rooms.usage)
@@ -160,7 +162,7 @@ class Wiring:
             common.observer,
             None if before is None else before.questions,
         )
-        witness = Witness(forwarder, upstream, common.chance, None if before is None else before.witness)
+        token_audit = TokenAudit(forwarder, upstream, common.chance, None if before is None else before.token_audit)
         director = Director(
             directory=directory,
             fleet=rooms.fleet,
@@ -168,22 +170,22 @@ class Wiring:
             forwarder=forwarder,
             handover=handover,
             questions=questions,
-            witness=witness,
+            token_audit=token_audit,
             listen=config.listen,
             timeouts=config.timeouts,
             retries=config.retries,
             passing=config.pass_through,
-            pace=rooms.pace,
+            poller=rooms.poller,
             stored=rooms.stored,
             decisions=rooms.decisions,
             memory=rooms.memory,
             clock=common.clock,
             observer=common.observer,
         )
-        return cls(config, draft.scheduler, directory, director, handover, questions, witness, draft.keys)
+        return cls(config, draft.scheduler, directory, director, handover, questions, token_audit, draft.keys)
 
     @property
-    def models(self) -> dict[str, tuple[ModelSettings, Serving]]:
+    def models(self) -> dict[str, tuple[ModelSettings, ModelRuntime]]:
         """By name: the settings of a model, and what they came to."""
         pairs = zip(self.config.models, self.directory.servings, strict=True)
         return {settings.name: (settings, serving) for settings, serving in pairs}
@@ -203,22 +205,22 @@ def topics(config: Config) -> list[str]:
     ]
 
 
-def priced(config: Config, servings: Sequence[Serving]) -> list[tuple[Model, Sequence[EndpointSettings]]]:
+def priced(config: Config, servings: Sequence[ModelRuntime]) -> list[tuple[Model, Sequence[EndpointSettings]]]:
     """What the fleet is to have: each endpoint with what its work costs at first, by itself, its model or the fleet."""
     found: list[tuple[Model, Sequence[EndpointSettings]]] = []
     for settings, serving in zip(config.models, servings, strict=True):
         shape = cache(partial(_shape, settings))
         endpoints = []
         for endpoint in settings.endpoints:
-            costs = starting((endpoint.cost, settings.cost, config.fleet.cost), shape)
+            costs = starting_costs((endpoint.cost, settings.cost, config.fleet.cost), shape)
             endpoints.append(replace(endpoint, cost=CostSettings(**asdict(costs))))
         found.append((serving.model, endpoints))
     return found
 
 
-def _shape(settings: ModelSettings) -> Shape | None:
+def _shape(settings: ModelSettings) -> ModelShape | None:
     """Asked for once a model, where a GPU is named for any of its endpoints."""
-    shape = None if settings.tokenizer is None else find(settings.tokenizer, settings.revision)
+    shape = None if settings.tokenizer is None else find_shape(settings.tokenizer, settings.revision)
     if shape is None:
         log.warning(
             "model %s: cost.gpu: no config.json with the model's sizes beside its tokenizer, in a folder or the hub's "
@@ -228,9 +230,9 @@ def _shape(settings: ModelSettings) -> Shape | None:
     return shape
 
 
-def _serving(settings: ModelSettings, config: Config, common: Common, before: Wiring | None) -> Serving:
+def _serving(settings: ModelSettings, config: Config, common: Common, before: Wiring | None) -> ModelRuntime:
     if before is None or settings.name not in before.models:
-        return Serving(
+        return ModelRuntime(
             model=Model(settings.name, settings.aliases, settings.served_name, settings.handler),
             tokens=_tokens(settings, common),
             index=CacheIndex(settings.kv_cache, settings.name, common.clock, common.observer),

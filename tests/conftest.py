@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import gc
 import signal
+from pathlib import Path
 
 import pytest
 from hypothesis import settings
 
 from simulator.tokenizer import build_tokenizer
 from tests.support.examples import SHARE, THOROUGH
+from tests.support.tls import Authority
 
 # A shell that runs the suite in the background has it ignore Ctrl-C, and every process that a test starts would
 # inherit that: tests of interrupts then wait for ever.
@@ -32,3 +34,9 @@ def pytest_collection_finish() -> None:
 def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> str:
     """A folder with a small tokenizer of our own, which no test writes to."""
     return str(build_tokenizer(tmp_path_factory.mktemp("tokenizer")))
+
+
+@pytest.fixture
+def authority(tmp_path: Path) -> Authority:
+    """A certificate authority of the test's own."""
+    return Authority(tmp_path)

@@ -1,4 +1,7 @@
-"""The command, as its users run it: processes, exit codes, signals, what it prints."""
+"""Covers: gateway/commands/explain/report.py.
+
+The command, as its users run it: processes, exit codes, signals, what it prints.
+"""
 
 from __future__ import annotations
 
@@ -21,8 +24,8 @@ import pytest
 from gateway import __version__
 from gateway.cli import EXIT_CONFIG, main
 from simulator.faults import FaultKind
-from simulator.server import EngineServer
 from simulator.settings import EngineSettings
+from tests.support.engines import simulated
 from tests.support.gateway import PATIENT_FLEET, config_for, running
 from tests.support.tls import Authority
 from tests.support.wait import eventually
@@ -96,20 +99,10 @@ async def here(*words: str) -> tuple[int, str, str]:
     return code, out.getvalue(), err.getvalue()
 
 
-@contextlib.asynccontextmanager
-async def engine(settings: EngineSettings | None = None) -> AsyncIterator[EngineServer]:
-    server = EngineServer(settings or EngineSettings())
-    await server.start()
-    try:
-        yield server
-    finally:
-        await server.close()
-
-
 async def test_it_serves_tls_and_takes_a_renewed_certificate_by_itself(tmp_path):
     authority = Authority(tmp_path)
     certificate, key = authority.issue("listener")
-    async with engine() as server:
+    async with simulated() as server:
         config = write(tmp_path, server.url)
         document = json.loads(config.read_text())
         document["listen"]["tls"] = {"certificate": "listener.crt", "key": "listener.key"}
@@ -132,7 +125,7 @@ async def test_it_serves_tls_and_takes_a_renewed_certificate_by_itself(tmp_path)
 
 
 async def test_it_serves_and_ends_at_sigterm_with_0(tmp_path, tokenizer):
-    async with engine(EngineSettings(tokenizer=tokenizer)) as server:
+    async with simulated(tokenizer=tokenizer) as server:
         config = write(tmp_path, server.url, tokenizer=tokenizer)
         async with serving(config, "--log-format", "json") as process, httpx.AsyncClient() as client:
             await eventually(lambda: process.find(r"serves on (http[^\"]+)"), "it serves", within=60)
@@ -149,7 +142,7 @@ async def test_it_serves_and_ends_at_sigterm_with_0(tmp_path, tokenizer):
 
 
 async def test_sigterm_lets_running_answers_end_and_accepts_no_new_connection(tmp_path):
-    async with engine(EngineSettings(step_seconds=0.02)) as server, httpx.AsyncClient(timeout=30) as client:
+    async with simulated(step_seconds=0.02) as server, httpx.AsyncClient(timeout=30) as client:
         async with serving(write(tmp_path, server.url)) as process:
             url = await process.url()
             long = {**CHAT, "stream": True, "max_tokens": 40, "ignore_eos": True}
@@ -168,7 +161,7 @@ async def test_sigterm_lets_running_answers_end_and_accepts_no_new_connection(tm
 
 async def test_sighup_reads_the_file_again(tmp_path):
     """Its engines, and the log's level; a wrong file is told of and changes nothing; what needs a restart is named."""
-    async with engine() as first, engine() as second, httpx.AsyncClient(timeout=30) as client:
+    async with simulated() as first, simulated() as second, httpx.AsyncClient(timeout=30) as client:
         path = write(tmp_path, first.url)
         good = json.loads(path.read_text())
         async with serving(path, "--log-format", "json") as process:
@@ -206,7 +199,7 @@ async def test_sighup_reads_the_file_again(tmp_path):
 
 
 async def test_an_answer_longer_than_the_grace_is_cut_off_and_the_exit_is_still_0(tmp_path):
-    async with engine() as server, httpx.AsyncClient(timeout=30) as client:
+    async with simulated() as server, httpx.AsyncClient(timeout=30) as client:
         server.faults.inject(FaultKind.HANG_AFTER)
         config = write(tmp_path, server.url)
         config.write_text(config.read_text().replace('"grace": 20', '"grace": 0.1'))
@@ -226,7 +219,7 @@ async def test_it_tells_the_service_manager(tmp_path):
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as manager:
         manager.bind(str(tmp_path / "notify"))
         manager.setblocking(False)
-        async with engine() as server:
+        async with simulated() as server:
             async with serving(write(tmp_path, server.url), NOTIFY_SOCKET=str(tmp_path / "notify")) as process:
                 loop = asyncio.get_running_loop()
                 async with asyncio.timeout(60):
@@ -237,7 +230,7 @@ async def test_it_tells_the_service_manager(tmp_path):
 
 
 async def test_a_signal_during_the_start_ends_it(tmp_path):
-    async with engine() as server:
+    async with simulated() as server:
         server.faults.inject(FaultKind.HANG, path="/")
         config = write(tmp_path, server.url)
         async with serving(config) as process:
@@ -247,7 +240,7 @@ async def test_a_signal_during_the_start_ends_it(tmp_path):
 
 
 async def test_a_port_that_is_taken_is_said_so(tmp_path):
-    async with engine() as server:
+    async with simulated() as server:
         config = write(tmp_path, server.url)
         port = server.url.rpartition(":")[2]
         async with serving(config, "--port", port) as process:
@@ -257,7 +250,7 @@ async def test_a_port_that_is_taken_is_said_so(tmp_path):
 
 
 async def test_no_key_is_ever_logged(tmp_path):
-    async with engine(EngineSettings(api_key="engine-secret-1")) as server, httpx.AsyncClient() as client:
+    async with simulated(api_key="engine-secret-1") as server, httpx.AsyncClient() as client:
         config = write(tmp_path, server.url)
         content = json.loads(config.read_text())
         content["models"][0]["endpoints"][0]["api_key"] = "${ENGINE_KEY}"
@@ -312,11 +305,14 @@ def test_check_warns_of_what_will_disappoint_and_is_0(tmp_path, capsys):
 
 
 async def test_doctor_says_what_is_wrong_and_is_1(tmp_path, tokenizer):
-    async with engine(EngineSettings(tokenizer=tokenizer)) as good, engine(EngineSettings(kv_events=False)) as bad:
+    async with (
+        simulated(tokenizer=tokenizer) as good,
+        simulated(kv_events=False) as bad,
+    ):
         code, out, _ = await here("doctor", str(write(tmp_path, good.url, tokenizer=tokenizer)))
         assert (code, out.splitlines()[-1]) == (0, "1 of 1 endpoints are in order")
         config = str(write(tmp_path, good.url, bad.url, tokenizer=tokenizer))
-        code, out, _ = await as_a_process("doctor", config)
+        code, out, _ = await here("doctor", config)
         assert (code, out.splitlines()[-1]) == (1, "1 of 2 endpoints are not in order")
         code, told, _ = await here("doctor", config, "--json")
     assert code == 1
@@ -324,6 +320,11 @@ async def test_doctor_says_what_is_wrong_and_is_1(tmp_path, tokenizer):
     assert (one["level"], other["level"]) == ("note", "failed")
     red = [finding["check"] for finding in other["findings"] if finding["level"] == "failed"]
     assert red == ["tokens", "events"]
+
+
+async def test_doctor_is_a_process_of_its_own_as_well(tmp_path):
+    code, out, _ = await as_a_process("doctor", str(write(tmp_path, "http://127.0.0.1:1")))
+    assert (code, out.splitlines()[-1]) == (1, "1 of 1 endpoints are not in order")
 
 
 def test_doctor_says_what_it_sends(capsys):
@@ -387,18 +388,18 @@ def test_explain_shows_brackets_as_they_are(tmp_path, capsys):
     assert "The model 'x[/red]' does not exist" in capsys.readouterr().out
 
 
-@pytest.mark.parametrize(("form", "run"), [("text", as_a_process), ("json", here)], ids=["text", "json"])
-async def test_explain_says_who_holds_the_prompt(tmp_path, tokenizer, form, run):
+@pytest.mark.parametrize("form", ["text", "json"])
+async def test_explain_says_who_holds_the_prompt(tmp_path, tokenizer, form):
     text = "The gateway sends each prompt to the engine that holds it. " * 20
     body = {"model": "sim", "prompt": text, "max_tokens": 2}
     settings = EngineSettings(tokenizer=tokenizer)
-    async with engine(settings) as one, engine(settings) as two, httpx.AsyncClient() as client:
+    async with simulated(settings) as one, simulated(settings) as two, httpx.AsyncClient() as client:
         asked = await client.post(f"{two.url}/v1/completions", json=body)
         assert asked.status_code == 200
         config = write(tmp_path, one.url, two.url, tokenizer=tokenizer)
         prompt = tmp_path / "prompt"
         prompt.write_text(text if form == "text" else json.dumps(body))
-        code, out, err = await run("explain", str(config), "--model", "sim", "--prompt-file", str(prompt))
+        code, out, err = await here("explain", str(config), "--model", "sim", "--prompt-file", str(prompt))
         assert code == 0, err
         assert f"it would go to {two.url.removeprefix('http://')}" in out
         tokens = asked.json()["usage"]["prompt_tokens"]
@@ -423,7 +424,7 @@ async def test_explain_says_who_holds_the_prompt(tmp_path, tokenizer, form, run)
 )
 async def test_explain_shows_both_profiles_and_who_does_what(tmp_path, tokenizer, version, body, verdict):
     settings = EngineSettings(tokenizer=tokenizer)
-    async with engine(dataclasses.replace(settings, version=version)) as prefill, engine(settings) as decode:
+    async with simulated(dataclasses.replace(settings, version=version)) as prefill, simulated(settings) as decode:
         config = write(tmp_path, prefill.url, decode.url, tokenizer=tokenizer)
         content = json.loads(config.read_text())
         content["models"][0]["handler"] = "split"
@@ -457,7 +458,7 @@ async def test_explain_asks_a_gateway_that_runs(tmp_path):
     prompt = tmp_path / "prompt.json"
     prompt.write_text(json.dumps(CHAT))
     slow = EngineSettings(step_seconds=0.2)
-    async with engine(slow) as one, engine(slow) as two:
+    async with simulated(slow) as one, simulated(slow) as two:
         config = config_for(one.url, two.url, fleet=PATIENT_FLEET)
         async with running(config) as gateway:
             long = {**CHAT, "stream": True, "max_tokens": 2000, "ignore_eos": True}
@@ -505,7 +506,7 @@ async def test_explain_asks_a_gateway_that_runs(tmp_path):
 
 
 async def test_explain_shows_a_past_request_beside_what_became_of_it(tmp_path):
-    async with engine() as one:
+    async with simulated() as one:
         async with running(config_for(one.url, fleet=PATIENT_FLEET)) as gateway:
             stream = {**CHAT, "stream": True, "stream_options": {"include_usage": True}}
             for name in ("a", "b"):

@@ -1,4 +1,7 @@
-"""Engines that connect to the gateway with their KV events, and those without history that are asked to tell of it."""
+"""Covers: gateway/kvcache/events/listener.py.
+
+Engines that connect to the gateway with their KV events, and those without history that are asked to tell of it.
+"""
 
 from __future__ import annotations
 
@@ -6,6 +9,7 @@ import contextlib
 import json
 import socket
 from collections.abc import AsyncIterator
+from dataclasses import replace
 from typing import Any
 
 import httpx
@@ -15,10 +19,11 @@ from gateway.api.settings import PassSettings
 from gateway.config.settings import Config
 from gateway.errors import ConfigError
 from gateway.fleet.settings import EndpointSettings, KvEventsSettings
-from gateway.kvcache.settings import CacheSettings, IntakeSettings
+from gateway.kvcache.settings import CacheSettings, ListenerSettings
 from simulator.server import EngineServer
 from simulator.settings import EngineSettings
 from tests.support.chat import chat
+from tests.support.engines import simulated
 from tests.support.gateway import IN_TURN, Running, config_for, running
 from tests.support.ports import free_in_a_row
 from tests.support.wait import eventually
@@ -27,6 +32,9 @@ PATH = "/v1/chat/completions"
 CONNECTS = KvEventsSettings(connects=True)
 FULL = {"kv_cache_report_mode": "full"}
 
+PLAIN = EngineSettings(connector="none")
+FEW = replace(PLAIN, num_blocks=300)
+
 
 @pytest.fixture
 def listen() -> str:
@@ -34,18 +42,8 @@ def listen() -> str:
     return f"tcp://127.0.0.1:{free_in_a_row(3)}"
 
 
-@contextlib.asynccontextmanager
-async def engine(tokenizer: str, **settings: Any) -> AsyncIterator[EngineServer]:
-    server = EngineServer(EngineSettings(tokenizer=tokenizer, connector="none", **settings))
-    await server.start()
-    try:
-        yield server
-    finally:
-        await server.close()
-
-
 def config(tokenizer: str, listen: str | None, *endpoints: EndpointSettings, **changes: Any) -> Config:
-    return config_for(tokenizer=tokenizer, endpoints=endpoints, kv_events=IntakeSettings(listen), **changes)
+    return config_for(tokenizer=tokenizer, endpoints=endpoints, kv_events=ListenerSettings(listen), **changes)
 
 
 async def ask(gateway: Running, body: dict[str, Any]) -> tuple[int, int]:
@@ -75,15 +73,19 @@ class TestEnginesThatConnect:
     async def test_hits_are_exact(self, tokenizer: str, listen: str) -> None:
         """Two that evict all the time, with the topics that are expected if none is configured."""
         async with (
-            engine(tokenizer, kv_connect=listen, topic="kv@a@sim", num_blocks=300) as first,
-            engine(tokenizer, kv_connect=listen, topic="kv@b@sim", num_blocks=300, replay=False) as second,
+            simulated(
+                tokenizer=tokenizer, connector="none", kv_connect=listen, topic="kv@a@sim", num_blocks=300
+            ) as first,
+            simulated(
+                tokenizer=tokenizer, connector="none", kv_connect=listen, topic="kv@b@sim", num_blocks=300, replay=False
+            ) as second,
         ):
             both = [
                 EndpointSettings(first.url, name="a", kv_events=CONNECTS),
                 EndpointSettings(second.url, name="b", kv_events=CONNECTS),
             ]
             async with running(config(tokenizer, listen, *both, **IN_TURN)) as gateway:
-                port = gateway.gateway.feed._intake.port(0)
+                port = gateway.gateway.feed._listener.port(0)
                 await eventually(lambda: len(port._accepted) == 2, "both are connected")
                 for number in range(60):
                     expected, reported = await ask(gateway, chat(number % 14, number))
@@ -96,7 +98,7 @@ class TestEnginesThatConnect:
                 assert found["b"] in ("live", "partial")  # what it said before it was connected is lost
 
     async def test_each_rank_is_heard_at_its_own_port(self, tokenizer: str, listen: str) -> None:
-        async with engine(tokenizer, kv_connect=listen, topic="t", ranks=3) as server:
+        async with simulated(PLAIN, tokenizer=tokenizer, kv_connect=listen, topic="t", ranks=3) as server:
             events = KvEventsSettings(connects=True, topic="t")
             one = EndpointSettings(server.url, kv_events=events)
             async with running(config(tokenizer, listen, one, **IN_TURN)) as gateway:
@@ -108,7 +110,7 @@ class TestEnginesThatConnect:
                 assert set((await states(gateway)).values()) == {"live"}
 
     async def test_a_gateway_that_starts_later_knows_what_was_cached_before(self, tokenizer: str, listen: str) -> None:
-        async with engine(tokenizer, kv_connect=listen, topic="kv@a@sim") as server:
+        async with simulated(PLAIN, tokenizer=tokenizer, kv_connect=listen, topic="kv@a@sim") as server:
             one = config(tokenizer, listen, EndpointSettings(server.url, name="a", kv_events=CONNECTS))
             async with running(one) as first:
                 await ask(first, chat(1))
@@ -127,7 +129,9 @@ class TestEnginesThatConnect:
                     pass
 
     async def test_several_ranks_behind_one_endpoint_are_estimated(self, tokenizer: str, listen: str) -> None:
-        async with engine(tokenizer, kv_connect=listen, topic="kv@a@sim", ranks=2) as server:
+        async with simulated(
+            tokenizer=tokenizer, connector="none", kv_connect=listen, topic="kv@a@sim", ranks=2
+        ) as server:
             endpoint = EndpointSettings(server.url, name="a", ranks=1, kv_events=CONNECTS)
             async with running(config(tokenizer, listen, endpoint)) as gateway:
                 await ask(gateway, chat(1))
@@ -144,7 +148,7 @@ class TestWhatAnEngineIsAskedToTell:
     async def late(
         self, tokenizer: str, reannounce: int, **changes: Any
     ) -> AsyncIterator[tuple[Running, EngineServer]]:
-        async with engine(tokenizer, replay=False, block_size=32) as server:
+        async with simulated(PLAIN, tokenizer=tokenizer, replay=False, block_size=32) as server:
             endpoint = EndpointSettings(server.url)
             async with running(config(tokenizer, None, endpoint)) as before:
                 await ask(before, chat(1))
@@ -177,10 +181,10 @@ class TestWhatAnEngineIsAskedToTell:
                 await ask(gateway, chat(1, question))
             publisher = server.service.sockets.publishers[0]
             index = gateway.gateway.directory.servings[0].index
-            holdings = index._holders[0].holdings
-            await eventually(lambda: not index._holders[0].reports, f"all {publisher.next_seq} are heard")
-            assert len(holdings) == len(server.cache.held)
-            assert not holdings._copies.many
+            blocks = index._states[0].blocks
+            await eventually(lambda: not index._states[0].awaited_reports, f"all {publisher.next_seq} are heard")
+            assert len(blocks) == len(server.cache.held)
+            assert not blocks.copies.many
 
     async def test_of_a_request_that_fails_no_report_is_awaited(self, tokenizer: str) -> None:
         async with self.late(tokenizer, 5) as (gateway, server):
@@ -193,7 +197,7 @@ class TestWhatAnEngineIsAskedToTell:
                     assert answer.status_code >= 500
                 await eventually(gateway.idle, "it is over")
                 assert sent(server)[-1]["vllm_xargs"] == FULL
-                assert not index._holders[0].reports
+                assert not index._states[0].awaited_reports
                 server.faults.clear()
 
     async def test_the_rest_of_the_body_is_the_clients_own(self, tokenizer: str) -> None:

@@ -1,4 +1,8 @@
-"""Prefill on one simulated engine, decode on another: the same answers as from one engine, whatever dies on the way."""
+"""Covers: gateway/proxy/serving/handover.py, gateway/proxy/serving/bootstrap.py,
+gateway/proxy/serving/connectors/contract.py.
+
+Prefill on one simulated engine, decode on another: the same answers as from one engine, whatever dies on the way.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +20,7 @@ from gateway.config.settings import DEFAULT_PLUGINS, DEFAULT_PROFILES
 from gateway.fleet.settings import EndpointSettings
 from gateway.proxy.settings import RetrySettings
 from simulator.server import EngineServer
-from simulator.settings import EngineSettings
+from tests.support.engines import simulated
 from tests.support.gateway import Running, running, split_config
 from tests.support.wait import eventually
 
@@ -76,10 +80,7 @@ async def fleet(
     async with contextlib.AsyncExitStack() as stack:
 
         async def start(**more: Any) -> EngineServer:
-            server = EngineServer(EngineSettings(tokenizer=tokenizer, **(QUICK | settings | more)))
-            await server.start()
-            stack.push_async_callback(server.close)
-            return server
+            return await stack.enter_async_context(simulated(tokenizer=tokenizer, **(QUICK | settings | more)))
 
         sources = [await start(connector=connector, kv_role="producer", **(prefilling or {})) for _ in range(prefill)]
         sinks = [await start(connector=connector, kv_role="consumer", **(decoding or {})) for _ in range(decode)]

@@ -1,4 +1,7 @@
-"""Whether a prompt is computed on an engine of its own, decided by cost: simulated engines that are busy, or slow."""
+"""Covers: gateway/scheduling/prefill_decode.py, gateway/scheduling/split_cost.py.
+
+Whether a prompt is computed on an engine of its own, decided by cost: simulated engines that are busy, or slow.
+"""
 
 from __future__ import annotations
 
@@ -14,6 +17,7 @@ from gateway.framework import EngineMetrics
 from simulator.server import EngineServer
 from simulator.settings import EngineSettings
 from simulator.transfer.content import BYTES_PER_TOKEN
+from tests.support.engines import simulated
 from tests.support.gateway import PATIENT_FLEET, Running, running, split_config
 from tests.support.wait import eventually
 
@@ -71,10 +75,7 @@ async def pair(
         engines = []
         for role, more in (("producer", prefilling), ("consumer", decoding)):
             settings = EngineSettings(connector="nixl", kv_role=role, step_seconds=0.02, **(more or {}))
-            server = EngineServer(settings)
-            await server.start()
-            stack.push_async_callback(server.close)
-            engines.append(server)
+            engines.append(await stack.enter_async_context(simulated(settings)))
         config = split_config(
             [engines[0].url],
             [engines[1].url],
@@ -99,10 +100,10 @@ async def test_long_prompts_are_split_and_what_is_short_or_held_is_not() -> None
     async with pair() as made:
         assert await made.ask(1, 10) == "cheaper-whole"
         assert await made.ask(2, 600) == "split"
-        await eventually(lambda: made.metrics.moved_lately.transfers >= 1, "a scrape tells of the transfer")
-        moved = made.metrics.moved
-        assert (moved.transfers, moved.tokens) == (1, 600)
-        assert moved.bytes >= 600 * BYTES_PER_TOKEN
+        await eventually(lambda: made.metrics.recent_transfers.count >= 1, "a scrape tells of the transfer")
+        transfers = made.metrics.transfers
+        assert (transfers.count, transfers.tokens) == (1, 600)
+        assert transfers.bytes >= 600 * BYTES_PER_TOKEN
         # The same prompt once more: the decode engine holds it, but for its last block.
         body = {"model": "sim", "prompt": [*prompt(2, 600), 9], "max_tokens": 1}
         assert (await made.gateway.client.post(PATH, json=body)).status_code == 200
@@ -125,5 +126,5 @@ async def test_behind_a_queue_of_prefills_the_decode_engine_computes() -> None:
 async def test_where_moving_is_seen_to_be_slow_the_decode_engine_computes() -> None:
     async with pair(decoding={"kv_transfer_seconds": 2e-3}) as made:
         assert await made.ask(1, 600) == "split"
-        await eventually(lambda: made.metrics.moved_lately.transfers >= 1, "a scrape tells of the transfer")
+        await eventually(lambda: made.metrics.recent_transfers.count >= 1, "a scrape tells of the transfer")
         assert await made.ask(2, 600) == "cheaper-whole"

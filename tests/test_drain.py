@@ -1,4 +1,7 @@
-"""One engine out of use without an error: by the file, by an operator, and what is left running there."""
+"""Covers: gateway/reload.py, gateway/proxy/admin/operations.py.
+
+One engine out of use without an error: by the file, by an operator, and what is left running there.
+"""
 
 from __future__ import annotations
 
@@ -62,7 +65,7 @@ async def test_a_rolling_upgrade_costs_no_request():
                 assert server.running == server.waiting == 0
                 await server.kill()
                 await server.start(port=port)
-                endpoint = next(e for e in gateway.gateway.fleet.all if e.name == name)
+                endpoint = next(e for e in gateway.gateway.fleet.all_endpoints if e.name == name)
                 done = len(statuses)
                 await eventually(lambda done=done: len(statuses) > done + 24, "the others serve", within=60)
                 assert endpoint.load.requests == 0
@@ -192,7 +195,7 @@ async def test_a_prefill_engine_has_work_left_until_its_kv_was_fetched():
         async with running(split_config([prefill.url], [decode.url], parameters={})) as gateway:
             name = name_of(prefill)
             asked = asyncio.get_running_loop().create_task(gateway.client.post(PATH, json=CHAT))
-            place = next(e for e in gateway.gateway.fleet.all if e.name == name)
+            place = next(e for e in gateway.gateway.fleet.all_endpoints if e.name == name)
             await eventually(lambda: decode.running + decode.waiting and not place.load.requests, "it fetches")
             (told,) = (await operate(gateway, "POST", f"/endpoints/{name}/drain")).json()["endpoints"]
             assert (told["state"], told["running"]) == ("draining", 1)

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import asyncio
 from typing import cast
 
 import pytest
@@ -8,10 +9,10 @@ from gateway.feed import SWEEP_SLICE, CacheFeed
 from gateway.fleet.fleet import Fleet
 from gateway.fleet.kv_source import KvSource
 from gateway.framework import ManualClock
-from gateway.kvcache.index import CacheIndex
-from gateway.kvcache.pace import Pace
+from gateway.kvcache.events.poller import Poller
+from gateway.kvcache.index.cache_index import Applied, CacheIndex
 from gateway.kvcache.settings import CacheSettings
-from tests.kvcache.conftest import CLEARED, Tally, endpoint, ids, stored, tokens_held
+from tests.kvcache.conftest import CLEARED, TICK, ScriptedPublisher, Tally, endpoint, ids, removed, stored, tokens_held
 from tests.kvcache.conftest import engine as engine
 from tests.support.wait import eventually
 
@@ -29,20 +30,27 @@ class Slots:
 
 
 class Fed:
-    """A feed, its one index, and one endpoint."""
+    """A feed, its one index, and one endpoint; ``follow`` adds others."""
 
     def __init__(self) -> None:
         settings = CacheSettings()
         self.tally = Tally()
         self.index = CacheIndex(settings, "m", ManualClock(), self.tally)
-        self.feed = CacheFeed({"m": (self.index, settings)}, ManualClock(), self.tally, Pace())
+        self.feed = CacheFeed({"m": (self.index, settings)}, ManualClock(), self.tally, Poller(TICK))
         self.slots = Slots()
         self.feed.connect(cast(Fleet, self.slots))
         self.endpoint = endpoint(0)
         self.feed.endpoint_added(self.endpoint)
 
-    def held(self, *numbers: int) -> int:
-        return tokens_held(self.index, 0, ids(*numbers))
+    def held(self, *numbers: int, slot: int = 0) -> int:
+        return tokens_held(self.index, slot, ids(*numbers))
+
+    def follow(self, slot: int, engine: ScriptedPublisher) -> None:
+        one = self.endpoint
+        if slot:
+            one = endpoint(slot)
+            self.feed.endpoint_added(one)
+        self.feed.kv_source(one, KvSource(engine.address, engine.replay))
 
 
 @pytest.fixture
@@ -119,3 +127,80 @@ async def test_a_slot_is_released_when_nothing_is_left_of_it(fed, engine):
     assert fed.held(0) == 0
     await eventually(lambda: fed.slots.released == [0], "the slot is released")
     assert fed.index.blocks == 0
+
+
+@pytest.fixture
+async def engines():
+    fakes = [ScriptedPublisher() for _ in range(3)]
+    for fake in fakes:
+        await fake.start()
+    yield fakes
+    for fake in fakes:
+        await fake.stop()
+
+
+@pytest.mark.parametrize("amid", ["replay", "live events"])
+async def test_another_block_size_begins_all_streams_of_the_model_anew(fed, engines, monkeypatch, amid):
+    """Of three engines one sends the new size while much of another's events is yet to be applied."""
+    busy, changes, idle = engines
+    await changes.publish(stored([11, 12], ids(1, 2, 3, 4)))
+    await idle.publish(stored([13], ids(5, 6)))
+    fed.follow(1, changes)
+    fed.follow(2, idle)
+    assert await fed.feed.synced(10)
+    assert fed.index.unit == 32
+    take, taken, at_change = fed.index.apply, [0, 0, 0], []
+
+    def counted(slot, events):
+        applied = take(slot, events)
+        taken[slot] += 1
+        if applied is Applied.REKEYED:
+            at_change.append((slot, taken[0]))
+        return applied
+
+    monkeypatch.setattr(fed.index, "apply", counted)
+    prompt = range(60_000)
+    tokens = ids(*prompt)
+    blocks = [stored([10**6], ids(0, 1))]
+    for start in range(2, len(prompt), 2000):
+        some = range(start, min(start + 2000, len(prompt)), 2)
+        names = [10**6 + number for number in some]
+        blocks.append(stored(names, tokens[16 * some[0] : 16 * (some[-1] + 2)], parent=names[0] - 2))
+    if amid == "replay":
+        for one in blocks:
+            await busy.publish(one)
+        fed.follow(0, busy)
+    else:
+        fed.follow(0, busy)
+        assert await fed.feed.synced(10)
+        await busy.publish(*blocks)
+    async with asyncio.timeout(10):
+        while not taken[0]:  # noqa: ASYNC110 -- each turn of the loop counts
+            await asyncio.sleep(0)
+    await changes.publish(stored([21, 22], ids(7, 8)), stored([23], ids(9)))
+    await eventually(lambda: at_change and fed.held(*prompt) == len(tokens), "the long history is read anew")
+    assert await fed.feed.synced(10)
+    ((slot, applied),) = at_change
+    assert slot == 1
+    assert applied < taken[0] / 2, "it was amid its events"
+    assert fed.index.unit == 16
+    assert [fed.held(1, 2, 3, 4, slot=1), fed.held(7, 8, slot=1), fed.held(9, slot=1)] == [64, 32, 16]
+    assert fed.held(5, 6, slot=2) == 32
+    assert set(fed.tally.gaps) == set()
+    assert fed.tally.events["new-unit"] == 1
+    # Nothing was applied twice: one removal is the end of each.
+    await busy.publish(removed(*[name for one in blocks for name in one.block_hashes]))
+    await changes.publish(removed(11, 12, 21, 22, 23))
+    await idle.publish(removed(13))
+    await eventually(lambda: fed.index.blocks == 0, "all is gone")
+
+
+async def test_a_block_size_that_is_told_at_first_begins_nothing_anew(fed, engines):
+    """The index has no unit of any engine's before, and no stream has told of anything."""
+    for slot, one in enumerate(engines):
+        await one.publish(stored([11, 12], ids(1, 2, 3, 4)))
+        fed.follow(slot, one)
+    assert await fed.feed.synced(10)
+    assert fed.index.unit == 32
+    assert fed.tally.events == {"stored": 6}
+    assert [one.asked for one in engines] == [[0], [0], [0]]

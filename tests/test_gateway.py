@@ -1,4 +1,7 @@
-"""The main job, end to end on simulated engines: every request goes to the engine that holds most of its prefix."""
+"""Covers: gateway/app.py, gateway/proxy/serving/director.py.
+
+The main job, end to end on simulated engines: every request goes to the engine that holds most of its prefix.
+"""
 
 from __future__ import annotations
 
@@ -102,10 +105,10 @@ async def test_blocks_that_are_announced_once_more_are_no_copies(tokenizer):
             for question in range(4):
                 await ask(gateway, chat(1, question, **(full if question else {})))
             await gateway.heard(*servers)
-            (holder,) = index._holders.values()
-            assert len(holder.holdings) > 10
-            assert not holder.holdings._copies.many
-            assert not holder.reports
+            (state,) = index._states.values()
+            assert len(state.blocks) > 10
+            assert not state.blocks.copies.many
+            assert not state.awaited_reports
 
 
 async def test_an_engine_that_restarts_holds_nothing(tokenizer):

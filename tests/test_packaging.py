@@ -1,4 +1,7 @@
-"""What is installed where somebody says ``pip install kvgate``: five packages, their metadata, and nothing else."""
+"""Covers: pyproject.toml.
+
+What is installed where somebody says ``pip install kvgate``: five packages, their metadata, and nothing else.
+"""
 
 from __future__ import annotations
 

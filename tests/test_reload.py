@@ -19,6 +19,7 @@ from gateway.proxy.settings import KeySettings, ListenSettings, TimeoutSettings
 from gateway.scheduling.settings import HandlerSettings, PluginSettings, ProfileSettings, WeightedScorer
 from tests.support.chat import chat
 from tests.support.engines import engines
+from tests.support.fleet import engines_of
 from tests.support.gateway import IN_TURN, PATIENT_FLEET, QUICK_FLEET, Running, config_for, running
 from tests.support.wait import eventually
 
@@ -118,7 +119,7 @@ async def test_what_does_not_change_stays_as_it_is(tokenizer):
             fleet, feed = gateway.gateway.fleet, gateway.gateway.feed
             before = list(fleet.endpoints(serving.model))
             streams = dict(feed._streams)
-            costs, watches = [e.cost for e in before], [fleet._estate.sites[e.engine].task for e in before]
+            costs, watches = [e.cost for e in before], [fleet._registry.watches[e.engine]._task for e in before]
             told = await changed(
                 gateway, with_endpoints(config, *(EndpointSettings(url=server.url) for server in servers))
             )
@@ -128,7 +129,7 @@ async def test_what_does_not_change_stays_as_it_is(tokenizer):
             assert (after.tokens, after.index, after.admission) == (serving.tokens, serving.index, serving.admission)
             assert list(endpoints[:2]) == before
             assert [e.cost for e in endpoints[:2]] == costs
-            assert [fleet._estate.sites[e.engine].task for e in endpoints[:2]] == watches
+            assert [fleet._registry.watches[e.engine]._task for e in endpoints[:2]] == watches
             assert {e: feed._streams[e] for e in before} == streams
             assert endpoints[2].engine.up, "it was looked at before the swap"
             for group in range(6):
@@ -184,7 +185,7 @@ async def test_what_is_wrong_changes_nothing_and_says_why(tokenizer, tmp_path, w
             assert bad[wrong][1] in reply.json()["error"]["message"]
             assert gateway.gateway.reloading.wiring is wiring
             assert slots(gateway) == before
-            assert len(gateway.gateway.fleet.engines) == 1
+            assert len(engines_of(gateway.gateway.fleet)) == 1
             assert list(gateway.gateway.feed._caches) == ["sim"]
             assert (await ask(gateway)).status_code == 200
             text = await gateway.metrics()
@@ -267,7 +268,7 @@ async def test_a_name_may_move_to_another_url_and_an_engine_get_another_name():
         async with running(config) as gateway:
             swapped = with_endpoints(config, EndpointSettings(one, name="b"), EndpointSettings(other, name="a"))
             await changed(gateway, swapped)
-            endpoints = gateway.gateway.fleet.all
+            endpoints = gateway.gateway.fleet.all_endpoints
             assert {(e.name, e.engine.url, e.engine.name) for e in endpoints} == {("b", one, "b"), ("a", other, "a")}
             text = await gateway.metrics()
             assert 'kvgate_engine_up{engine="a"} 1.0' in text
@@ -275,7 +276,7 @@ async def test_a_name_may_move_to_another_url_and_an_engine_get_another_name():
             assert {(await ask(gateway)).status_code for _ in range(4)} == {200}
             pinned = with_endpoints(config, EndpointSettings(one, name="b", ranks=2), EndpointSettings(other, name="a"))
             await changed(gateway, pinned)
-            assert {e.name for e in gateway.gateway.fleet.all} == {"b/0", "b/1", "a"}
+            assert {e.name for e in gateway.gateway.fleet.all_endpoints} == {"b/0", "b/1", "a"}
 
 
 async def test_an_endpoint_that_goes_on_is_told_what_is_new_of_it():
@@ -283,7 +284,7 @@ async def test_an_endpoint_that_goes_on_is_told_what_is_new_of_it():
         one = EndpointSettings(server.url, api_key="first")
         config = config_for(endpoints=(one,))
         async with running(config) as gateway:
-            (endpoint,) = gateway.gateway.fleet.all
+            (endpoint,) = gateway.gateway.fleet.all_endpoints
             await eventually(lambda: endpoint in gateway.gateway.feed._streams, "its events are followed")
             new = replace(
                 one,
@@ -297,7 +298,7 @@ async def test_an_endpoint_that_goes_on_is_told_what_is_new_of_it():
                 f"models[sim].endpoints[{server.url}].{key}"
                 for key in ("role", "labels", "api_key", "kv_events.enabled")
             ]
-            assert gateway.gateway.fleet.all == [endpoint]
+            assert gateway.gateway.fleet.all_endpoints == [endpoint]
             assert (endpoint.role, endpoint.labels) == ("decode", {"zone": "a"})
             assert gateway.gateway.fleet.api_key(endpoint) == "second"
             await eventually(lambda: endpoint not in gateway.gateway.feed._streams, "its events are not followed")
@@ -368,7 +369,7 @@ async def test_one_that_is_broken_off_has_changed_nothing():
                 ),
             )
             reloading = asyncio.get_running_loop().create_task(gateway.gateway.reloading.reload())
-            await eventually(lambda: len(gateway.gateway.fleet.engines) == 2, "the new engine is looked at")
+            await eventually(lambda: len(engines_of(gateway.gateway.fleet)) == 2, "the new engine is looked at")
             assert (await ask(gateway)).status_code == 200
             shown = (await gateway.client.get(f"{gateway.admin_url}/endpoints")).json()["endpoints"]
             assert [e["state"] for e in shown] == ["up", "coming", "coming"]
@@ -393,7 +394,7 @@ async def test_several_at_once_come_one_after_the_other():
             gateway.gateway.reloading._read = lambda: next(read)
             replies = await asyncio.gather(*(gateway.reload() for _ in wanted))
             assert [reply.status_code for reply in replies] == [200] * 7
-            assert len(gateway.gateway.fleet.all) == 1 + 6 % 3
+            assert len(gateway.gateway.fleet.all_endpoints) == 1 + 6 % 3
             assert gateway.gateway.config.models == wanted[-1].models
 
 
@@ -420,4 +421,4 @@ async def test_a_page_in_an_operators_browser_may_not():
             for method, path in (("POST", "/reload"), ("POST", f"/endpoints/{name}/drain")):
                 reply = await gateway.client.request(method, f"{gateway.admin_url}{path}", headers=origin)
                 assert reply.status_code == 403
-            assert not gateway.gateway.fleet.all[0].draining
+            assert not gateway.gateway.fleet.all_endpoints[0].draining

@@ -1,4 +1,7 @@
-"""TLS and Unix sockets from end to end: a client, a whole gateway, simulated engines."""
+"""Covers: gateway/proxy/http/tls.py, gateway/core/tls.py, gateway/fleet/address.py.
+
+TLS and Unix sockets from end to end: a client, a whole gateway, simulated engines.
+"""
 
 from __future__ import annotations
 
@@ -21,31 +24,16 @@ import uvloop
 from gateway.config.settings import Config
 from gateway.errors import ConfigError
 from gateway.fleet.settings import EndpointSettings, TlsSettings
-from gateway.proxy import tls as listener
+from gateway.proxy.http import listener
 from gateway.proxy.settings import ListenSettings, ListenTlsSettings
-from simulator.server import EngineServer
 from simulator.settings import EngineSettings
+from tests.support.engines import simulated
 from tests.support.gateway import PATIENT_FLEET, Running, config_for, running
 from tests.support.tls import Authority
 from tests.support.wait import eventually
 
 PATH = "/v1/chat/completions"
 CHAT = {"model": "sim", "messages": [{"role": "user", "content": "Hello"}], "max_tokens": 4}
-
-
-@pytest.fixture
-def authority(tmp_path):
-    return Authority(tmp_path)
-
-
-@contextlib.asynccontextmanager
-async def engine(settings: EngineSettings | None = None, **where: Any) -> AsyncIterator[EngineServer]:
-    server = EngineServer(settings or EngineSettings())
-    await server.start(**where)
-    try:
-        yield server
-    finally:
-        await server.close()
 
 
 def listening(authority: Authority, url: str, **changes: Any) -> Config:
@@ -77,7 +65,7 @@ async def shown(gateway: Running, context: ssl.SSLContext) -> bytes | None:
 async def test_an_engine_behind_tls_that_asks_for_our_certificate(authority):
     certificate, key = authority.issue("client", "kvgate.internal")
     tls = TlsSettings(ca=authority.file, certificate=certificate, key=key)
-    async with engine(tls=authority.asking(authority.serving())) as server:
+    async with simulated(where={"tls": authority.asking(authority.serving())}) as server:
         assert server.url.startswith("https://")
         endpoints = (EndpointSettings(server.url, tls=tls),)
         async with running(config_for(endpoints=endpoints, fleet=PATIENT_FLEET)) as gateway:
@@ -90,7 +78,7 @@ async def test_an_engine_behind_tls_that_asks_for_our_certificate(authority):
 
 
 async def test_an_engine_on_a_unix_socket(tmp_path):
-    async with engine(path=f"{tmp_path}/engine.sock") as server:
+    async with simulated(where={"path": f"{tmp_path}/engine.sock"}) as server:
         async with running(config_for(server.url, fleet=PATIENT_FLEET)) as gateway:
             reply = await gateway.client.post(PATH, json=CHAT | {"stream": True})
             assert reply.status_code == 200, reply.text
@@ -107,7 +95,7 @@ async def test_an_engine_on_a_unix_socket(tmp_path):
 
 
 async def test_an_engine_on_ipv6():
-    async with engine(EngineSettings(connector="none"), host="::1") as server:
+    async with simulated(connector="none", where={"host": "::1"}) as server:
         assert server.url.startswith("http://[::1]:")
         async with running(config_for(server.url, fleet=PATIENT_FLEET)) as gateway:
             assert (await gateway.client.post(PATH, json=CHAT)).status_code == 200
@@ -117,7 +105,7 @@ async def test_an_engine_on_ipv6():
 
 async def test_an_engine_that_is_not_believed_gets_no_request(authority, tmp_path):
     wrong = TlsSettings(ca=Authority(tmp_path, "other").file)
-    async with engine(tls=authority.serving()) as server:
+    async with simulated(where={"tls": authority.serving()}) as server:
         endpoints = (EndpointSettings(server.url, tls=wrong),)
         async with running(config_for(endpoints=endpoints)) as gateway:
             reply = await gateway.client.post(PATH, json=CHAT)
@@ -130,7 +118,7 @@ async def test_an_engine_that_is_not_believed_gets_no_request(authority, tmp_pat
 
 
 async def test_a_client_speaks_tls(authority):
-    async with engine() as server, running(listening(authority, server.url)) as gateway:
+    async with simulated() as server, running(listening(authority, server.url)) as gateway:
         assert gateway.url.startswith("https://")
         async with client_of(gateway, authority.trusting()) as client:
             reply = await client.post(PATH, json=CHAT | {"stream": True})
@@ -145,16 +133,16 @@ async def test_a_client_speaks_tls(authority):
 
 
 async def test_old_versions_of_tls_are_refused(authority):
-    async with engine() as server, running(listening(authority, server.url)) as gateway:
+    async with simulated() as server, running(listening(authority, server.url)) as gateway:
         assert gateway.gateway.tls is not None
-        assert gateway.gateway.tls._made.minimum_version == ssl.TLSVersion.TLSv1_2
+        assert gateway.gateway.tls.context.minimum_version == ssl.TLSVersion.TLSv1_2
         context = authority.trusting()
         context.maximum_version = ssl.TLSVersion.TLSv1_2
         assert await shown(gateway, context)
 
 
 async def test_a_client_must_show_a_certificate(authority, tmp_path):
-    async with engine() as server:
+    async with simulated() as server:
         async with running(listening(authority, server.url, client_ca=authority.file)) as gateway:
             async with client_of(gateway, authority.trusting()) as client:
                 with pytest.raises((httpx.ConnectError, httpx.ReadError, httpx.RemoteProtocolError)):
@@ -172,7 +160,7 @@ async def test_a_client_must_show_a_certificate(authority, tmp_path):
 
 async def test_a_renewed_certificate_while_a_stream_runs(authority):
     settings = EngineSettings(max_num_seqs=4)
-    async with engine(settings) as server, running(listening(authority, server.url)) as gateway:
+    async with simulated(settings) as server, running(listening(authority, server.url)) as gateway:
         assert gateway.gateway.tls is not None
         before = await shown(gateway, authority.trusting())
         async with client_of(gateway, authority.trusting()) as client:
@@ -202,7 +190,7 @@ async def test_clients_authorities_that_are_written_while_they_are_read(authorit
             write(b"")
 
     write(authority.made.cert_pem.bytes())
-    async with engine() as server:
+    async with simulated() as server:
         async with running(listening(authority, server.url, client_ca=clients)) as gateway:
             assert gateway.gateway.tls is not None
             with monkeypatch.context() as patch:
@@ -219,7 +207,7 @@ async def test_clients_authorities_that_are_written_while_they_are_read(authorit
 
 
 async def test_a_reload_takes_other_files_or_none(authority, tmp_path):
-    async with engine() as server:
+    async with simulated() as server:
         config = listening(authority, server.url)
         async with running(config) as gateway:
             before = await shown(gateway, authority.trusting())
@@ -246,7 +234,7 @@ async def test_a_reload_takes_other_files_or_none(authority, tmp_path):
 
 async def test_plain_http_on_a_tls_port_is_closed_without_a_word_in_the_log(authority, caplog):
     caplog.set_level(logging.INFO)
-    async with engine() as server, running(listening(authority, server.url)) as gateway:
+    async with simulated() as server, running(listening(authority, server.url)) as gateway:
         reader, writer = await asyncio.open_connection("127.0.0.1", int(gateway.url.rpartition(":")[2]))
         writer.write(b"GET /health HTTP/1.1\r\nhost: x\r\n\r\n")
         with contextlib.suppress(ConnectionError):
@@ -260,7 +248,7 @@ async def test_plain_http_on_a_tls_port_is_closed_without_a_word_in_the_log(auth
 
 async def test_a_client_that_does_not_shake_hands_is_cut_off(authority, monkeypatch):
     monkeypatch.setattr(listener, "HANDSHAKE", 0.2)
-    async with engine() as server, running(listening(authority, server.url)) as gateway:
+    async with simulated() as server, running(listening(authority, server.url)) as gateway:
         reader, writer = await asyncio.open_connection("127.0.0.1", int(gateway.url.rpartition(":")[2]))
         with contextlib.suppress(ConnectionError):
             assert await reader.read() == b""
@@ -279,8 +267,8 @@ def test_all_of_it_on_uvloop(authority, tmp_path, caplog):
 
     async def serve() -> None:
         async with (
-            engine(path=f"{tmp_path}/local.sock") as local,
-            engine(tls=authority.asking(authority.serving("engine"))) as secure,
+            simulated(where={"path": f"{tmp_path}/local.sock"}) as local,
+            simulated(where={"tls": authority.asking(authority.serving("engine"))}) as secure,
         ):
             certificate, key = authority.issue("client", "kvgate.internal")
             tls = TlsSettings(ca=authority.file, certificate=certificate, key=key)

@@ -23,10 +23,10 @@ from benchmarks.data_path.judge import Results, verdicts
 from benchmarks.data_path.measure import Bench, Sample, held
 from benchmarks.data_path.peers import PEERS
 from benchmarks.data_path.plan import COLUMNS
-from benchmarks.data_path.processes import Failed, Processes
 from benchmarks.data_path.prompts import text
-from benchmarks.data_path.rows import HERE, KVGATE, Engines
+from benchmarks.data_path.rows import HERE, KVGATE, Engines, Failed
 from benchmarks.data_path.show import draw, machine, tables, targets
+from gateway.commands.processes import NotReady, Processes, sigterm_raises
 
 QUICK_ROWS = ("kvgate", "floor", "sglang-router-cache", "smg-cache")
 QUICK_COLUMNS = ("answer-2-known", "stream-2-known")
@@ -54,7 +54,11 @@ def main() -> int:
                 peer.install()
             except (OSError, subprocess.SubprocessError) as error:
                 raise SystemExit(f"{peer.name} cannot be installed: {error}") from error
-    with tempfile.TemporaryDirectory() as folder, Processes(Path(folder)) as processes:
+    with (
+        sigterm_raises(SystemExit(143)),
+        tempfile.TemporaryDirectory() as folder,
+        Processes(Path(folder)) as processes,
+    ):
         try:
             engines = Engines(processes, held(made, asked))
             running = rows_.start(processes, wanted, engines, made, trees)
@@ -64,7 +68,7 @@ def main() -> int:
                 samples.append(sample)
                 if len(samples) == 1 or sample.column != samples[-2].column:
                     print(f"round {sample.round + 1}: {sample.column}", file=sys.stderr)
-        except (Failed, OSError, subprocess.SubprocessError) as failure:
+        except (Failed, NotReady, OSError, subprocess.SubprocessError) as failure:
             print(f"FAILED: {failure}", file=sys.stderr)
             failed = True
             if not samples:

@@ -1,5 +1,8 @@
 """Mock engines: what vLLM's server says, for as little CPU as a Python process can. ``python -m ...engines``.
 
+They are no fakes for tests: what is measured is the gateway in front of them, so that an answer may cost them next to
+nothing. The simulator computes blocks, steps and events, and would be the slower of the two.
+
 Every prompt is answered at once and alike. Where another answer is wanted, the field ``user`` of the body says so, in
 words with blanks between them, since every router lets that field through:
 

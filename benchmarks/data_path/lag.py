@@ -20,11 +20,12 @@ from pathlib import Path
 import uvloop
 
 from benchmarks.data_path.engines import MODEL
-from benchmarks.data_path.processes import Failed, Processes, cpu, free_port
 from benchmarks.data_path.prompts import Text, chat, long_sizes, text
-from benchmarks.data_path.rows import HERE, Engines, Row, configuration, gateway, serving
+from benchmarks.data_path.rows import HERE, Engines, Failed, Row, configuration, gateway, serving
+from benchmarks.data_path.usage import cpu
 from benchmarks.kv_soak import head
 from benchmarks.kv_table import Figure, show
+from gateway.commands.processes import NotReady, Processes, free_port, sigterm_raises
 
 STREAMS = 200
 STEP = 50
@@ -130,7 +131,11 @@ def main() -> int:
     parser.add_argument("--tree", type=Path, default=HERE, help="the checkout whose gateway is measured")
     options = parser.parse_args()
     made = text()
-    with tempfile.TemporaryDirectory() as name, Processes(Path(name)) as processes:
+    with (
+        sigterm_raises(SystemExit(143)),
+        tempfile.TemporaryDirectory() as name,
+        Processes(Path(name)) as processes,
+    ):
         folder = Path(name)
         info = folder / "plugin" / "kvgate_lag-0.dist-info"
         info.mkdir(parents=True)
@@ -161,9 +166,9 @@ def main() -> int:
                 processes, "gateway", config, options.tree.resolve(), {"PYTHONPATH": str(folder / "plugin")}
             )
             row = Row("kvgate", f"http://127.0.0.1:{port}", process)
-            serving(processes, row, made)
+            serving(row, made)
             figures = uvloop.run(measure(port, process.pid, ticks, made))
-        except Failed as failure:
+        except (Failed, NotReady) as failure:
             print(f"FAILED: {failure}", file=sys.stderr)
             return 1
     show(f"{PROMPTS} fresh prompts of 100,000 tokens beside {STREAMS} streams of {1000 // STEP} events/s", figures)

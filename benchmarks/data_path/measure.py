@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 import subprocess
 import time
@@ -12,9 +13,10 @@ from pathlib import Path
 
 from benchmarks.data_path.engines import MODEL
 from benchmarks.data_path.plan import Column
-from benchmarks.data_path.processes import Failed, cpu, environment
 from benchmarks.data_path.prompts import Text, chat, encoder, long_sizes, plan, render, sizes
-from benchmarks.data_path.rows import DIRECT, Engines, Row, ask
+from benchmarks.data_path.rows import DIRECT, Engines, Failed, Row, ask
+from benchmarks.data_path.usage import cpu
+from gateway.commands.processes import offline
 
 DRIVE = Path(__file__).with_name("drive.lua")
 WARM, REST = 0.4, 0.2
@@ -107,7 +109,7 @@ class Bench:
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,
-            env=environment() | {"KVGATE_PLAN": str(self._plan(column))},
+            env=offline(os.environ) | {"KVGATE_PLAN": str(self._plan(column))},
         )
         try:
             time.sleep(WARM)

@@ -19,10 +19,11 @@ from pathlib import Path
 import uvloop
 
 from benchmarks.data_path.lag import Reader, request
-from benchmarks.data_path.processes import Failed, Processes, cpu, free_port, resident
 from benchmarks.data_path.prompts import Text, chat, encoder, render, sizes, text
-from benchmarks.data_path.rows import HERE, Engines, Row, configuration, gateway, serving
+from benchmarks.data_path.rows import HERE, Engines, Failed, Row, configuration, gateway, serving
+from benchmarks.data_path.usage import cpu, resident
 from benchmarks.kv_table import Figure, show
+from gateway.commands.processes import NotReady, Processes, free_port, sigterm_raises
 
 REQUESTS = 1_000_000
 CLIENTS = 32
@@ -201,7 +202,11 @@ def main() -> int:
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
     figures: list[Figure] = []
-    with tempfile.TemporaryDirectory() as folder, Processes(Path(folder)) as processes:
+    with (
+        sigterm_raises(SystemExit(143)),
+        tempfile.TemporaryDirectory() as folder,
+        Processes(Path(folder)) as processes,
+    ):
         try:
             for wanted, measure in ((options.streams, idle), (options.requests, soak)):
                 if not wanted:
@@ -211,10 +216,10 @@ def main() -> int:
                 name = f"gateway-{measure.__name__}"
                 config = configuration(port, engines.urls, made.folder)
                 process = gateway(processes, name, config, options.tree.resolve())
-                serving(processes, Row(name, f"http://127.0.0.1:{port}", process), made)
+                serving(Row(name, f"http://127.0.0.1:{port}", process), made)
                 figures += uvloop.run(measure(port, process.pid, made, wanted))
                 processes.stop([process])
-        except Failed as failure:
+        except (Failed, NotReady) as failure:
             print(f"FAILED: {failure}", file=sys.stderr)
             return 1
     show("the gateway's memory", figures)

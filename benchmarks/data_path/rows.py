@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
-import subprocess
+import os
 import sys
-import time
 import urllib.error
 import urllib.request
 from collections.abc import Mapping, Sequence
@@ -15,8 +15,9 @@ from typing import Any
 
 from benchmarks.data_path.engines import MODEL
 from benchmarks.data_path.peers import PEERS, Peer
-from benchmarks.data_path.processes import START_SECONDS, Failed, Processes, free_port, tree
 from benchmarks.data_path.prompts import Text, encoder, render
+from benchmarks.data_path.usage import tree
+from gateway.commands.processes import START_SECONDS, Process, Processes, free_port, offline, wait_for
 
 HERE = Path(__file__).parents[2]
 ENGINES = 4
@@ -32,13 +33,17 @@ STEADY = 8
 """Answers in a row that say that a proxy has found its engines: some routers answer before they know them all."""
 
 
+class Failed(Exception):
+    """An answer was wrong, or did not come."""
+
+
 @dataclass
 class Row:
     """A proxy that runs. ``pids``: of its processes; those of ``direct`` are the engines'."""
 
     name: str
     url: str
-    process: subprocess.Popen[str] | None = None
+    process: Process | None = None
     pids: Sequence[int] = field(default_factory=tuple)
 
 
@@ -47,12 +52,10 @@ class Engines:
 
     def __init__(self, processes: Processes, known: Sequence[Sequence[int]]) -> None:
         publisher = _ours(processes, "events", str(ENGINES))
-        assert publisher.stdin is not None
-        publisher.stdin.write(json.dumps(known) + "\n")
-        publisher.stdin.flush()
-        addresses = json.loads(processes.says(publisher))
+        publisher.tell(json.dumps(known))
+        addresses = json.loads(publisher.line())
         process = _ours(processes, "engines", *map(",".join, addresses))
-        said = json.loads(processes.says(process))
+        said = json.loads(process.line())
         self.urls: list[str] = said["urls"]
         self.pids = tree(process.pid)
         self._counts: str = said["counts"]
@@ -75,7 +78,7 @@ def cache_aware() -> list[str]:
 def start(
     processes: Processes, wanted: Sequence[str], engines: Engines, text: Text, trees: Mapping[str, Path]
 ) -> list[Row]:
-    """Start the rows, side by side, and wait until each serves. Raises Failed."""
+    """Start the rows, side by side, and wait until each serves. Raises NotReady."""
     rows = []
     for name in wanted:
         port = free_port()
@@ -91,7 +94,7 @@ def start(
             process = processes.start(name, peer.line(POLICIES[end], port, free_port(), engines.urls))
         rows.append(Row(name, f"http://127.0.0.1:{port}", process))
     for row in rows:
-        serving(processes, row, text)
+        serving(row, text)
     return rows
 
 
@@ -105,29 +108,31 @@ def configuration(port: int, engines: Sequence[str], tokenizer: Path | None) -> 
 
 def gateway(
     processes: Processes, name: str, config: Mapping[str, Any], home: Path, more: Mapping[str, str] | None = None
-) -> subprocess.Popen[str]:
+) -> Process:
     """Start the gateway of the checkout ``home``. Its log is on, and goes to a file."""
     path = processes.folder / f"{name}.json"
     path.write_text(json.dumps(config))
-    return processes.start(name, [sys.executable, "-m", "gateway.cli", "serve", str(path)], cwd=home, more=more)
+    return processes.start(
+        name,
+        [sys.executable, "-m", "gateway.cli", "serve", str(path)],
+        env=offline(os.environ) | dict(more or {}),
+        cwd=home,
+    )
 
 
-def serving(processes: Processes, row: Row, text: Text) -> None:
-    """Wait until ``row`` answers ``STEADY`` times in a row; enters its processes. Raises Failed."""
+def serving(row: Row, text: Text) -> None:
+    """Wait until ``row`` answers ``STEADY`` times in a row; enters its processes. Raises NotReady."""
     assert row.process is not None
-    deadline, good = time.monotonic() + START_SECONDS, 0
     # A gateway that counts tokens as well must find itself right, or it would not go by them.
     tokens = len(encoder(text).encode(render(GREETING, ask=True), add_special_tokens=False).ids)
     body = {"model": MODEL, "max_tokens": 1, "messages": GREETING, "user": f"tokens={tokens}"}
-    while good < STEADY:
-        if row.process.poll() is not None or time.monotonic() > deadline:
-            raise Failed(processes.last_words(row.process))
-        try:
-            ask(f"{row.url}/v1/chat/completions", body)
-            good += 1
-        except (OSError, ValueError):
-            good = 0
-            time.sleep(0.1)
+
+    def steady() -> bool:
+        with contextlib.suppress(OSError, ValueError):
+            return all(ask(f"{row.url}/v1/chat/completions", body) for _ in range(STEADY))
+        return False
+
+    wait_for(steady, f"{row.name} to serve", row.process, START_SECONDS)
     row.pids = tree(row.process.pid)
 
 
@@ -140,9 +145,9 @@ def ask(url: str, body: Mapping[str, Any] | None = None, timeout: float = 10.0) 
         return json.loads(answer.read())
 
 
-def _ours(processes: Processes, name: str, *arguments: str) -> subprocess.Popen[str]:
+def _ours(processes: Processes, name: str, *arguments: str) -> Process:
     command = [sys.executable, "-m", f"benchmarks.data_path.{name}", *arguments]
-    return processes.start(name, command, cwd=HERE, speaks=True)
+    return processes.start(name, command, cwd=HERE, talks=True)
 
 
 def _peer(name: str) -> tuple[Peer, str]:

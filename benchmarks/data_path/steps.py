@@ -17,9 +17,10 @@ from pathlib import Path
 
 from benchmarks.data_path.judge import BY_NAME
 from benchmarks.data_path.measure import WARM, Bench, held
-from benchmarks.data_path.processes import START_SECONDS, Failed, Processes, free_port, tree
 from benchmarks.data_path.prompts import text
-from benchmarks.data_path.rows import HERE, KVGATE, Engines, Row, configuration, serving
+from benchmarks.data_path.rows import HERE, KVGATE, Engines, Failed, Row, configuration, serving
+from benchmarks.data_path.usage import tree
+from gateway.commands.processes import START_SECONDS, NotReady, Processes, free_port, sigterm_raises, wait_for
 
 SECONDS = 8
 COLUMNS = ("answer-2-known", "stream-2-known")
@@ -30,7 +31,7 @@ REST = "what no step has"
 
 
 def measure(folder: Path, column: str) -> dict[str, tuple[float, float]]:
-    """Of each step: times for each answer, and microseconds. Raises Failed."""
+    """Of each step: times for each answer, and microseconds. Raises Failed, NotReady."""
     made, asked = text(), BY_NAME[column]
     out, port = folder / "steps.json", free_port()
     with Processes(folder) as processes:
@@ -40,25 +41,21 @@ def measure(folder: Path, column: str) -> dict[str, tuple[float, float]]:
         command = [sys.executable, "-m", "benchmarks.data_path.steps_inside", str(out), str(path)]
         process = processes.start(KVGATE, command, cwd=HERE)
         row = Row(KVGATE, f"http://127.0.0.1:{port}", process)
-        serving(processes, row, made)
+        serving(row, made)
         row.pids = tree(process.pid)
         bench = Bench(engines, [row], made, folder, SECONDS)
 
         def within() -> None:
             time.sleep(2 * WARM)
-            process.send_signal(signal.SIGUSR1)
+            process.child.send_signal(signal.SIGUSR1)
             time.sleep(SECONDS - 4 * WARM)
-            process.send_signal(signal.SIGUSR1)
+            process.child.send_signal(signal.SIGUSR1)
 
         timer = threading.Thread(target=within)
         timer.start()
         list(bench.run([asked], 1, 0))
         timer.join()
-        deadline = time.monotonic() + START_SECONDS
-        while not out.exists():
-            if time.monotonic() > deadline:
-                raise Failed(processes.last_words(process))
-            time.sleep(0.1)
+        wait_for(out.exists, "the steps' figures", process, START_SECONDS)
         told = json.loads(out.read_text())
     answers = told["steps"][HANDLED][0]
     found = {name: (times / answers, spent / answers * 1e6) for name, (times, spent) in told["steps"].items()}
@@ -72,10 +69,10 @@ def main() -> int:
     options = parser.parse_args()
     columns: dict[str, dict[str, tuple[float, float]]] = {}
     for column in options.columns:
-        with tempfile.TemporaryDirectory() as folder:
+        with sigterm_raises(SystemExit(143)), tempfile.TemporaryDirectory() as folder:
             try:
                 columns[column] = measure(Path(folder), column)
-            except Failed as failure:
+            except (Failed, NotReady) as failure:
                 print(f"FAILED: {failure}", file=sys.stderr)
                 return 1
     first = columns[options.columns[0]]

@@ -16,16 +16,17 @@ from collections.abc import Callable, Generator
 from pathlib import Path
 from typing import Any
 
-import gateway.proxy.director as director
+import gateway.proxy.serving.director as director
 from gateway.cli import main as gateway_main
 from gateway.fleet.engine_watch import EngineWatch
-from gateway.kvcache.following import Following
-from gateway.kvcache.index import CacheIndex
-from gateway.proxy.client import ClientAnswer, ClientConnection
-from gateway.proxy.connection import Connection
-from gateway.proxy.exchange import Exchange
-from gateway.proxy.server import Server
-from gateway.proxy.upstream import Upstream
+from gateway.kvcache.events.reader import EventReader
+from gateway.kvcache.index.cache_index import CacheIndex
+from gateway.proxy.http.client import ClientAnswer, ClientConnection
+from gateway.proxy.http.server import Server
+from gateway.proxy.serving.attempt import Attempt
+from gateway.proxy.serving.exchange import Exchange
+from gateway.proxy.upstream.connection import Connection
+from gateway.proxy.upstream.pool import Upstream
 from gateway.scheduling.scheduler import Scheduler
 from gateway.tokens.encode import Encoder
 from gateway.tokens.render import Renderer
@@ -43,15 +44,15 @@ STEPS: list[tuple[Any, str, str]] = [
     (director.Director, "_place", "book, and keep the decision"),
     (Connection, "send", "send the leg to the engine"),
     (Connection, "data_received", "read what the engine says"),
-    (Exchange, "answered", "learn, give back"),
+    (Attempt, "answered", "learn, give back"),
     (Exchange, "settle", "settle, count, log"),
     (ClientAnswer, "flush", "write to the client"),
 ]
 COROUTINES: list[tuple[Any, str, str]] = [
     (Server, "_handle", "the way between the steps"),
     (Upstream, "send", "take a connection, write the leg's head"),
-    (Following, "_hear", "KV events"),
-    (EngineWatch, "_look", "scrapes"),
+    (EventReader, "_on_message", "KV events"),
+    (EngineWatch, "_probe_once", "scrapes"),
 ]
 
 

@@ -12,13 +12,9 @@ from typing import Any, Literal
 
 import msgspec
 
-from gateway.api.unreadable import Unreadable
-from gateway.framework import ChatInput
+from gateway.core.prompt import BILLING_HEADER, ChatInput, NotConvertible
 
 Object = dict[str, Any]
-
-BILLING_HEADER = "x-anthropic-billing-header"
-"""Begins a system block that Claude Code changes with each request; vLLM drops the block."""
 
 
 class _Tool(msgspec.Struct, frozen=True):
@@ -90,12 +86,12 @@ def read_messages(given: Object, raw: bytes) -> ChatInput:
     """The chat in ``given``, the parsed values of ``FIELDS`` that the body has. ``raw``: as ``ChatInput.raw``.
 
     Raises:
-        Unreadable: vLLM would refuse it.
+        NotConvertible: vLLM would refuse it.
     """
     try:
         body = msgspec.convert(given, _Body)
     except (msgspec.MsgspecError, RecursionError):
-        raise Unreadable from None
+        raise NotConvertible from None
     messages: list[Object] = []
     if system := _system(body.system):
         messages.append({"role": "system", "content": system})
@@ -119,7 +115,7 @@ def _system(system: str | Sequence[_Block] | None) -> str:
     if isinstance(system, str):
         return system
     if system and any(block.type in ("tool_addition", "tool_removal") for block in system):
-        raise Unreadable
+        raise NotConvertible
     return _texts(system or ())
 
 
@@ -168,7 +164,7 @@ def _blocks(blocks: Sequence[_Block], role: str, messages: list[Object]) -> Obje
             case "tool_result":
                 parts.append({"type": "text", "text": f"Tool result: {block.content or ''}"})
             case "tool_addition" | "tool_removal":
-                raise Unreadable  # only a system message may hold it
+                raise NotConvertible  # only a system message may hold it
     out: Object = {}
     if reasoning:
         out["reasoning"] = "".join(reasoning)
@@ -188,7 +184,7 @@ def _image(source: Object) -> Object:
 
 def _call(block: _Block) -> Object:
     if not block.id:
-        raise Unreadable  # vLLM takes it, and puts the time of day there
+        raise NotConvertible  # vLLM takes it, and puts the time of day there
     return {
         "id": block.id,
         "type": "function",
@@ -206,12 +202,12 @@ def _result(block: _Block, messages: list[Object]) -> None:
             case "text":
                 text = item.get("text", "")
                 if not isinstance(text, str):
-                    raise Unreadable
+                    raise NotConvertible
                 texts.append(text)
             case "image":
                 source = item.get("source", {})
                 if not isinstance(source, dict):
-                    raise Unreadable
+                    raise NotConvertible
                 if source.get("type") != "url" or source.get("url"):
                     images.append(_image(source))
             case "tool_reference":
@@ -248,7 +244,7 @@ def _resolve(body: _Body) -> Sequence[_Tool] | None:
                 if block.type == "tool_addition":
                     tools[name] = msgspec.structs.replace(tools[name], defer_loading=None)
             case _:
-                raise Unreadable
+                raise NotConvertible
         if block.type == "tool_removal":
             removed.add(name)
         else:

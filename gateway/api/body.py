@@ -6,13 +6,14 @@ An edit costs one encode, about a memcpy. Where nothing must change, the very by
 
 from __future__ import annotations
 
+import re
 from typing import Protocol
 
 import msgspec
 
 from gateway.api import bounds
+from gateway.api.field_filter import Fields, no_object, strip
 from gateway.api.lax import as_utf8
-from gateway.api.passing import Fields, no_object, strip
 from gateway.api.settings import PassSettings
 from gateway.errors import ClientError
 
@@ -33,13 +34,26 @@ MAX_KEYS = 1000
 
 TOO_DEEP = "the body is nested too deeply"
 
+_LONE_SURROGATE = re.compile(
+    rb"\\u[dD](?<!\\\\u[dD])(?:"  # behind a backslash it is text
+    rb"[89abAB][0-9a-fA-F]{2}(?=[^\\]|\\[^u]|\\u(?:[^dD]|[dD][^c-fC-F]))"
+    rb"|[c-fC-F][0-9a-fA-F]{2}(?<!\\u[dD][89abAB][0-9a-fA-F]{2}\\u[dD][c-fC-F][0-9a-fA-F]{2}))"
+)
+"""A first half that no second half follows, or a second half without a first. JSON has escapes for both, and no
+encoding of Unicode has either."""
+_PLACE = re.compile(r"\(byte (\d+)\)")
+_NEAR = 18
+"""Bytes of three escapes: two are read when the library stops at one of them."""
+
 _FIELDS = msgspec.json.Decoder(Fields)
 _ENCODER = msgspec.json.Encoder()
 
 
 class JsonBody:
-    """A JSON object. ``fields``: its top-level values as their own bytes, without what may not pass. ``malformed``: the
-    name of a field that is none of ``fields`` and that an engine would have refused; empty if there is none."""
+    """A JSON object. ``fields``: its top-level values as their own bytes, without those that may not pass.
+
+    ``malformed``: the name of a removed field that an engine would have refused; empty if there is none.
+    """
 
     content_type = "application/json"
 
@@ -101,6 +115,17 @@ def _decode(raw: bytes) -> Fields:
     except msgspec.ValidationError:
         raise ClientError("the body must be a JSON object") from None
     except msgspec.DecodeError as error:
+        if lone := _lone_surrogate(raw, str(error)):
+            escape = f"the escape {lone[0].decode()} at byte {lone.start()}"
+            raise ClientError(f"the body is not Unicode text: {escape} is half of a surrogate pair, alone") from None
         raise ClientError(f"the body is not valid JSON: {error}") from None
     except RecursionError:
         raise ClientError(TOO_DEEP) from None
+
+
+def _lone_surrogate(raw: bytes, said: str) -> re.Match[bytes] | None:
+    """The escape at which the parser stopped, if it is half of a surrogate pair. What it ``said`` gives the position,
+    or else it stopped at the end."""
+    place = _PLACE.search(said)
+    at = len(raw) if place is None else int(place[1])
+    return _LONE_SURROGATE.search(raw, max(0, at - _NEAR), at + _NEAR)

@@ -1,8 +1,8 @@
-"""How much a JSON body may hold, counted in its bytes before anything is made of it.
+"""Limits on what a JSON body may hold, counted in its bytes before it is parsed.
 
-The parser holds the interpreter, and everything of the gateway waits for it meanwhile: the limits are what one turn of
-the loop may take, some tens of milliseconds with all that is done to a prompt before it goes to a thread. What stands
-inside of strings does not count: a prompt may be two megabytes of JSON, or of code.
+The parser holds the GIL, and the whole gateway waits meanwhile: the limits are what one iteration of the loop may take,
+some tens of milliseconds with all that is done to a prompt before it goes to a thread. What stands inside strings does
+not count: a prompt may be two megabytes of JSON, or of code.
 """
 
 from __future__ import annotations
@@ -10,22 +10,22 @@ from __future__ import annotations
 from gateway.errors import BodyTooLarge
 
 MAX_CONTAINERS = 20_000
-"""Objects and lists. A thousand turns of an agent with a tool call each have 7,000; a million cost a second or more."""
+"""Objects and lists. A thousand turns of an agent with a tool call each have 7,000; a million take a second or more."""
 MAX_STRINGS = 200_000
-"""Keys of objects included: of a chat of ten thousand messages, with a ``logit_bias`` for a whole vocabulary beside it.
-They take 10 to 50 ms to read, and 12 MB."""
+"""Strings, keys of objects included: a chat of ten thousand messages with a ``logit_bias`` for a whole vocabulary. They
+take 10 to 50 ms to parse, and 12 MB."""
 MAX_VALUES = 2_000_000
-"""Commas: two prompts of a million token ids, which take 0.1 s to read, and 70 MB meanwhile."""
+"""Commas: two prompts of a million token ids, which take 0.1 s to parse, and 70 MB meanwhile."""
 
 FIRST = 2 * 1024 * 1024
-"""Bytes that are counted before all: what is made to stop the loop mostly has too much there already."""
+"""Bytes that are counted first: a body that is made to stop the loop mostly has too much in them already."""
 
 
 def check(raw: bytes) -> None:
-    """Look at a body that has not been parsed; it need not be JSON.
+    """Check a body that has not been parsed; it need not be JSON.
 
-    A first look counts all bytes of a kind, in half a millisecond a megabyte; only where these are too many are the
-    strings taken out, which takes up to five, and two copies of the body.
+    A first pass counts all bytes of a kind, in half a millisecond a megabyte. Only if these are too many are the
+    strings removed, which takes up to five milliseconds a megabyte and two copies of the body.
 
     Raises:
         BodyTooLarge: it holds more than ``MAX_CONTAINERS``, ``MAX_STRINGS`` or ``MAX_VALUES``.
@@ -38,7 +38,7 @@ def check(raw: bytes) -> None:
 
 
 def _look(raw: bytes) -> None:
-    """Count outside of strings. Of a part from the beginning that is never more than of the whole."""
+    """Count outside strings. A part from the beginning never has more than the whole."""
     plain = raw.replace(b"\\\\", b"").replace(b'\\"', b"")  # from here on, a quote begins or ends a string
     if _count(plain, b'"', 2 * MAX_STRINGS) > 2 * MAX_STRINGS:
         raise BodyTooLarge(f"The body holds more than {MAX_STRINGS} strings: too many for one request.")
@@ -50,7 +50,7 @@ def _look(raw: bytes) -> None:
 
 
 def _few(raw: bytes) -> bool:
-    """Whether there is little of everything, even with all that stands inside of strings."""
+    """Whether there is little of everything, even if what stands inside strings is counted."""
     return (
         _containers(raw) <= MAX_CONTAINERS
         and (len(raw) <= 2 * MAX_STRINGS or _count(raw, b'"', 2 * MAX_STRINGS) <= 2 * MAX_STRINGS)

@@ -1,7 +1,7 @@
-"""Compressed bodies: what is made of them, and which of answers a client may be given.
+"""Compressed bodies: how they are decompressed, and which codings an answer may have.
 
-Rules: an answer is compressed by the engine or not at all, and passes as it came. A client gets only what can be read
-along, so that its stream can be observed: of what it accepts, gzip and deflate are asked for.
+Rules: the engine compresses an answer, or nobody does, and it passes as it came. A client gets only codings that can be
+decompressed as they pass, so that its stream can be observed: of those that it accepts, gzip and deflate are requested.
 """
 
 from __future__ import annotations
@@ -10,14 +10,14 @@ import zlib
 from collections.abc import Iterable, Iterator
 
 CODINGS = frozenset({"gzip", "x-gzip", "deflate"})
-"""That can be read along; the first two are names of one: RFC 9110, section 8.4.1.3."""
+"""Codings that can be decompressed as they pass; the first two are names of one: RFC 9110, section 8.4.1.3."""
 
 PIECE = 4096
-"""Bytes that are read at once, since of a gzip's members, which may be of 20 bytes, each copies what is behind it: of
-empty ones, 200, a millisecond's work."""
+"""Bytes that are read at a time. A gzip member may have 20 bytes, and each copies what follows it: of empty ones, this
+is 200 members, a millisecond's work."""
 
 MADE = 256 * 1024
-"""Bytes that are made at once: about a millisecond's work."""
+"""Bytes that are produced at a time: about a millisecond's work."""
 
 _ZLIB_METHOD = 8
 """The lower four bits of zlib's first byte (RFC 1950, section 2.2). No deflate stream's own first byte has them: that
@@ -25,7 +25,7 @@ would be a stored block with something in its padding."""
 
 
 class Undecodable(Exception):
-    """What came is not what the ``Content-Encoding`` says, or that is no coding that was asked for."""
+    """The body is not what its ``Content-Encoding`` says, or has a coding that was not requested."""
 
 
 def acceptable(accepted: Iterable[str]) -> str:
@@ -39,15 +39,16 @@ def acceptable(accepted: Iterable[str]) -> str:
 
 
 def encoding_of(headers: Iterable[tuple[str, str]]) -> str:
-    """``Content-Encoding`` in lower case, empty where the body is as it is."""
+    """``Content-Encoding`` in lower case; empty: the body is not compressed."""
     value = ",".join(value for name, value in headers if name.lower() == "content-encoding").strip().lower()
     return "" if value == "identity" else value
 
 
 def decoded(body: bytes, encoding: str, limit: int) -> bytes:
-    """A whole body, read; of one that is longer than ``limit`` bytes, packed or not, the beginning. Raises Undecodable.
+    """A whole body, decompressed; if it is longer than ``limit`` bytes, compressed or not, its beginning. Raises
+    Undecodable.
 
-    Of what is packed no more than ``limit`` bytes are looked at either: members without content could go on for ever.
+    No more than ``limit`` compressed bytes are read either: members without content could go on for ever.
     """
     if not encoding:
         return body
@@ -60,9 +61,9 @@ def decoded(body: bytes, encoding: str, limit: int) -> bytes:
 
 
 class Inflater:
-    """One body on its way out of its coding: of gzip, one member after another (RFC 1952, section 2.2), with zeros
-    between and behind them where it may be ``padded``, as gzip itself pads; of deflate, zlib's format (RFC 9110,
-    section 8.4.1.2) or what some take it for, the bare stream."""
+    """Decompresses one body. gzip: one member after another (RFC 1952, section 2.2), with zeros between and after them
+    if it may be ``padded``, as gzip itself pads. deflate: zlib's format (RFC 9110, section 8.4.1.2), or the bare stream
+    that some take it for."""
 
     def __init__(self, encoding: str, *, padded: bool = True) -> None:
         """Raises Undecodable."""
@@ -75,7 +76,7 @@ class Inflater:
 
     @property
     def whole(self) -> bool:
-        """What has come so far ends where a body may. One of nothing is nothing."""
+        """Whether a body may end here. An empty one may."""
         return self._member is None
 
     def slices(self, data: bytes) -> Iterator[bytes]:

@@ -1,8 +1,9 @@
-"""Watches an answer's server-sent events go by: is it committed, has it output, what did it cost. Rewrites nothing.
+"""Observes an answer's server-sent events as they pass: is it committed, has it output, what is its usage. Rewrites
+nothing.
 
-Rules: any cut of the stream into chunks gives the same result. Until the first output every event is parsed; the proxy
-holds those bytes back until ``committed``. After it a chunk costs one search in C: what the last events say (usage,
-end, error) is read from a short tail, and only when asked.
+Rules: every split of the stream into chunks gives the same result. Until the first output every event is parsed; the
+proxy holds those bytes back until ``committed``. After it a chunk costs one search in C: what the last events hold
+(usage, end, error) is read from a short tail, and only when requested.
 """
 
 from __future__ import annotations
@@ -20,8 +21,8 @@ from gateway.framework import Kind
 TAIL = 16 * 1024
 """Bytes kept of the stream's end: the closing events of each dialect, from their ``usage`` on, are well below 2 KB."""
 MAX_EVENT = 16 * 1024 * 1024
-"""An event longer than this is not waited for: what came counts as the client's. vLLM's longest first event carries
-the prompt's token ids and log-probabilities: a few megabytes."""
+"""Bytes of the longest event that is waited for; after that, what came is passed to the client. vLLM's longest first
+event carries the prompt's token ids and log-probabilities: a few megabytes."""
 
 _EVENT_LINES: dict[Kind, bytes] = {Kind.RESPONSES: b".delta", Kind.MESSAGES: b"content_block_delta"}
 """The end of the ``event:`` line of an event with output, where a dialect has such lines."""
@@ -44,13 +45,14 @@ _OBJECT = msgspec.json.Decoder(dict[str, msgspec.Raw])
 
 
 class EventObserver:
-    """Fed with an answer's bytes as they come.
+    """Gets an answer's bytes as they come.
 
-    ``committed``: an event was seen that is neither a comment nor an error. ``error``: the payload of the first event,
-    if that is an error. Neither: only comments and parts of events so far, and the bytes may still be held back.
-    ``early_error``: that of an error behind events that only announce an answer (a role, ``message_start``, ...).
-    ``first_output``: an event with output was seen. ``outputs``: such events so far, about one per token and sequence;
-    a closing usage event of the OpenAI dialect counts as one, and is told ``apart`` at the end.
+    ``committed``: an event came that is neither a comment nor an error. ``error``: the payload of the first event, if
+    that is an error. Neither: only comments and parts of events so far, and the bytes may still be held back.
+
+    ``early_error``: the payload of an error after events that only announce an answer (a role, ``message_start``, ...).
+    ``first_output``: an event with output came. ``outputs``: the number of such events so far, about one per token and
+    sequence; a final usage event of the OpenAI dialect counts as one, and is reported by ``apart`` at the end.
     """
 
     __slots__ = (
@@ -97,7 +99,7 @@ class EventObserver:
         self._carry = b""
 
     def feed(self, chunk: bytes) -> None:
-        """Look at the next bytes of the answer's body."""
+        """Read the next bytes of the answer's body."""
         if not chunk:
             return
         tail = self._tail
@@ -112,7 +114,7 @@ class EventObserver:
 
     @property
     def partial(self) -> bool:
-        """The bytes so far end inside an event: what follows would be read as its continuation."""
+        """Whether the bytes so far end inside an event: what follows would be read as its continuation."""
         end = self._end()
         return bool(end) and not end.endswith((b"\n\n", b"\n\r\n"))
 
@@ -127,13 +129,13 @@ class EventObserver:
 
     @property
     def apart(self) -> int:
-        """How many of ``outputs`` hold the usage and no output, told at the stream's end: 0 or 1."""
+        """How many of ``outputs`` hold the usage and no output, known at the stream's end: 0 or 1."""
         tail = self._end() if self.first_output else b""
         return int(b'"choices":[]' in tail or b'"choices": []' in tail)
 
     @property
     def usage(self) -> Usage | None:
-        """The last counts that the engine told; None if none so far."""
+        """The last counts that the engine reported; None: none so far."""
         tail = self._end()
         at = tail.rfind(b'"usage"')
         while at >= 0:
@@ -155,7 +157,7 @@ class EventObserver:
         return None
 
     def _end(self) -> bytes:
-        """The last bytes so far, ``TAIL`` at most."""
+        """The last bytes so far, at most ``TAIL``."""
         if len(self._tail) > 1:
             joined = b"".join(self._tail)[-TAIL:]
             self._tail = deque((joined,))
@@ -168,7 +170,7 @@ class EventObserver:
         self._carry = seen[1 - len(self._pattern) :]
 
     def _read(self, chunk: bytes) -> None:
-        """Split into lines, and act on each event that a blank line ends."""
+        """Split into lines, and handle each event that a blank line ends."""
         start = 0
         while (end := chunk.find(b"\n", start)) >= 0:
             self._line.append(chunk[start:end])
@@ -238,7 +240,7 @@ class EventObserver:
             self._start_counting(crlf=crlf)
 
     def _start_counting(self, *, crlf: bool) -> None:
-        """From here on events with output are counted by the bytes they begin with, as the first one did."""
+        """From here on, count events with output by the bytes that the first one began with."""
         line = _EVENT_LINES.get(self._kind, b"") if self._event else b""
         self._pattern = line + (b"\r\n" if crlf and line else b"\n") + (b"data: {" if self._spaced else b"data:{")
         self._carry = b"\n"

@@ -1,7 +1,7 @@
-"""Which headers go from a client to an engine and back, and the request's id.
+"""Which headers pass from a client to an engine and back, and the request's id.
 
-Rules: names are compared in lower case. Framing belongs to each connection, credentials to each side, and steering an
-engine to the gateway: none of those is ever copied. Everything else is, tracing headers included.
+Rules: names are compared in lower case. Framing headers belong to each connection, credentials to each side, and
+headers that steer an engine to the gateway: none of those is copied. All others are, tracing headers included.
 """
 
 from __future__ import annotations
@@ -33,12 +33,12 @@ HOP_BY_HOP = frozenset(
 )
 """RFC 9110 section 7.6.1, with the de-facto ``keep-alive`` and ``proxy-connection``."""
 OWN = frozenset({"host", "content-length", "content-type", "content-encoding", "expect", "x-request-id"})
-"""Set anew for each leg: the body is ours to send, uncompressed."""
+"""Set anew for each leg: we send the body, uncompressed."""
 CREDENTIALS = frozenset({"authorization", "x-api-key", "api-key", "cookie"})
 NEGOTIATED = frozenset({"accept-encoding"})
-"""Goes on as far as a compressed answer can be observed."""
+"""Passed on as far as a compressed answer can be observed."""
 ONCE = frozenset({"x-slo-ttft-ms", "x-slo-tpot-ms"})
-"""Two objectives for one request: nobody can tell which is meant."""
+"""Refused if repeated: of two objectives for one request nobody can say which is meant."""
 STEERING = frozenset({"x-session-id", "endpoint-load-metrics-format", "x-slo-ttft-ms", "x-slo-tpot-ms"})
 STEERING_PREFIXES = (
     "x-data-parallel-",
@@ -55,13 +55,16 @@ STEERING_PREFIXES = (
 )
 """What vLLM 0.32 reads (``x-data-parallel-rank``, ``x-vllm-priority``), or sidecars and routers in front of engines."""
 
+RANK_HEADER = "x-data-parallel-rank"
+"""Pins a request to one data-parallel rank of a vLLM server."""
+
 _UNCLEAN = re.compile(r"[^A-Za-z0-9._:\-]")
 _CONTROL = re.compile(r"[\x00-\x08\x0a-\x1f\x7f]")
 
 Headers = Iterable[tuple[str, str]]
 
 
-class _Fate(Enum):
+class _Rule(Enum):
     STAYS = 0
     PASSES = 1
     AUTHORIZES = 2
@@ -70,22 +73,22 @@ class _Fate(Enum):
     DECLARES = 5
 
 
-STAYS, PASSES, AUTHORIZES, STEERS, NEGOTIATES, DECLARES = _Fate
+STAYS, PASSES, AUTHORIZES, STEERS, NEGOTIATES, DECLARES = _Rule
 
 
 def request_id(values: Sequence[str], make: Callable[[], str]) -> str:
-    """The id of a request: the first of the client's ``x-request-id`` values, cleaned and bounded; else a made one."""
+    """The id of a request: the first ``x-request-id`` of the client, cleaned and bounded; else a new one."""
     cleaned = _UNCLEAN.sub("", values[0][: 8 * MAX_REQUEST_ID])[:MAX_REQUEST_ID] if values else ""
     return cleaned or make()
 
 
-def forward(
+def to_engine(
     headers: Headers, settings: PassSettings, *, api_key: str | None = None, readable: bool = False
 ) -> list[tuple[str, str]]:
-    """The headers of a client that may go to an engine, names in lower case, and the engine's own ``api_key``.
+    """The client's headers that may pass to an engine, names in lower case, and the engine's own ``api_key``.
 
-    ``readable``: the answer is for us, and must not be compressed. The caller adds what each leg has of its own:
-    content type and length, request id, rank.
+    ``readable``: the gateway reads the answer, so that it must not be compressed. The caller adds the headers of each
+    leg: content type and length, request id, rank.
     """
     authorized, allowed = api_key is None and settings.authorization, settings.steering_headers
     out: list[tuple[str, str]] = []
@@ -109,15 +112,16 @@ def forward(
     return out
 
 
-def back(headers: Headers) -> list[tuple[str, str]]:
-    """The headers of an engine's answer that go to the client, names in lower case; no framing, no ``x-request-id``."""
+def to_client(headers: Headers) -> list[tuple[str, str]]:
+    """The headers of an engine's answer that pass to the client, names in lower case; no framing, no
+    ``x-request-id``."""
     pairs = [(name.lower(), value) for name, value in headers]
     dropped = HOP_BY_HOP | _OWN_BACK | _connection(pairs)
     return [(name, value) for name, value in pairs if name not in dropped and not _CONTROL.search(value)]
 
 
 def visible(headers: Headers) -> dict[str, str]:
-    """What plugins may see of a client's headers: no credentials; of a repeated name the first.
+    """The client's headers that plugins may see: no credentials; of a repeated name the first.
 
     Raises ClientError for a repeated one in ``ONCE``.
     """
@@ -132,8 +136,8 @@ def visible(headers: Headers) -> dict[str, str]:
 
 
 @lru_cache(maxsize=256)
-def _known(given: str) -> tuple[str, _Fate]:
-    """A client's header: its name in lower case, and what becomes of it. Clients send the same few dozen."""
+def _known(given: str) -> tuple[str, _Rule]:
+    """A client's header: its name in lower case, and the rule for it. Clients send the same few dozen."""
     name = given.lower()
     if name == "connection":
         return name, DECLARES

@@ -1,17 +1,18 @@
-"""Why a request must be one endpoint's, prefill and decode: read from the client's JSON alone.
+"""Whether a request must be served by one endpoint, prefill and decode, judged by the client's JSON alone.
 
-Rules: what is harmless is listed, anything else counts. An engine may read ``"n": "2"`` or ``"echo": 1`` more kindly
-than we do, and to keep a request whole is never wrong. So nothing here raises: what is malformed is the engine's to
-judge. Checked against the protocol of vLLM 0.32 (``entrypoints/openai``, ``entrypoints/anthropic``).
+Rules: what is harmless is listed, anything else counts. An engine may accept ``"n": "2"`` or ``"echo": 1`` where we do
+not, and to keep a request whole is never wrong. So nothing here raises: malformed fields are the engine's to judge.
+Checked against the protocol of vLLM 0.32 (``entrypoints/openai``, ``entrypoints/anthropic``).
 """
 
 from __future__ import annotations
 
 import msgspec
 
-from gateway.api.passing import Fields
+from gateway.api.field_filter import Fields
 from gateway.api.prompts import FALSE, NULL
-from gateway.framework import Kind, PromptInput, TextInput, TokenInput
+from gateway.core.prompt import PromptInput, TextInput, TokenInput
+from gateway.framework import Kind
 
 ONE = msgspec.Raw(b"1")
 DISABLED = msgspec.Raw(b'"disabled"')
@@ -30,7 +31,7 @@ FIELDS: tuple[tuple[str, str, tuple[msgspec.Raw, ...]], ...] = (
     # Its length cannot be told from its bytes; with ``prompt`` beside it, vLLM makes several prompts of them.
     ("prompt_embeds", "prompt-embeds", (NULL,)),
 )
-"""Field, word, and the values with which the request may still be split."""
+"""Field, reason, and the values with which the request may still be split."""
 
 RESPONSES_FIELDS: tuple[tuple[str, str, tuple[msgspec.Raw, ...]], ...] = (
     # What they refer to, or leave behind, is in one engine's memory.
@@ -38,7 +39,7 @@ RESPONSES_FIELDS: tuple[tuple[str, str, tuple[msgspec.Raw, ...]], ...] = (
     ("previous_response_id", "previous-response", (NULL,)),
     ("truncation", "truncation", (NULL, DISABLED)),
 )
-"""The same, of ``/v1/responses``."""
+"""The same for ``/v1/responses``."""
 
 
 class _Tool(msgspec.Struct):
@@ -68,8 +69,8 @@ def _count(prompt: PromptInput) -> int:
 
 
 def _only_functions(tools: msgspec.Raw) -> bool:
-    """An engine calls any other tool itself and goes on with a longer prompt, under the same parameters: it would fetch
-    KV a second time that was freed after the first."""
+    """Whether all tools are functions. An engine calls any other tool itself and continues with a longer prompt under
+    the same parameters: it would fetch KV a second time that was freed after the first."""
     try:
         return all(tool.type == "function" for tool in _TOOLS.decode(tools) or ())
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):

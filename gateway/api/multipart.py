@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from gateway.api.content_type import form_boundary, form_type
-from gateway.api.passing import sensitive, strip_form_value
+from gateway.api.field_filter import sensitive, strip_form_value
 from gateway.api.settings import PassSettings
 from gateway.errors import ClientError
 

@@ -1,26 +1,28 @@
-"""A body to a ``Call``: what routing must know of a request, and nothing more.
+"""Parses a body to a ``Parsed``: what routing must know of a request, and nothing more.
 
-Rules: only what routing needs is checked (an object, a model's name, messages, a prompt's form, ``stream``); everything
-else is the engine's to judge, and its own error then goes back unchanged. Every error names the field.
+Rules: only what routing needs is checked (an object, a model's name, messages, a prompt's form, ``stream``). Everything
+else is the engine's to judge, and its own error goes back unchanged. Every error names the field.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TypeVar
 
 from gateway.api.body import Body, JsonBody
+from gateway.api.field_filter import Fields
 from gateway.api.indivisible import indivisible
 from gateway.api.lax import TRUE_WORDS, truth
 from gateway.api.multipart import MultipartBody
-from gateway.api.passing import Fields
 from gateway.api.prompts import NULL, decode, read_prompt
 from gateway.api.routes import Route
 from gateway.api.settings import PassSettings
+from gateway.core.prompt import OpaqueInput, PromptInput
 from gateway.errors import ClientError, UnsupportedMediaType
-from gateway.framework import GENERATES, Kind, OpaqueInput, PromptInput
+from gateway.framework import GENERATES, Kind
 
-LIMIT_FIELDS: dict[Kind, tuple[str, ...]] = {
+LIMIT_FIELDS: Mapping[Kind, tuple[str, ...]] = {
     Kind.CHAT: ("max_completion_tokens", "max_tokens"),
     Kind.COMPLETION: ("max_tokens",),
     Kind.RESPONSES: ("max_output_tokens",),
@@ -30,7 +32,8 @@ LIMIT_FIELDS: dict[Kind, tuple[str, ...]] = {
 COMPLETION_LIMIT = 16
 """Output tokens of a completion that sets no limit: vLLM's and OpenAI's default of that route."""
 MAX_N = 16384
-"""vLLM refuses a larger ``n`` (its VLLM_MAX_N_SEQUENCES): a client's number must not make the ledger absurd before."""
+"""vLLM refuses a larger ``n`` (its VLLM_MAX_N_SEQUENCES); a client's number must not make the ledger absurd before
+that."""
 AUDIO_BYTES_PER_TOKEN = 640
 """16-bit sound at 16 kHz over Whisper's 50 encoder positions a second; compressed files come out too small."""
 
@@ -39,13 +42,13 @@ T = TypeVar("T")
 
 
 @dataclass(slots=True)
-class Call:
-    """A parsed request. ``model``: empty if the body names none. ``n``: sequences.
+class Parsed:
+    """A parsed request. ``model``: empty if the body names none. ``n``: number of sequences.
 
-    ``max_tokens``: the most output tokens per sequence; None: no limit known.
-    ``priority``: lower is earlier, as in vLLM. ``session``: what the body names as its session or cache key.
-    ``indivisible``: a short word for why one endpoint must serve all of it; empty: its prefill may be another's.
-    ``previous_response``: the id of the response that it goes on from, which one engine has in its memory.
+    ``max_tokens``: the most output tokens per sequence; None: no limit known. ``priority``: lower is earlier, as in
+    vLLM. ``session``: the body's session or cache key. ``indivisible``: why one endpoint must serve all of it, in a
+    word; empty: another endpoint may prefill it. ``previous_response``: the id of the response that it continues, which
+    one engine has in its memory.
     """
 
     route: Route
@@ -62,7 +65,7 @@ class Call:
     previous_response: str | None = None
 
 
-def parse(route: Route, raw: bytes, content_type: str, settings: PassSettings) -> Call:
+def parse(route: Route, raw: bytes, content_type: str, settings: PassSettings) -> Parsed:
     """Read a body that came with ``content_type`` (the header's value, empty if there was none).
 
     Raises:
@@ -81,7 +84,7 @@ def parse(route: Route, raw: bytes, content_type: str, settings: PassSettings) -
     if body.malformed and route.kind in GENERATES:
         raise ClientError(f"{body.malformed} must be an object", param=body.malformed)
     prompt = read_prompt(route.kind, fields)
-    return Call(
+    return Parsed(
         route=route,
         body=body,
         model=_model(fields),
@@ -97,14 +100,14 @@ def parse(route: Route, raw: bytes, content_type: str, settings: PassSettings) -
     )
 
 
-def _form(route: Route, body: MultipartBody) -> Call:
+def _form(route: Route, body: MultipartBody) -> Parsed:
     model = body.value("model") or b""
     try:
         name = model.decode()
     except UnicodeDecodeError:
         raise ClientError("model is not UTF-8", param="model") from None
     sound = body.find("file") or memoryview(b"")
-    return Call(
+    return Parsed(
         route=route,
         body=body,
         model=name,

@@ -1,8 +1,8 @@
-"""What of a JSON body is the prompt, per kind of route.
+"""Finds the prompt in a JSON body, per kind of route.
 
-Rules: only what changes the prompt's tokens is read. Fields stand in the order in which they are rendered (tools
-before messages), so that two requests with equal prefixes have equal leading bytes. Wrong types that would make a
-prompt unreadable are the client's error where routing needs the value, and an ``OpaqueInput`` where it does not.
+Rules: only what changes the prompt's tokens is read. Fields are joined in the order in which they are rendered (tools
+before messages), so that two requests with equal prefixes have equal leading bytes. A wrong type is the client's error
+if routing needs the value; if not, the prompt is an ``OpaqueInput``.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ from typing import Annotated, Any, TypeVar
 import msgspec
 
 from gateway.api import anthropic, responses
+from gateway.api.field_filter import Fields
 from gateway.api.lax import truth
-from gateway.api.passing import Fields
-from gateway.api.unreadable import Unreadable
+from gateway.core.prompt import ChatInput, NotConvertible, OpaqueInput, PromptInput, TextInput, TokenInput
 from gateway.errors import ClientError
-from gateway.framework import ChatInput, Kind, OpaqueInput, PromptInput, TextInput, TokenInput
+from gateway.framework import Kind
 
 OPAQUE_FIELDS: dict[Kind, tuple[str, ...]] = {
     Kind.RESPONSES: ("tools", "instructions", "previous_response_id", "input"),
@@ -33,7 +33,7 @@ OPAQUE_FIELDS: dict[Kind, tuple[str, ...]] = {
 """The fields that hold the prompt, in rendering order."""
 
 MAX_PROMPTS = 4096
-"""Of one completion: several times what an engine runs at once. Each costs a place in a tokenizer's batch."""
+"""Prompts of one completion: several times what an engine runs at once. Each takes a place in a tokenizer's batch."""
 
 NULL = msgspec.Raw(b"null")
 TRUE = msgspec.Raw(b"true")
@@ -45,7 +45,7 @@ _Objects = list[dict[str, Any]]
 
 
 class _ChatOptions(msgspec.Struct):
-    """Optional fields with the types that vLLM 0.32 asks for; a wrong one the engine refuses itself."""
+    """Optional fields with the types that vLLM 0.32 requires; the engine itself refuses a wrong one."""
 
     tools: _Objects | None = None
     tool_choice: Any = None
@@ -123,12 +123,12 @@ def _converted(
     read: Callable[[dict[str, Any], bytes], ChatInput],
     **known: Any,
 ) -> PromptInput:
-    """A chat in another form. ``known``: fields that are parsed already."""
+    """A chat that another route's body is converted to. ``known``: fields that are parsed already."""
     raw = _joined(fields, OPAQUE_FIELDS[kind])
     try:
         parsed = {name: msgspec.json.decode(fields[name]) for name in names if name in fields and name not in known}
         return read(parsed | known, raw)
-    except (Unreadable, msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
+    except (NotConvertible, msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
         return OpaqueInput(raw=raw, why="malformed")
 
 

@@ -16,8 +16,7 @@ from typing import Any, Literal, TypeVar
 
 import msgspec
 
-from gateway.api.unreadable import Unreadable
-from gateway.framework import ChatInput
+from gateway.core.prompt import ChatInput, NotConvertible
 
 Object = dict[str, Any]
 T = TypeVar("T")
@@ -138,7 +137,7 @@ def read_response(given: Object, raw: bytes) -> ChatInput:
     """The chat in ``given``, the parsed values of ``FIELDS`` that the body has. ``raw``: as ``ChatInput.raw``.
 
     Raises:
-        Unreadable: vLLM would refuse it.
+        NotConvertible: vLLM would refuse it.
     """
     body = _read(given, _Body)
     messages: list[Object] = []
@@ -199,7 +198,7 @@ def _message(item: Object, before: Object | None) -> Object | None:
     kind = item.get("type", "message")
     read = _ITEMS.get(kind) if isinstance(kind, str) else None
     if read is None:
-        raise Unreadable
+        raise NotConvertible
     message = read(item)
     if message["role"] != "assistant" or before is None:
         return message
@@ -245,7 +244,7 @@ def _custom_output(item: Object) -> Object:
 def _reasoning(item: Object) -> Object:
     thought = _read(item, _ReasoningItem)
     if thought.encrypted_content:
-        raise Unreadable
+        raise NotConvertible
     texts = thought.content or thought.summary
     return {"role": "assistant", "reasoning": texts[0].text if texts else ""}
 
@@ -266,7 +265,7 @@ def _spoken(item: Object) -> Object:
     match _read(item, _AssistantItem).content:
         case [_OutputText(text), *_] if "type" in item:
             return {"role": "assistant", "content": text}
-    raise Unreadable
+    raise NotConvertible
 
 
 _ITEMS: Mapping[str, Callable[[Object], Object]] = {
@@ -301,7 +300,7 @@ def _function(tool: _Function) -> Object:
 
 def _custom(tool: _CustomTool) -> Object:
     if tool.format is not None and tool.format.get("type") == "grammar":
-        raise Unreadable
+        raise NotConvertible
     payload = {"type": "string", "description": "The freeform text payload for this tool."}
     schema = {
         "type": "object",
@@ -316,4 +315,4 @@ def _read(value: object, kind: type[T]) -> T:
     try:
         return msgspec.convert(value, kind)
     except (msgspec.MsgspecError, RecursionError):
-        raise Unreadable from None
+        raise NotConvertible from None

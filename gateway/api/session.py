@@ -1,4 +1,4 @@
-"""Which session a request belongs to: what a header, a cookie or its body says."""
+"""Which session a request belongs to, by a header, a cookie or its body."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from gateway.api.settings import SessionSettings
 
 
 def read_session(body: str | None, headers: Mapping[str, str], cookie: str, settings: SessionSettings) -> str | None:
-    """The first that there is of: the headers in the order of the settings, the cookie, the body's field.
+    """The first that is present of: the headers in the order of the settings, the cookie, the body's field.
 
-    ``headers``: lower-case names. ``cookie``: the Cookie header, of which only the one that is configured is read.
+    ``headers``: lower-case names. ``cookie``: the Cookie header, of which only the configured one is read.
     """
     for name in settings.headers:
         if value := headers.get(name):

@@ -1,4 +1,4 @@
-"""What a request should be answered within: its ``x-slo-ttft-ms`` and ``x-slo-tpot-ms`` headers, else its model's."""
+"""Latency objectives of a request: its ``x-slo-ttft-ms`` and ``x-slo-tpot-ms`` headers, else its model's."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ TTFT = "x-slo-ttft-ms"
 TPOT = "x-slo-tpot-ms"
 
 LONGEST = 86_400_000.0
-"""Milliseconds: a day. What is more is a wrong unit, and no objective."""
+"""Milliseconds: a day. A larger number is a wrong unit, not an objective."""
 
 _NUMBER = re.compile(r"[0-9]{1,20}(?:\.[0-9]{1,20})?")
 
 
 def read_slo(headers: Mapping[str, str], settings: SloSettings) -> Slo | None:
-    """``headers``: lower-case names. None: neither they nor the model ask for anything.
+    """``headers``: lower-case names. None: neither they nor the model set an objective.
 
-    Raises ClientError, whose ``param`` is the header, for what is no number of milliseconds above 0.
+    Raises ClientError, whose ``param`` is the header, for what is not a number of milliseconds above 0.
     """
     ttft = _milliseconds(headers, TTFT, settings.ttft_ms)
     tpot = _milliseconds(headers, TPOT, settings.tpot_ms)

@@ -16,9 +16,9 @@ MAX_COUNT = 2**31
 
 @dataclass(frozen=True, slots=True)
 class Usage:
-    """Tokens of one answer. ``prompt_tokens`` holds the cached ones too, whatever the dialect's own convention.
+    """Tokens of one answer. ``prompt_tokens`` includes the cached ones, whatever the dialect's own convention.
 
-    ``cached_tokens`` is None where the engine does not tell (vLLM: without ``--enable-prompt-tokens-details``).
+    ``cached_tokens`` is None if the engine does not report it (vLLM: without ``--enable-prompt-tokens-details``).
     """
 
     prompt_tokens: int | None = None
@@ -26,7 +26,7 @@ class Usage:
     cached_tokens: int | None = None
 
     def merged(self, later: Usage) -> Usage:
-        """This, with what ``later`` knows put over it: Anthropic streams tell a part first and the rest at the end."""
+        """This, updated with what ``later`` knows: Anthropic streams report a part first and the rest at the end."""
         return Usage(
             self.prompt_tokens if later.prompt_tokens is None else later.prompt_tokens,
             self.output_tokens if later.output_tokens is None else later.output_tokens,

@@ -13,12 +13,12 @@ from typing import Any
 
 import yaml
 
+from gateway.config.build import find, parameters
 from gateway.config.decode import keys
 from gateway.config.document import Loader
 from gateway.config.origin import KeyPath, Origin
 from gateway.config.registry import Registry, discover
 from gateway.config.settings import Config
-from gateway.config.wiring import find, parameters
 
 MASK = "****"
 SECTIONS = ("plugins", "profiles")

@@ -7,9 +7,12 @@ or not: which of them would be meant can change with the next install.
 from __future__ import annotations
 
 import inspect
+import os
+import sys
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, is_dataclass
 from enum import StrEnum
+from functools import lru_cache
 from importlib.metadata import EntryPoint, entry_points
 from typing import Any
 
@@ -117,7 +120,23 @@ class Registry:
 
 
 def discover() -> Registry:
-    """The plugins of everything that is installed. Raises ConfigError where a name is offered twice."""
+    """The plugins of everything that is installed. Raises ConfigError where a name is offered twice.
+
+    They are looked for again once a folder of the path has changed, as any install changes one.
+    """
+    return _discover(tuple((folder, _changed(folder)) for folder in sys.path))
+
+
+def _changed(folder: str) -> int | None:
+    """When files were last added to it or taken away, in nanoseconds."""
+    try:
+        return os.stat(folder or ".").st_mtime_ns
+    except OSError:
+        return None
+
+
+@lru_cache(maxsize=1)
+def _discover(path: tuple[tuple[str, int | None], ...]) -> Registry:
     installed = entry_points()  # once for all kinds: it reads a file of each distribution
     return Registry(
         PluginType(kind=kind, name=point.name, entry_point=point)

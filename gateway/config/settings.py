@@ -9,7 +9,7 @@ from gateway.api.settings import PassSettings, SessionSettings, SloSettings
 from gateway.config.origin import Origin
 from gateway.fleet.settings import CostSettings, EndpointSettings, FleetSettings
 from gateway.flow.settings import FlowSettings
-from gateway.kvcache.settings import CacheSettings, IntakeSettings
+from gateway.kvcache.settings import CacheSettings, ListenerSettings
 from gateway.observability.settings import LogSettings
 from gateway.proxy.settings import KeySettings, ListenSettings, RetrySettings, TimeoutSettings
 from gateway.scheduling.settings import HandlerSettings, PluginSettings, ProfileSettings, WeightedScorer
@@ -93,7 +93,7 @@ class Config:
     client_keys: KeySettings = field(default_factory=KeySettings)
     pass_through: PassSettings = field(default_factory=PassSettings)
     fleet: FleetSettings = field(default_factory=FleetSettings)
-    kv_events: IntakeSettings = field(default_factory=IntakeSettings)
+    kv_events: ListenerSettings = field(default_factory=ListenerSettings)
     log: LogSettings = field(default_factory=LogSettings)
     plugins: tuple[PluginSettings, ...] = DEFAULT_PLUGINS
     profiles: tuple[ProfileSettings, ...] = DEFAULT_PROFILES

@@ -1,7 +1,7 @@
-"""What an engine's URL means: which engine it is, and how it is connected to.
+"""An engine's URL: which engine it names (``Location``), and how to connect to it (``Address``).
 
 Rules: two spellings of a URL are one ``Location``. Endpoints with the same TLS settings share one context, so that two
-addresses are equal where a connection to the one could serve the other.
+addresses are equal if a connection to one could serve the other.
 """
 
 from __future__ import annotations
@@ -13,14 +13,14 @@ from typing import Self
 from urllib.parse import urlsplit
 from weakref import WeakValueDictionary
 
+from gateway.core.tls import KeyPair, Unusable, WatchedContext, trust
 from gateway.errors import ConfigError
 from gateway.fleet.settings import EndpointSettings, TlsSettings
-from gateway.framework.tls import Pair, Renewed, Unusable, trust
 
 DEFAULT_PORTS = {"http": 80, "https": 443, "unix": 0}
 
 ALPN = "http/1.1"
-"""The one protocol that we speak: an engine behind a proxy that prefers HTTP/2 must not choose that."""
+"""The only protocol that we offer: a proxy before an engine that prefers HTTP/2 must not choose that."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +50,7 @@ class Location:
 
     @property
     def url(self) -> str:
-        """Without a trailing slash, and without a port that goes without saying."""
+        """Without a trailing slash, and without the scheme's default port."""
         if self.socket is not None:
             return f"unix://{self.socket}"
         authority = self.authority
@@ -61,9 +61,9 @@ class Location:
 
 @dataclass(frozen=True, slots=True)
 class Address:
-    """Where an engine listens, ready to connect to. Equal addresses may share their connections.
+    """Where an engine listens, and how to connect. Equal addresses may share connections.
 
-    ``host``: name or IP address without brackets; empty for a Unix socket. ``socket``: the path of one. ``ssl``: None
+    ``host``: name or IP address without brackets; empty for a Unix socket. ``socket``: the path of one. ``tls``: None
     for plain HTTP. ``server_name``: for SNI, and the name that the certificate must have; None for plain HTTP.
     ``authority``: the Host header: host, port where it is not the scheme's own, IPv6 in brackets; ``localhost`` for a
     Unix socket.
@@ -72,18 +72,18 @@ class Address:
     host: str
     port: int
     socket: str | None
-    ssl: ssl.SSLContext | None
+    tls: WatchedContext | None
     server_name: str | None
     authority: str
 
     @classmethod
-    def of(cls, settings: EndpointSettings, contexts: Contexts) -> Self:
-        """Raises ConfigError if a file of its TLS settings cannot be used."""
+    def of(cls, settings: EndpointSettings, contexts: TlsContexts) -> Self:
+        """Raises ConfigError if a file of the TLS settings cannot be used."""
         location = Location.of(settings.url)
         if location.socket is not None:
             return cls("", 0, location.socket, None, None, "localhost")
         host = location.host if location.host.isascii() else location.host.encode("idna").decode()
-        # A zone tells our own interface: it is nothing to an engine.
+        # A zone names an interface of this machine, and means nothing to an engine.
         authority = f"[{host.partition('%')[0]}]" if ":" in host else host
         if location.port != DEFAULT_PORTS[location.scheme]:
             authority += f":{location.port}"
@@ -97,30 +97,35 @@ class Address:
         return cls(host, location.port, None, context, tls.server_name or host.partition("%")[0], authority)
 
     @property
+    def ssl(self) -> ssl.SSLContext | None:
+        """For the next connection: it is replaced when its files change. None for plain HTTP."""
+        return None if self.tls is None else self.tls.context
+
+    @property
     def url(self) -> str:
-        """What routes are added to in a client that goes by URLs, and is told apart how to connect to a socket."""
+        """The base URL for an HTTP client. For a Unix socket the client also needs ``socket``."""
         if self.socket is not None:
             return f"http://{self.authority}"
         host = f"[{self.host}]" if ":" in self.host else self.host
-        return f"{'http' if self.ssl is None else 'https'}://{host}:{self.port}"
+        return f"{'http' if self.tls is None else 'https'}://{host}:{self.port}"
 
 
-class Contexts:
-    """TLS contexts for connecting to engines, one for each distinct TLS settings that an address goes by."""
+class TlsContexts:
+    """TLS contexts for connecting to engines, one for each distinct TLS settings, kept while an address uses it."""
 
     def __init__(self) -> None:
-        self._contexts: WeakValueDictionary[TlsSettings, Renewed] = WeakValueDictionary()
+        self._contexts: WeakValueDictionary[TlsSettings, WatchedContext] = WeakValueDictionary()
 
-    def of(self, settings: TlsSettings) -> Renewed:
+    def of(self, settings: TlsSettings) -> WatchedContext:
         """Raises Unusable if a file cannot be used."""
-        # The name is checked for each connection, and is no part of the context.
+        # The name is checked for each connection; the context does not hold it.
         key = replace(settings, server_name=None)
         if (known := self._contexts.get(key)) is None:
             files = [file for file in (key.ca, key.certificate, key.key) if file is not None]
-            known = self._contexts[key] = Renewed(partial(_context, key), files)
+            known = self._contexts[key] = WatchedContext(partial(_context, key), files)
         return known
 
-    def all(self) -> list[Renewed]:
+    def all(self) -> list[WatchedContext]:
         return list(self._contexts.values())
 
 
@@ -129,7 +134,7 @@ def _context(settings: TlsSettings) -> ssl.SSLContext:
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     context.minimum_version = ssl.TLSVersion.TLSv1_2
     context.set_alpn_protocols([ALPN])
-    # Whoever names an authority below another's, or an engine's own certificate, means that one.
+    # A configured intermediate authority, or an engine's own certificate, is trusted without its root.
     context.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN
     if not settings.verify:
         context.check_hostname = False
@@ -139,5 +144,5 @@ def _context(settings: TlsSettings) -> ssl.SSLContext:
     else:
         context.load_default_certs()
     if settings.certificate is not None:
-        Pair(settings.certificate, settings.key).load(context)
+        KeyPair(settings.certificate, settings.key).load(context)
     return context

@@ -1,155 +1,147 @@
-"""One engine, watched: a loop that scrapes it, judges its health and learns what it serves.
+"""The watch over one engine: a loop that scrapes it, judges its health, and has it inspected.
 
-Rules: everything that changes an ``Engine`` or the metrics and warmth of its endpoints is here. One question at a time
-is under way to an engine. Before an engine is called up, its ranks and models are known, so that the first request goes
-to the right place under the right name. The loop survives whatever an engine answers.
+Rules: whatever changes an ``Engine``, or the metrics and warmth of its endpoints, is here or in ``EngineInspector``.
+One question at a time is on its way to an engine. An engine is up only after its ranks and models are known, so that
+the first request goes to a rank that exists under a name that is served. The loop survives whatever an engine answers.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Mapping
-from random import Random
-from typing import Any
+from collections.abc import Callable
 
-from gateway.errors import ConfigError
-from gateway.fleet.core import Core, Place
+from gateway.core.tasks import TaskSet
+from gateway.fleet.context import FleetContext
+from gateway.fleet.engine import FleetEngine
 from gateway.fleet.health import Health
-from gateway.fleet.kv_source import KvSource, configured, connecting, reported
-from gateway.fleet.listener import Listeners
-from gateway.fleet.outliers import Answers
-from gateway.fleet.probe import EngineProbe, ProbeFailed
-from gateway.fleet.ranks import rank_count
+from gateway.fleet.inspector import EngineInspector
+from gateway.fleet.listener import FleetListener
+from gateway.fleet.outliers import OutlierDetector
+from gateway.fleet.probe import EngineProbe, ProbeFailed, ProbeSessions
 from gateway.fleet.scrape import Scrape, ScrapeReader, restarted
-from gateway.fleet.settings import FleetSettings
-from gateway.framework import Clock, Engine, Observer
-from gateway.framework.pauses import Pauses
 
 log = logging.getLogger("kvgate.fleet")
 
 LATENCY_WEIGHT = 0.2
 """Of a new round trip in the running mean: the last five or so count, so that one late wake-up of our loop does not."""
 
-RELEARN = 30.0
-"""Seconds after which models and event sources are asked again while all is well: adapters come and go at run time."""
-
-LEARN_AGAIN = 5.0
-"""Seconds after which they are asked again if one of them was not to be had."""
-
-SOONEST = 0.1
-"""Seconds between two scrapes that broken answers ask for, so that a storm of them does not become one of scrapes; and
-between the two answers that change an engine's number of ranks, so that not both fall into the moment of a change."""
+RESCRAPE = 0.1
+"""Seconds before a scrape that a broken answer asks for: a storm of them does not become a storm of scrapes."""
 
 OURS = 0.5
-"""Of the time that a scrape may take, the part which our own loop may have lost before its lateness is ours alone."""
-
-NO_LIST = frozenset({"status-401", "status-403", "status-404", "status-405"})
-"""Answers to ``/v1/models`` with which an engine may still serve: a key that only clients have, or no such route."""
+"""Part of the scrape timeout: if our own loop was held up for longer, we were late and not the engine."""
 
 
 class EngineWatch:
-    """``run`` is the loop; ``refused``, ``broke``, ``answered`` and ``finished`` are what requests tell it.
+    """``run`` is the loop; the ``report_`` methods take what requests saw of the engine.
 
-    ``judge``: called when its health has changed; says by ``use`` of each engine whether it is spared. ``ranks_are``:
-    told how many data-parallel ranks the engine has, when that is not how many ``cores`` stand for; it makes as many,
-    or raises ConfigError. None: the configuration says how many.
+    ``health_changed``: called whenever its health has changed. ``set_ranks``: as for ``EngineInspector``. ``probed``:
+    set once the engine was probed for the first time.
     """
 
     def __init__(
         self,
-        engine: Engine,
-        settings: FleetSettings,
+        engine: FleetEngine,
+        context: FleetContext,
         *,
-        clock: Clock,
-        observer: Observer,
-        random: Random,
-        listeners: Listeners,
-        judge: Callable[[], None],
-        pauses: Pauses,
-        ranks_are: Callable[[int], None] | None,
+        health_changed: Callable[[], None],
+        set_ranks: Callable[[int], None],
     ) -> None:
         self.engine = engine
-        self.cores: list[Core] = []
+        self.health = Health(context.settings.health, context.clock, context.random)
         self.probed = asyncio.Event()
-        self._host = engine.host
-        self._interval = settings.scrape.interval
-        self._clock = clock
-        self._observer = observer
-        self._random = random
-        self._listeners = listeners
-        self._judge = judge
-        self._pauses = pauses
-        self._timeout = settings.scrape.timeout
-        self._ranks_are = ranks_are
-        self._ranks: int | None = None
-        self._sources: Mapping[str, Any] | None = None
-        self.health = Health(settings.health, clock, random)
+        self._context = context
+        self._clock = context.clock
+        self._observer = context.observer
+        self._interval = context.settings.scrape.interval
+        self._health_changed = health_changed
         self._reader = ScrapeReader()
+        self._inspector = EngineInspector(engine, context, self._reader, set_ranks)
         self._last: Scrape | None = None
-        self._learn_at = 0.0
-        self._relearn = False
         self._wake = asyncio.Event()
         self._suspect = False
-        self._answers = Answers()
-        self._heard_at = clock.monotonic()
-        self._warned: set[str] = set()
+        self._answers = OutlierDetector()
+        self._heard_at = context.clock.monotonic()
+        self._probe: EngineProbe | None = None
+        self._task: asyncio.Task[None] | None = None
+
+    # life
 
     @property
-    def places(self) -> list[Place]:
-        """The engine's endpoints, of all models."""
-        return [place for core in self.cores for place in core.places]
+    def running(self) -> bool:
+        return self._task is not None
 
-    # what requests tell
+    def start(self, tasks: TaskSet, sessions: ProbeSessions) -> None:
+        """Run the loop in ``tasks``, unless it runs already."""
+        if self._task is None:
+            timeout = self._context.settings.scrape.timeout
+            engine = self.engine
+            self._probe = EngineProbe(sessions, engine.address, engine.api_key, timeout, self.record_connect)
+            self._task = tasks.start(self.run(self._probe), name=f"watch {engine.name}")
 
-    def refused(self) -> None:
-        """A request's connection was refused: out at once, and tried again after a pause."""
-        if self.health.refused():
-            self._state_changed()
+    def stop(self) -> None:
+        """The engine is dropped."""
+        if self._task is not None:
+            self._task.cancel()
+        self._task = self._probe = None
+
+    def update_access(self) -> None:
+        """The engine has another address or key, from the next question on."""
+        if self._probe is not None:
+            self._probe.retarget(self.engine.address, self.engine.api_key)
+
+    def refresh_soon(self) -> None:
+        """The engine's endpoints have changed: inspect it with the next scrape."""
+        self._inspector.refresh_soon()
+
+    # what requests report
+
+    def report_refused(self) -> None:
+        """A connection was refused: take it out at once, and try it again after a pause."""
+        if self.health.record_refused():
+            self._update_state()
             self._wake.set()
 
-    def broke(self, why: str, waited: float | None) -> None:
-        """An answer broke off: look at once, without waiting for the next scrape. ``why``: a short word. ``waited``:
-        seconds after which it was not waited for any longer; None: it ended by itself.
+    def report_broken(self, why: str, waited: float | None) -> None:
+        """An answer broke off: probe at once. ``why``, ``waited``: as for ``Fleet.report_broken``.
 
-        Whoever answers others meanwhile has a long queue, and is not broken.
+        If others were answered while one waited, the queue is long and the engine is not broken.
         """
         now = self._clock.monotonic()
         mute = waited is not None and self._heard_at < now - waited
         if mute or waited is None:
-            self._answers.ended(now, broken=True)
-        under_way = 0 if mute else sum(core.ledger.requests for core in self.cores)
-        if self._answers.outlier(under_way) and self.health.broken():
+            self._answers.record(now, broken=True)
+        in_flight = 0 if mute else sum(core.ledger.requests for core in self.engine.cores)
+        if self._answers.is_outlier(in_flight) and self.health.record_broken():
             log.warning("engine %s: too many of its answers broke off, the last one: %s", self.engine.name, why)
             self._answers.clear()
-            self._state_changed()
+            self._update_state()
             self._wake.set()
         elif self.engine.up:
             self._suspect = True
             self._wake.set()
 
-    def answered(self, connect_seconds: float | None) -> None:
-        """An answer's head came. ``connect_seconds``: what its connection took to make; None: it was there already."""
+    def report_head(self, connect_seconds: float | None) -> None:
+        """An answer's head came. ``connect_seconds``: what a new connection took; None: it was there already."""
         self._heard_at = self._clock.monotonic()
         if connect_seconds is not None:
-            self.connected(connect_seconds)
+            self.record_connect(connect_seconds)
 
-    def finished(self) -> None:
+    def report_complete(self) -> None:
         """An answer is complete."""
         self._heard_at = now = self._clock.monotonic()
-        self._answers.ended(now, broken=False)
+        self._answers.record(now, broken=False)
 
-    def connected(self, seconds: float) -> None:
-        """A connection was made in ``seconds``."""
+    def record_connect(self, seconds: float) -> None:
+        """Add what a new connection took to the running mean of round trips."""
         mean = self.engine.latency
         self.engine.latency = seconds if mean is None else mean + LATENCY_WEIGHT * (seconds - mean)
 
-    def relearn(self) -> None:
-        """Its endpoints changed: ask for models and event sources with the next scrape, also if that is on its way."""
-        self._relearn = True
+    # state
 
-    def use(self, *, spared: bool) -> None:
-        """Whether it is used even if it is not healthy."""
+    def set_spared(self, spared: bool) -> None:
+        """Use the engine although it is not healthy, or stop that."""
         if spared == self.engine.spared:
             return
         self.engine.spared = spared
@@ -164,28 +156,53 @@ class EngineWatch:
         elif not self.health.up:
             log.warning("engine %s is down (%s), and not used any more", self.engine.name, self.engine.down_reason)
 
-    def report(self) -> None:
-        """Tell the observer its state."""
+    def publish_state(self) -> None:
         self._observer.engine_state(self.engine.name, self.health.up, self.engine.down_reason)
+
+    def _update_state(self, detail: str = "") -> None:
+        """The health has changed. ``detail``: of a failure, for the log."""
+        if self.health.up and self.engine.spared:
+            self.health.skip_slow_start()
+        self.engine.up = self.health.up or self.engine.spared
+        self.engine.down_reason = self.health.reason
+        self._update_warmth()
+        self.publish_state()
+        if self.health.up:
+            log.info("engine %s is up (vLLM %s)", self.engine.name, self.engine.version or "of unknown version")
+        else:
+            why = f"{self.engine.down_reason} ({detail})" if detail else self.engine.down_reason
+            log.warning("engine %s is down: %s", self.engine.name, why)
+        self._health_changed()
+
+    def _update_warmth(self) -> None:
+        warmth = self.health.warmth()
+        for endpoint in self.engine.endpoints:
+            endpoint.warmth = warmth
+
+    def _record_failure(self, reason: str, detail: str = "") -> None:
+        self._observer.scraped(self.engine.name, False, self._clock.monotonic())
+        if self.health.record_failure(reason):
+            self._update_state(detail)
 
     # the loop
 
     async def run(self, probe: EngineProbe) -> None:
-        """Watch until cancelled. ``probed`` is set after the first look."""
-        await self._look(probe)
+        """Watch until cancelled."""
+        await self._probe_once(probe)
         self.probed.set()
-        # Engines that were first asked together would be asked together for ever, and stall the loop by their sum.
-        share, elapsed = self._random.random(), 0.0
+        # Engines that were first probed together would be probed together for ever, and stall the loop by their sum.
+        share, elapsed = self._context.random.random(), 0.0
         while True:
-            await self._rest(share, elapsed)
+            await self._pause(share, elapsed)
             asked = self._clock.monotonic()
-            await self._look(probe)
+            await self._probe_once(probe)
             share, elapsed = 1.0, self._clock.monotonic() - asked
 
-    async def _rest(self, share: float, elapsed: float) -> None:
-        """Until the next look is due, or a request asks for one.
+    async def _pause(self, share: float, elapsed: float) -> None:
+        """Wait until the next probe is due, or a request asks for one.
 
-        ``share``: of the pause. ``elapsed``: what the last look took, part of the interval of an engine that is up.
+        ``share``: of the usual pause. ``elapsed``: what the last probe took; part of the interval of an engine that is
+        up.
         """
         while True:
             pause = self.health.pause(self._interval) * share - (elapsed if self.health.up else 0.0)
@@ -196,201 +213,72 @@ class EngineWatch:
                 return
             self._wake.clear()
             if self._suspect:
-                await asyncio.sleep(min(SOONEST, self._interval))
+                await asyncio.sleep(min(RESCRAPE, self._interval))
                 return
 
-    async def _look(self, probe: EngineProbe) -> None:
-        asked, lost = self._clock.monotonic(), self._pauses.lost()
+    async def _probe_once(self, probe: EngineProbe) -> None:
+        pauses = self._context.pauses
+        asked, lost = self._clock.monotonic(), pauses.lost()
         try:
-            await self._ask(probe, asked)
+            await self._update(probe, asked)
         except ProbeFailed as failure:
-            lost = self._pauses.lost() - lost
-            if failure.reason == "timeout" and lost > OURS * self._timeout:
+            lost = pauses.lost() - lost
+            if failure.reason == "timeout" and lost > OURS * self._context.settings.scrape.timeout:
                 log.info("engine %s: not scraped in time, of which we lost %.1f s ourselves", self.engine.name, lost)
                 self._suspect = True
                 self._wake.set()
             else:
-                self._failed(failure.reason, failure.detail)
+                self._record_failure(failure.reason, failure.detail)
         except Exception:
             log.exception("engine %s: the watch failed", self.engine.name)
-            self._failed("internal")
-        self._warm()
+            self._record_failure("internal")
+        self._update_warmth()
 
-    async def _ask(self, probe: EngineProbe, asked: float) -> None:
+    async def _update(self, probe: EngineProbe, asked: float) -> None:
+        """Raises ProbeFailed. ``asked``: when this began."""
         suspect, self._suspect = self._suspect, False
         if suspect or not self.health.up:
-            await probe.healthy()
-        scrape = await self._scrape(probe)
-        if self._last is not None and restarted(self._last, scrape):
-            self._restarted()
-        late = self._relearn or self._clock.monotonic() >= self._learn_at
-        due = not scrape.asleep and (not self.health.up or late)
-        self._relearn = self._relearn and not due
-        complete = True
-        if due or (self._last is not None and len(scrape.engines) != len(self._last.engines)):
-            complete = await self._ask_sources(probe)
-        if self._ranks_are is not None and not scrape.asleep:
-            before = self._ranks
-            scrape = await self._count(probe, scrape, self._ranks_are)
-            due = due or self._ranks != before
-        fell_asleep = scrape.asleep and not (self._last is not None and self._last.asleep)
-        self._take(scrape, asked)
-        if fell_asleep:
-            for place in self.places:
-                self._listeners.engine_asleep(place)
-        if due:
-            await self._learn(probe, complete)
+            await probe.check_health()
+        scrape, last = await probe.scrape(self._reader), self._last
+        if last is not None and restarted(last, scrape):
+            self._handle_restart()
+        labels_changed = last is not None and len(scrape.engines) != len(last.engines)
+        scrape = await self._inspector.check_ranks(probe, scrape, up=self.health.up, labels_changed=labels_changed)
+        self._update_warmth()
+        self._apply_scrape(scrape, asked)
+        if scrape.asleep and not (last is not None and last.asleep):
+            for endpoint in self.engine.endpoints:
+                self._context.listeners.notify(FleetListener.engine_asleep, endpoint)
+        await self._inspector.check_served(probe, up=self.health.up)
         self._observer.scraped(self.engine.name, True, self._clock.monotonic())
-        if self.health.resting("asleep") if scrape.asleep else self.health.succeeded(asked):
-            self._state_changed()
+        if self.health.record_unavailable("asleep") if scrape.asleep else self.health.record_success(asked):
+            self._update_state()
 
-    async def _scrape(self, probe: EngineProbe) -> Scrape:
-        text = await probe.metrics()
-        scrape = self._reader.read(text, self._clock.monotonic())
-        if scrape is None:
-            raise ProbeFailed("garbage")
-        return scrape
-
-    async def _ask_sources(self, probe: EngineProbe) -> bool:
-        """False if there was no answer: then what it said before still stands."""
-        wanted = [place.settings.kv_events for place in self.places]
-        if self._ranks_are is None and not any(events.enabled and events.endpoint is None for events in wanted):
-            return True
-        try:
-            self._sources = await probe.kv_sources()
-        except ProbeFailed as failure:
-            log.info("engine %s: event sources: %s", self.engine.name, failure.reason)
-            return False
-        return True
-
-    async def _count(self, probe: EngineProbe, scrape: Scrape, ranks_are: Callable[[int], None]) -> Scrape:
-        """Make the cores fit the number of ranks; a known number changes only if the engine says so twice.
-
-        Returns the scrape that holds now: of two, the second.
-        """
-        number = rank_count(scrape, self._sources or {})
-        if number == self._ranks:
-            return scrape
-        if self._ranks is not None:
-            await asyncio.sleep(min(SOONEST, self._interval))
-            try:
-                scrape = await self._scrape(probe)
-            except ProbeFailed:
-                return scrape
-            told = await self._ask_sources(probe) or not self._sources
-            if not told or rank_count(scrape, self._sources or {}) != number:
-                return scrape
-        try:
-            ranks_are(number)
-        except ConfigError as error:
-            self._warn("names", f"it has {number} data-parallel ranks, and its endpoints stay as they were: {error}")
-        if number != (self._ranks or 1):
-            log.info("engine %s: data-parallel ranks: %d", self.engine.name, number)
-        self._ranks = number
-        self._warm()
-        return scrape
-
-    def _take(self, scrape: Scrape, asked: float) -> None:
-        # One that has lost its connector says so once more, by what is missing.
-        transfers = scrape.transfers or (self._last is not None and self._last.transfers)
+    def _apply_scrape(self, scrape: Scrape, asked: float) -> None:
+        # An engine that has lost its connector is counted once more, by what is missing.
+        has_kv_connector = scrape.has_kv_connector or (self._last is not None and self._last.has_kv_connector)
         self._last = scrape
         if scrape.started is not None:
             self.engine.started = scrape.started
         # Labels of ranks that were scaled away stay behind, and must not be added to the one that is left.
-        alone = self._ranks == 1 and len(scrape.engines) > 1
-        for core in self.cores:
+        alone = self._inspector.ranks == 1 and len(scrape.engines) > 1
+        for core in self.engine.cores:
             if (metrics := scrape.rank(0 if alone else core.rank)) is None:
                 continue
-            core.scraped(metrics, asked)
-            own, external = core.lookups.grown(metrics)
-            for place in core.places:
-                self._observer.cache_lookups(place.name, "own", own.queried, own.hit)
+            core.apply_scrape(metrics, asked)
+            own, external = core.cache_counters.update(metrics)
+            for endpoint in core.endpoints:
+                self._observer.cache_lookups(endpoint.name, "own", own.queried, own.hit)
                 if external.queried or external.hit:
-                    self._observer.cache_lookups(place.name, "external", external.queried, external.hit)
-                if transfers:
-                    self._observer.kv_transfers(place.name, metrics.kv_expired, metrics.kv_fetching)
-        told, configured_ranks = rank_count(scrape, self._sources or {}), len({core.rank for core in self.cores})
-        if self._ranks_are is None and told != configured_ranks:
-            self._warn("ranks", f"it has {told} data-parallel ranks, the configuration says {configured_ranks}")
+                    self._observer.cache_lookups(endpoint.name, "external", external.queried, external.hit)
+                if has_kv_connector:
+                    self._observer.kv_transfers(endpoint.name, metrics.kv_expired, metrics.kv_fetching)
 
-    def _restarted(self) -> None:
+    def _handle_restart(self) -> None:
         log.info("engine %s restarted", self.engine.name)
-        self._learn_at = 0.0
-        for core in self.cores:
-            core.cost.renewed()
-            core.lookups.began_anew()
-        for place in self.places:
-            self._listeners.engine_restarted(place)
-
-    async def _learn(self, probe: EngineProbe, complete: bool) -> None:
-        """What it serves, its version, and where its events come from. One that is up already does not fail by it.
-
-        ``complete``: whether all that was asked before had an answer.
-        """
-        try:
-            self.engine.served = await probe.models()
-        except ProbeFailed as failure:
-            if failure.reason in NO_LIST:
-                self._warn("models", f"it does not tell its models ({failure.reason}); does it need an api_key?")
-            elif not self.health.up:
-                raise
-            else:
-                complete = False
-        try:
-            self.engine.version = await probe.version()
-        except ProbeFailed as failure:
-            log.info("engine %s: version: %s", self.engine.name, failure.reason)
-            complete = False
-        self._tell_sources()
-        self._learn_at = self._clock.monotonic() + (RELEARN if complete else LEARN_AGAIN)
-
-    def _tell_sources(self) -> None:
-        for core in self.cores:
-            for place in core.places:
-                events = place.settings.kv_events
-                source = configured(events, core.rank, self._host, self._sources or {})
-                if source is None and events.enabled and events.endpoint is None:
-                    if self._sources is None:
-                        continue
-                    if events.connects:
-                        topic = place.settings.kv_topic(place.model.name)
-                        source = connecting(events, core.rank, self._host, topic, self._sources)
-                    else:
-                        source = reported(self._sources, core.rank, self._host, events.topic)
-                self._source_is(place, source)
-
-    def _source_is(self, place: Place, source: KvSource | None) -> None:
-        if place.source_known and place.source == source:
-            return
-        place.source, place.source_known = source, True
-        self._listeners.kv_source(place, source)
-
-    def _failed(self, reason: str, detail: str = "") -> None:
-        self._observer.scraped(self.engine.name, False, self._clock.monotonic())
-        if self.health.failed(reason):
-            self._state_changed(detail)
-
-    def _state_changed(self, detail: str = "") -> None:
-        if self.health.up and self.engine.spared:
-            self.health.warm()
-        self.engine.up = self.health.up or self.engine.spared
-        self.engine.down_reason = self.health.reason
-        self._warm()
-        self.report()
-        if self.health.up:
-            log.info("engine %s is up (vLLM %s)", self.engine.name, self.engine.version or "of unknown version")
-        else:
-            why = f"{self.engine.down_reason} ({detail})" if detail else self.engine.down_reason
-            log.warning("engine %s is down: %s", self.engine.name, why)
-        self._judge()
-
-    def _warm(self) -> None:
-        warmth = self.health.warmth()
-        for place in self.places:
-            place.warmth = warmth
-
-    def _warn(self, what: str, message: str) -> None:
-        """Once in an engine's life for each thing."""
-        if what not in self._warned:
-            self._warned.add(what)
-            log.warning("engine %s: %s", self.engine.name, message)
+        self._inspector.restarted()
+        for core in self.engine.cores:
+            core.cost.reset()
+            core.cache_counters.restart()
+        for endpoint in self.engine.endpoints:
+            self._context.listeners.notify(FleetListener.engine_restarted, endpoint)

@@ -1,15 +1,15 @@
-"""Whether an engine may be sent to: a pure state machine.
+"""Whether requests may be sent to an engine: a pure state machine.
 
-Rules: an engine begins down (``not-probed``) and is up from its first good answer. While up, ``failures`` failed
-scrapes in a row take it out; a refused connection, or its own word that it cannot serve, does so at once. While down it
-is tried again after a pause that doubles, with jitter, so that many gateways do not return in step. An engine that came
-*back* is brought to its full share over ``slow_start`` seconds; one that is up for the first time has it at once. A
-return that did not last ``slow_start`` does not reset the doubling: an engine that flaps is tried less and less often.
+Rules: an engine starts down (``not-probed``) and is up from its first good answer. While it is up, ``failures`` failed
+scrapes in a row take it down; a refused connection, or its own report that it cannot serve, does so at once. While it
+is down it is tried again after a pause that doubles, with jitter, so that many gateways do not try in step. An engine
+that comes *back* gets its full share over ``slow_start`` seconds; one that is up for the first time gets it at once. A
+return that is shorter than ``slow_start`` does not reset the doubling: an engine that flaps is tried less often.
 
-An engine that went out by anything but a connection that cannot be made or its own word is *ejected*: we may be wrong,
-and of a model's endpoints no more than half stay out for that (``outliers.spared``).
+An engine that is down for any other reason than a failed connection or its own report is *ejected*: our judgement may
+be wrong, and at most half of a model's endpoints stay ejected (``outliers.spared``).
 
-A reason is a short word for a metric's label; it is empty if and only if the engine is up.
+A reason is a short word for a metric's label. It is empty if and only if the engine is up.
 """
 
 from __future__ import annotations
@@ -20,21 +20,21 @@ from gateway.fleet.settings import HealthSettings
 from gateway.framework import Clock
 
 AT_ONCE = frozenset({"refused", "unhealthy"})
-"""Reasons that need no second failure: nobody listens, or the engine itself says that it is dead."""
+"""Reasons that need no second failure: nobody listens, or the engine reports that it is dead."""
 
 CERTAIN = AT_ONCE | {"asleep", "connect", "dns", "tls"}
-"""Reasons for which nothing could be sent there, or it says itself that it would not serve it."""
+"""Reasons that are no judgement of ours: nothing could be sent, or the engine reports that it does not serve."""
 
 COLDEST = 0.1
 """Warmth at the moment of coming back. Not 0, so that a scorer may divide by it; Envoy's slow start begins at the same
 tenth of the weight."""
 
 JITTER = 0.5
-"""A pause is drawn from this fraction of it up to the whole."""
+"""A pause is drawn uniformly between this fraction of it and the whole."""
 
 
 class Health:
-    """Every method that takes news says whether ``up`` or ``reason`` changed."""
+    """Every ``record_`` method returns whether ``up`` or ``reason`` changed."""
 
     def __init__(self, settings: HealthSettings, clock: Clock, random: Random) -> None:
         self.up = False
@@ -52,18 +52,18 @@ class Health:
 
     @property
     def ejected(self) -> bool:
-        """It was up, and is out for what may be our mistake. Once it was certain, that stays so until it is up."""
+        """It was up, and is down by our judgement. A certain reason in between rules that out until it is up again."""
         return not self.up and not self._certain
 
     @property
     def since(self) -> float:
-        """When it went up or down, of Clock.monotonic()."""
+        """Clock.monotonic() when it last went up or down."""
         return self._changed_at
 
-    def succeeded(self, asked: float) -> bool:
-        """The engine answered well to a question put at ``asked`` (Clock.monotonic()).
+    def record_success(self, asked: float) -> bool:
+        """A probe that was sent at ``asked`` (Clock.monotonic()) was answered.
 
-        An answer to a question from before it went down says nothing about now, and is ignored.
+        Ignored if the engine went down after ``asked``: the answer says nothing about now.
         """
         now = self._clock.monotonic()
         if not self.up and self._was_up and asked < self._changed_at:
@@ -81,44 +81,44 @@ class Health:
         self._changed_at = now
         return True
 
-    def failed(self, reason: str) -> bool:
-        """A try failed: ``reason`` says how."""
+    def record_failure(self, reason: str) -> bool:
+        """A probe failed. ``reason``: how."""
         self._failures += 1
         if self.up:
             if reason not in AT_ONCE and self._failures < self._settings.failures:
                 return False
-            return self._take_out(reason)
+            return self._mark_down(reason)
         self._downs += 1
-        return self._rename(reason)
+        return self._set_reason(reason)
 
-    def refused(self) -> bool:
-        """A request's connection was refused. While down for certain it tells nothing new."""
+    def record_refused(self) -> bool:
+        """A request's connection was refused. Changes nothing while the engine is down for a certain reason."""
         if self.up:
-            return self._take_out("refused")
-        return self._rename("refused") if self.ejected else False
+            return self._mark_down("refused")
+        return self._set_reason("refused") if self.ejected else False
 
-    def broken(self) -> bool:
-        """Its answers keep breaking off although it can be scraped."""
-        return self._take_out("broken-answers") if self.up else False
+    def record_broken(self) -> bool:
+        """Too many of its answers break off, although it can be scraped."""
+        return self._mark_down("broken-answers") if self.up else False
 
-    def resting(self, reason: str) -> bool:
-        """The engine answers, and says that it does not serve now (``asleep``): looked at again at every interval."""
-        changed = self._take_out(reason) if self.up else self._rename(reason)
+    def record_unavailable(self, reason: str) -> bool:
+        """The engine answers and reports that it does not serve now (``asleep``). It is probed at every interval."""
+        changed = self._mark_down(reason) if self.up else self._set_reason(reason)
         self._resting = True
         self._downs = 0
         self._failures = 0
         return changed
 
     def pause(self, interval: float) -> float:
-        """Seconds until the next try, where a healthy engine is asked every ``interval`` seconds."""
+        """Seconds until the next probe. A healthy engine is probed every ``interval`` seconds."""
         if self.up or self._resting:
             return interval
-        # Beyond 2^32 the bound has been reached long ago; the exponent must not grow into a float's overflow.
+        # ``max_backoff`` is reached long before 2^32; a larger exponent would overflow a float.
         doubled = self._settings.backoff * 2.0 ** min(32, max(0, self._downs - 1))
         return min(self._settings.max_backoff, doubled) * (JITTER + (1 - JITTER) * self._random.random())
 
     def warmth(self) -> float:
-        """The share it may have: 0.1..1."""
+        """Its share of requests during slow start: 0.1..1."""
         if self._warming_from is None or not self.up:
             return 1.0
         elapsed = self._clock.monotonic() - self._warming_from
@@ -127,11 +127,11 @@ class Health:
             return 1.0
         return max(COLDEST, elapsed / self._settings.slow_start)
 
-    def warm(self) -> None:
-        """It was in use all the while: it needs no slow start."""
+    def skip_slow_start(self) -> None:
+        """It was in use while it was down, being spared."""
         self._warming_from = None
 
-    def _take_out(self, reason: str) -> bool:
+    def _mark_down(self, reason: str) -> bool:
         self.up = False
         self.reason = reason
         self._certain = reason in CERTAIN
@@ -141,7 +141,7 @@ class Health:
         self._downs += 1
         return True
 
-    def _rename(self, reason: str) -> bool:
+    def _set_reason(self, reason: str) -> bool:
         changed = self.reason != reason
         self.reason = reason
         self._certain = self._certain or reason in CERTAIN

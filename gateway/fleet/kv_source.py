@@ -1,8 +1,8 @@
-"""Where an endpoint's KV events come from: as configured, or as its engine reports it.
+"""Where an endpoint's KV events come from: as configured, or as its engine reports.
 
 Rules: an address that an engine binds to (``*``, ``0.0.0.0``, ``::``) becomes the host of its URL. A configured
-address is rank 0's: rank r listens r ports higher. What an engine reports is each rank's own already. What cannot be
-subscribed to is None, never an error. An engine that connects to us does so with each rank to a port of its own, too.
+address is that of rank 0; rank r listens r ports higher. An engine reports an address for each rank. What cannot be
+subscribed to is None, never an error. An engine that connects to us uses one port of ours for each rank, too.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Any
 from gateway.fleet.settings import MAX_RANKS, KvEventsSettings
 
 WILDCARDS = frozenset({"*", "0.0.0.0", "::", "[::]", ""})
-"""Hosts that mean "every address of mine"."""
+"""Hosts that mean all addresses of the engine's machine."""
 
 MAX_ADDRESS = 512
 """Characters of an address that an engine may report; a host name has at most 253."""
@@ -24,8 +24,8 @@ MAX_ADDRESS = 512
 class KvSource:
     """``address`` of the PUB socket, ``replay`` of the ROUTER socket or None, ``topic`` to subscribe to.
 
-    ``address`` is None where the engine connects to us: to the port ``offset`` above our first, with just this topic.
-    ``rank``: the engine's own number for the rank whose events these are; None: it does not tell.
+    ``address`` is None if the engine connects to us: to the port ``offset`` above our first, with exactly this topic.
+    ``rank``: the engine's own number of the rank; None: it reports none.
     """
 
     address: str | None
@@ -35,10 +35,12 @@ class KvSource:
     rank: int | None = None
 
 
-def configured(settings: KvEventsSettings, rank: int | None, host: str, sources: Mapping[str, Any]) -> KvSource | None:
-    """The source that the configuration names; None if it names none (it is learned), or turns events off.
+def configured_source(
+    settings: KvEventsSettings, rank: int | None, host: str, sources: Mapping[str, Any]
+) -> KvSource | None:
+    """The source that the configuration names. None: it names none, or turns events off.
 
-    ``host``: of the engine's URL, an IPv6 address without brackets. ``sources``: as for ``reported``, or empty.
+    ``host``: of the engine's URL, an IPv6 address without brackets. ``sources``: as for ``reported_source``, or empty.
     """
     if not settings.enabled or settings.endpoint is None:
         return None
@@ -49,14 +51,12 @@ def configured(settings: KvEventsSettings, rank: int | None, host: str, sources:
     return KvSource(address, replay, settings.topic, rank=_number(_named(sources, rank)))
 
 
-def connecting(
+def connecting_source(
     settings: KvEventsSettings, rank: int | None, host: str, topic: str, sources: Mapping[str, Any]
 ) -> KvSource | None:
-    """The source of an engine that connects to us. ``topic``: its, whole. ``sources``: as for ``reported``, or empty.
-
-    None: as for ``reported``, several ranks behind an endpoint without one.
-    """
-    if rank is None and len(numbered(sources)) > 1:
+    """The source of an engine that connects to us with the whole topic ``topic``. ``sources``: as for
+    ``reported_source``, or empty. None: the endpoint has no rank and the engine several."""
+    if rank is None and len(rank_keys(sources)) > 1:
         return None
     named = _named(sources, rank)
     entry = sources[named] if named is not None else None
@@ -72,10 +72,10 @@ def connecting(
     )
 
 
-def reported(sources: Mapping[str, Any], rank: int | None, host: str, topic: str = "") -> KvSource | None:
-    """The source in an engine's ``GET /kv_event_sources`` (rank -> its configuration); None: off, or not usable.
+def reported_source(sources: Mapping[str, Any], rank: int | None, host: str, topic: str = "") -> KvSource | None:
+    """The source in ``sources``, an engine's ``GET /kv_event_sources`` (rank -> configuration). None: off or unusable.
 
-    Of an endpoint without a rank only if the engine has a single one: events of several ranks belong to several caches.
+    An endpoint without a rank has one only if the engine has a single rank: events of several belong to several caches.
     """
     named = _named(sources, rank)
     entry = sources[named] if named is not None else None
@@ -86,22 +86,23 @@ def reported(sources: Mapping[str, Any], rank: int | None, host: str, topic: str
     address = _resolve(entry.get("endpoint"), host, 0)
     if address is None:
         return None
-    told = entry.get("topic")
-    # A prefix subscribes: the configured topic narrows, and an engine's own is only used where it is a string.
-    return KvSource(address, _resolve(entry.get("replay_endpoint"), host, 0), topic or _text(told), rank=_number(named))
+    # A subscription is to a prefix: a configured topic narrows it, and an engine's own is used only if it is a string.
+    topic = topic or _text(entry.get("topic"))
+    return KvSource(address, _resolve(entry.get("replay_endpoint"), host, 0), topic, rank=_number(named))
 
 
-def numbered(sources: Mapping[str, Any]) -> list[str]:
-    """The keys that are ranks, in their order."""
+def rank_keys(sources: Mapping[str, Any]) -> list[str]:
+    """The keys that are rank numbers, in ascending order."""
     return sorted((key for key in sources if key.isascii() and key.isdigit() and len(key) < 10), key=int)
 
 
 def _named(sources: Mapping[str, Any], rank: int | None) -> str | None:
-    """The key of an endpoint's rank, or of the only one where the endpoint has none; None: there is no such key.
+    """The key of an endpoint's rank; of the only rank if the endpoint has none; None: there is no such key.
 
-    Counted, not named: behind a hybrid load balancer the ranks of a node begin above 0, but the header's at 0.
+    It is the ``rank``-th key in order: behind a hybrid load balancer a node's rank numbers begin above 0, but those of
+    the header that chooses a rank at 0.
     """
-    ranks = numbered(sources)
+    ranks = rank_keys(sources)
     if rank is None:
         return ranks[0] if len(ranks) == 1 else None
     return ranks[rank] if rank < len(ranks) else None

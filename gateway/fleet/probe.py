@@ -1,8 +1,8 @@
-"""What the gateway asks of an engine beside its clients' requests: a few GETs, small and short.
+"""The gateway's own questions to an engine: a few small GETs.
 
-Rules: an engine's key goes to that engine and nowhere else (no redirects, no proxies from the environment, no cookies)
-and into no log or error; every answer is bounded in size and time; an answer is never decompressed, so that none grows.
-All that can go wrong is ``ProbeFailed`` with a short word for a metric's label.
+Rules: an engine's key goes to that engine only (no redirects, no proxies from the environment, no cookies) and into no
+log or error. Every answer is bounded in size and time, and is never decompressed. Every failure is a ``ProbeFailed``
+with a short word for a metric's label.
 """
 
 from __future__ import annotations
@@ -17,7 +17,9 @@ import aiohttp
 import orjson
 
 from gateway.fleet.address import Address
-from gateway.framework import Clock, ServedModel
+from gateway.fleet.scrape import Scrape, ScrapeReader
+from gateway.framework import Clock
+from gateway.framework.fleet import ServedModel
 
 MAX_METRICS = 4 * 1024 * 1024
 """Bytes of a scrape: seventy times that of a plain engine, room for many ranks and connectors."""
@@ -31,9 +33,9 @@ MAX_NAME = 512
 
 
 class ProbeFailed(Exception):
-    """``reason`` is one of ``refused``, ``connect`` (unreachable), ``dns``, ``tls``, ``timeout``, ``reset``,
-    ``unhealthy``, ``too-large``, ``garbage`` (not what was asked for), ``status-NNN``. ``detail``: for a person, what
-    lies behind a reason that does not say it all, or empty."""
+    """``reason``: one of ``refused``, ``connect`` (unreachable), ``dns``, ``tls``, ``timeout``, ``reset``,
+    ``unhealthy``, ``too-large``, ``garbage`` (not what was asked for), ``status-NNN``. ``detail``: the cause behind it,
+    for the log, or empty."""
 
     def __init__(self, reason: str, detail: str = "") -> None:
         super().__init__(f"{reason} ({detail})" if detail else reason)
@@ -41,16 +43,16 @@ class ProbeFailed(Exception):
         self.detail = detail
 
 
-class Sessions:
-    """Connections to all engines. ``keepalive``: seconds that an idle one is kept; above the scrape interval."""
+class ProbeSessions:
+    """Connections to all engines. ``keepalive``: seconds that an idle one is kept; more than the scrape interval."""
 
     def __init__(self, clock: Clock, keepalive: float) -> None:
-        self._clock = clock
+        self.clock = clock
         self._keepalive = keepalive
         self._by_socket: dict[str | None, aiohttp.ClientSession] = {}
 
     def of(self, address: Address) -> aiohttp.ClientSession:
-        """The session for this address; aiohttp has one of its own for each Unix socket."""
+        """The session for this address: aiohttp needs one of its own for each Unix socket."""
         if address.socket not in self._by_socket:
             self._by_socket[address.socket] = self._open(address.socket)
         return self._by_socket[address.socket]
@@ -66,7 +68,7 @@ class Sessions:
         await self.close()
 
     def _open(self, socket: str | None) -> aiohttp.ClientSession:
-        clock = self._clock
+        clock = self.clock
 
         async def connecting(_: object, context: SimpleNamespace, __: object) -> None:
             context.began = clock.monotonic()
@@ -77,7 +79,7 @@ class Sessions:
         trace = aiohttp.TraceConfig()
         trace.on_connection_create_start.append(connecting)
         trace.on_connection_create_end.append(connected)
-        # No limit over all: a hundred engines are asked at once at the start, and one that hangs must delay no other.
+        # No common limit: a hundred engines are asked at once at the start, and one that hangs must not delay another.
         connector = (
             aiohttp.TCPConnector(limit=0, keepalive_timeout=self._keepalive)
             if socket is None
@@ -94,31 +96,38 @@ class Sessions:
 
 
 class EngineProbe:
-    """Questions to one engine. ``timeout``: seconds for one. ``connected``: told the seconds that a connect took."""
+    """Asks one engine. ``timeout``: seconds for one question. ``connected``: called with the seconds of a connect."""
 
     def __init__(
         self,
-        sessions: Sessions,
+        sessions: ProbeSessions,
         address: Address,
         api_key: str | None,
         timeout: float,
         connected: Callable[[float], None],
     ) -> None:
         self._sessions = sessions
-        self.use(address, api_key)
+        self.retarget(address, api_key)
         self._timeout = aiohttp.ClientTimeout(total=timeout)
         self._connected = connected
 
-    def use(self, address: Address, api_key: str | None) -> None:
-        """From the next question on."""
+    def retarget(self, address: Address, api_key: str | None) -> None:
+        """Use these from the next question on."""
         self._address = address
         self._headers = {"authorization": f"Bearer {api_key}"} if api_key else {}
 
     async def metrics(self) -> bytes:
         return await self._get("/metrics", MAX_METRICS)
 
-    async def healthy(self) -> None:
-        """Raises ``ProbeFailed``: ``unhealthy`` if the engine says that it is dead (503). Without the route: fine."""
+    async def scrape(self, reader: ScrapeReader) -> Scrape:
+        """``metrics``, read by the engine's own ``reader``."""
+        scrape = reader.read(await self.metrics(), self._sessions.clock.monotonic())
+        if scrape is None:
+            raise ProbeFailed("garbage")
+        return scrape
+
+    async def check_health(self) -> None:
+        """Raises ProbeFailed: ``unhealthy`` if the engine reports that it is dead (503). No such route is healthy."""
         try:
             await self._get("/health", MAX_JSON)
         except ProbeFailed as failure:
@@ -128,7 +137,7 @@ class EngineProbe:
                 raise
 
     async def models(self) -> dict[str, ServedModel]:
-        """``/v1/models`` by id, in the engine's order."""
+        """``/v1/models``: entries by id, in the engine's order."""
         entries = _member(await self._json("/v1/models"), "data")
         if not isinstance(entries, list):
             raise ProbeFailed("garbage")
@@ -136,7 +145,7 @@ class EngineProbe:
         return {model.id: model for model in served if model is not None}
 
     async def version(self) -> str | None:
-        """None where the engine has no such route, or says something else."""
+        """``/version``. None: the engine has no such route, or answers something else."""
         try:
             return _name(_member(await self._json("/version"), "version"))
         except ProbeFailed as failure:
@@ -145,7 +154,7 @@ class EngineProbe:
             raise
 
     async def kv_sources(self) -> Mapping[str, Any]:
-        """``/kv_event_sources``: rank -> configuration; empty where events are off, or the engine cannot tell."""
+        """``/kv_event_sources``: rank -> configuration. Empty: events are off, or the engine has no such route."""
         try:
             answer = await self._json("/kv_event_sources")
         except ProbeFailed as failure:
@@ -200,7 +209,7 @@ class EngineProbe:
             if isinstance(error.os_error, ConnectionRefusedError):
                 raise ProbeFailed("refused") from None
             detail = os.strerror(error.os_error.errno) if error.os_error.errno else ""
-            # A Unix socket that is not there is one that nobody listens on.
+            # Nobody listens on a Unix socket that does not exist.
             missing = isinstance(error.os_error, FileNotFoundError)
             raise ProbeFailed("refused" if missing else "connect", detail) from None
         except (aiohttp.ClientOSError, aiohttp.ServerDisconnectedError, aiohttp.ClientPayloadError, OSError) as error:
@@ -210,7 +219,7 @@ class EngineProbe:
 
 
 def _openssl(error: BaseException | None) -> ssl.SSLError | None:
-    """What OpenSSL said, of which aiohttp made ``error``."""
+    """OpenSSL's error behind aiohttp's ``error``."""
     while error is not None:
         if isinstance(error, ssl.SSLError) and not isinstance(error, aiohttp.ClientError):
             return error
@@ -219,22 +228,22 @@ def _openssl(error: BaseException | None) -> ssl.SSLError | None:
 
 
 def _of_tls(error: BaseException) -> str:
-    """For a person: ``certificate verify failed: unable to get local issuer certificate``."""
-    said = _openssl(error)
-    if said is None:
+    """For the log: ``certificate verify failed: unable to get local issuer certificate``."""
+    cause = _openssl(error)
+    if cause is None:
         return str(error)
-    reason = (said.reason or str(said)).lower().replace("_", " ")
-    return f"{reason}: {said.verify_message}" if isinstance(said, ssl.SSLCertVerificationError) else reason
+    reason = (cause.reason or str(cause)).lower().replace("_", " ")
+    return f"{reason}: {cause.verify_message}" if isinstance(cause, ssl.SSLCertVerificationError) else reason
 
 
 def _broken_off(error: BaseException, address: Address) -> ProbeFailed:
-    """A connection ended. Since TLS 1.3 an engine refuses our certificate when the handshake is done for us."""
-    said = _openssl(error)
-    if said is not None and "ALERT" in (said.reason or ""):
-        return ProbeFailed("tls", _of_tls(said))
+    """A connection ended. With TLS 1.3 an engine refuses our certificate after our side of the handshake is done."""
+    cause = _openssl(error)
+    if cause is not None and "ALERT" in (cause.reason or ""):
+        return ProbeFailed("tls", _of_tls(cause))
     gone = (aiohttp.ServerDisconnectedError, aiohttp.ClientConnectionResetError)
     if address.ssl is not None and isinstance(error, gone):
-        # asyncio's servers and uvloop's, and so vLLM, then say nothing, and close.
+        # The servers of asyncio and uvloop, and so vLLM, then close without an alert.
         return ProbeFailed("reset", "closed after the handshake: it may ask for a certificate that it believes")
     return ProbeFailed("reset")
 

@@ -1,11 +1,11 @@
-"""What an engine's ``GET /metrics`` says, read from the few lines that matter.
+"""Reads an engine's ``GET /metrics``: the few lines that matter.
 
 Rules: nothing here raises, whatever the bytes are; a text that is not an engine's metrics is None. Only whole lines
-count (the last one ends in a newline too). Of a 60 KB scrape some thirteen lines are wanted: they are found with
-``bytes.find``, beginning where they were found last time, which costs a two-hundredth of parsing it all. Names that
-only engines with a KV connector have are not looked for in every text of one that has none.
+count (the last one ends with a newline too). Of a 60 KB scrape some thirteen lines are needed: they are found with
+``bytes.find``, from where they were found last time, which costs a two-hundredth of parsing it all. Names that only
+engines with a KV connector have are not searched in every text of an engine without one.
 
-Names are those of vLLM 0.32; those that older versions used are accepted where the new ones are missing.
+Names are those of vLLM 0.32; names of older versions are accepted if the new ones are missing.
 """
 
 from __future__ import annotations
@@ -14,9 +14,10 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
-from gateway.framework import EngineMetrics, Moved
+from gateway.framework import EngineMetrics
+from gateway.framework.fleet import TransferStats
 
-# How a sample's line begins: the break before it, its name, and the brace (or the blank) that ends the name.
+# How a sample's line begins: the newline before it, its name, and the brace (or the space) that ends the name.
 RUNNING = b"\nvllm:num_requests_running{"
 WAITING = b"\nvllm:num_requests_waiting{"
 KV_USAGE = (b"\nvllm:kv_cache_usage_perc{", b"\nvllm:gpu_cache_usage_perc{")
@@ -36,26 +37,26 @@ CACHED_BY_SOURCE = b"\nvllm:prompt_tokens_cached_by_source_total{"
 FROM_ENGINES = b'source="p2p"'
 
 SLACK = 2048
-"""Bytes before the remembered place where the search begins: lines above it may have become shorter."""
+"""Bytes before the remembered offset where the search begins: lines above it may have become shorter."""
 
 LOOK_AGAIN = 32
-"""Texts of one process after which a name that it did not have is looked for again. To find nothing in 60 KB takes
-10 us, a fifth of reading all the rest. Names come with a process: only one that does not tell its start needs this."""
+"""Texts of one process after which a missing name is searched again. A search that finds nothing in 60 KB takes 10 us,
+a fifth of reading all the rest. Names change with the process: only one that does not report its start needs this."""
 
 MAX_SAMPLES = 512
-"""Lines of one name that are read. Engines have at most some dozens of ranks; more is not an engine's text."""
+"""Lines of one name that are read: engines have at most some dozens of ranks."""
 
 MAX_NUMBER = 1e15
-"""Beyond it a float counts no single tokens any more: no counter of an engine comes near."""
+"""The largest value that is read. Above it a float cannot count single tokens, and no engine's counter comes near."""
 
 MAX_BYTES = 1e18
-"""As many bytes: at 25 GB/s a year, where ``MAX_NUMBER`` of them are eleven hours. Single ones do not matter."""
+"""The same for bytes: a year at 25 GB/s, of which ``MAX_NUMBER`` would be eleven hours. Single bytes do not matter."""
 
 MAX_STAGES = 8
-"""Of fetching KV, each of which becomes a metric's label of ours. vLLM has three."""
+"""Stages of fetching KV that are read: each becomes a label of our metrics. vLLM has three."""
 
 MAX_DIGITS = 15
-"""Of a number in a label, for the same reason."""
+"""Digits of a number in a label: as many as ``MAX_NUMBER`` has."""
 
 _ENGINE = re.compile(rb'[{,]engine="([^"\\]{0,32})"')
 _STAGE = re.compile(rb'[{,]stage="([a-z_]{1,32})"')
@@ -66,35 +67,36 @@ _CAPACITY = re.compile(rb'[{,]kv_cache_size_tokens="(\d{1,%d})"' % MAX_DIGITS)
 
 @dataclass(frozen=True, slots=True)
 class Scrape:
-    """One reading.
+    """One text, read.
 
-    ``engines``: by the ``engine`` label, which is the data-parallel rank, in numeric order; empty label: none given.
-    ``started``: seconds since the epoch; None where the server does not tell (several API processes).
-    ``created``: by engine label, seconds since the epoch when its counters were made. ``asleep``: a rank is not awake.
-    ``transfers``: it has a connector that fetches KV from other engines, or has others fetch it.
+    ``engines``: by the ``engine`` label, which is the data-parallel rank, in numeric order; empty: there is no label.
+    ``started``: seconds since the epoch; None: not reported (several API processes). ``created``: by engine label,
+    seconds since the epoch when its counters were created. ``asleep``: a rank is not awake. ``has_kv_connector``: KV is
+    fetched from other engines, or by them.
     """
 
     engines: Mapping[str, EngineMetrics]
     started: float | None = None
     created: Mapping[str, float] | None = None
     asleep: bool = False
-    transfers: bool = False
+    has_kv_connector: bool = False
 
     def rank(self, rank: int | None) -> EngineMetrics | None:
-        """The metrics of one data-parallel rank: the ``rank``-th in order, since behind a hybrid load balancer labels
-        count from the node's first rank, and the header that chooses one counts from 0. None: of all ranks together.
-        Without labels nothing is known of a single rank.
+        """The metrics of one data-parallel rank; ``rank`` None: of all together. Returns None if there are none.
+
+        It is the ``rank``-th in order: behind a hybrid load balancer labels count from the node's first rank, but the
+        header that chooses a rank counts from 0. Without labels nothing is known of a single rank.
         """
         found = list(self.engines.values())
         if rank is not None:
             if "" in self.engines:
                 return None
             return found[rank] if rank < len(found) else None
-        return found[0] if len(found) == 1 else _together(found)
+        return found[0] if len(found) == 1 else _sum_ranks(found)
 
 
 def restarted(before: Scrape, after: Scrape) -> bool:
-    """The process answering now is not the one that answered before: it began later, or its counters did."""
+    """Whether another process answers than before: it started later, or its counters began again."""
     if before.started is not None and after.started is not None and before.started != after.started:
         return True
     created, created_now = before.created or {}, after.created or {}
@@ -108,21 +110,21 @@ def restarted(before: Scrape, after: Scrape) -> bool:
 
 
 def read(text: bytes, at: float | None = None) -> Scrape | None:
-    """Read one text without remembering anything. ``at``: Clock.monotonic() of it."""
+    """Read a single text. ``at``: Clock.monotonic() of it."""
     return ScrapeReader().read(text, at)
 
 
 class ScrapeReader:
-    """Reads the texts of one engine; remembers where in them the wanted lines are, and what the long one says."""
+    """Reads the texts of one engine. Remembers the offsets of the needed lines, and what the longest of them holds."""
 
     def __init__(self) -> None:
-        self._places: dict[bytes, int] = {}
+        self._offsets: dict[bytes, int] = {}
         self._known: dict[bytes, tuple[int, int, int]] = {}
         self._process: tuple[float | None, Mapping[str, float]] | None = None
         self._absent: dict[bytes, int] = {}
 
     def read(self, text: bytes, at: float | None = None) -> Scrape | None:
-        """``at``: Clock.monotonic() of the text. None if it does not say how many requests are running."""
+        """``at``: Clock.monotonic() of the text. Returns None if it has no number of running requests."""
         text = b"\n" + text
         running = self._by_engine(text, RUNNING)
         if not running:
@@ -136,13 +138,13 @@ class ScrapeReader:
             self._process = started, created
             self._absent.clear()
         external = [
-            {_label(labels): number for labels, number in self._rare(text, name)}
+            {_label(labels): number for labels, number in self._optional_samples(text, name)}
             for name in (EXTERNAL_QUERIES, EXTERNAL_HITS)
         ]
-        expired = {_label(labels): number for labels, number in self._rare(text, EXPIRED)}
+        expired = {_label(labels): number for labels, number in self._optional_samples(text, EXPIRED)}
         fetching = self._fetching(text)
-        transfers = bool(expired or fetching)
-        moved = self._moved(text) if transfers else {}
+        has_kv_connector = bool(expired or fetching)
+        transfers = self._transfers(text) if has_kv_connector else {}
         engines = {}
         for label in sorted(running, key=_numeric):
             block_size, blocks, capacity = configs.get(label) or configs.get("") or (0, 0, 0)
@@ -151,7 +153,7 @@ class ScrapeReader:
                 running=int(running[label]),
                 waiting=int(waiting.get(label, 0.0)),
                 kv_usage=min(1.0, usage.get(label, 0.0)),
-                # The number of blocks is summed over the ranks, other than the capacity in tokens.
+                # Unlike the capacity in tokens, the number of blocks is that of all ranks.
                 kv_capacity=capacity or blocks * block_size // len(running),
                 block_size=block_size,
                 prefix_queries=queries.get(label, 0.0),
@@ -160,7 +162,7 @@ class ScrapeReader:
                 external_hits=external[1].get(label, 0.0),
                 kv_expired=expired.get(label, 0.0),
                 kv_fetching=fetching.get(label, {}),
-                moved=moved.get(label, Moved()),
+                transfers=transfers.get(label, TransferStats()),
             )
         return Scrape(
             engines=engines,
@@ -169,13 +171,13 @@ class ScrapeReader:
             asleep=any(
                 number == 0 for labels, number in self._samples(text, SLEEP) if b'sleep_state="awake"' in labels
             ),
-            transfers=transfers,
+            has_kv_connector=has_kv_connector,
         )
 
     def _tokens(
         self, text: bytes, names: tuple[bytes, bytes], configs: Mapping[str, tuple[int, int, int]]
     ) -> dict[str, float]:
-        """A counter in tokens; under its old name it counted blocks."""
+        """A counter, in tokens; under its old name vLLM counted blocks."""
         new, old = names
         if found := self._by_engine(text, new):
             return found
@@ -184,7 +186,7 @@ class ScrapeReader:
     def _configs(self, text: bytes) -> dict[str, tuple[int, int, int]]:
         """By engine: tokens of a block, number of blocks, capacity in tokens; 0 for what is "None" or missing."""
         found = [labels for labels, _ in self._samples(text, CONFIG)]
-        # Forty labels that never change while a process lives: read once, and kept for no longer than they are said.
+        # Forty labels that never change while a process lives: read once, and kept while they are in the texts.
         self._known = {
             labels: self._known.get(labels)
             or (_integer(_BLOCK_SIZE, labels), _integer(_NUM_BLOCKS, labels), _integer(_CAPACITY, labels))
@@ -195,22 +197,24 @@ class ScrapeReader:
     def _fetching(self, text: bytes) -> dict[str, dict[str, int]]:
         """By engine: waiting requests by stage."""
         found: dict[str, dict[str, int]] = {}
-        for labels, number in self._rare(text, FETCHING):
+        for labels, number in self._optional_samples(text, FETCHING):
             stages = found.setdefault(_label(labels), {})
             if (stage := _STAGE.search(labels)) and len(stages) < MAX_STAGES:
                 stages[stage[1].decode()] = int(number)
         return found
 
-    def _moved(self, text: bytes) -> dict[str, Moved]:
-        """By engine: what NIXL counted of its transfers, and the tokens that came by them."""
+    def _transfers(self, text: bytes) -> dict[str, TransferStats]:
+        """By engine: NIXL's counters of its transfers, and the prompt tokens whose KV they brought."""
         counts, seconds = self._histogram(text, MOVE_SECONDS, MAX_NUMBER)
         _, sizes = self._histogram(text, MOVE_BYTES, MAX_BYTES)
         tokens = {
-            _label(labels): number for labels, number in self._rare(text, CACHED_BY_SOURCE) if FROM_ENGINES in labels
+            _label(labels): number
+            for labels, number in self._optional_samples(text, CACHED_BY_SOURCE)
+            if FROM_ENGINES in labels
         }
         return {
-            label: Moved(
-                transfers=counts.get(label, 0.0),
+            label: TransferStats(
+                count=counts.get(label, 0.0),
                 bytes=sizes.get(label, 0.0),
                 seconds=seconds.get(label, 0.0),
                 tokens=tokens.get(label, 0.0),
@@ -219,8 +223,11 @@ class ScrapeReader:
         }
 
     def _histogram(self, text: bytes, name: bytes, most: float) -> tuple[dict[str, float], dict[str, float]]:
-        """Count and sum by engine. An engine's lines stand together, those of one name do not: so the family's title
-        is what is looked for, and the lines only up to the next one's."""
+        """Count and sum by engine. ``most``: the largest sum that is read.
+
+        The lines of one engine stand together, but not those of one name. So the family's ``# TYPE`` line is searched,
+        and the names only up to the next family.
+        """
         start = self._find(text, b"\n# TYPE " + name[1:] + b" histogram")
         if start < 0:
             return {}, {}
@@ -241,8 +248,8 @@ class ScrapeReader:
             found.append(values)
         return found[0], found[1]
 
-    def _rare(self, text: bytes, name: bytes) -> list[tuple[bytes, float]]:
-        """The samples of a name that most engines do not have, and never get while a process lives."""
+    def _optional_samples(self, text: bytes, name: bytes) -> list[tuple[bytes, float]]:
+        """The samples of a name that most engines do not have, and that none gets while its process lives."""
         if left := self._absent.get(name, 0):
             self._absent[name] = left - 1
             return []
@@ -252,14 +259,14 @@ class ScrapeReader:
         return samples
 
     def _by_engine(self, text: bytes, *names: bytes) -> dict[str, float]:
-        """The values of the first of ``names`` that is there, by engine label."""
+        """The values of the first of ``names`` that the text has, by engine label."""
         for name in names:
             if found := {_label(labels): number for labels, number in self._samples(text, name)}:
                 return found
         return {}
 
     def _samples(self, text: bytes, name: bytes) -> list[tuple[bytes, float]]:
-        """All samples of one name, as (labels with their braces, value). They stand together: the format demands it."""
+        """All samples of one name, as (labels with their braces, value). By the format they stand together."""
         samples: list[tuple[bytes, float]] = []
         position = self._find(text, name)
         while position >= 0 and text.startswith(name, position) and len(samples) < MAX_SAMPLES:
@@ -274,8 +281,7 @@ class ScrapeReader:
 
     def _find(self, text: bytes, name: bytes) -> int:
         """Where the first line of ``name`` begins, or -1."""
-        place = self._places.get(name, 0)
-        start = max(0, place - SLACK)
+        start = max(0, self._offsets.get(name, 0) - SLACK)
         position = text.find(name, start)
         if position < 0 and start:
             position = text.find(name, 0, start + len(name))
@@ -283,12 +289,12 @@ class ScrapeReader:
         while position > 0 and text.startswith(name, previous := text.rfind(b"\n", 0, position)):
             position = previous
         if position >= 0:
-            self._places[name] = position
+            self._offsets[name] = position
         return position
 
 
-def _together(ranks: list[EngineMetrics]) -> EngineMetrics:
-    """Several ranks seen as one engine, whose own load balancer places the requests."""
+def _sum_ranks(ranks: list[EngineMetrics]) -> EngineMetrics:
+    """Several ranks as one: the engine's own load balancer places requests on them."""
     capacity = sum(rank.kv_capacity for rank in ranks)
     stages = dict.fromkeys(stage for rank in ranks for stage in rank.kv_fetching)
     used = sum(rank.kv_usage * rank.kv_capacity for rank in ranks)
@@ -304,17 +310,17 @@ def _together(ranks: list[EngineMetrics]) -> EngineMetrics:
         external_hits=sum(rank.external_hits for rank in ranks),
         kv_expired=sum(rank.kv_expired for rank in ranks),
         kv_fetching={stage: sum(rank.kv_fetching.get(stage, 0) for rank in ranks) for stage in stages},
-        moved=Moved(
-            transfers=sum(rank.moved.transfers for rank in ranks),
-            bytes=sum(rank.moved.bytes for rank in ranks),
-            seconds=sum(rank.moved.seconds for rank in ranks),
-            tokens=sum(rank.moved.tokens for rank in ranks),
+        transfers=TransferStats(
+            count=sum(rank.transfers.count for rank in ranks),
+            bytes=sum(rank.transfers.bytes for rank in ranks),
+            seconds=sum(rank.transfers.seconds for rank in ranks),
+            tokens=sum(rank.transfers.tokens for rank in ranks),
         ),
     )
 
 
 def _number(value: bytes, most: float = MAX_NUMBER) -> float | None:
-    """A sample's value, without a timestamp behind it: at least 0 and finite, else None."""
+    """A sample's value, without the timestamp behind it. None unless it is in 0..``most``."""
     words = value.split(None, 1)
     if not words:
         return None
@@ -336,5 +342,5 @@ def _integer(pattern: re.Pattern[bytes], labels: bytes) -> int:
 
 
 def _numeric(label: str) -> tuple[int, str]:
-    """Order of labels: numbers first, by size."""
+    """Sort key of labels: numbers first, by size."""
     return (int(label), "") if label.isascii() and label.isdigit() else (1 << 62, label)

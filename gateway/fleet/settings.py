@@ -17,8 +17,8 @@ def _has_port(address: str) -> bool:
 class KvEventsSettings:
     """Addresses of an engine's KV events: ``endpoint`` of its PUB socket, ``replay`` of its ROUTER socket.
 
-    With ranks, rank r listens on port + r. ``enabled: false`` never subscribes, and estimates instead.
-    ``connects``: its PUB socket connects to us, and is told apart by ``topic``, whole; else ``topic`` is a prefix.
+    With ranks, rank r listens on port + r. ``enabled: false``: never subscribe, and estimate instead.
+    ``connects``: the PUB socket connects to us and is identified by the whole ``topic``; else ``topic`` is a prefix.
     """
 
     endpoint: str | None = None
@@ -34,7 +34,7 @@ class KvEventsSettings:
                 continue
             if not value.startswith(("tcp://", "ipc://")):
                 raise ValueError(f"{name}: {value!r} must begin with tcp:// or ipc://")
-            # What cannot be subscribed to is estimated, which nobody would notice who has asked for events.
+            # An endpoint without a usable address is estimated, which a user who configured events would not notice.
             if value.startswith("tcp://") and not _has_port(value):
                 raise ValueError(f"{name}: {value!r} must be tcp://HOST:PORT")
         if self.connects and self.endpoint is not None:
@@ -44,21 +44,24 @@ class KvEventsSettings:
 
 
 MAX_TENSOR_PARALLEL = 1024
-"""GPUs of one core: beyond any deployment."""
+"""GPUs of one engine core: beyond any deployment."""
 
 
 @dataclass(frozen=True, slots=True)
 class CostSettings:
-    """Starting values of the cost model, then fitted. Seconds, but for ``step_tokens``.
+    """Starting values of the cost model, which is then fitted. All but ``step_tokens`` are seconds.
 
     ``profile``: a name in ``hardware.PROFILES``. ``gpu``, ``tensor_parallel``: on which and how many GPUs the model
     runs; the values follow from its config.json beside the tokenizer, in a folder or the hub's cache.
     ``prefill_token``: per new prompt token. ``prefill_quadratic``: per (new token x token of context).
-    ``step``: an empty decode step. ``step_request``: per running request. ``kv_token``: per resident token.
+    ``step``: an empty decode step. ``step_request``: per running request. ``kv_token``: per resident token. Both are
+    0 for an endpoint of the role prefill, whatever is configured: nothing is decoded there.
     ``cpu_fetch``, ``storage_fetch``: per token that is held in the CPU's memory, or in storage, to bring it to the GPU.
     ``step_tokens``: prompt tokens of one step (vLLM's ``max_num_batched_tokens``). These three are not fitted.
-    ``fit``: to what is seen. What an endpoint does not say its model does, and what that does not the fleet does; but
-    who names a profile or a GPU takes no single values from further out. Nobody says: ``70b-tp4``, and ``fit``.
+    ``fit``: whether to fit the rest to measured times.
+
+    A value that an endpoint does not set is its model's, then the fleet's, then that of ``70b-tp4`` with ``fit``. A
+    level that names a profile or a GPU takes no values from the levels beyond it.
     """
 
     profile: Literal["70b-tp4", "8b-h100"] | None = None
@@ -122,7 +125,7 @@ class TlsSettings:
 
 
 MAX_SOCKET_PATH = 107
-"""Bytes of a Unix socket's path that Linux takes (``sun_path``)."""
+"""Bytes that Linux allows in a Unix socket's path (``sun_path``)."""
 
 MAX_RANKS = 1024
 """Data-parallel ranks behind one URL: beyond any deployment of vLLM, and a mistyped number must not make a million
@@ -131,13 +134,13 @@ endpoints."""
 
 @dataclass(frozen=True, slots=True)
 class EndpointSettings:
-    """One engine: its base URL (scheme, host, port; or ``unix://`` and a path), and what is known of it.
+    """One engine: its base URL (scheme, host, port; or ``unix://`` and a path), and what is configured for it.
 
     ``api_key``: sent to this engine as ``Authorization: Bearer``. ``ranks``: data-parallel ranks behind the URL; None:
-    as many as the engine tells of; 1: one endpoint, and the engine's own balancer chooses the rank.
-    ``kv_capacity_tokens``: of each rank, where the engine does not report it or reports it wrongly.
+    as many as the engine reports; 1: one endpoint, and the engine's own balancer chooses the rank.
+    ``kv_capacity_tokens``: of each rank, if the engine does not report it or reports it wrongly.
     ``bootstrap_port``: where a prefill engine's Mooncake or SGLang bootstrap server listens. ``drain``: no new request
-    goes there. ``cost``: where its hardware is not that of the others.
+    goes there. ``cost``: if its hardware differs from that of the others.
     """
 
     url: str
@@ -168,16 +171,16 @@ class EndpointSettings:
 
     @property
     def label(self) -> str:
-        """Its name, or what a person knows it by: the URL's host and port as they are written, or ``unix:PATH``."""
+        """Its name, else the URL's host and port as they are written, or ``unix:PATH``."""
         return self.name or urlsplit(self.url).netloc or f"unix:{urlsplit(self.url).path}"
 
     @property
     def host(self) -> str:
-        """Where the engine's other ports are: the URL's host, IPv6 without brackets; for a Unix socket this machine."""
+        """The host of the engine's other ports: the URL's, IPv6 without brackets; for a Unix socket this machine."""
         return urlsplit(self.url).hostname or "127.0.0.1"
 
     def kv_topic(self, model: str) -> str:
-        """What its KV events are told apart by where it connects to us; the default is llm-d's convention."""
+        """The topic of its KV events if it connects to us; the default is llm-d's convention."""
         return self.kv_events.topic or f"kv@{self.label}@{model}"
 
 
@@ -207,7 +210,7 @@ def _check_url(url: str) -> None:
         raise ValueError(f"url: {url!r} holds no name that a host can have") from None
     except ValueError:
         port = 0
-    if port == 0:  # nobody listens there, and it is not the scheme's own port that was meant
+    if port == 0:  # nobody listens there, and the scheme's default port was not meant
         raise ValueError(f"url: the port of {url!r} must be in 1..65535")
 
 
@@ -225,10 +228,10 @@ class ScrapeSettings:
 
 @dataclass(frozen=True, slots=True)
 class HealthSettings:
-    """``failures``: failed scrapes in a row that take an engine out (a refused connection does at once).
+    """``failures``: failed scrapes in a row that take an engine down (a refused connection does at once).
 
-    ``backoff`` .. ``max_backoff``: seconds between two tries of an engine that is out, doubling.
-    ``slow_start``: seconds in which an engine that came back is brought to its full share.
+    ``backoff`` .. ``max_backoff``: seconds between two tries of an engine that is down, doubling.
+    ``slow_start``: seconds until an engine that came back has its full share.
     """
 
     failures: int = 2
@@ -247,7 +250,7 @@ class HealthSettings:
 
 @dataclass(frozen=True, slots=True)
 class FleetSettings:
-    """How all engines are watched."""
+    """How engines are watched, and what they cost unless models and endpoints say otherwise."""
 
     scrape: ScrapeSettings = field(default_factory=ScrapeSettings)
     health: HealthSettings = field(default_factory=HealthSettings)

@@ -1,8 +1,8 @@
-"""Slots: the small integers by which endpoints are known to the cache index, a bit each.
+"""Slots: small integers by which the cache index knows endpoints, a bit each.
 
-Rules: the smallest free one is handed out, so that the index's integers stay short; one that was given back by its
-endpoint rests until whoever has it in an index says that its bits are cleared, and then until the endpoint's last
-requests have ended: what they still say of it would be said of another.
+Rules: the smallest free slot is allocated, so that the index's integers stay short. The slot of a dropped endpoint is
+free again once the index has cleared its bits, and the endpoint's last requests have ended: what they report until then
+would be credited to another endpoint.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from collections.abc import Callable
 from heapq import heappop, heappush
 
 
-class Slots:
+class SlotAllocator:
     def __init__(self) -> None:
         self._next = 0
         self._free: list[int] = []
@@ -19,7 +19,7 @@ class Slots:
         self._resting: dict[int, Callable[[], bool]] = {}
         self._cleared: dict[int, Callable[[], bool]] = {}
 
-    def take(self) -> int:
+    def allocate(self) -> int:
         """The smallest free slot, from 0."""
         for slot in [slot for slot, busy in self._cleared.items() if not busy()]:
             del self._cleared[slot]
@@ -32,12 +32,11 @@ class Slots:
         self._in_use.add(slot)
         return slot
 
-    def rest(self, slot: int, busy: Callable[[], bool]) -> None:
-        """Its endpoint is gone; its bits are not, nor its requests while ``busy()``. Raises KeyError if no endpoint
-        has it."""
+    def retire(self, slot: int, busy: Callable[[], bool]) -> None:
+        """Its endpoint was dropped. ``busy``: whether requests still run there. Raises KeyError if it is not in use."""
         self._in_use.remove(slot)
         self._resting[slot] = busy
 
     def release(self, slot: int) -> None:
-        """Its bits are cleared. Raises KeyError if it is not at rest: bits of a live endpoint would be another's."""
+        """Its bits are cleared. Raises KeyError if it is not retired: a live endpoint's bits would become another's."""
         self._cleared[slot] = self._resting.pop(slot)

@@ -1,8 +1,7 @@
-"""How many requests of a model are let on, and which waits: first come, first served.
+"""Admission: limits a model's requests in flight and queues the others, first in, first out.
 
-Rules: while anyone waits, every place is taken. A place belongs to exactly one permit at any time; one that was handed
-to a request which is cancelled at that very moment goes to the next. Nothing here awaits while the counts are
-inconsistent.
+Rules: requests wait only while all permits are out. If a request is cancelled at the moment that it gets a permit, the
+next one gets it. There is no await while the counts are inconsistent.
 """
 
 from __future__ import annotations
@@ -11,36 +10,37 @@ import asyncio
 from collections import OrderedDict, deque
 from math import ceil
 
+from gateway.core.observer import Observer
 from gateway.errors import Saturated
 from gateway.flow.settings import FlowSettings
-from gateway.framework import Clock, Observer
+from gateway.framework import Clock
 
-REMEMBERED = 64
-"""Departures by which the rate of departures is measured: a handful of seconds of a busy model's traffic."""
+RATE_WINDOW = 64
+"""Releases by which their rate is measured: some seconds of a busy model's traffic."""
 
 SOONEST = 1.0
 LATEST = 60.0
-"""Seconds of Retry-After. It is a whole number of at least one second; beyond a minute an estimate from the last
-departures says nothing, and clients give up."""
+"""Bounds of Retry-After, in seconds. The header has whole seconds; an estimate of more than a minute means nothing, and
+clients give up."""
 
 
 class Permit:
-    """One place among those in flight, until ``leave``."""
+    """The right of one request to be in flight, until ``release``."""
 
     __slots__ = ("_admission",)
 
     def __init__(self, admission: Admission) -> None:
         self._admission: Admission | None = admission
 
-    def leave(self) -> None:
-        """Give the place back. Again: nothing."""
+    def release(self) -> None:
+        """Give it back. A second call does nothing."""
         admission, self._admission = self._admission, None
         if admission is not None:
-            admission._left()
+            admission._release()
 
 
 class Admission:
-    """The gate of one model."""
+    """The permits and the queue of one model."""
 
     def __init__(self, settings: FlowSettings, model: str, clock: Clock, observer: Observer) -> None:
         self._settings = settings
@@ -49,7 +49,7 @@ class Admission:
         self._observer = observer
         self._in_flight = 0
         self._queue: OrderedDict[asyncio.Future[Permit], None] = OrderedDict()
-        self._departures: deque[float] = deque(maxlen=REMEMBERED)
+        self._releases: deque[float] = deque(maxlen=RATE_WINDOW)
 
     @property
     def in_flight(self) -> int:
@@ -61,25 +61,25 @@ class Admission:
         """Requests in the queue."""
         return len(self._queue)
 
-    def limit(self, settings: FlowSettings) -> None:
-        """Other limits from now on: where there is room by them, those who wait longest come in at once."""
+    def set_limits(self, settings: FlowSettings) -> None:
+        """Change the limits. If there is room now, the requests that have waited longest get permits at once."""
         self._settings = settings
         self._admit()
 
-    def enter_now(self) -> Permit | None:
-        """A permit where there is room; None: ``enter`` waits for one."""
+    def try_acquire(self) -> Permit | None:
+        """A permit if there is room, else None."""
         if self._in_flight >= self._settings.max_in_flight:
             return None
         self._in_flight += 1
         return Permit(self)
 
-    async def enter(self) -> Permit:
-        """A permit: at once where there is room, else when it is this request's turn.
+    async def acquire(self) -> Permit:
+        """A permit: at once if there is room, else when it is this request's turn.
 
         Raises Saturated, with ``retry_after``, if the queue is full or the turn does not come within
         ``queue_timeout``. Cancellation in any phase leaves nothing behind.
         """
-        if (permit := self.enter_now()) is not None:
+        if (permit := self.try_acquire()) is not None:
             return permit
         if len(self._queue) >= self._settings.max_queue:
             raise Saturated(
@@ -89,26 +89,26 @@ class Admission:
         return await self._wait()
 
     def retry_after(self) -> float:
-        """Whole seconds after which a new request may find room: those ahead of it, at the rate of late departures."""
-        if len(self._departures) < 2:
+        """Whole seconds after which a new request may get a permit: the queue's length by the rate of releases."""
+        if len(self._releases) < 2:
             return float(min(max(SOONEST, ceil(self._settings.queue_timeout)), LATEST))
-        elapsed = self._clock.monotonic() - self._departures[0]
-        ahead = len(self._queue) + 1
-        return float(min(max(SOONEST, ceil(ahead * elapsed / len(self._departures))), LATEST))
+        elapsed = self._clock.monotonic() - self._releases[0]
+        position = len(self._queue) + 1
+        return float(min(max(SOONEST, ceil(position * elapsed / len(self._releases))), LATEST))
 
     async def _wait(self) -> Permit:
         loop = asyncio.get_running_loop()
         turn: asyncio.Future[Permit] = loop.create_future()
         self._queue[turn] = None
         self._observer.queued(self._model, len(self._queue))
-        # The deadline ends the wait through the future too: whichever comes first wins, and there is no third case in
-        # which a permit was handed over while a timeout was cancelling the task.
-        deadline = loop.call_later(self._settings.queue_timeout, self._too_long, turn)
+        # The deadline ends the wait through the future, too. So either the permit or the deadline comes first, and no
+        # permit is given while a timeout cancels the task.
+        deadline = loop.call_later(self._settings.queue_timeout, self._time_out, turn)
         try:
             return await turn
         except asyncio.CancelledError:
             if turn.done() and not turn.cancelled() and turn.exception() is None:
-                turn.result().leave()
+                turn.result().release()
             raise
         finally:
             deadline.cancel()
@@ -116,7 +116,7 @@ class Admission:
                 del self._queue[turn]
                 self._observer.queued(self._model, len(self._queue))
 
-    def _too_long(self, turn: asyncio.Future[Permit]) -> None:
+    def _time_out(self, turn: asyncio.Future[Permit]) -> None:
         if not turn.done():
             turn.set_exception(
                 Saturated(
@@ -125,8 +125,8 @@ class Admission:
                 )
             )
 
-    def _left(self) -> None:
-        self._departures.append(self._clock.monotonic())
+    def _release(self) -> None:
+        self._releases.append(self._clock.monotonic())
         self._in_flight -= 1
         self._admit()
 

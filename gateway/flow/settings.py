@@ -1,4 +1,4 @@
-"""How many requests of a model may be on their way, and how many may wait."""
+"""Limits of a model's requests in flight and in the queue."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class FlowSettings:
-    """``max_in_flight``: requests of one model past admission. ``max_queue``: requests waiting for that.
+    """``max_in_flight``: requests of one model past admission. ``max_queue``: requests that wait for admission.
 
-    ``queue_timeout``: seconds a request may wait; then 429 with ``Retry-After``. The default limit is far above what
-    engines run at once (vLLM: 256 sequences each), so that it bounds memory and not throughput.
+    ``queue_timeout``: seconds that a request may wait; then it gets 429 with ``Retry-After``. The default limit is far
+    above what engines run at once (vLLM: 256 sequences each): it bounds memory, not throughput.
     """
 
     max_in_flight: int = 4096

@@ -59,6 +59,7 @@ class Scalars(NamedTuple):
     """A cost model in some figures, as they are fitted now. Seconds, but for ``step_tokens``.
 
     ``overhead``: what a first token takes beside its computing: network, tokenizing, the step that it waits for.
+    ``step_request``, ``kv_token``: 0 for an endpoint of the role prefill, whose requests run in no batch.
     ``cpu_fetch``, ``storage_fetch``: a token, from below the GPU. ``step_tokens``: prompt tokens of one step.
     """
 
@@ -89,9 +90,8 @@ class Scalars(NamedTuple):
             return 0.0
         return self.cpu_fetch * min(match.cpu, held) + self.storage_fetch * min(match.storage, held)
 
-    def first_token(self, sums: Sums, match: Match, prompt_tokens: int, *, decodes: bool = True) -> FirstToken:
-        """Of a prompt that is placed beside the load ``sums``, and is not in it yet. ``decodes``: the load's requests
-        run there in a batch; an engine that only prefills has none."""
+    def first_token(self, sums: Sums, match: Match, prompt_tokens: int) -> FirstToken:
+        """Of a prompt that is placed beside the load ``sums``, and is not in it yet."""
         running, waiting, attention, done, kv_tokens = sums
         held = match.expected_hit
         new = prompt_tokens - held if prompt_tokens > held else 1
@@ -102,7 +102,7 @@ class Scalars(NamedTuple):
             queued if waiting and queued > 0 else 0.0,
             new * (self.prefill_token + self.prefill_quadratic * (prompt_tokens - new / 2)),
             self.fetch_seconds(match),
-            steps * (self.step_request * running + self.kv_token * kv_tokens) if decodes else 0.0,
+            steps * (self.step_request * running + self.kv_token * kv_tokens),
         )
 
 

@@ -72,21 +72,21 @@ class Engine:
 
 
 @dataclass(frozen=True, slots=True)
-class Moved:
-    """KV that an engine has moved between itself and others, as it counts that itself: sums over ``transfers``.
+class TransferStats:
+    """KV that an engine has moved between itself and others, as it counts that itself: sums over ``count`` transfers.
 
     ``seconds``: each worker of an engine (tensor parallel) moves its own part, and its time is added to the others',
     although they work at once. ``tokens``: of prompts whose KV came from another engine. Where engines push, ``tokens``
     are told by who gets the KV and the rest by who sends it; where they pull, all by who gets it.
     """
 
-    transfers: float = 0.0
+    count: float = 0.0
     bytes: float = 0.0
     seconds: float = 0.0
     tokens: float = 0.0
 
 
-NOTHING_MOVED = Moved()
+NO_TRANSFERS = TransferStats()
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,8 +97,8 @@ class EngineMetrics:
     The counters are in tokens since the engine's start; ``external_*``: in what a KV connector reaches. ``kv_expired``:
     requests, since its start, whose KV it computed for another engine, which did not fetch it in time. ``kv_fetching``:
     waiting requests by the stage of fetching their KV from another engine; empty where it has no connector for that.
-    ``moved``: since its start, by NIXL; ``moved_lately``: the same where what is older counts less, which says how fast
-    it is now.
+    ``transfers``: since its start, by NIXL; ``recent_transfers``: the same where what is older counts less,
+    which says how fast it is now.
     """
 
     at: float | None = None
@@ -113,8 +113,8 @@ class EngineMetrics:
     external_hits: float = 0.0
     kv_expired: float = 0.0
     kv_fetching: Mapping[str, int] = field(default_factory=dict)
-    moved: Moved = NOTHING_MOVED
-    moved_lately: Moved = NOTHING_MOVED
+    transfers: TransferStats = NO_TRANSFERS
+    recent_transfers: TransferStats = NO_TRANSFERS
 
     @property
     def fetches(self) -> int:

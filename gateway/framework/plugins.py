@@ -23,7 +23,6 @@ from typing import Protocol, TypeAlias
 
 from gateway.framework.clock import Clock
 from gateway.framework.fleet import Endpoint
-from gateway.framework.observer import Observer
 from gateway.framework.request import Outcome, Plan, Request, Scored
 
 
@@ -39,7 +38,6 @@ class Context:
     name: str
     clock: Clock
     random: random.Random
-    observer: Observer
 
 
 class Filter(Protocol):

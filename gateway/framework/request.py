@@ -115,9 +115,9 @@ class Plan:
     """Which endpoint serves which leg.
 
     ``prefill``: None where ``decode`` does all of it. ``reason`` is a short word for logs and metrics, one of few.
-    ``connector``: how the KV gets from one to the other, by its name in ``gateway.proxy.connectors``. ``strict``: where
-    that fails the request fails; else ``decode`` computes the prompt itself. ``costs``: what the choice was made by,
-    in seconds by a short word, best first; empty where it was made by something else.
+    ``connector``: the name of what brings the KV from one to the other. ``strict``: where that fails the
+    request fails; else ``decode`` computes the prompt itself. ``costs``: what the choice was made by, in seconds by a
+    short word, best first; empty where it was made by something else.
     """
 
     decode: Endpoint

@@ -1,4 +1,4 @@
-"""How much the index of a model may remember, for how long it believes a prediction, and where engines connect to."""
+"""How much the index of a model may remember, how long it believes a prediction, and where engines connect to."""
 
 from __future__ import annotations
 
@@ -7,17 +7,15 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class CacheSettings:
-    """``max_blocks``: engines' blocks in one model's index, counted for each endpoint that has one, and those that are
-    gone until they are cleared; about 130 bytes each, less than half in an index of more than 2 million. The least
-    recently used are forgotten beyond it. What is estimated is bounded by the engines' capacity.
-    ``block_size``: tokens; the unit until the first engine tells its own.
-    ``prediction_seconds``: how long at most a prompt that was sent counts as held while the engine has yet to compute
-    it. Its first token, or its end, come before, unless an engine forgets it.
-    ``capacity_tokens``: of an endpoint without events, where its engine does not report its own.
-    ``replay_timeout``: seconds to wait for a replay to make progress before asking again.
-    ``reannounce``: first requests to an endpoint whose past is not known which ask its engine to announce again what it
-    holds of their prompts (vLLM's ``kv_cache_report_mode``).
-    """
+    """``max_blocks``: engines' blocks in one model's index, counted for each endpoint that has one, and for removed
+    endpoints until they are cleared; about 130 bytes each, less than half in an index of more than 2 million. Beyond it
+    the least recently used are dropped. Approximate endpoints are bounded by their engines' capacity. ``block_size``:
+    tokens; the unit until the first engine reports its own. ``prediction_seconds``: how long at most a prompt that was
+    sent counts as held while the engine has yet to compute it. Its first token, or its end, come before, unless an
+    engine loses it. ``capacity_tokens``: of an endpoint without events, where its engine does not report its own.
+    ``replay_timeout``: seconds to wait for a replay to make progress before asking again. ``reannounce``: first
+    requests to an endpoint with an unknown past that ask its engine to announce again what it holds of their prompts
+    (vLLM's ``kv_cache_report_mode``)."""
 
     max_blocks: int = 2_000_000
     block_size: int = 16
@@ -38,9 +36,9 @@ class CacheSettings:
 
 
 @dataclass(frozen=True, slots=True)
-class IntakeSettings:
+class ListenerSettings:
     """``listen``: ``tcp://ADDRESS:PORT`` that engines connect to with their KV events, rank r to PORT + r; ``*`` is
-    every address of this host. None: none does."""
+    every address of this host. None: engines do not connect to us."""
 
     listen: str | None = None
 

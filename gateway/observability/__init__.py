@@ -1,1 +1,1 @@
-"""What the gateway shows of itself: metrics and logs, as implementations of ``framework.Observer``."""
+"""Metrics and logs: implementations of ``core.observer``."""

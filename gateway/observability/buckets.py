@@ -1,7 +1,7 @@
-"""Histogram buckets, in seconds, and why they are where they are.
+"""Histogram buckets in seconds, each with its reason.
 
-A bucket costs one line for each label set in every scrape, and a quantile is known no better than its bucket: the steps
-are about a factor of two where answers usually fall, and wider at both ends.
+A bucket costs one line per label set in every scrape, and a quantile is only as exact as its bucket. So steps are about
+a factor of two where answers usually fall, and wider at both ends.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ TIME_PER_OUTPUT_TOKEN = (0.0025, 0.005, 0.01, 0.015, 0.02, 0.03, 0.04, 0.06, 0.0
 # From an embedding to an hour of reasoning: the default total timeout is the last step.
 DURATION = (0.01, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 20.0, 40.0, 80.0, 160.0, 320.0, 900.0, 3600.0)
 
-# Whoever does not queue falls below 1 ms; the default queue timeout is 30 s.
+# A request that does not queue falls below 1 ms; the default queue timeout is 30 s.
 QUEUE_WAIT = (0.001, 0.005, 0.02, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 20.0, 30.0, 60.0)
 
 # Match, schedule and reserve: tens of microseconds for a short prompt and a few engines. It runs on the event loop, and

@@ -1,8 +1,8 @@
-"""One stream of log lines, in one format: our own through structlog, and whatever uses ``logging`` (aiohttp, asyncio).
+"""The log: our own lines through structlog, and those of libraries that use ``logging`` (aiohttp, asyncio).
 
 JSON lines are for machines: ``time`` (ISO 8601, UTC), ``level``, ``event``, then the fields. Text is for people: the
-same, on one line each, coloured on a terminal. Other people's loggers are heard from WARNING on, since their debug
-lines hold requests and headers.
+same on one line each, coloured on a terminal. Lines of libraries are written from WARNING on, since their debug lines
+contain requests and headers.
 """
 
 from __future__ import annotations
@@ -13,25 +13,25 @@ from collections.abc import Callable, Iterable
 from datetime import UTC, datetime
 from typing import Any, BinaryIO
 
-import orjson
 import structlog
 from structlog.typing import EventDict, FilteringBoundLogger, Processor
 
-from gateway.framework import Clock, SystemClock
-from gateway.observability.plain_lines import Plain, PlainLines, printable
+from gateway.framework import Clock
+from gateway.framework.clock import SystemClock
+from gateway.observability.line_composer import LineComposer, PlainValue, as_json, printable
 from gateway.observability.redaction import Redaction
 from gateway.observability.settings import LogSettings
 from gateway.observability.writer import LineWriter
 
-# Fields of plain lines that are another value in each of them: what a client names its request, and what befell it.
+# Fields of a request's line that have another value in each of them: the client's id of it, and an error's text.
 FREE = ("request_id", "error")
 
 
 class Logs:
-    """What ``configure`` set up. ``close`` writes what is left and takes it away again.
+    """What ``configure`` set up, until ``close``.
 
-    ``make``: gives the logger of a level. ``redacting``: its step that masks secrets. ``plain``: composes lines without
-    that logger; None: they are coloured, and nobody waits for them.
+    ``make``: gives the logger of a level. ``redacting``: the processor that masks secrets. ``composer``: writes request
+    lines without the logger; None: lines are coloured, and the logger writes all of them.
     """
 
     def __init__(
@@ -40,14 +40,14 @@ class Logs:
         writer: LineWriter,
         level: int,
         redacting: Redaction,
-        plain: PlainLines | None,
+        composer: LineComposer | None,
     ) -> None:
         self.logger = make(level)
         self.level = level
         self._make = make
         self._writer = writer
         self._redacting = redacting
-        self._plain = plain
+        self._composer = composer
         self._bridge = Bridge(self.logger)
         self._root = logging.getLogger()
         self._ours = logging.getLogger("kvgate")
@@ -56,19 +56,19 @@ class Logs:
         self._set_level(level)
 
     def change(self, level: str, secrets: Iterable[str]) -> None:
-        """Another level, and more to mask; ``logger`` is another one from then on."""
+        """Set another level, and mask ``secrets`` too. ``logger`` is another object afterwards."""
         self._redacting.learn(secrets)
-        if self._plain is not None:
-            self._plain.forget()
+        if self._composer is not None:
+            self._composer.clear_cache()
         self.level = _number(level)
         self.logger = self._bridge.logger = self._make(self.level)
         self._set_level(self.level)
 
-    def plain(self, level: int, event: str, fields: dict[str, Plain]) -> None:
-        """A line of which there are thousands a second. Whoever writes it has seen that ``level`` is in force, before
-        it gathered the fields; they are used up. Their names, and ``event``, are the code's own."""
-        if self._plain is not None:
-            self._plain.write(level, event, fields)
+    def write(self, level: int, event: str, fields: dict[str, PlainValue]) -> None:
+        """Write a line of which there are thousands a second. The caller has checked ``level`` before gathering
+        ``fields``, which are changed here. ``event`` and the fields' names come from the code."""
+        if self._composer is not None:
+            self._composer.write(level, event, fields)
         else:
             self.logger.log(level, event, **fields)
 
@@ -86,7 +86,7 @@ class Logs:
 
 
 class Bridge(logging.Handler):
-    """``logging``'s records as lines of ours."""
+    """Writes ``logging``'s records through our logger."""
 
     def __init__(self, logger: FilteringBoundLogger) -> None:
         super().__init__()
@@ -97,11 +97,11 @@ class Bridge(logging.Handler):
             fields: dict[str, Any] = {"logger": record.name}
             if record.exc_info:
                 fields["exc_info"] = record.exc_info
-            # structlog knows the five levels of the standard; whatever lies between counts as the one below it.
+            # structlog has the five standard levels; a level in between becomes the one below it.
             level = max(logging.DEBUG, min(record.levelno // 10 * 10, logging.CRITICAL))
             self.logger.log(level, record.getMessage(), **fields)
         except Exception:
-            self.handleError(record)  # a message that does not fit its arguments: shown on stderr, never raised
+            self.handleError(record)  # a message that does not match its arguments: printed to stderr, not raised
 
 
 def configure(
@@ -111,9 +111,9 @@ def configure(
     clock: Clock | None = None,
     secrets: Iterable[str] = (),
 ) -> Logs:
-    """Route all logging to ``stream`` (default: stderr, so that a command's own output stays clean on stdout).
+    """Send all logging to ``stream`` (default: stderr, so that a command's output on stdout stays clean).
 
-    ``secrets``: the configured keys, masked wherever they turn up; keys are also recognised by name and by shape.
+    ``secrets``: the configured keys, which are masked everywhere; keys are also recognised by name and by form.
     """
     stream = stream or sys.stderr.buffer
     level = _number(settings.level)
@@ -142,8 +142,8 @@ def configure(
         return made
 
     coloured = text and stream.isatty()
-    plain = None if coloured else PlainLines(writer.write, stamp.now, redacting, text=text, free=FREE)
-    return Logs(logger, writer, level, redacting, plain)
+    composer = None if coloured else LineComposer(writer.write, stamp.now, redacting, text=text, free=FREE)
+    return Logs(logger, writer, level, redacting, composer)
 
 
 def _number(level: str) -> int:
@@ -151,7 +151,7 @@ def _number(level: str) -> int:
 
 
 class _Output:
-    """Where the logger's lines go. From a warning on they are not to wait for others."""
+    """Takes the logger's lines. Warnings and worse are written at once, without waiting for more lines."""
 
     def __init__(self, writer: LineWriter) -> None:
         self._writer = writer
@@ -176,7 +176,7 @@ class _Stamp:
         self._text = ""
 
     def now(self) -> str:
-        """ISO 8601, in milliseconds. Up to the seconds it is made once for each."""
+        """ISO 8601, to the millisecond. The part up to the second is made once a second."""
         wall = self._clock.wall()
         second = int(wall)
         if second != self._second:
@@ -192,10 +192,7 @@ class _Stamp:
 
 
 def _render_json(logger: object, method: str, event: EventDict) -> bytes:
-    try:
-        return orjson.dumps(event)
-    except TypeError:  # a lone surrogate: a client's broken text inside a message
-        return orjson.dumps({name: _printable(value) for name, value in event.items()})
+    return as_json(event)
 
 
 def _text_renderer(stream: BinaryIO) -> Processor:
@@ -209,14 +206,10 @@ def _text_renderer(stream: BinaryIO) -> Processor:
     )
 
     def render(logger: Any, method: str, event: EventDict) -> bytes:
-        # A client's text may stand in a message. A line break in it would let a client write our log.
-        shown = {name: _printable(value) for name, value in event.items()}
+        # A message may contain a client's text. A line break in it would let the client write lines of our log.
+        shown = {name: printable(value) for name, value in event.items()}
         if "exception" in event:
-            shown["exception"] = "\n".join(_printable(line) for line in str(event["exception"]).split("\n"))
+            shown["exception"] = "\n".join(printable(line) for line in str(event["exception"]).split("\n"))
         return console(logger, method, shown).encode("utf-8", "backslashreplace")
 
     return render
-
-
-def _printable(value: Any) -> Any:
-    return printable(value) if isinstance(value, str) else value

@@ -3,42 +3,32 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import reduce
 from typing import Any
 
-from gateway.framework import Observer
+from gateway.core.observer import Observer
 
 METHODS = tuple(name for name, value in vars(Observer).items() if callable(value) and not name.startswith("_"))
 
 
 class Observers(Observer):
-    """Tells each of ``observers`` in order.
+    """Calls each of ``observers`` in order. No observer may raise.
 
-    A method is bound once to those who implement it, and directly if that is a single one: what only metrics count
-    costs nothing more for there being a log. No observer may raise.
+    A method is bound once to the observers that implement it, and directly if there is one: what only metrics count
+    costs no more because there is a log.
     """
 
     def __init__(self, *observers: Observer) -> None:
         for name in METHODS:
             bound = [getattr(observer, name) for observer in observers]
             interested = [method for method in bound if getattr(method, "__func__", None) is not vars(Observer)[name]]
-            if len(interested) == 1:
-                setattr(self, name, interested[0])
-            elif interested:
-                setattr(self, name, _tell_all(interested))
+            if interested:
+                setattr(self, name, reduce(_both, interested))
 
 
-def _tell_all(listeners: list[Callable[..., None]]) -> Callable[..., None]:
-    if len(listeners) == 2:  # metrics and the log, which both hear of every request
-        first, second = listeners
+def _both(first: Callable[..., None], second: Callable[..., None]) -> Callable[..., None]:
+    def call_both(*args: Any, **kwargs: Any) -> None:
+        first(*args, **kwargs)
+        second(*args, **kwargs)
 
-        def tell_both(*args: Any, **kwargs: Any) -> None:
-            first(*args, **kwargs)
-            second(*args, **kwargs)
-
-        return tell_both
-
-    def tell(*args: Any, **kwargs: Any) -> None:
-        for listener in listeners:
-            listener(*args, **kwargs)
-
-    return tell
+    return call_both

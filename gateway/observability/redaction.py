@@ -1,7 +1,7 @@
-"""No key is ever logged: the last step before a line is rendered, for our own lines and for everyone else's.
+"""Masks secrets: the last step before a line is rendered, for our own lines and those of other libraries.
 
-Three nets, because a key may come in a field, in a message, or in an exception's text: the field's name, the shape of
-what stands there, and the very values that the configuration holds.
+A key may come in a field, in a message, or in an exception's text. So three things are masked: fields by their name,
+text that has the form of a key, and the configured keys themselves.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ MASK = "***"
 
 _SECRET_NAMES = ("key", "authorization", "password", "secret", "cookie")
 
-# Most lines hold none of these: looking for them first costs a tenth of the expression below.
+# Most lines contain none of these: searching them first costs a tenth of the expression below.
 _HINTS = ("bearer", "key", "authorization", "://", "sk-", "hf_")
 
 _SECRET_TEXT = re.compile(
@@ -34,7 +34,7 @@ _SECRET_TEXT = re.compile(
 
 _PLAIN = frozenset({str, int, float, bool, type(None)})
 
-# A shorter configured key would also mask the innocent: "test" is in half of all lines, and is no secret.
+# Shorter configured keys are not masked: "test" is in half of all lines, and is no secret.
 _MIN_SECRET = 6
 
 
@@ -47,13 +47,13 @@ class Redaction:
         self.learn(secrets)
 
     def learn(self, secrets: Iterable[str]) -> None:
-        """Mask these too. None is forgotten: what was a key yesterday is not to be read today."""
+        """Mask these too. Former keys stay masked: an old key must not be readable either."""
         self._secrets.update(secret for secret in secrets if len(secret) >= _MIN_SECRET)
         known = sorted(self._secrets, key=len, reverse=True)
         self._known = re.compile("|".join(map(re.escape, known))) if known else None
 
     def __call__(self, logger: object, method: str, event: EventDict) -> EventDict:
-        # The usual line is looked at once, as a whole: field by field would be most of what a line costs.
+        # A usual line is checked once as a whole: field by field this would be most of a line's cost.
         if set(map(type, event.values())) <= _PLAIN and not _holds_secret(tuple(event)):
             whole = "\n".join([value for value in event.values() if type(value) is str])
             if self.text(whole) == whole:
@@ -61,7 +61,7 @@ class Redaction:
         return {name: self.field(name, value) for name, value in event.items()}
 
     def field(self, name: str, value: Any) -> Any:
-        """The value as it may be shown under this name; what is no plain value becomes its text."""
+        """The value as it may be shown under this name. Objects become their text."""
         if value is None or isinstance(value, (bool, int, float)):
             return value
         if _holds_secret((name,)):
@@ -84,7 +84,7 @@ class Redaction:
         return text
 
 
-@lru_cache(maxsize=1024)  # far more than there are kinds of lines in the code
+@lru_cache(maxsize=1024)  # far more than the code has kinds of lines
 def _holds_secret(names: tuple[str, ...]) -> bool:
     return any(part in name.lower() for name in names for part in _SECRET_NAMES)
 

@@ -1,4 +1,4 @@
-"""The log's observer: one line for each request, and what an operator should read once rather than count."""
+"""The log's observer: a line for each request, and warnings that an operator should read once."""
 
 from __future__ import annotations
 
@@ -6,46 +6,48 @@ import logging
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from gateway.framework import Clock, LogLimit, Observer, Settled
-from gateway.framework.log_limit import PERIOD
+from gateway.core.log_limit import PERIOD, LogLimit
+from gateway.core.observer import Observer, Settled
+from gateway.framework import Clock
+from gateway.observability.line_composer import PlainValue
 from gateway.observability.logs import Logs
-from gateway.observability.plain_lines import Plain
 
-# Lines a minute of one endpoint's KV event stream: a restart of its engine is three or four, and each is of use.
+# Lines a minute for one endpoint's KV event stream: a restart of its engine makes three or four, all of them useful.
 _STREAM_LINES = 10
 
 
 @dataclass(slots=True)
 class _Expired:
-    """An endpoint's expired leases: its counter as last seen, how many of them are not yet told, and when some were."""
+    """An endpoint's expired leases. ``counter``: the engine's, as last scraped. ``unlogged``: not yet in a line.
+    ``logged_at``: when the last line was."""
 
     counter: float
-    untold: float = 0.0
-    told_at: float | None = None
+    unlogged: float = 0.0
+    logged_at: float | None = None
 
 
 class RequestLog(Observer):
-    """Writes to ``logs``; ``requests`` false: no line for each request."""
+    """Writes to ``logs``. ``requests``: whether there is a line for each request."""
 
     def __init__(self, logs: Logs, clock: Clock, *, requests: bool = True) -> None:
         self._logs = logs
         self._clock = clock
         self._requests = requests
-        self._said: set[tuple[str, ...]] = set()
+        self._logged_once: set[tuple[str, ...]] = set()
         self._often = LogLimit(clock)
         self._streams = LogLimit(clock, most=_STREAM_LINES)
         self._expired: dict[str, _Expired] = {}
 
     def change(self, *, requests: bool) -> None:
-        """Whether there is a line for each request from now on."""
+        """Change whether there is a line for each request."""
         self._requests = requests
 
     def settled(self, request: Settled) -> None:
-        # An answer that broke off after its head went out still bears the head's status.
+        # An answer that broke off after its head was sent still has the head's status.
         failed = request.status >= 500 or request.outcome == "broken"
         level = logging.WARNING if failed else logging.INFO
         if self._requests and level >= self._logs.level:
-            self._logs.plain(level, "request", request_fields(request))
+            self._logs.write(level, "request", request_fields(request))
 
     def tokens_estimated(self, model: str, why: str) -> None:
         if self._first("estimated", model, why):
@@ -62,7 +64,7 @@ class RequestLog(Observer):
             )
 
     def plugin_failed(self, kind: str, name: str, error: BaseException) -> None:
-        # One that fails fails on every request.
+        # A plugin that fails does so on every request.
         if (left_out := self._often.admit("plugin", kind, name)) is not None:
             self._logs.logger.error(
                 "plugin failed", kind=kind, plugin=name, error=repr(error), not_logged=left_out, exc_info=error
@@ -82,7 +84,7 @@ class RequestLog(Observer):
             )
 
     def kv_stream(self, endpoint: str, state: str) -> None:
-        # Beside the requests' lines this tells which expected hits were made of less than the engine holds.
+        # It explains expected hits in request lines that are lower than what the engine holds.
         if (left_out := self._streams.admit(endpoint)) is None:
             return
         write = self._logs.logger.warning if state == "partial" else self._logs.logger.info
@@ -90,37 +92,37 @@ class RequestLog(Observer):
 
     def kv_transfers(self, endpoint: str, expired: float, fetching: Mapping[str, int]) -> None:
         seen = self._expired.setdefault(endpoint, _Expired(expired))
-        # A counter that fell has begun anew with its engine, which lost the KV itself: nothing was left to expire.
-        seen.untold += max(0.0, expired - seen.counter)
+        # A counter that fell belongs to a new process: the old one's KV is gone, and none of it expired.
+        seen.unlogged += max(0.0, expired - seen.counter)
         seen.counter = expired
-        if not seen.untold:
+        if not seen.unlogged:
             return
         now = self._clock.monotonic()
-        if seen.told_at is not None and now - seen.told_at < PERIOD:
+        if seen.logged_at is not None and now - seen.logged_at < PERIOD:
             return
         self._logs.logger.warning(
             "KV that was computed for another engine expired before that one fetched it: the decode engines are "
             "overloaded and fetch too late, or cannot reach this engine's side channel (set "
             "VLLM_NIXL_SIDE_CHANNEL_HOST on it to an address that they reach; its default is localhost)",
             endpoint=endpoint,
-            expired=int(seen.untold),
+            expired=int(seen.unlogged),
         )
-        seen.untold, seen.told_at = 0.0, now
+        seen.unlogged, seen.logged_at = 0.0, now
 
     def endpoint_dropped(self, endpoint: str) -> None:
         self._expired.pop(endpoint, None)
 
     def _first(self, *what: str) -> bool:
-        """Whether this is said for the first time. Bounded: models, reasons and plugins are configured."""
-        if what in self._said:
+        """Whether this is logged for the first time. Bounded: models, reasons and plugins are configured."""
+        if what in self._logged_once:
             return False
-        self._said.add(what)
+        self._logged_once.add(what)
         return True
 
 
-def request_fields(request: Settled) -> dict[str, Plain]:
-    """A request's line. Seconds to the microsecond; what does not apply is left out."""
-    fields: dict[str, Plain] = {
+def request_fields(request: Settled) -> dict[str, PlainValue]:
+    """The fields of a request's line. Seconds to the microsecond; fields that do not apply are left out."""
+    fields: dict[str, PlainValue] = {
         "request_id": request.request_id,
         "model": request.model,
         "route": request.route,

@@ -1,4 +1,4 @@
-"""Logs."""
+"""Settings of the log."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Literal
 
 @dataclass(frozen=True, slots=True)
 class LogSettings:
-    """``format``: ``json`` or ``text``. ``requests``: one line for each request."""
+    """``format``: ``json`` for machines or ``text`` for people. ``requests``: write a line for each request."""
 
     format: Literal["json", "text"] = "text"
     level: Literal["debug", "info", "warning", "error"] = "info"

@@ -1,8 +1,8 @@
-"""Log lines leave through a thread, so that whoever reads them cannot stall the streams.
+"""Writes log lines in a thread, so that a slow reader of the log cannot stall the streams.
 
-A pipe whose reader stands still (a log collector that restarts, a terminal on hold) blocks the writer: on the event
-loop that would be every answer at once. Here lines wait in a bounded buffer; beyond it they are dropped, counted, and
-the count is logged as soon as there is room.
+A pipe whose reader stops (a log collector that restarts, a terminal on hold) blocks its writer: on the event loop that
+would stop every answer. Here lines wait in a bounded buffer. Lines beyond it are dropped and counted, and the count is
+logged as soon as there is room.
 """
 
 from __future__ import annotations
@@ -13,25 +13,25 @@ import threading
 from collections.abc import Callable
 from typing import BinaryIO
 
-# About 20,000 request lines: minutes of a busy gateway's log, and nothing next to an index.
+# Bytes: about 20,000 request lines, minutes of a busy gateway's log; little beside a cache index.
 _MAX_BUFFERED = 8 * 1024 * 1024
 
-# Lines are gathered for so many seconds before one write, and that much of them: waking a thread for each would cost
-# more than the line does, and each time it and the event loop take the interpreter's lock from one another.
+# Lines are gathered for ``_GATHER`` seconds or ``_ENOUGH`` bytes before one write: waking the thread for each line
+# would cost more than the line, since thread and event loop then take the GIL from each other.
 _GATHER = 0.2
 _ENOUGH = 64 * 1024
 
 
 class LineWriter:
-    """A file that ``write`` never blocks on. Lines are bytes, each with its end; what is there when the interpreter
-    ends is written.
+    """Writes to ``stream`` without blocking the caller. Lines are bytes with their newline. What is left when the
+    interpreter exits is written then.
 
-    ``dropped``: makes the line that tells how many were dropped.
+    ``dropped``: makes the line that reports how many were dropped.
     """
 
     def __init__(self, stream: BinaryIO, dropped: Callable[[int], bytes], max_buffered: int = _MAX_BUFFERED) -> None:
         self._stream = stream
-        self._say_dropped = dropped
+        self._dropped_line = dropped
         self._max_buffered = max_buffered
         self._lines: list[bytes] = []
         self._buffered = 0
@@ -46,7 +46,7 @@ class LineWriter:
         atexit.register(self.close)
 
     def write(self, line: bytes, *, now: bool = False) -> int:
-        """``now``: it is not to wait for others."""
+        """``now``: write it at once, without waiting for more lines. Returns the bytes taken: 0 if it was dropped."""
         with self._lock:
             buffered = self._buffered + len(line)
             if buffered > self._max_buffered:
@@ -54,7 +54,7 @@ class LineWriter:
                 return 0
             self._lines.append(line)
             self._buffered = buffered
-            # The thread is woken by the first line after a pause; while lines come, it looks for them itself.
+            # Only the first line after a pause wakes the thread; while lines come, the thread checks by itself.
             first = not self._gathering
             self._gathering = True
         if first:
@@ -64,7 +64,7 @@ class LineWriter:
         return len(line)
 
     def close(self, timeout: float = 2.0) -> None:
-        """Write what is left. A reader that stands still loses it after ``timeout`` seconds."""
+        """Write what is left. A reader that does not read within ``timeout`` seconds loses it."""
         atexit.unregister(self.close)
         self._closing = True
         self._now.set()
@@ -87,10 +87,10 @@ class LineWriter:
                 self._gathering = False
                 self._first.clear()
                 return
-        # Lines in hand count as buffered until they are written, or a reader that stands still would double the bound.
+        # Lines count as buffered until they are written; else a stopped reader would double the bound.
         if dropped:
-            lines.append(self._say_dropped(dropped))
-        # If the reader is gone (a closed pipe, a closed stream) there is nowhere left to say so.
+            lines.append(self._dropped_line(dropped))
+        # If the reader is gone (a closed pipe, a closed stream) nobody can be told.
         with contextlib.suppress(OSError, ValueError):
             self._stream.write(b"".join(lines))
             self._stream.flush()

@@ -1,10 +1,10 @@
-"""One budget of bytes for what is held of requests and answers: bodies while they are received, wait or are placed,
-unzipped ones as they are unzipped, and unstreamed answers until their clients have them.
+"""One byte budget for all requests and answers that are held: request bodies while they are received, queued or placed,
+their decompressed bytes, and unstreamed answers until their clients have them.
 
-Rules: what has come with its head is taken at once or refused. What grows while it is read waits for room, and is not
-read meanwhile, so that its sender is held back; who came first is served first. Where what waits holds all that there
-is, nobody would ever give back: the newest of those is refused, and so it is where nobody has given back for some
-seconds. Every byte is given back once, by ``Share.release``, whatever happens.
+Rules: a body that arrives with its head is counted at once or refused. A body that grows while it is read waits for
+room, first come, first served, and is not read meanwhile, so its sender is held back. Where the waiting bodies hold the
+whole budget, none would ever be released: the newest is refused. So it is where nothing was released for some seconds.
+``Share.release`` gives every byte back once, whatever happens.
 """
 
 from __future__ import annotations

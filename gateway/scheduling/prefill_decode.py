@@ -25,9 +25,9 @@ Scheduling intent
     answered, how long the queues are and how fast KV moves: no number of tokens is right for a quiet and a busy hour.
 
 Inputs
-    ``role``, ``engine.version``, ``labels``; ``load``, ``cost``, ``metrics.moved_lately``; ``kind``, ``indivisible``,
-    ``matches``, ``expected_output`` and ``prompt_tokens`` of the request. Of an estimated prompt (``exact`` is false)
-    the tokens are a quarter of its bytes, JSON included.
+    ``role``, ``engine.version``, ``labels``; ``load``, ``cost``, ``metrics.recent_transfers``; ``kind``,
+    ``indivisible``, ``matches``, ``expected_output`` and ``prompt_tokens`` of the request. Of an estimated prompt
+    (``exact`` is false) the tokens are a quarter of its bytes, JSON included.
 
 Parameters
     ``prefill`` (default ``prefill``), ``decode`` (default ``decode``): the profiles' names.

@@ -17,8 +17,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from itertools import repeat
 
+from gateway.core.observer import Observer
 from gateway.errors import NoEndpoint, PluginFailed
-from gateway.framework import Endpoint, Filter, Observer, Picker, Request, Scored, Scorer
+from gateway.framework import Endpoint, Filter, Picker, Request, Scored, Scorer
 from gateway.scheduling.trace import ProfileTrace
 
 RETRY_AFTER = 5.0

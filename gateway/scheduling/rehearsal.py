@@ -7,7 +7,7 @@ from copy import copy
 from random import Random
 from typing import TypeVar, cast
 
-from gateway.framework import NULL_OBSERVER
+from gateway.core.observer import NULL_OBSERVER
 from gateway.scheduling.profile import Profile
 from gateway.scheduling.scheduler import Scheduler
 

@@ -9,8 +9,9 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from gateway.core.observer import Observer
 from gateway.errors import GatewayError, PluginFailed
-from gateway.framework import Endpoint, Handler, Observer, Outcome, Plan, Request
+from gateway.framework import Endpoint, Handler, Outcome, Plan, Request
 from gateway.scheduling.profile import Profile
 from gateway.scheduling.trace import Trace
 

@@ -13,7 +13,8 @@ Mooncake's Conductor for who computes (Qin et al., FAST 2025, algorithm 1: the l
 and with it the stall that the prefill would be for the answers of who decodes. So what a second leg is worth depends on
 how much runs where the prompt would be computed, and not on the prompt's length alone.
 
-- Nobody is answered by an endpoint of the role prefill: there no running batch is slowed, and none slows.
+- Nobody is answered by an endpoint of the role prefill: there no running batch is slowed, and none slows (the latter by
+  its cost model, whose ``step_request`` and ``kv_token`` are 0).
 - The second leg waits for what is queued at its endpoint, which goes on while the first is computed.
 - What a prompt pushes out of a cache (``reuse``) is charged where it is computed, once: that is where others look for
   its prefix. The KV of the answer lies with who decodes in either case.
@@ -27,18 +28,9 @@ from dataclasses import dataclass
 from math import isfinite
 from typing import NamedTuple
 
-from gateway.framework import (
-    GENERATES,
-    NO_MATCH,
-    Endpoint,
-    Moved,
-    Request,
-    Role,
-    Scalars,
-    Sums,
-    decoding_weight,
-    stall_seconds,
-)
+from gateway.framework import GENERATES, NO_MATCH, Endpoint, Request, Role, Scalars, decoding_weight, stall_seconds
+from gateway.framework.cost import Sums
+from gateway.framework.fleet import TransferStats
 
 KV_BYTES = 327_680
 """Of one token, until an engine has shown its own: Llama 3 70B in BF16, 80 layers of 8 heads of 128, keys and values.
@@ -75,7 +67,7 @@ class Computing(NamedTuple):
     first: float
     harm: float
     queued: float
-    sends: Moved
+    sends: TransferStats
 
 
 class Answering(NamedTuple):
@@ -107,13 +99,12 @@ class SplitCost:
         return self._computing(request, endpoint, endpoint.load.sums(now), endpoint.cost.scalars, now)
 
     def _computing(self, request: Request, endpoint: Endpoint, sums: Sums, cost: Scalars, now: float) -> Computing:
-        decodes = endpoint.role is not Role.PREFILL
         match = request.matches.get(endpoint.slot, NO_MATCH)
-        first = cost.first_token(sums, match, request.prompt_tokens, decodes=decodes)
+        first = cost.first_token(sums, match, request.prompt_tokens)
         harm = self._reuse * first.prefill
-        if decodes:
+        if endpoint.role is not Role.PREFILL:
             harm += self._weight(request) * stall_seconds(first.prefill, sums[0], endpoint.load.prefill_share(now))
-        return Computing(first.seconds, harm, first.queued, endpoint.metrics.moved_lately)
+        return Computing(first.seconds, harm, first.queued, endpoint.metrics.recent_transfers)
 
     def answering(self, request: Request, endpoint: Endpoint, now: float) -> Answering:
         """``now``: Clock.monotonic()."""
@@ -123,7 +114,7 @@ class SplitCost:
         step = cost.step_seconds(running, kv_tokens)
         decode = self._weight(request) * output * step
         computing = self._computing(request, endpoint, sums, cost, now)
-        lately = endpoint.metrics.moved_lately
+        lately = endpoint.metrics.recent_transfers
         moved_bytes = request.new_tokens(endpoint) * self._bytes(lately)
         return Answering(
             alone=computing.first + computing.harm + decode,
@@ -148,7 +139,7 @@ class SplitCost:
     def _weight(self, request: Request) -> float:
         return decoding_weight(request) if self._lam is None else self._lam
 
-    def _bytes(self, lately: Moved) -> float:
+    def _bytes(self, lately: TransferStats) -> float:
         """Of one token."""
         if self._kv_bytes is not None:
             return self._kv_bytes
@@ -156,12 +147,12 @@ class SplitCost:
             return min(lately.bytes / lately.tokens, MOST_KV_BYTES)
         return KV_BYTES
 
-    def _seconds(self, moved: Moved) -> float:
+    def _seconds(self, transfers: TransferStats) -> float:
         """Of one byte: as seen, and where that is long ago or of few transfers, more and more as configured."""
-        if not moved.bytes > 0:
+        if not transfers.bytes > 0:
             return self._usual
-        prior = PRIOR_TRANSFERS * moved.bytes / max(moved.transfers, 1e-9)
-        return (moved.seconds / self._workers + prior * self._usual) / (moved.bytes + prior)
+        prior = PRIOR_TRANSFERS * transfers.bytes / max(transfers.count, 1e-9)
+        return (transfers.seconds / self._workers + prior * self._usual) / (transfers.bytes + prior)
 
 
 def known(seconds: float) -> bool:

@@ -1,7 +1,7 @@
-"""Whether one engine makes the tokens that we make: what its last comparisons with ours come to.
+"""Whether one engine's tokenizer agrees with ours, judged by its latest comparisons.
 
-Rules: a verdict needs several witnesses, since single prompts may differ for reasons of their own; and several in a row
-the other way take it back. Synchronous: a comparison costs less than a microsecond.
+Rules: a verdict needs several differences, since single prompts may differ for reasons of their own. Several equal
+comparisons in a row revoke it. Synchronous: a comparison costs less than a microsecond.
 """
 
 from __future__ import annotations
@@ -16,19 +16,19 @@ WINDOW = 50
 """Comparisons that are looked back on: a few seconds of a busy engine's traffic, minutes of a quiet one's."""
 
 LEAST = 5
-"""Differences in the window before anything is concluded: one odd client's retries are fewer."""
+"""Differences in the window before there is a verdict: one odd client's retries are fewer."""
 
 SHARE = 0.2
-"""Of the window's comparisons, those that may differ. Another tokenizer, template or BOS makes nearly all chats differ;
-below a fifth, exact ids still place more prompts rightly than estimates would."""
+"""The share of the window's comparisons that may differ. Another tokenizer, template or BOS makes nearly all chats
+differ; below a fifth, exact ids still place more prompts rightly than estimates would."""
 
 RECOVERY = 50
-"""Equal counts in a row that bring trust back: an engine that counts one prompt in five differently has that many once
-in 70,000."""
+"""Equal counts in a row that restore trust. An engine that counts one prompt in five differently has that many once in
+70,000."""
 
 CHECKS = 20
-"""Equal ids in a row that bring trust in ids back: one prompt that is equal, id by id, proves more than an equal
-count. As many are asked for where there is doubt."""
+"""Equal ids in a row that restore trust in ids: a prompt that is equal id by id proves more than an equal count. The
+same number of prompts is compared when there is doubt."""
 
 
 class Form(StrEnum):
@@ -39,12 +39,12 @@ class Form(StrEnum):
 
 
 def form_of(kind: Kind) -> Form:
-    """Of a request that generates."""
+    """The form of a request that generates."""
     return Form.TEXT if kind is Kind.COMPLETION else Form.CHAT
 
 
 class Evidence(StrEnum):
-    """What was compared; the value says of an engine what it did."""
+    """What was compared. The value completes "the engine ..."."""
 
     COUNT = "counted other tokens"
     IDS = "made other token ids"
@@ -64,7 +64,8 @@ class Difference:
 
 
 class Agreement:
-    """Of one engine and one form of prompts. ``difference``: the verdict; None: there is none against it."""
+    """The comparisons of one engine and one form of prompts. ``difference``: the verdict; None: nothing speaks against
+    it."""
 
     __slots__ = ("_agreed", "_form", "_windows", "difference")
 
@@ -76,11 +77,11 @@ class Agreement:
 
     @property
     def agrees(self) -> bool:
-        """Whether enough was compared to say so."""
+        """Whether enough prompts were compared, and the engine agrees."""
         return self.difference is None and any(sum(window) >= LEAST for window in self._windows.values())
 
     def compared(self, evidence: Evidence, equal: bool) -> bool:
-        """One prompt. Returns whether ``difference`` or ``agrees`` has changed."""
+        """Add one prompt's comparison. Returns whether ``difference`` or ``agrees`` has changed."""
         before = self.difference, self.agrees
         if self.difference is None:
             self._judge(evidence, equal)

@@ -1,7 +1,8 @@
-"""What a chat template asks of its input, read from its syntax tree: contents as text or as parts, and its variables.
+"""What a chat template expects, read from its syntax tree: contents as text or as parts, and its variables.
 
 Source: ``_detect_content_format`` and ``resolve_chat_template_kwargs`` of vLLM 0.32.0 (``vllm/renderers/hf.py``): a
-template that loops over a message's content wants parts; any other wants text. What cannot be read wants text.
+template that loops over a message's content expects parts; any other expects text. A template that cannot be analysed
+expects text.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ _PLAIN = ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True, ext
 
 
 class _Unreadable(Exception):
-    """The template assigns in a way that is not followed."""
+    """The template assigns variables in a way that is not analysed."""
 
 
 @lru_cache(TEMPLATES_KEPT)
@@ -94,7 +95,7 @@ def _message_names(root: nodes.Template) -> list[str]:
 
 
 def _macro_loops(root: nodes.Template, messages: list[str]) -> tuple[set[int], dict[int, set[str]]]:
-    """Loops inside of macros, and of those the macro's parameters to which some call gives a message's content."""
+    """Loops inside macros over a parameter that some call passes a message's content to."""
     inside: set[int] = set()
     bound: dict[int, set[str]] = {}
     for macro in root.find_all(nodes.Macro):

@@ -1,8 +1,8 @@
-"""Messages as a client sent them to messages as vLLM 0.32 hands them to a chat template.
+"""Converts messages as a client sent them to messages as vLLM 0.32 passes them to a chat template.
 
 Source: vLLM 0.32.0, ``vllm/renderers/chat_utils.py`` and ``hf.py``, and its pydantic models, which reorder keys: a
-template that prints a whole tool call shows that order. Rules: pure; the input is never changed; what vLLM would
-refuse, or what only its media processor can count, raises ``Unrenderable``.
+template that prints a whole tool call shows that order. Rules: pure; the input is never changed. ``Unrenderable`` is
+raised for what vLLM would refuse, and for what only its media processor can count.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ import json
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Literal
 
+from gateway.core.prompt import BILLING_HEADER
 from gateway.tokens.reasons import Unrenderable, Why
 
 ContentFormat = Literal["string", "openai"]
@@ -19,7 +20,7 @@ Media = Literal["refused", "shown", "marked"]
 """What becomes of a part that is media. ``shown``: what a template with parts sees of it. ``marked``: ``MARK`` stands
 where its tokens begin: in the part's place, or, where contents are texts, ahead of its message's text."""
 MARK = "\ue000media\ue001"
-"""Of characters that no text has; not blank, since templates strip blanks."""
+"""Characters that no text has; not blank, since templates strip blanks."""
 
 TEXT_FIELDS: Mapping[str, str] = {
     "text": "text",
@@ -69,8 +70,6 @@ PART_FIELDS = MEDIA_FIELDS | {
     "uuid",
 }
 """Fields of parts that vLLM knows; others pass through to a template that reads parts."""
-BILLING_HEADER = "x-anthropic-billing-header"
-"""First line of a system text that Claude Code changes with each request; vLLM drops it."""
 
 
 def converse(
@@ -103,8 +102,8 @@ def media_of(messages: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
 
 
 def join_systems(messages: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
-    """All system messages as the first one, without anything between their texts: what vLLM makes of Anthropic's for a
-    template that takes none later."""
+    """Join all system messages into the first one, with nothing between their texts, as vLLM does with Anthropic's for
+    a template that takes no later ones."""
     texts = [message["content"] for message in messages if message["role"] == "system"]
     others = [message for message in messages if message["role"] != "system"]
     return [{"role": "system", "content": "".join(texts)}, *others] if texts else others
@@ -219,7 +218,7 @@ def _unknown_fields(part: Mapping[str, Any]) -> Message:
 
 
 def _part(part: Any, content_format: ContentFormat, media: Media) -> Any:
-    """A part for the template, or something false that is left out."""
+    """A part for the template, or a false value if it is left out."""
     if isinstance(part, str):
         return {"type": "text", "text": part} if content_format == "openai" else part
     if not isinstance(part, Mapping):
@@ -278,10 +277,10 @@ def _tool_call(call: Any, built: bool) -> Message:
     function = call.get("function") if isinstance(call, Mapping) else None
     if not isinstance(function, Mapping) or call.get("type", "function") != "function":
         raise Unrenderable(Why.MESSAGES)
-    told = dict(function) if built else _ordered(function, ("arguments", "name"))
-    told["arguments"] = _arguments(function.get("arguments"))
+    dumped = dict(function) if built else _ordered(function, ("arguments", "name"))
+    dumped["arguments"] = _arguments(function.get("arguments"))
     out = dict(call) if built else _ordered(call, ("id", "function", "type"))
-    out["function"] = told
+    out["function"] = dumped
     return out
 
 

@@ -1,10 +1,11 @@
-"""Text to token ids, by the part of a tokenizer that lets go of the interpreter's lock.
+"""Encodes text to token ids with the Rust part of a tokenizer, which releases the GIL.
 
-Rules: ``encode_batch_fast`` of the Rust backend releases the GIL; plain ``encode`` keeps it, and stops every stream for
-as long as it takes. The backend is used alone only if it gives the ids that the whole tokenizer gives, which is tried
-at start. What was encoded before is remembered in parts (``segments``, ``memory``), and only the rest is encoded.
-The library's own threads are off: a call from the loop with two short texts would wait for them, behind other prompts'
-texts, for a quarter of a second with two cores at work. The threads that call are ours, and enough.
+Rules: ``encode_batch_fast`` of the Rust backend releases the GIL; plain ``encode`` keeps it, and stops every stream
+meanwhile. The backend is used alone only if it gives the ids of the whole tokenizer, which is tried at start. Encoded
+text is cached in segments (``segments``, ``segment_cache``), and only the rest is encoded.
+
+The library's own threads are switched off: with two cores at work, a call from the loop with two short texts would wait
+for them for a quarter of a second, behind other prompts' texts. Our own threads are enough.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from dataclasses import dataclass
 from itertools import islice
 from typing import Any
 
-from gateway.tokens.memory import Memory, Recalled, Segment
+from gateway.tokens.segment_cache import Lookup, Segment, SegmentCache
 from gateway.tokens.segments import Cuts, find_cuts
 
 log = logging.getLogger("kvgate.tokens")
@@ -30,30 +31,30 @@ SAMPLES = (
     "def f(x):\n    return x ** 2  # \u2264 100\r\n",
     "<s>[INST] <|im_start|>user\nhi<|im_end|></s>",
 )
-"""Blanks at the ends, digits, scripts, combining marks, line ends, and what often are special tokens."""
+"""Blanks at the ends, digits, scripts, combining marks, line ends, and common special tokens."""
 
 TOGETHER = 32
-"""Segments that are encoded by one call, some 5 ms of work. Its ids are made, and its results thrown away, with the
-interpreter's lock held: 8 ms for 100,000 tokens at once, and 0.3 ms for so many. It takes no longer in all."""
+"""Segments that are encoded by one call, some 5 ms of work. The call makes its ids and drops its results with the GIL
+held: 8 ms for 100,000 tokens at once, and 0.3 ms for this many. In all it takes no longer."""
 
 
 @dataclass(frozen=True, slots=True)
 class Reading:
-    """Texts of one prompt, and what is known of their ids. ``recalled``: of each, perhaps not to its end; empty where
-    nothing is kept."""
+    """Texts of one prompt, and what the cache knows of their ids. ``lookups``: one for each text, which may stop before
+    its end; empty if there is no cache."""
 
     texts: Sequence[str]
     add_special_tokens: bool
-    recalled: Sequence[Recalled] = ()
+    lookups: Sequence[Lookup] = ()
 
     @property
     def new(self) -> int:
-        """Characters to encode, or to look for."""
-        return sum(one.new for one in self.recalled) if self.recalled else sum(map(len, self.texts))
+        """Characters to encode or to look up."""
+        return sum(one.new for one in self.lookups) if self.lookups else sum(map(len, self.texts))
 
 
 class Encoder:
-    """One tokenizer's encoding. May be called from any thread."""
+    """Encodes with one tokenizer. May be called from any thread."""
 
     def __init__(self, tokenizer: Any, name: str, memory_bytes: int = 0) -> None:
         """``tokenizer``: a loaded ``transformers`` tokenizer. ``name``: the model's, for a log line.
@@ -64,21 +65,21 @@ class Encoder:
         self._tokenizer = tokenizer
         self._backend = self._agreeing_backend(name)
         self._cuts = Cuts(None, "python", {})
-        self._memory: Memory | None = None
+        self._cache: SegmentCache | None = None
         if self._backend is not None and memory_bytes:
             self._cuts = find_cuts(self._backend)
-            self._memory = Memory(memory_bytes, self._cuts)
+            self._cache = SegmentCache(memory_bytes, self._cuts)
             if self._cuts.pattern is None:
                 log.info("model %s: its tokenizer allows no cut (%s): each turn is encoded whole", name, self._cuts.why)
 
     @property
     def fast(self) -> bool:
-        """Encoding lets other threads run."""
+        """Whether other threads run while it encodes."""
         return self._backend is not None
 
     @property
     def cuts(self) -> Cuts:
-        """Where texts are cut."""
+        """Where texts are split."""
         return self._cuts
 
     def encode(self, texts: Sequence[str], *, add_special_tokens: bool) -> list[array[int]]:
@@ -86,35 +87,37 @@ class Encoder:
         return self.finish(self.read(texts, add_special_tokens=add_special_tokens))
 
     def read(self, texts: Sequence[str], *, add_special_tokens: bool, most: int | None = None) -> Reading:
-        """What is known of the texts' ids. Takes a third of a millisecond for 100,000 tokens that are all known, and up
-        to 17 where none is. ``most``: characters of each text that are looked at if they are new; ``finish`` looks at
-        the rest. None: all."""
-        if self._memory is None or add_special_tokens not in self._cuts.added:
+        """Look the texts up in the cache. Takes a third of a millisecond for 100,000 known tokens, and up to 17 ms for
+        new ones.
+
+        ``most``: new characters of each text that are looked at; ``finish`` looks at the rest. None: all.
+        """
+        if self._cache is None or add_special_tokens not in self._cuts.added:
             return Reading(texts, add_special_tokens)
-        return Reading(texts, add_special_tokens, [self._memory.recall(text, most) for text in texts])
+        return Reading(texts, add_special_tokens, [self._cache.look_up(text, most) for text in texts])
 
     def finish(self, reading: Reading) -> list[array[int]]:
-        """The uint32 ids of each text; what is not known is encoded, and remembered."""
+        """The uint32 ids of each text. What is not known is encoded and cached."""
         if self._backend is None:
             return [array("I", self._whole(text, reading.add_special_tokens)) for text in reading.texts]
-        if self._memory is None or not reading.recalled:
+        if self._cache is None or not reading.lookups:
             found = self._backend.encode_batch_fast(list(reading.texts), add_special_tokens=reading.add_special_tokens)
             return [array("I", one.ids) for one in found]
-        for one in reading.recalled:
-            self._memory.go_on(one)
-        self._complete(self._memory, [segment for one in reading.recalled for segment in one.missing])
+        for one in reading.lookups:
+            self._cache.resume(one)
+        self._complete(self._cache, [segment for one in reading.lookups for segment in one.missing])
         before, after = self._cuts.added[reading.add_special_tokens]
         whole = []
-        for one in reading.recalled:
+        for one in reading.lookups:
             ids = array("I")
             ids.frombytes(b"".join([before, *[segment.ids or b"" for segment in one.segments], after]))
             whole.append(ids)
-            self._memory.remember(one.segments)
+            self._cache.add(one.segments)
         return whole
 
-    def _complete(self, memory: Memory, missing: list[Segment]) -> None:
-        """Give each segment its ids. The same text is encoded once, and not at all if that was done meanwhile."""
-        memory.look_again(missing)
+    def _complete(self, cache: SegmentCache, missing: list[Segment]) -> None:
+        """Give each segment its ids. A text is encoded once, and not at all if another thread has done so meanwhile."""
+        cache.fill_in(missing)
         wanted: dict[str, list[Segment]] = {}
         for segment in missing:
             if segment.ids is None:

@@ -1,8 +1,7 @@
-"""Models whose prompts vLLM does not render with a chat template, or does not tokenize with ``transformers``: how it
-does, and what is to be had here.
+"""Models whose prompts vLLM does not render with a chat template, or does not tokenize with ``transformers``.
 
-Rules: what cannot be tokenized here as vLLM 0.32 does it is an ``Obstacle``, with the reason and the remedy: for each
-form of prompts, a chat or a text. The list is vLLM's own (``vllm/config/model.py``, ``vllm/tokenizers/registry.py``).
+Rules: a form of prompts, chats or texts, that cannot be tokenized here as vLLM 0.32 does it has an ``Obstacle`` with
+the reason and the remedy. The list is vLLM's own (``vllm/config/model.py``, ``vllm/tokenizers/registry.py``).
 """
 
 from __future__ import annotations
@@ -18,11 +17,12 @@ from gateway.tokens.reasons import Why
 
 @dataclass(frozen=True, slots=True)
 class Family:
-    """``types``, ``architectures``: of config.json; ``files``: of the repository; any of them tells it. ``way``: how
-    vLLM makes tokens of its prompts, completes "its chats are". ``texts``: of texts, too, not of chats alone.
+    """A kind of models. It is recognised by any of ``types`` and ``architectures`` of config.json, or ``files`` of the
+    repository.
 
-    ``extra``: kvgate's, which brings ``module``, by which it is done here; empty: there is none. ``tokenize``: vLLM's
-    ``/tokenize`` makes the same of a chat as the chat route does; but of messages that hold one of ``untold``.
+    ``way``: how vLLM tokenizes its prompts; completes "its chats are". ``texts``: that holds for texts, too. ``extra``:
+    the extra of kvgate that installs ``module``, which tokenizes them here; empty: there is none. ``tokenize``: vLLM's
+    ``/tokenize`` gives the same ids for a chat as the chat route, unless its messages hold one of ``differing_words``.
     """
 
     name: str
@@ -34,7 +34,7 @@ class Family:
     extra: str = ""
     module: str = ""
     tokenize: bool = True
-    untold: tuple[bytes, ...] = ()
+    differing_words: tuple[bytes, ...] = ()
 
     @property
     def installed(self) -> bool:
@@ -60,7 +60,7 @@ FAMILIES = (
         texts=True,
         extra="mistral",
         module="mistral_common",
-        untold=(b"tool_call",),  # vLLM 0.32 shortens their ids on the chat route only
+        differing_words=(b"tool_call",),  # vLLM 0.32 shortens their ids on the chat route only
     ),
     Family("DeepSeek V3.2", IN_CODE, architectures=frozenset({"DeepseekV32ForCausalLM"})),
     Family(
@@ -85,23 +85,26 @@ FAMILIES = (
 )
 
 RENDERS_ITSELF = Family("a chat of this tokenizer", "rendered by its own apply_chat_template")
-"""Python code in the model's repository. It calls the renderer of the ``transformers`` that is installed, which here is
-not the engines'."""
+"""Python code in the model's repository. It calls the renderer of the installed ``transformers``, which is not the
+engines' version here."""
 
 
 @dataclass(frozen=True, slots=True)
 class Obstacle:
-    """Why prompts of a form are not tokenized here. ``said``: completes "chats are estimated: ". ``asked``: an engine's
-    ``/tokenize`` tells the ids."""
+    """Why prompts of a form are not tokenized here. ``said``: completes "chats are estimated: ".
+
+    ``engine_knows``: an engine's ``/tokenize`` gives the ids.
+    """
 
     why: Why
     said: str
     remedy: str
-    asked: bool
+    engine_knows: bool
 
 
 def family_of(config: Mapping[str, Any], has: Callable[[str], bool]) -> Family | None:
-    """The family of a model with this config.json; None: it is one like most. ``has``: whether a file is there."""
+    """The family of a model with this config.json; None: an ordinary model. ``has``: whether the repository has a
+    file."""
     named = config.get("architectures")
     architectures = {name for name in named if isinstance(name, str)} if isinstance(named, list) else set()
     kind = config.get("model_type")
@@ -112,13 +115,13 @@ def family_of(config: Mapping[str, Any], has: Callable[[str], bool]) -> Family |
 
 
 def obstacles(family: Family | None, *, template: bool) -> dict[Form, Obstacle]:
-    """What cannot be tokenized here. ``template``: there is a chat template."""
+    """Which forms of prompts cannot be tokenized here. ``template``: there is a chat template."""
     if family is None:
         if template:
             return {}
         said = "the tokenizer has no chat template"
         remedy = "set chat_template to the file that the engine has; nothing, if it serves no chats"
-        return {Form.CHAT: Obstacle(Why.NO_TEMPLATE, said, remedy, asked=True)}
+        return {Form.CHAT: Obstacle(Why.NO_TEMPLATE, said, remedy, engine_knows=True)}
     if family.installed:
         return {}
     said = f"{family.name} is {family.way}"
@@ -126,5 +129,5 @@ def obstacles(family: Family | None, *, template: bool) -> dict[Form, Obstacle]:
         said, remedy = f"{said}, which is not installed", f"pip install 'kvgate[{family.extra}]'"
     else:
         remedy = "let requests to /tokenize through to the engines, and leave tokens.ask on"
-    found = Obstacle(Why.RENDERER, said, remedy, asked=family.tokenize)
+    found = Obstacle(Why.RENDERER, said, remedy, engine_knows=family.tokenize)
     return dict.fromkeys(Form if family.texts else (Form.CHAT,), found)

@@ -1,9 +1,11 @@
-"""Chats of gpt-oss as token ids, by OpenAI's harmony library, from messages as vLLM 0.32 makes them of a chat.
+"""Chats of gpt-oss as token ids, by OpenAI's harmony library, from messages as vLLM 0.32 converts them.
 
 Source: ``vllm/entrypoints/openai/parser/harmony_utils.py`` and ``OnlineRenderer._make_request_with_harmony`` of vLLM
-0.32.0, which pins oss-harmony 0.0.11. Rules: a conversation is its messages' ids one behind the other, so that each
-message is rendered once and remembered. The library has its vocabulary built in, and lets go of the interpreter while
-it encodes. The first message has today's date in it, as the engine's clock and ``VLLM_SYSTEM_START_DATE`` have it.
+0.32.0, which pins oss-harmony 0.0.11.
+
+Rules: a conversation's ids are the ids of its messages, one after the other, so that each message is rendered once and
+cached. The library's vocabulary is built in, and it releases the GIL while it encodes. The first message holds today's
+date, from the engine's clock or ``VLLM_SYSTEM_START_DATE``.
 """
 
 from __future__ import annotations
@@ -20,7 +22,7 @@ from typing import Any
 
 import openai_harmony as library
 
-from gateway.framework import ChatInput
+from gateway.core.prompt import ChatInput
 from gateway.tokens.native import refuse_converted
 from gateway.tokens.reasons import Unrenderable, Why
 from gateway.tokens.tools import dump_tools
@@ -32,13 +34,16 @@ EFFORTS = {
 }
 """vLLM refuses others."""
 
+LONGEST_TOKEN = 128
+"""Bytes of the longest one in the library's vocabulary: spaces."""
+
 OVERHEAD = 200
-"""Bytes of what remembers a message, beside its text and ids."""
+"""Bytes of a cached message beside its text and ids."""
 
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """One harmony message: who says what, to whom."""
+    """One harmony message: its author, channel, recipient and text."""
 
     role: str
     texts: tuple[str, ...]
@@ -65,7 +70,7 @@ class Part:
 
 @dataclass(frozen=True, slots=True)
 class Preamble:
-    """The system message: how hard to think, on which day."""
+    """The system message: the reasoning effort and the date."""
 
     effort: str | None
     date: str
@@ -109,6 +114,7 @@ class Harmony:
     """``memory``: bytes for messages and their ids."""
 
     texts = False
+    longest_token = LONGEST_TOKEN
 
     def __init__(self, memory: int) -> None:
         self._encoding = library.load_harmony_encoding(library.HarmonyEncodingName.HARMONY_GPT_OSS)
@@ -123,9 +129,11 @@ class Harmony:
         self._start = start
         self._end = array("I", [start, *self._encoding.encode("assistant")])
 
-    def chat(self, chat: ChatInput) -> array[int]:
+    def chat(self, chat: ChatInput, most: int) -> array[int]:
         refuse_converted(chat)
         pieces = without_old_thoughts(pieces_of(chat))
+        if sum(map(_characters, pieces)) > most:
+            raise Unrenderable(Why.TOO_LONG)
         has_tools = any(isinstance(piece, Instructions) and piece.tools for piece in pieces)
         ids = array("I")
         for piece in pieces:
@@ -192,7 +200,7 @@ def pieces_of(chat: ChatInput) -> list[Piece]:
 
 
 def without_old_thoughts(pieces: list[Piece]) -> list[Piece]:
-    """No analysis before the last answer: the model was not taught to see it."""
+    """Drop the analysis before the last answer: the model was not trained to see it."""
     finals = [place for place, one in enumerate(pieces) if _is(one, "final")]
     last = finals[-1] if finals else -1
     return [one for place, one in enumerate(pieces) if place >= last or not _is(one, "analysis")]
@@ -289,12 +297,17 @@ def _text(part: Any) -> str | None:
     return text
 
 
-def _size(piece: Piece, ids: array[int]) -> int:
+def _characters(piece: Piece) -> int:
+    """Characters that become ids as they are; the library writes tools in its own form."""
     match piece:
         case Part():
-            characters = sum(map(len, piece.texts))
+            return sum(map(len, piece.texts))
         case Instructions():
-            characters = len(piece.text or "") + len(piece.tools)
+            return len(piece.text or "")
         case _:
-            characters = 0
-    return OVERHEAD + characters + ids.itemsize * len(ids)
+            return 0
+
+
+def _size(piece: Piece, ids: array[int]) -> int:
+    tools = len(piece.tools) if isinstance(piece, Instructions) else 0
+    return OVERHEAD + _characters(piece) + tools + ids.itemsize * len(ids)

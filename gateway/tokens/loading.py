@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,6 +22,9 @@ from gateway.tokens.content_format import variables_of
 from gateway.tokens.families import RENDERS_ITSELF, Family, Obstacle, family_of, obstacles
 from gateway.tokens.native import Native, load_native
 from gateway.tokens.settings import TokenSettings
+
+COMMIT = re.compile(r"[0-9a-f]{40}")
+"""A revision that is a commit, and not a branch or a tag."""
 
 PROCESSOR_FILES = ("processor_config.json", "preprocessor_config.json")
 
@@ -146,17 +150,17 @@ def _json_file(settings: TokenSettings, name: str) -> Mapping[str, Any]:
 
 def _file(settings: TokenSettings, name: str) -> str | None:
     """A file of the tokenizer's folder or repository; None if it has none, or if that cannot be found out now."""
-    from transformers.utils.hub import cached_file
+    from huggingface_hub import hf_hub_download, try_to_load_from_cache
 
+    source, revision = settings.tokenizer or "", settings.revision
+    if os.path.isdir(source):
+        path = os.path.join(source, name)
+        return path if os.path.isfile(path) else None
     try:
-        found: str | None = cached_file(
-            settings.tokenizer or "",
-            name,
-            revision=settings.revision,
-            _raise_exceptions_for_gated_repo=False,
-            _raise_exceptions_for_missing_entries=False,
-            _raise_exceptions_for_connection_errors=False,
-        )
-    except OSError:
+        if revision is not None and COMMIT.fullmatch(revision):  # never changes: the hub need not be asked again
+            known = try_to_load_from_cache(source, name, revision=revision)
+            if known is not None:
+                return known if isinstance(known, str) else None
+        return hf_hub_download(source, name, revision=revision)
+    except (OSError, ValueError):  # no such repository, revision or file, no access, no connection; or no hub id
         return None
-    return found

@@ -1,10 +1,10 @@
-"""Chats with images, sound or video: exact ids up to the first of them, and what tells two such chats apart behind it.
+"""Chats with images, sound or video: exact ids up to the first of them, and ids of our own after it.
 
-How many tokens an image becomes only the engine's processor knows, and the engine's hash of a block with a part of one
-is of the image too. So the ids that an engine will see end with the last token ahead of the first. Behind it come ids
-of our own: a digest of the image, about as often as it will have tokens, and the tokens of the text that follows. They
-keep the turns of a conversation together, and are never taken for an engine's. Where an engine may be asked, it is
-(``proxy/prompt_questions.py``), and all this serves only while none answers.
+Only the engine's processor knows how many tokens an image becomes, and the hash of a block with a part of an image
+covers the image, too. So the engine's ids are known up to the last token before the first image. After it come ids of
+our own: a digest of the image, repeated about as often as the image has tokens, and the tokens of the text that
+follows. They keep the turns of a conversation together, and are never taken for an engine's. If engines may be asked
+for the ids, they are (``proxy/extras/prompt_questions.py``), and these ids serve only while none answers.
 """
 
 from __future__ import annotations
@@ -17,28 +17,28 @@ from typing import Any
 import msgspec
 from xxhash import xxh3_128_digest
 
-from gateway.framework import BYTES_PER_TOKEN, ChatInput, Prompt
+from gateway.core.prompt import BYTES_PER_TOKEN, ChatInput, Prompt
 from gateway.tokens.conversation import MARK, media_of
 from gateway.tokens.encode import Encoder
 from gateway.tokens.reasons import Unrenderable, Why
 from gateway.tokens.render import Renderer
 
 TOKENS = 1024
-"""Of one image, about: 256 in Gemma 3, 576 in LLaVA 1.5, 1,369 in Qwen2.5-VL at 1024 pixels squared; half a minute of
-sound has 750 in Qwen2-Audio. Videos have more, as their makers like."""
+"""Tokens of one image, about: 256 in Gemma 3, 576 in LLaVA 1.5, 1,369 in Qwen2.5-VL at 1024 pixels squared; half a
+minute of sound has 750 in Qwen2-Audio. Videos have more, depending on the model."""
 DIGEST_IDS = 4
-"""Of 32 bits in a digest. Their first bit is set: an id that no vocabulary has."""
+"""Ids of 32 bits in a digest. Their first bit is set, so that no vocabulary has such an id."""
 BEYOND_VOCABULARY = 1 << 31
 PAYLOAD_WORDS = (b"base64", b"input_audio")
-"""One of them stands in a body wherever data do."""
+"""A body with media data holds one of these words."""
 DIGEST_BYTES = 16
 EMBEDDED = "prompt_embeds"
 _PAYLOAD = re.compile(rb"(?:data:[^,]{0,200},)?[A-Za-z0-9+/\\]{2048}")
-"""How such data begin; JSON may escape a slash. Text has blanks."""
+"""How media data begin; JSON may escape a slash. Text has blanks."""
 
 
 def without_payloads(raw: bytes) -> bytes:
-    """JSON whose bytes are to stand for a prompt, each image or sound in it as long as its tokens are: a picture of a
+    """The JSON with media data shortened to about as many bytes as an estimate needs for their tokens: a picture of a
     megabyte would count as 300,000 tokens."""
     if not any(word in raw for word in PAYLOAD_WORDS):
         return raw
@@ -50,13 +50,13 @@ def without_payloads(raw: bytes) -> bytes:
 
 
 def holds_media(chat: ChatInput) -> bool:
-    """Whether any message has a part that is no text."""
+    """Whether a message has a part that is not text."""
     return bool(media_of(chat.messages))
 
 
 def can_be_asked(chat: ChatInput) -> bool:
-    """Whether an engine can tell what the media of ``chat`` become: there are some, and none is embeddings of text,
-    which no token nor hash stands for."""
+    """Whether an engine can report the ids of ``chat``: it has media, and none is embeddings of text, which neither a
+    token nor a hash represents."""
     media = media_of(chat.messages)
     return bool(media) and not any(part.get("type") == EMBEDDED or EMBEDDED in part for part in media)
 
@@ -87,10 +87,10 @@ def around_media(renderer: Renderer, encoder: Encoder, chat: ChatInput, *, limit
 
 
 def _shown_head(shown: str, before: str, encoder: Encoder, add_special_tokens: bool) -> array[int]:
-    """Leading ids of ``shown``, the very text that the engine tokenizes, as far as they are text of both.
+    """Leading ids of ``shown``, the text that the engine tokenizes, as far as both texts are equal.
 
-    ``before``: the text ahead of the first mark. A template may write what stands for an image somewhere else, or
-    another text because there is one: then both differ from there on.
+    ``before``: the text before the first mark. A template may write an image's placeholder elsewhere, or other text
+    because there is an image: then both texts differ from there on.
     """
     text = before[: _common(before, shown)]
     whole, alone = encoder.encode([shown, text], add_special_tokens=add_special_tokens)
@@ -98,8 +98,8 @@ def _shown_head(shown: str, before: str, encoder: Encoder, add_special_tokens: b
 
 
 def _special_head(before: str, specials: Sequence[str], encoder: Encoder, add_special_tokens: bool) -> array[int]:
-    """Leading ids of ``before``, up to its last special token: what the engine puts there for an image is not known,
-    and its beginning could be one token with the end of the text."""
+    """Leading ids of ``before``, up to its last special token. The placeholder of an image is not known, and its
+    beginning could form one token with the end of the text."""
     end = max((at + len(token) for token in specials if token and (at := before.rfind(token)) >= 0), default=0)
     if not end:
         return array("I")
@@ -108,7 +108,7 @@ def _special_head(before: str, specials: Sequence[str], encoder: Encoder, add_sp
 
 
 def _common(a: Sequence[Any], b: Sequence[Any]) -> int:
-    """Length of the common beginning."""
+    """Length of the common prefix."""
     low, high = 0, min(len(a), len(b))
     while low < high:
         middle = (low + high + 1) // 2

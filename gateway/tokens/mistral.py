@@ -10,7 +10,7 @@ from array import array
 from collections.abc import Mapping
 from typing import Any
 
-from gateway.framework import ChatInput
+from gateway.core.prompt import ChatInput
 from gateway.tokens.native import refuse_converted
 from gateway.tokens.reasons import Unrenderable, Why
 from gateway.tokens.settings import TokenSettings
@@ -19,8 +19,11 @@ from gateway.tokens.tools import dump_tools
 ID_LENGTH = 9
 """Characters of a tool call's id that the format takes; vLLM keeps the last ones."""
 
+CALLS_VERSION = 3
+"""Version of the tokenizer from which its chats keep the calls and results before the last question."""
+
 EFFORT_VERSION = 15
-"""Of the tokenizer, from which its chats know of a reasoning effort."""
+"""Version of the tokenizer from which its chats know a reasoning effort."""
 
 
 class Mistral:
@@ -37,13 +40,16 @@ class Mistral:
         )
         self._tokenizer: Any = self._backend.tokenizer.instruct_tokenizer.tokenizer
         self._version = int(str(self._tokenizer.version.value).split("v")[-1])
+        self.longest_token = max(map(len, self._tokenizer.vocab()))
 
-    def chat(self, chat: ChatInput) -> array[int]:
+    def chat(self, chat: ChatInput, most: int) -> array[int]:
         refuse_converted(chat)
         if chat.template_kwargs:
             raise Unrenderable(Why.TEMPLATE_KWARGS)  # vLLM refuses them
         messages = [_message(one) for one in chat.messages]
         _check_end(messages, chat)
+        if sum(map(self._characters, messages)) > most:
+            raise Unrenderable(Why.TOO_LONG)
         more = {"reasoning_effort": chat.reasoning_effort} if self._version >= EFFORT_VERSION else {}
         try:
             ids = self._backend.apply_chat_template(
@@ -62,12 +68,20 @@ class Mistral:
             raise Unrenderable(Why.TEMPLATE_ERROR) from error
         return array("I", ids)
 
+    def _characters(self, message: Mapping[str, Any]) -> int:
+        """Characters of its content, which becomes ids as it is; the library writes calls in its own form."""
+        if self._version < CALLS_VERSION and (message.get("role") == "tool" or message.get("tool_calls")):
+            return 0
+        content = message.get("content")
+        texts = [_text(part) for part in content] if isinstance(content, list) else [content]
+        return sum(len(text) for text in texts if isinstance(text, str))
+
     def text(self, text: str, *, add_special_tokens: bool) -> array[int]:
         return array("I", self._backend(text, add_special_tokens=add_special_tokens)["input_ids"])
 
 
 def _message(message: Mapping[str, Any]) -> dict[str, Any]:
-    """With ids of calls that are short enough, and an assistant's calls always there, as vLLM has them."""
+    """The message as vLLM has it: ids of calls are short enough, and an assistant's calls are always there."""
     out = dict(message)
     if out.get("role") == "assistant":
         calls = out.get("tool_calls") or []
@@ -79,6 +93,10 @@ def _message(message: Mapping[str, Any]) -> dict[str, Any]:
     return out
 
 
+def _text(part: Any) -> Any:
+    return part.get("text") if isinstance(part, Mapping) else None
+
+
 def _call(call: Mapping[str, Any]) -> dict[str, Any]:
     name = call.get("id")
     if not isinstance(name, str):
@@ -87,7 +105,7 @@ def _call(call: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _check_end(messages: list[dict[str, Any]], chat: ChatInput) -> None:
-    """Raises Unrenderable where vLLM refuses who speaks last."""
+    """Raises Unrenderable if vLLM refuses the last message's role."""
     answered = bool(messages) and messages[-1].get("role") == "assistant"
     wrong = chat.add_generation_prompt if answered else chat.continue_final_message
     if not messages or wrong or (chat.add_generation_prompt and chat.continue_final_message):

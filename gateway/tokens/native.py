@@ -1,7 +1,7 @@
-"""What makes tokens of a model's prompts where that is no chat template and not ``transformers``: a family's library.
+"""Tokenizing with a model family's own library, for models that use neither a chat template nor ``transformers``.
 
-Rules: only what vLLM itself hands to that library as the client sent it; what its conversions of other routes make of
-their input is not repeated here.
+Rules: only chats that vLLM hands to that library as the client sent them. What vLLM's conversions of other routes make
+of their input is not repeated here.
 """
 
 from __future__ import annotations
@@ -9,18 +9,22 @@ from __future__ import annotations
 from array import array
 from typing import Protocol
 
-from gateway.framework import ChatInput
+from gateway.core.prompt import ChatInput
 from gateway.tokens.reasons import Unrenderable, Why
 from gateway.tokens.settings import TokenSettings
 
 
 class Native(Protocol):
-    """Blocking; each method may be called in several threads at once. ``texts``: ``text`` works, too."""
+    """Blocking; each method may be called from several threads at once. ``texts``: ``text`` is supported, too.
+
+    ``longest_token``: the most characters that one id stands for.
+    """
 
     texts: bool
+    longest_token: int
 
-    def chat(self, chat: ChatInput) -> array[int]:
-        """The ids. Raises Unrenderable."""
+    def chat(self, chat: ChatInput, most: int) -> array[int]:
+        """The ids. Raises Unrenderable; for messages of more than ``most`` characters before any is encoded."""
         ...
 
     def text(self, text: str, *, add_special_tokens: bool) -> array[int]:
@@ -29,7 +33,7 @@ class Native(Protocol):
 
 
 def load_native(module: str, settings: TokenSettings) -> Native:
-    """By the ``module`` of a family. Blocking. What its files can make it raise is raised."""
+    """The tokenizer for a family's ``module``. Blocking. Raises whatever its files can make it raise."""
     if module == "openai_harmony":
         from gateway.tokens.harmony import Harmony
 

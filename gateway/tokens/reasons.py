@@ -24,11 +24,12 @@ class Why(StrEnum):
     MESSAGES = "messages"  # a message or a part of one that vLLM does not know
     TOOLS = "tools"  # a tool that is no function
     PARITY = "parity"  # the engines make other ids of this model's prompts than we do
+    CLOSED = "closed"  # it still waited for a thread when the tokenizer was given back
     FAILED = "failed"  # something raised that should not have; it is logged
 
 
 class Unrenderable(Exception):
-    """The prompt's text cannot be had; ``why`` becomes the estimate's reason."""
+    """The prompt's text or ids cannot be computed; ``why`` becomes the estimate's reason."""
 
     def __init__(self, why: Why) -> None:
         super().__init__(str(why))

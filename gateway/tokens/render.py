@@ -15,7 +15,8 @@ from dataclasses import replace
 from functools import lru_cache
 from typing import Any
 
-from gateway.framework import ChatInput, Clock
+from gateway.core.prompt import ChatInput
+from gateway.framework import Clock
 from gateway.tokens.content_format import content_format_of, supports_developer, takes_later_systems, variables_of
 from gateway.tokens.continuation import cut_at_tag, tag_end
 from gateway.tokens.conversation import (
@@ -51,18 +52,18 @@ RESERVED = frozenset(
         "truncation",
     }
 )
-"""Arguments of ``apply_chat_template`` that are no business of a client's ``chat_template_kwargs``: vLLM refuses some,
-and others make it return something else."""
+"""Arguments of ``apply_chat_template`` that a client may not set in ``chat_template_kwargs``: vLLM refuses some, and
+others change what it returns."""
 
 ARGUMENTS = frozenset({"add_generation_prompt", "continue_final_message", "documents"})
-"""What vLLM hands on whether or not a template names it: arguments of ``apply_chat_template``. Of all else, what the
-template's own variables are."""
+"""Arguments of ``apply_chat_template`` that vLLM passes whether or not a template names them. Of all others it passes
+those that are variables of the template."""
 
 TEMPLATES_KEPT = 8
-"""Compiled ones of one model: the configuration's, a processor's, one with and one without tools."""
+"""Compiled templates of one model: the configuration's, a processor's, one with and one without tools."""
 
 EFFORTS = ("low", "medium", "high", "xhigh", "max")
-"""Of thinking, in Anthropic's dialect."""
+"""Reasoning efforts in Anthropic's dialect."""
 
 
 class Renderer:
@@ -82,10 +83,10 @@ class Renderer:
         self._systems_first: bool | None = None
 
     def render(self, chat: ChatInput, media: Media = "refused") -> str:
-        """The text. ``media``: as for ``converse``.
+        """The chat's text. ``media``: as for ``converse``.
 
         Raises:
-            Unrenderable: it cannot be had; says why.
+            Unrenderable: it cannot be rendered; says why.
         """
         if chat.template is not None:
             raise Unrenderable(Why.REQUEST_TEMPLATE)
@@ -111,7 +112,7 @@ class Renderer:
     def _apply(
         self, template: str, conversation: list[Message], tools: list[dict[str, Any]] | None, given: dict[str, Any]
     ) -> str:
-        """What ``apply_chat_template`` makes of it. Raises whatever a template can make Python raise."""
+        """Render as ``apply_chat_template`` does. Raises whatever a template can make Python raise."""
         if not conversation:
             raise ValueError("a chat without messages")
         documents = given.get("documents")
@@ -138,14 +139,14 @@ class Renderer:
         return content_format_of(template) if self._format == "auto" else self._format
 
     def _wants_systems_first(self) -> bool:
-        """As vLLM's, which asks both templates, if there are two, whatever a chat needs."""
+        """As vLLM does: it looks at both templates, if there are two, whichever a chat needs."""
         if self._systems_first is None:
             templates = {self._pick(None), self._pick([])}
             self._systems_first = not all(map(takes_later_systems, templates))
         return self._systems_first
 
     def _thoughtless_effort(self) -> str:
-        """The effort that switches thinking off: ``none``, if the template knows it, else ``low``.
+        """The reasoning effort that switches thinking off: ``none`` if the template knows it, else ``low``.
 
         Source: ``_probe_disabled_thinking_effort`` of vLLM 0.32.0 (``vllm/entrypoints/anthropic/serving.py``).
         """
@@ -162,7 +163,7 @@ class Renderer:
             return None
 
     def _pick(self, tools: list[dict[str, Any]] | None) -> str:
-        """The configured one; else a processor's, for chats without tools; else the tokenizer's."""
+        """The template: the configured one; else a processor's, for chats without tools; else the tokenizer's."""
         if self._template is not None:
             return self._template
         if tools is None and self._toolless is not None:
@@ -174,7 +175,8 @@ class Renderer:
         return template
 
     def _arguments(self, chat: ChatInput) -> Mapping[str, Any]:
-        """vLLM's merge: the configured, then the client's, then the body's own fields; null and "auto" set nothing."""
+        """Merge arguments as vLLM does: the configured ones, then the client's, then the body's own fields. Null and
+        "auto" set nothing."""
         fields = {
             "add_generation_prompt": chat.add_generation_prompt,
             "continue_final_message": chat.continue_final_message,

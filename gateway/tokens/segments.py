@@ -32,9 +32,9 @@ from typing import Any
 from gateway.tokens.words import BETWEEN, cut_between_words
 
 LEAST = 64
-"""Characters of a segment at least, but a text's last: a remembered one costs about 0.7 KB beside its text and its ids,
-and up to so many known ones are encoded with each new turn, at a megabyte a second: a request of 2 KB took 0.07 ms more
-at 128, and no less at 48."""
+"""Characters of a segment at least, except a text's last. A cached segment costs about 0.7 KB beside its text and its
+ids, and up to this many known characters are encoded with each new turn, at a megabyte a second: a request of 2 KB took
+0.07 ms more at 128, and no less at 48."""
 
 LONG = 512
 """Characters of a piece that is cut between words, at least: half of that is encoded anew, 0.2 ms, where the end of a
@@ -93,11 +93,11 @@ FRAGMENTS = (
     "|>\t",
     "it's HTTPServer's x re\u0301sum\u00e9 d",
 )
-"""What stands between tokens in a trial: blanks of all kinds, what combines with a letter before it, halves of tags,
-words of all kinds."""
+"""Text between tokens in a trial: blanks of all kinds, what combines with a letter before it, halves of tags, words of
+all kinds."""
 
 TRIED = 64
-"""Tokens with which every fragment is tried; of the others, each is tried once."""
+"""Tokens that are tried with every fragment; each of the others is tried once."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,8 +155,7 @@ def find_cuts(backend: Any) -> Cuts:
 
 
 def _has_words(backend: Any) -> bool:
-    steps = [None if step is None else _state(step) for step in (backend.pre_tokenizer, backend.normalizer)]
-    return cut_between_words(backend, *steps)
+    return cut_between_words(backend, _state(backend, "pre_tokenizer"), _state(backend, "normalizer"))
 
 
 def _safe_tokens(backend: Any) -> tuple[list[str], str]:
@@ -167,9 +166,9 @@ def _safe_tokens(backend: Any) -> tuple[list[str], str]:
         why = "split-specials"
     elif backend.truncation is not None or backend.padding is not None:
         why = "length"
-    elif not _known(backend.normalizer, NORMALIZERS):
+    elif not _known(_state(backend, "normalizer"), NORMALIZERS):
         why = "normalizer"
-    elif not _known(backend.pre_tokenizer, PRE_TOKENIZERS):
+    elif not _known(_state(backend, "pre_tokenizer"), PRE_TOKENIZERS):
         why = "pre-tokenizer"
     elif type(backend.model).__name__ not in MODELS or getattr(backend.model, "dropout", None):
         why = "model"
@@ -188,7 +187,8 @@ def _safe_tokens(backend: Any) -> tuple[list[str], str]:
 
 
 def _disturbed(contents: Sequence[str]) -> set[str]:
-    """Those that may stand in a text and not be found, since another's match, or their own, reaches over them."""
+    """Tokens that may stand in a text and not be found, since a match of another one, or of their own, overlaps
+    them."""
     known = set(contents)
     beginnings: dict[str, list[str]] = {}
     for content in known:
@@ -206,17 +206,24 @@ def _disturbed(contents: Sequence[str]) -> set[str]:
     return disturbed
 
 
-def _state(step: Any) -> dict[str, Any]:
-    """A step of the tokenizer as in tokenizer.json; empty if it is Python code, which has no such form."""
+def _state(backend: Any, name: str) -> dict[str, Any] | None:
+    """The step ``name`` of a tokenizer as in tokenizer.json; None: it has none. Empty if it is Python code, which has
+    no such form."""
+    from tokenizers import Tokenizer, models
+
+    if (step := getattr(backend, name)) is None:
+        return None
+    alone = Tokenizer(models.BPE())  # so that a vocabulary of megabytes is not written out with it
     try:
-        state = json.loads(step.__getstate__())
+        setattr(alone, name, step)
+        state = json.loads(alone.to_str())[name]
     except Exception:  # the library raises plain Exception
         return {}
     return state if isinstance(state, dict) else {}
 
 
-def _known(step: Any, names: frozenset[str]) -> bool:
-    return step is None or _all_known(_state(step), names)
+def _known(state: Mapping[str, Any] | None, names: frozenset[str]) -> bool:
+    return state is None or _all_known(state, names)
 
 
 def _all_known(state: Mapping[str, Any], names: frozenset[str]) -> bool:
@@ -225,10 +232,10 @@ def _all_known(state: Mapping[str, Any], names: frozenset[str]) -> bool:
 
 
 def _added(backend: Any) -> dict[bool, tuple[bytes, bytes]]:
-    """What is put around each text, where it is known."""
+    """The ids that are put around each text, if they are known."""
     known = {False: (b"", b"")}
-    step = backend.post_processor
-    around = ([], []) if step is None else _around(_state(step))
+    step = _state(backend, "post_processor")
+    around = ([], []) if step is None else _around(step)
     if around is not None:
         known[True] = (array("I", around[0]).tobytes(), array("I", around[1]).tobytes())
     return known
@@ -292,7 +299,7 @@ def _holds(backend: Any, cuts: Cuts, tokens: Sequence[str]) -> bool:
 
 
 def _surrounds(backend: Any, flag: bool, around: tuple[bytes, bytes]) -> bool:
-    """Whether the ids put around a text are ``around``, for an empty text as well."""
+    """Whether the ids put around a text are ``around``, for an empty text, too."""
     texts = [*FRAGMENTS, "Some words."]
     bare = backend.encode_batch_fast(texts, add_special_tokens=False)
     found = backend.encode_batch_fast(texts, add_special_tokens=flag)

@@ -1,8 +1,9 @@
-"""Prompts to the token ids that an engine will see, or to an estimate with a reason. Never an error for a prompt.
+"""Turns prompts into the token ids that an engine will see, or into an estimate with a reason. No prompt is an error.
 
-Rules: what takes longer than a hand-over is done in threads of our own: mostly encoding what no earlier prompt had in
-it. The rest, a conversation's next turn with a short message included, is done on the loop, and never for two long
-prompts in one of its turns. An estimate is counted with its reason, so that it never goes unseen.
+Rules: work that takes longer than a hand-over to a thread is done in threads of our own; mostly that is encoding text
+that no earlier prompt had. The rest is done on the loop, a conversation's next turn with a short message included, but
+never for two long prompts in one iteration of the loop. Each estimate is counted with its reason, so that none goes
+unseen.
 """
 
 from __future__ import annotations
@@ -15,10 +16,10 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import ParamSpec, TypeVar
 
-from gateway.framework import (
+from gateway.core.observer import Observer
+from gateway.core.prompt import (
     BYTES_PER_TOKEN,
     ChatInput,
-    Observer,
     OpaqueInput,
     Prompt,
     PromptInput,
@@ -27,18 +28,19 @@ from gateway.framework import (
     estimate,
 )
 from gateway.tokens.agreement import Form
-from gateway.tokens.effort import ALONE, LOOP_CHARACTERS, LOOP_NEW, LOOP_TEXTS, is_light
 from gateway.tokens.encode import Encoder, Reading
 from gateway.tokens.families import Obstacle
+from gateway.tokens.lengths import MAX_TEXT, check, most_of, size_of
 from gateway.tokens.loading import Loaded, load
 from gateway.tokens.media import around_media, holds_media, without_payloads
 from gateway.tokens.native import Native
 from gateway.tokens.parity import Parity
 from gateway.tokens.reasons import Unrenderable, Why
 from gateway.tokens.render import Renderer
+from gateway.tokens.render_cost import ALONE, LOOP_CHARACTERS, LOOP_NEW, LOOP_TEXTS, is_cheap
 from gateway.tokens.settings import TokenSettings
-from gateway.tokens.standing import Tally, standing
-from gateway.tokens.turns import Turns
+from gateway.tokens.status import Tally, status_of
+from gateway.tokens.thread_queue import Closed, ThreadQueue
 
 log = logging.getLogger("kvgate.tokens")
 
@@ -46,22 +48,17 @@ P = ParamSpec("P")
 T = TypeVar("T")
 
 MAX_THREADS = 4
-"""Of one model: encoding runs at a megabyte a second and thread, far above what one engine prefills; and a client with
+"""Threads of one model. A thread encodes a megabyte a second, far more than one engine prefills, and a client with
 endless prompts must not take every core."""
-
-MAX_TEXT = 8 * 1024 * 1024
-"""Characters of a body's prompts that are encoded: two million tokens of English, twice what long contexts take. The
-library needs up to 300 bytes a token and a thread cannot be stopped: a whole ``listen.max_body`` of short words would
-take gigabytes and a minute, long after its client left."""
 
 
 class ModelTokens:
-    """The tokens of one model's prompts. ``load`` must have returned before ``tokenize``."""
+    """Tokenizes one model's prompts. ``load`` must have returned before ``tokenize`` is called."""
 
     def __init__(
         self, settings: TokenSettings, model: str, observer: Observer, *, parity: Parity | None = None
     ) -> None:
-        """``parity``: the judge of our ids; None: they are always believed."""
+        """``parity``: judges whether our ids are the engines'; None: they are always trusted."""
         self.parity = parity or Parity(model)
         self._settings = settings
         self._model = model
@@ -73,40 +70,40 @@ class ModelTokens:
         self._tally = Tally()
         self._turn = asyncio.Lock()
         self._longest_token = 0
-        self._threads = Turns(min(MAX_THREADS, os.cpu_count() or 1), f"tokens-{model}")
+        self._threads = ThreadQueue(min(MAX_THREADS, os.cpu_count() or 1), f"tokens-{model}")
 
     @property
     def state(self) -> str:
-        """How prompts become tokens now, for people: ``exact``, ``exact for N % of prompts, else`` why, or
-        ``estimated,`` and why."""
+        """How prompts are tokenized now, for people: ``exact``, ``exact for N % of prompts, else`` with the reasons, or
+        ``estimated,`` with the reasons."""
         if self._settings.tokenizer is None:
             return "estimated, no tokenizer is configured"
-        lost = {form: why for form in Form if (why := self.parity.lost(form))}
-        return standing(self._tally, self.obstacles, lost, self.asks)
+        distrusted = {form: why for form in Form if (why := self.parity.distrust(form))}
+        return status_of(self._tally, self.obstacles, distrusted, self.asks_engines)
 
     @property
     def configured(self) -> bool:
-        """There is a tokenizer."""
+        """Whether a tokenizer is configured."""
         return self._settings.tokenizer is not None
 
     @property
     def share(self) -> float | None:
-        """Of the last prompts, those whose token ids are the engines': 0..1; None: there was none."""
+        """The share of the last prompts whose token ids are the engines', 0..1; None: there was no prompt yet."""
         return self._tally.share
 
     @property
     def obstacles(self) -> Mapping[Form, Obstacle]:
-        """Forms of prompts that cannot be tokenized here, with the reason; after ``load``."""
+        """The forms of prompts that cannot be tokenized here, each with the reason; known after ``load``."""
         return {} if self._loaded is None else self._loaded.obstacles
 
     @property
-    def asks(self) -> bool:
-        """Engines are asked for what cannot be tokenized here."""
+    def asks_engines(self) -> bool:
+        """Whether engines are asked for the ids of prompts that cannot be tokenized here."""
         return self._settings.tokens.ask
 
-    def is_asked(self, prompt: ChatInput | TextInput) -> bool:
-        """Whether an engine is to be asked what it makes of this prompt."""
-        if self._loaded is None or not self.asks or prompt.truncated:
+    def asks_engine_for(self, prompt: ChatInput | TextInput) -> bool:
+        """Whether an engine is to be asked for the ids of this prompt."""
+        if self._loaded is None or not self.asks_engines or prompt.truncated:
             return False
         hindered = _form(prompt) in self.obstacles
         if isinstance(prompt, TextInput):
@@ -115,26 +112,26 @@ class ModelTokens:
         return (hindered or converted) and prompt.template is None and not prompt.thinking_disabled
 
     @property
-    def may_ask(self) -> bool:
-        """Whether an engine is asked of any prompt."""
+    def may_ask_engines(self) -> bool:
+        """Whether there can be a prompt for which an engine is asked."""
         loaded = self._loaded
-        return loaded is not None and self.asks and (bool(loaded.obstacles) or loaded.native is not None)
+        return loaded is not None and self.asks_engines and (bool(loaded.obstacles) or loaded.native is not None)
 
     @property
-    def untold(self) -> tuple[bytes, ...]:
-        """Words in a chat's messages of which vLLM's ``/tokenize`` makes something else than the chat route."""
-        return () if self._loaded is None or self._loaded.family is None else self._loaded.family.untold
+    def differing_words(self) -> tuple[bytes, ...]:
+        """If a chat's messages hold one of these words, vLLM's ``/tokenize`` may give other ids than the chat route."""
+        return () if self._loaded is None or self._loaded.family is None else self._loaded.family.differing_words
 
     @property
-    def tokenize_tells(self) -> bool:
-        """vLLM's ``/tokenize`` makes the same of a chat as the route that serves it."""
+    def tokenize_agrees(self) -> bool:
+        """Whether vLLM's ``/tokenize`` gives the same ids for a chat as the route that serves it."""
         return self._loaded is None or self._loaded.family is None or self._loaded.family.tokenize
 
-    def told(self, given: PromptInput, prompt: Prompt) -> Prompt:
-        """An engine has told what ``given`` becomes. It is estimated all the same where engines do otherwise than they
-        tell."""
+    def from_engine(self, given: PromptInput, prompt: Prompt) -> Prompt:
+        """Take the ids that an engine reported for ``given``. They are replaced by an estimate if most engines serve
+        other ids than they report."""
         if (prompt.own is not None or prompt.why) and isinstance(given, ChatInput | TextInput):
-            if self.parity.lost(_form(given)) is not None:
+            if self.parity.distrust(_form(given)) is not None:
                 return replace(self._estimated(_raws(given), Why.PARITY), own=prompt.own)
             if differing := self.parity.differing(_form(given)):
                 prompt = replace(prompt, differing=differing)
@@ -144,8 +141,8 @@ class ModelTokens:
         return prompt
 
     @property
-    def forwards(self) -> bool:
-        """Engines are to get our ids, where that changes no answer."""
+    def forwards_ids(self) -> bool:
+        """Whether engines get our ids instead of the text, where that changes no answer."""
         return self._settings.tokens.forward
 
     async def load(self) -> None:
@@ -158,10 +155,10 @@ class ModelTokens:
             return
         log.info("model %s: loading the tokenizer %s", self._model, self._settings.tokenizer)
         self._loaded, self._encoder, self._renderer = await self._threads.run("", 0, self._load)
-        self.parity.begin(complete=self.asks or not self.obstacles)
+        self.parity.begin(complete=self.asks_engines or not self.obstacles)
 
     async def close(self) -> None:
-        """Let the threads end; what they are at is of no use any more."""
+        """Let the threads end. A prompt that waits for one is estimated."""
         self._threads.close()
 
     async def tokenize(
@@ -173,8 +170,9 @@ class ModelTokens:
     ) -> Prompt:
         """The ids of ``prompt``, or an estimate that says why.
 
-        Asked for a long prompt only: whose it is (``client``), since threads are shared fairly between them, and the
-        longest context of an engine in tokens (``room``; None: not known), beyond which none takes it.
+        ``client`` and ``room`` are called for a long prompt only: threads are shared fairly between clients, and no
+        engine takes a prompt that is longer than its context. ``room``: the longest context of an engine in tokens;
+        None: not known.
         """
         if isinstance(prompt, OpaqueInput):
             return self._estimated([prompt.raw], prompt.why)
@@ -186,7 +184,7 @@ class ModelTokens:
             try:
                 found = await self._tokens_of(prompt, client, room)
                 form = _form(prompt)
-                if self.parity.lost(form) is None:
+                if self.parity.distrust(form) is None:
                     if found.why:
                         self._observer.tokens_estimated(self._model, found.why)
                     self._note(found.why)
@@ -198,8 +196,8 @@ class ModelTokens:
         estimated = self._estimated(_raws(prompt), why)
         return estimated if own is None else replace(estimated, own=own)
 
-    def say(self) -> None:
-        """Log what is true of its tokens: once it is loaded and will serve."""
+    def log_status(self) -> None:
+        """Log how the model's prompts are tokenized, once the tokenizer is loaded and will serve."""
         if self._settings.tokenizer is None:
             remedy = "set tokenizer to the engines', so that hits in their caches are known"
             log.warning("model %s: its tokens are %s: %s", self._model, self.state, remedy)
@@ -218,7 +216,7 @@ class ModelTokens:
         return loaded, encoder, Renderer(loaded, self._settings)
 
     def _obstacle(self, prompt: ChatInput | TextInput) -> Why | None:
-        """What is known before any work to make the ids unknowable."""
+        """Why the ids cannot be known, if that is clear before any work."""
         if self._loaded is None:
             return Why.NO_TOKENIZER
         if prompt.truncated:
@@ -229,19 +227,25 @@ class ModelTokens:
     async def _tokens_of(
         self, prompt: ChatInput | TextInput, client: Callable[[], str], room: Callable[[], int | None]
     ) -> Prompt:
-        """The ids. Raises Unrenderable, and nothing else."""
-        size = _size(prompt)
-        most = MAX_TEXT if size <= ALONE else self._most(room())
+        """The ids. Raises Unrenderable and nothing else."""
+        size = size_of(prompt)
+        native = None if self._loaded is None else self._loaded.native
+        if native is not None and not (isinstance(prompt, ChatInput) or native.texts):
+            native = None
+        longest = self._longest_token if native is None else native.longest_token
+        most = MAX_TEXT if size <= ALONE else most_of(room(), longest)
 
         async def in_thread(step: Callable[..., Prompt], *args: object, characters: int = size) -> Prompt:
-            return await self._threads.run(client(), characters, lambda: self._guarded(step, *args))
+            try:
+                return await self._threads.run(client(), characters, lambda: self._guarded(step, *args))
+            except Closed:
+                raise Unrenderable(Why.CLOSED) from None
 
-        native = None if self._loaded is None else self._loaded.native
-        if native is not None and (isinstance(prompt, ChatInput) or native.texts):
-            return await in_thread(_by_library, native, prompt)
+        if native is not None:
+            return await in_thread(_by_library, native, prompt, most)
         if isinstance(prompt, ChatInput) and holds_media(prompt):
             return await in_thread(self._around_media, prompt, most)
-        if isinstance(prompt, ChatInput) and not is_light(prompt):
+        if isinstance(prompt, ChatInput) and not is_cheap(prompt):
             return await in_thread(self._render_and_encode, prompt, most)
         if size > ALONE:
             await self._turn.acquire()
@@ -254,11 +258,6 @@ class ModelTokens:
                 return self._guarded(self._finish, reading)
             return await in_thread(self._finish, reading, characters=reading.new)
         return await in_thread(self._encode, prompt, texts)
-
-    def _most(self, room: int | None) -> int:
-        """Characters of a text that an engine may take: what is longer has more tokens than ``room`` (with a tokenizer
-        that drops nothing), and vLLM refuses it."""
-        return MAX_TEXT if room is None or not self._longest_token else min(MAX_TEXT, room * self._longest_token)
 
     def _render_and_encode(self, prompt: ChatInput, most: int) -> Prompt:
         return self._encode(prompt, self._texts_of(prompt, most))
@@ -274,8 +273,7 @@ class ModelTokens:
     def _texts_of(self, prompt: ChatInput | TextInput, most: int) -> Sequence[str]:
         assert self._renderer is not None
         texts = prompt.texts if isinstance(prompt, TextInput) else (self._renderer.render(prompt),)
-        if sum(map(len, texts)) > MAX_TEXT or max(map(len, texts), default=0) > most:
-            raise Unrenderable(Why.TOO_LONG)
+        check(texts, most)
         return texts
 
     def _read(self, prompt: ChatInput | TextInput, texts: Sequence[str], most: int | None = None) -> Reading:
@@ -288,7 +286,7 @@ class ModelTokens:
         return _exact(ids, own=ids[0] if len(ids) == 1 else None)
 
     def _guarded(self, step: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
-        """Blocking. Whatever ``step`` raises is Unrenderable."""
+        """Run ``step``, blocking. Whatever it raises becomes Unrenderable."""
         try:
             return step(*args, **kwargs)
         except Unrenderable:
@@ -300,7 +298,8 @@ class ModelTokens:
             raise Unrenderable(Why.FAILED) from error
 
     def _log_failure(self, name: str) -> None:
-        """The first of each kind; a client could send the next every millisecond. The prompt is not logged."""
+        """Log the first failure of each kind, since a client could cause one every millisecond. The prompt is not
+        logged."""
         if name not in self._failures:
             self._failures.add(name)
             log.warning("model %s: a prompt could not be tokenized: %s; further ones are counted", self._model, name)
@@ -323,27 +322,23 @@ def _form(prompt: ChatInput | TextInput) -> Form:
 
 
 def _raws(prompt: ChatInput | TextInput) -> list[bytes]:
-    """What an estimate is made of."""
+    """The bytes that an estimate is made of."""
     if isinstance(prompt, ChatInput):
         return [prompt.raw]
     return [text.encode("utf-8", "replace") for text in prompt.texts]
 
 
-def _by_library(native: Native, prompt: ChatInput | TextInput) -> Prompt:
-    if _size(prompt) > MAX_TEXT:
+def _by_library(native: Native, prompt: ChatInput | TextInput, most: int) -> Prompt:
+    if size_of(prompt) > MAX_TEXT:
         raise Unrenderable(Why.TOO_LONG)
     if isinstance(prompt, TextInput):
+        check(prompt.texts, most)
         ids = [native.text(text, add_special_tokens=prompt.add_special_tokens) for text in prompt.texts]
     elif holds_media(prompt):
         raise Unrenderable(Why.MEDIA)
     else:
-        ids = [native.chat(prompt)]
+        ids = [native.chat(prompt, most)]
     return _exact(ids, own=ids[0] if len(ids) == 1 else None)
-
-
-def _size(prompt: ChatInput | TextInput) -> int:
-    """Characters, about."""
-    return len(prompt.raw) if isinstance(prompt, ChatInput) else sum(map(len, prompt.texts))
 
 
 def _exact(ids: Sequence[array[int]], own: array[int] | None = None) -> Prompt:

@@ -27,14 +27,14 @@ def _dump(tool: Mapping[str, Any]) -> dict[str, Any]:
         raise Unrenderable(Why.TOOLS)
     if not isinstance(function.get("name"), str):
         raise Unrenderable(Why.TOOLS)
-    told = {name: function.get(name) for name in ("name", "description", "parameters")}
+    dumped = {name: function.get(name) for name in ("name", "description", "parameters")}
     if function.get("strict") is not None:
-        told["strict"] = function["strict"]
+        dumped["strict"] = function["strict"]
     deferred = tool.get("defer_loading")
     inner = function.get("defer_loading")
     if inner is not None or deferred is not None:
-        told["defer_loading"] = deferred if inner is None else inner
-    out: dict[str, Any] = {"type": "function", "function": told}
+        dumped["defer_loading"] = deferred if inner is None else inner
+    out: dict[str, Any] = {"type": "function", "function": dumped}
     if deferred is not None:
         out["defer_loading"] = deferred
     return out

@@ -1,4 +1,4 @@
-"""What Anthropic's messages become is held against vLLM's own code in ``tests/tokens/test_conversions.py``."""
+"""What Anthropic's messages become is held against vLLM's own code in ``tests/tokens/test_render_conversions.py``."""
 
 from __future__ import annotations
 
@@ -9,8 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gateway.api.anthropic import FIELDS, read_messages
-from gateway.api.unreadable import Unreadable
-from gateway.framework import ChatInput
+from gateway.core.prompt import ChatInput, NotConvertible
 
 PICTURE = {"type": "image", "source": {"type": "base64", "media_type": "image/png", "data": "AAAA"}}
 
@@ -71,5 +70,5 @@ JSON = st.recursive(
 
 @given(body=st.dictionaries(st.sampled_from(FIELDS), st.one_of(JSON, st.lists(JSON, max_size=4)), max_size=6))
 def test_any_json_is_read_or_refused(body: dict[str, object]) -> None:
-    with contextlib.suppress(Unreadable):
+    with contextlib.suppress(NotConvertible):
         assert isinstance(read_messages(body, b""), ChatInput)

@@ -116,6 +116,35 @@ def test_splicing_means_the_same_and_touches_no_other_value(
         assert bytes(value) in raw
 
 
+@pytest.mark.parametrize("rest", ["", ', "b": "some more text"'])
+@pytest.mark.parametrize(
+    ("text", "half"),
+    [
+        (r"\ud800", r"\ud800"),
+        (r"x\uD83Dx", r"\uD83D"),
+        (r"\ude00", r"\ude00"),
+        (r"\ud83d\n", r"\ud83d"),
+        (r"\ud83d\u0041", r"\ud83d"),
+        (r"\ud83d\ud83d\ude00", r"\ud83d"),
+        (r"\ud83d\ude00\ude00", r"\ude00"),
+    ],
+)
+def test_half_a_character_is_called_by_its_name(text: str, half: str, rest: str) -> None:
+    raw = f'{{"model":"{text}"{rest}}}'.encode()
+    with pytest.raises(ClientError) as caught:
+        body(raw)
+    at = raw.rindex(half.encode()) if half == r"\ude00" else raw.index(half.encode())
+    assert caught.value.message == (
+        f"the body is not Unicode text: the escape {half} at byte {at} is half of a surrogate pair, alone"
+    )
+
+
+@pytest.mark.parametrize("text", [r'"\ud83d\ude00"', r'"\\ud800"', r'"\\ud83d\\ude00"', r'"\ud83d', r'"\ud83d\ude'])
+def test_a_body_that_is_cut_off_is_called_that(text: str) -> None:
+    with pytest.raises(ClientError, match="not valid JSON: Input data was truncated"):
+        body(b'{"model":' + text.encode())
+
+
 def test_more_fields_than_any_request_has_are_refused() -> None:
     def of(count: int) -> bytes:
         return json.dumps({"model": "m"} | {str(number): 1 for number in range(count - 1)}).encode()

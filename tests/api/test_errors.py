@@ -1,3 +1,5 @@
+"""Covers: gateway/api/errors.py, gateway/errors.py."""
+
 from __future__ import annotations
 
 import json

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.api.headers import MAX_REQUEST_ID, back, forward, request_id, visible
+from gateway.api.headers import MAX_REQUEST_ID, request_id, to_client, to_engine, visible
 from gateway.api.settings import PassSettings
 from gateway.errors import ClientError
 
@@ -76,22 +76,22 @@ def test_what_goes_to_an_engine() -> None:
         ("x-tenant", "t"),
     ]
     coding = ("accept-encoding", "gzip")
-    assert forward(sent, SETTINGS) == [*expected, coding]
-    assert forward(sent, SETTINGS, api_key="engine") == [*expected, ("authorization", "Bearer engine"), coding]
-    assert forward(sent, SETTINGS, readable=True) == expected
+    assert to_engine(sent, SETTINGS) == [*expected, coding]
+    assert to_engine(sent, SETTINGS, api_key="engine") == [*expected, ("authorization", "Bearer engine"), coding]
+    assert to_engine(sent, SETTINGS, readable=True) == expected
 
 
 def test_steering_headers_pass_where_they_are_listed() -> None:
     sent = [("X-Data-Parallel-Rank", "3"), ("X-Vllm-Priority", "1"), ("x-session-id", "s")]
     settings = PassSettings(steering_headers=("x-vllm-priority", "x-session-id"))
-    assert forward(sent, settings) == [("x-vllm-priority", "1"), ("x-session-id", "s")]
+    assert to_engine(sent, settings) == [("x-vllm-priority", "1"), ("x-session-id", "s")]
 
 
 def test_a_clients_key_passes_only_if_configured_and_the_engine_has_none() -> None:
     sent = [("Authorization", "Bearer client"), ("x-api-key", "client"), ("Cookie", "c")]
     settings = PassSettings(authorization=True)
-    assert forward(sent, settings) == [("authorization", "Bearer client"), ("x-api-key", "client")]
-    assert forward(sent, settings, api_key="engine") == [("authorization", "Bearer engine")]
+    assert to_engine(sent, settings) == [("authorization", "Bearer client"), ("x-api-key", "client")]
+    assert to_engine(sent, settings, api_key="engine") == [("authorization", "Bearer engine")]
 
 
 def test_what_goes_back_to_a_client() -> None:
@@ -107,7 +107,7 @@ def test_what_goes_back_to_a_client() -> None:
         ("Vary", "Origin"),
         ("Retry-After", "3"),
     ]
-    assert back(sent) == [
+    assert to_client(sent) == [
         ("content-type", "text/event-stream; charset=utf-8"),
         ("vary", "Origin"),
         ("retry-after", "3"),

@@ -5,11 +5,11 @@ from pathlib import Path
 
 import pytest
 
-from gateway.api.parse import AUDIO_BYTES_PER_TOKEN, COMPLETION_LIMIT, MAX_N, Call, parse
+from gateway.api.parse import AUDIO_BYTES_PER_TOKEN, COMPLETION_LIMIT, MAX_N, Parsed, parse
 from gateway.api.routes import ROUTES
 from gateway.api.settings import PassSettings
+from gateway.core.prompt import ChatInput, OpaqueInput, TextInput
 from gateway.errors import ClientError, UnsupportedMediaType
-from gateway.framework import ChatInput, OpaqueInput, TextInput
 
 DATA = Path(__file__).parent.parent / "data" / "api"
 SETTINGS = PassSettings()
@@ -33,7 +33,7 @@ MINIMAL: dict[str, dict[str, object]] = {
 }
 
 
-def call(path: str, body: dict[str, object] | bytes, content_type: str = "application/json") -> Call:
+def call(path: str, body: dict[str, object] | bytes, content_type: str = "application/json") -> Parsed:
     raw = body if isinstance(body, bytes) else json.dumps(body).encode()
     return parse(ROUTES[path], raw, content_type, SETTINGS)
 

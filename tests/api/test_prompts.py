@@ -8,8 +8,9 @@ import msgspec
 import pytest
 
 from gateway.api.prompts import MAX_PROMPTS, read_prompt
+from gateway.core.prompt import ChatInput, OpaqueInput, PromptInput, TextInput, TokenInput
 from gateway.errors import ClientError
-from gateway.framework import ChatInput, Kind, OpaqueInput, PromptInput, TextInput, TokenInput
+from gateway.framework import Kind
 
 
 def prompt(kind: Kind, body: dict[str, object] | str) -> PromptInput:

@@ -1,4 +1,4 @@
-"""What a response's input becomes is held against vLLM's own code in ``tests/tokens/test_conversions.py``."""
+"""What a response's input becomes is held against vLLM's own code in ``tests/tokens/test_render_conversions.py``."""
 
 from __future__ import annotations
 
@@ -9,8 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gateway.api.responses import FIELDS, read_id, read_response
-from gateway.api.unreadable import Unreadable
-from gateway.framework import ChatInput
+from gateway.core.prompt import ChatInput, NotConvertible
 
 CREATED = (
     b'event: response.created\ndata: {"response":{"id":"resp_1","status":"in_progress"},"type":"response.created"}\n\n'
@@ -70,5 +69,5 @@ JSON = st.recursive(
 
 @given(body=st.dictionaries(st.sampled_from(FIELDS), st.one_of(JSON, st.lists(JSON, max_size=4)), max_size=6))
 def test_any_json_is_read_or_refused(body: dict[str, object]) -> None:
-    with contextlib.suppress(Unreadable):
+    with contextlib.suppress(NotConvertible):
         assert isinstance(read_response(body, b""), ChatInput)

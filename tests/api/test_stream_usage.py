@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from gateway.api import stream_usage
 from gateway.api.body import JsonBody
 from gateway.api.settings import PassSettings
-from gateway.api.stream_usage import LONGEST, UsageTaker, asking, refuses
+from gateway.api.stream_usage import LONGEST, UsageTaker, include_usage, refuses
 from tests.support.examples import examples
 
 DATA = Path(__file__).parent.parent / "data" / "api"
@@ -91,6 +91,12 @@ def test_what_comes_whole_passes_at_once() -> None:
     assert one.feed(event(piece("b"))[20:]) == event(piece("b"))
 
 
+def test_an_event_without_a_usage_or_an_end_is_not_read_however_it_comes(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(stream_usage, "_DATA", None)
+    text = event(piece("a" * 8_000)) * 2
+    assert taken(text, [100, 9_000]) == text
+
+
 def test_the_end_of_the_only_choice_waits_for_the_fingerprint() -> None:
     one = taker()
     finish = event(piece("b", "stop"))
@@ -106,6 +112,18 @@ def test_the_ends_of_several_choices_do_not_wait() -> None:
     assert one.feed(event(piece("b", "stop"))) == event(piece("b", "stop", system_fingerprint="x"))
     assert one.feed(event(piece("c", index=1))) == event(piece("c", index=1))
     assert one.feed(last(system_fingerprint="x") + DONE) == DONE
+
+
+@pytest.mark.parametrize("single", [True, False])
+def test_a_usage_that_is_told_in_several_events_is_taken_out_of_all(single: bool) -> None:
+    learned: list[bytes] = []
+    end, more = event(piece("b", "stop", system_fingerprint="x")), event(piece("c", "stop", index=1))
+    told = event(piece("a")) + end + last(system_fingerprint="x") + last() + more + KEEP_ALIVE + last() + DONE
+    known = b'"x"'
+    wanted = event(piece("a")) + end + event(piece("c", "stop", index=1, system_fingerprint="x")) + KEEP_ALIVE + DONE
+    assert taken(told, single=single, fingerprint=known, learned=learned) == wanted
+    assert taken(told, [*range(len(told))], single=single, fingerprint=known) == wanted
+    assert learned == [known], "the first tells it"
 
 
 def test_an_engine_without_a_fingerprint_gets_none() -> None:
@@ -237,7 +255,7 @@ def test_any_cut_of_any_events_gives_the_same(
 def test_what_is_asked_of_the_engine(options: str | None, asked: dict[str, Any] | None) -> None:
     raw = '{"model":"m","stream":true' + ("" if options is None else f',"stream_options":{options}') + "}"
     body = JsonBody(raw.encode(), PassSettings())
-    told = asking(body.fields)
+    told = include_usage(body.fields)
     assert (None if told is None else json.loads(msgspec.json.encode(told))) == asked
 
 

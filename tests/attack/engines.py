@@ -6,13 +6,14 @@ import asyncio
 import contextlib
 import json
 import os
-import signal
 import sys
 from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass, field
+from pathlib import Path
 
 import orjson
 
+from gateway.commands.processes import Process, offline
 from tests.support.chat import COMPLETE, DONE, ROLE, WORD
 from tests.support.wire import STREAM_HEAD, Connection, ScriptedServer, answer, chunked, engine
 
@@ -138,28 +139,20 @@ class Simulated:
     """A simulated engine as a process, always at the same address."""
 
     flags: tuple[str, ...]
-    child: asyncio.subprocess.Process | None = None
+    process: Process | None = None
     url: str = ""
 
     async def start(self) -> None:
         port = self.url.rpartition(":")[2] or "0"
-        self.child = await asyncio.create_subprocess_exec(
-            sys.executable, "-m", "simulator", "--port", port, *self.flags,
-            stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.DEVNULL, env=os.environ | {"HF_HUB_OFFLINE": "1"},
-        )  # fmt: skip
-        assert self.child.stdout is not None
-        line = await self.child.stdout.readline()
-        assert line, "a simulated engine did not start"
-        self.url = json.loads(line)["url"]
+        command = [sys.executable, "-m", "simulator", "--port", port, *self.flags]
+        self.process = Process.start(command, log=Path(os.devnull), env=offline(os.environ), talks=True)
+        self.url = json.loads(await asyncio.to_thread(self.process.line))["url"]
 
     async def kill(self) -> None:
         """``kill -9``."""
-        if self.child is not None:
-            if self.child.returncode is None:
-                self.child.send_signal(signal.SIGKILL)
-            await self.child.wait()
-            self.child._transport.close()  # type: ignore[attr-defined]
-            self.child = None
+        if self.process is not None:
+            await asyncio.to_thread(self.process.kill)
+            self.process = None
 
 
 @contextlib.asynccontextmanager

@@ -17,12 +17,11 @@ from typing import Any
 
 import httpx
 
+from gateway.commands.processes import START_SECONDS, Process, offline
 from tests.attack.stall import Stall, watching
 from tests.support.wait import eventually
 
 MIB = 1024 * 1024
-START = 60.0
-"""Seconds for a process to serve: a cold import of all it needs takes some of them on a busy machine."""
 
 STOP = 20.0
 QUIET = {"requests": False}
@@ -31,12 +30,11 @@ QUIET = {"requests": False}
 
 @dataclass
 class Attacked:
-    """A running gateway. ``url``: its clients' listener; ``admin_url``: its operators'. ``lines``: what it has logged
-    since its start. ``stall``: the longest that /livez has kept anybody waiting since the start, or ``stall.forget()``.
+    """A running gateway. ``url``: its clients' listener; ``admin_url``: its operators'. ``stall``: the
+    longest that /livez has kept anybody waiting since the start, or ``stall.forget()``.
     """
 
-    child: asyncio.subprocess.Process
-    lines: list[str]
+    process: Process
     stall: Stall
     url: str
     admin_url: str
@@ -63,10 +61,10 @@ class Attacked:
 
     def logged(self, pattern: str) -> list[str]:
         """The lines of its log in which ``pattern`` is found."""
-        return [line for line in self.lines if re.search(pattern, line)]
+        return [line for line in self.process.log.read_text().splitlines() if re.search(pattern, line)]
 
     def tell(self, number: signal.Signals) -> None:
-        self.child.send_signal(number)
+        self.process.child.send_signal(number)
 
     async def paused(self, seconds: float) -> None:
         """Stop the process for so long, as a machine that is suspended or moved does."""
@@ -78,8 +76,7 @@ class Attacked:
 
     async def stop(self) -> int:
         """End it as a service manager does; its exit code."""
-        self.tell(signal.SIGTERM)
-        return await asyncio.wait_for(self.child.wait(), STOP)
+        return await asyncio.to_thread(self.process.terminate, STOP)
 
     async def get(self, path: str) -> Any:
         """What an operator's route answers, as JSON."""
@@ -102,26 +99,26 @@ class Attacked:
 
     async def all_usable(self, count: int) -> None:
         """Wait until ``count`` endpoints are."""
-        deadline = time.monotonic() + START
+        deadline = time.monotonic() + START_SECONDS
         while (found := await self.usable()) != count:
-            assert time.monotonic() < deadline, f"{found} of {count} endpoints are usable: {''.join(self.lines[-20:])}"
+            assert time.monotonic() < deadline, f"{found} of {count} endpoints are usable: {self.process.tail()}"
             await asyncio.sleep(0.02)
 
     async def settled(self) -> None:
         """Wait until nothing is booked anywhere: no reservation has been left behind."""
-        deadline = time.monotonic() + START
+        deadline = time.monotonic() + START_SECONDS
         while busy := [one["name"] for one in await self.endpoints() if one["running"] or one["kv_tokens"]]:
             assert time.monotonic() < deadline, f"still booked: {busy}"
             await asyncio.sleep(0.02)
 
     def unharmed(self) -> None:
         """It lives, and has logged no defect of its own."""
-        assert self.child.returncode is None, self.lines[-20:]
+        assert self.process.running, self.process.tail()
         assert not self.logged("Traceback|defect"), self.logged("Traceback|defect")
 
     @property
     def _proc(self) -> Path:
-        return Path(f"/proc/{self.child.pid}")
+        return Path(f"/proc/{self.process.pid}")
 
     def _memory(self, name: str) -> int:
         found = re.search(rf"^{name}:\s+(\d+) kB$", (self._proc / "status").read_text(), re.MULTILINE)
@@ -142,43 +139,28 @@ async def attacked(folder: Path, *urls: str, ready: int | None = None, **changes
     ``config_of``. ``ready``: endpoints that it waits for; None: all. No process is left behind."""
     path = folder / "plugins.yaml"
     path.write_text(json.dumps(config_of(urls, **changes), indent=1))  # JSON is YAML
-    child = await asyncio.create_subprocess_exec(
-        sys.executable, "-m", "gateway.cli", "serve", str(path),
-        stdout=asyncio.subprocess.DEVNULL, stderr=asyncio.subprocess.PIPE,
-        env=os.environ | {"HF_HUB_OFFLINE": "1"},
-    )  # fmt: skip
-    lines: list[str] = []
-    reader = asyncio.get_running_loop().create_task(_read(child, lines))
+    command = [sys.executable, "-m", "gateway.cli", "serve", str(path)]
+    process = Process.start(command, log=folder / "gateway.log", env=offline(os.environ))
     try:
-        url = await _told(child, lines, r"serves on (http://[\d.:]+)")
-        admin_url = await _told(child, lines, r"metrics on (http://[\d.:]+)")
+        url = await _told(process, r"serves on (http://[\d.:]+)")
+        admin_url = await _told(process, r"metrics on (http://[\d.:]+)")
         async with httpx.AsyncClient(timeout=30, trust_env=False, verify=False) as client:
             with watching(url) as stall:
-                gateway = Attacked(child, lines, stall, url, admin_url, client)
+                gateway = Attacked(process, stall, url, admin_url, client)
                 await gateway.all_usable(len(urls) if ready is None else ready)
                 stall.forget()
                 yield gateway
     finally:
-        if child.returncode is None:
-            child.send_signal(signal.SIGCONT)
-            child.kill()
-        await child.wait()
-        await reader
-        child._transport.close()  # type: ignore[attr-defined]
+        await asyncio.to_thread(process.kill)
 
 
-async def _read(child: asyncio.subprocess.Process, lines: list[str]) -> None:
-    assert child.stderr is not None
-    while line := await child.stderr.readline():
-        lines.append(line.decode(errors="replace"))
-
-
-async def _told(child: asyncio.subprocess.Process, lines: list[str], pattern: str) -> str:
+async def _told(process: Process, pattern: str) -> str:
     """What ``pattern`` captures in the first line of the log in which it is found."""
 
     def found() -> str | None:
-        assert child.returncode is None, f"it did not start: {''.join(lines)}"
-        return next((match[1] for line in lines if (match := re.search(pattern, line))), None)
+        assert process.running, f"it did not start: {process.tail()}"
+        match = re.search(pattern, process.log.read_text())
+        return match[1] if match else None
 
-    await eventually(found, f"{pattern} in {lines}", within=START)
+    await eventually(found, pattern, within=START_SECONDS)
     return found() or ""

@@ -6,10 +6,13 @@ import asyncio
 import contextlib
 from collections import Counter
 from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, field
+from typing import Any
 
 from tests.attack.crowd import Crowd, crowd
 from tests.attack.engines import (
     RawEngine,
+    answers,
     breaks_after_head,
     breaks_head,
     closes,
@@ -21,6 +24,7 @@ from tests.attack.engines import (
 from tests.attack.gateway import Attacked, attacked
 from tests.support.chat import CHAT, STREAMED
 from tests.support.wait import eventually
+from tests.support.wire import Connection
 
 SOON = {
     "scrape": {"interval": 0.2, "timeout": 10},
@@ -105,18 +109,37 @@ async def test_simulators_are_killed(tmp_path):
         gateway.unharmed()
 
 
+@dataclass
+class FailsOnce(RawEngine):
+    """Fails no request twice: of one that two of its connections died of, one after the other, the gateway must think
+    that it kills engines."""
+
+    failed: set[bytes] = field(default_factory=set)
+
+    async def __call__(self, connection: Connection, head: bytes, body: bytes) -> None:
+        fault = FAULTS[self.asked // 5 % len(FAULTS)] if self.asked % 5 == 4 and body not in self.failed else None
+        self.asked += 1
+        if fault is None:
+            await answers(connection, body)
+        else:
+            self.failed.add(body)
+            await fault(connection)
+
+
+FAULTS = (closes, breaks_head, breaks_after_head, says_garbage)
+
+
 async def test_faults_before_an_answer_is_the_clients(tmp_path):
     """[guard_before_commit] One engine of three fails one request in five before its answer has begun, each time in
     another way: no client hears of it."""
-    faults = (closes, breaks_head, breaks_after_head, says_garbage)
 
-    def chooses(number: int):
-        return faults[number // 5 % len(faults)] if number % 5 == 4 else None
+    def body(number: int) -> dict[str, Any]:
+        return {**(STREAMED if number % 2 else CHAT), "seed": number}
 
-    async with raw(RawEngine(chooses)) as sick, raw() as first, raw() as second:
+    async with raw(FailsOnce()) as sick, raw() as first, raw() as second:
         urls = (sick.url, first.url, second.url)
         async with attacked(tmp_path, *urls, fleet=SOON, retries=NO_BUDGET) as gateway:
-            result = await crowd(gateway.url, requests=3000, clients=100)
+            result = await crowd(gateway.url, requests=3000, clients=100, body=body)
             assert result.ended == {"ok": 3000}
             assert sick.asked > 300, "it was asked"
             await gateway.settled()

@@ -12,7 +12,7 @@ import pytest
 from tests.attack.crowd import crowd
 from tests.attack.engines import raw
 from tests.attack.gateway import MIB, Attacked, attacked
-from tests.kvcache.conftest import FakeEngine, ids, payload, stored
+from tests.kvcache.conftest import ScriptedPublisher, ids, payload, stored
 from tests.support.wait import eventually
 
 WIDE = 100 * MIB
@@ -20,7 +20,7 @@ WIDE = 100 * MIB
 
 
 @asynccontextmanager
-async def heard(folder: Path, publisher: FakeEngine, **changes: Any) -> AsyncIterator[Attacked]:
+async def heard(folder: Path, publisher: ScriptedPublisher, **changes: Any) -> AsyncIterator[Attacked]:
     """A gateway that hears ``publisher``, beside an engine in order."""
     async with raw() as engine, raw() as other:
         events = {"endpoint": publisher.address, "replay": publisher.replay}
@@ -33,8 +33,8 @@ async def heard(folder: Path, publisher: FakeEngine, **changes: Any) -> AsyncIte
 
 
 @pytest.fixture
-async def publisher() -> AsyncIterator[FakeEngine]:
-    one = FakeEngine()
+async def publisher() -> AsyncIterator[ScriptedPublisher]:
+    one = ScriptedPublisher()
     await one.start()
     yield one
     await one.stop()
@@ -48,7 +48,7 @@ async def test_numbers_that_jump(tmp_path, publisher):
             message = payload(stored([number], ids(number)))
             await publisher.send_frames(b"kv", jumps.to_bytes(8, "big"), message)
         await eventually(lambda: len(publisher.asked) > 200, "it is asked for what is missing", within=60)
-        assert len(gateway.lines) < 60, gateway.lines[-20:]
+        assert len(gateway.logged("")) < 60, gateway.process.tail()
 
 
 @pytest.mark.parametrize("where", ["live", "replay"])

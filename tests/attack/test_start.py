@@ -11,9 +11,10 @@ import sys
 import httpx
 import pytest
 
+from gateway.commands.processes import START_SECONDS
 from tests.attack.crowd import crowd
 from tests.attack.engines import raw
-from tests.attack.gateway import START, STOP, config_of
+from tests.attack.gateway import STOP, config_of
 from tests.support.ports import free_in_a_row
 
 
@@ -38,7 +39,7 @@ async def test_without_standard_streams(tmp_path, closed):
                 return False
 
         try:
-            async with asyncio.timeout(START):
+            async with asyncio.timeout(START_SECONDS):
                 while not await ready():  # noqa: ASYNC110 -- it is another process
                     await asyncio.sleep(0.02)
             assert (await crowd(url, requests=200, clients=50)).ended == {"ok": 200}

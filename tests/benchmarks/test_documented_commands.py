@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import re
 import shlex
 import subprocess
@@ -13,7 +14,7 @@ import pytest
 from benchmarks.data_path.__main__ import _chosen
 from benchmarks.data_path.plan import COLUMNS
 from benchmarks.data_path.rows import HERE, names
-from gateway.replay.policies import policies
+from gateway.commands.replay.policies import load_policies
 
 PAGE = (HERE / "docs" / "benchmarks.md").read_text().replace("\\\n", " ")
 MAKEFILE = (HERE / "Makefile").read_text()
@@ -26,6 +27,13 @@ TARGETS = sorted(set(re.findall(r"\bmake ([a-z-]+)", PAGE)))
 def options(command: str) -> dict[str, str]:
     words = shlex.split(command)
     return {word: value for word, value in zip(words, [*words[1:], ""], strict=True) if word.startswith("--")}
+
+
+@functools.cache
+def help_of(*program: str) -> str:
+    """Of a program that is documented with several sets of options."""
+    command = [sys.executable, *program, "--help"]
+    return subprocess.run(command, cwd=HERE, capture_output=True, text=True, check=True).stdout
 
 
 def test_there_are_some() -> None:
@@ -41,10 +49,9 @@ def test_make_has_its_target(target) -> None:
 @pytest.mark.parametrize("command", COMMANDS)
 def test_its_program_has_its_options(command) -> None:
     if command.startswith("kvgate "):
-        program = [sys.executable, "-m", "gateway.cli", command.split()[1]]
+        told = help_of("-m", "gateway.cli", command.split()[1])
     else:
-        program = [sys.executable, *command.split()[1:3]]
-    told = subprocess.run([*program, "--help"], cwd=HERE, capture_output=True, text=True, check=True).stdout
+        told = help_of(*command.split()[1:3])
     for option in options(command):
         assert f"{option} " in told or f"{option}]" in told
 
@@ -60,4 +67,4 @@ def test_its_rows_and_columns_are_there(command) -> None:
 @pytest.mark.parametrize("command", [command for command in COMMANDS if "--policies" in command])
 def test_its_policies_are_there(command) -> None:
     named = [name for name in options(command)["--policies"].split(",") if Path(name).suffix != ".yaml"]
-    assert [one.name for one in policies(",".join(named))] == named
+    assert [one.name for one in load_policies(",".join(named))] == named

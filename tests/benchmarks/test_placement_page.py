@@ -11,13 +11,14 @@ from rich.console import Console
 from benchmarks import placement
 from benchmarks.placement import AS_IT_IS, PAGE, POLICIES, VARIANTS, fits_of, jobs_of, measure, variants_of
 from benchmarks.placement_grid import Traces, grid, title
-from benchmarks.placement_page import charts, overall, verdicts, write
+from benchmarks.placement_page import charts, geometric_mean, markdown, overall, tied, verdicts, write
+from gateway.commands.replay.cell import Cell
+from gateway.commands.replay.kinds import kinds
+from gateway.commands.replay.report import gather
+from gateway.commands.replay.sources import TraceSource
+from gateway.commands.replay.statistics import METRICS
 from gateway.errors import ConfigError
-from gateway.replay.cell import Cell
-from gateway.replay.kinds import kinds
-from gateway.replay.report import gather
-from gateway.replay.sources import TraceSource
-from tests.replay.runs import comparison, summary
+from tests.commands.replay.runs import comparison, summary
 
 EXCERPT = Path(__file__).parents[1] / "data" / "replay" / "mooncake_conversation.jsonl"
 CELLS = [comparison("one"), comparison("two")]
@@ -94,14 +95,14 @@ def test_the_grid_is_the_documented_one() -> None:
     assert len({title(cell) for cell in cells}) == len(cells) == 36
     assert all(cell.endpoints == 8 for cell in cells)
     assert len(grid(Traces(some))) == 36 - 8 - 5
-    names = {job.wiring.name for job in jobs_of(cells[0], POLICIES, range(1, 3))}
+    names = {job.policy.name for job in jobs_of(cells[0], POLICIES, range(1, 3))}
     assert len(names) == 11
     assert variants_of(cells[0], POLICIES, range(1, 3)) == []
     variants = variants_of(cells[1], POLICIES, range(1, 3))
-    assert len({(job.wiring.name, job.seed) for job in variants}) == len(variants) == 10
+    assert len({(job.policy.name, job.seed) for job in variants}) == len(variants) == 10
     assert sum(bool(variants_of(cell, POLICIES, range(1, 3))) for cell in cells) == 4
     fits = fits_of(cells[0], range(1, 3))
-    assert [(job.wiring.name, job.cell.fitted) for job in fits] == [("fitted", True)] * 2 + [("not fitted", False)] * 2
+    assert [(job.policy.name, job.cell.fitted) for job in fits] == [("fitted", True)] * 2 + [("not fitted", False)] * 2
     assert all(job.cell.noise for job in fits)
 
 
@@ -138,3 +139,30 @@ def test_what_is_run_needs_its_trace(tmp_path, monkeypatch, capsys) -> None:
         monkeypatch.setattr("sys.argv", ["x", *trace, "--json", str(tmp_path / "it.json")])
         assert placement.main() == 2
         assert said in capsys.readouterr().err
+
+
+def test_markdown_is_two_tables_with_the_best_in_bold() -> None:
+    text = markdown(comparison())
+    rows = [line for line in text.splitlines() if line.startswith("|")]
+    assert all(line.count("|") == len(METRICS) + 2 for line in rows[:4])
+    assert "| default | **1.26** |" in text
+    assert "| llm-d | 1.40 |" in text
+    assert "| llm-d | +11.3 % (+11.1..+11.4) |" in text
+
+
+def test_who_is_as_good() -> None:
+    goodput, ttft = METRICS["goodput"], METRICS["ttft_mean"]
+    by_policy = {
+        "a": [summary("a", seed, goodput=0.70 + 0.01 * seed, ttft_mean=1.0) for seed in (1, 2, 3)],
+        "b": [summary("b", seed, goodput=0.71 + 0.009 * seed, ttft_mean=1.1) for seed in (1, 2, 3)],
+        "c": [summary("c", seed, goodput=0.80 + 0.01 * seed, ttft_mean=1.2) for seed in (1, 2, 3)],
+    }
+    assert not tied(goodput, by_policy["a"], by_policy["c"])
+    assert tied(goodput, by_policy["c"], by_policy["a"])
+    assert not tied(ttft, by_policy["b"], by_policy["a"])
+    noisy = [summary("d", seed, goodput=0.80 + 0.2 * (-1) ** seed) for seed in (1, 2, 3)]
+    assert tied(goodput, by_policy["a"], noisy)
+
+
+def test_geometric_means() -> None:
+    assert geometric_mean([1.0, 4.0]) == pytest.approx(2.0)

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import os
 import sys
 from dataclasses import dataclass
 
@@ -184,6 +185,19 @@ def test_a_wrong_shape_is_named_with_plugin_entry_point_and_distribution(plugin_
         plugin_type("scorer", "x", wrong).check(wrong())
     assert f"the scorer 'x' (made:{wrong.__name__}, from maker 1.0)" in caught.value.message
     assert message in caught.value.message
+
+
+def test_discovery_looks_again_once_something_is_installed(tmp_path, monkeypatch) -> None:
+    os.utime(tmp_path, (0, 0))  # some clocks of files stand still for milliseconds
+    monkeypatch.setattr(sys, "path", [str(tmp_path), *sys.path])
+    before = discover()
+    assert "new" not in before.plugins
+    assert discover() is before
+    info = tmp_path / "later-1.0.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: later\nVersion: 1.0\n")
+    (info / "entry_points.txt").write_text("[kvgate.scorers]\nnew = later:New\n")
+    assert "new" in discover().plugins
 
 
 def test_discovery_reads_entry_points_from_the_path(tmp_path, monkeypatch) -> None:

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.engines.engine import Engine, build_model, start_all
-from tests.engines.process import tail
+from gateway.commands.processes import tail
+from tests.engines.engine import Engine, build_model, serving
 
 HERE = Path(__file__).parent
 TEST_SECONDS = 600  # the first test waits for three engines to start
@@ -75,12 +75,8 @@ def started_engines(engine_venv: Path, model_folder: Path, run_folder: Path) -> 
         Engine("b", engine_venv, model_folder, run_folder, hashes="bytes"),
         Engine("c", engine_venv, model_folder, run_folder, events="ipc"),
     ]
-    start_all(engines)
-    try:
+    with serving(*engines):
         yield engines
-    finally:
-        for engine in engines:
-            engine.kill()
 
 
 @pytest.fixture

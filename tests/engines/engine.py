@@ -8,6 +8,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import os
@@ -16,7 +17,7 @@ import subprocess
 import sys
 import time
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
@@ -24,7 +25,8 @@ from typing import Any, Literal
 import httpx
 from prometheus_client.parser import text_string_to_metric_families
 
-from tests.engines.process import Process, clean_environment, free_port, wait_for
+from gateway.commands.processes import Process, free_port, wait_for
+from tests.engines.environment import clean_environment, unpin
 
 SERVED_NAME = "tiny"
 BLOCK_SIZE = 32  # tokens; the CPU attention of vLLM 0.32 takes multiples of 32 only
@@ -86,7 +88,7 @@ class Engine:
         assert self.process is not None, f"engine {self.name} was never started"
         wait_for(self._healthy, f"engine {self.name}", self.process, seconds)
         # On a CPU vLLM's NIXL connector binds its thread to the last core, where several engines would starve.
-        self.process.unpin()
+        unpin(self.process)
         self.generate_one()
 
     def generate_one(self) -> None:
@@ -219,6 +221,17 @@ def start_all(engines: Sequence[Engine]) -> None:
         for engine in engines:
             engine.kill()
         raise
+
+
+@contextlib.contextmanager
+def serving(*engines: Engine) -> Iterator[None]:
+    """All engines have started; all are killed in the end."""
+    start_all(engines)
+    try:
+        yield
+    finally:
+        for engine in engines:
+            engine.kill()
 
 
 def build_model(venv: Path, cache: Path, name: str = "tiny-llama") -> Path:

@@ -15,7 +15,8 @@ import httpx
 import yaml
 from prometheus_client.parser import text_string_to_metric_families
 
-from tests.engines.process import Process, clean_environment, free_port, wait_for
+from gateway.commands.processes import Process, free_port, wait_for
+from tests.engines.environment import clean_environment
 
 MODEL = "tiny-chat"  # not the engines' name for it, so that every request shows the splice
 ALIAS = "gpt-4o"

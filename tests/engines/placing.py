@@ -13,10 +13,10 @@ from pathlib import Path
 
 import httpx
 
+from gateway.commands.processes import wait_for
 from tests.engines.chats import Body, assistant, chat, system, user
 from tests.engines.engine import Engine
 from tests.engines.gateway import MODEL, run_gateway
-from tests.engines.process import wait_for
 from tests.engines.prompts import passage
 
 AT_A_TIME = 6

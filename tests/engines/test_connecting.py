@@ -11,10 +11,10 @@ from typing import Any
 
 import pytest
 
+from gateway.commands.processes import free_port, wait_for
 from tests.engines.chats import Body, chat, system, user
-from tests.engines.engine import BLOCK_SIZE, Engine
+from tests.engines.engine import BLOCK_SIZE, Engine, serving
 from tests.engines.gateway import MODEL, Gateway, run_gateway
-from tests.engines.process import free_port, wait_for
 from tests.engines.prompts import passage
 
 CHAT = "/v1/chat/completions"
@@ -28,12 +28,8 @@ def connecting(engine_venv: Path, model_folder: Path, run_folder: Path) -> Itera
     engine = Engine(
         NAME, engine_venv, model_folder, run_folder, events="connects", gateway=gateway, topic=f"kv@{NAME}@{MODEL}"
     )
-    engine.start()
-    try:
-        engine.wait_ready()
+    with serving(engine):
         yield engine
-    finally:
-        engine.kill()
 
 
 @pytest.fixture

@@ -17,7 +17,8 @@ import pytest
 from gateway.api.parse import parse
 from gateway.api.routes import find
 from gateway.api.settings import PassSettings
-from gateway.framework import NULL_OBSERVER, Prompt
+from gateway.core.observer import NULL_OBSERVER
+from gateway.core.prompt import Prompt
 from gateway.tokens.settings import TokenSettings
 from gateway.tokens.tokenizer import ModelTokens
 from tests.engines.conversions import MESSAGES, RESPONSES, TEMPLATES, Body

@@ -16,7 +16,7 @@ import pytest
 
 from gateway.cli import main
 from simulator.tokenizer import build_tokenizer
-from tests.engines.engine import BLOCK_SIZE, Engine, start_all
+from tests.engines.engine import BLOCK_SIZE, Engine, serving
 
 SECONDS = 240.0
 OFF = json.dumps({"enable_kv_cache_events": False})
@@ -89,12 +89,8 @@ def odd(engine_venv: Path, model_folder: Path, run_folder: Path) -> Iterator[tup
         Engine("off", engine_venv, model_folder, run_folder, flags=("--kv-events-config", OFF)),
         Engine("seeded", engine_venv, model_folder, run_folder, flags=cbor, variables={"PYTHONHASHSEED": "42"}),
     )
-    start_all(engines)
-    try:
+    with serving(*engines):
         yield engines
-    finally:
-        for engine in engines:
-            engine.kill()
 
 
 def test_sound_engines_are_green(engines: list[Engine], doctor: Doctor) -> None:

@@ -14,9 +14,9 @@ from typing import Any
 
 import pytest
 
-from gateway.framework import Settled
+from gateway.core.observer import Settled
 from tests.engines.chats import WEATHER, assistant, chat, system, user
-from tests.engines.engine import Engine, start_all
+from tests.engines.engine import Engine, serving
 from tests.support.gateway import PATIENT_FLEET, Running, config_for, running
 from tests.support.wait import eventually
 
@@ -37,12 +37,8 @@ def two(engine_venv: Path, model_folder: Path, run_folder: Path) -> Iterator[Map
         "template": Engine("template", engine_venv, model_folder, run_folder),
         "code": Engine("code", engine_venv, model_folder, run_folder, flags=own),
     }
-    start_all(list(engines.values()))
-    try:
+    with serving(*engines.values()):
         yield engines
-    finally:
-        for engine in engines.values():
-            engine.kill()
 
 
 @pytest.fixture(scope="module")

@@ -21,10 +21,10 @@ from typing import Any
 import httpx
 import pytest
 
+from gateway.commands.processes import wait_for
 from tests.engines.chats import Body, assistant, chat, system, user
 from tests.engines.engine import Engine
 from tests.engines.gateway import MODEL, Gateway, run_gateway
-from tests.engines.process import wait_for
 from tests.engines.prompts import passage
 
 SPREAD = {

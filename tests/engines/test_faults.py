@@ -13,10 +13,10 @@ import httpx
 import openai
 import pytest
 
+from gateway.commands.processes import wait_for
 from tests.engines.chats import Body, chat, system, user
 from tests.engines.engine import BLOCK_SIZE, Engine, start_all
 from tests.engines.gateway import MODEL, Gateway, run_gateway
-from tests.engines.process import wait_for
 from tests.engines.prompts import passage
 
 CHAT = "/v1/chat/completions"

@@ -11,11 +11,11 @@ import anthropic
 import openai
 import pytest
 
+from gateway.commands.processes import wait_for
 from tests.engines.answers import events, outline, without_identity
 from tests.engines.chats import WEATHER, Body, called, chat, system, tool, user
 from tests.engines.engine import Engine
 from tests.engines.gateway import ALIAS, MODEL, Gateway, run_gateway
-from tests.engines.process import wait_for
 from tests.engines.prompts import passage
 
 GREEDY: Body = {"temperature": 0, "max_tokens": 12}

@@ -13,10 +13,10 @@ from typing import Any
 
 import pytest
 
+from gateway.commands.processes import wait_for
 from tests.engines.chats import Body, assistant, chat, system, user
 from tests.engines.engine import BLOCK_SIZE, Engine
 from tests.engines.gateway import MODEL, Gateway, run_gateway
-from tests.engines.process import wait_for
 from tests.engines.prompts import passage
 
 CHAT, COMPLETION = "/v1/chat/completions", "/v1/completions"

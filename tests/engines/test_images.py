@@ -14,9 +14,9 @@ from typing import Any
 
 import pytest
 
-from tests.engines.engine import BLOCK_SIZE, Engine, build_model
+from gateway.commands.processes import wait_for
+from tests.engines.engine import BLOCK_SIZE, Engine, build_model, serving
 from tests.engines.gateway import Gateway, run_gateway
-from tests.engines.process import wait_for
 from tests.engines.prompts import passage
 
 CHAT, RESPONSES, MESSAGES = "/v1/chat/completions", "/v1/responses", "/v1/messages"
@@ -33,12 +33,8 @@ def vision_model(engine_venv: Path, engine_cache: Path) -> Path:
 @pytest.fixture(scope="module")
 def seer(engine_venv: Path, vision_model: Path, run_folder: Path) -> Iterator[Engine]:
     engine = Engine("seer", engine_venv, vision_model, run_folder, flags=("--enable-scale-out",))
-    engine.start()
-    try:
-        engine.wait_ready()
+    with serving(engine):
         yield engine
-    finally:
-        engine.kill()
 
 
 @pytest.fixture(scope="module")

@@ -20,9 +20,10 @@ import httpx
 import pytest
 
 from benchmarks.data_path.peers import PEERS, Peer
+from gateway.commands.processes import Process, free_port, wait_for
 from tests.engines.engine import SERVED_NAME, Engine
+from tests.engines.environment import clean_environment
 from tests.engines.placing import Conversation, Served, conversation, serve, table, through_a_gateway
-from tests.engines.process import Process, clean_environment, free_port, wait_for
 
 CHATS = 400
 PREFIX_WORDS = 82  # with the question, prompts of about 425 tokens: 13 of an engine's 160 blocks

@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 
+from gateway.commands.processes import wait_for
 from tests.engines.engine import Engine
 from tests.engines.gateway import MODEL, Gateway, run_gateway
-from tests.engines.process import wait_for
 from tests.support.chat import DONE
 from tests.support.wire import raw_client, raw_post
 

@@ -17,10 +17,10 @@ import httpx
 import openai
 import pytest
 
+from gateway.commands.processes import wait_for
 from tests.engines.chats import WEATHER, Body, chat, system, user
 from tests.engines.engine import Engine
 from tests.engines.gateway import MODEL, Gateway, run_gateway
-from tests.engines.process import wait_for
 from tests.engines.prompts import passage
 
 CHAT, COMPLETION = "/v1/chat/completions", "/v1/completions"

@@ -14,7 +14,8 @@ from gateway.api.parse import parse
 from gateway.api.routes import find
 from gateway.api.settings import PassSettings
 from gateway.api.usage import read_usage
-from gateway.framework import NULL_OBSERVER, Prompt
+from gateway.core.observer import NULL_OBSERVER
+from gateway.core.prompt import Prompt
 from gateway.tokens.settings import TokenSettings
 from gateway.tokens.tokenizer import ModelTokens
 from tests.engines.chats import CHATS, COMPLETIONS, TEMPLATES, Body

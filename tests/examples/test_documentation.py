@@ -14,13 +14,13 @@ from typing import Any
 import pytest
 import yaml
 
+from gateway.config.build import build_scheduler
 from gateway.config.decode import keys, required
 from gateway.config.document import read_text
 from gateway.config.load import loads
 from gateway.config.registry import PluginType, discover
 from gateway.config.settings import Config
-from gateway.config.wiring import wire
-from tests.scheduling.candidates import context
+from tests.support.candidates import context
 
 DOCS = Path(__file__).parents[2] / "docs"
 CONFIGURATION = (DOCS / "configuration.md").read_text()
@@ -85,7 +85,7 @@ def test_examples_can_be_loaded(document, block) -> None:
     text = block if "models:" in block else "models: [{name: m, endpoints: [{url: 'http://a:1'}]}]\n" + block
     config = loads(text, {})
     if "fewest-tokens" not in text:
-        wire(config, context)
+        build_scheduler(config, context)
 
 
 def built_in() -> list[PluginType]:

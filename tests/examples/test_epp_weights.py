@@ -6,17 +6,17 @@ from pathlib import Path
 
 import pytest
 
+from gateway.config.build import build_scheduler
 from gateway.config.load import load
-from gateway.config.wiring import wire
 from gateway.framework import EngineMetrics
 from gateway.scheduling.trace import Trace
-from tests.scheduling.candidates import context, endpoint, request
+from tests.support.candidates import context, endpoint, request
 
 FILE = Path(__file__).parents[2] / "docs" / "examples" / "epp-weights.yaml"
 
 
 def scores(asked, *endpoints):
-    scheduler, trace = wire(load(FILE, {}), context), Trace()
+    scheduler, trace = build_scheduler(load(FILE, {}), context), Trace()
     plan = scheduler.schedule(asked, endpoints, trace)
     return plan, {one.endpoint.name: one.score for one in trace.profiles[0].scored}
 

@@ -23,15 +23,16 @@ profiles:
 USE = """\
 import random, sys
 from gateway.config.load import load
-from gateway.config.wiring import wire
+from gateway.config.build import build_scheduler
 from gateway.errors import ConfigError
-from gateway.framework import NULL_OBSERVER, Context, ManualClock
+from gateway.core.observer import NULL_OBSERVER
+from gateway.framework import Context, ManualClock
 from gateway.scheduling.trace import Trace
-from tests.scheduling.candidates import endpoint, request
+from tests.support.candidates import endpoint, request
 
 clock = ManualClock()
 try:
-    scheduler = wire(load(sys.argv[1], {}), lambda name: Context(name, clock, random.Random(0), NULL_OBSERVER))
+    scheduler = build_scheduler(load(sys.argv[1], {}), lambda name: Context(name, clock, random.Random(0)))
 except ConfigError as error:
     sys.exit(error.message)
 for hour in (22, 23, 0, 4, 5):
@@ -68,7 +69,6 @@ def use(folder: Path, config: Path) -> subprocess.CompletedProcess[str]:
     )
 
 
-@pytest.mark.xdist_group("plugin-sample")
 def test_it_is_found_and_decides(installed, tmp_path) -> None:
     (tmp_path / "p.yaml").write_text(CONFIG % "")
     done = use(installed, tmp_path / "p.yaml")
@@ -82,7 +82,6 @@ def test_it_is_found_and_decides(installed, tmp_path) -> None:
     ]
 
 
-@pytest.mark.xdist_group("plugin-sample")
 def test_its_parameters_are_checked_like_any_others(installed, tmp_path) -> None:
     (tmp_path / "p.yaml").write_text(CONFIG % ", start: 3")
     done = use(installed, tmp_path / "p.yaml")

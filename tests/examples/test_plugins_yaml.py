@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
+from gateway.config.build import build_scheduler
 from gateway.config.decode import keys
 from gateway.config.load import load, loads
-from gateway.config.wiring import wire
-from tests.scheduling.candidates import context, endpoint, request
+from tests.support.candidates import context, endpoint, request
 
 ROOT = Path(__file__).parents[2]
 FILE = ROOT / "plugins.yaml"
@@ -27,7 +27,7 @@ def test_it_loads_and_decides_as_it_is() -> None:
     config = load(FILE, {})
     assert [one.url for one in config.models[0].endpoints] == ["http://127.0.0.1:8001", "http://127.0.0.1:8002"]
     idle, busy = endpoint(0), endpoint(1, requests=5, prefill_tokens=5000)
-    assert wire(config, context).schedule(request(), (busy, idle)).decode is idle
+    assert build_scheduler(config, context).schedule(request(), (busy, idle)).decode is idle
 
 
 def test_what_is_commented_out_is_the_default() -> None:

@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from filters.aibrix_prefix import AibrixPrefix
-from tests.scheduling.candidates import context, endpoint, names, request
+from tests.support.candidates import context, endpoint, names, request
 
 
 def kept(asked, running, **parameters):

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from filters.bounded_hash import SPARE, BoundedHash
 from gateway.framework import Model
-from tests.scheduling.candidates import context, endpoint, names, request
+from tests.support.candidates import context, endpoint, names, request
 from tests.support.examples import examples
 
 

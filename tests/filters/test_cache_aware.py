@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from filters import cache_aware
 from filters.cache_aware import CacheAware
 from gateway.framework import Plan
-from tests.scheduling.candidates import context, endpoint, names, request
+from tests.support.candidates import context, endpoint, names, request
 
 
 def rule(**parameters) -> CacheAware:

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 from filters.healthy import Healthy
 from gateway.framework import NoParameters
-from tests.scheduling.candidates import context, endpoint, names, request
+from tests.support.candidates import context, endpoint, names, request
 
 
 def kept(*endpoints):

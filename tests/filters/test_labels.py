@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 
 from filters.labels import Labels
-from tests.scheduling.candidates import context, endpoint, names, request
+from tests.support.candidates import context, endpoint, names, request
 
 FLEET = [
     endpoint(0, labels={"zone": "a", "gpu": "h100"}),

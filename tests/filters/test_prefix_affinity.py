@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 
 from filters.prefix_affinity import PrefixAffinity
-from tests.scheduling.candidates import Physics, context, endpoint, names, request
+from tests.support.candidates import Physics, context, endpoint, names, request
 
 
 def kept(asked, *endpoints, **parameters):

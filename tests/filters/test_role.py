@@ -4,7 +4,7 @@ import pytest
 
 from filters.role import RoleFilter
 from gateway.framework import Role
-from tests.scheduling.candidates import context, endpoint, names, request
+from tests.support.candidates import context, endpoint, names, request
 
 FLEET = [endpoint(0, role=Role.PREFILL), endpoint(1, role=Role.DECODE), endpoint(2, role=Role.BOTH)]
 

@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from filters.slo import SloFilter
 from gateway.framework import Kind, ManualClock, Slo
-from tests.scheduling.candidates import context, endpoint, names, request
+from tests.support.candidates import context, endpoint, names, request
 
 
 def kept(asked, *endpoints, now=0.0, **parameters):

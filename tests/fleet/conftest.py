@@ -1,8 +1,9 @@
-"""A clock that stands still, and engines: real HTTP servers on loopback whose answers a test decides."""
+"""A clock that stands still, and engines: the scripted one, with answers that a test decides."""
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import ssl
 from collections import Counter
 from collections.abc import Callable, Mapping
@@ -11,20 +12,23 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
+import orjson
 import pytest
-from aiohttp import web
 
+from gateway.core.observer import Observer
 from gateway.fleet.fleet import Fleet
 from gateway.fleet.kv_source import KvSource
 from gateway.fleet.settings import EndpointSettings, FleetSettings, HealthSettings, ScrapeSettings
-from gateway.framework import Endpoint, ManualClock, Model, Observer, SystemClock
+from gateway.framework import Endpoint, ManualClock, Model
+from gateway.framework.clock import SystemClock
+from tests.support.wire import Connection, Get, answer, engine, header_in, path_in
 
 DATA = Path(__file__).parent.parent / "data" / "fleet"
 
 
 @dataclass
-class FakeEngine:
-    """A server that speaks the routes which the fleet asks. ``fault``: path -> what to do instead of answering."""
+class ScriptedEngine:
+    """What an engine says on the routes which the fleet asks. ``faults``: path -> what to do instead."""
 
     ranks: int = 1
     first_rank: int = 0
@@ -41,13 +45,13 @@ class FakeEngine:
     key: str | None = None
     models: list[dict[str, Any]] = field(default_factory=lambda: [{"id": "tiny", "parent": None}])
     kv_sources: dict[str, Any] | None = None
-    faults: dict[str, Callable[[web.Request], Any]] = field(default_factory=dict)
+    faults: dict[str, Get] = field(default_factory=dict)
     asked: list[str] = field(default_factory=list)
     keys: list[str | None] = field(default_factory=list)
     port: int = 0
     tls: ssl.SSLContext | None = None
     path: str | None = None
-    runner: web.AppRunner | None = None
+    _serving: contextlib.AsyncExitStack = field(default_factory=contextlib.AsyncExitStack)
 
     @property
     def url(self) -> str:
@@ -58,23 +62,13 @@ class FakeEngine:
     def count(self, path: str) -> int:
         return self.asked.count(path)
 
-    async def start(self) -> FakeEngine:
-        app = web.Application()
-        app.router.add_route("*", "/{path:.*}", self._answer)
-        self.runner = web.AppRunner(app, access_log=None, shutdown_timeout=0.1)
-        await self.runner.setup()
-        if self.path is not None:
-            await web.UnixSite(self.runner, self.path).start()
-            return self
-        site = web.TCPSite(self.runner, "127.0.0.1", self.port, ssl_context=self.tls)
-        await site.start()
-        self.port = self.runner.addresses[0][1]
+    async def start(self) -> ScriptedEngine:
+        serving = engine(self._nowhere, self.port, get=self._answer, tls=self.tls, path=self.path)
+        self.port = (await self._serving.enter_async_context(serving)).port
         return self
 
     async def stop(self) -> None:
-        runner, self.runner = self.runner, None
-        if runner is not None:
-            await runner.cleanup()
+        await self._serving.aclose()
 
     def metrics(self) -> str:
         lines = [f"process_start_time_seconds {self.started}"]
@@ -99,24 +93,46 @@ class FakeEngine:
         # The format wants all samples of one name together.
         return "\n".join(sorted(lines)) + "\n"
 
-    async def _answer(self, request: web.Request) -> web.StreamResponse:
-        self.asked.append(request.path)
-        self.keys.append(request.headers.get("authorization"))
-        if fault := self.faults.get(request.path):
-            return await fault(request)
-        if request.path.startswith("/v1/") and self.key and self.keys[-1] != f"Bearer {self.key}":
-            return web.json_response({"error": "Unauthorized"}, status=401)
-        if request.path == "/metrics":
-            return web.Response(text=self.metrics())
-        if request.path == "/health":
-            return web.Response()
-        if request.path == "/version":
-            return web.json_response({"version": "0.32.0"})
-        if request.path == "/v1/models":
-            return web.json_response({"object": "list", "data": self.models})
-        if request.path == "/kv_event_sources" and self.kv_sources is not None:
-            return web.json_response(self.kv_sources)
-        return web.json_response({"detail": "Not Found"}, status=404)
+    async def _nowhere(self, connection: Connection, head: bytes, body: bytes) -> None:
+        """No client's request comes here."""
+        await connection.say(answer(b"{}", status="404 Not Found"))
+
+    async def _answer(self, connection: Connection, head: bytes) -> None:
+        path = path_in(head)
+        self.asked.append(path)
+        self.keys.append(header_in(head, b"authorization"))
+        if fault := self.faults.get(path):
+            await fault(connection, head)
+        elif path.startswith("/v1/") and self.key and self.keys[-1] != f"Bearer {self.key}":
+            await connection.say(answer(b'{"error": "Unauthorized"}', status="401 Unauthorized"))
+        elif path == "/metrics":
+            await connection.say(answer(self.metrics().encode(), content_type="text/plain"))
+        elif path == "/health":
+            await connection.say(answer(b""))
+        elif path == "/version":
+            await connection.say(answer(b'{"version": "0.32.0"}'))
+        elif path == "/v1/models":
+            await connection.say(answer(orjson.dumps({"object": "list", "data": self.models})))
+        elif path == "/kv_event_sources" and self.kv_sources is not None:
+            await connection.say(answer(orjson.dumps(self.kv_sources)))
+        else:
+            await connection.say(answer(b'{"detail": "Not Found"}', status="404 Not Found"))
+
+
+def says(*bodies: bytes | str, status: int = 200, **headers: str) -> Get:
+    """These answers in turn, the last of them again and again."""
+    left = [body.encode() if isinstance(body, str) else body for body in bodies]
+    extra = "".join(f"{name}: {value}\r\n" for name, value in headers.items()).encode()
+
+    async def respond(connection: Connection, head: bytes) -> None:
+        body = left.pop(0) if len(left) > 1 else left[0]
+        await connection.say(answer(body, status=f"{status} Said", extra=extra))
+
+    return respond
+
+
+async def hangs(connection: Connection, head: bytes) -> None:
+    await connection.gone()
 
 
 def is_watched(engine: str) -> bool:
@@ -137,16 +153,15 @@ def data() -> Path:
 @pytest.fixture
 async def engines():
     """``await engines(...)`` starts one; all are stopped at the end."""
-    started: list[FakeEngine] = []
+    started: list[ScriptedEngine] = []
 
-    async def start(**options: Any) -> FakeEngine:
-        engine = await FakeEngine(**options).start()
-        started.append(engine)
-        return engine
+    async def start(**options: Any) -> ScriptedEngine:
+        started.append(await ScriptedEngine(**options).start())
+        return started[-1]
 
     yield start
-    for engine in started:
-        await engine.stop()
+    for one in started:
+        await one.stop()
 
 
 class Seen(Observer):
@@ -245,7 +260,7 @@ def model() -> Model:
 def served(engines, fleets, model):
     """``await served({...}, ranks=2, ...)``: an engine, and a fleet of it alone. The first: its endpoint's settings."""
 
-    async def start(endpoint: dict[str, Any] | None = None, **options: Any) -> tuple[FakeEngine, Fleet]:
+    async def start(endpoint: dict[str, Any] | None = None, **options: Any) -> tuple[ScriptedEngine, Fleet]:
         engine = await engines(**options)
         return engine, await fleets((model, [EndpointSettings(url=engine.url, **(endpoint or {}))]))
 

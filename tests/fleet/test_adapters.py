@@ -5,8 +5,9 @@ from dataclasses import replace
 import pytest
 
 from gateway.fleet.adapters import Adapters
-from gateway.framework import Endpoint, ServedModel
-from tests.scheduling.candidates import endpoint
+from gateway.framework import Endpoint
+from gateway.framework.fleet import ServedModel
+from tests.support.candidates import endpoint
 
 BASE = ServedModel("base")
 SQL = ServedModel("sql", root="/adapters/sql", parent="base")

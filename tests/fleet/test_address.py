@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from gateway.fleet.address import Address, Contexts, Location
+from gateway.fleet.address import Address, Location, TlsContexts
 from gateway.fleet.settings import EndpointSettings, TlsSettings
 
 
@@ -25,8 +25,8 @@ def test_a_location_is_what_a_url_means(url, expected, authority):
     assert Location.of(expected) == location
 
 
-def address(url: str, tls: TlsSettings | None = None, contexts: Contexts | None = None) -> Address:
-    return Address.of(EndpointSettings(url, tls=tls), contexts or Contexts())
+def address(url: str, tls: TlsSettings | None = None, contexts: TlsContexts | None = None) -> Address:
+    return Address.of(EndpointSettings(url, tls=tls), contexts or TlsContexts())
 
 
 @pytest.mark.parametrize(
@@ -54,7 +54,7 @@ def test_a_unix_socket():
 
 
 def test_the_name_in_a_certificate_is_the_hosts_unless_another_is_said():
-    contexts = Contexts()
+    contexts = TlsContexts()
     plain = address("https://a", contexts=contexts)
     named = address("https://a", TlsSettings(server_name="b"), contexts)
     assert (plain.server_name, named.server_name) == ("a", "b")

@@ -1,16 +1,18 @@
+"""Covers: gateway/fleet/engine_watch.py, gateway/fleet/inspector.py."""
+
 from __future__ import annotations
 
-import asyncio
 import logging
 
 import pytest
-from aiohttp import web
 
 from gateway.fleet.health import COLDEST
 from gateway.fleet.kv_source import KvSource
 from gateway.fleet.outliers import BREAKS
 from gateway.fleet.settings import EndpointSettings, FleetSettings, HealthSettings, KvEventsSettings, ScrapeSettings
-from gateway.framework import Model, ServedModel
+from gateway.framework import Model
+from gateway.framework.fleet import ServedModel
+from tests.fleet.conftest import hangs, says
 from tests.support.wait import eventually
 
 SLOW = FleetSettings(
@@ -44,18 +46,6 @@ async def two(engines, fleets):
         return first, running, running.endpoints(model)
 
     return start
-
-
-def fails(status: int, body: str = ""):
-    async def respond(request: web.Request) -> web.Response:
-        return web.Response(status=status, text=body)
-
-    return respond
-
-
-async def hang(request: web.Request) -> web.Response:
-    await asyncio.Event().wait()
-    raise AssertionError("unreachable")
 
 
 async def test_after_the_start_all_is_known(watched, seen):
@@ -118,7 +108,7 @@ async def test_an_engine_that_is_down_at_the_start(engines, fleets):
 
 @pytest.mark.parametrize(
     ("fault", "reason"),
-    [(fails(500), "status-500"), (fails(200, "<html>"), "garbage"), (fails(200, ""), "garbage")],
+    [(says("", status=500), "status-500"), (says("<html>", status=200), "garbage"), (says("", status=200), "garbage")],
 )
 async def test_failed_scrapes_take_it_out(two, fault, reason):
     engine, _, (endpoint, other) = await two()
@@ -132,7 +122,7 @@ async def test_failed_scrapes_take_it_out(two, fault, reason):
 
 async def test_the_last_one_is_used_all_the_same(watched, seen, caplog):
     engine, _, (endpoint,) = await watched()
-    engine.faults["/metrics"] = fails(500)
+    engine.faults["/metrics"] = says("", status=500)
     await eventually(lambda: endpoint.engine.down_reason == "status-500")
     assert (endpoint.engine.up, endpoint.engine.spared, endpoint.warmth) == (True, True, 1.0)
     assert seen.states[-1][1:] == (False, "status-500"), "and it is told that it is not healthy"
@@ -140,7 +130,7 @@ async def test_the_last_one_is_used_all_the_same(watched, seen, caplog):
     engine.faults.clear()
     await eventually(lambda: not endpoint.engine.spared)
     assert (endpoint.engine.up, endpoint.engine.down_reason, endpoint.warmth) == (True, "", 1.0)
-    engine.faults["/metrics"] = fails(500)
+    engine.faults["/metrics"] = says("", status=500)
     await eventually(lambda: endpoint.engine.spared)
     await engine.stop()
     await eventually(lambda: not endpoint.engine.up)
@@ -152,9 +142,9 @@ async def test_half_of_a_models_endpoints_stay_out_at_most(engines, fleets):
     servers, model = [await engines() for _ in range(3)], Model("tiny")
     fleet = await fleets((model, [EndpointSettings(url=server.url) for server in servers]))
     first, second, third = (endpoint.engine for endpoint in fleet.endpoints(model))
-    servers[0].faults["/metrics"] = fails(500)
+    servers[0].faults["/metrics"] = says("", status=500)
     await eventually(lambda: not first.up)
-    servers[1].faults["/metrics"] = fails(500)
+    servers[1].faults["/metrics"] = says("", status=500)
     await eventually(lambda: second.spared)
     assert (first.up, second.up, third.up) == (False, True, True)
     fleet.drain(third.name)
@@ -168,7 +158,7 @@ async def test_half_of_a_models_endpoints_stay_out_at_most(engines, fleets):
 
 
 async def test_an_engine_that_hangs_delays_the_start_by_the_timeout_only(engines, fleets):
-    hanging = await engines(faults={"/metrics": hang})
+    hanging = await engines(faults={"/metrics": hangs})
     good = await engines()
     model = Model("tiny")
     settings = FleetSettings(scrape=ScrapeSettings(interval=0.02, timeout=1.0))
@@ -182,7 +172,7 @@ async def test_an_engine_that_hangs_delays_the_start_by_the_timeout_only(engines
 async def test_a_refused_request_takes_it_out_at_once(watched, seen):
     _, fleet, (endpoint,) = await watched()
     seen.peek = lambda: endpoint.warmth
-    fleet.refused(endpoint)
+    fleet.report_refused(endpoint)
     assert (endpoint.engine.up, endpoint.engine.down_reason) == (False, "refused")
     await eventually(lambda: endpoint.engine.up)
     assert seen.peeked[-1] == COLDEST
@@ -191,9 +181,9 @@ async def test_a_refused_request_takes_it_out_at_once(watched, seen):
 async def test_a_broken_answer_is_looked_into_at_once(watched):
     engine, fleet, (endpoint,) = await watched(fleet={"settings": SLOW})
     asked = engine.count("/metrics")
-    engine.faults["/health"] = fails(503)
+    engine.faults["/health"] = says("", status=503)
     for _ in range(BREAKS - 1):
-        fleet.broke(endpoint, "reset")
+        fleet.report_broken(endpoint, "reset")
     await eventually(lambda: not endpoint.engine.up)
     assert endpoint.engine.down_reason == "unhealthy"
     assert engine.count("/metrics") == asked
@@ -204,7 +194,7 @@ async def test_a_broken_answer_is_looked_into_at_once(watched):
 async def test_a_broken_answer_of_a_good_engine_changes_nothing(watched):
     engine, fleet, (endpoint,) = await watched(fleet={"settings": SLOW})
     asked = engine.count("/metrics")
-    fleet.broke(endpoint, "reset")
+    fleet.report_broken(endpoint, "reset")
     await eventually(lambda: engine.count("/metrics") > asked)
     assert endpoint.engine.up
 
@@ -212,11 +202,11 @@ async def test_a_broken_answer_of_a_good_engine_changes_nothing(watched):
 async def test_answers_that_keep_breaking_off_take_it_out(two):
     _, fleet, (endpoint, _) = await two()
     for _ in range(BREAKS + 1):
-        fleet.finished(endpoint)
+        fleet.report_complete(endpoint)
     for _ in range(BREAKS):
-        fleet.broke(endpoint, "reset")
+        fleet.report_broken(endpoint, "reset")
     assert endpoint.engine.up
-    fleet.broke(endpoint, "reset")
+    fleet.report_broken(endpoint, "reset")
     assert (endpoint.engine.up, endpoint.engine.down_reason) == (False, "broken-answers")
     await eventually(lambda: endpoint.engine.up)
 
@@ -227,37 +217,37 @@ async def test_what_is_under_way_counts_as_good_so_far(two):
     for _ in range(2 * BREAKS):
         endpoint.load.reserve(prefill_tokens=1, kv_tokens=1)
     for _ in range(2 * BREAKS - 1):
-        fleet.broke(endpoint, "reset")
+        fleet.report_broken(endpoint, "reset")
     assert endpoint.engine.up
-    fleet.broke(endpoint, "reset")
+    fleet.report_broken(endpoint, "reset")
     assert not endpoint.engine.up
 
 
 async def test_a_long_queue_is_no_broken_engine(two):
     """A prefill engine whose queue exceeds the timeout answers others meanwhile."""
     _, fleet, (endpoint, _) = await two()
-    fleet.answered(endpoint)
+    fleet.report_head(endpoint)
     for _ in range(10 * BREAKS):
-        fleet.broke(endpoint, "head-timeout", 60.0)
+        fleet.report_broken(endpoint, "head-timeout", 60.0)
     assert endpoint.engine.up
 
 
 async def test_an_engine_that_answers_nobody_is_broken(two):
     _, fleet, (endpoint, _) = await two()
-    fleet.answered(endpoint)
+    fleet.report_head(endpoint)
     for _ in range(BREAKS):
-        fleet.broke(endpoint, "head-timeout", 0.0)
+        fleet.report_broken(endpoint, "head-timeout", 0.0)
     assert (endpoint.engine.up, endpoint.engine.down_reason) == (False, "broken-answers")
 
 
 async def test_latency_is_a_running_mean(watched):
     _, fleet, (endpoint,) = await watched(fleet={"settings": SLOW})
     endpoint.engine.latency = None
-    fleet.answered(endpoint, 0.1)
+    fleet.report_head(endpoint, 0.1)
     assert endpoint.engine.latency == 0.1
-    fleet.answered(endpoint, 0.2)
+    fleet.report_head(endpoint, 0.2)
     assert endpoint.engine.latency == pytest.approx(0.12)
-    fleet.answered(endpoint)
+    fleet.report_head(endpoint)
     assert endpoint.engine.latency == pytest.approx(0.12)
 
 
@@ -373,14 +363,16 @@ async def test_configured_events_are_not_asked_for(watched, seen, events, expect
 
 
 async def test_what_only_helps_may_fail(watched, seen):
-    _, _, (endpoint,) = await watched(faults={"/kv_event_sources": fails(500), "/version": fails(500)})
+    _, _, (endpoint,) = await watched(
+        faults={"/kv_event_sources": says("", status=500), "/version": says("", status=500)}
+    )
     assert endpoint.engine.up
     assert endpoint.engine.version is None
     assert seen.told == [("added", endpoint.name)]
 
 
 async def test_an_engine_without_its_list_of_models_is_not_up_yet(watched):
-    engine, _, (endpoint,) = await watched(faults={"/v1/models": fails(503)})
+    engine, _, (endpoint,) = await watched(faults={"/v1/models": says("", status=503)})
     assert (endpoint.engine.up, endpoint.engine.down_reason) == (False, "status-503")
     engine.faults.clear()
     await eventually(lambda: endpoint.engine.up)
@@ -406,7 +398,7 @@ async def test_the_engines_key_is_used_and_not_logged(watched, caplog):
 async def test_the_watch_survives_its_own_faults(watched, caplog, monkeypatch):
     _, _, (endpoint,) = await watched()
     with monkeypatch.context() as patched:
-        patched.setattr("gateway.fleet.core.Core.scraped", lambda *_: 1 / 0)
+        patched.setattr("gateway.fleet.engine.EngineCore.apply_scrape", lambda *_: 1 / 0)
         await eventually(lambda: endpoint.engine.down_reason == "internal")
     await eventually(lambda: not endpoint.engine.down_reason)
     assert "the watch failed" in caplog.text

@@ -1,3 +1,5 @@
+"""Covers: gateway/fleet/fleet.py, gateway/fleet/registry.py, gateway/fleet/names.py."""
+
 from __future__ import annotations
 
 import asyncio
@@ -5,12 +7,16 @@ from random import Random
 
 import pytest
 
+from gateway.core.observer import NULL_OBSERVER
 from gateway.errors import ConfigError
 from gateway.fleet.fleet import Fleet
 from gateway.fleet.kv_source import KvSource
 from gateway.fleet.settings import EndpointSettings, FleetSettings
-from gateway.framework import NULL_OBSERVER, Model, Role, ServedModel, SystemClock
-from tests.fleet.conftest import is_watched
+from gateway.framework import Model, Role
+from gateway.framework.clock import SystemClock
+from gateway.framework.fleet import ServedModel
+from tests.fleet.conftest import hangs, is_watched
+from tests.support.fleet import engines_of, ready
 from tests.support.wait import eventually
 
 
@@ -49,7 +55,7 @@ def test_endpoints_are_made_of_settings():
     assert (first.engine.up, first.engine.down_reason) == (False, "not-probed")
     assert fleet.ledger(first) is first.load
     assert fleet.cost(first) is first.cost
-    assert fleet.ready(model) == 0
+    assert ready(fleet, model) == 0
     assert fleet.endpoints(Model("other")) == ()
 
 
@@ -57,7 +63,7 @@ def test_endpoints_are_made_of_settings():
 def test_spellings_of_one_url_are_one_engine(url):
     one, other = Model("one"), Model("other")
     fleet = make((one, [entry("http://a:80")]), (other, [entry(url)]))
-    assert len(fleet.engines) == 1
+    assert len(engines_of(fleet)) == 1
     (first,), (second,) = fleet.endpoints(one), fleet.endpoints(other)
     assert first.engine is second.engine
     assert first.slot != second.slot
@@ -76,7 +82,7 @@ def test_names_are_unique():
     assert names(fleet, other) == ["east@other/0", "east@other/1"]
     ipv6 = make((one, [entry("http://[fd00::1]:8000")]))
     assert names(ipv6, one) == ["[fd00::1]:8000"]
-    assert ipv6.engines[0].url == "http://[fd00::1]:8000"
+    assert engines_of(ipv6)[0].url == "http://[fd00::1]:8000"
 
 
 @pytest.mark.parametrize(
@@ -129,7 +135,7 @@ async def test_one_url_under_two_models_is_scraped_once(engines, fleets, seen):
     one, other = Model("tiny"), Model("other")
     fleet = await fleets((one, [entry(engine.url)]), (other, [entry(engine.url, kv_capacity_tokens=77)]))
     (first,), (second,) = fleet.endpoints(one), fleet.endpoints(other)
-    assert (fleet.ready(one), fleet.ready(other)) == (1, 1)
+    assert (ready(fleet, one), ready(fleet, other)) == (1, 1)
     assert engine.count("/v1/models") == 1
     assert (first.metrics.running, second.metrics.running) == (4, 4)
     assert (first.metrics.kv_capacity, second.metrics.kv_capacity) == (1000, 77)
@@ -141,7 +147,7 @@ async def test_one_url_under_two_models_is_scraped_once(engines, fleets, seen):
         ("source", second.name, source),
     ]
     first.draining = True
-    assert (fleet.ready(one), fleet.ready(other)) == (0, 1)
+    assert (ready(fleet, one), ready(fleet, other)) == (0, 1)
 
 
 async def test_a_late_listener_hears_what_it_missed(engines, fleets, seen):
@@ -170,13 +176,13 @@ async def test_endpoints_come_and_go_at_run_time(engines, fleets, seen):
     reservation = fleet.ledger(old).reserve(1, 1)
     await change(fleet, (model, [entry(second.url)]))
     assert fleet.endpoints(model) == (new,)
-    assert [engine.url for engine in fleet.engines] == [second.url]
+    assert [engine.url for engine in engines_of(fleet)] == [second.url]
     assert ("dropped", old.name) in seen.told
     assert set(seen.gone) == {old.engine.name, old.name}, "the engine's series and the endpoint's"
     # What its last requests tell is heard without harm.
-    fleet.refused(old)
-    fleet.broke(old, "reset")
-    fleet.answered(old, 0.1)
+    fleet.report_refused(old)
+    fleet.report_broken(old, "reset")
+    fleet.report_head(old, 0.1)
     assert fleet.api_key(old) == "k"
     assert fleet.bootstrap_port(old) == 9000
     assert fleet.served_name(old, model) == "tiny"
@@ -217,7 +223,7 @@ async def test_dropping_one_model_keeps_the_engine_of_the_other(engines, fleets)
     fleet = await fleets((one, [entry(engine.url)]), (other, [entry(engine.url)]))
     await change(fleet, (other, [entry(engine.url)]))
     assert fleet.endpoints(one) == ()
-    assert len(fleet.engines) == 1
+    assert len(engines_of(fleet)) == 1
     asked = engine.count("/metrics")
     await eventually(lambda: engine.count("/metrics") > asked + 1)
     # A model that joins a known engine knows at once what the other knew.
@@ -233,18 +239,15 @@ async def test_close_leaves_nothing_behind(engines):
     before = asyncio.all_tasks()
     await fleet.close()
     await fleet.start()
-    assert fleet.ready(model) == 1
+    assert ready(fleet, model) == 1
     await fleet.close()
     assert not {task for task in asyncio.all_tasks() - before if not task.done() and "watch" in task.get_name()}
-    fleet.refused(fleet.endpoints(model)[0])
-    fleet.broke(fleet.endpoints(model)[0], "reset")
+    fleet.report_refused(fleet.endpoints(model)[0])
+    fleet.report_broken(fleet.endpoints(model)[0], "reset")
 
 
 async def test_a_start_that_is_cancelled_can_be_closed(engines):
-    async def hang(request):
-        await asyncio.Event().wait()
-
-    engine = await engines(faults={"/health": hang})
+    engine = await engines(faults={"/health": hangs})
     fleet = make((Model("tiny"), [entry(engine.url)]))
     starting = asyncio.create_task(fleet.start())
     await eventually(lambda: engine.asked)

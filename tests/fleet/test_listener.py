@@ -1,7 +1,7 @@
 from __future__ import annotations
 
 from gateway.fleet.kv_source import KvSource
-from gateway.fleet.listener import Listeners
+from gateway.fleet.listener import FleetListener, Listeners
 
 
 class Recorder:
@@ -34,11 +34,11 @@ def test_one_that_fails_does_not_silence_the_others(caplog):
     listeners.add(Faulty())
     listeners.add(recorder)
     source = KvSource("tcp://h:1")
-    listeners.endpoint_added("e")
-    listeners.kv_source("e", source)
-    listeners.engine_restarted("e")
-    listeners.engine_asleep("e")
-    listeners.endpoint_dropped("e")
+    listeners.notify(FleetListener.endpoint_added, "e")
+    listeners.notify(FleetListener.kv_source, "e", source)
+    listeners.notify(FleetListener.engine_restarted, "e")
+    listeners.notify(FleetListener.engine_asleep, "e")
+    listeners.notify(FleetListener.endpoint_dropped, "e")
     assert [told[0] for told in recorder.told] == ["added", "source", "restarted", "asleep", "dropped"]
     assert recorder.told[1] == ("source", "e", source)
     assert "a fleet listener failed" in caplog.text

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 
 from gateway.fleet.health import CERTAIN, Health
-from gateway.fleet.outliers import BREAKS, LAST, SHARE, WINDOW, Answers, spared
+from gateway.fleet.outliers import BREAKS, LAST, SHARE, WINDOW, OutlierDetector, spared
 from gateway.fleet.settings import HealthSettings
 from gateway.framework import ManualClock
 from tests.support.examples import examples
@@ -20,45 +20,45 @@ ENDED = st.lists(st.tuples(st.floats(0, WINDOW), st.booleans()), max_size=3 * LA
 @given(ended=ENDED, under_way=st.integers(0, 3 * LAST))
 @examples(300)
 def test_the_share_is_that_of_the_window(ended, under_way):
-    answers, now, told = Answers(), 0.0, []
+    answers, now, told = OutlierDetector(), 0.0, []
     for pause, broken in ended:
         now += pause
-        answers.ended(now, broken=broken)
+        answers.record(now, broken=broken)
         told.append((now, broken))
     counted = [broken for at, broken in told[-LAST:] if at >= now - WINDOW]
     expected = sum(counted) >= BREAKS and sum(counted) >= SHARE * (len(counted) + min(under_way, LAST))
-    assert answers.outlier(under_way) is expected
+    assert answers.is_outlier(under_way) is expected
     answers.clear()
-    assert not answers.outlier(0)
+    assert not answers.is_outlier(0)
 
 
 @given(seed=st.integers(0, 10_000), every=st.integers(8, 20))
 @examples(100)
 def test_one_in_ten_that_breaks_is_no_outlier_however_they_are_told(seed, every):
     """A hundred at a time: what breaks is heard of before what ends well."""
-    chance, answers = Random(seed), Answers()
+    chance, answers = Random(seed), OutlierDetector()
     for burst in range(20):
         breaks = [number % every == 0 for number in range(LAST)]
         under_way = LAST
         for broken in sorted(breaks, reverse=True) if chance.random() < 0.5 else breaks:
             under_way -= 1
-            answers.ended(float(burst), broken=broken)
-            assert not (broken and answers.outlier(under_way))
+            answers.record(float(burst), broken=broken)
+            assert not (broken and answers.is_outlier(under_way))
 
 
 def test_an_engine_that_begins_to_break_all_is_found_at_once():
-    answers = Answers()
+    answers = OutlierDetector()
     for _ in range(LAST):
-        answers.ended(0.0, broken=False)
+        answers.record(0.0, broken=False)
     number = 0
-    while not answers.outlier(0):
-        answers.ended(0.0, broken=True)
+    while not answers.is_outlier(0):
+        answers.record(0.0, broken=True)
         number += 1
     assert number == LAST * SHARE
-    busy = Answers()
+    busy = OutlierDetector()
     for _ in range(LAST):
-        busy.ended(0.0, broken=True)
-    assert busy.outlier(10 * LAST), "however much it has been given"
+        busy.record(0.0, broken=True)
+    assert busy.is_outlier(10 * LAST), "however much it has been given"
 
 
 def healths(reasons: list[str]) -> list[Health]:
@@ -68,9 +68,9 @@ def healths(reasons: list[str]) -> list[Health]:
     for reason in reasons:
         clock.now += 1.0
         health = Health(HealthSettings(failures=1), clock, Random(0))
-        health.succeeded(clock.now)
+        health.record_success(clock.now)
         if reason:
-            health.failed(reason)
+            health.record_failure(reason)
         made.append(health)
     return made
 
@@ -102,15 +102,15 @@ def test_what_was_certain_stays_so_until_it_is_up(reason):
     clock = ManualClock()
     health = Health(HealthSettings(failures=1), clock, Random(0))
     assert not health.ejected, "it was never up"
-    health.succeeded(clock.now)
-    health.failed("timeout")
+    health.record_success(clock.now)
+    health.record_failure("timeout")
     assert health.ejected
-    health.failed(reason)
+    health.record_failure(reason)
     assert not health.ejected
-    health.failed("status-503")
+    health.record_failure("status-503")
     assert not health.ejected
-    health.succeeded(clock.now)
-    health.failed("timeout")
+    health.record_success(clock.now)
+    health.record_failure("timeout")
     assert health.ejected
-    assert health.refused()
+    assert health.record_refused()
     assert (health.ejected, health.reason) == (False, "refused")

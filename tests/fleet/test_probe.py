@@ -7,18 +7,20 @@ import logging
 import socket
 
 import pytest
-from aiohttp import web
 
-from gateway.fleet.address import Address, Contexts
-from gateway.fleet.probe import MAX_JSON, MAX_METRICS, MAX_MODELS, EngineProbe, ProbeFailed, Sessions
+from gateway.fleet.address import Address, TlsContexts
+from gateway.fleet.probe import MAX_JSON, MAX_METRICS, MAX_MODELS, EngineProbe, ProbeFailed, ProbeSessions
 from gateway.fleet.scrape import read
 from gateway.fleet.settings import EndpointSettings
-from gateway.framework import ServedModel, SystemClock
+from gateway.framework.clock import SystemClock
+from gateway.framework.fleet import ServedModel
+from tests.fleet.conftest import hangs, says
+from tests.support.wire import STREAM_HEAD, Connection, answer, chunked, header_in, scripted
 
 
 @pytest.fixture
 async def sessions():
-    async with Sessions(SystemClock(), keepalive=5) as opened:
+    async with ProbeSessions(SystemClock(), keepalive=5) as opened:
         yield opened
 
 
@@ -30,18 +32,10 @@ def connects():
 @pytest.fixture
 def probe(sessions, connects):
     def make(url: str, key: str | None = None, timeout: float = 5.0) -> EngineProbe:
-        address = Address.of(EndpointSettings(url), Contexts())
+        address = Address.of(EndpointSettings(url), TlsContexts())
         return EngineProbe(sessions, address, key, timeout, connects.append)
 
     return make
-
-
-def answer(body: bytes | str, status: int = 200, **headers: str):
-    async def respond(request: web.Request) -> web.Response:
-        raw = body if isinstance(body, bytes) else body.encode()
-        return web.Response(body=raw, status=status, headers=headers)
-
-    return respond
 
 
 async def reason(coroutine) -> str:
@@ -56,7 +50,7 @@ async def test_what_a_good_engine_says(engines, probe, connects):
     scrape = read(await asking.metrics())
     assert scrape is not None
     assert scrape.engines["0"].running == 3
-    await asking.healthy()
+    await asking.check_health()
     assert await asking.models() == {"tiny": ServedModel("tiny")}
     assert await asking.version() == "0.32.0"
     assert await asking.kv_sources() == {"0": {"endpoint": "tcp://*:5557"}}
@@ -66,7 +60,7 @@ async def test_what_a_good_engine_says(engines, probe, connects):
 
 
 async def test_the_real_list_of_models(engines, probe, data):
-    engine = await engines(faults={"/v1/models": answer((data / "models.json").read_bytes())})
+    engine = await engines(faults={"/v1/models": says((data / "models.json").read_bytes())})
     assert await probe(engine.url).models() == {"tiny": ServedModel("tiny", root="/models/tiny", max_model_len=4096)}
 
 
@@ -78,17 +72,17 @@ async def test_adapters_have_a_parent(engines, probe):
 
 
 async def test_old_engines_lack_routes(engines, probe):
-    missing = answer('{"detail": "Not Found"}', 404)
+    missing = says('{"detail": "Not Found"}', status=404)
     engine = await engines(faults={"/version": missing, "/health": missing})
     asking = probe(engine.url)
-    await asking.healthy()
+    await asking.check_health()
     assert await asking.version() is None
     assert await asking.kv_sources() == {}
 
 
 async def test_a_dead_engine_says_so(engines, probe):
-    engine = await engines(faults={"/health": answer("", 503), "/metrics": answer("", 500)})
-    assert await reason(probe(engine.url).healthy()) == "unhealthy"
+    engine = await engines(faults={"/health": says("", status=503), "/metrics": says("", status=500)})
+    assert await reason(probe(engine.url).check_health()) == "unhealthy"
     assert await reason(probe(engine.url).metrics()) == "status-500"
 
 
@@ -96,32 +90,32 @@ async def test_a_dead_engine_says_so(engines, probe):
     "body", ["", "{", "[]", "7", "null", '{"data": 3}', "\x00", "[" * 100_000, '{"data": {"id": "a"}}', b"\xff\xfe"]
 )
 async def test_models_that_are_not_a_list_of_models(engines, probe, body):
-    engine = await engines(faults={"/v1/models": answer(body)})
+    engine = await engines(faults={"/v1/models": says(body)})
     assert await reason(probe(engine.url).models()) == "garbage"
 
 
 async def test_odd_entries_are_skipped(engines, probe):
     odd = [7, None, {}, {"id": 7}, {"id": ""}, {"id": "x" * 1000}, {"id": "ok", "root": 3, "max_model_len": True}]
-    engine = await engines(faults={"/v1/models": answer(json.dumps({"data": odd}))})
+    engine = await engines(faults={"/v1/models": says(json.dumps({"data": odd}))})
     assert await probe(engine.url).models() == {"ok": ServedModel("ok")}
 
 
 async def test_endless_lists_are_cut(engines, probe):
     many = [{"id": str(n)} for n in range(MAX_MODELS + 10)]
-    engine = await engines(faults={"/v1/models": answer(json.dumps({"data": many}))})
+    engine = await engines(faults={"/v1/models": says(json.dumps({"data": many}))})
     assert len(await probe(engine.url).models()) == MAX_MODELS
 
 
 @pytest.mark.parametrize("body", ["", "[]", '{"version": 3}', "{"])
 async def test_a_version_that_is_none(engines, probe, body):
-    engine = await engines(faults={"/version": answer(body), "/kv_event_sources": answer("[1]")})
+    engine = await engines(faults={"/version": says(body), "/kv_event_sources": says("[1]")})
     assert await probe(engine.url).version() is None
     assert await probe(engine.url).kv_sources() == {}
 
 
 async def test_bodies_are_bounded(engines, probe):
     engine = await engines(
-        faults={"/metrics": answer(b"x" * (MAX_METRICS + 1)), "/v1/models": answer(b" " * (MAX_JSON + 1))}
+        faults={"/metrics": says(b"x" * (MAX_METRICS + 1)), "/v1/models": says(b" " * (MAX_JSON + 1))}
     )
     assert await reason(probe(engine.url).metrics()) == "too-large"
     assert await reason(probe(engine.url).models()) == "too-large"
@@ -129,7 +123,7 @@ async def test_bodies_are_bounded(engines, probe):
 
 async def test_nothing_is_decompressed(engines, probe):
     bomb = gzip.compress(b"0" * 50_000_000)
-    engine = await engines(faults={"/v1/models": answer(bomb, **{"content-encoding": "gzip"})})
+    engine = await engines(faults={"/v1/models": says(bomb, **{"content-encoding": "gzip"})})
     assert await reason(probe(engine.url).models()) == "garbage"
 
 
@@ -145,46 +139,19 @@ async def test_a_host_that_does_not_exist(probe):
 
 
 async def test_an_engine_that_hangs(engines, probe):
-    async def hang(request: web.Request) -> web.Response:
-        await asyncio.Event().wait()
-        raise AssertionError("unreachable")
-
-    engine = await engines(faults={"/metrics": hang})
+    engine = await engines(faults={"/metrics": hangs})
     assert await reason(probe(engine.url, timeout=0.05).metrics()) == "timeout"
 
 
 async def test_an_engine_that_trickles(engines, probe):
-    async def trickle(request: web.Request) -> web.StreamResponse:
-        response = web.StreamResponse()
-        await response.prepare(request)
+    async def trickle(connection: Connection, head: bytes) -> None:
+        await connection.say(STREAM_HEAD)
         while True:
-            await response.write(b"# more\n")
+            await connection.say(chunked(b"# more\n", end=False))
             await asyncio.sleep(0.01)
 
     engine = await engines(faults={"/metrics": trickle})
     assert await reason(probe(engine.url, timeout=0.1).metrics()) == "timeout"
-
-
-@pytest.fixture
-async def raw_server():
-    """A server that answers every connection with given bytes, then closes it."""
-    servers = []
-
-    async def start(payload: bytes) -> str:
-        async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-            await reader.readuntil(b"\r\n\r\n")
-            writer.write(payload)
-            await writer.drain()
-            writer.close()
-
-        server = await asyncio.start_server(serve, "127.0.0.1", 0)
-        servers.append(server)
-        return f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
-
-    yield start
-    for server in servers:
-        server.close()
-        await server.wait_closed()
 
 
 @pytest.mark.parametrize(
@@ -201,14 +168,19 @@ async def raw_server():
         ),  # whether the head was taken before the rest came
     ],
 )
-async def test_answers_that_are_not_http(raw_server, probe, payload, expected):
-    assert await reason(probe(await raw_server(payload)).metrics()) in expected
+async def test_answers_that_are_not_http(probe, payload, expected):
+    async def script(connection: Connection) -> None:
+        await connection.head()
+        await connection.say(payload)
+
+    async with scripted(script) as server:
+        assert await reason(probe(server.url).metrics()) in expected
 
 
 async def test_a_key_goes_to_its_engine_only(engines, probe, caplog):
     caplog.set_level(logging.DEBUG)
     other = await engines()
-    engine = await engines(key="s3cret", faults={"/version": answer("", 307, location=f"{other.url}/version")})
+    engine = await engines(key="s3cret", faults={"/version": says("", status=307, location=f"{other.url}/version")})
     asking = probe(engine.url, "s3cret")
     assert await asking.models() == {"tiny": ServedModel("tiny")}
     assert await reason(asking.version()) == "status-307"
@@ -224,9 +196,9 @@ async def test_neither_environment_nor_cookies_steer_a_probe(engines, probe, mon
     monkeypatch.setenv("http_proxy", "http://127.0.0.1:9")
     seen = []
 
-    async def cookies(request: web.Request) -> web.Response:
-        seen.append(request.headers.get("cookie"))
-        return web.Response(text="{}", headers={"set-cookie": "a=b"})
+    async def cookies(connection: Connection, head: bytes) -> None:
+        seen.append(header_in(head, b"cookie"))
+        await connection.say(answer(b"{}", extra=b"set-cookie: a=b\r\n"))
 
     engine = await engines(faults={"/kv_event_sources": cookies})
     for _ in range(2):

@@ -10,7 +10,9 @@ from gateway.fleet.ranks import rank_count, ranks_of
 from gateway.fleet.scrape import read
 from gateway.fleet.settings import MAX_RANKS, EndpointSettings
 from gateway.framework import Model, Role
-from tests.fleet.ranked import ranks, says, sources, text
+from tests.fleet.conftest import says
+from tests.fleet.ranked import ranks, sources, text
+from tests.support.fleet import engines_of, ready
 from tests.support.wait import eventually
 
 UNLABELLED = b'vllm:num_requests_running{model_name="m"} 1\n'
@@ -66,8 +68,8 @@ async def test_they_are_known_before_the_start_returns(served, model, seen):
         assert (endpoint.metrics.running, endpoint.metrics.kv_capacity) == (running, 77)
         assert (fleet.api_key(endpoint), fleet.bootstrap_port(endpoint)) == ("k", 9000)
         assert fleet.served_name(endpoint, model) == "tiny"
-    assert fleet.ready(model) == 2
-    assert len(fleet.engines) == 1
+    assert ready(fleet, model) == 2
+    assert len(engines_of(fleet)) == 1
     assert engine.count("/metrics") == 1
     # The one endpoint that it was taken for is gone, in the order that listeners are promised.
     assert seen.told == [
@@ -158,7 +160,7 @@ async def test_ranks_that_would_have_anothers_names_are_refused(engines, fleets,
         (model, [EndpointSettings(url=first.url, name="x"), EndpointSettings(url=second.url, name="x/1")])
     )
     assert [endpoint.name for endpoint in fleet.endpoints(model)] == ["x", "x/1"]
-    assert fleet.ready(model) == 2
+    assert ready(fleet, model) == 2
     asked = first.count("/metrics")
     await eventually(lambda: first.count("/metrics") > asked + 2)
     assert caplog.text.count("both have the name x/1") == 1
@@ -174,7 +176,7 @@ async def test_an_entry_that_is_refused_leaves_nothing_behind(served, model):
         await fleet.prepare(
             [(model, [known, EndpointSettings(url="http://127.0.0.1:1", name=f"127.0.0.1:{engine.port}/1")])]
         )
-    assert (len(fleet.engines), fleet.endpoints(model)) == (1, before)
+    assert (len(engines_of(fleet)), fleet.endpoints(model)) == (1, before)
     fleet.apply(await fleet.prepare([(model, [known, EndpointSettings(url="http://127.0.0.1:1", name="y")])]))
     assert [endpoint.name for endpoint in fleet.endpoints(model)] == [*(endpoint.name for endpoint in before), "y"]
 
@@ -187,7 +189,7 @@ async def test_an_engine_never_seen_is_one_endpoint_that_is_down(engines, fleets
     assert (endpoint.rank, endpoint.engine.up) == (None, False)
     seen.peek = lambda: ranks(fleet, model)
     await engine.start()
-    await eventually(lambda: fleet.ready(model) == 3)
+    await eventually(lambda: ready(fleet, model) == 3)
     assert seen.peeked[-1] == [0, 1, 2], "they were there when it was called up"
 
 
@@ -195,4 +197,4 @@ async def test_an_engine_that_sleeps_is_asked_when_it_wakes(served, model):
     engine, fleet = await served(ranks=2, awake=False)
     assert ranks(fleet, model) == [None]
     engine.awake = True
-    await eventually(lambda: fleet.ready(model) == 2)
+    await eventually(lambda: ready(fleet, model) == 2)

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-import asyncio
 import gc
 
 import pytest
-from aiohttp import web
 
 from gateway.fleet.ranks import ranks_of
-from tests.fleet.conftest import is_watched
-from tests.fleet.ranked import fails, ranks, says, sources, text
+from tests.fleet.conftest import hangs, is_watched, says
+from tests.fleet.ranked import ranks, sources, text
+from tests.support.fleet import engines_of, ready
 from tests.support.wait import eventually
+from tests.support.wire import Connection
 
 
 async def test_they_grow(served, model, seen):
@@ -41,9 +41,9 @@ async def test_they_shrink_and_requests_there_end_in_peace(served, model, seen):
     # The request was placed, and is not yet sent.
     assert fleet.api_key(last) == "k"
     assert fleet.bootstrap_port(last) == 8998
-    fleet.answered(last, 0.01)
+    fleet.report_head(last, 0.01)
     reservation.first_token()
-    reservation.generated(5)
+    reservation.set_generated(5)
     # Nobody has its slot meanwhile, though the index is done with it.
     fleet.release_slot(last.slot)
     engine.ranks = 3
@@ -64,13 +64,13 @@ async def test_what_requests_tell_of_a_rank_that_is_gone_is_told_of_its_engine(s
     last = fleet.endpoints(model)[1]
     engine.ranks = 1
     await eventually(lambda: ranks(fleet, model) == [None])
-    fleet.refused(last)
+    fleet.report_refused(last)
     assert last.engine.down_reason == "refused"
     await eventually(lambda: last.engine.up)
 
 
 async def test_a_scale_down_is_told_by_the_event_sources_alone(served, model, monkeypatch):
-    monkeypatch.setattr("gateway.fleet.engine_watch.RELEARN", 0.1)
+    monkeypatch.setattr("gateway.fleet.inspector.REFRESH", 0.1)
     engine, fleet = await served(ranks=4, running=1, kv_sources=sources(5557, 5558, 5559, 5560))
     assert ranks(fleet, model) == [0, 1, 2, 3]
     engine.kv_sources = sources(5557, 5558)
@@ -83,7 +83,7 @@ async def test_a_scale_down_is_told_by_the_event_sources_alone(served, model, mo
 
 async def test_cores_that_are_gone_are_no_peers_of_those_that_are_left(served, model):
     engine, fleet = await served(ranks=3)
-    (peers,) = fleet._estate._peers.values()
+    (peers,) = fleet._registry._peers.values()
     gc.collect()
     assert peers.count == 3
     engine.ranks = 2
@@ -110,9 +110,10 @@ async def test_a_partial_scrape_that_is_not_followed_by_another_changes_nothing(
     before = fleet.endpoints(model)
     seen = []
 
-    async def one_of_two(request: web.Request) -> web.Response:
+    async def one_of_two(connection: Connection, head: bytes) -> None:
         seen.append(1)
-        return await fails(request) if len(seen) % 2 == 0 else web.Response(body=text("0"))
+        said = says("", status=503) if len(seen) % 2 == 0 else says(text("0"))
+        await said(connection, head)
 
     engine.faults["/metrics"] = one_of_two
     await eventually(lambda: len(seen) > 5)
@@ -120,10 +121,10 @@ async def test_a_partial_scrape_that_is_not_followed_by_another_changes_nothing(
 
 
 async def test_event_sources_that_fail_are_no_evidence(served, model, monkeypatch):
-    monkeypatch.setattr("gateway.fleet.engine_watch.LEARN_AGAIN", 0.05)
+    monkeypatch.setattr("gateway.fleet.inspector.RETRY", 0.05)
     engine, fleet = await served(ranks=4, kv_sources=sources(5557, 5558))
     assert ranks(fleet, model) == [0, 1]
-    engine.faults["/kv_event_sources"] = fails
+    engine.faults["/kv_event_sources"] = says("", status=503)
     # Other labels ask for them, and without them they decide nothing: they had been overruled.
     engine.ranks = 3
     asked = engine.count("/kv_event_sources"), engine.count("/metrics")
@@ -136,7 +137,7 @@ async def test_event_sources_that_fail_are_no_evidence(served, model, monkeypatc
 
 
 async def test_where_the_event_sources_never_tell_the_labels_do(served, model):
-    engine, fleet = await served(ranks=2, faults={"/kv_event_sources": fails})
+    engine, fleet = await served(ranks=2, faults={"/kv_event_sources": says("", status=503)})
     assert ranks(fleet, model) == [0, 1]
     engine.ranks = 3
     await eventually(lambda: ranks(fleet, model) == [0, 1, 2])
@@ -149,7 +150,7 @@ async def test_an_engine_that_is_down_keeps_its_endpoints(served, model):
     await eventually(lambda: not before[0].engine.up)
     await eventually(lambda: before[0].engine.down_reason == "refused")
     assert fleet.endpoints(model) == before
-    assert fleet.ready(model) == 0
+    assert ready(fleet, model) == 0
     await engine.start()
     await eventually(lambda: before[0].engine.up)
     assert fleet.endpoints(model) == before
@@ -159,12 +160,12 @@ async def test_an_engine_that_is_down_keeps_its_endpoints(served, model):
 async def test_a_restart_with_another_number(served, model, seen, before, after):
     engine, fleet = await served(ranks=before, kv_sources=sources(*range(5557, 5557 + before)))
     await engine.stop()
-    await eventually(lambda: fleet.ready(model) == 0)
+    await eventually(lambda: ready(fleet, model) == 0)
     engine.ranks, engine.started = after, 9.0
     engine.kv_sources = sources(*range(6557, 6557 + after))
     seen.peek = lambda: len(fleet.endpoints(model))
     await engine.start()
-    await eventually(lambda: fleet.ready(model) == after)
+    await eventually(lambda: ready(fleet, model) == after)
     assert seen.peeked[-1] == after, "before the first request could go to a rank that is not there"
     assert ranks(fleet, model) == list(ranks_of(after))
     told = {told[1]: told[2] for told in seen.told if told[0] == "source"}
@@ -179,20 +180,21 @@ async def test_an_engine_that_goes_while_it_is_asked_for_its_ranks_is_not_heard_
     engine, fleet = await served(ranks=2)
     asked = []
 
-    async def once(request: web.Request) -> web.Response:
+    async def once(connection: Connection, head: bytes) -> None:
         asked.append(1)
         if len(asked) > 1:  # the one that is to confirm another number
-            await asyncio.Event().wait()
-        return web.Response(text=engine.metrics())
+            await hangs(connection, head)
+        else:
+            await says(engine.metrics())(connection, head)
 
     engine.ranks = 3
     engine.faults["/metrics"] = once
     await eventually(lambda: len(asked) == 2)
-    name = fleet.engines[0].name
+    name = engines_of(fleet)[0].name
     change = await fleet.prepare([])
     fleet.apply(change)
     seen.scrapes.clear()
     await eventually(lambda: not is_watched(name))
-    assert (list(fleet.engines), fleet.endpoints(model)) == ([], ())
+    assert (engines_of(fleet), fleet.endpoints(model)) == ([], ())
     # A stray scrape would bring its series back.
     assert (seen.gone[-1], seen.scrapes) == (name, [])

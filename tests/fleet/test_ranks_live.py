@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator
 from dataclasses import replace
 
 import pytest
@@ -12,8 +11,8 @@ import pytest
 from gateway.fleet.settings import CostSettings, EndpointSettings
 from gateway.framework import Endpoint
 from simulator.server import EngineServer
-from simulator.settings import EngineSettings
 from tests.support.chat import chat
+from tests.support.engines import simulated
 from tests.support.gateway import PATIENT_FLEET, Running, config_for, running
 from tests.support.wait import eventually
 
@@ -21,16 +20,6 @@ PATH = "/v1/chat/completions"
 
 EVEN = replace(PATIENT_FLEET, cost=CostSettings(fit=False))
 """Idle as the engines are, all requests would go where one was first seen to be fast."""
-
-
-@contextlib.asynccontextmanager
-async def engine(port: int = 0, **settings: object) -> AsyncIterator[EngineServer]:
-    server = EngineServer(EngineSettings(**settings))
-    await server.start(port=port)
-    try:
-        yield server
-    finally:
-        await server.close()
 
 
 def headers(server: EngineServer) -> set[str | None]:
@@ -44,7 +33,7 @@ def endpoints(gateway: Running) -> list[Endpoint]:
 
 
 async def test_every_rank_has_its_header_its_events_and_its_cache(tokenizer):
-    async with engine(tokenizer=tokenizer, ranks=3) as server:
+    async with simulated(tokenizer=tokenizer, ranks=3) as server:
         async with running(config_for(server.url, tokenizer=tokenizer, fleet=EVEN)) as gateway:
             assert [endpoint.rank for endpoint in endpoints(gateway)] == [0, 1, 2]
             assert await gateway.gateway.feed.synced(10)
@@ -64,7 +53,7 @@ async def test_every_rank_has_its_header_its_events_and_its_cache(tokenizer):
 
 
 async def test_one_rank_by_configuration_is_sent_no_header(tokenizer):
-    async with engine(tokenizer=tokenizer, ranks=2) as server:
+    async with simulated(tokenizer=tokenizer, ranks=2) as server:
         configured = (EndpointSettings(url=server.url, ranks=1),)
         async with running(config_for(endpoints=configured, tokenizer=tokenizer, fleet=PATIENT_FLEET)) as gateway:
             for number in range(4):
@@ -75,7 +64,7 @@ async def test_one_rank_by_configuration_is_sent_no_header(tokenizer):
 @pytest.mark.parametrize(("before", "after"), [(2, 3), (3, 2), (2, 1), (1, 2)])
 async def test_an_engine_that_comes_back_with_other_ranks_serves_on_all_of_them(tokenizer, before, after):
     async with contextlib.AsyncExitStack() as stack:
-        server = await stack.enter_async_context(engine(tokenizer=tokenizer, ranks=before))
+        server = await stack.enter_async_context(simulated(tokenizer=tokenizer, ranks=before))
         config = config_for(server.url, tokenizer=tokenizer, fleet=EVEN)
         gateway = await stack.enter_async_context(running(config))
         old = endpoints(gateway)
@@ -88,7 +77,7 @@ async def test_an_engine_that_comes_back_with_other_ranks_serves_on_all_of_them(
         visits = [asyncio.get_running_loop().create_task(visit(number)) for number in range(12)]
         await eventually(lambda: server.running > 2, "requests are under way")
         await server.kill()
-        again = await stack.enter_async_context(engine(port=port, tokenizer=tokenizer, ranks=after))
+        again = await stack.enter_async_context(simulated(where={"port": port}, tokenizer=tokenizer, ranks=after))
         await eventually(lambda: [e.engine.up for e in endpoints(gateway)] == [True] * after, "all its ranks are up")
         await asyncio.gather(*visits)
         assert await gateway.gateway.feed.synced(10)
@@ -101,7 +90,7 @@ async def test_an_engine_that_comes_back_with_other_ranks_serves_on_all_of_them(
 
 
 async def test_a_rank_that_goes_between_placement_and_sending_still_gets_the_key(tokenizer, monkeypatch):
-    async with engine(tokenizer=tokenizer, ranks=2, api_key="engine-key") as server:
+    async with simulated(tokenizer=tokenizer, ranks=2, api_key="engine-key") as server:
         configured = EndpointSettings(url=server.url, api_key="engine-key")
         config = config_for(endpoints=(configured,), tokenizer=tokenizer, fleet=PATIENT_FLEET)
         async with running(config) as gateway:

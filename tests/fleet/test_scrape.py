@@ -7,7 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gateway.fleet.scrape import LOOK_AGAIN, MAX_SAMPLES, Scrape, ScrapeReader, read, restarted
-from gateway.framework import EngineMetrics, Moved
+from gateway.framework import EngineMetrics
+from gateway.framework.fleet import TransferStats
 from tests.support.examples import examples
 
 ONE = b"""# HELP process_start_time_seconds Start time
@@ -37,7 +38,7 @@ def test_real_scrapes(data):
     assert nixl.engines["0"].prefix_hits == 320.0
     assert not nixl.asleep
     # Both lines are there from its start, before anything was handed over.
-    assert (plain.transfers, nixl.transfers) == (False, True)
+    assert (plain.has_kv_connector, nixl.has_kv_connector) == (False, True)
     assert nixl.engines["0"].kv_expired == 0
     assert nixl.engines["0"].kv_fetching == {"waiting_to_start": 0, "in_progress": 0, "completed_waiting": 0}
 
@@ -130,7 +131,7 @@ def test_transfers_of_kv_are_told_apart_by_rank_and_add_up():
         + FETCHING % (b"1", b"waiting_to_start", 5)
     )
     assert scrape is not None
-    assert scrape.transfers
+    assert scrape.has_kv_connector
     assert [engine.kv_expired for engine in scrape.engines.values()] == [2, 3]
     assert [engine.kv_fetching for engine in scrape.engines.values()] == [
         {"in_progress": 1},
@@ -160,7 +161,7 @@ def test_a_name_that_is_absent_is_looked_for_again():
     silent = ranks("0")
     reader.read(silent)
     scrapes = [reader.read(silent + expired) for _ in range(LOOK_AGAIN)]
-    assert [scrape.transfers for scrape in scrapes if scrape] == [False] * (LOOK_AGAIN - 1) + [True]
+    assert [scrape.has_kv_connector for scrape in scrapes if scrape] == [False] * (LOOK_AGAIN - 1) + [True]
 
 
 def test_old_names():
@@ -300,11 +301,11 @@ def written(*engines: dict[str, list[str]], prefix: bytes = b"") -> bytes:
 def test_what_was_moved_is_told_apart_by_rank_and_adds_up():
     scrape = read(written(moves(2, 0.5, 3e9, 100), moves(1, 0.25, 1e9, 50, engine="1")))
     assert scrape is not None
-    one, other = Moved(2, 3e9, 0.5, 100), Moved(1, 1e9, 0.25, 50)
-    assert [engine.moved for engine in scrape.engines.values()] == [one, other]
+    one, other = TransferStats(2, 3e9, 0.5, 100), TransferStats(1, 1e9, 0.25, 50)
+    assert [engine.transfers for engine in scrape.engines.values()] == [one, other]
     together = scrape.rank(None)
     assert together is not None
-    assert together.moved == Moved(3, 4e9, 0.75, 150)
+    assert together.transfers == TransferStats(3, 4e9, 0.75, 150)
 
 
 def test_what_was_moved_is_found_wherever_it_has_gone():
@@ -313,20 +314,20 @@ def test_what_was_moved_is_found_wherever_it_has_gone():
     for lines in (0, 3000, 0, 200):
         text = written(*engines, prefix=b"# grown\n" * lines)
         assert reader.read(text) == read(text)
-        assert [one.moved.transfers for one in reader.read(text).engines.values()] == [2, 1]
+        assert [one.transfers.count for one in reader.read(text).engines.values()] == [2, 1]
 
 
 def test_bytes_may_be_more_than_other_counts():
     scrape = read(written(moves(1e7, 4e5, 1e16, 1e10)))
     assert scrape is not None
-    assert scrape.engines["0"].moved.bytes == 1e16
+    assert scrape.engines["0"].transfers.bytes == 1e16
 
 
 def test_who_has_no_connector_has_moved_nothing():
     text = written(moves(2, 0.5, 3e9, 100)).replace(b"nixl_num_kv_expired_reqs_total", b"other")
     scrape = read(text)
     assert scrape is not None
-    assert scrape.engines["0"].moved == Moved()
+    assert scrape.engines["0"].transfers == TransferStats()
 
 
 def test_a_family_that_is_cut_off_is_read_as_far_as_it_is_whole():
@@ -334,8 +335,8 @@ def test_a_family_that_is_cut_off_is_read_as_far_as_it_is_whole():
     for end in range(len(text)):
         scrape = read(ranks("0") + b'vllm:nixl_num_kv_expired_reqs_total{engine="0"} 0\n' + text[:end])
         assert scrape is not None
-        found = scrape.engines["0"].moved
-        assert found.transfers in (0, 2)
+        found = scrape.engines["0"].transfers
+        assert found.count in (0, 2)
         assert found.seconds in (0, 0.5)
         assert found.bytes in (0, 3e9)
         assert found.tokens in (0, 100)

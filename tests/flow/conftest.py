@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from gateway.framework import ManualClock, Observer
+from gateway.core.observer import Observer
+from gateway.framework import ManualClock
 
 
 class Queues(Observer):

@@ -8,10 +8,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from gateway.core.observer import NULL_OBSERVER
 from gateway.errors import Saturated
 from gateway.flow.admission import LATEST, SOONEST, Admission
 from gateway.flow.settings import FlowSettings
-from gateway.framework import NULL_OBSERVER
 from tests.support.examples import examples
 
 
@@ -40,44 +40,44 @@ async def steps(count: int = 5) -> None:
 
 
 def entering(admission: Admission) -> asyncio.Task:
-    return asyncio.create_task(admission.enter())
+    return asyncio.create_task(admission.acquire())
 
 
 async def test_where_there_is_room_nobody_waits(gate, seen):
     admission = gate(max_in_flight=2)
-    first, second = await admission.enter(), await admission.enter()
+    first, second = await admission.acquire(), await admission.acquire()
     assert (admission.in_flight, admission.waiting) == (2, 0)
-    first.leave()
-    first.leave()
+    first.release()
+    first.release()
     assert admission.in_flight == 1
-    second.leave()
+    second.release()
     assert admission.in_flight == 0
     assert seen.lengths == []
 
 
 async def test_who_cannot_wait_has_a_place_or_none(gate, seen):
     admission = gate()
-    permit = admission.enter_now()
+    permit = admission.try_acquire()
     assert permit is not None
-    assert (admission.enter_now(), admission.in_flight, admission.waiting) == (None, 1, 0)
-    permit.leave()
-    assert admission.enter_now() is not None
+    assert (admission.try_acquire(), admission.in_flight, admission.waiting) == (None, 1, 0)
+    permit.release()
+    assert admission.try_acquire() is not None
 
 
 async def test_first_come_first_served(gate, seen):
     admission = gate(max_in_flight=1)
-    holder = await admission.enter()
+    holder = await admission.acquire()
     order: list[int] = []
 
     async def ask(number: int) -> None:
-        permit = await admission.enter()
+        permit = await admission.acquire()
         order.append(number)
-        permit.leave()
+        permit.release()
 
     tasks = [asyncio.create_task(ask(number)) for number in range(5)]
     await steps()
     assert (admission.in_flight, admission.waiting) == (1, 5)
-    holder.leave()
+    holder.release()
     # A newcomer does not overtake those who wait.
     late = asyncio.create_task(ask(99))
     await asyncio.gather(*tasks, late)
@@ -89,140 +89,140 @@ async def test_first_come_first_served(gate, seen):
 
 async def test_other_limits_hold_at_once(gate, seen):
     admission = gate(max_in_flight=1)
-    first = await admission.enter()
+    first = await admission.acquire()
     waiting = [entering(admission) for _ in range(3)]
     await steps()
-    admission.limit(FlowSettings(max_in_flight=3, max_queue=0))
+    admission.set_limits(FlowSettings(max_in_flight=3, max_queue=0))
     await steps()
     assert [one.done() for one in waiting] == [True, True, False]
     assert (admission.in_flight, admission.waiting) == (3, 1)
     with pytest.raises(Saturated):
-        await admission.enter()
-    admission.limit(FlowSettings(max_in_flight=1))
+        await admission.acquire()
+    admission.set_limits(FlowSettings(max_in_flight=1))
     for permit in (first, waiting[0].result()):
-        permit.leave()
+        permit.release()
         await steps()
         assert not waiting[2].done(), "one is still in flight"
-    waiting[1].result().leave()
-    (await waiting[2]).leave()
+    waiting[1].result().release()
+    (await waiting[2]).release()
     assert (admission.in_flight, admission.waiting, seen.lengths[-1]) == (0, 0, 0)
 
 
 async def test_a_full_queue_refuses_at_once(gate):
     admission = gate(max_in_flight=1, max_queue=1)
-    holder = await admission.enter()
+    holder = await admission.acquire()
     waiting = entering(admission)
     await steps()
     with pytest.raises(Saturated, match="1 requests are in flight and 1 are waiting") as caught:
-        await admission.enter()
+        await admission.acquire()
     assert caught.value.retry_after == 30
     assert admission.waiting == 1
-    holder.leave()
-    (await waiting).leave()
+    holder.release()
+    (await waiting).release()
 
 
 async def test_without_a_queue(gate):
     admission = gate(max_in_flight=1, max_queue=0)
-    holder = await admission.enter()
+    holder = await admission.acquire()
     with pytest.raises(Saturated):
-        await admission.enter()
-    holder.leave()
-    (await admission.enter()).leave()
+        await admission.acquire()
+    holder.release()
+    (await admission.acquire()).release()
 
 
 async def test_a_wait_has_an_end(gate, seen):
     admission = gate(max_in_flight=1, queue_timeout=0.01)
-    holder = await admission.enter()
+    holder = await admission.acquire()
     with pytest.raises(Saturated, match=r"no room within 0\.01 seconds"):
-        await admission.enter()
+        await admission.acquire()
     assert (admission.in_flight, admission.waiting) == (1, 0)
     assert seen.lengths == [1, 0]
-    holder.leave()
+    holder.release()
     assert admission.in_flight == 0
 
 
 async def test_cancelled_while_waiting(gate, seen):
     admission = gate(max_in_flight=1)
-    holder = await admission.enter()
+    holder = await admission.acquire()
     first, second = entering(admission), entering(admission)
     await steps()
     first.cancel()
     with pytest.raises(asyncio.CancelledError):
         await first
     assert admission.waiting == 1
-    holder.leave()
+    holder.release()
     permit = await second
     assert admission.in_flight == 1
-    permit.leave()
+    permit.release()
     assert admission.in_flight == 0
     assert seen.lengths[-1] == 0
 
 
 async def test_cancelled_at_the_moment_of_its_turn(gate):
     admission = gate(max_in_flight=1)
-    holder = await admission.enter()
+    holder = await admission.acquire()
     first, second = entering(admission), entering(admission)
     await steps()
-    holder.leave()  # first has its permit, and does not know yet
+    holder.release()  # first has its permit, and does not know yet
     first.cancel()
     with pytest.raises(asyncio.CancelledError):
         await first
     permit = await second
     assert admission.in_flight == 1
-    permit.leave()
+    permit.release()
     assert admission.in_flight == 0
 
 
 async def test_its_turn_comes_at_the_moment_of_its_cancellation(gate):
     admission = gate(max_in_flight=1)
-    holder = await admission.enter()
+    holder = await admission.acquire()
     first, second = entering(admission), entering(admission)
     await steps()
     first.cancel()
-    holder.leave()  # first is still in the queue, and no longer wants it
+    holder.release()  # first is still in the queue, and no longer wants it
     with pytest.raises(asyncio.CancelledError):
         await first
-    (await second).leave()
+    (await second).release()
     assert admission.in_flight == 0
 
 
 async def test_cancelled_at_the_moment_of_its_deadline(gate):
     admission = gate(max_in_flight=1, queue_timeout=3600)
-    holder = await admission.enter()
+    holder = await admission.acquire()
     first = entering(admission)
     await steps()
     (turn,) = admission._queue
-    admission._too_long(turn)
+    admission._time_out(turn)
     first.cancel()
     with pytest.raises(asyncio.CancelledError):
         await first
     assert admission.waiting == 0
-    holder.leave()
+    holder.release()
     assert admission.in_flight == 0
 
 
 async def test_a_turn_that_came_first_beats_the_deadline(gate):
     admission = gate(max_in_flight=1, queue_timeout=3600)
-    holder = await admission.enter()
+    holder = await admission.acquire()
     first = entering(admission)
     await steps()
     (turn,) = admission._queue
-    holder.leave()
-    admission._too_long(turn)
-    (await first).leave()
+    holder.release()
+    admission._time_out(turn)
+    (await first).release()
     assert admission.in_flight == 0
 
 
 async def test_a_deadline_that_came_first_leaves_the_turn_to_the_next(gate):
     admission = gate(max_in_flight=1, queue_timeout=3600)
-    holder = await admission.enter()
+    holder = await admission.acquire()
     first, second = entering(admission), entering(admission)
     await steps()
-    admission._too_long(next(iter(admission._queue)))
-    holder.leave()
+    admission._time_out(next(iter(admission._queue)))
+    holder.release()
     with pytest.raises(Saturated):
         await first
-    (await second).leave()
+    (await second).release()
     assert admission.in_flight == 0
 
 
@@ -230,10 +230,10 @@ async def test_retry_after_follows_the_rate_of_departures(gate, clock):
     admission = gate(max_in_flight=10, max_queue=100)
     assert admission.retry_after() == 30  # nothing is known: as long as one may wait
     for _ in range(20):
-        (await admission.enter()).leave()
+        (await admission.acquire()).release()
         clock.now += 0.5
     assert admission.retry_after() == SOONEST
-    holders = [await admission.enter() for _ in range(10)]
+    holders = [await admission.acquire() for _ in range(10)]
     tasks = [entering(admission) for _ in range(39)]
     await steps()
     # 40 places at two a second.
@@ -244,7 +244,7 @@ async def test_retry_after_follows_the_rate_of_departures(gate, clock):
         task.cancel()
     await asyncio.gather(*tasks, return_exceptions=True)
     for holder in holders:
-        holder.leave()
+        holder.release()
     assert (admission.in_flight, admission.waiting) == (0, 0)
 
 
@@ -273,11 +273,11 @@ def test_no_interleaving_loses_or_invents_a_place(manual_clock, seed, limit, que
             if action == "enter":
                 tasks.append(entering(admission))
             elif action == "leave" and permits:
-                permits.pop(chance.randrange(len(permits))).leave()
+                permits.pop(chance.randrange(len(permits))).release()
             elif action == "cancel" and tasks:
                 chance.choice(tasks).cancel()
             elif action == "expire" and admission._queue:
-                admission._too_long(chance.choice(list(admission._queue)))
+                admission._time_out(chance.choice(list(admission._queue)))
             elif action == "step":
                 await asyncio.sleep(0)
             elif action == "advance":
@@ -294,7 +294,7 @@ def test_no_interleaving_loses_or_invents_a_place(manual_clock, seed, limit, que
             if not tasks and not permits:
                 break
             if permits:
-                permits.pop().leave()
+                permits.pop().release()
         # Everyone who wanted in and stayed has been in, and nothing is left.
         assert not tasks
         assert (admission.in_flight, admission.waiting) == (0, 0)

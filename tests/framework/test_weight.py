@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 
 from gateway.framework import Slo, decoding_weight
-from tests.scheduling.candidates import request
+from tests.support.candidates import request
 
 
 def test_without_both_objectives_it_is_the_usual_one() -> None:

@@ -15,26 +15,20 @@ import pytest
 import zmq
 import zmq.asyncio
 
-from gateway.fleet.ledger import Ledger
-from gateway.framework import (
-    CostModel,
-    Endpoint,
-    Engine,
-    EngineMetrics,
-    ManualClock,
-    Match,
-    Model,
-    Observer,
-    TaskSet,
-)
-from gateway.kvcache.events import AllBlocksCleared, BlockRemoved, BlockStored, Event
-from gateway.kvcache.index import CacheIndex
-from gateway.kvcache.pace import Pace
+from gateway.core.observer import Observer
+from gateway.core.tasks import TaskSet
+from gateway.fleet.load.ledger import Ledger
+from gateway.framework import CostModel, Endpoint, Engine, EngineMetrics, ManualClock, Match, Model
+from gateway.kvcache.events.poller import Poller
+from gateway.kvcache.events.sockets import EventSource
+from gateway.kvcache.events.stream import EventStream
+from gateway.kvcache.events.subscription import Subscription
+from gateway.kvcache.events.target import EventTarget
+from gateway.kvcache.index.block_table import BlockTable
+from gateway.kvcache.index.cache_index import Applied, CacheIndex
+from gateway.kvcache.index.events import AllBlocksCleared, BlockRemoved, BlockStored, Event
+from gateway.kvcache.index.keys import chain
 from gateway.kvcache.settings import CacheSettings
-from gateway.kvcache.shelf import Shelf
-from gateway.kvcache.sockets import EventSource
-from gateway.kvcache.stream import EventStream
-from gateway.kvcache.subscription import Subscription
 from tests.support.wait import eventually
 
 DATA = Path(__file__).parent.parent / "data" / "kvcache"
@@ -44,6 +38,10 @@ LINGER_MS = 1_000
 """For which a closed socket goes on sending. libzmq aborts the process (its issue 3442) if a sender is closed without
 any time to linger in the middle of a message, and its reader leaves before libzmq has put the socket away: only while
 it lingers can the rest of the message be thrown away. It ends as soon as the reader has left."""
+
+BURST = 200
+"""Messages of an endless answer between two turns of others: three times what a replay takes in one, so that it never
+waits for more. While its send has room it waits for nobody, and a connection has room for 200,000 small messages."""
 
 
 class Tally(Observer):
@@ -100,6 +98,11 @@ def ids(*numbers: int, size: int = 16) -> array[int]:
     return array("I", [number for number in numbers for _ in range(size)])
 
 
+def keys_of(*numbers: int) -> list[int]:
+    """The keys of a prompt of these blocks, with the root 1."""
+    return chain(ids(*numbers), 16, 1)
+
+
 def stored(hashes: Sequence[int], tokens: Sequence[int], parent: int | None = None, **others: Any) -> BlockStored:
     size = len(tokens) // len(hashes) if hashes else 16
     return BlockStored(
@@ -124,21 +127,22 @@ def tokens_held(index: CacheIndex, slot: int, prompt: array[int], **seed: Any) -
     return index.match(keys, len(prompt) + 1, [endpoint(slot)])[slot].tokens
 
 
-def held_at(shelf: Shelf, place: int) -> set[int]:
-    """Keys that ``place`` holds."""
+def held_at(table: BlockTable, column: int) -> set[int]:
+    """Keys that ``column`` holds."""
     return {
         key
-        for stretch in shelf.heads.values()
-        for number, key in enumerate(stretch.keys)
-        if stretch.held(place) >> number & 1
+        for chunk in table.heads.values()
+        for number, key in enumerate(chunk.keys)
+        if chunk.held(column) >> number & 1
     }
 
 
 class Index(CacheIndex):
     """One that can be told a single event."""
 
-    def apply(self, slot: int, event: Event) -> None:
-        self.take(slot, (event,))
+    def apply_one(self, slot: int, event: Event) -> bool:
+        """Return whether the index has another unit since."""
+        return self.apply(slot, (event,)) is Applied.REKEYED
 
 
 def index_of(
@@ -163,7 +167,7 @@ def look(
     return index.match(keys, count or len(prompt), [endpoint(slot)])[slot]
 
 
-class FakeEngine:
+class ScriptedPublisher:
     """The PUB and ROUTER sockets of one engine, and what can be wrong with them.
 
     ``lose``: so many messages more are kept, but not sent. ``holes``: sequences that each replay leaves out, once.
@@ -277,6 +281,8 @@ class FakeEngine:
                 sequence = (self.asked[-1] + self.said).to_bytes(8, "big")
                 await self._router.send_multipart([client, empty, self.topic, sequence, message])
                 self.said += 1
+                if self.said % BURST == 0:
+                    await asyncio.sleep(0)
         except zmq.ZMQError as error:
             if error.errno != zmq.EHOSTUNREACH:
                 raise
@@ -290,7 +296,7 @@ class Follower:
     """A gateway's side: an index and a stream for each engine, its slot being its number."""
 
     def __init__(self, replay_timeout: float = 5.0, reannounce: int = 0) -> None:
-        self.pace = Pace(TICK)
+        self.poller = Poller(TICK)
         self.settings = CacheSettings(replay_timeout=replay_timeout, reannounce=reannounce)
         self.clock = ManualClock()
         self.tally = Tally()
@@ -299,15 +305,30 @@ class Follower:
         self.streams: list[EventStream] = []
 
     def follow(self, address: str, replay: str | None, topic: str = "", rank: int | None = None) -> EventStream:
-        return self.follow_from(Subscription(address, topic, self.pace), replay, rank)
+        return self.follow_from(Subscription(address, topic, self.poller), replay, rank)
 
     def follow_from(self, source: EventSource, replay: str | None, rank: int | None = None) -> EventStream:
         slot = len(self.streams)
         self.index.add(endpoint(slot), events=True)
-        stream = EventStream(slot, f"e{slot}", source, replay, rank, self.index, self.tally, self.clock, self.settings)
+        target = EventTarget(
+            slot=slot,
+            name=f"e{slot}",
+            replay=replay,
+            rank=rank,
+            index=self.index,
+            observer=self.tally,
+            clock=self.clock,
+            timeout=self.settings.replay_timeout,
+            rekeyed=self.restart,
+        )
+        stream = EventStream(target, source)
         self.streams.append(stream)
         stream.start(self.tasks)
         return stream
+
+    def restart(self) -> None:
+        for stream in self.streams:
+            stream.restart()
 
     async def close(self) -> None:
         for stream in self.streams:
@@ -315,7 +336,7 @@ class Follower:
         await self.tasks.close()
 
 
-async def live(follower: Follower, engine: FakeEngine, **others: Any) -> None:
+async def live(follower: Follower, engine: ScriptedPublisher, **others: Any) -> None:
     """Follow ``engine`` until its history is read and live messages are heard."""
     stream = follower.follow(engine.address, engine.replay, **others)
     async with asyncio.timeout(10):
@@ -340,8 +361,8 @@ def tally() -> Tally:
 
 
 @pytest.fixture
-async def engine() -> AsyncIterator[FakeEngine]:
-    fake = FakeEngine()
+async def engine() -> AsyncIterator[ScriptedPublisher]:
+    fake = ScriptedPublisher()
     await fake.start()
     yield fake
     await fake.stop()

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from gateway.kvcache.settings import CacheSettings, IntakeSettings
+from gateway.kvcache.settings import CacheSettings, ListenerSettings
 
 
 @pytest.mark.parametrize(
@@ -22,10 +22,10 @@ def test_nobody_is_asked_less_than_nothing():
 
 @pytest.mark.parametrize("address", ["tcp://*:5557", "tcp://127.0.0.1:0", "tcp://[::]:5557", "tcp://eth0:5557", None])
 def test_an_address_to_listen_on(address):
-    assert IntakeSettings(address).listen == address
+    assert ListenerSettings(address).listen == address
 
 
 @pytest.mark.parametrize("address", ["", "5557", "*:5557", "tcp://:5557", "tcp://*", "tcp://*:99999", "ipc:///run/kv"])
 def test_an_address_that_nobody_can_listen_on(address):
     with pytest.raises(ValueError, match="listen"):
-        IntakeSettings(address)
+        ListenerSettings(address)

@@ -6,7 +6,8 @@ from typing import Any
 
 import pytest
 
-from gateway.framework import ManualClock, Settled
+from gateway.core.observer import Settled
+from gateway.framework import ManualClock
 
 
 @pytest.fixture

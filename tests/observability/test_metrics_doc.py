@@ -17,8 +17,8 @@ import pytest
 from gateway import errors
 from gateway.api import indivisible
 from gateway.observability.metrics import Metrics
-from gateway.proxy.exchange import Phase
-from gateway.proxy.legs import RETRY_STATUSES, Cause
+from gateway.proxy.serving.timeline import Phase
+from gateway.proxy.upstream.legs import RETRY_STATUSES, Cause
 from gateway.tokens.reasons import Why
 
 ROOT = Path(__file__).parents[2]
@@ -69,12 +69,11 @@ def test_the_page_describes_what_there_is(clock, settled) -> None:
     metrics.kv_blocks("m", 1)
 
     there: dict[str, tuple[str, tuple[str, ...]]] = {}
-    for family in metrics.registry.collect():
-        if not family.name.startswith("kvgate_"):
-            continue
-        assert family.samples, f"{family.name} was not counted: this test must call what counts it"
-        name = family.name + ("_total" if family.type == "counter" else "")
-        there[name] = (family.type, tuple(label for label in family.samples[0].labels if label != "le"))
+    text = b"".join(metrics.families.text()).decode()
+    for family in metrics.families.all:
+        counted = re.search(rf"^{family.name}(_bucket)?[{{ ]", text, re.MULTILINE)
+        assert counted, f"{family.name} was not counted: this test must call what counts it"
+        there[family.name] = (family.kind, family.labels)
     assert described() == there
 
 
@@ -89,9 +88,13 @@ LEG_FAILURES = {str(cause) for cause in Cause} - {"status"}
 
 
 def row(name: str) -> set[str]:
-    """The words in the meaning of a metric."""
-    (meaning,) = re.findall(rf"^\| `{name}` \|.*?\|.*?\| (.*) \|$", PAGE.read_text(), re.MULTILINE)
-    return set(re.findall(r"`([\w-]+)`", meaning))
+    """The words in the meaning of a metric, and in the tables that it links to."""
+    page = PAGE.read_text()
+    (meaning,) = re.findall(rf"^\| `{name}` \|.*?\|.*?\| (.*) \|$", page, re.MULTILINE)
+    words = set(re.findall(r"`([\w-]+)`", meaning))
+    anchors = re.findall(r"\]\(#([\w-]+)\)", meaning)
+    headings = re.findall(r"^### (.+)$", page, re.MULTILINE)
+    return words.union(*(listed(one) for one in headings if one.lower().replace(" ", "-") in anchors))
 
 
 def listed(heading: str) -> set[str]:
@@ -116,12 +119,20 @@ def tree(path: str) -> ast.AST:
 
 
 def planned() -> Iterator[str]:
-    """Reasons of plans: what fields of a body forbid, what functions return, and what is given as ``reason``."""
+    """Reasons of plans: what fields of a body forbid, what functions return, and what is given as ``reason`` or
+    ``one_leg``."""
     for _, word, _ in (*indivisible.FIELDS, *indivisible.RESPONSES_FIELDS):
         yield word
-    for path in ("api/indivisible.py", "scheduling/prefill_decode.py", "scheduling/single.py", "proxy/director.py"):
+    for path in (
+        "api/indivisible.py",
+        "scheduling/prefill_decode.py",
+        "scheduling/single.py",
+        "proxy/serving/director.py",
+    ):
         for node in ast.walk(tree(f"gateway/{path}")):
-            if isinstance(node, ast.Return) or (isinstance(node, ast.keyword) and node.arg == "reason"):
+            given = isinstance(node, ast.keyword) and node.arg == "reason"
+            one_leg = isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "one_leg"
+            if isinstance(node, ast.Return) or given or one_leg:
                 yield from constants(node)
 
 

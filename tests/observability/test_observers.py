@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from gateway.framework import Observer
+from gateway.core.observer import Observer
 from gateway.observability.observers import METHODS, Observers
 
 

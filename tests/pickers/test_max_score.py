@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from gateway.framework import NoParameters, Scored
 from pickers.max_score import MaxScore
-from tests.scheduling.candidates import context, endpoint, names, request
+from tests.support.candidates import context, endpoint, names, request
 
 
 def scored(*scores):

@@ -6,7 +6,7 @@ import pytest
 
 from gateway.framework import NoParameters, Scored
 from pickers.power_of_two import PowerOfTwo
-from tests.scheduling.candidates import context, endpoint, request
+from tests.support.candidates import context, endpoint, request
 
 
 def scored(*scores: float) -> list[Scored]:

@@ -4,7 +4,7 @@ from collections import Counter
 
 from gateway.framework import NoParameters, Scored
 from pickers.random_pick import RandomPick
-from tests.scheduling.candidates import context, endpoint, request
+from tests.support.candidates import context, endpoint, request
 
 FLEET = [Scored(endpoint=endpoint(slot), score=float(slot)) for slot in range(4)]
 

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from gateway.framework import Model, NoParameters, Scored
 from pickers import round_robin
 from pickers.round_robin import RoundRobin
-from tests.scheduling.candidates import context, endpoint, names, request
+from tests.support.candidates import context, endpoint, names, request
 
 FLEET = [endpoint(slot) for slot in range(4)]
 

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from gateway.framework import NoParameters, Scored
 from pickers.weighted_random import WeightedRandom
-from tests.scheduling.candidates import context, endpoint, names, request
+from tests.support.candidates import context, endpoint, names, request
 
 
 def scored(*scores: float) -> list[Scored]:

@@ -1,4 +1,7 @@
-"""Chats that only vLLM's own code renders: an engine's ``/tokenize`` tells their tokens, and they are exact."""
+"""Covers: gateway/proxy/extras/prompt_questions.py, gateway/tokens/agreement.py.
+
+Chats that only vLLM's own code renders: an engine's ``/tokenize`` tells their tokens, and they are exact.
+"""
 
 from __future__ import annotations
 
@@ -13,12 +16,12 @@ from typing import Any
 import httpx
 import pytest
 
-from gateway.framework import Settled
+from gateway.core.observer import Settled
 from gateway.tokens.agreement import LEAST, RECOVERY, Form
 from gateway.tokens.settings import ForwardSettings
 from simulator.server import EngineServer
-from simulator.settings import EngineSettings
 from simulator.tokenizer import build_tokenizer
+from tests.support.engines import simulated
 from tests.support.gateway import Running, config_for, running
 from tests.support.wait import eventually
 
@@ -39,10 +42,8 @@ def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 async def engine(tokenizer: Path) -> AsyncIterator[EngineServer]:
-    server = EngineServer(EngineSettings(tokenizer=str(tokenizer)))
-    await server.start()
-    yield server
-    await server.close()
+    async with simulated(tokenizer=str(tokenizer)) as server:
+        yield server
 
 
 @contextlib.asynccontextmanager
@@ -180,7 +181,7 @@ async def test_engines_that_do_otherwise_than_they_tell_are_noticed(engine: Engi
         parity = gateway.gateway.directory.servings[0].tokens.parity
         name = gateway.gateway.fleet.endpoints(gateway.gateway.directory.servings[0].model)[0].name
         for _ in range(LEAST):
-            parity.counted(name, Form.CHAT, 1, 2)
+            parity.compare_counts(name, Form.CHAT, 1, 2)
         line = await send(gateway, chat())
         assert not line.exact
         assert (await state(gateway)).startswith("estimated, chats: most of its engines differ")

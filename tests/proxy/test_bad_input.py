@@ -1,4 +1,7 @@
-"""What clients get wrong: each gets a clear error in its dialect, no engine is asked, and nothing stays booked."""
+"""Covers: gateway/proxy/http/server.py, gateway/proxy/http/receive.py, gateway/proxy/serving/identify.py.
+
+What clients get wrong: each gets a clear error in its dialect, no engine is asked, and nothing stays booked.
+"""
 
 from __future__ import annotations
 

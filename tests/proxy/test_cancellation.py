@@ -1,4 +1,7 @@
-"""A client that goes away cancels what was done for it, in each phase, and nothing stays booked."""
+"""Covers: gateway/proxy/serving/director.py, gateway/proxy/upstream/answer.py.
+
+A client that goes away cancels what was done for it, in each phase, and nothing stays booked.
+"""
 
 from __future__ import annotations
 
@@ -8,8 +11,8 @@ import contextlib
 import orjson
 import pytest
 
+from gateway.core.prompt import estimate
 from gateway.flow.settings import FlowSettings
-from gateway.framework import estimate
 from gateway.proxy.settings import TimeoutSettings
 from tests.support.chat import CHAT, COMPLETE, ROLE, STREAMED, TELLING, WORD
 from tests.support.gateway import Running, config_for, running

@@ -1,4 +1,7 @@
-"""Answers that come compressed pass as they came, and are counted as if they had not been."""
+"""Covers: gateway/proxy/upstream/commit.py, gateway/proxy/serving/relay.py.
+
+Answers that come compressed pass as they came, and are counted as if they had not been.
+"""
 
 from __future__ import annotations
 
@@ -11,8 +14,8 @@ from collections.abc import AsyncIterator, Callable, Iterable
 import orjson
 import pytest
 
-from gateway.proxy.commit import MAX_TEXT
 from gateway.proxy.settings import RetrySettings, TimeoutSettings
+from gateway.proxy.upstream.commit import MAX_TEXT
 from tests.support.chat import CHAT, COMPLETE, DONE, ROLE, TELLING, WORD
 from tests.support.gateway import IN_TURN, Running, config_for, running
 from tests.support.wait import eventually

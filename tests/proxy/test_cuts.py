@@ -1,4 +1,7 @@
-"""A stream that comes in other pieces is the same stream: to its client, byte by byte, and to whoever counts."""
+"""Covers: gateway/proxy/serving/relay.py, gateway/api/events.py.
+
+A stream that comes in other pieces is the same stream: to its client, byte by byte, and to whoever counts.
+"""
 
 from __future__ import annotations
 

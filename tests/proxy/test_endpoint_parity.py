@@ -1,4 +1,7 @@
-"""One engine of three that counts other tokens: it costs itself its exactness, and the other two nothing."""
+"""Covers: gateway/proxy/serving/learning.py, gateway/tokens/parity.py.
+
+One engine of three that counts other tokens: it costs itself its exactness, and the other two nothing.
+"""
 
 from __future__ import annotations
 
@@ -9,11 +12,11 @@ from typing import Any
 
 import pytest
 
-from gateway.framework import Settled
+from gateway.core.observer import Settled
 from gateway.tokens.agreement import LEAST
 from simulator.server import EngineServer
 from simulator.settings import EngineSettings
-from simulator.tokenizer import build_tokenizer
+from tests.support.engines import each_simulated
 from tests.support.gateway import IN_TURN, Running, config_for, running
 from tests.support.wait import eventually
 
@@ -26,23 +29,11 @@ ENGINES = 3
 LIAR = 1
 
 
-@pytest.fixture(scope="module")
-def folders(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
-    """Ours, and the liar's."""
-    base = tmp_path_factory.mktemp("tokenizers")
-    return build_tokenizer(base / "one"), build_tokenizer(base / "other", vocabulary=512)
-
-
 @pytest.fixture
 async def engines(folders: tuple[Path, Path]) -> AsyncIterator[list[EngineServer]]:
-    servers = [
-        EngineServer(EngineSettings(tokenizer=str(folders[number == LIAR]), seed=number)) for number in range(ENGINES)
-    ]
-    for server in servers:
-        await server.start()
-    yield servers
-    for server in servers:
-        await server.close()
+    settings = [EngineSettings(tokenizer=str(folders[number == LIAR]), seed=number) for number in range(ENGINES)]
+    async with each_simulated(*settings) as servers:
+        yield servers
 
 
 @pytest.fixture

@@ -1,4 +1,7 @@
-"""An engine fails in every way that it can; what its client gets, and that nothing stays booked."""
+"""Covers: gateway/proxy/serving/director.py, gateway/proxy/upstream/commit.py, gateway/proxy/upstream/legs.py.
+
+An engine fails in every way that it can; what its client gets, and that nothing stays booked.
+"""
 
 from __future__ import annotations
 
@@ -177,8 +180,8 @@ async def test_a_request_that_kills_engines_kills_two_at_most():
 )
 async def test_and_no_more_over_connections_that_are_kept(stale, same_death, asked, monkeypatch):
     """Its end at once looks like that of a connection which had died idle, and is tried again on a fresh one."""
-    monkeypatch.setattr("gateway.proxy.upstream.STALE", stale)
-    monkeypatch.setattr("gateway.proxy.upstream.SAME_DEATH", same_death)
+    monkeypatch.setattr("gateway.proxy.upstream.pool.STALE", stale)
+    monkeypatch.setattr("gateway.proxy.upstream.pool.SAME_DEATH", same_death)
     killed: list[str] = []
 
     def killer(name: str):
@@ -205,8 +208,8 @@ async def test_and_no_more_over_connections_that_are_kept(stale, same_death, ask
 @pytest.mark.parametrize("body", [CHAT, STREAMED], ids=["whole", "streamed"])
 async def test_an_engine_that_is_killed_loses_nothing_that_it_had_not_begun(body, monkeypatch):
     """Its kept connections are closed first; until its listening socket is, others are made, and read by nobody."""
-    monkeypatch.setattr("gateway.proxy.upstream.STALE", 60.0)
-    monkeypatch.setattr("gateway.proxy.upstream.SAME_DEATH", -1.0)  # however long that takes
+    monkeypatch.setattr("gateway.proxy.upstream.pool.STALE", 60.0)
+    monkeypatch.setattr("gateway.proxy.upstream.pool.SAME_DEATH", -1.0)  # however long that takes
     dying = asyncio.Event()
 
     async def dies(connection, head, request):
@@ -297,7 +300,7 @@ def no_descriptors() -> Iterator[None]:
 
 async def test_an_engine_that_breaks_is_told_of_though_its_client_takes_nothing(monkeypatch):
     told: list[str] = []
-    monkeypatch.setattr("gateway.fleet.fleet.Fleet.broke", lambda fleet, endpoint, why, _: told.append(why))
+    monkeypatch.setattr("gateway.fleet.fleet.Fleet.report_broken", lambda fleet, endpoint, why, _: told.append(why))
 
     async def talks(connection, head, body):
         await connection.say(STREAM_HEAD + chunked(ROLE, end=False))
@@ -440,13 +443,25 @@ async def test_a_sick_engine_disturbs_nobody_else():
 
 
 async def test_a_defect_of_ours_in_learning_keeps_nothing_booked(monkeypatch):
-    def fail(exchange, placement):
+    def fail(*args):
         raise RuntimeError("a defect")
 
-    monkeypatch.setattr("gateway.proxy.exchange.learn", fail)
+    monkeypatch.setattr("gateway.proxy.serving.attempt.learn", fail)
     async with gateway_before(good) as gateway:
         with contextlib.suppress(httpx.HTTPError):
             await gateway.client.post("/v1/chat/completions", json=CHAT)
+        await eventually(lambda: gateway.lines, "the request is settled")
+        await ends_idle(gateway)
+
+
+async def test_a_defect_of_ours_behind_the_booking_keeps_nothing_booked(monkeypatch):
+    def fail(*args):
+        raise RuntimeError("a defect")
+
+    monkeypatch.setattr("gateway.proxy.serving.decisions.Decisions.keep", fail)
+    async with gateway_before(good) as gateway:
+        reply = await gateway.client.post("/v1/chat/completions", json=CHAT)
+        assert reply.status_code == 500
         await eventually(lambda: gateway.lines, "the request is settled")
         await ends_idle(gateway)
 

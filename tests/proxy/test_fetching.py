@@ -1,4 +1,7 @@
-"""A decode leg that fetches its KV: when its answer is the client's, and what happens where the KV does not come."""
+"""Covers: gateway/proxy/serving/handover.py, gateway/proxy/upstream/commit.py.
+
+A decode leg that fetches its KV: when its answer is the client's, and what happens where the KV does not come.
+"""
 
 from __future__ import annotations
 
@@ -63,8 +66,8 @@ async def test_a_decode_leg_that_cannot_fetch_is_sent_once_more_without(body, fa
     ids=["fetching", *(" ".join(words) for words in KEPT)],
 )
 async def test_a_prefill_engine_that_goes_down_while_its_kv_is_fetched(stage, down, sent, body, monkeypatch):
-    monkeypatch.setattr("gateway.proxy.handover.LOOK", 0.02)
-    monkeypatch.setattr("gateway.proxy.handover.FETCHED", 10.0 if sent == "just now" else -10.0)
+    monkeypatch.setattr("gateway.proxy.serving.handover.LOOK", 0.02)
+    monkeypatch.setattr("gateway.proxy.serving.handover.FETCHED", 10.0 if sent == "just now" else -10.0)
     fetching = (stage, down) == ("in_progress", "still") and (sent == "just now" or body is STREAMED)
     decided = asyncio.Event()
 
@@ -100,7 +103,7 @@ async def test_an_engine_that_fails_without_parameters_as_well_has_the_last_word
 
 
 async def test_kv_that_is_too_old_is_not_asked_for(monkeypatch):
-    monkeypatch.setattr("gateway.proxy.connectors.nixl.PULL_LEASE", -1.0)
+    monkeypatch.setattr("gateway.proxy.serving.connectors.nixl.PULL_LEASE", -1.0)
     async with pair() as setting:
         assert answered(CHAT, *await setting.ask(CHAT))
         assert setting.decode.bodies == [CHAT]

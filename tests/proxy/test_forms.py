@@ -1,4 +1,7 @@
-"""Forms on their way to an engine: what it reads is what was read here, and what may not pass is in neither."""
+"""Covers: gateway/api/multipart.py, gateway/api/content_type.py.
+
+Forms on their way to an engine: what it reads is what was read here, and what may not pass is in neither.
+"""
 
 from __future__ import annotations
 

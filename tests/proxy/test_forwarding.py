@@ -1,8 +1,10 @@
-"""Prompts as the gateway's token ids (``tokens.forward``), to simulated engines that take them as vLLM does."""
+"""Covers: gateway/proxy/serving/forward.py, gateway/api/token_forwarding.py.
+
+Prompts as the gateway's token ids (``tokens.forward``), to simulated engines that take them as vLLM does.
+"""
 
 from __future__ import annotations
 
-import contextlib
 import json
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -10,13 +12,14 @@ from typing import Any
 
 import pytest
 
-from gateway.api.forwarding import SLICE
+from gateway.api.token_forwarding import SLICE
 from gateway.tokens import parity
 from gateway.tokens.agreement import LEAST, Form
 from gateway.tokens.settings import ForwardSettings
 from simulator.server import EngineServer
 from simulator.settings import EngineSettings
 from simulator.tokenizer import build_tokenizer
+from tests.support.engines import each_simulated, simulated
 from tests.support.gateway import IN_TURN, PATIENT_FLEET, Running, config_for, running, split_config
 from tests.support.wait import eventually
 
@@ -41,18 +44,6 @@ def other(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return build_tokenizer(tmp_path_factory.mktemp("tokenizers") / "other", vocabulary=512)
 
 
-@contextlib.asynccontextmanager
-async def simulated(*settings: EngineSettings) -> AsyncIterator[list[EngineServer]]:
-    engines = [EngineServer(one) for one in settings]
-    try:
-        for engine in engines:
-            await engine.start()
-        yield engines
-    finally:
-        for engine in engines:
-            await engine.close()
-
-
 def last(engine: EngineServer, path: str) -> dict[str, Any]:
     """The last body that was sent to it there."""
     return dict(json.loads(next(one.body for one in reversed(engine.received) if one.path == path)))
@@ -69,13 +60,13 @@ async def ask(gateway: Running, path: str = CHAT, **more: Any) -> dict[str, Any]
     answer = await gateway.client.post(path, json={**BODIES[path], **more})
     assert answer.status_code == 200, answer.text
     await eventually(lambda: len(gateway.lines) > count, "it is settled")
-    await eventually(lambda: not gateway.gateway.witness._busy, "its ids are compared")
+    await eventually(lambda: not gateway.gateway.token_audit._busy, "its ids are compared")
     return dict(answer.json())
 
 
 @pytest.fixture
 async def engine(folder: Path) -> AsyncIterator[EngineServer]:
-    async with simulated(EngineSettings(tokenizer=str(folder))) as (engine,):
+    async with simulated(tokenizer=str(folder)) as engine:
         yield engine
 
 
@@ -130,7 +121,9 @@ async def test_some_prompts_go_as_text_and_a_difference_ends_it(
             await ask(gateway)
             went.append(as_ids(last(engine, CHAT)))
         assert went == [False, True, True, False, True, True, False]
-        gateway.gateway.directory.servings[0].tokens.parity.counted(gateway.lines[0].endpoint or "", Form.CHAT, 1, 2)
+        gateway.gateway.directory.servings[0].tokens.parity.compare_counts(
+            gateway.lines[0].endpoint or "", Form.CHAT, 1, 2
+        )
         await ask(gateway)
         assert not as_ids(last(engine, CHAT))
         await ask(gateway)
@@ -161,7 +154,7 @@ async def test_what_needs_its_text_keeps_it(
 
 async def test_an_adapters_prompt_keeps_its_text(folder: Path) -> None:
     async with (
-        simulated(EngineSettings(tokenizer=str(folder), adapters=("lora",))) as (engine,),
+        simulated(tokenizer=str(folder), adapters=("lora",)) as engine,
         running(config_for(engine.url, tokenizer=str(folder), tokens=FORWARD)) as gateway,
     ):
         await ask(gateway)
@@ -171,7 +164,7 @@ async def test_an_adapters_prompt_keeps_its_text(folder: Path) -> None:
 
 async def test_long_prompts_are_whole(folder: Path) -> None:
     async with (
-        simulated(EngineSettings(tokenizer=str(folder), max_model_len=8 * SLICE)) as (engine,),
+        simulated(tokenizer=str(folder), max_model_len=8 * SLICE) as engine,
         running(config_for(engine.url, tokenizer=str(folder), tokens=FORWARD, fleet=PATIENT_FLEET)) as gateway,
     ):
         text = "What is the weather in Paris? " * (SLICE // 3)
@@ -185,7 +178,7 @@ async def test_long_prompts_are_whole(folder: Path) -> None:
 async def test_each_attempt_is_made_for_its_engine(folder: Path) -> None:
     """The second engine is of a version that takes a completion's ids, and no chat's."""
     new, old = EngineSettings(tokenizer=str(folder)), EngineSettings(tokenizer=str(folder), version="0.31.0")
-    async with simulated(new, old) as (first, second):
+    async with each_simulated(new, old) as (first, second):
         config = config_for(
             first.url, second.url, tokenizer=str(folder), tokens=FORWARD, fleet=PATIENT_FLEET, **IN_TURN
         )
@@ -209,7 +202,7 @@ async def test_each_attempt_is_made_for_its_engine(folder: Path) -> None:
 @PATHS
 async def test_both_legs_of_a_split_request(folder: Path, path: str) -> None:
     roles = [EngineSettings(tokenizer=str(folder), kv_role=role) for role in ("producer", "consumer")]
-    async with simulated(*roles) as (prefill, decode):
+    async with each_simulated(*roles) as (prefill, decode):
         config = split_config(
             [prefill.url], [decode.url], parameters={}, tokenizer=str(folder), tokens=FORWARD, fleet=PATIENT_FLEET
         )

@@ -1,4 +1,7 @@
-"""Clients of every manner of HTTP: what ends an answer, and what the connection is good for after it."""
+"""Covers: gateway/proxy/http/server.py, gateway/proxy/http/client.py.
+
+Clients of every manner of HTTP: what ends an answer, and what the connection is good for after it.
+"""
 
 from __future__ import annotations
 

@@ -1,5 +1,8 @@
-"""What a request leaves behind. Reference counts free it when it has ended; a cycle would keep its prompt and all that
-was known of it until the garbage collector comes, and make its rounds long."""
+"""Covers: gateway/proxy/serving/exchange.py, gateway/proxy/serving/record.py.
+
+What a request leaves behind. Reference counts free it when it has ended; a cycle would keep its prompt and all that
+was known of it until the garbage collector comes, and make its rounds long.
+"""
 
 from __future__ import annotations
 

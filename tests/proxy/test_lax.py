@@ -1,5 +1,8 @@
-"""Bodies that vLLM takes although they are not of the types that it asks for: they are taken here, and what goes on to
-an engine means the same to it."""
+"""Covers: gateway/api/lax.py, gateway/api/parse.py.
+
+Bodies that vLLM takes although they are not of the types that it asks for: they are taken here, and what goes on to
+an engine means the same to it.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""Engines that speak HTTP oddly, falsely or not at all: what reaches the client, and that no answer is another's."""
+"""Covers: gateway/proxy/upstream/connection.py, gateway/proxy/upstream/answer.py, gateway/proxy/upstream/deadlines.py.
+
+Engines that speak HTTP oddly, falsely or not at all: what reaches the client, and that no answer is another's.
+"""
 
 from __future__ import annotations
 
@@ -10,11 +13,11 @@ from dataclasses import replace
 import orjson
 import pytest
 
-from gateway.proxy.connection import MAX_HEAD
-from gateway.proxy.connection import Connection as EngineConnection
-from gateway.proxy.legs import Cause
-from gateway.proxy.patience import Patience
 from gateway.proxy.settings import RetrySettings, TimeoutSettings
+from gateway.proxy.upstream.connection import MAX_HEAD
+from gateway.proxy.upstream.connection import Connection as EngineConnection
+from gateway.proxy.upstream.deadlines import Deadlines
+from gateway.proxy.upstream.legs import Cause
 from tests.support.chat import CHAT, COMPLETE, DONE, ROLE, STREAMED, WORD
 from tests.support.gateway import IN_TURN, Running, config_for, running
 from tests.support.wait import eventually
@@ -296,7 +299,7 @@ async def test_one_that_trickles_for_ever_ends_at_the_total(said):
     ids=["comments", "a whole answer"],
 )
 async def test_no_answer_is_held_without_end(most, request_bytes, begins, goes_on, monkeypatch):
-    monkeypatch.setattr(f"gateway.proxy.{most}", 300_000)
+    monkeypatch.setattr(f"gateway.proxy.upstream.{most}", 300_000)
     gone = []
 
     async def post(connection: Connection, head: bytes, body: bytes) -> None:
@@ -316,13 +319,13 @@ async def test_no_answer_is_held_without_end(most, request_bytes, begins, goes_o
 
 async def test_a_whole_answer_is_waited_for_until_the_head_timeout(monkeypatch):
     """However long its engine says nothing in the middle of it: it is of no use before its end."""
-    looks, look = [], Patience._look
+    looks, look = [], Deadlines._look
 
-    def counted(self: Patience, expired: Callable[[Cause], None], due: float) -> None:
+    def counted(self: Deadlines, expired: Callable[[Cause], None], due: float) -> None:
         looks.append(self)
         look(self, expired, due)
 
-    monkeypatch.setattr(Patience, "_look", counted)
+    monkeypatch.setattr(Deadlines, "_look", counted)
 
     async def post(connection: Connection, head: bytes, body: bytes) -> None:
         await connection.say(JSON_HEAD + LENGTH + b"\r\n" + COMPLETE[:9])

@@ -1,4 +1,7 @@
-"""A gateway that stood still, because it was stopped, suspended or moved: what came meanwhile is not late."""
+"""Covers: gateway/core/pauses.py, gateway/proxy/upstream/deadlines.py.
+
+A gateway that stood still, because it was stopped, suspended or moved: what came meanwhile is not late.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +11,7 @@ from dataclasses import replace
 
 import pytest
 
-from gateway.framework.pauses import LATE
+from gateway.core.pauses import LATE
 from gateway.proxy.settings import TimeoutSettings
 from tests.support.chat import CHAT, DONE, ROLE, STREAMED, WORD
 from tests.support.gateway import QUICK_FLEET, config_for, running
@@ -20,7 +23,8 @@ from tests.support.wire import STREAM_HEAD, Connection, answer, chunked, engine,
 # With SIGSTOP itself, which interrupts the waiting for sockets: tests/attack/test_own_pauses.py.
 pytestmark = pytest.mark.asyncio(loop_factories=["asyncio", "uvloop"])
 
-PAUSE = 4 * LATE
+PAUSE = 3 * LATE
+"""A wait of LATE that ends with it is late by twice as much as is let pass."""
 SHORT = TimeoutSettings(connect=LATE, head=LATE, idle=LATE, total=20, receive=LATE)
 
 
@@ -55,7 +59,7 @@ async def test_a_head_that_lay_in_the_socket_is_in_time(body):
 
 
 async def test_an_engine_that_is_idle_after_our_pause_as_well_is_given_up(monkeypatch):
-    monkeypatch.setattr("gateway.proxy.patience.TURN", 0.05)
+    monkeypatch.setattr("gateway.proxy.upstream.deadlines.TURN", 0.05)
 
     async def post(connection: Connection, head: bytes, body: bytes) -> None:
         await connection.say(STREAM_HEAD + chunked(ROLE, WORD, end=False))
@@ -75,7 +79,7 @@ async def test_a_scrape_that_we_made_late_is_no_failure():
 
     async with engine(post) as first, engine(post) as second:
         async with running(config_for(first.url, second.url, fleet=fleet)) as gateway:
-            for _ in range(3):
+            for _ in range(2):
                 seen = first.scrapes, second.scrapes
                 await eventually(lambda seen=seen: first.scrapes > seen[0] and second.scrapes > seen[1])
                 stand_still(PAUSE)
@@ -103,7 +107,7 @@ async def test_a_request_that_lay_in_the_socket_is_in_time(begun):
 
 async def test_a_lease_ages_while_we_stand_still(monkeypatch):
     """The prefill's answer came when we could not read it: its lease has run since, and the KV may be another's."""
-    monkeypatch.setattr("gateway.proxy.connectors.nixl.PULL_LEASE", PAUSE / 2)
+    monkeypatch.setattr("gateway.proxy.serving.connectors.nixl.PULL_LEASE", PAUSE / 2)
 
     async def post(connection: Connection, head: bytes, body: bytes) -> None:
         connection.writer.write(answer(PREFILLED))
@@ -118,7 +122,7 @@ async def test_a_lease_ages_while_we_stand_still(monkeypatch):
 async def test_a_lease_ages_while_the_machine_is_suspended(monkeypatch):
     """Then no clock of the loop goes on: ages are told by one that does."""
     slept = 0.0
-    monkeypatch.setattr("gateway.proxy.connectors.nixl.PULL_LEASE", 60.0)
+    monkeypatch.setattr("gateway.proxy.serving.connectors.nixl.PULL_LEASE", 60.0)
 
     async def post(connection: Connection, head: bytes, body: bytes) -> None:
         nonlocal slept

@@ -1,4 +1,7 @@
-"""Bytes pass as they came, both ways, but for what is never a client's."""
+"""Covers: gateway/api/field_filter.py, gateway/api/headers.py.
+
+Bytes pass as they came, both ways, but for what is never a client's.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""Clients that are slow, that stop and that go: what it costs the engine, the gateway and everybody else."""
+"""Covers: gateway/proxy/serving/relay.py, gateway/proxy/http/client.py, gateway/proxy/http/write_progress.py.
+
+Clients that are slow, that stop and that go: what it costs the engine, the gateway and everybody else.
+"""
 
 from __future__ import annotations
 
@@ -9,9 +12,9 @@ from collections.abc import Awaitable, Callable
 import orjson
 import pytest
 
-from gateway.proxy.answer import Answer
-from gateway.proxy.client import ClientConnection
+from gateway.proxy.http.client import ClientConnection
 from gateway.proxy.settings import TimeoutSettings
+from gateway.proxy.upstream.answer import Answer
 from tests.support.chat import CHAT, COMPLETE, DONE, ROLE, STREAMED, WORD, event
 from tests.support.gateway import config_for, running
 from tests.support.wait import eventually

@@ -1,5 +1,8 @@
-"""Requests that one parser may read as one and another as two: each is refused or made plain, and what is hidden in one
-is never asked of an engine."""
+"""Covers: gateway/proxy/http/heads.py, gateway/proxy/http/server.py.
+
+Requests that one parser may read as one and another as two: each is refused or made plain, and what is hidden in one
+is never asked of an engine.
+"""
 
 from __future__ import annotations
 

@@ -7,14 +7,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from gateway.config.build import build_scheduler
 from gateway.config.load import loads
 from gateway.config.registry import discover
-from gateway.config.wiring import wire
 from gateway.errors import NoEndpoint
 from gateway.framework import Endpoint, Kind, Model, Plan, Request, Role
 from gateway.scheduling.prefill_decode import THRESHOLD, PrefillDecode
 from gateway.scheduling.trace import Trace
-from tests.scheduling.candidates import context, endpoint, request
+from tests.support.candidates import context, endpoint, request
 from tests.support.examples import examples
 
 P, D, BOTH = Role.PREFILL, Role.DECODE, Role.BOTH
@@ -278,7 +278,7 @@ def scheduled(fleet: Sequence[Endpoint], asked: Request, trace: Trace | None = N
     text = "models: [{name: m, handler: h, endpoints: [{url: 'http://a:1'}]}]\n"
     given = ", ".join(f"{name}: {value}" for name, value in ({"decide": "threshold"} | parameters).items())
     config = loads(f"{text}handlers: [{{name: h, type: prefill-decode, parameters: {{{given}}}}}]\n", {})
-    return wire(config, context, INSTALLED).schedule(asked, fleet, trace)
+    return build_scheduler(config, context, INSTALLED).schedule(asked, fleet, trace)
 
 
 LONG = {"model": Model(name="m", handler="h")}

@@ -1,4 +1,7 @@
-"""The handler ``prefill-decode`` where costs decide."""
+"""Covers: gateway/scheduling/prefill_decode.py, gateway/scheduling/split_cost.py.
+
+The handler ``prefill-decode`` where costs decide.
+"""
 
 from __future__ import annotations
 
@@ -11,10 +14,11 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from gateway.errors import NoEndpoint
-from gateway.framework import Endpoint, EngineMetrics, Kind, Match, Matches, Moved, Plan, Request, Role
+from gateway.framework import Endpoint, EngineMetrics, Kind, Match, Matches, Plan, Request, Role
+from gateway.framework.fleet import TransferStats
 from gateway.scheduling.prefill_decode import THRESHOLD, PrefillDecode
 from gateway.scheduling.split_cost import KV_BYTES, Assumptions, SplitCost
-from tests.scheduling.candidates import Physics, context, endpoint, request
+from tests.support.candidates import Physics, context, endpoint, request
 from tests.support.examples import examples
 
 P, D, BOTH = Role.PREFILL, Role.DECODE, Role.BOTH
@@ -56,7 +60,7 @@ def costs(**given: Any) -> SplitCost:
 def moved(transfers: float, size: float, seconds: float, tokens: float = 0.0) -> EngineMetrics:
     """Metrics of an engine that has lately moved so many transfers of ``size`` bytes in ``seconds`` each."""
     return EngineMetrics(
-        at=1.0, moved_lately=Moved(transfers, transfers * size, transfers * seconds, transfers * tokens)
+        at=1.0, recent_transfers=TransferStats(transfers, transfers * size, transfers * seconds, transfers * tokens)
     )
 
 
@@ -308,7 +312,7 @@ def test_a_longer_prompt_never_turns_a_split_whole(
     """On like hardware, where each token more costs less to move than it harms others where it is not moved."""
     decode = endpoint(1, role=D, cost=cost, metrics=metrics, **decoding)
     fleet = endpoint(0, role=P, cost=cost, **prefilling), decode
-    lately = metrics.moved_lately
+    lately = metrics.recent_transfers
     byte = max(lately.seconds / lately.bytes if lately.bytes else 0.0, 1 / DEFAULTS.rate)
     token = max(lately.bytes / lately.tokens if lately.tokens else 0.0, KV_BYTES)
     running = decoding["requests"] + decoding["foreign_requests"]

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from gateway.errors import NoEndpoint, PluginFailed
 from gateway.framework import Endpoint, Scored
 from gateway.scheduling.profile import Profile
-from tests.scheduling.candidates import Notes, endpoint, names, request
+from tests.support.candidates import Notes, endpoint, names, request
 from tests.support.examples import examples
 
 

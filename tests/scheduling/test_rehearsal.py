@@ -3,7 +3,8 @@ from __future__ import annotations
 import random
 from collections.abc import Sequence
 
-from gateway.framework import Context, Endpoint, NoParameters, Plan, Request, Scored, SystemClock
+from gateway.framework import Context, Endpoint, NoParameters, Plan, Request, Scored
+from gateway.framework.clock import SystemClock
 from gateway.scheduling.profile import Profile
 from gateway.scheduling.rehearsal import MUTABLE, rehearsal
 from gateway.scheduling.scheduler import Scheduler
@@ -11,7 +12,7 @@ from gateway.scheduling.single import Single
 from pickers.power_of_two import PowerOfTwo
 from pickers.round_robin import RoundRobin
 from scorers.session_affinity import SessionAffinity
-from tests.scheduling.candidates import Notes, context, endpoint, request
+from tests.support.candidates import Notes, context, endpoint, request
 
 FLEET = tuple(endpoint(number) for number in range(4))
 
@@ -49,7 +50,7 @@ def test_turns_are_not_taken() -> None:
 
 
 def test_draws_are_those_that_come() -> None:
-    shared = Context("two", SystemClock(), random.Random(3), Notes())
+    shared = Context("two", SystemClock(), random.Random(3))
     scheduler = single(Profile("default", (), (), ("two", PowerOfTwo(NoParameters(), shared))))
     for _ in range(30):
         foreseen = rehearsal(scheduler).schedule(request(), FLEET).decode

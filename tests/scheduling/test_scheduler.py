@@ -11,7 +11,7 @@ from gateway.scheduling.profile import Profile
 from gateway.scheduling.scheduler import Scheduler
 from gateway.scheduling.single import Single
 from gateway.scheduling.trace import Trace
-from tests.scheduling.candidates import Notes, context, endpoint, request
+from tests.support.candidates import Notes, context, endpoint, request
 
 A, B = endpoint(0), endpoint(1)
 

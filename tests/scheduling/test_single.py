@@ -2,7 +2,7 @@ from __future__ import annotations
 
 from gateway.framework import Plan
 from gateway.scheduling.single import Single
-from tests.scheduling.candidates import context, endpoint, request
+from tests.support.candidates import context, endpoint, request
 
 
 def test_it_serves_the_whole_request_on_the_best_of_its_profile() -> None:

@@ -7,7 +7,7 @@ from gateway.scheduling.single import Single
 from gateway.scheduling.trace import Trace
 from pickers.max_score import MaxScore
 from scorers.prefix_cache import PrefixCache
-from tests.scheduling.candidates import Notes, context, endpoint, request
+from tests.support.candidates import Notes, context, endpoint, request
 
 
 def test_a_decision_is_the_same_with_a_trace_as_without() -> None:

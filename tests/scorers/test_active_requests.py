@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 
 from scorers.active_requests import ActiveRequests
-from tests.scheduling.candidates import context, endpoint, request
+from tests.support.candidates import context, endpoint, request
 
 
 def test_idle_is_one_and_half_is_a_half_with_others_requests_counted() -> None:

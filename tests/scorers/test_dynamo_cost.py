@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from gateway.framework import Match, Matches
 from scorers.dynamo_cost import DynamoCost
-from tests.scheduling.candidates import context, endpoint, request
+from tests.support.candidates import context, endpoint, request
 
 
 def scorer(**parameters) -> DynamoCost:

@@ -4,7 +4,7 @@ import pytest
 
 from gateway.framework import EngineMetrics
 from scorers.kv_cache_utilization import KvCacheUtilization
-from tests.scheduling.candidates import context, endpoint, request
+from tests.support.candidates import context, endpoint, request
 
 
 def score(metrics=None, **work) -> float:

@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 
 from scorers.network_latency import NetworkLatency
-from tests.scheduling.candidates import context, endpoint, request
+from tests.support.candidates import context, endpoint, request
 
 
 def test_near_is_one_and_scale_is_a_half() -> None:

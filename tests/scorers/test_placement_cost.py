@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from gateway.framework import EngineMetrics, Kind, Match, Matches, Slo, Source
 from scorers.placement_cost import PlacementCost
-from tests.scheduling.candidates import Physics, context, endpoint, request
+from tests.support.candidates import Physics, context, endpoint, request
 
 
 def scorer(reuse: float = 0.0, lam: float | None = 0.1, **parameters) -> PlacementCost:

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 from gateway.framework import Match, Matches, NoParameters
 from scorers.prefix_cache import PrefixCache
-from tests.scheduling.candidates import context, endpoint, request
+from tests.support.candidates import context, endpoint, request
 
 FLEET = [endpoint(0), endpoint(1), endpoint(2)]
 

@@ -4,7 +4,7 @@ import pytest
 
 from gateway.framework import EngineMetrics
 from scorers.queue_depth import QueueDepth
-from tests.scheduling.candidates import context, endpoint, request
+from tests.support.candidates import context, endpoint, request
 
 
 def score(waiting=0, **work) -> float:

@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from gateway.framework import ManualClock, Model, Plan
 from scorers.session_affinity import LONGEST, SessionAffinity
-from tests.scheduling.candidates import context, endpoint, request
+from tests.support.candidates import context, endpoint, request
 
 FLEET = [endpoint(slot) for slot in range(6)]
 

@@ -107,3 +107,22 @@ def captured() -> Callable[[str], Exchange]:
 @pytest.fixture
 def captured_settings() -> EngineSettings:
     return CAPTURED
+
+
+@pytest.fixture
+async def tiny(start: Start, captured_settings: EngineSettings) -> Running:
+    return await start(captured_settings)
+
+
+@pytest.fixture(scope="session")
+def folder(tokenizer: str) -> Path:
+    """The built tokenizer."""
+    return Path(tokenizer)
+
+
+@pytest.fixture(scope="session")
+def reference(folder: Path) -> Any:
+    """The same, as transformers loads it."""
+    from transformers import AutoTokenizer
+
+    return AutoTokenizer.from_pretrained(folder)

@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 
-from simulator.settings import EngineSettings
 from tests.simulator.conftest import Exchange, Running, Start
 
 
@@ -27,11 +26,6 @@ def shape(value: Any, *, at: str = "") -> Any:
     if isinstance(value, list):
         return [shape(value[0])] if value else []
     return type(value).__name__
-
-
-@pytest.fixture
-async def tiny(start: Start, captured_settings: EngineSettings) -> Running:
-    return await start(captured_settings)
 
 
 @pytest.mark.parametrize(

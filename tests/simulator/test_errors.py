@@ -8,15 +8,9 @@ from typing import Any
 
 import pytest
 
-from simulator.settings import EngineSettings
 from tests.simulator.conftest import DATA, Exchange, Running, Start
 
 USER = [{"role": "user", "content": "hi"}]
-
-
-@pytest.fixture
-async def tiny(start: Start, captured_settings: EngineSettings) -> Running:
-    return await start(captured_settings)
 
 
 @pytest.mark.parametrize(

@@ -4,26 +4,32 @@ from __future__ import annotations
 
 import json
 from collections.abc import AsyncIterator
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import anthropic
-import openai
 import pytest
 
 from simulator.speech import read_form
 from tests.simulator.conftest import Running, Start
+
+if TYPE_CHECKING:  # importing both takes a second, for every process of a run, of which one needs them
+    import anthropic
+    import openai
 
 USER: Any = [{"role": "user", "content": "hello there"}]
 
 
 @pytest.fixture
 async def speaker(engine: Running) -> AsyncIterator[openai.AsyncOpenAI]:
+    import openai
+
     async with openai.AsyncOpenAI(base_url=f"{engine.server.url}/v1", api_key="none", max_retries=0) as client:
         yield client
 
 
 @pytest.fixture
 async def anthropist(engine: Running) -> AsyncIterator[anthropic.AsyncAnthropic]:
+    import anthropic
+
     async with anthropic.AsyncAnthropic(base_url=engine.server.url, api_key="none", max_retries=0) as client:
         yield client
 
@@ -145,6 +151,8 @@ class TestMessages:
         assert (cut.stop_reason, cut.stop_sequence) == ("stop_sequence", text[5:8])
 
     async def test_errors_have_anthropics_shape(self, anthropist: anthropic.AsyncAnthropic) -> None:
+        import anthropic
+
         with pytest.raises(anthropic.NotFoundError) as caught:
             await anthropist.messages.create(model="nope", max_tokens=3, messages=USER)
         assert caught.value.body == {

@@ -3,28 +3,15 @@
 from __future__ import annotations
 
 import json
-from pathlib import Path
 from typing import Any
 
 import pytest
-from transformers import AutoTokenizer
 
 from simulator.template import ChatTemplate, TemplateError
-from simulator.tokenizer import build_tokenizer
 
 USER = {"role": "user", "content": "What is the weather in Zürich?"}
 CALL = {"id": "call_1", "type": "function", "function": {"name": "f", "arguments": '{"x": "é<&"}'}}
 TOOLS = [{"type": "function", "function": {"name": "f", "description": "d", "parameters": {"type": "object"}}}]
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return build_tokenizer(tmp_path_factory.mktemp("tokenizer"))
-
-
-@pytest.fixture(scope="module")
-def reference(folder: Path) -> Any:
-    return AutoTokenizer.from_pretrained(folder)
 
 
 @pytest.mark.parametrize(

@@ -10,20 +10,9 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from transformers import AutoTokenizer
 
 from simulator.tokenizer import BOS, ByteWords, FileWords, build_tokenizer, load_words
 from tests.support.examples import examples
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return build_tokenizer(tmp_path_factory.mktemp("tokenizer"))
-
-
-@pytest.fixture(scope="module")
-def reference(folder: Path) -> Any:
-    return AutoTokenizer.from_pretrained(folder)
 
 
 @pytest.mark.parametrize("text", ["hello", "<|im_start|>user\nwhat is it?<|im_end|>\n", "你好 😀\x00\n", ""])

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
+from dataclasses import replace
 from typing import Any
 
 from simulator.server import EngineServer
@@ -11,13 +12,27 @@ from simulator.settings import EngineSettings
 
 
 @contextlib.asynccontextmanager
+async def simulated(
+    settings: EngineSettings | None = None, *, where: Mapping[str, Any] | None = None, **changes: Any
+) -> AsyncIterator[EngineServer]:
+    """One engine with ``settings`` (the default ones) and these ``changes``. ``where``: of ``EngineServer.start``."""
+    server = EngineServer(replace(settings or EngineSettings(), **changes))
+    await server.start(**(where or {}))
+    try:
+        yield server
+    finally:
+        await server.close()
+
+
+@contextlib.asynccontextmanager
+async def each_simulated(*settings: EngineSettings) -> AsyncIterator[list[EngineServer]]:
+    """An engine for each of these settings."""
+    async with contextlib.AsyncExitStack() as stack:
+        yield [await stack.enter_async_context(simulated(one)) for one in settings]
+
+
+@contextlib.asynccontextmanager
 async def engines(count: int, **settings: Any) -> AsyncIterator[list[EngineServer]]:
     """``count`` engines with these settings, each with a seed of its own."""
-    async with contextlib.AsyncExitStack() as stack:
-        servers = []
-        for seed in range(count):
-            server = EngineServer(EngineSettings(seed=seed, **settings))
-            await server.start()
-            stack.push_async_callback(server.close)
-            servers.append(server)
+    async with each_simulated(*(EngineSettings(seed=seed, **settings) for seed in range(count))) as servers:
         yield servers

@@ -3,20 +3,18 @@
 from __future__ import annotations
 
 import contextlib
-import ssl
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 import httpx
-from aiohttp import web
 
 from gateway.app import Gateway
 from gateway.config.settings import Config, ModelSettings
+from gateway.core.observer import Observer, Settled
 from gateway.fleet.settings import EndpointSettings, FleetSettings, HealthSettings, ScrapeSettings
-from gateway.framework import Observer, Settled
 from gateway.observability.settings import LogSettings
-from gateway.proxy.tls import Site
+from gateway.proxy.http.listener import Listener
 from gateway.scheduling.settings import HandlerSettings, PluginSettings, ProfileSettings
 from simulator.server import EngineServer
 from tests.support.wait import eventually
@@ -103,16 +101,18 @@ async def running(config: Config, *, seed: int = 0) -> AsyncIterator[Running]:
     lines = Lines()
     state: list[Running] = []
     gateway = Gateway(config, observers=[lines], seed=seed, read=lambda: state[0].read())
-    clients, operators = gateway.server.runner(), gateway.admin.runner()
+    clients = Listener(gateway.server.runner(), backlog=128, tls=gateway.tls)
+    operators = Listener(gateway.admin.runner(), backlog=128)
     try:
         await gateway.start()
-        url, admin_url = await _listen(clients, gateway.tls), await _listen(operators)
+        url = f"{'http' if gateway.tls is None else 'https'}://127.0.0.1:{await clients.open('127.0.0.1', 0)}"
+        admin_url = f"http://127.0.0.1:{await operators.open('127.0.0.1', 0)}"
         async with httpx.AsyncClient(base_url=url, timeout=30, verify=False) as client:  # no certificates to load
             state.append(Running(gateway, url, admin_url, client, lines.all, config))
             yield state[0]
     finally:
-        await clients.cleanup()
-        await operators.cleanup()
+        await clients.close()
+        await operators.close()
         await gateway.close()
 
 
@@ -124,13 +124,6 @@ class Lines(Observer):
 
     def settled(self, request: Settled) -> None:
         self.all.append(request)
-
-
-async def _listen(runner: web.ServerRunner | web.AppRunner, tls: ssl.SSLContext | None = None) -> str:
-    await runner.setup()
-    await Site(runner, "127.0.0.1", 0, backlog=128, context=tls).start()
-    host, port = runner.addresses[0][:2]
-    return f"{'http' if tls is None else 'https'}://{host}:{port}"
 
 
 def split_config(

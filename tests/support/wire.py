@@ -5,8 +5,10 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import socket
+import ssl
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
 from dataclasses import dataclass, field
+from typing import Any
 
 Script = Callable[["Connection"], Awaitable[None]]
 
@@ -88,8 +90,11 @@ class ScriptedServer:
 
 
 @contextlib.asynccontextmanager
-async def scripted(script: Script, port: int = 0) -> AsyncIterator[ScriptedServer]:
-    """A server that runs ``script`` for each connection; when it returns, the connection is closed."""
+async def scripted(
+    script: Script, port: int = 0, *, tls: ssl.SSLContext | None = None, path: str | None = None
+) -> AsyncIterator[ScriptedServer]:
+    """A server that runs ``script`` for each connection; when it returns, the connection is closed. ``path``: of the
+    Unix socket at which it listens, instead of at ``port``."""
     state = ScriptedServer(url="", port=0)
 
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -105,9 +110,14 @@ async def scripted(script: Script, port: int = 0) -> AsyncIterator[ScriptedServe
             with contextlib.suppress(ConnectionError):
                 await writer.wait_closed()
 
-    server = state.server = await asyncio.start_server(serve, "127.0.0.1", port)
-    state.port = server.sockets[0].getsockname()[1]
-    state.url = f"http://127.0.0.1:{state.port}"
+    if path is not None:
+        server = await asyncio.start_unix_server(serve, path, ssl=tls)
+        state.url = f"unix://{path}"
+    else:
+        server = await asyncio.start_server(serve, "127.0.0.1", port, ssl=tls)
+        state.port = server.sockets[0].getsockname()[1]
+        state.url = f"{'http' if tls is None else 'https'}://127.0.0.1:{state.port}"
+    state.server = server
     try:
         yield state
     finally:
@@ -115,6 +125,20 @@ async def scripted(script: Script, port: int = 0) -> AsyncIterator[ScriptedServe
         for connection in state.connections:
             connection.writer.transport.abort()
         await server.wait_closed()
+
+
+def path_in(head: bytes) -> str:
+    """The path of a request, without its query."""
+    return head.split(b" ", 2)[1].partition(b"?")[0].decode()
+
+
+def header_in(head: bytes, name: bytes) -> str | None:
+    """The value of a request's header; None: it is not there. ``name``: in lower case."""
+    for line in head.split(b"\r\n")[1:]:
+        known, _, value = line.partition(b":")
+        if known.lower() == name:
+            return value.strip().decode()
+    return None
 
 
 def answer(body: bytes, *, status: str = "200 OK", content_type: str = "application/json", extra: bytes = b"") -> bytes:
@@ -143,14 +167,18 @@ MODELS = (
 
 Answer = Callable[[Connection, bytes, bytes], Awaitable[None]]
 AtHead = Callable[[Connection, bytes], Awaitable[bool]]
+Get = Callable[[Connection, bytes], Awaitable[None]]
 
 
 @contextlib.asynccontextmanager
-async def engine(post: Answer, port: int = 0, *, at_head: AtHead | None = None) -> AsyncIterator[ScriptedServer]:
+async def engine(
+    post: Answer, port: int = 0, *, at_head: AtHead | None = None, get: Get | None = None, **where: Any
+) -> AsyncIterator[ScriptedServer]:
     """An engine as the fleet's probes want it, whose POSTs ``post(connection, head, body)`` answers in bytes.
 
     A connection goes on after ``post`` returns, unless it closed it. ``at_head``: is asked before a POST's body is
-    read; true: it did all that is to be done, and the connection is closed.
+    read; true: it did all that is to be done, and the connection is closed. ``get(connection, head)``: answers all
+    other requests, in place of the stock answers. ``where``: as for ``scripted``.
     """
     stock = {b"/v1/models": MODELS, b"/version": b'{"version":"0.32.0"}'}
 
@@ -166,6 +194,11 @@ async def engine(post: Answer, port: int = 0, *, at_head: AtHead | None = None) 
                 if connection.writer.is_closing():
                     return
                 continue
+            if get is not None:
+                await get(connection, head)
+                if connection.writer.is_closing():
+                    return
+                continue
             if server.still:
                 await connection.gone()
                 return
@@ -175,7 +208,7 @@ async def engine(post: Answer, port: int = 0, *, at_head: AtHead | None = None) 
             else:
                 await connection.say(answer(stock.get(path, b"{}")))
 
-    async with scripted(script, port) as server:
+    async with scripted(script, port, **where) as server:
         server.metrics = METRICS
         yield server
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from gateway.framework import Observer
+from gateway.core.observer import Observer
 from gateway.tokens import ModelTokens
 from gateway.tokens.settings import TokenSettings
 from simulator.tokenizer import build_tokenizer

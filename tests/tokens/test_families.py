@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from gateway.framework import ChatInput, TextInput
+from gateway.core.prompt import ChatInput, TextInput
 from gateway.tokens.agreement import Form
 from gateway.tokens.families import FAMILIES, Family, family_of, obstacles
 from gateway.tokens.reasons import Why
@@ -48,7 +48,7 @@ def test_what_vllm_renders_in_code_is_asked_of_engines() -> None:
     found = obstacles(BY_NAME["DeepSeek V3.2"], template=True)
     assert list(found) == [Form.CHAT], "its texts are exact"
     assert found[Form.CHAT].why == Why.RENDERER
-    assert found[Form.CHAT].asked
+    assert found[Form.CHAT].engine_knows
     assert "rendered by code of vLLM's own" in found[Form.CHAT].said
 
 
@@ -100,7 +100,7 @@ async def test_the_page_says_what_is(family: Family, load: Load, variant: Callab
     chat = ChatInput([{"role": "user", "content": "hi"}], b'[{"role":"user","content":"hi"}]')
     for cell, prompt, form in ((chats, chat, Form.CHAT), (texts, TextInput(("hello",)), Form.TEXT)):
         exact = (await tokens.tokenize(prompt)).exact
-        asked = tokens.is_asked(prompt)
+        asked = tokens.asks_engine_for(prompt)
         assert cell.startswith("exact")
         assert (exact, asked) == (("asked of an engine" not in cell), ("asked of an engine" in cell)), form
         assert (form in tokens.obstacles) == asked

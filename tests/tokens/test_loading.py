@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 
@@ -8,7 +9,7 @@ import pytest
 
 from gateway.errors import ConfigError
 from gateway.tokens.agreement import Form
-from gateway.tokens.loading import load
+from gateway.tokens.loading import PROCESSOR_FILES, _file, load
 from gateway.tokens.reasons import Why
 from gateway.tokens.settings import TokenSettings
 
@@ -66,6 +67,46 @@ def test_a_hub_id_that_was_never_downloaded(monkeypatch: pytest.MonkeyPatch) -> 
     assert "example-org/never-downloaded" in caught.value.message
 
 
+COMMIT = "0123456789abcdef0123456789abcdef01234567"
+
+
+@pytest.fixture
+def downloaded(variant: Callable[..., Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    """The id of a repository in the hub's cache, whose config.json names a model with a renderer of its own; the hub
+    itself is not asked."""
+    cache = tmp_path / "hub"
+    repository = cache / "models--example-org--downloaded"
+    folder = variant(config__json={"architectures": ["DeepseekV32ForCausalLM"], "model_type": "deepseek_v32"})
+    shutil.copytree(folder, repository / "snapshots" / COMMIT)
+    (repository / "refs").mkdir()
+    (repository / "refs" / "main").write_text(COMMIT)
+    absent = repository / ".no_exist" / COMMIT
+    absent.mkdir(parents=True)
+    for name in (*PROCESSOR_FILES, "params.json", "tekken.json"):
+        (absent / name).touch()
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_CACHE", str(cache))
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", True)
+    return "example-org/downloaded"
+
+
+@pytest.mark.parametrize("revision", [None, "main", COMMIT])
+def test_a_downloaded_repository_needs_no_hub(downloaded: str, revision: str | None) -> None:
+    settings = TokenSettings(tokenizer=downloaded, revision=revision)
+    path = _file(settings, "config.json")
+    assert path is not None
+    assert Path(path).read_text().startswith("{")
+    assert [_file(settings, name) for name in (*PROCESSOR_FILES, "never-asked-for.json")] == [None] * 3
+    loaded = load(settings, "m")
+    assert loaded.tokenizer.bos_token == "<|begin_of_text|>"
+    assert loaded.family is not None
+
+
+@pytest.mark.parametrize("tokenizer", ["no/hub/id", "-", "example-org/never-downloaded", "/no/such/folder"])
+def test_what_cannot_be_found_is_no_file(downloaded: str, tokenizer: str) -> None:
+    assert _file(TokenSettings(tokenizer=tokenizer), "config.json") is None
+    assert _file(TokenSettings(tokenizer=downloaded, revision="other"), "config.json") is None
+
+
 def test_code_of_a_repository_is_not_run_unasked(variant: Callable[..., Path]) -> None:
     path = variant(
         tokenizer_config__json={"tokenizer_class": "Own", "auto_map": {"AutoTokenizer": ["own.Own", None]}},
@@ -97,7 +138,7 @@ def test_a_tokenizer_that_renders_chats_in_code_of_its_own(
     loaded = load(TokenSettings(tokenizer=str(path), trust_remote_code=True), "m")
     assert type(loaded.tokenizer).__name__ == "Own"
     obstacle = loaded.obstacles[Form.CHAT]
-    assert (obstacle.why, obstacle.asked) == (Why.RENDERER, True)
+    assert (obstacle.why, obstacle.engine_knows) == (Why.RENDERER, True)
     assert obstacle.said == "a chat of this tokenizer is rendered by its own apply_chat_template"
     assert list(loaded.obstacles) == [Form.CHAT]
 

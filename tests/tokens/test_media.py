@@ -10,7 +10,7 @@ import pytest
 from hypothesis import HealthCheck, given
 from hypothesis import strategies as st
 
-from gateway.framework import ChatInput, Prompt
+from gateway.core.prompt import ChatInput, Prompt
 from gateway.tokens import ModelTokens
 from gateway.tokens.agreement import LEAST, Form
 from gateway.tokens.media import BEYOND_VOCABULARY, TOKENS, without_payloads
@@ -191,7 +191,7 @@ async def test_a_chat_that_is_not_trusted_any_more_is_estimated(tokenize: Tokeni
     prompt, tokens = await tokenize(QWEN, user(text("a"), image()))
     assert prompt.exact
     for _ in range(LEAST):
-        tokens.parity.counted("a", Form.CHAT, 1, 2)
+        tokens.parity.compare_counts("a", Form.CHAT, 1, 2)
     again = await tokens.tokenize(ChatInput([user(text("a"), image())], b"[]" * 50))
     assert (again.exact, again.why) == (False, "parity")
 

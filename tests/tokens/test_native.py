@@ -1,10 +1,14 @@
-"""Chats of gpt-oss and of tekken files have the ids that vLLM's own code makes of them (kept by the engine tests)."""
+"""Covers: gateway/tokens/native.py, gateway/tokens/harmony.py, gateway/tokens/mistral.py.
+
+Chats of gpt-oss and of tekken files have the ids that vLLM's own code makes of them (kept by the engine tests).
+"""
 
 from __future__ import annotations
 
 import asyncio
 import json
 import time
+from collections import OrderedDict
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -14,11 +18,12 @@ import pytest
 from gateway.api.parse import parse
 from gateway.api.routes import find
 from gateway.api.settings import PassSettings
+from gateway.core.prompt import Prompt, TextInput
 from gateway.errors import ConfigError
-from gateway.framework import Prompt, TextInput
 from gateway.tokens import ModelTokens
 from gateway.tokens.families import Family
-from tests.tokens.conftest import Load
+from gateway.tokens.reasons import Why
+from tests.tokens.conftest import Load, Reasons
 from tests.tokens.native_chats import DATE, NATIVE
 from tests.tokens.tekken import build_tekken
 
@@ -90,6 +95,57 @@ async def test_each_message_is_rendered_once(
     again = {**body, "messages": [*body["messages"], {"role": "user", "content": "And now?"}]}
     assert (await chat(tokens, again)).count > first.count
     assert len(rendered) == 1
+
+
+@pytest.mark.parametrize("part", ["question", "result", "parts"])
+@pytest.mark.parametrize("family", ["harmony", "mistral"])
+async def test_what_no_engine_takes_is_estimated_and_not_encoded(
+    load: Load, folders: dict[str, Path], reasons: Reasons, family: str, part: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tokens = await load(tokenizer=str(folders[family]))
+    text = "Paris " * 20_000
+    question = {"role": "user", "content": "hi"}
+    call = {"id": "abcdefghi", "type": "function", "function": {"name": "f", "arguments": "{}"}}
+    messages = {
+        "question": [{**question, "content": text}],
+        "parts": [{**question, "content": [{"type": "text", "text": text[:60_000]}] * 2}],
+        "result": [
+            question,
+            {"role": "assistant", "tool_calls": [call]},
+            {"role": "tool", "tool_call_id": "abcdefghi", "content": text},
+        ],
+    }[part]
+    prompt = asked("/v1/chat/completions", {"messages": messages}).input
+    assert tokens._loaded is not None
+    native: Any = tokens._loaded.native
+    most = len(text) // native.longest_token
+    assert (await tokens.tokenize(prompt, room=lambda: most + 1)).exact
+    assert (await tokens.tokenize(prompt)).exact, "where no engine has told how long its context is"
+    native._known = OrderedDict()
+    place, name = (native._encoding, "render") if family == "harmony" else (native._backend, "apply_chat_template")
+    monkeypatch.setattr(place, name, lambda *_, **__: pytest.fail("it is encoded"))
+    assert not (await tokens.tokenize(prompt, room=lambda: most - 1)).exact
+    assert reasons.seen == [("m", Why.TOO_LONG)]
+
+
+async def test_a_text_that_no_engine_takes_is_estimated(load: Load, folders: dict[str, Path], reasons: Reasons) -> None:
+    tokens = await load(tokenizer=str(folders["mistral"]))
+    text = "Paris " * 20_000
+    assert tokens._loaded is not None
+    native: Any = tokens._loaded.native
+    most = len(text) // native.longest_token
+    assert (await tokens.tokenize(TextInput((text,)), room=lambda: most + 1)).exact
+    for texts in ((text,), ("a", text)):
+        assert not (await tokens.tokenize(TextInput(texts), room=lambda: most - 1)).exact
+    assert reasons.seen == [("m", Why.TOO_LONG)] * 2
+
+
+async def test_no_id_of_harmony_stands_for_more_than_is_assumed(load: Load, folders: dict[str, Path]) -> None:
+    tokens = await load(tokenizer=str(folders["harmony"]))
+    assert tokens._loaded is not None
+    native: Any = tokens._loaded.native
+    spaces = native._encoding.encode(" " * 10_000)
+    assert len(spaces) >= 10_000 / native.longest_token
 
 
 async def test_what_is_remembered_is_bounded(load: Load, folders: dict[str, Path]) -> None:

@@ -1,3 +1,5 @@
+"""Covers: gateway/tokens/parity.py, gateway/tokens/agreement.py."""
+
 from __future__ import annotations
 
 import logging
@@ -6,7 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from gateway.framework import ChatInput, ManualClock, Observer, TextInput, TokenInput
+from gateway.core.observer import Observer
+from gateway.core.prompt import ChatInput, TextInput, TokenInput
+from gateway.framework import ManualClock
 from gateway.tokens import ModelTokens
 from gateway.tokens.agreement import CHECKS, LEAST, RECOVERY, WINDOW, Form
 from gateway.tokens.parity import BLIND, PAUSE, TRIED, Parity
@@ -50,7 +54,7 @@ def parity(clock: ManualClock, told: Told) -> Parity:
 
 def counts(parity: Parity, *equal: bool, endpoint: str = "a", form: Form = Form.CHAT) -> None:
     for one in equal:
-        parity.counted(endpoint, form, 100, 100 if one else 101)
+        parity.compare_counts(endpoint, form, 100, 100 if one else 101)
 
 
 class TestTheVerdict:
@@ -121,15 +125,15 @@ class TestOneOfSeveral:
         assert parity.differing(Form.TEXT) == frozenset()
         for name in ("a", "c"):
             counts(parity, *[False] * LEAST, endpoint=name)
-        assert parity.lost(Form.CHAT) is not None
-        assert parity.lost(Form.TEXT) is None
+        assert parity.distrust(Form.CHAT) is not None
+        assert parity.distrust(Form.TEXT) is None
 
     def test_most_of_them_are_the_model(self, parity: Parity, told: Told) -> None:
         for name in ("b", "c"):
             counts(parity, *[False] * LEAST, endpoint=name)
         assert not parity.trusted
-        assert "b (it counted" in str(parity.lost(Form.CHAT))
-        assert "c (it counted" in str(parity.lost(Form.CHAT))
+        assert "b (it counted" in str(parity.distrust(Form.CHAT))
+        assert "c (it counted" in str(parity.distrust(Form.CHAT))
         counts(parity, *[True] * LEAST, endpoint="a")
         assert not parity.trusted, "two of three"
         counts(parity, *[True] * RECOVERY, endpoint="b")
@@ -166,34 +170,34 @@ class TestOneOfSeveral:
 
     def test_none_of_its_prompts_go_as_ids(self, parity: Parity) -> None:
         for _ in range(LEAST):
-            parity.rendered("b", Form.CHAT, IDS, [7])
-        parity.rendered("b", Form.TEXT, IDS, IDS.tolist())
-        assert not parity.vouches("b", None, Form.CHAT)
-        assert parity.vouches("b", None, Form.TEXT)
+            parity.compare_ids("b", Form.CHAT, IDS, [7])
+        parity.compare_ids("b", Form.TEXT, IDS, IDS.tolist())
+        assert not parity.may_send_ids("b", None, Form.CHAT)
+        assert parity.may_send_ids("b", None, Form.TEXT)
 
 
 class TestIds:
     def test_other_ids_of_the_same_number_are_told_apart(self, parity: Parity, told: Told) -> None:
-        parity.rendered("a", Form.CHAT, IDS, [1, 2, 3])
-        parity.rendered("a", Form.CHAT, IDS, [1, 2, 4])
+        parity.compare_ids("a", Form.CHAT, IDS, [1, 2, 3])
+        parity.compare_ids("a", Form.CHAT, IDS, [1, 2, 4])
         assert told.equal == [True, False]
 
     def test_they_are_lost_and_come_back(self, parity: Parity) -> None:
         for _ in range(LEAST):
-            parity.rendered("a", Form.CHAT, IDS, [1, 2])
+            parity.compare_ids("a", Form.CHAT, IDS, [1, 2])
         assert not parity.trusted
         counts(parity, *[True] * WINDOW)
         assert not parity.trusted, "equal counts say nothing of ids"
         for _ in range(CHECKS):
-            parity.rendered("a", Form.CHAT, IDS, [1, 2, 3])
+            parity.compare_ids("a", Form.CHAT, IDS, [1, 2, 3])
         assert parity.trusted
 
     def test_without_a_sample_lost_ids_are_asked_for_again(self, parity: Parity, clock: ManualClock) -> None:
         for _ in range(LEAST):
-            parity.rendered("a", Form.CHAT, IDS, [1, 2])
+            parity.compare_ids("a", Form.CHAT, IDS, [1, 2])
         for _ in range(CHECKS):
             assert parity.wants_ids("a", Form.CHAT, 1.0)
-            parity.rendered("a", Form.CHAT, IDS, [1, 2])
+            parity.compare_ids("a", Form.CHAT, IDS, [1, 2])
         assert not parity.wants_ids("a", Form.CHAT, 1.0)
         clock.now = PAUSE
         assert parity.wants_ids("a", Form.CHAT, 1.0)
@@ -208,35 +212,35 @@ class TestHits:
     def test_hits_out_of_nothing_are_a_doubt_and_no_verdict(self, parity: Parity) -> None:
         assert not parity.wants_ids("a", Form.CHAT, 0.0)
         for _ in range(LEAST):
-            parity.hit("a", 0, BLIND)
+            parity.compare_hits("a", 0, BLIND)
         assert parity.trusted
         assert parity.wants_ids("a", Form.CHAT, 1.0)
 
     def test_doubted_ids_are_compared_some_times(self, parity: Parity, clock: ManualClock) -> None:
         for _ in range(LEAST):
-            parity.hit("a", 0, BLIND)
+            parity.compare_hits("a", 0, BLIND)
         for _ in range(CHECKS):
             assert parity.wants_ids("a", Form.CHAT, 1.0)
-            parity.rendered("a", Form.CHAT, IDS, IDS.tolist())
+            parity.compare_ids("a", Form.CHAT, IDS, IDS.tolist())
         for _ in range(WINDOW):
-            parity.hit("a", 0, BLIND)
+            parity.compare_hits("a", 0, BLIND)
         assert not parity.wants_ids("a", Form.CHAT, 1.0), "not again so soon"
         clock.now = PAUSE
-        parity.hit("a", 0, BLIND)
+        parity.compare_hits("a", 0, BLIND)
         assert parity.wants_ids("a", Form.CHAT, 1.0)
 
     def test_doubted_ids_that_differ_are_lost(self, parity: Parity) -> None:
         for _ in range(LEAST):
-            parity.hit("a", 0, BLIND)
+            parity.compare_hits("a", 0, BLIND)
         for _ in range(LEAST):
-            parity.rendered("a", Form.CHAT, IDS, [1, 2, 4])
+            parity.compare_ids("a", Form.CHAT, IDS, [1, 2, 4])
         assert not parity.trusted
 
     def test_what_was_evicted_is_no_doubt(self, parity: Parity) -> None:
         for _ in range(WINDOW):
-            parity.hit("a", 5000, 0)
-            parity.hit("a", 5000, BLIND)
-            parity.hit("a", 0, BLIND - 1)
+            parity.compare_hits("a", 5000, 0)
+            parity.compare_hits("a", 5000, BLIND)
+            parity.compare_hits("a", 0, BLIND - 1)
         assert not parity.wants_ids("a", Form.CHAT, 1.0)
 
 
@@ -330,7 +334,7 @@ def test_comparing_needs_no_memory_of_prompts(parity: Parity) -> None:
     parity.members = lambda: ["e1", "e2"]
     for place in range(10 * WINDOW):
         for _ in range(LEAST):
-            parity.counted(f"e{place}", Form.CHAT, 1, 1 if place % 2 else 2)
+            parity.compare_counts(f"e{place}", Form.CHAT, 1, 1 if place % 2 else 2)
     assert len(parity._agreements[Form.CHAT]) <= 2
     assert len(parity._checks) <= 2
 
@@ -339,64 +343,64 @@ class TestIdsInsteadOfTexts:
     """An engine gets ours once it has made the same ones, and must go on making them."""
 
     def test_none_before_the_engine_has_shown_its_own(self, parity: Parity) -> None:
-        assert not parity.wants_proof("a")
-        assert not parity.vouches("a", 1.0, Form.CHAT)
-        assert parity.wants_proof("a")
-        assert not parity.wants_proof("b")
+        assert not parity.needs_proof("a")
+        assert not parity.may_send_ids("a", 1.0, Form.CHAT)
+        assert parity.needs_proof("a")
+        assert not parity.needs_proof("b")
 
     def test_equal_ids_are_proof(self, parity: Parity) -> None:
-        parity.vouches("a", 1.0, Form.CHAT)
-        parity.rendered("a", Form.CHAT, IDS, IDS.tolist(), started=1.0)
-        assert not parity.wants_proof("a")
-        assert parity.vouches("a", 1.0, Form.CHAT)
-        assert not parity.vouches("b", 1.0, Form.CHAT)
+        parity.may_send_ids("a", 1.0, Form.CHAT)
+        parity.compare_ids("a", Form.CHAT, IDS, IDS.tolist(), started=1.0)
+        assert not parity.needs_proof("a")
+        assert parity.may_send_ids("a", 1.0, Form.CHAT)
+        assert not parity.may_send_ids("b", 1.0, Form.CHAT)
 
     def test_equal_counts_are_none(self, parity: Parity) -> None:
         counts(parity, *[True] * WINDOW)
-        assert not parity.vouches("a", 1.0, Form.CHAT)
+        assert not parity.may_send_ids("a", 1.0, Form.CHAT)
 
     def test_other_ids_are_none(self, parity: Parity) -> None:
-        parity.vouches("a", 1.0, Form.CHAT)
-        parity.rendered("a", Form.CHAT, IDS, [1, 2, 4], started=1.0)
-        assert not parity.vouches("a", 1.0, Form.CHAT)
-        assert parity.wants_proof("a")
+        parity.may_send_ids("a", 1.0, Form.CHAT)
+        parity.compare_ids("a", Form.CHAT, IDS, [1, 2, 4], started=1.0)
+        assert not parity.may_send_ids("a", 1.0, Form.CHAT)
+        assert parity.needs_proof("a")
 
     def test_a_new_process_has_to_show_its_own(self, parity: Parity) -> None:
-        parity.rendered("a", Form.CHAT, IDS, IDS.tolist(), started=1.0)
-        assert not parity.vouches("a", 2.0, Form.CHAT)
-        assert parity.wants_proof("a")
-        parity.rendered("a", Form.CHAT, IDS, IDS.tolist(), started=2.0)
-        assert parity.vouches("a", 2.0, Form.CHAT)
+        parity.compare_ids("a", Form.CHAT, IDS, IDS.tolist(), started=1.0)
+        assert not parity.may_send_ids("a", 2.0, Form.CHAT)
+        assert parity.needs_proof("a")
+        parity.compare_ids("a", Form.CHAT, IDS, IDS.tolist(), started=2.0)
+        assert parity.may_send_ids("a", 2.0, Form.CHAT)
 
     def test_some_prompts_still_go_as_their_texts(self, parity: Parity) -> None:
-        parity.rendered("a", Form.CHAT, IDS, IDS.tolist(), started=None)
-        went = [parity.vouches("a", None, Form.CHAT) for _ in range(3 * TRIED)]
+        parity.compare_ids("a", Form.CHAT, IDS, IDS.tolist(), started=None)
+        went = [parity.may_send_ids("a", None, Form.CHAT) for _ in range(3 * TRIED)]
         assert went.count(False) == 3
         assert not went[TRIED - 1]
 
     def test_a_comparison_in_between_does_not_put_that_off(self, parity: Parity) -> None:
         for _ in range(TRIED - 1):
-            parity.rendered("a", Form.CHAT, IDS, IDS.tolist())
-            assert parity.vouches("a", None, Form.CHAT)
-        assert not parity.vouches("a", None, Form.CHAT)
+            parity.compare_ids("a", Form.CHAT, IDS, IDS.tolist())
+            assert parity.may_send_ids("a", None, Form.CHAT)
+        assert not parity.may_send_ids("a", None, Form.CHAT)
 
     @pytest.mark.parametrize("how", ["count", "ids"])
     def test_a_difference_ends_it(self, parity: Parity, how: str) -> None:
-        parity.rendered("a", Form.CHAT, IDS, IDS.tolist())
-        parity.rendered("b", Form.CHAT, IDS, IDS.tolist())
+        parity.compare_ids("a", Form.CHAT, IDS, IDS.tolist())
+        parity.compare_ids("b", Form.CHAT, IDS, IDS.tolist())
         if how == "count":
             counts(parity, False)
         else:
-            parity.rendered("a", Form.CHAT, IDS, [3])
-        assert not parity.vouches("a", None, Form.CHAT)
-        assert parity.vouches("b", None, Form.CHAT)
+            parity.compare_ids("a", Form.CHAT, IDS, [3])
+        assert not parity.may_send_ids("a", None, Form.CHAT)
+        assert parity.may_send_ids("b", None, Form.CHAT)
 
     def test_none_while_our_ids_are_not_trusted(self, parity: Parity) -> None:
         parity.members = lambda: ["a", "b", "c"]
-        parity.rendered("b", Form.CHAT, IDS, IDS.tolist())
+        parity.compare_ids("b", Form.CHAT, IDS, IDS.tolist())
         for name in ("a", "c"):
             counts(parity, *[False] * LEAST, endpoint=name)
         assert not parity.trusted
-        assert not parity.vouches("b", None, Form.CHAT)
+        assert not parity.may_send_ids("b", None, Form.CHAT)
         counts(parity, *[True] * RECOVERY)
-        assert parity.vouches("b", None, Form.CHAT)
+        assert parity.may_send_ids("b", None, Form.CHAT)

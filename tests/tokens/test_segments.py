@@ -145,7 +145,9 @@ def test_what_is_put_around_a_text_is_known(post_processor: Any, around: tuple[l
 
 
 def test_a_post_processor_that_is_not_understood_leaves_texts_without_special_tokens() -> None:
-    template = json.loads(processors.TemplateProcessing("a $A", "$A $B", [("a", 4)]).__getstate__())
+    backend = Tokenizer(models.BPE())
+    backend.post_processor = processors.TemplateProcessing("a $A", "$A $B", [("a", 4)])
+    template = json.loads(backend.to_str())["post_processor"]
     assert _around(template) == ([4], [])
     assert _around({"type": "Sequence", "processors": [template, template]}) is None
     assert _around(template | {"single": template["single"] * 2}) is None

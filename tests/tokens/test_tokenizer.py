@@ -13,14 +13,16 @@ from hypothesis import HealthCheck, given
 from hypothesis import strategies as st
 from tokenizers import Tokenizer
 
+from gateway.core.prompt import ChatInput, OpaqueInput, TextInput, TokenInput, estimate
+from gateway.core.tasks import TaskSet
 from gateway.errors import ConfigError
-from gateway.framework import ChatInput, OpaqueInput, TextInput, TokenInput, estimate
 from gateway.tokens import ModelTokens
 from gateway.tokens.families import Family
 from gateway.tokens.reasons import Why
 from gateway.tokens.settings import TokenSettings
 from gateway.tokens.tokenizer import MAX_THREADS
 from tests.support.examples import examples
+from tests.support.wait import eventually
 from tests.tokens.conftest import Load, Reasons
 
 GAP = 0.050
@@ -242,7 +244,7 @@ async def test_what_would_take_minutes_to_encode_is_estimated(
 ) -> None:
     tokens = await load()
     assert (await tokens.tokenize(prompt)).exact
-    monkeypatch.setattr("gateway.tokens.tokenizer.MAX_TEXT", 100)
+    monkeypatch.setattr("gateway.tokens.lengths.MAX_TEXT", 100)
     assert not (await tokens.tokenize(prompt)).exact
     assert reasons.seen == [("m", Why.TOO_LONG)]
 
@@ -265,6 +267,21 @@ async def test_what_no_engine_takes_is_estimated_and_not_encoded(
     monkeypatch.setattr(tokens._encoder, "finish", lambda reading: pytest.fail("it is encoded"))
     assert not (await tokens.tokenize(prompt, room=lambda: most - 1)).exact
     assert reasons.seen == [("m", Why.TOO_LONG)]
+
+
+async def test_a_prompt_that_waits_when_the_tokenizer_is_given_back_is_estimated(load: Load, reasons: Reasons) -> None:
+    tokens = await load()
+    gate, tasks, prompt = threading.Event(), TaskSet(), TextInput(("ab " * 40_000,))
+    for number in range(tokens._threads._free):
+        tasks.start(tokens._threads.run("", 1, lambda: gate.wait(30)), name=f"hold {number}")
+    await eventually(lambda: not tokens._threads._free, "all threads are held")
+    waits = tasks.start(tokens.tokenize(prompt), name="ask")
+    await eventually(lambda: tokens._threads.waiting == 1, "it waits for one")
+    await tokens.close()
+    assert [(await waits).why, (await tokens.tokenize(prompt)).why] == [Why.CLOSED] * 2
+    assert reasons.seen == [("m", Why.CLOSED)] * 2
+    gate.set()
+    await tasks.close()
 
 
 async def test_whose_a_short_prompt_is_and_what_engines_take_is_not_asked(load: Load) -> None:

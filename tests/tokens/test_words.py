@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tokenizers import AddedToken, Regex, Tokenizer, models, normalizers, pre_tokenizers
 
-from gateway.tokens.memory import Memory
+from gateway.tokens.segment_cache import SegmentCache
 from gateway.tokens.segments import LONG, Cuts, find_cuts
 from gateway.tokens.words import CASED, JOINED, LETTERS, OTHERS, _alternatives
 from tests.support.examples import examples
@@ -98,14 +98,14 @@ def test_no_known_expression_takes_a_letter_with_the_blank_behind_it(text: str) 
 def test_a_long_text_with_another_end_is_encoded_from_where_that_begins(name: str) -> None:
     backend = shape(name)
     cuts = find_cuts(backend)
-    memory = Memory(1 << 24, cuts)
+    cache = SegmentCache(1 << 24, cuts)
     text = SENTENCE * 400
-    first = memory.recall(text)
+    first = cache.look_up(text)
     assert len(first.missing) == len(first.segments) > len(text) / (2 * LONG)
     for segment in first.segments:
         segment.ids = b""
-    memory.remember(first.segments)
-    second = memory.recall(text[:-64] + "and what has never been seen before stands here, at its very end")
+    cache.add(first.segments)
+    second = cache.look_up(text[:-64] + "and what has never been seen before stands here, at its very end")
     assert [len(segment.text) > LONG - 1 for segment in second.segments[:-1]] == [True] * (len(second.segments) - 1)
     assert second.new < 2 * LONG
 
@@ -113,15 +113,15 @@ def test_a_long_text_with_another_end_is_encoded_from_where_that_begins(name: st
 def test_where_a_remembered_text_ended_is_no_end_in_another() -> None:
     """It ended with half a word."""
     cuts = Cuts(re.compile(r"<\|x\|>"), "", {}, words=True)
-    memory = Memory(1 << 24, cuts)
+    cache = SegmentCache(1 << 24, cuts)
     half = "word " * 60 + "hal"
     for text in (half, half + "f and more of it"):
-        recalled = memory.recall(text)
-        assert "".join(segment.text for segment in recalled.segments) == text
-        for segment in recalled.missing:
+        lookup = cache.look_up(text)
+        assert "".join(segment.text for segment in lookup.segments) == text
+        for segment in lookup.missing:
             segment.ids = b""
-        memory.remember(recalled.segments)
-    assert [segment.text for segment in memory.recall(half + "f and more").segments] == [half + "f and more"]
+        cache.add(lookup.segments)
+    assert [segment.text for segment in cache.look_up(half + "f and more").segments] == [half + "f and more"]
 
 
 @pytest.mark.parametrize("name", sorted(WORDS))
@@ -129,16 +129,16 @@ def test_where_a_remembered_text_ended_is_no_end_in_another() -> None:
 @given(st.lists(st.tuples(st.integers(0, 3), st.text(max_size=12), st.integers(0, 60)), min_size=1, max_size=6))
 def test_texts_that_share_beginnings_have_their_own_ids(name: str, texts: list[tuple[int, str, int]]) -> None:
     backend = shape(name)
-    memory = Memory(1 << 22, find_cuts(backend))
+    cache = SegmentCache(1 << 22, find_cuts(backend))
     for which, middle, length in texts:
         text = (SENTENCE * 60)[: 37 * length + which] + middle + "<|im_start|>" + SENTENCE * which
         try:
             text.encode()
         except UnicodeEncodeError:
             continue
-        recalled = memory.recall(text)
-        for segment in recalled.missing:
+        lookup = cache.look_up(text)
+        for segment in lookup.missing:
             segment.ids = json.dumps(backend.encode(segment.text, add_special_tokens=False).ids).encode()
-        memory.remember(recalled.segments)
-        ids = [token for segment in recalled.segments for token in json.loads(segment.ids or b"[]")]
+        cache.add(lookup.segments)
+        ids = [token for segment in lookup.segments for token in json.loads(segment.ids or b"[]")]
         assert ids == backend.encode(text, add_special_tokens=False).ids

@@ -7,8 +7,8 @@ import sys
 from pathlib import Path
 
 from benchmarks.data_path import prompts
-from benchmarks.data_path.processes import Processes
 from benchmarks.data_path.rows import HERE
+from gateway.commands.processes import Processes
 from simulator.tokenizer import build_tokenizer
 
 
@@ -26,6 +26,6 @@ def small_text(folder: Path) -> prompts.Text:
 def engines(processes: Processes, *events: str) -> list[str]:
     """URLs of mock engines, one for each of ``events``."""
     command = [sys.executable, "-m", "benchmarks.data_path.engines", *events]
-    process = processes.start("engines", command, cwd=HERE, speaks=True)
-    urls: list[str] = json.loads(processes.says(process))["urls"]
+    process = processes.start("engines", command, cwd=HERE, talks=True)
+    urls: list[str] = json.loads(process.line())["urls"]
     return urls

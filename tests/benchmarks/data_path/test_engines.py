@@ -10,7 +10,7 @@ import httpx
 import pytest
 
 from benchmarks.data_path.engines import ANSWER, EVENTS, read_orders, streamed, tokenized
-from benchmarks.data_path.processes import Processes
+from gateway.commands.processes import Processes
 from tests.benchmarks.data_path.small import engines
 
 CHAT = "/v1/chat/completions"

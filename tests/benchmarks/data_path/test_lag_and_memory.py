@@ -15,7 +15,7 @@ from benchmarks.data_path import lag_filter
 from benchmarks.data_path.lag import at, late, request
 from benchmarks.data_path.lag_filter import Lag, LagParameters
 from benchmarks.data_path.memory import EXPECTED, KINDS, LOOKS, Load
-from benchmarks.data_path.processes import Processes
+from gateway.commands.processes import Processes
 from tests.benchmarks.data_path.small import engines, small_text
 from tests.support.wait import eventually
 

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from tests.engines.disaggregation.pair import transferring
-from tests.engines.engine import Engine, start_all
+from tests.engines.engine import Engine, serving
 from tests.engines.gateway import Gateway, run_gateway
 
 
@@ -42,12 +42,8 @@ def started_fleet(engine_venv: Path, model_folder: Path, run_folder: Path) -> It
         transferring("decode", "kv_consumer", *where),
         transferring("spare", "kv_consumer", *where, policy="recompute"),
     )
-    start_all(fleet.engines)
-    try:
+    with serving(*fleet.engines):
         yield fleet
-    finally:
-        for engine in fleet.engines:
-            engine.kill()
 
 
 @pytest.fixture

@@ -7,8 +7,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Literal
 
+from gateway.commands.processes import free_port, wait_for
 from tests.engines.engine import Engine
-from tests.engines.process import free_port, wait_for
 
 LEASE_SECONDS = 30  # for which a prefill engine keeps blocks that nobody has read; vLLM's default
 KV_BYTES = 40 * 1024 * 1024

@@ -14,7 +14,7 @@ import yaml
 
 from tests.engines.disaggregation.conftest import Fleet
 from tests.engines.engine import Engine
-from tests.engines.process import clean_environment
+from tests.engines.environment import clean_environment
 
 HERE = "127.0.0.1"
 ELSEWHERE = "0.0.0.0"

@@ -17,13 +17,13 @@ from typing import Any
 import httpx
 import pytest
 
+from gateway.commands.processes import wait_for
 from tests.engines.answers import events
 from tests.engines.chats import Body
 from tests.engines.disaggregation.conftest import Fleet
 from tests.engines.disaggregation.pair import LEASE_SECONDS, Sources
 from tests.engines.disaggregation.routes import ROUTES, Route
 from tests.engines.engine import BLOCK_SIZE, SERVED_NAME, TOKEN_BYTES, Engine
-from tests.engines.process import wait_for
 from tests.engines.prompts import passage
 
 COUNTED_LATE = 10.0

@@ -15,15 +15,15 @@ from typing import Any
 
 import pytest
 
-from gateway.api.parse import Call, parse
+from gateway.api.parse import Parsed, parse
 from gateway.api.routes import ROUTES
 from gateway.api.settings import PassSettings
-from gateway.proxy.connectors import HandoverFailed, Pair, Transfer
-from gateway.proxy.connectors.mooncake import MooncakeTransfer
-from gateway.proxy.connectors.nixl import NixlTransfer
-from gateway.proxy.connectors.shared_storage import SharedStorageTransfer
+from gateway.proxy.serving.connectors import HandoverFailed, Pair, Transfer
+from gateway.proxy.serving.connectors.mooncake import MooncakeTransfer
+from gateway.proxy.serving.connectors.nixl import NixlTransfer
+from gateway.proxy.serving.connectors.shared_storage import SharedStorageTransfer
 from tests.engines.chats import FUNCTION, WEATHER, Body, user
-from tests.scheduling.candidates import endpoint
+from tests.support.candidates import endpoint
 
 READ = """
 import json, sys
@@ -192,7 +192,7 @@ def cases() -> Iterator[Case]:
                 yield Case(type(transfer).__name__, path, body, prefill(transfer, call))
 
 
-def prefill(transfer: Transfer, call: Call) -> Body | None:
+def prefill(transfer: Transfer, call: Parsed) -> Body | None:
     try:
         leg: Body = json.loads(transfer.prefill(call.body).encode("m"))
     except HandoverFailed:

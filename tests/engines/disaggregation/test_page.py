@@ -12,12 +12,12 @@ from typing import Any
 
 import pytest
 
+from gateway.config.build import build_scheduler
 from gateway.config.load import loads
-from gateway.config.wiring import wire
 from gateway.proxy.settings import TimeoutSettings
 from gateway.scheduling.prefill_decode import THRESHOLD, PrefillDecode
 from tests.engines.disaggregation.pair import transferring
-from tests.scheduling.candidates import context
+from tests.support.candidates import context
 
 DOCS = Path(__file__).parents[3] / "docs"
 PAGE = (DOCS / "disaggregation.md").read_text()
@@ -116,7 +116,7 @@ def prefill_lease(engine: Any) -> int:
 def test_the_gateway_loads_the_yaml(block: str) -> None:
     models = "models: [{name: m, handler: prefill-decode, endpoints: [{url: 'http://a:1', labels: {zone: a}}]}]\n"
     config = loads(block if "models:" in block else models + block, {})
-    scheduler = wire(config, context)
+    scheduler = build_scheduler(config, context)
     assert all(isinstance(scheduler.handlers[model.handler], PrefillDecode) for model in config.models)
 
 

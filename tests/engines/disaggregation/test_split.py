@@ -13,13 +13,13 @@ from pathlib import Path
 import httpx
 import pytest
 
+from gateway.commands.processes import wait_for
 from tests.engines.chats import Body
 from tests.engines.disaggregation.conftest import Fleet, run_split
 from tests.engines.disaggregation.pair import LEASE_SECONDS, Sources
 from tests.engines.disaggregation.routes import ASK, ROUTES
 from tests.engines.engine import BLOCK_SIZE
 from tests.engines.gateway import MODEL, Gateway
-from tests.engines.process import wait_for
 from tests.engines.prompts import passage
 
 WORDS = (1, 12, 60, 240, 700)

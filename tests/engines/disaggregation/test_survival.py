@@ -13,12 +13,12 @@ from pathlib import Path
 
 import httpx
 
+from gateway.commands.processes import wait_for
 from tests.engines.answers import events
 from tests.engines.chats import Body
 from tests.engines.disaggregation.conftest import Fleet, run_split
 from tests.engines.disaggregation.routes import ROUTES, Route
 from tests.engines.gateway import MODEL, Gateway
-from tests.engines.process import wait_for
 from tests.engines.prompts import passage
 
 WORDS = 120

@@ -1,0 +1,347 @@
+"""Checks one cache (an engine's, or that of one data-parallel rank): its block size, its events, their replay, its
+hashes.
+
+The engine computes one prompt that nobody has sent before; the events about it answer all four questions.
+"""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from gateway.api.headers import RANK_HEADER
+from gateway.commands.doctor.events import Heard, ask_replay, find, first_hash, listen
+from gateway.commands.doctor.finding import Finding, Level
+from gateway.commands.doctor.hashes import ALGORITHMS, recognise
+from gateway.commands.doctor.tokens import words
+from gateway.commands.interview import Interview
+from gateway.core.prompt import TextInput
+from gateway.fleet.kv_source import KvSource, configured_source, connecting_source, reported_source
+from gateway.fleet.probe import ProbeFailed
+from gateway.fleet.settings import EndpointSettings
+from gateway.framework import Clock
+from gateway.framework.fleet import ServedModel
+from gateway.kvcache.events.listener import EventListener, ListenerSource
+from gateway.kvcache.events.sockets import EventSource
+from gateway.kvcache.events.subscription import Subscription
+from gateway.tokens import ModelTokens
+
+TRIES = 2
+"""Probes at most: the first may have been sent before the subscription was complete."""
+
+UNKNOWN = 256
+"""Tokens of a probe if the engine does not report its block size: more than vLLM's usual block sizes."""
+
+MAX_PROBE = 2048
+"""Tokens of a probe at most: hybrid models with larger blocks are not probed."""
+
+
+@dataclass(slots=True)
+class CacheCheck:
+    """The check of one cache.
+
+    ``told``: tokens of a block by the engine's metrics, 0 if they do not report it. ``configured``: as
+    ``Patient.unit``. ``sources``: from its /kv_event_sources, None if there is no such route. ``algorithm``: of its
+    hashes, by its metrics. ``topic``: of its events if it connects to us. ``listener``: what it then connects to; None:
+    another process's.
+    """
+
+    engine: Interview
+    settings: EndpointSettings
+    served: ServedModel
+    sources: Mapping[str, Any] | None
+    rank: int | None
+    told: int
+    configured: int | None
+    algorithm: str | None
+    seeds: Sequence[str]
+    tokens: ModelTokens
+    clock: Clock
+    flag: str
+    topic: str
+    listener: EventListener | None
+    _ids: Sequence[int] = ()
+    _failed: str = ""
+    _reports_hits: bool = True
+    _found: list[Finding] = field(default_factory=list)
+
+    async def run(self) -> list[Finding]:
+        source = self._source()
+        heard = Heard()
+        tokens = self.told + 8 if self.told else UNKNOWN
+        if tokens > min(MAX_PROBE, (self.served.max_model_len or MAX_PROBE) - 64):
+            said = f"its blocks of {self.told} tokens are too large for a probe: its events were not tried"
+            self._add("events", Level.NOTE, "not tried", said)
+            self._of_block_size(heard)
+            return self._found
+        where = self._where(source) if source is not None else None
+        if where is not None:
+            heard = await listen(where, lambda: self._probe(tokens), TRIES)
+        else:
+            await self._probe(tokens)
+            if source is not None and source.replay is not None:
+                heard = await find(source.replay, self._ids)
+        if self._failed:
+            self._add(
+                "events",
+                Level.FAILED,
+                self._failed,
+                f"it did not compute a prompt of some {tokens} tokens: POST /v1/completions gave {self._failed}",
+                "see its log: it would not answer clients either",
+            )
+        elif source is not None and source.address is None:
+            self._of_coming(source, heard, taken=where is None)
+        elif source is not None:
+            self._of_events(source, heard)
+        self._of_block_size(heard)
+        if source is not None:
+            await self._of_replay(source, heard)
+        self._of_hashes(heard)
+        if not self._reports_hits:
+            said = "it does not report how much of a prompt it had cached, so that nothing shows whether hits come true"
+            self._add("usage", Level.WARNING, "no hits", said, "start it with --enable-prompt-tokens-details")
+        elif not self._failed:
+            self._add("usage", Level.OK, "hits")
+        return self._found
+
+    def _add(self, check: str, level: Level, short: str, said: str = "", remedy: str = "") -> None:
+        self._found.append(Finding(check, level, short, said, remedy, self.rank))
+
+    def _source(self) -> KvSource | None:
+        """Where the events are published. None: nowhere, and a finding says so."""
+        settings, host = self.settings.kv_events, self.settings.host
+        if not settings.enabled:
+            said = "its events are not followed, as configured (kv_events.enabled): what it holds is estimated"
+            self._add("events", Level.NOTE, "unused", said)
+            return None
+        if settings.connects:
+            return self._connecting(host)
+        named = configured_source(settings, self.rank, host, self.sources or {})
+        if named is not None:
+            return named
+        learned = reported_source(self.sources or {}, self.rank, host, settings.topic)
+        if learned is not None:
+            return learned
+        estimated = "what it holds is estimated from what was sent to it"
+        if self.sources is None:
+            self._add(
+                "events",
+                Level.FAILED,
+                "unknown",
+                f"it does not tell where its KV events are (no GET /kv_event_sources): {estimated}",
+                f"give kv_events.endpoint and .replay, and start it with {self.flag}",
+            )
+        elif not self.sources:
+            said = f"its KV events are off: {estimated}"
+            self._add("events", Level.FAILED, "off", said, f"start it with {self.flag}")
+        else:
+            self._add(
+                "events",
+                Level.FAILED,
+                "unusable",
+                f"its KV events cannot be subscribed to as it tells of them: {estimated}",
+                'give it "publisher": "zmq" and a tcp:// endpoint, or name its address in kv_events.endpoint',
+            )
+        return None
+
+    def _connecting(self, host: str) -> KvSource | None:
+        """The source of the events of an engine that connects to us. None: it will not connect, and a finding says
+        so."""
+        source = connecting_source(self.settings.kv_events, self.rank, host, self.topic, self.sources or {})
+        if source is None:
+            said = "it has several data-parallel ranks, and one endpoint here: what it holds is estimated"
+            self._add("events", Level.FAILED, "ranks", said, "remove ranks from its endpoint")
+            return None
+        if self.sources is not None and not self.sources:
+            said = "its KV events are off: what it holds is estimated from what was sent to it"
+            self._add("events", Level.FAILED, "off", said, self._start())
+            return None
+        told = (self.sources or {}).get(str(source.offset))
+        there, topic = (told.get("endpoint"), told.get("topic")) if isinstance(told, dict) else (None, None)
+        if isinstance(there, str) and ("*" in there or "::" in there):
+            said = f"it does not connect to the gateway: it listens itself, at {there}"
+            self._add("events", Level.FAILED, "listens", said, f"remove kv_events.connects, or {self._start()}")
+            return None
+        if isinstance(topic, str) and topic != source.topic:
+            said = f"it sends its KV events with the topic {topic!r}, and {source.topic!r} is expected"
+            self._add("events", Level.FAILED, "topic", said, "set kv_events.topic to its own, which no other has")
+            return None
+        return source
+
+    def _where(self, source: KvSource) -> EventSource | None:
+        """What to listen to. None: another process listens for the engines that connect."""
+        if source.address is not None:
+            return Subscription(source.address, source.topic)
+        return ListenerSource(self.listener, source.topic, source.offset) if self.listener is not None else None
+
+    def _start(self) -> str:
+        """How to start an engine so that it connects to us."""
+        said = '"endpoint":"tcp://GATEWAY:PORT","replay_endpoint":"tcp://*:5558"'
+        return f"""start it with --kv-events-config '{{"enable_kv_cache_events":true,{said},"topic":"{self.topic}"}}'"""
+
+    async def _probe(self, count: int) -> Sequence[int]:
+        """Have the engine compute a new text; returns its token ids, empty if they cannot be known."""
+        text = " ".join(words(uuid.uuid4().hex[:12], count))
+        body = {"model": self.served.id, "prompt": text, "max_tokens": 1, "return_token_ids": True}
+        headers = {} if self.rank is None else {RANK_HEADER: str(self.rank)}
+        try:
+            answer = await self.engine.post("/v1/completions", body, **headers)
+            choice = answer["choices"][0]
+            usage = answer.get("usage") or {}
+        except ProbeFailed as failure:
+            self._failed = failure.reason
+            return ()
+        except (LookupError, TypeError, AttributeError):
+            self._failed = "garbage"
+            return ()
+        self._reports_hits = bool(usage.get("prompt_tokens_details"))
+        self._ids = choice.get("prompt_token_ids") or answer.get("prompt_token_ids") or ()
+        if not self._ids:
+            own = (await self.tokens.tokenize(TextInput((text,)))).own
+            self._ids = own.tolist() if own is not None else ()
+        return self._ids
+
+    def _of_events(self, source: KvSource, heard: Heard) -> None:
+        at = source.address
+        if not heard.connected:
+            self._add(
+                "events",
+                Level.FAILED,
+                "no connection",
+                f"its KV events cannot be connected to at {at}",
+                "open that port to this host, or correct kv_events.endpoint; "
+                "if that is the gateway's own address, set kv_events.connects",
+            )
+        elif heard.blocks is not None:
+            self._add("events", Level.OK, "live")
+        elif heard.stored:
+            self._add(
+                "events",
+                Level.FAILED,
+                "another's",
+                f"the blocks announced at {at} are not those of the prompt that it was sent: they are another engine's",
+                "correct kv_events.endpoint, and its port if several engines share a host",
+            )
+        elif heard.messages:
+            self._add(
+                "events",
+                Level.FAILED,
+                "unreadable",
+                f"{heard.messages} messages came from {at}, and none could be read as blocks with their tokens",
+                "see that it is a vLLM or SGLang publisher; kvgate_kv_events_total tells the kinds",
+            )
+        else:
+            self._add(
+                "events",
+                Level.FAILED,
+                "silent",
+                f"it computed a new prompt, and announced nothing at {at}",
+                "see that events are on and that kv_events.topic and .endpoint are its own",
+            )
+
+    def _of_coming(self, source: KvSource, heard: Heard, *, taken: bool) -> None:
+        """Judge the events of an engine that connects to us. ``taken``: it connects to another process, so that only
+        its history can be seen."""
+        if heard.blocks is not None and not taken:
+            self._add("events", Level.OK, "live")
+        elif taken and (heard.blocks is not None or source.replay is None):
+            said = (
+                "what engines connect to is another process's, such as a running gateway, whose kvgate_kv_stream_state "
+                "tells whether they do"
+            )
+            self._add("events", Level.NOTE, "not heard", said)
+        elif taken:
+            said = "it computed a new prompt, and its history does not have it"
+            self._add("events", Level.FAILED, "silent", said, f"see its log, and {self._start()}")
+        elif heard.stored:
+            said = f"the blocks that come with the topic {source.topic!r} are not those of the prompt that it was sent"
+            self._add("events", Level.FAILED, "another's", said, "give each engine a topic of its own")
+        else:
+            assert self.listener is not None
+            others = ", ".join(sorted(repr(topic.decode(errors="replace")) for topic in self.listener.unknown_topics))
+            at = self.listener.address_of(source.offset)
+            said = f"it computed a new prompt, and nothing with the topic {source.topic!r} came to {at}"
+            said += f", but {others}" if others else ""
+            remedy = "see that it can reach that port of this host (does it connect to another?), and "
+            self._add("events", Level.FAILED, "silent", said, remedy + self._start())
+
+    def _of_block_size(self, heard: Heard) -> None:
+        learned = heard.blocks.block_size if heard.blocks is not None else 0
+        size = learned or self.told
+        if learned and self.told and learned != self.told:
+            self._add(
+                "block size",
+                Level.FAILED,
+                f"{self.told}/{learned}",
+                f"its metrics say that a block has {self.told} tokens, and its events {learned}: "
+                "one of the two is not this engine's",
+                "see that url and kv_events.endpoint are the same engine's, and what stands between",
+            )
+        elif not size:
+            said = "neither metrics nor events tell its block size"
+            self._add("block size", Level.WARNING, "?", said, "let GET /metrics through to it, or turn on its events")
+        elif self.configured is not None and size % self.configured:
+            self._add(
+                "block size",
+                Level.FAILED,
+                f"{self.configured}/{size}",
+                f"kv_cache.block_size is {self.configured}, and its blocks have {size} tokens",
+                f"remove kv_cache.block_size, since it is learned, or set it to {size}",
+            )
+        else:
+            self._add("block size", Level.OK, str(size))
+
+    async def _of_replay(self, source: KvSource, heard: Heard) -> None:
+        if source.replay is None:
+            self._add(
+                "replay",
+                Level.WARNING,
+                "none",
+                "it has no replay socket: what it announced before a gateway's start, or in a gap, is never known",
+                'give its --kv-events-config a "replay_endpoint", or name it in kv_events.replay; else '
+                "kv_cache.reannounce has it tell some of that",
+            )
+            return
+        replayed = await ask_replay(source.replay, heard.sequence)
+        if not replayed.whole:
+            self._add(
+                "replay",
+                Level.FAILED,
+                "no answer",
+                f"its replay socket at {source.replay} does not answer: {replayed.problem}",
+                "open that port to this host, or correct kv_events.replay",
+            )
+            return
+        self._add("replay", Level.OK, "yes")
+        if heard.sequence is None:
+            return
+        if replayed.before is not None:
+            self._add("last event", Level.OK, _ago(self.clock.wall() - replayed.before))
+        else:
+            self._add("last event", Level.OK, "none yet" if heard.sequence == 0 else "forgotten")
+
+    def _of_hashes(self, heard: Heard) -> None:
+        event = heard.blocks
+        if event is None or not event.block_hashes or len(event.token_ids) < event.block_size:
+            return
+        algorithms = [self.algorithm] if self.algorithm in ALGORITHMS else [*ALGORITHMS]
+        first = event.token_ids[: event.block_size]
+        known = recognise(first_hash(event), first, [each for each in algorithms if each], self.seeds)
+        if known is not None:
+            self._add("hashes", Level.OK, known[0])
+        else:
+            said = (
+                "block hashes cannot be made again here: PYTHONHASHSEED is what --hash-seed does not name, or random; "
+                "kvgate does not need them"
+            )
+            self._add("hashes", Level.NOTE, "unknown", said)
+
+
+def _ago(seconds: float) -> str:
+    """``seconds`` ago, in words."""
+    for unit, size in (("d", 86400), ("h", 3600), ("min", 60)):
+        if seconds >= size:
+            return f"{seconds / size:.0f} {unit} ago"
+    return f"{max(0.0, seconds):.0f} s ago"

@@ -1,0 +1,93 @@
+"""Examines all engines of a configuration at the same time, each with a time limit."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import zmq
+
+from gateway.app import Gateway, listener_of
+from gateway.commands.doctor.examine import Patient, examine, silent, together, unexpected
+from gateway.commands.doctor.finding import Report, healthy
+from gateway.commands.doctor.hashes import DEFAULT_SEED
+from gateway.commands.interview import Interviews
+from gateway.core.observer import NULL_OBSERVER
+from gateway.framework import Clock
+from gateway.kvcache.events.listener import EventListener
+
+AT_ONCE = 64
+"""Engines that are examined at the same time; with more, this host would be the slow part."""
+
+SEEDS = (DEFAULT_SEED, "0")
+"""Seeds of block hashes: vLLM's default, and the one that its documentation recommends for shared caches."""
+
+
+async def diagnose(
+    gateway: Gateway, *, timeout: float, seeds: Sequence[str] = ()
+) -> tuple[list[Report], dict[str, list[str]]]:
+    """Return every endpoint's report, in the order of the configuration, and by model what its engines show together.
+
+    ``gateway``: its tokenizers are loaded. ``timeout``: seconds for one engine.
+    """
+    listener = _listening(gateway)
+    lines = gateway.config.origin.lines
+    patients, reports = [], []
+    for number, (model, serving) in enumerate(zip(gateway.config.models, gateway.directory.servings, strict=True)):
+        given = ("models", number, "kv_cache", "block_size") in lines
+        for endpoint in model.endpoints:
+            unit = model.kv_cache.block_size if given else None
+            patients.append(Patient(model, endpoint, serving.tokens, unit, (*seeds, *SEEDS), listener))
+            reports.append(Report(model.name, patients[-1].name, endpoint.url))
+    room = asyncio.Semaphore(AT_ONCE)
+    async with Interviews(gateway.clock) as interviews:
+        pairs = zip(patients, reports, strict=True)
+        await asyncio.gather(*(_one(interviews, one, report, gateway.clock, room, timeout) for one, report in pairs))
+    if listener is not None:
+        await listener.close()
+    models = {model.name: [one for one in reports if one.model == model.name] for model in gateway.config.models}
+    return reports, {name: said for name, of_model in models.items() if (said := together(of_model))}
+
+
+def _listening(gateway: Gateway) -> EventListener | None:
+    """The listener that engines connect to. None: none is configured, or another process listens there."""
+    listener = listener_of(gateway.config, NULL_OBSERVER)
+    try:
+        if listener is not None:
+            listener.start()
+        return listener
+    except zmq.ZMQError:
+        return None
+
+
+async def _one(
+    interviews: Interviews,
+    patient: Patient,
+    report: Report,
+    clock: Clock,
+    room: asyncio.Semaphore,
+    timeout: float,
+) -> None:
+    async with room:
+        try:
+            async with asyncio.timeout(timeout):
+                await examine(interviews, patient, report, clock)
+        except TimeoutError:
+            silent(report, timeout)
+        except Exception as error:
+            unexpected(report, error)
+
+
+def as_json(reports: Sequence[Report], notes: Mapping[str, Sequence[str]]) -> dict[str, Any]:
+    """The output of ``--json``."""
+    names = dict.fromkeys(report.model for report in reports)
+    models = [
+        {
+            "model": name,
+            "notes": list(notes.get(name, ())),
+            "endpoints": [report.as_json() for report in reports if report.model == name],
+        }
+        for name in names
+    ]
+    return {"healthy": healthy(reports), "models": models}

@@ -1,0 +1,231 @@
+"""Examines one endpoint: makes each check in order, and judges the answers.
+
+No check raises; what cannot be asked is a finding. An engine that sleeps, or has no room for the probe, gets none.
+Every request has a time limit, and ``diagnose`` limits the whole.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from gateway.commands.doctor.caches import CacheCheck
+from gateway.commands.doctor.finding import Finding, Level, Report
+from gateway.commands.doctor.tokens import compare
+from gateway.commands.interview import Interview, Interviews, Told, ask
+from gateway.config.settings import ModelSettings
+from gateway.fleet.kv_source import rank_keys
+from gateway.fleet.probe import ProbeFailed
+from gateway.fleet.scrape import Scrape, read
+from gateway.fleet.settings import EndpointSettings
+from gateway.framework import Clock
+from gateway.framework.fleet import ServedModel
+from gateway.kvcache.events.listener import EventListener
+from gateway.tokens import ModelTokens
+
+MAX_RANKS = 16
+"""Data-parallel ranks of an engine that are probed at most: each costs a completion."""
+
+EVENTS_FLAG = """--kv-events-config '{"enable_kv_cache_events":true,"endpoint":"tcp://*:5557","replay_endpoint":"tcp://*:5558"}'"""
+
+REMEDIES = {
+    "refused": "start it, or correct its url: nothing listens there",
+    "connect": "let this host reach it: a firewall, a network policy, a wrong address",
+    "dns": "correct the host name of its url",
+    "tls": "correct its certificate, the endpoint's tls, or the scheme of its url",
+    "timeout": "see why it does not answer: overload, or a process that stands still",
+    "status-401": "give the endpoint the engine's --api-key as api_key",
+}
+
+_CACHING = re.compile(rb'^vllm:cache_config_info\{.*enable_prefix_caching="(\w+)"', re.MULTILINE)
+_ALGORITHM = re.compile(rb'^vllm:cache_config_info\{.*prefix_caching_hash_algo="(\w+)"', re.MULTILINE)
+
+
+@dataclass(frozen=True, slots=True)
+class Patient:
+    """An endpoint with its configuration. ``unit``: the configured block size, None if it is the default. ``seeds``:
+    values of PYTHONHASHSEED that its hashes may use. ``listener``: what engines connect to; None: nothing, or another
+    process's."""
+
+    model: ModelSettings
+    endpoint: EndpointSettings
+    tokens: ModelTokens
+    unit: int | None
+    seeds: Sequence[str]
+    listener: EventListener | None
+
+    @property
+    def name(self) -> str:
+        return self.endpoint.label
+
+
+async def examine(interviews: Interviews, patient: Patient, report: Report, clock: Clock) -> None:
+    """Examine the endpoint, and add the findings to ``report``."""
+    add = report.findings.append
+    told = await ask(interviews, patient.model, patient.endpoint, probe=False)
+    if told.unreachable:
+        remedy = REMEDIES.get(told.unreachable, "see its log")
+        add(Finding("reachable", Level.FAILED, told.unreachable, f"it cannot be asked: {told.why}", remedy))
+        return
+    scrape = read(told.metrics) if told.metrics is not None else None
+    add(_of_reachable(told, scrape))
+    engine = interviews.of_endpoint(patient.endpoint)
+    served, finding = await _of_model(engine, patient.model)
+    add(finding)
+    add(_of_transfer(patient.endpoint, told))
+    if served is None or (scrape is not None and scrape.asleep):
+        return
+    add(await compare(engine, served.id, served.root, patient.tokens, patient.model.tokenizer))
+    if told.metrics is not None and (caching := _CACHING.search(told.metrics)) and caching[1] == b"False":
+        add(
+            Finding(
+                "events",
+                Level.FAILED,
+                "no caching",
+                "its prefix caching is off: it keeps no KV for later prompts, and announces none",
+                "start it with --enable-prefix-caching",
+            )
+        )
+        return
+    await _of_caches(engine, patient, served, told, scrape, report, clock)
+
+
+async def _of_caches(
+    engine: Interview,
+    patient: Patient,
+    served: ServedModel,
+    told: Told,
+    scrape: Scrape | None,
+    report: Report,
+    clock: Clock,
+) -> None:
+    try:
+        sources = await engine.kv_sources_told()
+    except ProbeFailed:
+        sources = None
+    sizes = [each.block_size for each in scrape.engines.values()] if scrape is not None else []
+    algorithm = _ALGORITHM.search(told.metrics) if told.metrics is not None else None
+    count = patient.endpoint.ranks or len(rank_keys(sources or {})) or len(sizes) or 1
+    ranks: list[int | None] = [None] if count == 1 else list(range(min(count, MAX_RANKS)))
+    checks = [
+        CacheCheck(
+            engine=engine,
+            settings=patient.endpoint,
+            served=served,
+            sources=sources,
+            rank=rank,
+            told=sizes[min(rank or 0, len(sizes) - 1)] if sizes else 0,
+            configured=patient.unit,
+            algorithm=algorithm[1].decode() if algorithm else None,
+            seeds=patient.seeds,
+            tokens=patient.tokens,
+            clock=clock,
+            flag=EVENTS_FLAG,
+            topic=patient.endpoint.kv_topic(patient.model.name),
+            listener=patient.listener,
+        )
+        for rank in ranks
+    ]
+    for found in await asyncio.gather(*(check.run() for check in checks)):
+        report.findings += found
+    if count > MAX_RANKS:
+        report.findings.append(Finding("events", Level.NOTE, "", f"of its {count} ranks {MAX_RANKS} were probed"))
+
+
+def _of_reachable(told: Told, scrape: Scrape | None) -> Finding:
+    short = told.version or "?"
+    if scrape is None:
+        return Finding(
+            "reachable",
+            Level.WARNING,
+            short,
+            "its metrics cannot be read: its load, its block size and its KV capacity are not known",
+            "let GET /metrics through to it; SGLang needs --enable-metrics",
+        )
+    if scrape.asleep:
+        return Finding("reachable", Level.FAILED, "asleep", "it is asleep", "POST /wake_up to it")
+    if told.version is None:
+        return Finding("reachable", Level.NOTE, short, "it tells no version")
+    return Finding("reachable", Level.OK, short)
+
+
+async def _of_model(engine: Interview, model: ModelSettings) -> tuple[ServedModel | None, Finding]:
+    """The model as the engine serves it. None: it does not serve it, and a finding says why."""
+    try:
+        served = await engine.models()
+    except ProbeFailed as failure:
+        remedy = REMEDIES.get(failure.reason, "see its log")
+        return None, Finding("model", Level.FAILED, failure.reason, f"GET /v1/models gave {failure.reason}", remedy)
+    name = model.served_name or await engine.served_name(model.name)
+    found = served.get(name)
+    if found is not None:
+        return found, Finding("model", Level.OK, name)
+    names = ", ".join(served) or "nothing"
+    return None, Finding(
+        "model",
+        Level.FAILED,
+        "missing",
+        f"it does not serve {name!r}, but {names}",
+        "correct served_name, or the endpoint's url: it may be another model's engine",
+    )
+
+
+def _of_transfer(endpoint: EndpointSettings, told: Told) -> Finding:
+    connector, kv_role = told.transfer.get("kv_connector"), told.transfer.get("kv_role")
+    short = f"{endpoint.role}, {connector or ('none' if told.configured else '?')}"
+    fits = {"kv_producer": "prefill", "kv_consumer": "decode"}
+    if (wanted := fits.get(str(kv_role), endpoint.role)) != endpoint.role:
+        said = f"its kv_role is {kv_role}, and its role here {endpoint.role}"
+        level = Level.WARNING if endpoint.role == "both" else Level.FAILED
+        return Finding("transfer", level, short, said, f"give it the role {wanted}, or start it with kv_both")
+    if endpoint.role != "both" and told.configured and connector is None:
+        return Finding(
+            "transfer",
+            Level.FAILED,
+            short,
+            f"its role here is {endpoint.role}, and it has no KV connector: nothing can be handed over",
+            "start it with a --kv-transfer-config, or give it the role both; kvgate check says more",
+        )
+    return Finding("transfer", Level.OK, short)
+
+
+def together(reports: Sequence[Report]) -> list[str]:
+    """Findings that only a comparison of a model's engines shows."""
+    said = []
+    versions: dict[str, str] = {}
+    sizes: dict[int, str] = {}
+    for report in reports:
+        if (found := report.of("reachable")) and found.level < Level.FAILED and found.short[:1].isdigit():
+            versions.setdefault(found.short, report.endpoint)
+        if (found := report.of("block size")) and found.short.isdigit():
+            sizes.setdefault(int(found.short), report.endpoint)
+    if len(versions) > 1:
+        named = ", ".join(f"{version} ({name})" for version, name in versions.items())
+        said.append(f"its engines run several versions: {named}; templates may differ, and KV is not handed over")
+    smallest = min(sizes, default=1)
+    if any(size % smallest for size in sizes):
+        named = ", ".join(f"{size} ({name})" for size, name in sizes.items())
+        said.append(f"its engines' blocks are no multiples of each other: {named}; start them with one --block-size")
+    return said
+
+
+def silent(report: Report, seconds: float) -> None:
+    """Report that the time limit was reached."""
+    report.findings.append(
+        Finding(
+            "reachable",
+            Level.FAILED,
+            "slow",
+            f"its examination did not end within {seconds:g} s",
+            "see what it is at, or give it more --timeout",
+        )
+    )
+
+
+def unexpected(report: Report, error: Any) -> None:
+    """Report a defect of ours, or an answer that we did not expect; the reports of other engines go on."""
+    said = f"its examination broke off: {type(error).__name__}: {error}"
+    report.findings.append(Finding("reachable", Level.FAILED, "broke off", said, "report this as a defect of kvgate"))

@@ -1,0 +1,99 @@
+"""A client of a running gateway's admin listener."""
+
+from __future__ import annotations
+
+from types import TracebackType
+from typing import Any, Self
+from urllib.parse import urlsplit
+
+import aiohttp
+import orjson
+
+from gateway.commands.explain.question import Question
+from gateway.config.settings import Config
+from gateway.errors import ConfigError, GatewayError
+from gateway.fleet.address import Location
+
+CONNECT = 2.0
+"""Seconds to connect. The gateway is on this machine or in its network."""
+
+ANSWER = 60.0
+"""Seconds for an answer. The gateway tokenizes the prompt, behind other requests if it is busy."""
+
+ANYWHERE = {"0.0.0.0": "127.0.0.1", "[::]": "[::1]", "*": "127.0.0.1"}
+"""The loopback address by which a listener on all addresses is reached."""
+
+
+class Unanswered(GatewayError):
+    """No gateway answers at that address, or it refuses the request."""
+
+
+class RunningGateway:
+    """An async context that holds connections. ``url``: of the gateway's admin listener."""
+
+    def __init__(self, url: str) -> None:
+        self.url = url.rstrip("/")
+
+    async def __aenter__(self) -> Self:
+        timeout = aiohttp.ClientTimeout(total=ANSWER, connect=CONNECT)
+        self._session = aiohttp.ClientSession(timeout=timeout, trust_env=False)
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self._session.close()
+
+    async def serves(self, config: Config) -> bool:
+        """Whether it serves the models of ``config`` on the same engines. Raises Unanswered."""
+        endpoints = (await self._ask("GET", "/endpoints"))["endpoints"]
+        served = {(one["model"], one["url"]) for one in endpoints if one["state"] not in ("removed", "coming")}
+        return served == {(model.name, Location.of(one.url).url) for model in config.models for one in model.endpoints}
+
+    async def explain(self, question: Question) -> dict[str, Any]:
+        """Raises Unanswered."""
+        headers = {"content-type": "application/json", **question.headers}
+        return await self._ask(
+            "POST", "/debug/explain", params={"path": question.path}, data=question.raw, headers=headers
+        )
+
+    async def decisions(self, request_id: str) -> list[dict[str, Any]]:
+        """The decisions about one request, the first attempt first. Raises Unanswered."""
+        answer = await self._ask("GET", "/debug/decisions", params={"request_id": request_id, "limit": "100"})
+        return list(reversed(answer["decisions"]))
+
+    async def _ask(self, method: str, path: str, **how: Any) -> dict[str, Any]:
+        try:
+            async with self._session.request(method, self.url + path, **how) as reply:
+                content = await reply.read()
+        except (aiohttp.ClientError, TimeoutError, ValueError) as error:
+            raise Unanswered(f"no gateway answers at {self.url}: {str(error) or type(error).__name__}") from error
+        try:
+            answer = orjson.loads(content)
+            if reply.status == 200:
+                return dict(answer)
+            message = answer["error"]["message"]
+        except (orjson.JSONDecodeError, KeyError, TypeError, ValueError):
+            raise Unanswered(f"{self.url}{path} answered {reply.status}: it is no kvgate of this version") from None
+        raise Unanswered(message)
+
+
+def checked(url: str) -> str:
+    """Return ``url``, the value of ``--url``. Raises ConfigError if it is no HTTP address."""
+    try:
+        parts = urlsplit(url)
+        good = parts.scheme in ("http", "https") and parts.hostname and not (parts.query or parts.fragment)
+        _ = parts.port
+    except ValueError:
+        good = False
+    if not good or " " in url:
+        raise ConfigError(
+            f"--url: {url!r} must be http://HOST:PORT of a gateway's admin listener, such as http://127.0.0.1:9000"
+        )
+    return url
+
+
+def admin_url(config: Config) -> str | None:
+    """The URL of the admin listener of a gateway of ``config`` on this machine; None if it cannot be known."""
+    host, _, port = config.listen.admin.rpartition(":")
+    return f"http://{ANYWHERE.get(host, host)}:{port}" if host and int(port) else None

@@ -1,0 +1,202 @@
+"""``kvgate replay``: replays a workload with several policies and compares the results."""
+
+from __future__ import annotations
+
+import re
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, fields
+from itertools import product
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+
+from gateway.commands.replay.agents import Agents, AgentShape
+from gateway.commands.replay.cell import Cell
+from gateway.commands.replay.compare import Job, run
+from gateway.commands.replay.groups import Groups, Shape
+from gateway.commands.replay.kinds import USUAL, Kind, Kinds, count, kinds
+from gateway.commands.replay.link import link
+from gateway.commands.replay.machines import machine
+from gateway.commands.replay.objectives import objectives
+from gateway.commands.replay.pairs import number, pairs
+from gateway.commands.replay.plot import draw
+from gateway.commands.replay.policies import Policy
+from gateway.commands.replay.progress import Ticker
+from gateway.commands.replay.report import Comparison, check_writable, gather, save, tables
+from gateway.commands.replay.schedule import schedule
+from gateway.commands.replay.sources import AgentsSource, GroupsSource, Source, TraceSource
+from gateway.errors import ConfigError
+from simulator.virtual.noise import Noise
+
+WIDTH = 200
+"""Characters of a table if the width of the terminal is unknown: enough for all columns."""
+
+
+def compare(
+    cell: Cell, policies: Sequence[Policy], *, seeds: int, processes: int, console: Console | None = None
+) -> Comparison:
+    """Run each policy with the seeds 1 to ``seeds``. Raises ConfigError if a workload or a policy is invalid."""
+    console = console or Console(stderr=True)
+    jobs = [Job(cell, policy, seed) for policy in policies for seed in range(1, seeds + 1)]
+    with Ticker(console, cell.name, jobs) as ticker:
+        summaries = run(jobs, processes=processes, watcher=ticker)
+    return gather(cell.name, settings(cell), summaries)
+
+
+def replay(
+    cell: Cell,
+    policies: Sequence[Policy],
+    *,
+    seeds: int = 3,
+    processes: int = 1,
+    numbers: Path | None = None,
+    plot: Path | None = None,
+    console: Console | None = None,
+) -> int:
+    """Compare, print the tables, and write the files that were asked for. Returns the exit code, 0. Raises
+    ConfigError."""
+    if seeds < 1:
+        raise ConfigError("seeds must be at least 1")
+    if processes < 1:
+        raise ConfigError("jobs must be at least 1")
+    cell.workload(1)  # an error in a trace is reported once, here, and not by each worker
+    for path in (numbers, plot):
+        if path is not None:
+            check_writable(path)
+    tell(cell.source)
+    comparison = compare(cell, policies, seeds=seeds, processes=processes)
+    if numbers is not None:
+        save([comparison], numbers)
+    console = console or Console()
+    if not console.is_terminal:
+        console = Console(file=console.file, width=WIDTH)
+    for one in (comparison, *comparison.classes):
+        for table in tables(one, console.width):
+            console.print(table)
+    if plot is not None:
+        draw(comparison, plot)
+    return 0
+
+
+def tell(source: Source) -> None:
+    """Print the notes on a trace before it runs: they matter to a reader of the figures."""
+    for note in source.notes:
+        print(f"kvgate: {note}", file=sys.stderr)
+
+
+def cell(options: Mapping[str, Any]) -> Cell:
+    """Make a cell from the command line's options, by name. An option that is None or missing has its default. Raises
+    ConfigError."""
+    given = {name: value for name, value in options.items() if value is not None}
+    names = ("speed", "event_delay", "cost_scale", "step_scale")
+    rest: dict[str, Any] = {name: given[name] for name in names if name in given}
+    rest["fleet"] = _fleet(given.get("endpoints", str(count(USUAL))), given.get("machine"))
+    if "believed" in given:
+        rest["believed"] = machine(given["believed"])
+    if "slo" in given:
+        rest["objectives"] = objectives(given["slo"])
+    if "link" in given:
+        rest["link"] = link(given["link"])
+    if "change" in given:
+        rest["schedule"] = schedule(given["change"])
+    if "noise" in given:
+        rest["noise"] = noise(given["noise"])
+    return Cell(source(given), **rest, scrape=given.get("scrape", 1.0) or None)
+
+
+def cells(options: Mapping[str, Any]) -> list[Cell]:
+    """Make cells as ``cell`` does. The options ``workload``, ``speed``, ``machine`` and ``endpoints`` may each have
+    several values, separated by commas; each combination gives one cell. Raises ConfigError."""
+    workloads = [part for part in _parts(options["workload"]) if part is not None]
+    if not workloads:
+        raise ConfigError("name at least one trace")
+    rest = [[(name, part) for part in _parts(options.get(name))] for name in ("endpoints", "machine", "speed")]
+    kinds_asked = set(map(_kind, workloads))
+    found = []
+    for workload, choice in product(workloads, product(*rest)):
+        ours, chosen = _kind(workload), dict(choice)
+        # An option of another requested workload applies to that one; an option of none is refused.
+        given = {
+            name: value
+            for name, value in options.items()
+            if not (kinds := _KINDS_WITH.get(name)) or ours in kinds or not kinds & kinds_asked
+        }
+        speed = None if chosen["speed"] is None else number("--speed", chosen["speed"])
+        found.append(cell({**given, **chosen, "workload": workload, "speed": speed}))
+    return list(dict.fromkeys(found))
+
+
+def _parts(text: str | None) -> Sequence[str | None]:
+    parts = [part.strip() for part in (text or "").split(",") if part.strip()]
+    return parts or [None]
+
+
+TRACE = "trace"
+_SHAPES: Mapping[str, type[Shape] | type[AgentShape]] = {Groups.name: Shape, Agents.name: AgentShape}
+_KINDS_WITH: Mapping[str, frozenset[str]] = {
+    "first": frozenset({TRACE}),
+    **{
+        field.name: frozenset(
+            name for name, shape in _SHAPES.items() if field.name in {each.name for each in fields(shape)}
+        )
+        for shape in _SHAPES.values()
+        for field in fields(shape)
+    },
+}
+"""The workloads that have this option, which not all have."""
+
+
+def _kind(workload: str) -> str:
+    return workload if workload in _SHAPES else TRACE
+
+
+def source(given: Mapping[str, Any]) -> Source:
+    """The given options of this workload. Raises ConfigError for one that belongs to another workload."""
+    workload = given["workload"]
+    ours = _SHAPES.get(workload)
+    sizes = {field.name: given[field.name] for field in fields(ours) if field.name in given} if ours else {}
+    for name, shape in _SHAPES.items():
+        for field in fields(shape):
+            if field.name in given and field.name not in sizes:
+                raise ConfigError(f"--{field.name} is of the workload {name!r}")
+    if ours is not None and "first" in given:
+        raise ConfigError("--first is of a trace")
+    if ours is Shape:
+        return GroupsSource(Shape(**sizes))
+    if ours is AgentShape:
+        return AgentsSource(AgentShape(**sizes))
+    if given.get("first", 1) < 1:
+        raise ConfigError("first must be at least 1 request")
+    return TraceSource(Path(workload), given.get("first"))
+
+
+def noise(text: str) -> Noise:
+    """Read a spread of all steps, or single values of ``Noise``. Raises ConfigError."""
+    if "=" in text:
+        names = [field.name for field in fields(Noise)]
+        values = {name: number("--noise", value) for name, value in pairs("--noise", text, names).items()}
+    else:
+        values = dict.fromkeys(("step", "prefill"), number("--noise", text))
+    try:
+        return Noise(**values)
+    except ValueError as error:
+        raise ConfigError(f"--noise: {error}") from None
+
+
+def _fleet(endpoints: str, name: str | None) -> Kinds:
+    """Read the fleet. ``endpoints``: how many engines of the machine ``name``, or kinds that name their own machine."""
+    if re.fullmatch(r"\s*-?\d+\s*", endpoints):
+        return (Kind(USUAL[0].machine if name is None else machine(name), int(endpoints)),)
+    if name is not None:
+        raise ConfigError("--endpoints names machines already: leave out --machine, or give a number")
+    return kinds(endpoints)
+
+
+def settings(cell: Cell) -> dict[str, Any]:
+    """The cell as plain values, for the JSON."""
+    found: dict[str, Any] = {**asdict(cell), "source": {"name": cell.source.name, **asdict(cell.source)}}
+    if "path" in found["source"]:
+        found["source"]["path"] = found["source"]["path"].name
+    return found

@@ -1,0 +1,186 @@
+"""One run: a workload is served by the gateway's own code in virtual time.
+
+The loop takes events from a queue in order of time: a call arrives, an engine finishes a step, its KV events reach the
+gateway, an engine is scraped, KV has moved between engines, an engine fails, leaves or joins. The gateway's part of
+each event is production code; no decision is modelled. The network of requests and the gateway's own CPU time are left
+out.
+"""
+
+from __future__ import annotations
+
+import time
+from array import array
+from collections.abc import Callable, Iterable
+from math import inf
+from random import Random
+
+from gateway.commands.replay.agenda import Agenda, Next
+from gateway.commands.replay.legs import Legs
+from gateway.commands.replay.policies import Policy
+from gateway.commands.replay.result import Record, Result
+from gateway.commands.replay.scene import Scene
+from gateway.commands.replay.schedule import Schedule
+from gateway.commands.replay.seat import Seat
+from gateway.commands.replay.tokens import as_event, token_ids
+from gateway.commands.replay.workload import Call, Workload
+from gateway.commands.replay.world import World
+from gateway.errors import ConfigError
+from gateway.framework import Role
+from simulator.virtual.engine import Engine
+from simulator.virtual.pool import PoolEvent
+
+
+def replay(
+    workload: Workload,
+    policy: Policy,
+    scene: Scene,
+    *,
+    seed: int,
+    progress: Callable[[float], None] | None = None,
+) -> Result:
+    """Serve ``workload`` on the engines of ``scene`` with the plugins of ``policy``. The same ``seed`` gives the same
+    result.
+
+    ``progress``: called with the share that is done, 0..1. Raises ConfigError for a policy or a call that cannot be
+    replayed.
+    """
+    began = time.process_time()
+    world = World(policy, scene, block_size=workload.block_size, seed=seed)
+    run = Run(world, workload, scene.event_delay, progress, scene.schedule)
+    if scene.scrape is not None:
+        run.scrape(scene.scrape, Random(f"scrapes {seed}"))
+    run.come(workload.start())
+    run.go()
+    if run.lost and not run.records:
+        raise ConfigError(f"all {len(run.lost)} calls were lost: no engine was there to answer them")
+    return Result(
+        policy=policy.name,
+        seed=seed,
+        records=run.records,
+        lost=run.lost,
+        retried=run.retried,
+        scheduled=bool(scene.schedule),
+        apart=any(role is not Role.BOTH for role in scene.roles),
+        busy=[seat.busy for seat in world.seats],
+        seconds=world.clock.now - min((record.call.at for record in run.records), default=world.clock.now),
+        cpu_seconds=time.process_time() - began,
+    )
+
+
+class Run:
+    """The event loop and its handlers. ``schedule``: when engines fail, leave and join."""
+
+    def __init__(
+        self,
+        world: World,
+        workload: Workload,
+        event_delay: float,
+        progress: Callable[[float], None] | None,
+        schedule: Schedule = (),
+    ) -> None:
+        self._world = world
+        self._workload = workload
+        self._event_delay = event_delay
+        self._progress = progress
+        self._agenda = Agenda()
+        self._legs = Legs(world, self._agenda, self._ended, scheduled=bool(schedule))
+        self._scrape = 0.0
+        self._left = 0
+        for change in schedule:
+            self._agenda.push(change.at, Next.CHANGE, change)
+
+    @property
+    def records(self) -> list[Record]:
+        """The records of the answered calls, in the order in which they ended."""
+        return self._legs.records
+
+    @property
+    def lost(self) -> list[Call]:
+        """The calls that were not answered."""
+        return self._legs.lost
+
+    @property
+    def retried(self) -> int:
+        """The number of legs that were sent again."""
+        return self._legs.retried
+
+    def come(self, calls: Iterable[Call]) -> None:
+        for call in calls:
+            self._left += 1
+            self._agenda.push(call.at, Next.CALL, call)
+
+    def scrape(self, interval: float, chance: Random) -> None:
+        """Scrape each engine now, and then every ``interval`` seconds from a random moment of its own."""
+        self._scrape = interval
+        for seat in self._world.seats:
+            seat.scraped(0.0)
+            self._agenda.push(interval * chance.random(), Next.SCRAPE, seat)
+
+    def go(self) -> None:
+        """Run until every call is answered."""
+        clock = self._world.clock
+        while self._left:
+            at, what, of = self._agenda.pop()
+            clock.now = at
+            if what is Next.CALL:
+                self._legs.place(of, self.token_ids(of))
+            elif what is Next.STEP:
+                self._step(of, at)
+            elif what is Next.EVENTS:
+                self._hear(*of)
+            elif what is Next.FETCHED:
+                self._legs.fetched(of, at)
+            elif what is Next.CHANGE:
+                self._legs.change(of, at)
+                if self._scrape:
+                    self._world.seats[of.endpoint].scraped(at)
+            else:
+                of.scraped(at)
+                self._agenda.push(at + self._scrape, Next.SCRAPE, of)
+
+    def hear_out(self) -> None:
+        """Apply the KV events that have not arrived yet."""
+        for _, what, of in self._agenda.left():
+            if what is Next.EVENTS:
+                self._hear(*of)
+
+    def token_ids(self, call: Call) -> array[int]:
+        """The token ids of the call's prompt. Raises ConfigError if it has too few blocks."""
+        size = self._workload.block_size
+        ids = token_ids(call.blocks[: -(-call.input_tokens // size)], size)[: call.input_tokens]
+        if len(ids) != call.input_tokens:
+            raise ConfigError(f"a call of {call.input_tokens} tokens has {len(call.blocks)} blocks of {size}")
+        return ids
+
+    def _hear(self, seat: Seat, engine: Engine, events: Iterable[PoolEvent]) -> None:
+        if engine is not seat.engine:
+            return  # an event of a process that has died
+        self._world.hear(seat.place.slot, [as_event(event, self._workload.block_size) for event in events])
+
+    def _step(self, seat: Seat, now: float) -> None:
+        """An engine has finished its step, unless the step was interrupted and now ends at another time."""
+        if seat.engine.due != now:
+            return
+        first, ended = seat.engine.advance()
+        if seat.engine.due < inf:
+            self._agenda.push(seat.engine.due, Next.STEP, seat)
+        for at, events in seat.engine.news():
+            self._agenda.push(at + self._event_delay, Next.EVENTS, (seat, seat.engine, events))
+        for job in first:
+            if not job.keeps:
+                seat.begun(seat.flights[job])
+        for job in ended:
+            if not job.keeps:
+                self._legs.settle(seat.flights.pop(job), now)
+            elif job in seat.flights:
+                self._legs.prefilled(seat.flights[job], now)
+            else:  # its call has ended
+                self._legs.free(seat, job)
+
+    def _ended(self, call: Call) -> None:
+        """A call was answered or lost: its client goes on."""
+        self._left -= 1
+        self.come(self._workload.answered(call, self._world.clock.now))
+        if self._progress is not None:
+            done = len(self.records) + len(self._legs.lost)
+            self._progress(done / (done + self._left))

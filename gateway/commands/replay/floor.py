@@ -1,0 +1,103 @@
+"""The lower bound of response times that no number of engines can beat: each request alone on an engine that has
+everything cached that requests share.
+
+More engines shorten queues and do not change a request's own steps. So the time that a request takes on an idle engine,
+which holds all of its prompt that any earlier prompt had, is the least that it takes in any fleet.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from gateway.commands.replay.objectives import Objectives
+from gateway.commands.replay.statistics import quantile
+from gateway.commands.replay.workload import Call, Workload
+from gateway.framework import Slo
+from simulator.virtual.machine import Machine
+
+
+@dataclass(frozen=True, slots=True)
+class Alone:
+    """One call by itself; times in seconds. ``new``: prompt tokens that have to be computed."""
+
+    call: Call
+    new: int
+    ttft: float
+    tpot: float
+
+    def meets(self, slo: Slo) -> bool:
+        return (slo.ttft is None or self.ttft <= slo.ttft) and (
+            slo.tpot is None or self.call.output_tokens == 1 or self.tpot <= slo.tpot
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Floor:
+    """The lower bound for a class of traffic ("": all requests). ``alone``: its calls, at least one."""
+
+    traffic: str
+    objectives: Objectives
+    alone: Sequence[Alone]
+
+    @property
+    def share(self) -> float:
+        """The share of requests that can meet their objectives at all."""
+        return sum(one.meets(self.objectives.judged(one.call.traffic)) for one in self.alone) / len(self.alone)
+
+    def ttft(self, q: float) -> float:
+        """The ``q`` quantile of time to first token."""
+        return quantile(sorted(one.ttft for one in self.alone), q)
+
+    def tpot(self, q: float) -> float:
+        return quantile(sorted(one.tpot for one in self.alone), q)
+
+    @property
+    def slowest(self) -> Alone:
+        return max(self.alone, key=lambda one: one.ttft)
+
+
+def floors(workload: Workload, machine: Machine, objectives: Objectives) -> list[Floor]:
+    """The lower bounds, by name: of all requests if objectives apply to all, and of each class that has some."""
+    alone = list(_alone(workload, machine))
+    found = [] if objectives.every is None else [Floor("", objectives, alone)]
+    names = sorted(name for name in {one.call.traffic for one in alone} if name and objectives.asked(name))
+    return found + [Floor(name, objectives, [one for one in alone if one.call.traffic == name]) for name in names]
+
+
+def seconds(machine: Machine, tokens: int, new: int) -> float:
+    """The shortest time to the first token of a prompt of ``tokens`` tokens, ``new`` of which are computed: attention,
+    chunks, and the steps in which weights are read meanwhile."""
+    compute = new * (machine.prefill_token + machine.prefill_quadratic * (tokens - new / 2))
+    steps = math.ceil(new / machine.max_batched_tokens)
+    return max(compute + steps * (machine.step - machine.weights), steps * machine.step)
+
+
+def _alone(workload: Workload, machine: Machine) -> Iterator[Alone]:
+    seen: set[int] = set()
+    size = workload.block_size
+    for call in calls(workload):
+        full = call.input_tokens // size
+        held = next((place for place, block in enumerate(call.blocks[:full]) if block not in seen), full)
+        seen.update(call.blocks)
+        # The last token is always computed: vLLM needs its logits.
+        new = max(call.input_tokens - held * size, 1)
+        context = call.input_tokens + call.output_tokens / 2
+        yield Alone(
+            call,
+            new,
+            seconds(machine, call.input_tokens, new),
+            machine.step + machine.step_request + machine.kv_token * context,
+        )
+
+
+def calls(workload: Workload) -> Iterator[Call]:
+    """All calls of the workload, as if each were answered at once."""
+    waiting = sorted(workload.start(), key=lambda call: call.at)
+    while waiting:
+        later: list[Call] = []
+        for call in waiting:
+            yield call
+            later += workload.answered(call, call.at)
+        waiting = sorted(later, key=lambda call: call.at)

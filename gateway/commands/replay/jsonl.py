@@ -1,0 +1,208 @@
+"""Traces of one JSON object a line: Mooncake's format, Qwen's Bailian's, and lengths alone.
+
+    {"timestamp": 27482, "input_length": 6955, "output_length": 52, "hash_ids": [46, 47, 2353, 2354, ...]}
+
+``timestamp``: milliseconds; seconds in a file whose lines have a ``parent_chat_id``, as Bailian's. ``hash_ids``: one
+for each block of the prompt, the last for what remains; equal leading ids are a shared prefix, whether an id stands
+for its block only or for all before it, too. They may go on with the blocks of the answer, which a next turn can then
+hit; in all lines, or in none. A block's tokens follow from how many ids there are: 512 in Mooncake's traces (kvcache-
+ai/Mooncake, FAST25-release/traces, Apache-2.0), 16 in Qwen's Bailian's. Where no line has ``hash_ids``, no prompt
+shares anything, and blocks have 16 tokens, as vLLM's.
+
+A line may name its conversation, by a ``session``. Or by a ``chat_id``; where that is each request's own, as in the
+traces of Qwen's Bailian, ``parent_chat_id`` names the request that it goes on from (-1: none), and a conversation is
+all that goes back to one request. In a trace without either, conversations are guessed from the blocks.
+
+It may have a ``class`` (such as "batch") and a ``priority`` (an integer, less is sooner, as vLLM has it). Where it has
+only a priority, that is its class.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from typing import Any
+
+from gateway.commands.replay.recording import Line, OwnBlocks
+from gateway.commands.replay.workload import MAX_TOKENS, VLLM_BLOCK
+
+BLOCK_SIZES = (512, 256, 128, 64, 32, 16)
+"""Block sizes in tokens that a trace may have: Mooncake's, vLLM's, and those between."""
+
+MILLISECONDS, SECONDS = ("milliseconds", 1e-3), ("seconds", 1.0)
+"""The units that a timestamp may have, in seconds."""
+
+LATEST = 1e15
+"""The largest timestamp: beyond it fractions of a second are lost."""
+
+PARENT = "parent_chat_id"
+NO_PARENT = "-1"
+"""The value of ``parent_chat_id`` of a request that begins a conversation."""
+
+MOST_PRIORITY = 1 << 31
+"""The largest priority, and negated the smallest: what a request may ask for."""
+
+
+class JsonLines:
+    """Reads lines; ``lines`` are the requests so far."""
+
+    failed = 0
+
+    def __init__(self) -> None:
+        self.lines: list[Line] = []
+        self._known = _Blocks()
+        self._own = OwnBlocks()
+        self._chats = _Chats()
+        self._layouts = _Layouts()
+        self._unit = MILLISECONDS
+        self._first: int | None = None
+        """The number of the first request's line."""
+        self.prefixes = False
+
+    @property
+    def block_size(self) -> int:
+        return self._layouts.block_size if self.prefixes else VLLM_BLOCK
+
+    def take(self, text: str, number: int) -> None:
+        """Read one line. Raises ValueError."""
+        value = _object(text)
+        if self._first is None:
+            self._unit = SECONDS if PARENT in value else MILLISECONDS
+        name, seconds = self._unit
+        at = value.get("timestamp")
+        if isinstance(at, bool) or not isinstance(at, int | float) or not 0 <= at < LATEST:
+            raise ValueError(f"timestamp must be {name} of at least 0, found {_shown(at)}")
+        prompt, output = _count(value, "input_length"), _count(value, "output_length")
+        blocks = self._blocks(value.get("hash_ids"), prompt, output, number)
+        session = _session(value, self._chats)
+        self.lines.append(Line(at * seconds, prompt, output, blocks, session, *_traffic(value)))
+
+    def _blocks(self, ids: Any, prompt: int, output: int, number: int) -> Sequence[int]:
+        if self._first is None:
+            self._first, self.prefixes = number, ids is not None
+        if ids is None and self.prefixes:
+            raise ValueError(f"hash_ids must be a list, found nothing: line {self._first} has them, so all must")
+        if ids is not None and not self.prefixes:
+            raise ValueError(f"hash_ids are of no use here: line {self._first} has none, so none may have them")
+        if ids is None:
+            return self._own.of(prompt)
+        if not isinstance(ids, list):
+            raise ValueError(f"hash_ids must be a list, found {_shown(ids)}")
+        self._layouts.hold(len(ids), prompt, output)
+        return self._known.numbers(ids)
+
+
+class _Layouts:
+    """What the ids of a file can mean: which block size, and whether they include answers."""
+
+    def __init__(self) -> None:
+        self._left = [(size, answers) for answers in (False, True) for size in BLOCK_SIZES]
+
+    @property
+    def block_size(self) -> int:
+        return self._left[0][0]
+
+    def hold(self, ids: int, prompt: int, output: int) -> None:
+        """Raises ValueError if no layout that fits the earlier lines gives a line this number of ``ids``."""
+        left = [(size, answers) for size, answers in self._left if ids == _needed(size, answers, prompt, output)]
+        if not left:
+            size, answers = self._left[0]
+            of = f"an input_length of {prompt}" + (f" and an output_length of {output}" if answers else "")
+            raise ValueError(
+                f"hash_ids must have {_needed(size, answers, prompt, output)} ids for {of}, one for each {size} "
+                f"tokens, found {ids}"
+            )
+        self._left = left
+
+
+def _needed(size: int, answers: bool, prompt: int, output: int) -> int:
+    return -(-(prompt + output * answers) // size)
+
+
+class _Blocks:
+    """The ids of a file, renumbered from 0 so that each stands for its block and all before it, as vLLM's hashes do."""
+
+    def __init__(self) -> None:
+        self._known: dict[tuple[int, int], int] = {}
+        """(number of the previous id, or -1; id) -> its number here"""
+
+    def numbers(self, ids: list[Any]) -> tuple[int, ...]:
+        known, before, found = self._known, -1, []
+        for i, name in enumerate(ids):
+            if type(name) is not int:
+                raise ValueError(f"hash_ids[{i}] must be an integer, found {_shown(name)}")
+            before = known.setdefault((before, name), len(known))
+            found.append(before)
+        return tuple(found)
+
+
+class _Chats:
+    """The conversations of a file whose requests name the request that they continue."""
+
+    def __init__(self) -> None:
+        self._roots: dict[str, str] = {}
+        """chat_id -> the chat_id of the conversation's first known request"""
+
+    def session(self, chat: str, parent: str | None) -> str:
+        """The conversation of a request that follows those before it. A parent that is not in the file stands for its
+        own."""
+        root = chat if parent is None else self._roots.setdefault(parent, parent)
+        return self._roots.setdefault(chat, root)
+
+
+def _object(text: str) -> dict[str, Any]:
+    try:
+        value = json.loads(text)
+    except ValueError as error:
+        raise ValueError(f"not JSON: {getattr(error, 'msg', error)}") from None
+    except RecursionError:
+        raise ValueError("not JSON: nested too deeply") from None
+    if not isinstance(value, dict):
+        raise ValueError(f"expected an object, found {_shown(value)}")
+    return value
+
+
+def _traffic(value: dict[str, Any]) -> tuple[str, int]:
+    """Read the class and the priority."""
+    priority = value.get("priority")
+    if priority is not None and (type(priority) is not int or abs(priority) > MOST_PRIORITY):
+        raise ValueError(f"priority must be an integer in -{MOST_PRIORITY}..{MOST_PRIORITY}, found {_shown(priority)}")
+    name = _name(value, "class")
+    if name is None:
+        name = "" if priority is None else f"priority {priority}"
+    return name, priority or 0
+
+
+def _session(value: dict[str, Any], chats: _Chats) -> str | None:
+    if (session := _name(value, "session")) is not None:
+        return session
+    if (chat := _name(value, "chat_id")) is None:
+        return None
+    parent = _name(value, PARENT)
+    return chats.session(chat, None if parent == NO_PARENT else parent)
+
+
+def _name(value: dict[str, Any], key: str) -> str | None:
+    """A text, or an integer as a text; None if it is missing or empty."""
+    found = value.get(key)
+    if found in (None, ""):
+        return None
+    if type(found) is not int and not isinstance(found, str):
+        raise ValueError(f"{key} must be a text or an integer, found {_shown(found)}")
+    return str(found)
+
+
+def _count(value: dict[str, Any], key: str) -> int:
+    found = value.get(key)
+    if type(found) is not int or not 1 <= found <= MAX_TOKENS:
+        raise ValueError(f"{key} must be an integer in 1..{MAX_TOKENS}, found {_shown(found)}")
+    return found
+
+
+def _shown(value: Any) -> str:
+    match value:
+        case None:
+            return "nothing"
+        case list() | dict():
+            return "a list" if isinstance(value, list) else "a mapping"
+    return repr(value)[:60]

@@ -1,0 +1,31 @@
+"""Options of several values: ``NAME=VALUE,...``."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+
+from gateway.config.origin import nearest
+from gateway.errors import ConfigError
+
+
+def pairs(option: str, text: str, names: Collection[str]) -> dict[str, str]:
+    """Read the values by name. ``names``: the valid names. Raises ConfigError, which names ``option``."""
+    found: dict[str, str] = {}
+    for part in text.split(","):
+        name, equals, value = (word.strip() for word in part.partition("="))
+        if not equals or not value:
+            raise ConfigError(f"{option}: {part.strip()!r} must be NAME=VALUE")
+        if name not in names:
+            raise ConfigError(f"{option}: there is no {name!r}{nearest(name, names)}")
+        if name in found:
+            raise ConfigError(f"{option}: {name} is given twice")
+        found[name] = value
+    return found
+
+
+def number(option: str, text: str) -> float:
+    """Raises ConfigError, which names ``option``."""
+    try:
+        return float(text)
+    except ValueError:
+        raise ConfigError(f"{option}: {text!r} is no number") from None

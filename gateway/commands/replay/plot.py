@@ -1,0 +1,91 @@
+"""A chart of a comparison: a row of panels, and one row for each class of traffic."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from gateway.commands.replay.figure import INK, OTHERS, OURS, SMALL, bare, blank, style, wrapped, write
+from gateway.commands.replay.report import Comparison, number
+from gateway.commands.replay.statistics import METRICS, Metric, Summary, interval, mean
+
+PANELS = ("ttft_mean", "ttft_p99", "tpot_mean", "hit_rate", "goodput")
+BAR, ROW, MARGIN = 0.28, 0.75, 0.8
+"""Inches: the height of a bar, of the text above a row of panels, and of the margins above and below all rows."""
+
+MOST_CLASSES = 8
+"""Classes in a chart at most: those with the most requests. The tables have all."""
+
+LABEL = 0.45
+"""Share of a panel to the right of its longest bar or interval, where the value is written."""
+
+
+def draw(comparison: Comparison, path: Path) -> None:
+    """Draw one cell and its classes: means over the seeds, with their 95 % intervals. PNG or SVG, by ``path``'s suffix.
+
+    Raises ConfigError without matplotlib, and for a path that cannot be written.
+    """
+    with style():
+        write(compose(comparison), path)
+
+
+def compose(comparison: Comparison) -> Any:
+    """The figure that ``draw`` writes."""
+    classes = sorted(comparison.classes, key=lambda one: -one.requests)[:MOST_CLASSES]
+    rows = [comparison, *classes]
+    row = ROW + BAR * len(comparison.summaries)
+    figure = blank(12, MARGIN + row * len(rows), comparison.name, note(comparison))
+    parts = figure.subfigures(len(rows), 1, squeeze=False)[:, 0]
+    for part, one in zip(parts, rows, strict=True):
+        if one is not comparison:
+            name = one.name.removeprefix(f"{comparison.name}, ")
+            title = wrapped(f"{name}: {one.requests:,} requests", 11.5, 10)
+            part.suptitle(title, fontsize=10, fontweight="bold", x=0.01, ha="left")
+        axes = part.subplots(1, len(PANELS))
+        for place, metric in zip(axes, (METRICS[name] for name in PANELS), strict=True):
+            bars(place, metric, one.summaries, one.first)
+            place.set_title("\n".join(label(metric)), fontsize=SMALL, loc="left")
+        for place in axes[1:]:
+            place.set_yticklabels([])
+    return figure
+
+
+def bars(axes: Any, metric: Metric, summaries: Mapping[str, Sequence[Summary]], ours: str) -> None:
+    """Draw one metric of each policy, with its interval. ``ours``: the policy with a colour of its own."""
+    bare(axes)
+    values = [mean(metric, found) * metric.scale for found in summaries.values()]
+    # With few seeds an interval may be many times the mean: its line then ends at the edge of the panel.
+    longest = 100.0 if metric.unit == "%" else 1.5 * max(values) or 1.0
+    axes.barh(range(len(values)), values, color=[OURS if name == ours else OTHERS for name in summaries], height=0.72)
+    for row, (value, found) in enumerate(zip(values, summaries.values(), strict=True)):
+        end = value
+        if len(found) > 1:
+            it = interval([one.values[metric.name] * metric.scale for one in found])
+            end = max(value, min(it.high, longest))
+            axes.plot([max(it.low, 0.0), end], [row, row], color=INK, linewidth=1)
+        axes.annotate(
+            number(metric, value / metric.scale),
+            (end, row),
+            xytext=(3, 0),
+            textcoords="offset points",
+            va="center",
+            fontsize=SMALL,
+        )
+    axes.set_yticks(range(len(values)), list(summaries))
+    axes.invert_yaxis()
+    axes.set_xticks([])
+    axes.set_xlim(0, longest * (1 + LABEL))
+
+
+def label(metric: Metric) -> tuple[str, str]:
+    """The label of a metric, in two lines."""
+    what = f"{metric.title}, {metric.unit}" if metric.unit else metric.title
+    return what, "less is better" if metric.less else "more is better"
+
+
+def note(comparison: Comparison) -> str:
+    requests = f"{comparison.requests:,} requests"
+    if comparison.seeds == 1:
+        return f"{requests}, 1 seed"
+    return f"{requests}, mean of {comparison.seeds} seeds; lines: 95 % interval of the mean"

@@ -1,0 +1,118 @@
+"""The sources of a cell's requests: a trace or a generator. They are small and can be pickled.
+
+Each makes a ``workload`` at a rate in requests/s. Without a rate a trace has its own, and a generator makes a closed
+loop. Each has a ``split`` into a part to search on and a part to hold out; a generator's parts are equal, since other
+seeds give other requests. Both raise ConfigError. The ``notes`` are hints for the reader of the figures.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from pathlib import Path
+from typing import TypeAlias
+
+from gateway.commands.replay.agents import Agents, AgentShape
+from gateway.commands.replay.groups import Groups, Shape
+from gateway.commands.replay.recording import Recording, Trace
+from gateway.commands.replay.trace import read
+from gateway.commands.replay.workload import Workload
+from gateway.errors import ConfigError
+
+TRAINING = 0.5
+"""Share of a trace's requests to search on; the rest is held out."""
+
+
+@dataclass(frozen=True, slots=True)
+class TraceSource:
+    """A trace in a file: ``first`` requests (None: all), from number ``skip`` on. ``title``: its name; empty: the
+    file's."""
+
+    path: Path
+    first: int | None = None
+    skip: int = 0
+    title: str = ""
+
+    @property
+    def name(self) -> str:
+        return self.title or self.path.stem
+
+    def recording(self) -> Recording:
+        end = None if self.first is None else self.skip + self.first
+        whole = _read(self.path, end)
+        lines = whole.lines[self.skip :]
+        if not lines:
+            raise ConfigError(f"{self.path}: has no more than {self.skip} requests")
+        return replace(whole, lines=lines)
+
+    @property
+    def notes(self) -> list[str]:
+        """Hints for the reader of the figures."""
+        whole, notes = self.recording(), []
+        if whole.failed:
+            notes.append(f"{self.path}: {whole.failed} requests have no tokens and are left out")
+        if not whole.prefixes:
+            notes.append(f"{self.path}: does not say what prompts share: each is taken for new, in blocks of 16 tokens")
+        return notes
+
+    def workload(self, rate: float | None, seed: int) -> Workload:
+        return Trace(self.name, self.recording(), rate=rate, seed=seed)
+
+    def split(self) -> tuple[TraceSource, TraceSource]:
+        """The beginning of the trace, and the rest."""
+        requests = len(self.recording().lines)
+        first = math.floor(TRAINING * requests)
+        if first < 2:
+            raise ConfigError(f"{self.path}: {requests} requests cannot be split into a training and a held-out part")
+        return replace(self, first=first), replace(self, first=requests - first, skip=self.skip + first)
+
+
+@dataclass(frozen=True, slots=True)
+class GroupsSource:
+    """Generated groups of users."""
+
+    shape: Shape
+
+    @property
+    def name(self) -> str:
+        return Groups.name
+
+    @property
+    def notes(self) -> list[str]:
+        return []
+
+    def workload(self, rate: float | None, seed: int) -> Workload:
+        return Groups(self.shape, rate=rate, seed=seed)
+
+    def split(self) -> tuple[GroupsSource, GroupsSource]:
+        return self, self
+
+
+@dataclass(frozen=True, slots=True)
+class AgentsSource:
+    """Generated sessions of agents."""
+
+    shape: AgentShape
+
+    @property
+    def name(self) -> str:
+        return Agents.name
+
+    @property
+    def notes(self) -> list[str]:
+        return []
+
+    def workload(self, rate: float | None, seed: int) -> Workload:
+        return Agents(self.shape, rate=rate, seed=seed)
+
+    def split(self) -> tuple[AgentsSource, AgentsSource]:
+        return self, self
+
+
+Source: TypeAlias = TraceSource | GroupsSource | AgentsSource
+
+
+@lru_cache(maxsize=2)
+def _read(path: Path, first: int | None) -> Recording:
+    return read(path, first)

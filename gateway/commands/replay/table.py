@@ -1,0 +1,129 @@
+"""Traces as tables: columns with a header, one request a row, times and lengths, and nothing of what prompts share.
+
+    TIMESTAMP,ContextTokens,GeneratedTokens                                  Azure's (AzurePublicDataset, CC-BY-4.0)
+    2023-11-16 18:15:46.6805900,374,44
+    Timestamp,Model,Request tokens,Response tokens,Total tokens,Log Type     BurstGPT's (HPMLL/BurstGPT, CC-BY-4.0)
+    5,ChatGPT,472,18,490,Conversation log
+
+Columns may be in any order, and others beside them. A ``Session ID`` is the conversation, a ``Log Type`` the class.
+BurstGPT has requests that failed, with 0 tokens: these are left out and counted.
+"""
+
+from __future__ import annotations
+
+import csv
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+
+from gateway.commands.replay.recording import Line, OwnBlocks
+from gateway.commands.replay.workload import MAX_TOKENS, VLLM_BLOCK
+
+LATEST = 1e12
+"""The largest timestamp in seconds: one in milliseconds is refused, and fractions of seconds remain exact."""
+
+
+@dataclass(frozen=True, slots=True)
+class Format:
+    """A known table format: the names of its columns, and the unit of its times."""
+
+    title: str
+    time: str
+    prompt: str
+    output: str
+    seconds: Callable[[str], float]
+
+
+def _date(text: str) -> float:
+    try:
+        at = datetime.fromisoformat(text)
+    except ValueError:
+        raise ValueError(f"must be a date and time such as 2023-11-16 18:15:46.68, found {text[:60]!r}") from None
+    # One trace (2024's) has the time zone and one has not; only the time between two lines matters.
+    return (at if at.tzinfo else at.replace(tzinfo=UTC)).timestamp()
+
+
+def _seconds(text: str) -> float:
+    try:
+        seconds = float(text)
+    except ValueError:
+        seconds = -1.0
+    if not 0 <= seconds <= LATEST:
+        raise ValueError(f"must be seconds in 0..{LATEST:g}, found {text[:60]!r}")
+    return seconds
+
+
+AZURE = Format("Azure's", "TIMESTAMP", "ContextTokens", "GeneratedTokens", _date)
+BURST = Format("BurstGPT's", "Timestamp", "Request tokens", "Response tokens", _seconds)
+SESSION, CLASS = "Session ID", "Log Type"
+
+
+@dataclass(frozen=True, slots=True)
+class Columns:
+    """The columns of a file. ``places``: by their names. ``count``: of all columns."""
+
+    format: Format
+    places: Mapping[str, int]
+    count: int
+
+
+def columns(head: str) -> Columns:
+    """Read the first line of a table. Raises ValueError if the format is unknown."""
+    try:
+        names = [name.strip() for name in _cells(head)]
+    except csv.Error:
+        names = []
+    for form in (AZURE, BURST):
+        wanted = (form.time, form.prompt, form.output)
+        if all(name in names for name in wanted):
+            for name in (*wanted, SESSION, CLASS):
+                if names.count(name) > 1:
+                    raise ValueError(f"two columns are called {name!r}")
+            known = (*wanted, SESSION, CLASS)
+            return Columns(form, {name: names.index(name) for name in known if name in names}, len(names))
+    formats = " or ".join(f"{one.title} ({one.time},{one.prompt},{one.output})" for one in (AZURE, BURST))
+    raise ValueError(
+        f"not JSON, and no header of a table of {formats}: {head.strip()[:80]!r}. Rename the columns, or write lines "
+        'such as {"timestamp": 0, "input_length": 700, "output_length": 5}, with milliseconds'
+    )
+
+
+class Table:
+    """Reads rows; ``lines`` are the requests so far."""
+
+    block_size = VLLM_BLOCK
+    prefixes = False
+
+    def __init__(self, columns: Columns) -> None:
+        self.lines: list[Line] = []
+        self.failed = 0
+        self._columns = columns
+        self._blocks = OwnBlocks()
+
+    def take(self, text: str, number: int) -> None:
+        """Read one row. Raises ValueError or csv.Error."""
+        cells = _cells(text)
+        if len(cells) != self._columns.count:
+            raise ValueError(f"must have {self._columns.count} columns, as the header has, found {len(cells)}")
+        form, places = self._columns.format, self._columns.places
+        try:
+            at = form.seconds(cells[places[form.time]].strip())
+        except ValueError as error:
+            raise ValueError(f"{form.time} {error}") from None
+        prompt, output = (_tokens(name, cells[places[name]].strip()) for name in (form.prompt, form.output))
+        if not prompt or not output:
+            self.failed += 1
+            return
+        session, traffic = (cells[places[name]].strip() if name in places else "" for name in (SESSION, CLASS))
+        self.lines.append(Line(at, prompt, output, self._blocks.of(prompt), session or None, traffic))
+
+
+def _cells(text: str) -> Sequence[str]:
+    return next(csv.reader([text]), [])
+
+
+def _tokens(name: str, text: str) -> int:
+    # A few digits more than MAX_TOKENS has: a longer number is refused before it is parsed.
+    if not (text.isascii() and text.isdigit() and len(text) <= 9) or int(text) > MAX_TOKENS:
+        raise ValueError(f"{name} must be a whole number of tokens in 0..{MAX_TOKENS}, found {text[:60]!r}")
+    return int(text)

@@ -1,0 +1,116 @@
+"""A gateway and its engines in virtual time: the production fleet, index and scheduler, and the simulator's engines."""
+
+from __future__ import annotations
+
+from random import Random
+
+from gateway.api.slo import TPOT, TTFT, read_slo
+from gateway.commands.replay.policies import Policy
+from gateway.commands.replay.scene import Scene
+from gateway.commands.replay.schedule import What
+from gateway.commands.replay.seat import Seat
+from gateway.config.build import build_scheduler
+from gateway.core.observer import Observer
+from gateway.fleet.engine import FleetEndpoint
+from gateway.fleet.fleet import Fleet
+from gateway.fleet.settings import CostSettings, EndpointSettings, FleetSettings, ScrapeSettings
+from gateway.framework import Context, ManualClock, Model, Slo
+from gateway.kvcache.index.cache_index import CacheIndex
+from gateway.kvcache.index.events import Event
+from gateway.kvcache.settings import CacheSettings
+from simulator.virtual.machine import Machine
+from simulator.virtual.noise import Disturbance
+
+
+class Strict(Observer):
+    """An observer that counts nothing, and raises what a scorer raises. In production a failing scorer is skipped; in a
+    replay that would measure another policy."""
+
+    def plugin_failed(self, kind: str, name: str, error: BaseException) -> None:
+        raise error
+
+
+class World:
+    """One model on the engines of ``scene``. Raises ConfigError if ``policy`` is invalid."""
+
+    def __init__(self, policy: Policy, scene: Scene, *, block_size: int, seed: int) -> None:
+        # A random stream of its own: with the workload's or the scrapes', draws would repeat the arrivals'.
+        chance = Random(f"placement {seed}")
+        observer = Strict()
+        self.clock = ManualClock()
+        self.scheduler = build_scheduler(
+            policy.config, lambda name: Context(name=name, clock=self.clock, random=chance), observer=observer
+        )
+        self.model = Model(name="replay", handler=policy.handler)
+        self._objectives, self._model_slo = scene.objectives, policy.config.models[0].slo
+        self._slos: dict[str, Slo | None] = {}
+        machines = scene.machines
+        interval = ScrapeSettings() if scene.scrape is None else ScrapeSettings(interval=scene.scrape)
+        self.fleet = Fleet(
+            models=[
+                (
+                    self.model,
+                    [
+                        EndpointSettings(f"http://e{number}:8000", role=role.value, cost=costs(machine, scene))
+                        for number, (machine, role) in enumerate(zip(machines, scene.roles, strict=True))
+                    ],
+                )
+            ],
+            settings=FleetSettings(scrape=interval),
+            clock=self.clock,
+            observer=observer,
+            random=chance,
+        )
+        # The first scrape of an engine, before its first request, reports the block size.
+        self.index = CacheIndex(CacheSettings(block_size=block_size), self.model.name, self.clock, observer)
+        first = {change.endpoint: change.what for change in reversed(scene.schedule)}
+        self.seats: list[Seat] = []
+        for number, (endpoint, machine) in enumerate(zip(self.fleet.endpoints(self.model), machines, strict=True)):
+            assert isinstance(endpoint, FleetEndpoint)
+            if first.get(number) is not What.JOIN:
+                endpoint.engine.up, endpoint.engine.down_reason = True, ""
+            self.index.add(endpoint, events=True)
+            self.index.set_complete(endpoint.slot)
+            disturbance = Disturbance(scene.noise, Random(f"noise {seed} {number}")) if scene.noise else None
+            link = machine.kv_bytes / scene.link.rate, scene.link.latency
+            self.seats.append(Seat(endpoint, machine, block_size, disturbance, link))
+        self.endpoints = self.fleet.endpoints(self.model)
+        self.by_slot = {seat.place.slot: seat for seat in self.seats}
+
+    def slo(self, traffic: str) -> Slo | None:
+        """The objectives of a request of this class, from its headers or else from its model."""
+        if traffic not in self._slos:
+            self._slos[traffic] = read_slo(_headers(self._objectives.asked(traffic)), self._model_slo)
+        return self._slos[traffic]
+
+    def forget(self, seat: Seat) -> None:
+        """The engine has a new process, which holds nothing and reports everything that it stores."""
+        self.index.clear(seat.place.slot)
+        self.index.set_complete(seat.place.slot)
+
+    def hear(self, slot: int, events: list[Event]) -> None:
+        """A message with an engine's events has arrived."""
+        self.index.apply(slot, events)
+        self.index.report_counts(slot)
+
+
+def _headers(slo: Slo | None) -> dict[str, str]:
+    asked = {TTFT: slo.ttft, TPOT: slo.tpot} if slo is not None else {}
+    return {name: f"{seconds * 1000:.9f}" for name, seconds in asked.items() if seconds is not None}
+
+
+def costs(machine: Machine, scene: Scene) -> CostSettings:
+    """The costs that the gateway assumes at the start for an engine on ``machine``. Machines have no storage tier."""
+    told, scale = scene.believed or machine, scene.cost_scale
+    step_scale = scale if scene.step_scale is None else scene.step_scale
+    return CostSettings(
+        prefill_token=told.prefill_token * scale,
+        prefill_quadratic=told.prefill_quadratic * scale,
+        step=told.step * step_scale,
+        step_request=told.step_request * step_scale,
+        kv_token=told.kv_token * step_scale,
+        cpu_fetch=told.fetch_token * scale,
+        storage_fetch=0.0,
+        step_tokens=told.max_batched_tokens,
+        fit=scene.fitted and scale == step_scale == 1,
+    )

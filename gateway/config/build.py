@@ -1,0 +1,178 @@
+"""A checked configuration -> the scheduler: plugins found, their parameters decoded, constructed, put together.
+
+Everything that a plugin can get wrong before its first request is found here, and stops the start with the file, line
+and key of the instance, and the plugin's entry point and distribution where the fault is its own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, TypeAlias, TypeVar
+
+from gateway.config.decode import decode
+from gateway.config.origin import KeyPath, Origin, nearest
+from gateway.config.registry import PluginKind, PluginType, Registry, discover
+from gateway.config.settings import Config
+from gateway.core.observer import NULL_OBSERVER, Observer
+from gateway.errors import ConfigError
+from gateway.framework import Context
+from gateway.scheduling.profile import Profile
+from gateway.scheduling.scheduler import Scheduler
+from gateway.scheduling.settings import HandlerSettings, PluginSettings
+
+T = TypeVar("T")
+
+
+def build_scheduler(
+    config: Config,
+    context: Callable[[str], Context],
+    registry: Registry | None = None,
+    before: tuple[Config, Scheduler] | None = None,
+    *,
+    observer: Observer = NULL_OBSERVER,
+) -> Scheduler:
+    """The scheduler of ``config``. ``context(instance_name)`` makes what a plugin's constructor is given.
+
+    ``registry`` is what is installed where it is not given. ``before``: what is in force, whose instances go on where
+    name, type and parameters are the same: what they remember stays. ``observer``: counts what the scheduler does.
+    Raises ConfigError.
+    """
+    found = discover() if registry is None else registry
+    origin = config.origin
+    plugins_before, handlers_before = _instances(before)
+    plugins: dict[str, tuple[PluginKind, Any]] = {}
+    for i, settings in enumerate(config.plugins):
+        plugin_type = find(found.plugins, settings, ("plugins", i), origin)
+        there = _same(plugins_before, settings)
+        instance = _construct(plugin_type, settings, ("plugins", i), origin, context, there)
+        plugins[settings.name] = plugin_type.kind, instance
+    profiles = {}
+    for i, profile in enumerate(config.profiles):
+        path: KeyPath = ("profiles", i)
+        filters = [
+            (name, _instance(plugins, name, PluginKind.FILTER, (*path, "filters", j), origin))
+            for j, name in enumerate(profile.filters)
+        ]
+        scorers = [
+            (
+                one.plugin,
+                _instance(plugins, one.plugin, PluginKind.SCORER, (*path, "scorers", j, "plugin"), origin),
+                one.weight,
+            )
+            for j, one in enumerate(profile.scorers)
+        ]
+        picker = (profile.picker, _instance(plugins, profile.picker, PluginKind.PICKER, (*path, "picker"), origin))
+        profiles[profile.name] = Profile(profile.name, filters, scorers, picker)
+    handlers = {}
+    for i, handler in enumerate(config.handlers):
+        path = ("handlers", i)
+        handler_type = find(found.handlers, handler, path, origin)
+        there = _same(handlers_before, handler)
+        instance = _construct(handler_type, handler, path, origin, context, there)
+        _check_profiles(handler_type, instance, profiles, path, origin)
+        handlers[handler.name] = instance
+    return Scheduler(profiles, handlers, observer)
+
+
+Instances: TypeAlias = Mapping[str, tuple[PluginSettings | HandlerSettings, Any]]
+"""By name: what an instance was made of, and the instance."""
+
+
+def _instances(before: tuple[Config, Scheduler] | None) -> tuple[Instances, Instances]:
+    """The plugins and the handlers in force."""
+    if before is None:
+        return {}, {}
+    config, scheduler = before
+    used: dict[str, Any] = {}
+    for profile in scheduler.profiles.values():
+        used.update(profile.filters)
+        used.update((name, scorer) for name, scorer, _ in profile.scorers)
+        used.update((profile.picker,))
+    plugins = {one.name: (one, used[one.name]) for one in config.plugins if one.name in used}
+    return plugins, {one.name: (one, scheduler.handlers[one.name]) for one in config.handlers}
+
+
+def _same(instances: Instances, settings: PluginSettings | HandlerSettings) -> Any | None:
+    made_of, instance = instances.get(settings.name, (None, None))
+    return instance if made_of == settings else None
+
+
+def find(
+    types: Mapping[str, PluginType], settings: PluginSettings | HandlerSettings, path: KeyPath, origin: Origin
+) -> PluginType:
+    """The installed type of an instance. Raises ConfigError."""
+    found = types.get(settings.type)
+    if found is None:
+        raise origin.error((*path, "type"), f"no plugin {settings.type!r} is installed{nearest(settings.type, types)}")
+    return found
+
+
+def parameters(
+    plugin_type: PluginType, settings: PluginSettings | HandlerSettings, path: KeyPath, origin: Origin
+) -> Any:
+    """The typed parameters of an instance. Raises ConfigError."""
+    where = (*path, "parameters")
+    kind = _blaming(plugin_type.parameters, path, origin)
+    try:
+        return decode(kind, dict(settings.parameters), where, origin)
+    except ConfigError:
+        raise
+    except Exception as error:
+        problem = f"{plugin_type} cannot take its parameters: {type(error).__name__}: {error}"
+        raise origin.error(where, origin.scrub(problem)) from error
+
+
+def _construct(
+    plugin_type: PluginType,
+    settings: PluginSettings | HandlerSettings,
+    path: KeyPath,
+    origin: Origin,
+    context: Callable[[str], Context],
+    there: Any | None,
+) -> Any:
+    """``there``: the instance that goes on; None: a new one is made."""
+    typed = parameters(plugin_type, settings, path, origin)
+    if there is not None:
+        return there
+    made = _blaming(plugin_type.load, path, origin)
+    try:
+        instance = made(typed, context(settings.name))
+    except Exception as error:
+        problem = f"{plugin_type} cannot be constructed: {type(error).__name__}: {error}"
+        raise origin.error(path, origin.scrub(problem)) from error
+    _blaming(lambda: plugin_type.check(instance), path, origin)
+    return instance
+
+
+def _blaming(step: Callable[[], T], path: KeyPath, origin: Origin) -> T:
+    """Run a step of a plugin type's, and add the instance's place to its error."""
+    try:
+        return step()
+    except ConfigError as error:
+        raise origin.error((*path, "type"), error.message) from error.__cause__
+
+
+def _instance(
+    plugins: Mapping[str, tuple[PluginKind, Any]], name: str, kind: PluginKind, path: KeyPath, origin: Origin
+) -> Any:
+    if name not in plugins:
+        raise origin.error(path, f"there is no plugin {name!r}{nearest(name, plugins)}")
+    actual, instance = plugins[name]
+    if actual is not kind:
+        fitting = [other for other, (its, _) in plugins.items() if its is kind]
+        raise origin.error(path, f"{name!r} is a {actual}, not a {kind}{nearest(name, fitting)}")
+    return instance
+
+
+def _check_profiles(
+    plugin_type: PluginType, instance: Any, profiles: Mapping[str, Profile], path: KeyPath, origin: Origin
+) -> None:
+    """A handler that says which ``profiles`` it runs is held to those that exist."""
+    named: Iterable[str] = getattr(instance, "profiles", ())
+    for name in named:
+        if name not in profiles:
+            if "handlers" not in origin.given and "profiles" in origin.given:
+                problem = f"the default handlers need the profile {name!r}, which the file's own profiles lack"
+                raise origin.error(("profiles",), f"{problem}; give 'handlers' too")
+            problem = f"there is no profile {name!r}{nearest(name, profiles)}"
+            raise origin.error((*path, "parameters"), problem)

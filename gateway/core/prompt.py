@@ -1,0 +1,132 @@
+"""A prompt before and after tokenizing.
+
+``api`` makes one of the inputs from a body, ``tokens`` makes a ``Prompt`` of it, ``kvcache`` makes block keys of that.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple, TypeAlias
+
+BYTES_PER_TOKEN = 4
+"""Of an estimate: English text is 3.5 to 4.5 bytes a token in the vocabularies of Llama, Qwen and GPT, and four bytes
+are one uint32, so that a prompt's bytes can stand where its token ids would."""
+
+BILLING_HEADER = "x-anthropic-billing-header"
+"""Begins a system text that Claude Code changes with each request; vLLM drops the text."""
+
+
+class NotConvertible(Exception):
+    """A body that vLLM would refuse, or that it would not make the same prompt of twice: the prompt's tokens are not
+    known, and the refusal, if there is to be one, is the engine's."""
+
+
+@dataclass(frozen=True, slots=True)
+class ChatInput:
+    """Messages as the client sent them (parsed JSON), with what changes their rendering.
+
+    ``raw`` is the messages' JSON as sent: what an estimate is made of.
+    """
+
+    messages: Sequence[Mapping[str, Any]]
+    raw: bytes
+    tools: Sequence[Mapping[str, Any]] | None = None
+    tool_choice: Any = None
+    documents: Sequence[Mapping[str, Any]] | None = None
+    template: str | None = None
+    template_kwargs: Mapping[str, Any] = field(default_factory=dict)
+    reasoning_effort: str | None = None
+    add_generation_prompt: bool = True
+    continue_final_message: bool = False
+    add_special_tokens: bool = False
+    truncated: bool = False
+    """The body asks for truncation: the engine's ids are not the whole rendering's."""
+    built: bool = False
+    """The messages are what vLLM itself builds of another route's input: its chat models, which put a client's keys
+    into their own order, never see them."""
+    system_first: bool = False
+    """All system messages become the first one, if the template takes none later (``/v1/messages``)."""
+    thinking_disabled: bool = False
+    """The reasoning effort is the one with which the template does not think (``/v1/messages``)."""
+
+
+@dataclass(frozen=True, slots=True)
+class TextInput:
+    """One or more prompts as text (``/v1/completions``)."""
+
+    texts: tuple[str, ...]
+    add_special_tokens: bool = True
+    truncated: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class TokenInput:
+    """One or more prompts that the client tokenized itself."""
+
+    ids: tuple[Sequence[int], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class OpaqueInput:
+    """Anything else: only its bytes are known (embeddings' input, audio, responses, ...)."""
+
+    raw: bytes
+    why: str
+    """Why there are no tokens: a short word for the metric's label, such as ``route`` or ``multipart``."""
+
+
+PromptInput: TypeAlias = ChatInput | TextInput | TokenInput | OpaqueInput
+
+
+class Medium(NamedTuple):
+    """An image, a sound or a video in a prompt: its first token's place, and the engine's own name for it."""
+
+    offset: int
+    identifier: str
+
+
+NOWHERE: frozenset[str] = frozenset()
+
+
+@dataclass(frozen=True, slots=True)
+class Prompt:
+    """What the engine will see, or an estimate of it.
+
+    ``ids``: uint32 token ids of the first prompt (``array('I')``). Where ``exact`` is false they are the prompt's
+    bytes, four to an id: equal prefixes still have equal leading ids, and no such id is ever compared with an engine's.
+    ``count``: tokens of all prompts together. ``why``: the reason for an estimate, empty if there is none.
+    ``single``: the body holds one prompt, so that expected and reported hits can be compared.
+    ``own``: the ids that our tokenizer made of one prompt, to be compared with the engine's; they are ``ids`` unless
+    they are not trusted. None: the client gave ids, or there are none.
+
+    ``differing``: names of endpoints whose engines make other ids of such prompts: what they hold is estimated.
+
+    ``media``: in order, where the engine told which there are: then ``ids`` are its own from the first to the last.
+
+    ``exact`` with a ``why``: only the first ids are the engine's, up to an image. The others stand in for what only the
+    engine knows: they say whether two prompts are alike, never equal an engine's ids, and ``count`` is an estimate.
+    """
+
+    ids: array[int]
+    count: int
+    exact: bool
+    why: str = ""
+    single: bool = True
+    own: array[int] | None = None
+    differing: frozenset[str] = NOWHERE
+    media: tuple[Medium, ...] = ()
+
+    @property
+    def whole(self) -> bool:
+        """Ids and count are the engine's to the last."""
+        return self.exact and not self.why
+
+
+def estimate(raw: bytes, why: str) -> Prompt:
+    """The prompt that stands in where tokens cannot be had: one id for every four bytes, the rest dropped."""
+    whole = len(raw) // BYTES_PER_TOKEN * BYTES_PER_TOKEN
+    ids = array("I")
+    ids.frombytes(memoryview(raw)[:whole])
+    return Prompt(ids=ids, count=max(1, len(raw) // BYTES_PER_TOKEN), exact=False, why=why)

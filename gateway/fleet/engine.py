@@ -1,0 +1,173 @@
+"""An engine as the fleet makes it: its cores, the models that are bound to it, and their endpoints.
+
+One URL is one ``FleetEngine``. It has an ``EngineCore`` for each data-parallel rank and a ``ModelBinding`` for each
+model that the configuration names for it; each pair of the two is a ``FleetEndpoint``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+
+from gateway.fleet.address import Address, Location, TlsContexts
+from gateway.fleet.cache_counters import CacheCounters
+from gateway.fleet.kv_source import KvSource
+from gateway.fleet.load.cost import FittedCost
+from gateway.fleet.load.ledger import Ledger
+from gateway.fleet.load.transfers import RecentTransfers
+from gateway.fleet.settings import EndpointSettings
+from gateway.framework import Endpoint, Engine, EngineMetrics, Model, Role
+
+
+@dataclass(slots=True, weakref_slot=True, eq=False)
+class FleetEndpoint(Endpoint):
+    """One model binding on one engine core.
+
+    ``source``: where its KV events come from, valid once ``source_known``. ``drained``: by an operator. ``lent``:
+    requests whose KV it computes for another engine that has not fetched it yet.
+
+    A dropped endpoint keeps its engine and its binding: requests that are under way to it need address and key.
+    """
+
+    engine: FleetEngine
+    core: EngineCore = field(kw_only=True, repr=False)
+    binding: ModelBinding = field(kw_only=True, repr=False)
+    source: KvSource | None = field(kw_only=True, repr=False, default=None)
+    source_known: bool = field(kw_only=True, repr=False, default=False)
+    drained: bool = field(kw_only=True, repr=False, default=False)
+    lent: int = field(kw_only=True, repr=False, default=0)
+
+    @property
+    def api_key(self) -> str | None:
+        """The key for requests to it: its own, else its engine's."""
+        return self.binding.settings.api_key or self.engine.api_key
+
+    @property
+    def running(self) -> int:
+        """Requests that would fail if the engine ended now: ours on its core, and KV that is yet to be fetched."""
+        return self.core.ledger.requests + self.lent
+
+
+@dataclass(slots=True, eq=False)
+class EngineCore:
+    """What has a KV cache, a queue and a speed of its own: vLLM's EngineCore, one for each data-parallel rank.
+
+    The endpoints of all models on it share its ledger and its cost model. ``rank``: None where the engine has a single
+    core.
+    """
+
+    rank: int | None
+    ledger: Ledger
+    cost: FittedCost
+    endpoints: list[FleetEndpoint] = field(default_factory=list)
+    recent_transfers: RecentTransfers = field(default_factory=RecentTransfers)
+    cache_counters: CacheCounters = field(default_factory=CacheCounters)
+
+    def apply_scrape(self, metrics: EngineMetrics, asked: float) -> None:
+        """Give new metrics to the endpoints and the ledger. ``asked``: Clock.monotonic() when the scrape began."""
+        if metrics.at is not None:
+            metrics = replace(metrics, recent_transfers=self.recent_transfers.update(metrics.transfers, metrics.at))
+        configured = [endpoint.binding.settings.kv_capacity_tokens for endpoint in self.endpoints]
+        for endpoint, capacity in zip(self.endpoints, configured, strict=True):
+            endpoint.metrics = _with_capacity(metrics, capacity)
+        # All models on the core share one cache: its capacity is what the first of them says that says anything.
+        self.ledger.apply_scrape(_with_capacity(metrics, next(filter(None, configured), None)), asked)
+
+
+@dataclass(slots=True, eq=False)
+class ModelBinding:
+    """What the configuration says of one model on one engine: it has an endpoint on each core of the engine.
+
+    ``name``: of its endpoint, or what its endpoints are called before the rank. ``coming``: in a configuration that is
+    prepared and not applied; no request goes there. ``going``: not in the configuration that is prepared; its names
+    are free for others.
+    """
+
+    model: Model
+    engine: FleetEngine
+    settings: EndpointSettings
+    name: str
+    endpoints: list[FleetEndpoint] = field(default_factory=list)
+    coming: bool = False
+    going: bool = False
+
+    def endpoint_name(self, rank: int | None) -> str:
+        return self.name if rank is None else f"{self.name}/{rank}"
+
+    def reconfigure(self, model: Model, settings: EndpointSettings) -> None:
+        """Take all that may change while endpoints go on: all but URL, name and number of ranks."""
+        self.model, self.settings = model, settings
+        for endpoint in self.endpoints:
+            endpoint.model, endpoint.role, endpoint.labels = model, Role(settings.role), dict(settings.labels)
+
+    def update_draining(self) -> None:
+        """Set ``draining`` of its endpoints: whether they get no new requests although nothing is wrong with them."""
+        for endpoint in self.endpoints:
+            endpoint.draining = self.coming or self.settings.drain or self.engine.drained or endpoint.drained
+
+
+@dataclass(slots=True, eq=False)
+class FleetEngine(Engine):
+    """One URL, however many models are bound to it.
+
+    ``address``: how to connect to ``location``. ``configured_ranks``: None: as many as the engine reports.
+    ``api_key``: for endpoints without one of their own. ``drained``: by an operator. A dropped engine keeps its
+    address and key for the requests that are under way to it.
+    """
+
+    location: Location = field(kw_only=True, repr=False)
+    address: Address = field(kw_only=True, repr=False)
+    configured_ranks: int | None = field(kw_only=True, repr=False)
+    api_key: str | None = field(kw_only=True, repr=False, default=None)
+    drained: bool = field(kw_only=True, repr=False, default=False)
+    bindings: list[ModelBinding] = field(kw_only=True, repr=False, default_factory=list)
+    cores: list[EngineCore] = field(kw_only=True, repr=False, default_factory=list)
+
+    @property
+    def endpoints(self) -> list[FleetEndpoint]:
+        """Those of all models, by rank."""
+        return [endpoint for core in self.cores for endpoint in core.endpoints]
+
+    @property
+    def going(self) -> bool:
+        """The configuration that is prepared has none of its bindings."""
+        return bool(self.bindings) and all(binding.going for binding in self.bindings)
+
+    def update_access(self, contexts: TlsContexts) -> None:
+        """Take address and key from the bindings: of each the first one that names it.
+
+        Raises ConfigError if TLS files cannot be used.
+        """
+        self.address = Address.of(with_tls([binding.settings for binding in self.bindings]), contexts)
+        self.api_key = next((binding.settings.api_key for binding in self.bindings if binding.settings.api_key), None)
+
+    def add_endpoint(self, binding: ModelBinding, core: EngineCore, slot: int) -> FleetEndpoint:
+        endpoint = FleetEndpoint(
+            slot=slot,
+            name=binding.endpoint_name(core.rank),
+            model=binding.model,
+            engine=self,
+            load=core.ledger,
+            cost=core.cost,
+            rank=core.rank,
+            role=Role(binding.settings.role),
+            labels=dict(binding.settings.labels),
+            core=core,
+            binding=binding,
+        )
+        if core.endpoints:
+            # Another model has been on this core before: what is known of it holds for this one too.
+            endpoint.metrics = core.endpoints[0].metrics
+            endpoint.warmth = core.endpoints[0].warmth
+        core.endpoints.append(endpoint)
+        binding.endpoints.append(endpoint)
+        return endpoint
+
+
+def with_tls(settings: Sequence[EndpointSettings]) -> EndpointSettings:
+    """Of settings of one URL, the first with TLS settings, or the first."""
+    return next((one for one in settings if one.tls is not None), settings[0])
+
+
+def _with_capacity(metrics: EngineMetrics, tokens: int | None) -> EngineMetrics:
+    return metrics if tokens is None else replace(metrics, kv_capacity=tokens)

@@ -1,0 +1,215 @@
+"""The cost model of one engine core: seconds of work by a roofline, scaled to measured times.
+
+The form is a roofline (``framework.Scalars``): a prompt token costs its matrix multiplications, and attention to all
+tokens before it; a step reads the weights, and the KV of every resident token. Prefill and steps have one fitted scale
+each, which an engine shares with its peers (``fit.PeerGroup``) as far as it is not known to differ. Halving or doubling
+any of these hardly moves the routing, so one scale each is enough; what matters is to be right within a factor of two
+on a tiny model on a CPU as well as on 70B on eight GPUs, soon after the start.
+
+Pure: no clock, no I/O.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from math import isfinite
+
+from gateway.fleet.load.fit import LEAST_SCALE, SCALE_BOUND, Deviation, PeerGroup
+from gateway.fleet.load.hardware import StartingCosts
+from gateway.framework import Scalars
+
+LONGEST = 86_400.0
+"""Seconds: an observation longer than a day is a fault."""
+
+LEAST_PREFILL = 0.25
+"""Least share of a time to first token that is credited to prefill, however much the batch is estimated to add."""
+
+
+class FittedCost:
+    """``framework.CostModel``, fitted to times that the gateway measures.
+
+    ``start``: the values of scale 1; if its ``fit`` is false, they stay. ``peers``: the cores of the same model, role
+    and start; None: there are none.
+    """
+
+    def __init__(self, start: StartingCosts, peers: PeerGroup | None = None) -> None:
+        self.start = start
+        self._prefill, self._step = Deviation(), Deviation()
+        self._peers = PeerGroup()
+        self._leave: Callable[[], object] | None = None  # None: alone
+        self._scalars: Scalars | None = None
+        self._version = 0
+        self._learned_at = 0
+        self._join(peers)
+
+    @property
+    def scalars(self) -> Scalars:
+        """The current values; the same object until what the peers share changes."""
+        scalars = self._scalars
+        if scalars is None or self._peers.version != self._version:
+            scalars = self._scalars = self._scaled()
+        return scalars
+
+    @property
+    def prefill_scale(self) -> float:
+        """Of the starting prefill line, in 1/50..50."""
+        return self.scalars.prefill_token / self.start.prefill_token
+
+    @property
+    def step_scale(self) -> float:
+        """Of the starting step line, in 1/50..50."""
+        return self.scalars.step / self.start.step
+
+    def reconfigure(self, start: StartingCosts, peers: PeerGroup | None = None) -> None:
+        """Go on with ``start`` among ``peers``. If the values differ from before, this core's own observations are
+        dropped; those of the peers stay."""
+        if start != self.start:
+            self.start = start
+            self._prefill, self._step = Deviation(), Deviation()
+        self._join(peers)
+
+    def reset(self) -> None:
+        """Drop this core's own observations: the engine is another process, which has to warm up first."""
+        self._prefill, self._step = Deviation(), Deviation()
+        self._scalars = None
+
+    def learn_prefill(
+        self,
+        tokens: int,
+        context: int,
+        seconds: float,
+        *,
+        at: float,
+        ahead: int = 0,
+        ahead_attention: float = 0.0,
+        running: float = 0.0,
+        kv_tokens: float = 0.0,
+    ) -> None:
+        """A first token came ``seconds`` after the engine began with the queue that ended with its prompt.
+
+        ``tokens``: of the prompt, computed behind ``context`` tokens that the engine held. ``at``: when the request was
+        sent, in seconds of any clock; also below. ``ahead``, ``ahead_attention``: of the prompts before it
+        (``Reservation``). ``running``, ``kv_tokens``: the batch in the same steps. Impossible values are ignored.
+        """
+        if not (self.start.fit and tokens > 0 and _sane(seconds)):
+            return
+        own = self._expected_prefill(tokens, context)
+        expected = own + self._expected_queue(ahead, ahead_attention)
+        scalars, line = self.scalars, self._peers.prefill
+        batch = scalars.step_request * max(0.0, running) + scalars.kv_token * max(0.0, kv_tokens)
+        batch *= 1 + (max(0, ahead) + tokens) / scalars.step_tokens
+        if not (_sane(expected) and isfinite(batch)):
+            return
+        estimated = line.overhead + line.scale * expected + batch
+        weight = line.scale * own / estimated
+        self._prefill.learn(line.deviation(seconds, estimated, weight), weight, at)
+        line.learn(expected, max(seconds - batch, LEAST_PREFILL * seconds), own / expected)
+        self._learned()
+
+    def learn_step(self, running: float, kv_tokens: float, seconds: float, *, at: float) -> None:
+        """The tokens of a request came ``seconds`` apart on average, without the time of prompts that were computed
+        meanwhile. ``running``: requests of the batch, itself included. ``kv_tokens``: resident tokens of the batch."""
+        expected = self._expected_step(running, kv_tokens)
+        if not (self.start.fit and _sane(seconds) and _sane(expected)):
+            return
+        line = self._peers.step
+        self._step.learn(line.deviation(seconds, line.scale * expected, 1.0), 1.0, at)
+        line.learn(expected, seconds)
+        self._learned()
+
+    def learn_whole(
+        self,
+        tokens: int,
+        context: int,
+        running: float,
+        kv_tokens: float,
+        steps: float,
+        seconds: float,
+        *,
+        at: float,
+        ahead: int = 0,
+        ahead_attention: float = 0.0,
+    ) -> None:
+        """An unstreamed answer came ``seconds`` after the engine began with the queue that ended with its prompt.
+
+        The part of the prefill in that is unknown. ``seconds`` is divided in the ratio of the current estimates, and
+        each part weighs by its share: so both follow a machine that is faster or slower in all, and answers of
+        different lengths separate the two, as in Richardson and Lucy's deconvolution. ``steps``: decode steps. The
+        other arguments are those of the two methods above.
+        """
+        if not (self.start.fit and tokens > 0 and steps > 0 and _sane(seconds)):
+            return
+        own, step = self._expected_prefill(tokens, context), self._expected_step(running, kv_tokens)
+        prefill = own + self._expected_queue(ahead, ahead_attention)
+        prefill_line, step_line = self._peers.prefill, self._peers.step
+        first = prefill_line.overhead + prefill_line.scale * prefill
+        rest = step_line.scale * step * steps
+        estimated = first + rest
+        if not (_sane(first) and _sane(rest)):
+            return
+        share = first / estimated
+        for line, deviation, weight in (
+            (prefill_line, self._prefill, prefill_line.scale * own / estimated),
+            (step_line, self._step, 1 - share),
+        ):
+            deviation.learn(line.deviation(seconds, estimated, weight), weight, at)
+        prefill_line.learn(prefill, seconds * share, share)
+        step_line.learn(step, seconds * (1 - share) / steps, 1 - share)
+        self._learned()
+
+    def count_request(self) -> None:
+        """A request has ended there. Deviations of peers that got no request meanwhile fade by this count."""
+        self._peers.count_request()
+
+    def _join(self, peers: PeerGroup | None) -> None:
+        """Leave the present peers and join ``peers``."""
+        if peers is None or not self.start.fit:
+            if self._leave is not None:
+                self._leave()
+                self._peers, self._leave = PeerGroup(), None
+        elif peers is not self._peers:
+            if self._leave is not None:
+                self._leave()
+            self._peers, self._leave = peers, peers.join(self)
+        self._scalars = None
+        self._learned_at = self._peers.requests
+
+    def _learned(self) -> None:
+        self._learned_at = self._peers.requests
+        self._peers.line_changed()
+
+    def _scaled(self) -> Scalars:
+        start, peers = self.start, self._peers
+        self._version = peers.version
+        prefill, overhead, step = peers.shared
+        if peers.count > 1:
+            missed = max(0.0, (peers.requests - self._learned_at) / peers.count - 1)
+            prefill, step = prefill * self._prefill.factor(missed), step * self._step.factor(missed)
+        prefill, step = min(max(prefill, LEAST_SCALE), SCALE_BOUND), min(max(step, LEAST_SCALE), SCALE_BOUND)
+        return Scalars(
+            prefill * start.prefill_token,
+            prefill * start.prefill_quadratic,
+            step * start.step,
+            step * start.step_request,
+            step * start.kv_token,
+            overhead,
+            start.cpu_fetch,
+            start.storage_fetch,
+            start.step_tokens,
+        )
+
+    def _expected_prefill(self, tokens: int, context: int) -> float:
+        start = self.start
+        return tokens * (start.prefill_token + start.prefill_quadratic * (max(0, context) + tokens / 2))
+
+    def _expected_queue(self, tokens: int, attention: float) -> float:
+        return self.start.prefill_token * max(0, tokens) + self.start.prefill_quadratic * max(0.0, attention)
+
+    def _expected_step(self, running: float, kv_tokens: float) -> float:
+        start = self.start
+        return start.step + start.step_request * max(0.0, running) + start.kv_token * max(0.0, kv_tokens)
+
+
+def _sane(seconds: float) -> bool:
+    """Whether a time may be learned from."""
+    return isfinite(seconds) and 0 < seconds < LONGEST

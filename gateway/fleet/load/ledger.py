@@ -1,0 +1,324 @@
+"""The ledger of one engine core: an exact account of the work that we sent to it and that has not ended.
+
+Rules: there is no await between reading the load and reserving. What is booked is given back exactly once, by the first
+call that does so, in any order and however often calls are repeated. After the last ``settle`` all our counts are zero.
+Load of other clients (*foreign*) is known from scrapes only: an estimate, never below zero, that fades.
+
+It knows nothing of HTTP, scheduling or models. The endpoints of several models on one core share its ledger.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from heapq import heapify, heappop, heappush
+from math import exp, inf
+
+from gateway.fleet.load.hardware import STEP_TOKENS
+from gateway.framework import Clock, EngineMetrics
+from gateway.framework.cost import LATELY, Sums
+
+GAUGE_LAG = 0.25
+"""Seconds by which an engine's gauges may lag behind. They are written once per step, and an abort takes effect at the
+next one: 20 to 60 ms each on a GPU, more beside a long prefill. A request that settled within this time before a scrape
+was sent may still be in its figures, so it counts as ours."""
+
+SETTLED_KEPT = 10.0
+"""Seconds for which a settled request is remembered for a scrape that is on its way. Above any sane scrape timeout; it
+bounds the memory for an engine that is never scraped again."""
+
+PACE_MEMORY = 0.95
+"""Weight of earlier prompts at each computed prompt: the last 20 give the ratio of estimated to real time."""
+
+FADE_STEP = 1e-3
+"""Half-lives within which foreign load stays as it is: it is read for every candidate, and a power is expensive."""
+
+SPARE_EXPIRIES = 64
+"""Heap entries of requests that ended before their prefill expired, allowed beyond twice the live requests."""
+
+
+class Reservation:
+    """One request's part of a ledger. Its methods may be called in any order, and more than once.
+
+    What explains its time to first token: ``ahead``: prefill tokens of ours that were queued when its own were booked.
+    ``ahead_attention``: theirs, as ``Ledger.prefill_attention``. ``since``: Clock.monotonic() when the first of them
+    was begun, or its own booking if there were none.
+    """
+
+    __slots__ = (
+        "_attention",
+        "_booked",
+        "_generated",
+        "_kv",
+        "_ledger",
+        "_open",
+        "_prefill",
+        "_seconds",
+        "ahead",
+        "ahead_attention",
+        "since",
+    )
+
+    def __init__(self, ledger: Ledger, kv_tokens: int) -> None:
+        self._ledger = ledger
+        self._prefill = 0
+        self._attention = 0.0
+        self._seconds = 0.0
+        self._booked = False
+        self._kv = kv_tokens
+        self._generated = 0
+        self._open = True
+        self.ahead = 0
+        self.ahead_attention = 0.0
+        self.since = inf
+
+    def book_prefill(
+        self, tokens: int, *, context: int = 0, seconds: float = 0.0, expires_prefill_at: float | None = None
+    ) -> None:
+        """Book the prefill tokens, behind those that are queued: the engine computes the prompt.
+
+        ``tokens``, ``expires_prefill_at``: as for ``Ledger.reserve``. ``context``: tokens before them that the engine
+        holds. ``seconds``: the estimated time of computing them. A prompt is computed once: a second booking, also
+        after the first was given back, changes nothing.
+        """
+        if self._open and not self._booked and tokens > 0:
+            self._book(tokens, context, seconds, expires_prefill_at)
+
+    def first_token(self) -> None:
+        """Give back the prefill tokens: the prompt is computed."""
+        if self._prefill:
+            self._end_prefill(self._ledger._clock.monotonic(), seen=True)
+
+    def set_generated(self, tokens: int, *, exact: bool = False) -> None:
+        """Set the answer's tokens so far, a total. A lower one changes nothing unless it is ``exact``: the engine's own
+        count, after guesses from a stream's events."""
+        tokens = max(0, tokens)
+        if self._open and (tokens > self._generated or exact):
+            self._ledger.kv_tokens += tokens - self._generated
+            self._generated = tokens
+
+    def settle(self) -> None:
+        """Give back all that is left: the request has ended, however."""
+        if not self._open:
+            return
+        self._open = False
+        if self._prefill:
+            self._end_prefill(self._ledger._clock.monotonic(), seen=False)
+        self._ledger._release(self._kv + self._generated)
+
+    def _book(self, tokens: int, context: int, seconds: float, expires_at: float | None) -> None:
+        ledger = self._ledger
+        ledger._refresh()
+        self.ahead, self.ahead_attention = ledger._prefill, ledger.prefill_attention
+        self._booked = True
+        self._prefill, self._seconds = tokens, seconds
+        self._attention = attention = tokens * (max(0, context) + tokens / 2)
+        ledger._prefill += tokens
+        ledger.prefill_attention += attention
+        now = ledger._monotonic()
+        ledger._share = ledger.prefill_share(now) + seconds / LATELY
+        ledger._share_at = now
+        if ledger._queue:
+            self.since = ledger._begun
+        else:
+            self.since = now
+            ledger._head, ledger._begun, ledger._most_done = self, now, seconds
+        ledger._queue[self] = None
+        if expires_at is not None:
+            ledger._schedule_expiry(self, expires_at)
+
+    def _end_prefill(self, at: float, *, seen: bool) -> None:
+        """Remove the prompt from the queue. If it was the first, the next one begins at ``at``.
+
+        ``seen``: it is known to be computed, at ``at``.
+        """
+        ledger = self._ledger
+        if seen:
+            ledger.prefilled += self._seconds
+            if ledger._head is self:
+                ledger._learn_pace(self._seconds, at - ledger._begun)
+        ledger._prefill -= self._prefill
+        ledger.prefill_attention -= self._attention
+        self._prefill = 0
+        del ledger._queue[self]
+        if ledger._head is self:
+            ledger._head = head = next(iter(ledger._queue), None)
+            ledger._begun = at
+            if head is not None:
+                ledger._most_done = head._seconds
+            else:
+                ledger._most_done = ledger.prefill_attention = 0.0  # the latter: a rest of rounding
+
+
+class Ledger:
+    """The load of one engine core, as ``framework.Load`` shows it to plugins.
+
+    ``half_life``: seconds after a scrape when its foreign load counts half. ``prefilled``: estimated seconds of our
+    prompts that were computed there so far. ``step_tokens``: prompt tokens of one step of the engine.
+    """
+
+    def __init__(self, clock: Clock, half_life: float = 5.0) -> None:
+        self._clock = clock
+        self._monotonic = clock.monotonic
+        self._half_life = half_life
+        # Plain attributes, though only the ledger writes them: they are read for each candidate of each request.
+        self.requests = 0
+        self.kv_tokens = 0
+        self.prefill_attention = 0.0
+        self.prefilled = 0.0
+        self.step_tokens = STEP_TOKENS
+        self._prefill = 0
+        # Prompts are computed in the order of their booking: the queue, its first, when that was begun, its seconds.
+        self._queue: dict[Reservation, None] = {}
+        self._head: Reservation | None = None
+        self._begun = 0.0
+        self._most_done = 0.0
+        # Estimated and real seconds of the last prompts: queued work is counted in estimated seconds.
+        self._estimated = self._real = self._pace = 1.0
+        self._share = self._share_at = 0.0
+        self._expiring: list[tuple[float, int, Reservation]] = []
+        self._made = 0
+        self._settled: deque[tuple[float, int]] = deque()
+        self._scraped_requests = 0.0
+        self._scraped_kv = 0.0
+        self._scraped_at = 0.0
+        # The faded values, and until when they hold.
+        self._foreign_requests = 0.0
+        self._foreign_kv = 0.0
+        self._fade_until = inf
+        # When a kept figure becomes wrong by time alone: something expires, or has faded.
+        self._stale_at = inf
+
+    def sums(self, now: float) -> Sums:
+        if now >= self._stale_at:
+            self._advance(now)
+        done = (now - self._begun) * self._pace
+        if done > self._most_done:
+            done = self._most_done
+        return (
+            self.requests + self._foreign_requests,
+            self._prefill,
+            self.prefill_attention,
+            done,
+            self.kv_tokens + self._foreign_kv,
+        )
+
+    def prefill_share(self, now: float) -> float:
+        return self._share * exp((self._share_at - now) / LATELY) if self._share else 0.0
+
+    @property
+    def prefill_tokens(self) -> int:
+        self._refresh()
+        return self._prefill
+
+    @property
+    def unallocated_tokens(self) -> int:
+        """Prefill tokens for which the engine has not allocated KV memory yet, as far as we know.
+
+        Those are ``prefill_tokens`` less what is computed of the first prompt by now. Its last step does not count as
+        computed: the engine reports what a step evicted only after the step.
+        """
+        self._refresh()
+        waiting, head = self._prefill, self._head
+        step = self.step_tokens
+        if head is not None and head._prefill > step and self._most_done > 0:
+            done = min(1.0, (self._monotonic() - self._begun) * self._pace / self._most_done)
+            waiting -= max(0, int(done * head._prefill) - step)
+        return waiting
+
+    @property
+    def prefill_done(self) -> float:
+        """Estimated seconds of the queued prefill that are done.
+
+        They are counted from the beginning of the first prompt, up to what that prompt takes: one that is stuck does
+        not make those behind it vanish. If the last prompts took half of their estimate, each second counts as two.
+        """
+        return self.sums(self._monotonic())[3]
+
+    @property
+    def foreign_requests(self) -> float:
+        self._refresh()
+        return self._foreign_requests
+
+    @property
+    def foreign_kv_tokens(self) -> float:
+        self._refresh()
+        return self._foreign_kv
+
+    def reserve(self, prefill_tokens: int, kv_tokens: int, *, expires_prefill_at: float | None = None) -> Reservation:
+        """Book one request.
+
+        ``prefill_tokens``: prompt tokens that the engine has to compute. ``kv_tokens``: what it holds from the start,
+        the whole prompt. ``expires_prefill_at``: Clock.monotonic() from which the prefill counts as done although
+        nothing shows it (an unstreamed answer); None: only ``first_token`` and ``settle`` end it. Negative numbers
+        count as 0. ``Reservation.book_prefill`` takes more about the computing.
+        """
+        reservation = Reservation(self, max(0, kv_tokens))
+        self.requests += 1
+        self.kv_tokens += reservation._kv
+        if prefill_tokens > 0:
+            reservation._book(prefill_tokens, 0, 0.0, expires_prefill_at)
+        return reservation
+
+    def apply_scrape(self, metrics: EngineMetrics, asked: float) -> None:
+        """Estimate foreign load from a scrape that was sent at ``asked`` (Clock.monotonic()) and is complete now.
+
+        The engine took its figures at an unknown moment between ``asked`` (less its own lag) and now. Every request of
+        ours that was live in between may be in them, so all of these are subtracted: a request that ended during the
+        scrape never becomes foreign load, and one that has not reached the engine yet makes the estimate too low for a
+        second, never too high. Blocks are allocated whole, so each of ours may hold one block more than its tokens
+        fill.
+        """
+        self._drop_settled(asked - GAUGE_LAG)
+        ours = self.requests + len(self._settled)
+        ours_kv = self.kv_tokens + sum(kv for _, kv in self._settled) + ours * metrics.block_size
+        self._scraped_requests = float(max(0, metrics.running + metrics.waiting - ours))
+        self._scraped_kv = max(0.0, metrics.kv_usage * metrics.kv_capacity - ours_kv)
+        self._scraped_at = self._clock.monotonic()
+        self._fade_until = self._stale_at = 0.0
+
+    def __repr__(self) -> str:
+        return f"<Ledger requests={self.requests} prefill={self._prefill} kv={self.kv_tokens}>"
+
+    def _learn_pace(self, estimated: float, real: float) -> None:
+        self._estimated = PACE_MEMORY * self._estimated + estimated
+        self._real = max(PACE_MEMORY * self._real + real, 1e-6)  # those of one step end at once
+        self._pace = self._estimated / self._real
+
+    def _release(self, kv_tokens: int) -> None:
+        self.requests -= 1
+        self.kv_tokens -= kv_tokens
+        now = self._clock.monotonic()
+        self._drop_settled(now - SETTLED_KEPT)
+        self._settled.append((now, kv_tokens))
+
+    def _drop_settled(self, before: float) -> None:
+        settled = self._settled
+        while settled and settled[0][0] < before:
+            settled.popleft()
+
+    def _schedule_expiry(self, reservation: Reservation, at: float) -> None:
+        self._made += 1
+        heappush(self._expiring, (at, self._made, reservation))
+        self._stale_at = min(self._stale_at, at)
+        if len(self._expiring) > 2 * self.requests + SPARE_EXPIRIES:
+            self._expiring = [entry for entry in self._expiring if entry[2]._prefill]
+            heapify(self._expiring)
+
+    def _refresh(self) -> None:
+        """Bring up to date what time alone changes."""
+        if self._stale_at < inf and (now := self._monotonic()) >= self._stale_at:
+            self._advance(now)
+
+    def _advance(self, now: float) -> None:
+        """Drop what has expired and fade foreign load, exact to a thousandth."""
+        while self._expiring and self._expiring[0][0] <= now:
+            at, _, reservation = heappop(self._expiring)
+            if reservation._prefill:
+                reservation._end_prefill(at, seen=False)
+                self.prefilled += reservation._seconds
+        if now >= self._fade_until:
+            fade = 0.5 ** ((now - self._scraped_at) / self._half_life)
+            self._foreign_requests, self._foreign_kv = self._scraped_requests * fade, self._scraped_kv * fade
+            foreign = self._scraped_requests or self._scraped_kv
+            self._fade_until = now + FADE_STEP * self._half_life if foreign else inf
+        self._stale_at = min(self._fade_until, self._expiring[0][0] if self._expiring else inf)

@@ -1,0 +1,275 @@
+"""Block table: all block keys of a model, and which endpoint holds which.
+
+A *chunk* is a run of up to 64 consecutive block keys. A *column* is a small number that stands for one kind of
+knowledge of one endpoint (its GPU tier, its CPU tier, its predictions, ...). Each chunk has a bitmap of the columns
+that hold all of it, and a 64-bit mask for each column that holds a part. So a prompt is compared chunk by chunk, a
+hundred of them for 100,000 tokens, and the answer is exact, holes included.
+
+A key stands for a block's tokens and everything before them, so that it is in the table once: as the first of a chunk,
+or behind its predecessor in the same chunk. Synchronous; knows nothing of engines.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Iterator, Sequence
+
+CHUNK_BITS = 6
+CHUNK_SIZE = 1 << CHUNK_BITS
+"""Blocks of a chunk at most: what a column holds of one is an integer of 64 bits."""
+
+OFFSET_MASK = CHUNK_SIZE - 1
+"""A block's *location* is one number: its chunk's number, and in the lowest bits its offset there."""
+
+LEADING = tuple((1 << count) - 1 for count in range(CHUNK_SIZE + 1))
+"""LEADING[n]: bits of the first n blocks."""
+
+
+class BlockChunk:
+    """Consecutive block keys.
+
+    ``number``: of the chunk, in locations. ``full``: bitmap of the columns that hold all of it. ``part``: column ->
+    bits, for the columns that hold some of it; None if there are none. ``used``: when a request last led through it, in
+    the index's count of placements.
+    """
+
+    __slots__ = ("full", "keys", "number", "part", "used")
+
+    def __init__(self, number: int, keys: array[int]) -> None:
+        self.number = number
+        self.keys = keys
+        self.full = 0
+        self.part: dict[int, int] | None = None
+        self.used = 0
+
+    def held(self, column: int) -> int:
+        """Bits of the blocks that ``column`` holds."""
+        if self.full >> column & 1:
+            return LEADING[len(self.keys)]
+        return self.part.get(column, 0) if self.part else 0
+
+    def common_prefix(self, keys: Sequence[int], at: int, offset: int = 0) -> int:
+        """How many of ``keys`` from ``at`` on equal the chunk's keys from ``offset`` on.
+
+        Equal keys have equal predecessors: if the last pair is equal, all are; else the end is found by binary search.
+        """
+        own = self.keys
+        high = min(len(own) - offset, len(keys) - at)
+        if high <= 0 or own[offset + high - 1] == keys[at + high - 1]:
+            return max(high, 0)
+        low = 0
+        high -= 1
+        while low < high:
+            middle = (low + high + 1) // 2
+            if own[offset + middle - 1] == keys[at + middle - 1]:
+                low = middle
+            else:
+                high = middle - 1
+        return low
+
+
+class BlockTable:
+    """All chunks of a model. ``size``: keys in them. ``heads``: first key -> chunk."""
+
+    def __init__(self) -> None:
+        self.size = 0
+        self.heads: dict[int, BlockChunk] = {}
+        self.chunks: list[BlockChunk | None] = []
+        self._free: list[int] = []
+
+    def chunk_at(self, location: int) -> BlockChunk:
+        """The chunk of a location that some column holds."""
+        chunk = self.chunks[location >> CHUNK_BITS]
+        assert chunk is not None
+        return chunk
+
+    def key_at(self, location: int) -> int:
+        return self.chunk_at(location).keys[location & OFFSET_MASK]
+
+    def path(self, keys: Sequence[int]) -> Iterator[tuple[BlockChunk, int]]:
+        """(chunk, number of its leading blocks) along a prompt, as far as its keys are in the table."""
+        heads, position, count = self.heads, 0, len(keys)
+        while position < count:
+            chunk = heads.get(keys[position])
+            if chunk is None:
+                return
+            end = position + len(chunk.keys)
+            if end > count or chunk.keys[-1] != keys[end - 1]:
+                end = position + chunk.common_prefix(keys, position)
+            yield chunk, end - position
+            position = end
+
+    def is_new(self, behind: int, keys: Sequence[int]) -> bool:
+        """Whether no column holds any key of a run behind the location ``behind``; -1: at a prompt's start.
+
+        The first key would follow ``behind`` or be a head, as the others would: what is neither has no predecessor
+        here.
+        """
+        if behind >= 0:
+            after = self.chunk_at(behind).keys[(behind & OFFSET_MASK) + 1 :][:1]
+            if after and keys and after[0] == keys[0]:
+                return False
+        return self.heads.keys().isdisjoint(keys)
+
+    def insert(self, behind: int, keys: Sequence[int]) -> list[tuple[BlockChunk, int, int]]:
+        """Add the keys of a run; returns (chunk, offset, count) of where they are. No column holds more than before.
+
+        ``behind``: location of the block before the run; -1: it begins a prompt. The caller must mark all of them: a
+        chunk that no column holds would stay for ever.
+        """
+        heads, found = self.heads, []
+        position, count = 0, len(keys)
+        last: BlockChunk | None = None
+        if behind >= 0:
+            last = self.chunk_at(behind)
+            offset = (behind & OFFSET_MASK) + 1
+            position = last.common_prefix(keys, 0, offset)
+            if position:
+                found.append((last, offset, position))
+            if offset + position < len(last.keys):
+                last = None
+        while position < count:
+            chunk = heads.get(keys[position])
+            if chunk is not None:
+                own = chunk.keys
+                shared = len(own)
+                end = position + shared
+                if end <= count and own[-1] == keys[end - 1]:  # as mostly: all of it
+                    last = chunk
+                else:
+                    shared = chunk.common_prefix(keys, position)
+                    last = chunk if shared == len(own) else None
+                found.append((chunk, 0, shared))
+                position += shared
+                continue
+            room = CHUNK_SIZE - len(last.keys) if last is not None else 0
+            run = self._unknown(keys, position, room or CHUNK_SIZE)
+            if room:
+                assert last is not None
+                found.append((last, len(last.keys), len(run)))
+                self._append(last, run)
+            else:
+                last = self._new(run)
+                found.append((last, 0, len(run)))
+            position += len(run)
+        return found
+
+    def mark(self, chunk: BlockChunk, column: int, bits: int) -> int:
+        """``column`` holds ``bits`` from now on; returns those that it held before."""
+        if chunk.full >> column & 1:
+            return bits
+        part = chunk.part
+        had = part.get(column, 0) if part else 0
+        now = had | bits
+        if now == LEADING[len(chunk.keys)]:
+            chunk.full |= 1 << column
+            if had:
+                assert part is not None
+                self._remove_part(chunk, column)
+        elif part is None:
+            chunk.part = {column: now}
+        else:
+            part[column] = now
+        return had & bits
+
+    def unmark(self, chunk: BlockChunk, column: int, bits: int) -> None:
+        """``column`` holds ``bits`` no longer. Keys at the end that no column holds are dropped, and so is an empty
+        chunk."""
+        bit = 1 << column
+        full = chunk.full
+        if full & bit:
+            size = len(chunk.keys)
+            if full == bit and chunk.part is None and bits == 1 << size - 1:
+                # The only holder gives up the last block: the usual eviction.
+                if size == 1:
+                    self._drop(chunk)
+                else:
+                    chunk.keys.pop()
+                    self.size -= 1
+                return
+            left = LEADING[size] & ~bits
+            chunk.full = full ^ bit
+            if left:
+                if chunk.part is None:
+                    chunk.part = {}
+                chunk.part[column] = left
+        else:
+            part = chunk.part
+            had = part.get(column, 0) if part else 0
+            if not had & bits:
+                return
+            assert part is not None
+            if left := had & ~bits:
+                part[column] = left
+            else:
+                self._remove_part(chunk, column)
+        if not chunk.full:
+            self._trim(chunk)
+
+    def unmark_all(self, chunk: BlockChunk, column: int) -> None:
+        """``column`` holds nothing of the chunk any more."""
+        if held := chunk.held(column):
+            self.unmark(chunk, column, held)
+
+    def _unknown(self, keys: Sequence[int], start: int, most: int) -> array[int]:
+        """The keys from ``start`` on, up to ``most`` of them, that are not in the table. The first is not."""
+        run = keys[start : start + most]
+        if len(run) > 1 and not self.heads.keys().isdisjoint(run):
+            end = next((number for number, key in enumerate(run) if number and key in self.heads), len(run))
+            run = run[:end]
+        return array("Q", run)
+
+    def _append(self, chunk: BlockChunk, run: array[int]) -> None:
+        size, full = len(chunk.keys), chunk.full
+        if full:  # they hold the keys so far, not those that are added
+            part = chunk.part = chunk.part or {}
+            part.update(dict.fromkeys(columns(full), LEADING[size]))
+            chunk.full = 0
+        chunk.keys.extend(run)
+        self.size += len(run)
+
+    def _new(self, run: array[int]) -> BlockChunk:
+        if self._free:
+            number = self._free.pop()
+        else:
+            number = len(self.chunks)
+            self.chunks.append(None)
+        chunk = BlockChunk(number, run)
+        self.chunks[number] = self.heads[run[0]] = chunk
+        self.size += len(run)
+        return chunk
+
+    def _trim(self, chunk: BlockChunk) -> None:
+        """No column holds all of the chunk: drop the keys at its end that none holds."""
+        part = chunk.part
+        if part is None:
+            self._drop(chunk)
+            return
+        size, top = len(chunk.keys), max(part.values()).bit_length()
+        if top < size:
+            del chunk.keys[top:]
+            self.size -= size - top
+            for column in [column for column, bits in part.items() if bits == LEADING[top]]:
+                chunk.full |= 1 << column
+                self._remove_part(chunk, column)
+
+    def _drop(self, chunk: BlockChunk) -> None:
+        self.size -= len(chunk.keys)
+        del self.heads[chunk.keys[0]]
+        self.chunks[chunk.number] = None
+        self._free.append(chunk.number)
+        chunk.full, chunk.part, chunk.keys = 0, None, array("Q")
+
+    def _remove_part(self, chunk: BlockChunk, column: int) -> None:
+        assert chunk.part is not None
+        del chunk.part[column]
+        if not chunk.part:
+            chunk.part = None
+
+
+def columns(mask: int) -> Iterator[int]:
+    """The columns whose bits are set, lowest first."""
+    while mask:
+        bit = mask & -mask
+        yield bit.bit_length() - 1
+        mask ^= bit

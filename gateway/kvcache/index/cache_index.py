@@ -1,0 +1,414 @@
+"""Which endpoint of a model holds which blocks: one index per model.
+
+Rules: all keys are in one block table, in which an endpoint has a column for each kind of knowledge, so that events,
+predictions and approximations cannot erase one another. An endpoint that is cleared gets new columns at once; ``sweep``
+clears the old ones in slices, and then they are used again. The index is bounded, and drops the least recently used
+blocks. Everything here is synchronous and quick.
+"""
+
+from __future__ import annotations
+
+import math
+from array import array
+from collections.abc import Generator, Iterator, Sequence
+from enum import Enum
+from itertools import chain as join
+
+from gateway.core.observer import Observer
+from gateway.core.prompt import NOWHERE, Medium
+from gateway.framework import Clock, Endpoint, Matches
+from gateway.kvcache.index.block_table import BlockTable
+from gateway.kvcache.index.cache_room import CacheRoom
+from gateway.kvcache.index.columns import Columns
+from gateway.kvcache.index.endpoint_state import EndpointState
+from gateway.kvcache.index.events import BlockRemoved, BlockStored, Event, is_keyed, is_tail
+from gateway.kvcache.index.hash_map import PACKING, Packing
+from gateway.kvcache.index.key_cache import KeyCache
+from gateway.kvcache.index.keys import BlockKeys, chain_with_media, root
+from gateway.kvcache.index.matching import Candidate, deeper, match_approximate, match_from_events
+from gateway.kvcache.index.predictions import Predictions
+from gateway.kvcache.index.size_limit import SizeLimit
+from gateway.kvcache.index.use import BlockUse
+from gateway.kvcache.settings import CacheSettings
+
+SMALLEST_UNIT = 4
+"""Tokens of a block key at least: smaller keys cost more than they tell, and engines' blocks have 8 tokens or more."""
+
+SWEEP = 64
+"""Blocks that each message and each placement clears in released columns: some 30 us, and sooner or later all."""
+
+
+class Applied(Enum):
+    """What became of a slice of events."""
+
+    LEADING = "all"
+    REKEYED = "rekeyed"
+    """An engine has another block size: the index has a smaller unit from now on, and is empty. The rest of the events
+    was not applied. The event streams of all its endpoints must begin anew."""
+
+
+class CacheIndex:
+    """The index of one model. ``unit``: tokens of a block key; it may become smaller.
+
+    ``packing``: when hashes are packed.
+    """
+
+    def __init__(
+        self, settings: CacheSettings, model: str, clock: Clock, observer: Observer, packing: Packing = PACKING
+    ) -> None:
+        self.unit = settings.block_size
+        self._settings = settings
+        self._model = model
+        self._observer = observer
+        self._unit_known = False
+        self._key_cache = KeyCache()
+        self._states: dict[int, EndpointState] = {}
+        self._columns = Columns()
+        self._table = BlockTable()
+        self._predictions = Predictions(self._table, clock, settings.prediction_seconds)
+        self._placements = 0
+        self._limit = SizeLimit(self._states, settings.max_blocks, packing)
+        self._room = CacheRoom()
+
+    @property
+    def blocks(self) -> int:
+        """Block keys in the table, whoever holds them."""
+        return self._table.size
+
+    # endpoints come and go
+
+    def add(self, endpoint: Endpoint, events: bool) -> None:
+        """``events``: the engine's events will be followed. Until they have begun, its blocks are approximated."""
+        self.remove(endpoint.slot)
+        self._start(endpoint, events, events_seen=False)
+
+    def set_events(self, slot: int, events: bool) -> None:
+        """Whether the endpoint's events are followed. A change clears what is known of it."""
+        state = self._states.get(slot)
+        if state is not None and state.events != events:
+            self.remove(slot)
+            self._start(state.endpoint, events, events_seen=False)
+
+    def clear(self, slot: int) -> None:
+        """The endpoint holds nothing any more: its engine restarted, or its history is read from the beginning."""
+        state = self._states.get(slot)
+        if state is not None:
+            self.remove(slot)
+            self._start(state.endpoint, state.events, state.events_seen)
+
+    def remove(self, slot: int) -> None:
+        """The endpoint is gone. What ``sweep`` has yet to clear of it is never matched again."""
+        self.report_counts(slot)
+        state = self._states.pop(slot, None)
+        self._room.remove(slot)
+        if state is not None:
+            if state.reset_work is not None:
+                state.reset_work.close()
+            self._columns.release(state.column, self._clear_columns(state))
+
+    def sweep(self, budget: int) -> bool:
+        """Clear released columns, in ``budget`` steps at most; true when none is left."""
+        return self._columns.sweep(budget)
+
+    # events
+
+    def set_complete(self, slot: int) -> None:
+        """The endpoint's events report all that it holds, even if they have reported no block yet."""
+        if (state := self._states.get(slot)) is not None:
+            state.events_seen = True
+            state.partial = False
+            state.reannounces_left = 0
+            self._room.measure(state)
+
+    def set_replaying(self, slot: int, past: bool) -> None:
+        """Whether the endpoint's history is being replayed. That describes the past, so that the endpoint's blocks are
+        approximated until it ends."""
+        if (state := self._states.get(slot)) is not None:
+            state.replaying = past
+            self._room.measure(state)
+
+    def set_partial(self, slot: int) -> None:
+        """The endpoint may hold blocks that its events have not reported: it is approximated, too, from now on. As many
+        prompts as are configured may ask its engine to announce their blocks again."""
+        if (state := self._states.get(slot)) is not None:
+            state.partial = True
+            state.reannounces_left = self._settings.reannounce
+            self._room.measure(state)
+
+    def may_reannounce(self, slot: int) -> bool:
+        """Whether some prompts may still ask the endpoint's engine to announce their blocks again."""
+        state = self._states.get(slot)
+        return state is not None and state.reannounces_left > 0
+
+    def claim_reannounce(self, slot: int, keys: BlockKeys) -> bool:
+        """Whether this prompt is to ask for that; if so, it counts as one of those that may."""
+        state = self._states.get(slot)
+        if (
+            state is None
+            or state.reannounces_left < 1
+            or not (keys and state.has_engine_keys(keys) and keys.unit == self.unit)
+        ):
+            return False
+        state.reannounces_left -= 1
+        return True
+
+    def expect_report(self, slot: int, keys: BlockKeys) -> None:
+        """The engine was asked to announce again what it holds of a prompt: what it announces then are no new
+        copies."""
+        state = self._states.get(slot)
+        if state is not None and keys and keys.unit == self.unit:
+            state.expect_report(keys[0])
+
+    def cancel_report(self, slot: int, keys: BlockKeys) -> None:
+        """The leg that asked for it failed: the report will not come, unless it has come already."""
+        state = self._states.get(slot)
+        if state is not None and keys and keys.unit == self.unit:
+            state.drop_report(keys[0])
+
+    def apply(self, slot: int, events: Sequence[Event]) -> Applied:
+        """Apply events of the endpoint's stream, in order."""
+        state = self._states.get(slot)
+        if state is None:
+            return Applied.LEADING
+        if state.reset_work is not None:
+            self._finish_reset(state)
+        at, count = 0, len(events)
+        while at < count:
+            event = events[at]
+            if not isinstance(event, BlockStored) or len(event.block_hashes) == 1:
+                at, stored, removed = state.blocks.apply_simple(events, at)
+                if stored:
+                    state.counts["stored"] += stored
+                    state.events_seen = True
+                if removed:
+                    state.counts["removed"] += removed
+                if at == count:
+                    break
+                event = events[at]
+            at += 1
+            if isinstance(event, BlockStored):
+                if not self._apply_stored(state, event):
+                    return Applied.REKEYED
+            elif isinstance(event, BlockRemoved):
+                state.counts["removed"] += len(event.block_hashes)
+                if problem := state.blocks.remove(event):
+                    state.counts[problem] += 1
+            else:
+                self.reset_gpu(slot)
+                self._finish_reset(self._states[slot])
+            state = self._states[slot]
+        self._update_size(state)
+        return Applied.LEADING
+
+    def reset_gpu(self, slot: int) -> Iterator[None]:
+        """The endpoint's GPU cache was reset; what it has on other tiers stays.
+
+        Matches know at once; the rest is work in small steps, which the caller iterates over. What is left of it is
+        done before other events are applied, and need not be done if the endpoint goes.
+        """
+        state = self._states.get(slot)
+        if state is None:
+            return iter(())
+        self._finish_reset(state)
+        state.counts["cleared"] += 1
+        work = state.blocks.clear()
+        if work is None:
+            self.clear(slot)
+            self._states[slot].partial = state.partial
+            self.set_replaying(slot, state.replaying)  # a reset may be part of the past
+            return iter(())
+        state.reset_work = self._clear_gpu(state, work)
+        return state.reset_work
+
+    def report_counts(self, slot: int) -> None:
+        """Report to the observer what the endpoint's events came to since the last time: once a message, not an
+        event."""
+        if (state := self._states.get(slot)) is not None:
+            for kind, count in state.counts.items():
+                self._observer.kv_events(state.endpoint.name, kind, count)
+            state.counts.clear()
+            self._observer.kv_blocks(self._model, self.blocks)
+
+    # requests
+
+    def keys(
+        self,
+        ids: array[int],
+        count: int,
+        exact: bool,
+        adapter: str | None,
+        salt: str | None,
+        media: Sequence[Medium] = (),
+        whole: bool = True,
+        differing: frozenset[str] = NOWHERE,
+    ) -> BlockKeys:
+        """Keys of a prompt's whole blocks. ``ids``, ``media``, ``whole``, ``differing``: as in ``Prompt``. ``count``:
+        its tokens."""
+        if not self._unit_known:
+            for size in [state.block_size for state in self._states.values() if state.block_size]:
+                self._fit_unit(size)
+        keys = chain_with_media(ids, self.unit, root(exact, adapter, salt), media, self._key_cache.keys)
+        return BlockKeys(keys, self.unit, count, exact, whole, differing)
+
+    def match(self, keys: BlockKeys, prompt_tokens: int, endpoints: Sequence[Endpoint]) -> Matches:
+        """What each of ``endpoints`` holds of the prompt.
+
+        By its engine's events and by predictions where events are followed, else by what was routed there
+        (approximate); by whichever is more where the events are partial.
+        """
+        matches = Matches(room=self._room.tokens_left)
+        if keys.unit != self.unit:  # the unit changed while the request waited
+            return matches
+        self._predictions.expire()
+        self._room.refresh()
+        from_events: list[Candidate] = []
+        approximate: list[Candidate] = []
+        both: list[Candidate] = []
+        states, exact, whole, below = self._states, keys.exact, keys.whole, False
+        differing = keys.differing
+        for endpoint in endpoints:
+            state = states.get(endpoint.slot)
+            if state is None:
+                continue
+            candidate = state.candidate
+            candidate.block_size = state.blocks.block_size or endpoint.metrics.block_size
+            if (
+                exact
+                and state.events
+                and state.events_seen
+                and not state.replaying
+                and not (differing and endpoint.name in differing)
+            ):
+                candidate.gpu = state.reset_work is None
+                candidate.evicted = self._room.next_evicted(state, self.unit)
+                if not below:
+                    cpu, storage = state.below
+                    below = bool(cpu or storage)
+                from_events.append(candidate)
+                if (state.partial or not whole) and candidate.gpu:
+                    both.append(candidate)
+            else:
+                approximate.append(candidate)
+        if from_events:
+            matches |= match_from_events(keys, prompt_tokens, from_events, self._table, below=below)
+        if approximate:
+            matches.update(match_approximate(keys, prompt_tokens, approximate, self._table))
+        for slot, match in match_approximate(keys, prompt_tokens, both, self._table) if both else ():
+            if match.tokens > matches[slot].tokens:
+                matches[slot] = deeper(matches[slot], match)
+        return matches
+
+    def covers(self, slot: int, keys: BlockKeys) -> bool:
+        """Whether the endpoint's events report what it holds of a prompt; else it is approximated."""
+        state = self._states.get(slot)
+        return state is not None and state.covered_by_events(keys)
+
+    def placed(self, keys: BlockKeys, endpoint: Endpoint) -> BlockUse:
+        """The prompt is sent to ``endpoint``. The caller tells the returned object how the request goes on."""
+        state = self._states.get(endpoint.slot)
+        if state is None or keys.unit != self.unit:
+            return BlockUse(self, keys, endpoint)
+        if self._columns.dirty:
+            self._columns.sweep(SWEEP)
+        self._placements += 1
+        if not state.fully_covered(keys):
+            tokens = endpoint.metrics.kv_capacity or self._settings.capacity_tokens
+            state.approximate.add(keys, max(1, tokens // self.unit))
+        if not (state.events and state.has_engine_keys(keys)):
+            return BlockUse(self, keys, endpoint)
+        prediction = self._predictions.predict(state.column, keys, self._placements)
+        return BlockUse(self, keys, endpoint, prediction, state.blocks.order)
+
+    def settled(self, keys: BlockKeys, endpoint: Endpoint, expected: int, reported: int | None) -> None:
+        """The engine has reported ``reported`` cached tokens where ``expected`` were expected.
+
+        If fewer, counts of copies from its events are corrected, and an approximation assumes less of the engine's
+        capacity.
+        """
+        state = self._states.get(endpoint.slot)
+        if state is None or reported is None or keys.unit != self.unit:
+            return
+        if not state.fully_covered(keys):
+            # If not all tokens are known, what stands in for them may be longer than they are.
+            served = reported >= expected or (not keys.whole and 2 * reported >= expected)
+            state.approximate.adjust(expected, served)
+        if reported < expected and state.covered_by_events(keys):
+            state.recomputed(keys, reported // self.unit, expected // self.unit)
+
+    # parts of the above
+
+    def _start(self, endpoint: Endpoint, events: bool, events_seen: bool) -> None:
+        """The endpoint holds nothing, in new columns."""
+        state = EndpointState(
+            endpoint, events, events_seen, self._columns.allocate(), self._table, self.unit, self._predictions
+        )
+        self._states[endpoint.slot] = state
+        self._room.measure(state)
+
+    def _clear_gpu(self, state: EndpointState, work: Iterator[None]) -> Generator[None]:
+        """Work through a reset in small steps, while the endpoint stays."""
+        if not state.replaying:  # a reset in the past says nothing of what was sent since then
+            yield from join(self._predictions.remove_all(state.column), state.approximate.remove_all())
+        yield from work
+        state.reset_work = None
+        self._update_size(state)
+        self.report_counts(state.endpoint.slot)
+
+    def _finish_reset(self, state: EndpointState) -> None:
+        """Work through what is left of a reset."""
+        for _ in state.reset_work or ():
+            pass
+
+    def _update_size(self, state: EndpointState) -> None:
+        """What the endpoint holds has changed. Sweeps as much as it grew, so that what waits for that does not grow."""
+        grown = self._limit.update(state)
+        if self._columns.dirty:
+            self._columns.sweep(SWEEP + max(0, grown))
+        self._limit.enforce(state, self._placements)
+        self._room.measure(state)
+
+    def _clear_columns(self, state: EndpointState) -> Iterator[None]:
+        """Clear all columns of an endpoint that was removed, in small steps."""
+        for _ in state.blocks.remove_all():
+            self._limit.release(state, 1)
+            yield
+        self._limit.release(state)
+        yield from join(state.approximate.remove_all(), self._predictions.remove_all(state.column))
+        self._observer.kv_blocks(self._model, self.blocks)
+
+    def _apply_stored(self, state: EndpointState, event: BlockStored) -> bool:
+        """Apply an event that is not a simple one. False: the unit changed, and the index is empty."""
+        slot = state.endpoint.slot
+        problem = state.blocks.problem(event)
+        keyed = not problem and is_keyed(event)
+        if keyed and event.block_size != state.blocks.block_size and is_tail(event, state.block_size):
+            problem, keyed = "partial-tail", False
+        if keyed and (not self._unit_known or event.block_size % self.unit):
+            problem = self._fit_unit(event.block_size)
+            state = self._states[slot]
+        if not problem:
+            if keyed:
+                problem = state.blocks.store_keyed(event, copies=not (state.awaited_reports and state.is_report(event)))
+                state.events_seen = True
+            else:
+                problem = state.blocks.store_tier(event)
+            state.counts["stored"] += len(event.block_hashes)
+        if problem:
+            state.counts[problem] += 1
+        return problem != "new-unit"
+
+    def _fit_unit(self, block_size: int) -> str:
+        """An engine has blocks of this size: make the unit fit. Returns a label why its blocks have no keys (yet), or
+        ``""``."""
+        unit = math.gcd(block_size, self.unit) if self._unit_known else block_size
+        if unit < SMALLEST_UNIT:
+            return "block-size"
+        known, self._unit_known = self._unit_known, True
+        if unit == self.unit:
+            return ""
+        self.unit = unit
+        for slot, state in list(self._states.items()):
+            self.clear(slot)
+            self._states[slot].reannounces_left = state.reannounces_left
+            self._states[slot].partial = state.partial
+        return "new-unit" if known else ""

@@ -1,0 +1,58 @@
+"""How much room each engine's cache has left, and what it will have evicted when it starts a request."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from gateway.kvcache.index.block_table import BlockChunk
+from gateway.kvcache.index.endpoint_state import EndpointState
+from gateway.kvcache.index.eviction import NOTHING
+
+
+class CacheRoom:
+    """``tokens_left``: slot -> tokens, as ``Matches.room``; without endpoints that have none left, or of which it is
+    not known."""
+
+    def __init__(self) -> None:
+        self.tokens_left: dict[int, int] = {}
+        self._sizeless: dict[int, EndpointState] = {}  # endpoints without a known capacity
+
+    def remove(self, slot: int) -> None:
+        """The endpoint is gone."""
+        self.tokens_left.pop(slot, None)
+        self._sizeless.pop(slot, None)
+
+    def refresh(self) -> None:
+        """Measure the endpoints whose engines have reported their capacity since."""
+        for state in [one for one in self._sizeless.values() if one.endpoint.metrics.kv_capacity]:
+            self.measure(state)
+
+    def measure(self, state: EndpointState) -> None:
+        """What is held has changed, or how complete the events are. Where they report all that the engine keeps, there
+        is room for the rest of its capacity."""
+        slot, room, size = state.endpoint.slot, 0, state.endpoint.metrics.kv_capacity
+        blocks, block_size = state.blocks, state.block_size
+        blocks.set_capacity(size // block_size if block_size else 0)
+        self._sizeless.pop(slot, None)
+        if state.events and state.events_seen and not state.replaying and not state.partial:
+            room = size - len(blocks) * block_size
+            if not size:
+                self._sizeless[slot] = state
+        if room > 0:
+            self.tokens_left[slot] = room
+        else:
+            self.tokens_left.pop(slot, None)
+
+    def next_evicted(self, state: EndpointState, unit: int) -> Mapping[BlockChunk, int]:
+        """Chunk -> bits that the endpoint will have evicted when it starts a request that is placed now: the prompts
+        that are under way there take their room first. Empty where that is not known, or where evicted GPU blocks are
+        kept on tiers below. ``unit``: tokens of a block key."""
+        endpoint = state.endpoint
+        load = endpoint.load
+        under_way = load.unallocated_tokens
+        if under_way <= 0 or state.partial or not endpoint.metrics.kv_capacity or state.blocks.is_tiered:
+            return NOTHING
+        # Each request fills its last block only in part, and begins another for its answer.
+        under_way += load.requests * state.block_size
+        over = under_way - self.tokens_left.get(endpoint.slot, 0)
+        return state.blocks.order.next_out(-(-over // unit)) if over > 0 else NOTHING

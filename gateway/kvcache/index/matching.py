@@ -1,0 +1,261 @@
+"""What each endpoint holds of a prompt: one walk along the chunks of the prompt for all endpoints. Pure, and exact."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TypeAlias
+
+from gateway.framework import Match, Source
+from gateway.kvcache.index.block_table import LEADING, BlockChunk, BlockTable
+from gateway.kvcache.index.keys import BlockKeys
+from gateway.kvcache.index.layers import Layer
+
+
+@dataclass(slots=True)
+class Candidate:
+    """One endpoint. ``column``: its first in the block table. ``block_size``: tokens of an engine block, 0 if unknown.
+
+    ``gpu``: whether its GPU column counts; false while a reset is worked through. ``evicted``: chunk -> bits of the
+    blocks that it will have evicted by the time that it starts the prompt.
+    """
+
+    slot: int
+    column: int
+    block_size: int
+    gpu: bool = True
+    evicted: Mapping[BlockChunk, int] = field(default_factory=dict)
+
+
+# As plain integers, and in the order in which they are compared: a prompt is compared with them at each chunk.
+PREDICTED = int(Layer.PREDICTED)
+_GPU = (int(Layer.GPU), PREDICTED)
+_ALL_TIERS = (*_GPU, int(Layer.CPU), int(Layer.STORAGE))
+_APPROXIMATE = (int(Layer.APPROXIMATE), int(Layer.APPROXIMATE))
+
+# To look up an enum's member takes as long as all else that is done for one candidate.
+_EVENTS, _PREDICTED = Source.EVENTS, Source.PREDICTED
+
+Path: TypeAlias = list[tuple[BlockChunk, int]]
+"""(chunk, number of its leading blocks) along a prompt."""
+
+
+def match_approximate(
+    keys: BlockKeys, prompt_tokens: int, candidates: Sequence[Candidate], table: BlockTable
+) -> Iterator[tuple[int, Match]]:
+    """(slot, match) of the endpoints that probably hold something, by what was sent there."""
+    depths, _ = _depths(table.path(keys), _bits([each.column for each in candidates]), _APPROXIMATE)
+    for candidate in candidates:
+        if whole := _whole(candidate, depths.get(candidate.column, 0), keys.unit):
+            hit = _expected(candidate, whole, prompt_tokens, keys.unit)
+            yield candidate.slot, Match(whole, 0, 0, hit, Source.ESTIMATED)
+
+
+def match_from_events(
+    keys: BlockKeys, prompt_tokens: int, candidates: Sequence[Candidate], table: BlockTable, *, below: bool
+) -> dict[int, Match]:
+    """Slot -> match of the endpoints that hold something by their engine's events, or will by what was just sent there.
+
+    ``below``: whether anything is on tiers below the GPU.
+    """
+    matches: dict[int, Match] = {}
+    unit = keys.unit
+    path = list(table.path(keys))
+    if not path:
+        return matches
+    layers = _ALL_TIERS if below else _GPU
+    alive = resetting = 0
+    for candidate in candidates:
+        if candidate.gpu:
+            alive |= 1 << candidate.column
+        else:
+            resetting |= 1 << candidate.column
+    depths, mixed = _depths(path, alive, layers)
+    if resetting:
+        depths |= _depths(path, resetting, _ALL_TIERS[1:])[0]
+        mixed |= resetting
+    match, depth, size, odd = None, 0, 0, 0
+    for candidate in candidates:
+        found = depths.get(candidate.column)
+        if found is None:
+            continue
+        if candidate.evicted:
+            found = _before_evicted(path, candidate.evicted, found)
+            if not found:
+                continue
+        # Most endpoints hold equally much: what follows from that is computed once.
+        if found != depth or candidate.block_size != size or odd >> candidate.column & 1:
+            size, depth = candidate.block_size, found
+            match, last = _match_at(path, candidate, depth, mixed, unit, prompt_tokens)
+            odd = mixed | _partly_predicted(last)
+            if odd >> candidate.column & 1:
+                depth = 0
+        if match is not None:
+            matches[candidate.slot] = match
+    return matches
+
+
+def _match_at(
+    path: Path, candidate: Candidate, depth: int, mixed: int, unit: int, prompt_tokens: int
+) -> tuple[Match | None, BlockChunk]:
+    """The match of an endpoint that holds ``depth`` blocks, and the chunk of the last of them. None if they are no
+    whole block of its engine."""
+    whole = _whole(candidate, depth, unit)
+    depth = whole // unit
+    at = position = 0
+    while position + path[at][1] < depth:
+        position += path[at][1]
+        at += 1
+    last = path[at][0]
+    if not whole:
+        return None, last
+    column = candidate.column
+    gpu, cpu = _tiers(path, candidate, depth) if mixed >> column & 1 else (depth, 0)
+    predicted = (last.held(column + PREDICTED) & ~last.held(column)) >> depth - 1 - position & 1
+    return (
+        Match(
+            gpu * unit,
+            cpu * unit,
+            (depth - gpu - cpu) * unit,
+            _expected(candidate, whole, prompt_tokens, unit),
+            _PREDICTED if predicted else _EVENTS,
+        ),
+        last,
+    )
+
+
+def _before_evicted(path: Path, evicted: Mapping[BlockChunk, int], depth: int) -> int:
+    """How many of the first ``depth`` blocks come before any that will be evicted."""
+    position = 0
+    for chunk, shared in path:
+        if position >= depth:
+            break
+        if gone := evicted.get(chunk, 0) & LEADING[shared]:
+            return min(depth, position + (gone & -gone).bit_length() - 1)
+        position += shared
+    return depth
+
+
+def _partly_predicted(chunk: BlockChunk) -> int:
+    """The endpoints' first columns that have blocks of the chunk predicted, and do not hold all of it; other bits are
+    set, too."""
+    return (chunk.full | _bits(chunk.part or ())) >> PREDICTED & ~chunk.full
+
+
+def deeper(by_events: Match, approximate: Match) -> Match:
+    """The approximate match, which is longer; what events report on other tiers is there."""
+    return approximate._replace(
+        gpu=approximate.tokens - by_events.cpu - by_events.storage, cpu=by_events.cpu, storage=by_events.storage
+    )
+
+
+def _depths(path: Iterable[tuple[BlockChunk, int]], alive: int, layers: Sequence[int]) -> tuple[dict[int, int], int]:
+    """Column -> how many leading blocks it holds, in any of ``layers``; columns that hold none are left out.
+
+    ``alive``: bitmap of the endpoints' first columns. ``layers``: two or more; the first two are as good as each other.
+    Also returns a bitmap of the columns that have some of their blocks in neither of these two.
+    """
+    first, second, rest = layers[0], layers[1], layers[2:]
+    left: list[tuple[int, int]] = []
+    position = mixed = 0
+    for chunk, shared in path:
+        full = chunk.full
+        missing = alive & ~(full >> first | full >> second)
+        if missing:
+            if rest:
+                on_rest = missing & _folded(full, rest)
+                mixed |= on_rest
+                missing ^= on_rest
+            part = chunk.part
+            if missing and part:
+                some = missing & _folded(_bits(part), layers) if missing.bit_count() > len(part) else missing
+                missing ^= some
+                wanted = LEADING[shared]
+                while some:
+                    bit = some & -some
+                    some ^= bit
+                    column = bit.bit_length() - 1
+                    held = part.get(column + first, 0) | part.get(column + second, 0)
+                    if held & wanted == wanted:
+                        continue
+                    leading = leading_best = _leading(held)
+                    if rest:
+                        for layer in rest:
+                            held |= part.get(column + layer, 0)
+                        leading = _leading(held)
+                        if leading_best < leading:
+                            mixed |= bit
+                    if leading < shared:
+                        alive ^= bit
+                        left.append((bit, position + leading))
+            if missing:
+                alive ^= missing
+                left.append((missing, position))
+            if not alive:
+                break
+        position += shared
+    left.append((alive, position))
+    depths = {}
+    for mask, depth in left:
+        while mask and depth:
+            bit = mask & -mask
+            mask ^= bit
+            depths[bit.bit_length() - 1] = depth
+    return depths, mixed
+
+
+def _folded(mask: int, layers: Sequence[int]) -> int:
+    """The endpoints' first columns whose columns of any of ``layers`` are in ``mask``; other bits are set, too."""
+    folded = 0
+    for layer in layers:
+        folded |= mask >> layer
+    return folded
+
+
+def _leading(held: int) -> int:
+    """How many of the lowest bits are set, without a gap."""
+    return (~held & held + 1).bit_length() - 1
+
+
+def _tiers(path: Path, candidate: Candidate, depth: int) -> tuple[int, int]:
+    """How many of the first ``depth`` blocks are best found on the GPU, and on the CPU. Predicted ones will be on the
+    GPU."""
+    column = candidate.column
+    gpu = cpu = position = 0
+    for chunk, shared in path:
+        count = min(shared, depth - position)
+        if count <= 0:
+            break
+        position += shared
+        full, part = chunk.full >> column, chunk.part
+        if (full & 1 and candidate.gpu) or full >> PREDICTED & 1:
+            gpu += count
+            continue
+        on_gpu = chunk.held(column + PREDICTED)
+        if part and candidate.gpu:
+            on_gpu |= part.get(column, 0)
+        on_gpu &= LEADING[count]
+        gpu += on_gpu.bit_count()
+        cpu += (chunk.held(column + Layer.CPU) & LEADING[count] & ~on_gpu).bit_count()
+    return gpu, cpu
+
+
+def _bits(numbers: Iterable[int]) -> int:
+    bits = 0
+    for number in numbers:
+        bits |= 1 << number
+    return bits
+
+
+def _whole(candidate: Candidate, depth: int, unit: int) -> int:
+    """Tokens of the engine's whole blocks in ``depth`` keys."""
+    size = candidate.block_size
+    return depth * unit // size * size if size > unit else depth * unit
+
+
+def _expected(candidate: Candidate, whole: int, prompt_tokens: int, unit: int) -> int:
+    """Tokens that the engine will serve from its cache: it always computes the last token, and holds whole blocks
+    only."""
+    size = candidate.block_size if candidate.block_size > unit else unit
+    most = (prompt_tokens - 1) // size * size
+    return max(0, min(whole, most))

@@ -1,0 +1,182 @@
+"""Predictions: the blocks that a request will have put on its endpoint, believed while its prompt is under way there.
+
+In a column of their own, so that a prediction that ends never erases a fact. A burst of requests with one long prefix
+finds the endpoint of the first before that engine has announced a single block, and the next turn of a conversation
+finds the endpoint where the last one still waits.
+
+A prediction lasts as long as the work that it predicts: until the prompt is computed, however long that waits in the
+engine's queue, and then for as long as the engine's events may take. A fixed time would be wrong either way: with 10 s,
+engines whose queues were longer lost their sessions, which scattered, and made the queues longer still.
+
+All blocks of the prompt are predicted, also those that the engine holds already: if it evicts them while the request
+waits, the request computes them again. Once the prompt is computed, only those are that no event has reported yet.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Iterator, Sequence
+from typing import TypeAlias
+
+from gateway.framework import Clock
+from gateway.kvcache.index.block_table import LEADING, BlockChunk, BlockTable
+from gateway.kvcache.index.layers import Layer
+
+EVENTS_WITHIN = 5.0
+"""Seconds from a prompt's first token in which its events must have come. They leave the engine with the step that
+computes the prompt, and are polled some times a second; a busy machine may delay either."""
+
+EXPIRE_LIMIT = 1000
+"""Chunks whose predictions one call lets expire: half a millisecond, and more than one prompt has."""
+
+
+class Prediction:
+    """Of one request on one endpoint. Every method may be called in any order, and more than once.
+
+    ``marks``: chunk -> bits of the blocks that are still predicted. ``announced``: the prompt is computed, and the rest
+    waits for its events.
+    """
+
+    __slots__ = ("_at", "_claims", "_column", "_owner", "announced", "marks")
+
+    def __init__(
+        self, owner: Predictions, column: int, claims: Claims, marks: dict[BlockChunk, int], at: float
+    ) -> None:
+        self.marks = marks
+        self.announced = False
+        self._owner = owner
+        self._column = column
+        self._claims = claims
+        self._at = at
+
+    def computed(self) -> None:
+        """The prompt is computed: the engine's events of it have come, or will within ``EVENTS_WITHIN``."""
+        self._owner._computed(self)
+
+    def withdraw(self) -> None:
+        """It will not come true, or has: from here on only events count."""
+        self._owner._end(self)
+
+
+Claims: TypeAlias = dict[BlockChunk, dict[Prediction, int]]
+"""Chunk -> which predictions claim blocks of it, as bits."""
+
+
+class Predictions:
+    """All predictions of a model's endpoints. ``column``: an endpoint's first.
+
+    ``longest``: seconds for which a prompt may be under way; after that its prediction is withdrawn.
+    """
+
+    def __init__(self, table: BlockTable, clock: Clock, longest: float) -> None:
+        self._table = table
+        self._clock = clock
+        self._longest = longest
+        self._claims: dict[int, Claims] = {}
+        # Those whose prompts are under way, and those whose events are expected; the earliest first.
+        self._under_way: OrderedDict[Prediction, None] = OrderedDict()
+        self._announced: OrderedDict[Prediction, None] = OrderedDict()
+
+    def predict(self, column: int, keys: Sequence[int], now: int) -> Prediction:
+        """The endpoint will hold ``keys``.
+
+        ``now``: in the index's count of placements: all chunks of the prompt are used at that time.
+        """
+        table, predicted = self._table, column + Layer.PREDICTED
+        claims = self._claims.setdefault(column, {})
+        marks: dict[BlockChunk, int] = {}
+        prediction = Prediction(self, column, claims, marks, self._clock.monotonic())
+        for chunk, offset, count in table.insert(-1, keys):
+            chunk.used = now
+            bits = LEADING[count] << offset
+            if not chunk.full >> predicted & 1:
+                table.mark(chunk, predicted, bits)
+            marks[chunk] = bits = marks.get(chunk, 0) | bits
+            claimed = claims.get(chunk)
+            if claimed is None:
+                claims[chunk] = {prediction: bits}
+            else:
+                claimed[prediction] = bits
+        self._under_way[prediction] = None
+        return prediction
+
+    def confirmed(self, column: int, chunk: BlockChunk, bits: int) -> None:
+        """The engine has reported these blocks. Requests whose prompts are under way still claim them, since the engine
+        may evict them; those whose prompts are computed do not."""
+        claims = self._claims.get(column)
+        claimed = claims.get(chunk) if claims else None
+        if claims is None or claimed is None:
+            return
+        confirmed = 0
+        for prediction, marked in list(claimed.items()):
+            if not (prediction.announced and marked & bits):
+                continue
+            confirmed |= marked & bits
+            if left := marked & ~bits:
+                claimed[prediction] = prediction.marks[chunk] = left
+                continue
+            del claimed[prediction], prediction.marks[chunk]
+            if not prediction.marks:
+                self._announced.pop(prediction, None)
+        self._unmark(claims, column, chunk, confirmed)
+
+    def expire(self) -> None:
+        """Drop predictions that have not come true in time. Cheap while nothing is due."""
+        if not (self._under_way or self._announced):
+            return
+        now, work = self._clock.monotonic(), 0
+        for predictions, seconds in ((self._announced, EVENTS_WITHIN), (self._under_way, self._longest)):
+            while predictions and work < EXPIRE_LIMIT and (oldest := next(iter(predictions)))._at + seconds <= now:
+                work += len(oldest.marks)
+                self._end(oldest)
+
+    def remove_all(self, column: int) -> Iterator[None]:
+        """Take all predictions of an endpoint out of the table, in steps of one chunk each."""
+        claims = self._claims.get(column, {})
+        while claims:  # it may change between two steps
+            chunk, claimed = claims.popitem()
+            for prediction in claimed:
+                prediction.marks.pop(chunk, None)
+            self._table.unmark_all(chunk, column + Layer.PREDICTED)
+            yield
+        # Earlier predictions keep these claims; the next endpoint with the column gets others.
+        self._claims.pop(column, None)
+
+    def _computed(self, prediction: Prediction) -> None:
+        if prediction not in self._under_way:
+            return
+        del self._under_way[prediction]
+        prediction.announced = True
+        for chunk, bits in list(prediction.marks.items()):
+            if held := bits & chunk.held(prediction._column):
+                self._drop(prediction, chunk, held)
+        if prediction.marks:
+            prediction._at = self._clock.monotonic()
+            self._announced[prediction] = None
+
+    def _end(self, prediction: Prediction) -> None:
+        self._under_way.pop(prediction, None)
+        self._announced.pop(prediction, None)
+        for chunk, bits in list(prediction.marks.items()):
+            self._drop(prediction, chunk, bits)
+
+    def _drop(self, prediction: Prediction, chunk: BlockChunk, bits: int) -> None:
+        """The prediction claims these blocks no more."""
+        claimed = prediction._claims[chunk]
+        if left := prediction.marks[chunk] & ~bits:
+            prediction.marks[chunk] = claimed[prediction] = left
+        else:
+            del prediction.marks[chunk], claimed[prediction]
+        self._unmark(prediction._claims, prediction._column, chunk, bits)
+
+    def _unmark(self, claims: Claims, column: int, chunk: BlockChunk, bits: int) -> None:
+        """Take those of ``bits`` out of the table that no prediction claims."""
+        claimed = claims[chunk]
+        for others in claimed.values():
+            bits &= ~others
+            if not bits:
+                return
+        if not claimed:
+            del claims[chunk]
+        if bits:
+            self._table.unmark(chunk, column + Layer.PREDICTED, bits)

@@ -1,0 +1,295 @@
+"""Every series that the gateway exposes, and the text of all of them.
+
+Names begin with ``kvgate_``; units are base units (seconds, bytes, tokens). A label's value is a configured name or a
+word from the code, never a client's text. docs/metrics.md says what each series means; a test holds it to this file.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+
+from prometheus_client import CollectorRegistry, generate_latest
+from prometheus_client.gc_collector import GCCollector
+from prometheus_client.platform_collector import PlatformCollector
+from prometheus_client.process_collector import ProcessCollector
+
+from gateway.framework import Clock
+from gateway.observability import buckets
+from gateway.observability.instruments import Counter, Family, Gauge, Histogram, Labels
+
+
+class Families:
+    """The instruments, in the order in which they are shown, and what gauges are read from when they are shown.
+
+    ``running``: requests by endpoint, also of ``dropped`` endpoints, which are not shown. ``engines``: (healthy, why
+    not). ``scraped``: Clock.monotonic() of the last good scrape by engine. ``streams``: state by endpoint.
+    ``fetching``: by endpoint, its waiting requests by the stage of fetching their KV; these mappings are replaced,
+    never changed. ``held``: gives the bytes that requests and answers hold.
+
+    A state is shown as one series with the value 1, and never beside a former one: that is why states are read.
+    """
+
+    def __init__(self, clock: Clock, version: str) -> None:
+        self._clock = clock
+        self._gauges: list[Gauge] = []
+        self._counted: list[Counter | Histogram] = []
+        # These names are the ecosystem's own: process_*, python_*.
+        self._library = CollectorRegistry(auto_describe=False)
+        for collector in (ProcessCollector, PlatformCollector, GCCollector):
+            collector(registry=self._library)
+        self.running: dict[str, int] = {}
+        self.dropped: dict[str, None] = {}
+        self.engines: dict[str, tuple[bool, str]] = {}
+        self.scraped: dict[str, float] = {}
+        self.streams: dict[str, str] = {}
+        self.fetching: dict[str, Mapping[str, int]] = {}
+        self.held: Callable[[], int] = lambda: 0
+        self._make_gauges(version)
+        self._make_request_families()
+        self._make_token_families()
+        self._make_fleet_families()
+
+    @property
+    def all(self) -> Sequence[Family[float] | Histogram]:
+        return [*self._gauges, *self._counted]
+
+    def drop(self, label: str, value: str) -> None:
+        """Remove all series with this value of this label."""
+        for family in self.all:
+            family.drop(label, value)
+
+    def text(self) -> Iterator[bytes]:
+        """The text format, in parts: at most 1 to 2 ms each for 100 endpoints."""
+        for gauge in self._gauges:
+            yield from gauge.text()
+        yield generate_latest(self._library)
+        for counted in self._counted:
+            yield from counted.text()
+
+    def _make_gauges(self, version: str) -> None:
+        gauge = self._gauge
+        gauge("build_info", "Always 1.", "version")[version,] = 1
+        gauge(
+            "held_bytes",
+            "Bytes of requests' bodies and of unstreamed answers that are held, of those that listen.max_held allows.",
+            read=lambda: {(): self.held()},
+        )
+        gauge(
+            "in_flight_requests",
+            "Requests placed on an endpoint and not yet settled.",
+            "endpoint",
+            read=self._in_flight,
+        )
+        self.queued = gauge("queued_requests", "Requests that wait for admission.", "model")
+        gauge(
+            "engine_up",
+            "1 while the engine answers its probes.",
+            "engine",
+            read=lambda: {(name,): up for name, (up, _) in self.engines.copy().items()},
+        )
+        gauge(
+            "engine_down_reason",
+            "1 for the reason why an engine is down; no series while it is up.",
+            "engine",
+            "reason",
+            read=lambda: {(name, reason): 1 for name, (up, reason) in self.engines.copy().items() if not up},
+        )
+        self.spared = gauge(
+            "engine_spared",
+            "1 while an engine is used although it is down, since more than half of a model's endpoints would be out.",
+            "engine",
+        )
+        self.draining = gauge(
+            "endpoint_draining",
+            "1 while an endpoint gets no new requests, by the configuration or an operator; it is in order.",
+            "endpoint",
+        )
+        gauge(
+            "scrape_age_seconds",
+            "Age of what we know of an engine's own metrics: since its last good scrape.",
+            "engine",
+            read=self._scrape_ages,
+        )
+        gauge(
+            "kv_stream_state",
+            "1 for the state of an endpoint's KV event stream: off, connecting, live or partial.",
+            "endpoint",
+            "state",
+            read=lambda: dict.fromkeys(self.streams.copy().items(), 1),
+        )
+        self.blocks = gauge("kv_index_blocks", "Block keys in a model's cache index.", "model")
+        self.trusted = gauge(
+            "token_parity",
+            "1 while our token ids agree with the engines'; 0: they do not, and prompts are estimated.",
+            "model",
+        )
+        self.exact = gauge(
+            "prompts_exact_ratio",
+            "Of a model's last 1,000 prompts, the share whose token ids are the engines', to the last one.",
+            "model",
+        )
+        self.agreeing = gauge(
+            "endpoint_token_parity",
+            "0 while an endpoint's engine makes other tokens than we do, and what it holds is estimated; 1: again not.",
+            "model",
+            "endpoint",
+        )
+        self.expired = gauge(
+            "engine_kv_expired_requests",
+            "The engine's own count, since its start: requests whose KV it computed for another, and nobody fetched.",
+            "endpoint",
+        )
+        gauge(
+            "engine_kv_fetching_requests",
+            "Requests that wait in the engine, by the stage of fetching their KV from another engine.",
+            "endpoint",
+            "stage",
+            read=lambda: {(name, stage): n for name, at in self.fetching.copy().items() for stage, n in at.items()},
+        )
+
+    def _make_request_families(self) -> None:
+        counter, histogram = self._counter, self._histogram
+        self.requests = counter("requests", "Requests settled, by how they ended.", "model", "outcome")
+        self.ttft = histogram(
+            "time_to_first_token_seconds",
+            "From a request's arrival to the first event that carries output.",
+            buckets.TTFT,
+            "model",
+        )
+        self.per_token = histogram(
+            "time_per_output_token_seconds",
+            "Mean time between the output tokens of one streamed answer, the first excluded.",
+            buckets.TIME_PER_OUTPUT_TOKEN,
+            "model",
+        )
+        self.goodput = counter(
+            "goodput_requests", "Requests with objectives, by whether they met them.", "model", "result"
+        )
+        self.duration = histogram(
+            "request_duration_seconds",
+            "From arrival to the answer's end, of requests that ended well.",
+            buckets.DURATION,
+            "model",
+        )
+        self.queue_wait = histogram(
+            "queue_wait_seconds", "Wait for admission, of requests that were admitted.", buckets.QUEUE_WAIT, "model"
+        )
+        self.decision = histogram(
+            "decision_seconds", "Match, schedule and reserve, on the event loop.", buckets.DECISION, "model"
+        )
+        self.overhead = histogram(
+            "overhead_seconds",
+            "Our own time before the first byte went to an engine, queue wait excluded.",
+            buckets.OVERHEAD,
+            "model",
+        )
+        self.attempts = counter(
+            "attempts", "Legs sent to an endpoint, by result.", "model", "endpoint", "leg", "result"
+        )
+        self.disconnects = counter("client_disconnects", "Clients that went away, by phase.", "model", "phase")
+        self.plans = counter("plans", "Handlers' plans, by what they decided.", "model", "reason")
+        self.prefill_leg = histogram(
+            "prefill_leg_seconds",
+            "Separate prefill legs that were answered, from sending to the answer's end.",
+            buckets.PREFILL_LEG,
+            "model",
+        )
+        self.handover = histogram(
+            "handover_seconds",
+            "Decode legs that fetched their KV, from sending to the first output (unstreamed: the whole answer).",
+            buckets.HANDOVER,
+            "model",
+        )
+        self.fallbacks = counter(
+            "handover_fallbacks",
+            "Requests whose prefill was to be another engine's, and that the decode engine computed itself.",
+            "model",
+            "cause",
+        )
+
+    def _make_token_families(self) -> None:
+        counter = self._counter
+        self.prompt_tokens = counter("prompt_tokens", "Prompt tokens of requests sent to an engine.", "model")
+        self.output_tokens = counter("output_tokens", "Output tokens, where the answer tells them.", "model")
+        self.estimates = counter(
+            "prompts_estimated", "Prompts whose tokens were estimated from bytes.", "model", "reason"
+        )
+        self.renders = counter(
+            "media_renders", "Chats with images of which an engine was to tell the tokens.", "model", "result"
+        )
+        self.asked = counter(
+            "prompts_asked",
+            "Prompts that cannot be tokenized here, of which an engine was to tell the tokens.",
+            "model",
+            "result",
+        )
+        self.counts = counter("token_counts_compared", "Exact counts compared with the engine's.", "model")
+        self.mismatches = counter("token_count_mismatches", "Exact counts that differed from the engine's.", "model")
+        self.ids = counter("token_ids_compared", "Prompts whose ids were compared with the engine's.", "model")
+        self.id_mismatches = counter("token_id_mismatches", "Prompts whose ids differed from the engine's.", "model")
+        self.expected_hits = counter(
+            "expected_hit_tokens",
+            "Prompt tokens that we expected in the engine's cache, of answers that report theirs.",
+            "model",
+            "endpoint",
+        )
+        self.reported_hits = counter(
+            "reported_hit_tokens", "Prompt tokens that the engine says it took from its cache.", "model", "endpoint"
+        )
+        self.reported_prompts = counter(
+            "reported_prompt_tokens",
+            "Prompt tokens, by the engine's count, of answers that report what came from its cache.",
+            "model",
+            "endpoint",
+        )
+        self.cache_queries = counter(
+            "engine_cache_query_tokens",
+            "The engine's own count: prompt tokens that it looked for in a cache, since we watch it.",
+            "endpoint",
+            "cache",
+        )
+        self.cache_hits = counter(
+            "engine_cache_hit_tokens",
+            "The engine's own count: prompt tokens that it found in a cache, since we watch it.",
+            "endpoint",
+            "cache",
+        )
+        self.hit_error = counter("hit_error_tokens", "Sum of |expected - reported| over requests.", "model", "endpoint")
+
+    def _make_fleet_families(self) -> None:
+        counter = self._counter
+        self.plugin_failures = counter("plugin_failures", "Plugins that raised.", "kind", "plugin")
+        self.scores_refused = counter("scores_refused", "Scores that were NaN or outside 0..1.", "plugin")
+        self.scrapes = counter("scrapes", "Scrapes of engines' metrics.", "engine", "result")
+        self.kv_events = counter(
+            "kv_events", "KV cache events applied (blocks), or not understood.", "endpoint", "kind"
+        )
+        self.kv_gaps = counter("kv_gaps", "Gaps in a KV event stream.", "endpoint", "result")
+
+    def _in_flight(self) -> dict[Labels, float]:
+        return {(name,): count for name, count in self.running.copy().items() if name not in self.dropped}
+
+    def _scrape_ages(self) -> dict[Labels, float]:
+        now = self._clock.monotonic()
+        return {(name,): max(0.0, now - at) for name, at in self.scraped.copy().items()}
+
+    def _gauge(
+        self,
+        name: str,
+        documentation: str,
+        *labels: str,
+        read: Callable[[], Mapping[Labels, float]] | None = None,
+    ) -> Gauge:
+        gauge = Gauge(f"kvgate_{name}", documentation, *labels, read=read)
+        self._gauges.append(gauge)
+        return gauge
+
+    def _counter(self, name: str, documentation: str, *labels: str) -> Counter:
+        counter = Counter(f"kvgate_{name}_total", documentation, *labels)
+        self._counted.append(counter)
+        return counter
+
+    def _histogram(self, name: str, documentation: str, bounds: Sequence[float], *labels: str) -> Histogram:
+        histogram = Histogram(f"kvgate_{name}", documentation, bounds, *labels)
+        self._counted.append(histogram)
+        return histogram

@@ -1,0 +1,205 @@
+"""A decision, as names and numbers: what is kept of it, shown of it, and said of it as JSON. No word of a prompt.
+
+Every request pays for this, so a decision holds the names and arrays from which it can be shown, and nothing is put
+together before it is asked for. An endpoint that is dropped must be free to go: what is kept of it is its name.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+from gateway.framework import NO_MATCH, Endpoint, Match, Plan, Request
+from gateway.scheduling.trace import ProfileTrace, gone
+
+OF_ONE, OF_SCORE, OF_NAME, OF_MATCH = 1800, 8, 16, 200
+"""Bytes: of a decision without its candidates, of a scorer's score of one, of a name where filters removed some, and of
+what one holds of the prompt."""
+
+Terms = Mapping[str, Mapping[str, Mapping[str, float]]]
+"""By endpoint and scorer: what the score is made of, in one run of a profile."""
+
+
+class Roster(NamedTuple):
+    """Candidates, without keeping them: their names, and their slots, by which matches are found."""
+
+    names: Sequence[str]
+    slots: Sequence[int]
+
+
+class Step(NamedTuple):
+    """One run of a profile. ``removed``: by filters that removed any. ``scored``: names of candidates that the filters
+    left; None: all. ``columns``: in the order of ``weights``, each scorer's scores of those; empty where it came to
+    none. ``silent``: scorers that failed, and how."""
+
+    profile: str
+    roster: Roster
+    removed: Sequence[tuple[str, Sequence[str]]]
+    scored: Sequence[str] | None
+    columns: Sequence[array[float]]
+    weights: Mapping[str, float]
+    silent: Mapping[str, str]
+    picked: str | None
+
+
+class Planned(NamedTuple):
+    """A ``Plan`` by names. ``costs``: in seconds, of what the handler has compared, by its own words."""
+
+    decode: str
+    prefill: str | None
+    reason: str
+    connector: str
+    strict: bool
+    costs: Mapping[str, float]
+
+
+class Decision:
+    """One placement of a request, or one that could not be made. Not changed once it is made.
+
+    ``at``: Clock.monotonic(); ``seconds``: that it took. ``attempt``: 1 for a request's first. ``matches``: by slot.
+    ``plan``: None where there is none: ``error`` says why. ``size``: bytes, about.
+    """
+
+    __slots__ = (
+        "adapter", "at", "attempt", "error", "exact", "expected_output", "handler", "kind", "matches", "max_tokens",
+        "model", "plan", "prompt_tokens", "request_id", "seconds", "size", "steps", "stream",
+    )  # fmt: skip
+
+    def __init__(
+        self,
+        request: Request,
+        attempt: int,
+        handler: str,
+        steps: Sequence[Step],
+        began: float,
+        at: float,
+        made: Plan | str,
+    ) -> None:
+        """``began``, ``at``: Clock.monotonic() of its begin and its end. ``made``: the plan, or the client's message
+        that says why there is none."""
+        self.at = at
+        self.seconds = at - began
+        self.attempt = attempt
+        self.request_id = request.id
+        self.model = request.model.name
+        self.adapter = request.adapter
+        self.kind = request.kind
+        self.stream = request.stream
+        self.prompt_tokens = request.prompt_tokens
+        self.exact = request.exact
+        self.max_tokens = request.max_tokens
+        self.expected_output = request.expected_output
+        self.matches: Mapping[int, Match] = request.matches
+        self.handler = handler
+        self.steps = steps
+        self.plan: Planned | None = None
+        self.error: str | None = None
+        if isinstance(made, str):
+            self.error = made
+        else:
+            prefill = None if made.prefill is None else made.prefill.name
+            self.plan = Planned(made.decode.name, prefill, made.reason, made.connector, made.strict, made.costs)
+        self.size = OF_ONE + OF_MATCH * len(request.matches)
+        for step in steps:
+            each = OF_SCORE * len(step.columns)
+            if step.scored is not None:
+                each += OF_NAME
+            self.size += each * len(step.roster.names)
+
+    def is_at(self, endpoint: str) -> bool:
+        """Whether the endpoint of this name has a leg of it."""
+        return self.plan is not None and endpoint in self.plan[:2]
+
+    def to_json(self, terms: Sequence[Terms] = ()) -> dict[str, Any]:
+        """``terms``: of each of ``steps``, where they are known."""
+        return {
+            "model": self.model,
+            "adapter": self.adapter,
+            "kind": str(self.kind),
+            "stream": self.stream,
+            "prompt_tokens": self.prompt_tokens,
+            "exact": self.exact,
+            "max_tokens": self.max_tokens,
+            "expected_output": self.expected_output,
+            "handler": self.handler,
+            "plan": None if self.plan is None else _plan(self.plan),
+            "error": self.error,
+            "profiles": [
+                _profile(step, self.matches, terms[number] if terms else None) for number, step in enumerate(self.steps)
+            ],
+        }
+
+
+def roster_of(endpoints: Sequence[Endpoint]) -> Roster:
+    return Roster(tuple([endpoint.name for endpoint in endpoints]), tuple([endpoint.slot for endpoint in endpoints]))
+
+
+def step_of(profile: ProfileTrace, roster: Roster | None = None) -> Step:
+    """``roster``: of its candidates, where there is one."""
+    removed: Sequence[tuple[str, Sequence[str]]] = ()
+    left: Sequence[str] | None = None
+    if profile.filtered:
+        removed = [(name, tuple([one.name for one in gone(given, kept)])) for name, given, kept in profile.filtered]
+        left = tuple([one.name for one in profile.filtered[-1][2]])
+    return Step(
+        profile.name,
+        roster_of(profile.candidates) if roster is None else roster,
+        removed,
+        left,
+        [array("d", column) for column in profile.columns.values()],
+        profile.weights,
+        profile.silent,
+        profile.picked[0].name if profile.picked else None,
+    )
+
+
+def match_json(match: Match) -> dict[str, Any]:
+    return {
+        "expected_hit": match.expected_hit,
+        "match": {"gpu": match.gpu, "cpu": match.cpu, "storage": match.storage, "source": str(match.source)},
+    }
+
+
+def _plan(planned: Planned) -> dict[str, Any]:
+    """``costs`` are left out where nothing was compared, and how the KV goes over where it does not."""
+    plan: dict[str, Any] = {"decode": planned.decode, "prefill": planned.prefill, "reason": planned.reason}
+    if planned.costs:
+        plan["costs"] = dict(planned.costs)
+    if planned.prefill is not None:
+        plan |= {"connector": planned.connector, "strict": planned.strict}
+    return plan
+
+
+def _profile(step: Step, matches: Mapping[int, Match], terms: Terms | None) -> dict[str, Any]:
+    """One run of a profile: its candidates best first, then those that filters removed.
+
+    A scorer that failed is named with the kind of its error: the error's text is a plugin's own, and for the log.
+    """
+    removed_by = {name: by for by, names in step.removed for name in names}
+    weights = list(step.weights.items())
+    scored: dict[str, dict[str, Any]] = {}
+    if step.columns or not weights:
+        left = step.roster.names if step.scored is None else step.scored
+        for number, name in enumerate(left):
+            scores = {scorer: column[number] for (scorer, _), column in zip(weights, step.columns, strict=True)}
+            scored[name] = {"score": sum(weight * scores[scorer] for scorer, weight in weights), "scores": scores}
+    candidates = []
+    for name, slot in zip(step.roster.names, step.roster.slots, strict=True):
+        candidate: dict[str, Any] = {"endpoint": name, **match_json(matches.get(slot, NO_MATCH))}
+        if name in removed_by:
+            candidate["removed_by"] = removed_by[name]
+        elif name in scored:
+            candidate |= scored[name]
+            if terms and terms.get(name):
+                candidate["terms"] = terms[name]
+        candidates.append(candidate)
+    candidates.sort(key=lambda candidate: (-candidate.get("score", -1.0), candidate["endpoint"] != step.picked))
+    return {
+        "profile": step.profile,
+        "filters": [{"filter": name, "removed": list(names)} for name, names in step.removed],
+        "scorers": dict(step.weights),
+        "failed_scorers": {name: why.partition(":")[0] for name, why in step.silent.items()},
+        "candidates": candidates,
+        "picked": step.picked,
+    }

@@ -1,0 +1,176 @@
+"""Decide, book, learn: from a request to its place on one endpoint or two, and back.
+
+``decide`` and ``book`` belong together: no await may lie between the reading of the loads and their booking, or two
+concurrent requests would not see each other.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from gateway.fleet.load.booking import Accounts, Booking, learn_events, learn_output
+from gateway.framework import GENERATES, Endpoint, Plan, Request
+from gateway.kvcache.index.cache_index import CacheIndex
+from gateway.kvcache.index.keys import BlockKeys
+from gateway.kvcache.index.use import BlockUse
+from gateway.scheduling.scheduler import Scheduler
+from gateway.scheduling.trace import Trace
+
+
+def decide(
+    request: Request,
+    keys: BlockKeys,
+    candidates: Sequence[Endpoint],
+    index: CacheIndex,
+    scheduler: Scheduler,
+    trace: Trace | None = None,
+    *,
+    one_leg: str = "",
+) -> Plan:
+    """Match ``request`` with the caches of ``candidates``, which becomes its ``matches``, and schedule it.
+
+    ``keys``: of the prompt's blocks. ``trace``: is filled in, also where this raises. ``one_leg``: why the
+    decode endpoint must compute the prompt, as the plan's reason; empty: another may.
+
+    Raises NoEndpoint where a filter left none, PluginFailed where a plugin failed.
+    """
+    request.matches = index.match(keys, request.prompt_tokens, candidates)
+    plan = scheduler.schedule(request, candidates, trace)
+    if one_leg and plan.prefill is not None:
+        plan = replace(plan, prefill=None, reason=one_leg)
+    return plan
+
+
+@dataclass(slots=True, eq=False)
+class LegWork:
+    """One leg's work on its endpoint: its load, and its blocks in the cache."""
+
+    booking: Booking
+    blocks: BlockUse
+
+    def computed(self) -> None:
+        """The first token came."""
+        self.booking.first_token()
+        self.blocks.computed()
+
+    def release(self, *, ok: bool) -> None:
+        """It is over. ``ok``: answered well, so that the endpoint holds the prompt."""
+        self.booking.reservation.settle()
+        if ok:
+            self.blocks.computed()
+
+    def reported(self, cached: int | None) -> None:
+        """The engine reported ``cached`` tokens of the prompt as cached."""
+        self.blocks.reported(self.booking.expected_hit, cached)
+
+
+@dataclass(slots=True, eq=False)
+class Placement:
+    """A request on its endpoints. ``decode``: the leg of its answer. ``prefill``: of its prompt, where that is computed
+    apart, until it has ended. ``split``: the decode leg fetches the prompt's KV, and does not compute it.
+    """
+
+    plan: Plan
+    decode: LegWork
+    prefill: LegWork | None = None
+    split: bool = False
+
+    @property
+    def computes(self) -> Booking:
+        """Where the prompt is computed, as far as it has not been."""
+        return (self.prefill or self.decode).booking
+
+    def prefilled(self, *, ok: bool, seconds: float | None = None) -> LegWork | None:
+        """The prefill leg has ended: give back what it had, and learn from it. Its blocks are the caller's to ``end``.
+
+        ``seconds``: what it took, where that was the prompt's computing and nothing else. Returns the leg; None where
+        there is none, or it had ended before.
+        """
+        leg, self.prefill = self.prefill, None
+        if leg is not None:
+            leg.release(ok=ok)
+            if seconds is not None:
+                leg.booking.learn_prefill(seconds)
+                leg.booking.cost.count_request()
+        return leg
+
+    def falls_back(self, now: float, *, reported: bool) -> None:
+        """The hand-over failed: from ``now`` on the decode endpoint computes the prompt. ``reported``: as
+        for ``Booking.book_prefill``."""
+        self.split = False
+        self.decode.booking.book_prefill(now, reported=reported)
+
+    def cancel(self) -> None:
+        """Nothing of it was sent: give back what both legs have."""
+        if (work := self.prefilled(ok=False)) is not None:
+            work.blocks.end()
+        self.end(ok=False)
+
+    def end(self, *, ok: bool) -> None:
+        """The request has left its decode endpoint. The prefill leg must have ended before."""
+        self.decode.release(ok=ok)
+        self.decode.blocks.end()
+
+
+def book(
+    request: Request,
+    keys: BlockKeys,
+    plan: Plan,
+    accounts: Accounts,
+    index: CacheIndex,
+    now: float,
+    *,
+    prefilled: bool = False,
+) -> Placement:
+    """Enter the work of ``plan`` into the ledgers, and what it will bring into the caches.
+
+    ``now``: Clock.monotonic(), as when the loads were read. ``prefilled``: the plan's prefill leg is answered already.
+    """
+
+    def work(endpoint: Endpoint) -> LegWork:
+        return LegWork(Booking.make(request, endpoint, accounts, now), index.placed(keys, endpoint))
+
+    placement = Placement(plan, work(plan.decode), split=plan.prefill is not None)
+    if plan.prefill is None:
+        placement.decode.booking.book_prefill(now, reported=request.stream)
+    elif not prefilled:
+        placement.prefill = work(plan.prefill)
+        placement.prefill.booking.book_prefill(now, reported=True)
+    return placement
+
+
+@dataclass(frozen=True, slots=True)
+class Answered:
+    """What was seen of an answer that ended well, at ``at``. Times are of Clock.monotonic().
+
+    ``sequences``: answers in it. ``events``: of its stream that carry output; 0 of an unstreamed one. ``first_at``:
+    when the first came. ``later``: so many came one by one after it, to tell the time between tokens by; 0: too few.
+    ``tokens``: of output, as the engine counted them; None where it did not report.
+    """
+
+    at: float
+    sequences: int = 1
+    events: int = 0
+    first_at: float | None = None
+    later: int = 0
+    tokens: int | None = None
+
+
+def learn(placement: Placement, request: Request, answered: Answered) -> None:
+    """From a whole answer: the engine's pace, and how long answers are."""
+    booking, model, generates = placement.decode.booking, request.model, request.kind in GENERATES
+    steps = (answered.tokens or 0) / answered.sequences - 1
+    if not request.stream and generates and not placement.split and steps > 0:
+        booking.learn_whole(steps, answered.at - booking.at)
+    elif answered.first_at is not None:
+        if not placement.split:
+            booking.learn_prefill(answered.first_at - booking.at)
+        if answered.later:
+            booking.learn_steps(answered.at, answered.later / answered.sequences, answered.at - answered.first_at)
+    booking.cost.count_request()
+    if answered.tokens and answered.events:
+        learn_events(model, answered.tokens / answered.events)
+    output = answered.tokens or answered.events
+    if generates and output:
+        learn_output(model, output / answered.sequences, request.max_tokens)

@@ -1,0 +1,154 @@
+"""What operators ask of a gateway that runs: why requests went where they went, and where one would go now.
+
+Routes of the admin listener only: answers name engines and models, and an explanation costs a tokenization. No answer
+holds a prompt.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+from itertools import islice
+from typing import Any
+
+import orjson
+from aiohttp import web
+
+from gateway.api.headers import visible
+from gateway.api.routes import ROUTES, Route
+from gateway.errors import ClientError, GatewayError
+from gateway.proxy.admin.explain import Explainer
+from gateway.proxy.admin.operations import refuse_pages
+from gateway.proxy.http.receive import receive
+from gateway.proxy.memory import Memory
+from gateway.proxy.serving.decisions import DecisionRecord, Decisions
+
+LIMIT = 20
+"""Decisions of an answer that does not say how many."""
+
+MOST = 1000
+"""Decisions of one answer."""
+
+SLICE = 10
+"""Decisions that are rendered without letting requests through: a hundred candidates each take a millisecond or two."""
+
+GUESSED = {"messages": "/v1/chat/completions", "prompt": "/v1/completions"}
+"""The path that is meant by a body with this field, where none is named."""
+
+
+class Debug:
+    """``explainer``: of the configuration in force. ``max_body``, ``patience``: bytes, and seconds for them to arrive,
+    as for clients."""
+
+    def __init__(
+        self,
+        decisions: Decisions,
+        explainer: Callable[[], Explainer],
+        memory: Memory,
+        max_body: Callable[[], int],
+        patience: Callable[[], float],
+    ) -> None:
+        self._decisions = decisions
+        self._explainer = explainer
+        self._memory = memory
+        self._max_body = max_body
+        self._patience = patience
+        self._one_at_a_time = asyncio.Lock()
+
+    def routes(self) -> Sequence[web.RouteDef]:
+        return web.get("/debug/decisions", self._list), web.post("/debug/explain", self._explain)
+
+    async def _list(self, http: web.Request) -> web.Response:
+        try:
+            found = self._found(http)
+        except ClientError as error:
+            return _error(error)
+        clock, parts = self._decisions.clock, []
+        for number, attempted in enumerate(found, start=1):
+            parts.append(orjson.dumps(attempted.to_json(clock.monotonic(), clock.wall())))
+            if number % SLICE == 0:
+                await asyncio.sleep(0)
+        return _answer(b'{"decisions":[' + b",".join(parts) + b"]}\n")
+
+    def _found(self, http: web.Request) -> list[DecisionRecord]:
+        """Newest first. Raises ClientError."""
+        asked = http.query
+        if unknown := set(asked) - {"request_id", "model", "endpoint", "limit"}:
+            raise ClientError(
+                f"There is no {min(unknown)[:64]!r} to choose by: request_id, model, endpoint and limit there are.",
+                param=min(unknown)[:64],
+            )
+        limit = asked.get("limit", str(LIMIT))
+        if not (limit.isascii() and limit.isdigit() and len(limit) <= len(str(MOST)) and 1 <= int(limit) <= MOST):
+            raise ClientError(f"limit must be a number in 1..{MOST}", param="limit")
+        request_id, model, endpoint = asked.get("request_id"), asked.get("model"), asked.get("endpoint")
+        chosen = (
+            attempted
+            for attempted in self._decisions
+            if (request_id is None or attempted.decision.request_id == request_id)
+            and (model is None or attempted.decision.model == model)
+            and (endpoint is None or attempted.decision.is_at(endpoint))
+        )
+        return list(islice(chosen, int(limit)))
+
+    async def _explain(self, http: web.Request) -> web.Response:
+        refuse_pages(http)
+        share = self._memory.share()
+        try:
+            raw = await receive(http, limit=self._max_body(), timeout=self._patience(), share=share)
+            route, body = _asked(http.query.get("path"), raw)
+            cookie = http.headers.get("Cookie", "")
+            async with self._one_at_a_time:  # an operator's question has no more of a core than one request
+                account = await self._explainer().explain(
+                    route, body, http.headers.get("Content-Type", ""), visible(http.headers.items()), cookie
+                )
+        except GatewayError as error:
+            return _error(error)
+        finally:
+            share.release()
+        return _answer(orjson.dumps(account) + b"\n")
+
+
+def _asked(path: str | None, raw: bytes) -> tuple[Route, bytes]:
+    """The route and the body that are meant. Raises ClientError.
+
+    ``path`` given: the body is a client's, as it is. Else it is one whose fields tell the path, or it holds
+    ``path``, ``model`` and ``body``, of which the last is the client's.
+    """
+    if path is not None:
+        return _route(path), raw
+    try:
+        content: Any = orjson.loads(raw)
+    except orjson.JSONDecodeError:
+        raise ClientError("The body is not JSON.") from None  # the library's message may hold some of it
+    if not isinstance(content, dict):
+        raise ClientError("The body must be an object: a request's, or one with path, model and body.")
+    if isinstance(body := content.get("body"), dict):
+        if unknown := content.keys() - {"path", "model", "body"}:
+            raise ClientError("Beside body there may be path and model.", param=min(unknown)[:64])
+        if content.get("model") is not None:
+            body["model"] = content["model"]
+        try:
+            path, content, raw = content.get("path"), body, orjson.dumps(body)
+        except TypeError:  # it reads more levels than it writes
+            raise ClientError("body is nested too deeply: send it alone, with ?path=.", param="body") from None
+    if path is None:
+        path = next((GUESSED[name] for name in GUESSED if name in content), None)
+    if not isinstance(path, str):
+        raise ClientError("Say for which path the body is, such as ?path=/v1/embeddings.", param="path")
+    return _route(path), raw
+
+
+def _route(path: str) -> Route:
+    if (route := ROUTES.get(path)) is None:
+        raise ClientError(f"{path[:64]!r} is none of the paths that clients may send to.", param="path")
+    return route
+
+
+def _answer(body: bytes) -> web.Response:
+    return web.Response(body=body, content_type="application/json")
+
+
+def _error(error: GatewayError) -> web.Response:
+    body = orjson.dumps({"error": {"message": error.message, "param": error.param}}) + b"\n"
+    return web.Response(status=error.status, body=body, content_type="application/json")

@@ -1,0 +1,188 @@
+"""Where a request would go now, and why: the director's verbs up to the plan, and nothing of what follows it.
+
+Nothing is admitted, reserved, predicted or remembered, and no engine is asked.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from typing import Any
+
+from gateway.api.body import JsonBody
+from gateway.api.parse import Parsed, parse
+from gateway.api.routes import Route
+from gateway.api.settings import PassSettings
+from gateway.core.prompt import Prompt
+from gateway.errors import GatewayError
+from gateway.fleet.fleet import Fleet
+from gateway.framework import Clock, Endpoint, Plan, Request
+from gateway.kvcache.events.poller import Poller
+from gateway.kvcache.index.keys import BlockKeys
+from gateway.placement.decision import Decision, Terms, match_json, step_of
+from gateway.placement.placing import decide
+from gateway.proxy.extras.response_affinity import ResponseAffinity
+from gateway.proxy.serving.identify import identify, tokenized
+from gateway.proxy.serving.model_directory import ModelDirectory, ModelRuntime
+from gateway.scheduling.rehearsal import rehearsal
+from gateway.scheduling.scheduler import Scheduler
+from gateway.scheduling.trace import ProfileTrace, Trace
+
+log = logging.getLogger("kvgate.explain")
+
+REQUEST_ID = "explain"
+
+Following = Callable[[Endpoint], tuple[str, float | None]]
+"""The state of an endpoint's KV event stream, and seconds since its last message."""
+
+
+@dataclass(frozen=True, slots=True)
+class Explainer:
+    """For one configuration. ``following``: what is known of the endpoints' event streams. ``in_use``: keeps what the
+    configuration has, its tokenizers among it."""
+
+    directory: ModelDirectory
+    scheduler: Scheduler
+    fleet: Fleet
+    passing: PassSettings
+    stored: ResponseAffinity
+    poller: Poller
+    following: Following
+    in_use: Callable[[], AbstractContextManager[None]]
+    clock: Clock
+
+    async def explain(
+        self, route: Route, raw: bytes, content_type: str, headers: Mapping[str, str], cookie: str = ""
+    ) -> dict[str, Any]:
+        """As JSON; ``error`` in it says why the request could not be placed. ``headers``, ``cookie``: as for
+        ``identify``.
+
+        Raises GatewayError where it could not be understood.
+        """
+        call = parse(route, raw, content_type, self.passing)
+        arrived = self.clock.monotonic()
+        serving, request = identify(
+            call, self.directory, request_id=REQUEST_ID, arrived=arrived, headers=headers, cookie=cookie
+        )
+        request.bound = call.previous_response is not None
+        with self.in_use():
+            prompt = await serving.tokens.tokenize(call.input, room=lambda: self.directory.room(serving.model))
+            keys = tokenized(serving, request, prompt)
+            await self.poller.catch_up()
+            return self._decide(serving, request, call, prompt, keys)
+
+    def _decide(
+        self, serving: ModelRuntime, request: Request, call: Parsed, prompt: Prompt, keys: BlockKeys
+    ) -> dict[str, Any]:
+        """Without an await: what is told is of the moment of the decision."""
+        trace, began = Trace(), self.clock.monotonic()
+        scheduler = rehearsal(self.scheduler)
+        every = self.fleet.endpoints(serving.model)
+        could = self.directory.candidates(serving.model, request.adapter, draining=request.bound)
+        out = {one.name: _out(one, request) for one in every if one not in could}
+        endpoints, error = could, None
+        try:
+            home = ""
+            if call.previous_response is not None:
+                home = self.stored.engine_of(call.previous_response, every)
+            endpoints = self.directory.eligible(request, home)
+            out |= {one.name: "does not keep the previous response" for one in could if one not in endpoints}
+            one_leg = "" if isinstance(call.body, JsonBody) else "form"
+            made: Plan | str = decide(request, keys, endpoints, serving.index, scheduler, trace, one_leg=one_leg)
+        except GatewayError as failed:
+            made, error = failed.message, failed
+        steps, at = [step_of(profile) for profile in trace.profiles], self.clock.monotonic()
+        account = Decision(request, 1, serving.model.handler, steps, began, at, made).to_json(
+            [_terms(scheduler, profile, request) for profile in trace.profiles]
+        )
+        if not isinstance(made, str):
+            account["plan"]["new_tokens"] = request.new_tokens(made.decode)
+        return {
+            **account,
+            "estimated": prompt.why or None,
+            "tokens": serving.tokens.state,
+            "block_size": keys.unit,
+            "indivisible": request.indivisible or None,
+            "session": request.session,
+            "slo": None if request.slo is None else {"ttft": request.slo.ttft, "tpot": request.slo.tpot},
+            "error": None if error is None else {"message": error.message, "status": error.status},
+            "endpoints": [self._state(one, serving, request, keys) for one in endpoints],
+            "left_out": [{"endpoint": name, "why": why} for name, why in out.items()],
+        }
+
+    def _state(self, endpoint: Endpoint, serving: ModelRuntime, request: Request, keys: BlockKeys) -> dict[str, Any]:
+        """What is known of an endpoint. Ages in seconds."""
+        match, load, metrics, engine = request.matches[endpoint.slot], endpoint.load, endpoint.metrics, endpoint.engine
+        cost, new = self.fleet.cost(endpoint), request.new_tokens(endpoint)
+        scalars, sums = cost.scalars, load.sums(self.clock.monotonic())
+        first = scalars.first_token(sums, match, request.prompt_tokens)
+        events, heard = self.following(endpoint)
+        told = match_json(match)
+        told["match"] |= {
+            "believed": "events" if serving.index.covers(endpoint.slot, keys) else "estimate",
+            "event_stream": events,
+            "event_age": heard,
+        }
+        return {
+            "endpoint": endpoint.name,
+            "role": str(endpoint.role),
+            "labels": dict(endpoint.labels),
+            "engine": {
+                "up": engine.up,
+                "down_reason": engine.down_reason or None,
+                "version": engine.version,
+                "latency": engine.latency,
+            },
+            "warmth": endpoint.warmth,
+            "draining": endpoint.draining,
+            **told,
+            "new_tokens": new,
+            "ledger": {
+                "requests": load.requests,
+                "prefill_tokens": load.prefill_tokens,
+                "kv_tokens": load.kv_tokens,
+                "foreign_requests": load.foreign_requests,
+                "foreign_kv_tokens": load.foreign_kv_tokens,
+            },
+            "scrape": {
+                "age": None if metrics.at is None else self.clock.monotonic() - metrics.at,
+                "running": metrics.running,
+                "waiting": metrics.waiting,
+                "kv_usage": metrics.kv_usage,
+                "kv_capacity": metrics.kv_capacity,
+            },
+            "cost": {
+                "ttft": first.seconds,
+                "prefill": first.prefill,
+                "step": scalars.step_seconds(sums[0] + 1, sums[4]),
+                "prefill_scale": cost.prefill_scale,
+                "step_scale": cost.step_scale,
+                "scalars": scalars._asdict(),
+            },
+        }
+
+
+def _out(endpoint: Endpoint, request: Request) -> str:
+    """Why it is no candidate."""
+    if request.adapter is not None and request.adapter not in endpoint.engine.served:
+        return "has not loaded the adapter"
+    return "draining"
+
+
+def _terms(scheduler: Scheduler, profile: ProfileTrace, request: Request) -> Terms:
+    """What the scorers that can say so make their scores of. One that fails to is left out: nothing depends on it."""
+    terms: dict[str, dict[str, Mapping[str, float]]] = {}
+    for name, plugin, _ in scheduler.profiles[profile.name].scorers:
+        explain = getattr(plugin, "explain", None)
+        if explain is None or name in profile.silent:
+            continue
+        for scored in profile.scored:
+            try:
+                told = {str(term): float(value) for term, value in explain(request, scored.endpoint).items()}
+            except Exception as error:
+                log.warning("the scorer %r could not explain its score: %r", name, error)
+                break
+            terms.setdefault(scored.endpoint.name, {})[name] = told
+    return terms

@@ -1,0 +1,64 @@
+"""The operators' listener: /metrics, whether the process lives, and what operators do. Never reachable through the
+clients' one."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Awaitable, Callable, Iterable
+from typing import Any
+
+from aiohttp import web
+from aiohttp.http_exceptions import HttpProcessingError
+
+from gateway.core.log_limit import LogLimit, left_out
+from gateway.framework.clock import SystemClock
+
+log = logging.getLogger("kvgate.admin")
+
+
+class Admin:
+    """``render``: gives the metrics' text and its content type. ``routes``: of others, which are served here too."""
+
+    def __init__(
+        self, render: Callable[[], Awaitable[tuple[bytes, str]]], routes: Iterable[web.AbstractRouteDef] = ()
+    ) -> None:
+        self._render = render
+        self._routes = tuple(routes)
+
+    def runner(self) -> web.AppRunner:
+        app = web.Application()
+        app.router.add_get("/metrics", self._metrics)
+        app.router.add_get("/livez", self._alive)
+        app.router.add_routes(self._routes)
+        return web.AppRunner(
+            app,
+            access_log=None,
+            logger=_Terse(log),
+            handle_signals=False,
+            shutdown_timeout=1.0,
+            auto_decompress=False,  # ``receive`` unzips a question's body
+        )
+
+    async def _metrics(self, http: web.Request) -> web.Response:
+        body, content_type = await self._render()
+        return web.Response(body=body, headers={"Content-Type": content_type})
+
+    async def _alive(self, http: web.Request) -> web.Response:
+        return web.Response(text="ok\n")
+
+
+class _Terse(logging.LoggerAdapter[logging.Logger]):
+    """aiohttp logs what is no HTTP as an error, with a traceback and some of the bytes that came: here it is a line."""
+
+    def __init__(self, logger: logging.Logger) -> None:
+        super().__init__(logger)
+        self._often = LogLimit(SystemClock())
+
+    def log(self, level: int, msg: object, *args: Any, **kwargs: Any) -> None:
+        error = kwargs.get("exc_info")
+        if isinstance(error, HttpProcessingError):
+            name = type(error).__name__
+            if (count := self._often.admit(name)) is not None:
+                self.logger.info("a request that is not valid HTTP was refused: %s%s", name, left_out(count))
+        else:
+            super().log(level, msg, *args, **kwargs)

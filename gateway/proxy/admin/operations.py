@@ -1,0 +1,134 @@
+"""What operators do to a gateway that runs: reload its configuration, take endpoints out of use, see what runs there.
+
+Routes of the admin listener. They have no key, since that listener is the operators' own; a web page that an operator
+has open may send requests there too, and is refused.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Sequence
+from contextlib import suppress
+from typing import Any
+
+import orjson
+from aiohttp import web
+
+from gateway.core.tasks import TaskSet
+from gateway.errors import ConfigError
+from gateway.fleet.fleet import Fleet
+from gateway.framework import Endpoint
+
+DRAIN = "/endpoints/{name:.+}/drain"
+"""The name of a rank's endpoint has a slash in it."""
+
+WAITING = 2
+"""Reloads by signal: one that runs, and one that will read what has changed since that one began."""
+
+
+class Operations:
+    """``reload``: gives what it changed, as what becomes JSON; raises ConfigError."""
+
+    def __init__(self, fleet: Fleet, reload: Callable[[], Awaitable[object]]) -> None:
+        self._fleet = fleet
+        self._reload = reload
+        self._tasks = TaskSet()
+        self._signals = 0
+
+    def routes(self) -> Sequence[web.RouteDef]:
+        return (
+            web.post("/reload", self._asked),
+            web.get("/endpoints", self._list),
+            web.post(DRAIN, self._drain),
+            web.delete(DRAIN, self._restore),
+        )
+
+    def hang_up(self) -> None:
+        """SIGHUP came."""
+        if self._signals < WAITING:
+            self._signals += 1
+            self._tasks.start(self._by_signal(), name="reload")
+
+    async def close(self) -> None:
+        """A reload that is under way is broken off, and has changed nothing."""
+        await self._tasks.close()
+
+    async def _by_signal(self) -> None:
+        try:
+            with suppress(ConfigError):  # it is in the log
+                await self._reload()
+        finally:
+            self._signals -= 1
+
+    async def _asked(self, http: web.Request) -> web.Response:
+        refuse_pages(http)
+        # A task of its own: whoever asks may go before it is done.
+        done = self._tasks.start(self._answer(), name="reload", awaited=True)
+        return await asyncio.shield(done)
+
+    async def _answer(self) -> web.Response:
+        try:
+            return _json(await self._reload())
+        except ConfigError as error:
+            return _error(400, error.message, error.param)
+
+    async def _list(self, http: web.Request) -> web.Response:
+        return _json({"endpoints": [self._shown(endpoint) for endpoint in self._fleet.all_endpoints]})
+
+    async def _drain(self, http: web.Request) -> web.Response:
+        return self._changed(http, self._fleet.drain)
+
+    async def _restore(self, http: web.Request) -> web.Response:
+        return self._changed(http, self._fleet.restore)
+
+    def _changed(self, http: web.Request, change: Callable[[str], Sequence[Endpoint]]) -> web.Response:
+        refuse_pages(http)
+        name = http.match_info["name"]
+        try:
+            meant = change(name)
+        except KeyError:
+            return _error(404, f"There is no endpoint or engine {name[:128]!r}; GET /endpoints lists what there is.")
+        return _json({"endpoints": [self._shown(endpoint) for endpoint in meant]})
+
+    def _shown(self, endpoint: Endpoint) -> dict[str, Any]:
+        drain, load, metrics = self._fleet.drain_state(endpoint), endpoint.load, endpoint.metrics
+        if drain.gone:
+            state = "removed"
+        elif drain.coming:
+            state = "coming"
+        elif endpoint.draining:
+            state = "draining" if drain.running else "drained"
+        else:
+            state = "spared" if endpoint.engine.spared else "up" if endpoint.engine.up else "down"
+        return {
+            "name": endpoint.name,
+            "model": endpoint.model.name,
+            "engine": endpoint.engine.name,
+            "url": endpoint.engine.url,
+            "rank": endpoint.rank,
+            "role": endpoint.role,
+            "state": state,
+            "up": endpoint.engine.up,
+            "down_reason": endpoint.engine.down_reason,
+            "drained_by": [who for who, so in (("file", drain.by_file), ("operator", drain.by_operator)) if so],
+            "running": drain.running,
+            "prefill_tokens": load.prefill_tokens,
+            "kv_tokens": load.kv_tokens,
+            "engine_running": metrics.running,
+            "engine_waiting": metrics.waiting,
+        }
+
+
+def refuse_pages(http: web.Request) -> None:
+    """Raises HTTPForbidden."""
+    if "Origin" in http.headers:
+        raise web.HTTPForbidden(text="Not from a web page.\n")
+
+
+def _json(content: object) -> web.Response:
+    return web.Response(body=orjson.dumps(content) + b"\n", content_type="application/json")
+
+
+def _error(status: int, message: str, param: str | None = None) -> web.Response:
+    body = orjson.dumps({"error": {"message": message, "param": param}}) + b"\n"
+    return web.Response(status=status, body=body, content_type="application/json")

@@ -1,0 +1,272 @@
+"""Asks an engine what it makes of a prompt, before that is placed, where only an engine knows: how many tokens an image
+has and by which hash its blocks are named; and what vLLM's own code makes of a chat that no template renders.
+
+Rules: of images only where the model's configuration says so, since the engine prepares each one twice then; of what
+cannot be tokenized here unless the configuration says no. A client waits for it no longer than the configured seconds;
+one question for each body, and a few at a time; an engine that does not answer is asked again after a while, and is no
+sicker for it. Where nothing is told, the gateway's own ids serve, or an estimate.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from gateway.api.body import JsonBody
+from gateway.api.parse import Parsed
+from gateway.core.log_limit import LogLimit, left_out
+from gateway.core.observer import Observer
+from gateway.core.prompt import ChatInput, Prompt, TextInput
+from gateway.core.tasks import TaskSet
+from gateway.framework import Clock, Endpoint, Kind
+from gateway.proxy.extras.not_asked import NotAsked
+from gateway.proxy.extras.token_routes import ABSENCE, ABSENT, TOKENIZE, telling
+from gateway.proxy.serving.call import Asked
+from gateway.proxy.serving.forward import Forwarder
+from gateway.proxy.serving.model_directory import ModelDirectory
+from gateway.proxy.upstream.legs import Leg, LegFailed
+from gateway.proxy.upstream.pool import Upstream
+from gateway.tokens import ModelTokens
+from gateway.tokens.media import can_be_asked, holds_media
+from gateway.tokens.reported_prompts import ReportedPrompts, continued, prompt_key, reading, turn_keys
+from gateway.tokens.settings import TokenSettings
+
+log = logging.getLogger("kvgate.tokens")
+
+PAUSE = 30.0
+"""Seconds for which an engine that did not answer is not asked: each question could cost a client its timeout."""
+
+MAX_ANSWER = 16 * 1024 * 1024
+"""Bytes: two million ids. An engine too old to leave the images out sends them along."""
+
+CHATS = frozenset({Kind.CHAT, Kind.RESPONSES, Kind.MESSAGES})
+
+REFUSED = (400, 413, 422)
+"""Statuses that say something of the body, and nothing of the engine."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Question:
+    """``name``: what its answer is remembered by. ``paths``: that tell it, best first. ``media``: it is for images.
+    ``messages``: of a chat without."""
+
+    name: bytes
+    paths: Sequence[str]
+    media: bool
+    messages: Sequence[Any] = ()
+
+
+class PromptQuestions:
+    """``settings``: of each model, by its name. ``after``: whose place it takes, under other settings: its questions
+    are this one's to close, and what it was told is known."""
+
+    def __init__(
+        self,
+        forwarder: Forwarder,
+        upstream: Upstream,
+        directory: ModelDirectory,
+        settings: Mapping[str, TokenSettings],
+        clock: Clock,
+        observer: Observer,
+        after: PromptQuestions | None = None,
+    ) -> None:
+        self._forwarder = forwarder
+        self._upstream = upstream
+        self._directory = directory
+        self._clock = clock
+        self._often = LogLimit(clock)
+        self._observer = observer
+        before: dict[str, _Model] = {} if after is None else after._models
+        self._models: dict[str, _Model] = {
+            name: before[name] if name in before and before[name].settings == its else _Model(its)
+            for name, its in settings.items()
+        }
+        self._rests: NotAsked = NotAsked() if after is None else after._rests
+        self._asking: Counter[str] = Counter() if after is None else after._asking
+        self._tasks: TaskSet = TaskSet() if after is None else after._tasks
+
+    async def close(self) -> None:
+        await self._tasks.close()
+
+    async def prompt(self, asked: Asked, parsed: Parsed) -> Prompt | None:
+        """The engine's own ids; None: they are not to be had, or not asked for."""
+        name = asked.serving.model.name
+        model = self._models.get(name)
+        if model is None or not isinstance(parsed.body, JsonBody):
+            return None
+        question = _question(parsed, parsed.body, model, asked.serving.tokens, asked.request.adapter)
+        if question is None:
+            return None
+        known = model.reported.find(question.name, self._clock.monotonic())
+        if known is not None:
+            self._count(name, question, "remembered")
+            return known
+        task = model.asked.get(question.name)
+        if task is None:
+            asking = self._ask_in_time(asked, model, question)
+            task = self._tasks.start(asking, name=f"ask for tokens of {name}", awaited=True)
+            model.asked[question.name] = task
+            task.add_done_callback(lambda _: model.asked.pop(question.name, None))
+        # Whoever asked first may leave: others may wait for the same.
+        return await asyncio.shield(task)
+
+    async def _ask_in_time(self, asked: Asked, model: _Model, question: _Question) -> Prompt | None:
+        endpoint: Endpoint | None = None
+        prompt: Prompt | None = None
+        timeout, slots = model.bounds(question)
+        path = ""
+        try:
+            async with asyncio.timeout(timeout), slots:
+                result = "no-route"
+                while (chosen := self._choose(asked, question)) is not None:
+                    endpoint, path = chosen
+                    result, prompt = await self._ask(asked, endpoint, path, media=question.media)
+                    if result != "absent":
+                        break
+                    self._rest(endpoint, path, ABSENCE)
+        except TimeoutError:
+            result = "busy" if endpoint is None else "timeout"
+        if endpoint is not None and result in ("failed", "timeout"):
+            self._rest(endpoint, path, PAUSE)
+        self._count(asked.serving.model.name, question, result)
+        return self._remember(asked, model, question, prompt)
+
+    def _remember(self, asked: Asked, model: _Model, question: _Question, prompt: Prompt | None) -> Prompt | None:
+        """``prompt``; where nothing was told, what was told of the conversation's earlier turns, and an estimate."""
+        assert isinstance(asked.body, JsonBody)
+        now, turns = self._clock.monotonic(), []
+        if question.messages:
+            path, adapter = asked.route.path, asked.request.adapter
+            turns = turn_keys(path, asked.body.fields, question.messages, adapter)
+        if prompt is not None:
+            model.reported.keep(question.name, prompt, now, turns[-1] if turns else None)
+            return prompt
+        found = model.reported.find_continued(turns, now)
+        return None if found is None else continued(found[1], question.messages[found[0] :])
+
+    def _choose(self, asked: Asked, question: _Question) -> tuple[Endpoint, str] | None:
+        """The endpoint with the fewest of our questions, and then the least work, whose engine may answer, and where;
+        by the best path that any has."""
+        now = self._clock.monotonic()
+        candidates = [
+            endpoint
+            for endpoint in self._directory.candidates(asked.serving.model, asked.request.adapter)
+            if endpoint.engine.up and not endpoint.draining
+        ]
+        for path in question.paths:
+            able = [endpoint for endpoint in candidates if not self._rests.has(endpoint.engine, path, now)]
+            if able:
+                return min(able, key=lambda one: (self._asking[one.engine.url], one.load.requests)), path
+        return None
+
+    def _rest(self, endpoint: Endpoint, path: str, seconds: float) -> None:
+        self._rests.begin(endpoint.engine, path, self._clock.monotonic() + seconds)
+
+    async def _ask(self, asked: Asked, endpoint: Endpoint, path: str, *, media: bool) -> tuple[str, Prompt | None]:
+        """The metric's word for it, and what was told."""
+        leg, url = self._leg(asked, endpoint, path, media=media), endpoint.engine.url
+        self._asking[url] += 1
+        try:
+            with await self._upstream.send(leg) as answer:
+                parts, size = [], 0
+                while (data := await answer.chunk()) and size <= MAX_ANSWER:
+                    parts.append(data)
+                    size += len(data)
+        except LegFailed as failure:
+            if (count := self._often.admit(endpoint.name, str(failure.cause))) is not None:
+                log.info("%s: %s: %s%s", endpoint.name, leg.path, failure.cause, left_out(count))
+            return "failed", None
+        finally:
+            self._asking[url] -= 1
+            self._asking += Counter()  # engines come and go
+        if answer.status in REFUSED:
+            return "refused", None
+        if answer.status in ABSENT and not media:
+            return "absent", None
+        prompt = await _read(b"".join(parts)) if answer.status == 200 and size <= MAX_ANSWER else None
+        if prompt is None:
+            log.warning(
+                "%s: %s does not tell what %s (HTTP %d, %d bytes)%s; it is asked again in %g s",
+                *(endpoint.name, leg.path, "images become" if media else "prompts become", answer.status, size),
+                *(": vLLM needs --enable-scale-out" if media else "", PAUSE),
+            )
+            return "failed", None
+        return "asked", prompt if media else replace(prompt, own=prompt.ids)
+
+    def _leg(self, asked: Asked, endpoint: Endpoint, path: str, *, media: bool) -> Leg:
+        assert isinstance(asked.body, JsonBody)
+        body = asked.body
+        if media:
+            body = body.copy()
+            body.set("mm_payload", "none")
+        return replace(self._forwarder.leg(asked, endpoint, body), path=path)
+
+    def _count(self, name: str, question: _Question, result: str) -> None:
+        if question.media:
+            self._observer.media_rendered(name, result)
+        else:
+            self._observer.prompt_asked(name, result)
+
+
+class _Model:
+    def __init__(self, settings: TokenSettings) -> None:
+        self.settings = settings
+        self.reported = ReportedPrompts()
+        self.asked: dict[bytes, asyncio.Task[Prompt | None]] = {}
+        self._media = settings.media.timeout, asyncio.Semaphore(settings.media.concurrency)
+        self._tokens = settings.tokens.ask_timeout, asyncio.Semaphore(settings.tokens.ask_concurrency)
+
+    def bounds(self, question: _Question) -> tuple[float, asyncio.Semaphore]:
+        """Seconds that a client waits for an answer, and the places for questions."""
+        return self._media if question.media else self._tokens
+
+
+async def _read(raw: bytes) -> Prompt | None:
+    """In slices, since a thread would hold the interpreter for as long: two million ids take 0.1 s."""
+    steps = reading(raw)
+    while True:
+        try:
+            next(steps)
+        except StopIteration as end:
+            told: Prompt | None = end.value
+            return told
+        await asyncio.sleep(0)
+
+
+def _question(
+    parsed: Parsed, body: JsonBody, model: _Model, tokens: ModelTokens, adapter: str | None
+) -> _Question | None:
+    """What is to be asked of a body; None: nothing."""
+    if parsed.previous_response is not None or not (model.settings.media.render or tokens.may_ask_engines):
+        return None
+    given = parsed.input
+    media = isinstance(given, ChatInput) and holds_media(given)
+    if media:
+        paths = [f"{parsed.route.path}/render"] if model.settings.media.render and _is_for_an_engine(parsed) else []
+    elif isinstance(given, ChatInput | TextInput) and tokens.asks_engine_for(given):
+        paths = telling(parsed.route, body, tokens)
+        if isinstance(given, TextInput):
+            paths = [path for path in paths if path == TOKENIZE]  # a render route answers with a list
+    else:
+        paths = []
+    if not paths:
+        return None
+    truncated = isinstance(given, ChatInput | TextInput) and given.truncated
+    messages = given.messages if isinstance(given, ChatInput) and not media else ()
+    return _Question(prompt_key(parsed.route.path, body.fields, adapter, truncated), paths, media, messages)
+
+
+def _is_for_an_engine(parsed: Parsed) -> bool:
+    """Whether the route renders the body as the engine does where it serves it, and there is a medium to ask for.
+
+    Of ``thinking: {"type": "disabled"}`` vLLM 0.32 makes the effort that its template knows for that where it serves
+    ``/v1/messages``, and always ``none`` where it renders.
+    """
+    chat = parsed.input
+    if not isinstance(chat, ChatInput) or parsed.route.kind not in CHATS:
+        return False
+    return not chat.thinking_disabled and can_be_asked(chat)

@@ -1,0 +1,47 @@
+"""Client write progress: bytes buffered in this process, and bytes that the client has acknowledged (TCP_INFO)."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import select
+import socket
+import struct
+import sys
+
+_ACKNOWLEDGED = struct.Struct("=120xQ")
+"""``tcpi_bytes_acked`` of Linux's ``struct tcp_info`` (linux/tcp.h, since 4.1)."""
+
+
+def unwritten(transport: asyncio.WriteTransport) -> bool:
+    """True while bytes wait to be written. Exact once the loop has had a turn since the last ``write``.
+
+    A TLS ``transport`` reports the bytes that wait to be encrypted, and nothing reports the encrypted bytes beneath it.
+    But those wait only while the socket is not writable, so a writable socket means that there are none.
+    """
+    if transport.get_write_buffer_size():
+        return True
+    return transport.get_extra_info("sslcontext") is not None and not _takes(transport)
+
+
+def _takes(transport: asyncio.WriteTransport) -> bool:
+    """The socket is writable, or is closed, or broken."""
+    look = select.poll()
+    try:
+        look.register(transport.get_extra_info("socket").fileno(), select.POLLOUT)
+    except (OSError, ValueError):
+        return True
+    return bool(look.poll(0))
+
+
+def taken_of(transport: asyncio.Transport) -> int:
+    """What tells whether the client takes anything: another number if it has since.
+
+    The bytes that its system has acknowledged, under TLS too. A system acknowledges as long as it has room, and says
+    that it has again in steps of some kilobytes: a client that reads a few bytes a second shows in these steps only.
+    """
+    if sys.platform == "linux":
+        with contextlib.suppress(OSError, struct.error):
+            found: bytes = transport.get_extra_info("socket").getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 128)
+            return int(_ACKNOWLEDGED.unpack(found)[0])
+    return transport.get_write_buffer_size()

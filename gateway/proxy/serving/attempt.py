@@ -1,0 +1,210 @@
+"""One try of a call: what is booked for it, on which endpoints, and the legs that are under way there.
+
+However it ends, ``end`` gives back all that it booked, once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from msgspec import Raw
+
+from gateway.api.body import JsonBody
+from gateway.api.field_filter import ask_report, asks_report
+from gateway.api.usage import Usage
+from gateway.core.observer import Observer
+from gateway.fleet.load.booking import BOOKING_STEP, Booking
+from gateway.framework import GENERATES, Endpoint, Plan
+from gateway.placement.placing import Placement, learn
+from gateway.proxy.serving.call import Call
+from gateway.proxy.serving.decisions import DecisionRecord
+from gateway.proxy.serving.learning import answered, compare
+from gateway.proxy.serving.prefill_result import PrefillResult
+from gateway.proxy.serving.record import outcome
+from gateway.proxy.serving.timeline import Phase, Timeline
+from gateway.proxy.upstream.legs import LegFailed, Retries
+from gateway.scheduling.scheduler import Scheduler
+
+
+@dataclass(slots=True, eq=False)
+class Attempt:
+    """``placement``: what is booked now; ``booked``: where the prompt was to be computed, for the record. ``decision``:
+    is given what became of it. ``retries``: whether there may be another attempt. ``prefill_result``: a prefill's
+    answer that is not used yet. ``sent_as``: the legs' ``x-request-id``, where it is not the call's id. ``under_way``:
+    legs that were sent and have not ended. ``extras``: the body's ``vllm_xargs``, where they are not the client's
+    alone; ``reports``: what is sent asks for a report of the blocks. ``broken``: how its answer broke off after commit.
+    ``outputs_due``: as many must have come before the ledger is updated again. ``over``: it has given all back.
+    """
+
+    call: Call
+    timeline: Timeline
+    plan: Plan
+    placement: Placement
+    decision: DecisionRecord
+    retries: Retries
+    scheduler: Scheduler
+    observer: Observer
+    prefill_result: PrefillResult | None = None
+    sent_as: str = ""
+    booked: Booking = field(init=False)
+    under_way: dict[str, Endpoint] = field(default_factory=dict)
+    extras: Mapping[str, Raw] | None = None
+    reports: bool = False
+    broken: LegFailed | None = None
+    outputs_due: int = 0
+    over: bool = False
+
+    def __post_init__(self) -> None:
+        self.booked = self.placement.computes
+        self.decision.book(self.booked)
+
+    def begin(self) -> None:
+        """It is placed: report that to those who count, and to plugins."""
+        self.timeline.attempts += 1
+        for work in (
+            self.placement.prefill,
+            self.placement.decode,
+        ):  # first: ``end`` takes them off again, whatever fails
+            if work is not None:
+                self.observer.in_flight(work.booking.endpoint.name, 1)
+        self._expect_report()
+        self.scheduler.placed(self.call.request, self.plan)
+        self.observer.planned(self.model_name, self.plan.reason)
+
+    @property
+    def model_name(self) -> str:
+        return self.call.serving.model.name
+
+    def _expect_report(self) -> None:
+        """Its client has the engine announce again what it holds of the prompt, or we do, where we cannot know it."""
+        call, endpoint = self.call, self.plan.decode
+        if not isinstance(call.body, JsonBody):
+            return
+        index = call.serving.index
+        if "vllm_xargs" in call.body.fields and asks_report(call.body.fields):
+            self.reports = True
+        # One prompt, which the engine looks up once: what each report is of must be known.
+        elif (
+            index.may_reannounce(endpoint.slot)
+            and self.plan.prefill is None
+            and call.route.kind in GENERATES
+            and call.prompt.single
+            and call.sequences == 1
+        ):
+            extras = ask_report(call.body.fields)
+            if extras is not None and index.claim_reannounce(endpoint.slot, call.keys):
+                self.extras, self.reports = extras, True
+
+    # Its legs
+
+    def sent(self, leg: str, endpoint: Endpoint) -> None:
+        """A leg (``prefill`` or ``decode``) goes out to ``endpoint``."""
+        self.under_way[leg] = endpoint
+        if self.reports:
+            self.call.serving.index.expect_report(endpoint.slot, self.call.keys)
+        self.timeline.sent()
+
+    def leg_ended(self, leg: str, result: str) -> None:
+        """A leg is over; harmless if it was before, or was never sent."""
+        if (endpoint := self.under_way.pop(leg, None)) is not None:
+            if self.reports and result != "ok":
+                self.call.serving.index.cancel_report(endpoint.slot, self.call.keys)
+            self.observer.attempted(self.model_name, endpoint.name, leg, result)
+
+    def prefilled(self, result: str, *, usage: Usage | None = None, seconds: float | None = None) -> None:
+        """The prefill leg has ended, or will not be sent; harmless if it had before.
+
+        ``seconds``: what it took, where that was the prompt's computing and nothing else.
+        """
+        self.leg_ended("prefill", result)
+        if (work := self.placement.prefilled(ok=result == "ok", seconds=seconds)) is None:
+            return
+        self.observer.in_flight(work.booking.endpoint.name, -1)
+        if seconds is not None:
+            self.timeline.prefill_time = seconds
+            self.observer.prefilled(self.model_name, seconds)
+        compare(self, work, usage)
+        work.blocks.end()
+
+    def falls_back(self, cause: str) -> None:
+        """The hand-over failed: the decode endpoint computes the prompt, from now on."""
+        self.prefilled("cancelled")
+        self.leg_ended("decode", "cancelled")
+        self.timeline.fallback = cause
+        self.placement.falls_back(self.timeline.clock.monotonic(), reported=self.call.request.stream)
+        self.booked = self.placement.computes
+        self.decision.book(self.booked)
+        self.observer.fell_back(self.model_name, cause)
+
+    # Its answer
+
+    def progressed(self, outputs: int) -> None:
+        """A stream has brought ``outputs`` events that carry output, in all."""
+        timeline = self.timeline
+        if outputs <= timeline.outputs:
+            return
+        timeline.outputs = outputs
+        if outputs < self.outputs_due:
+            return
+        if timeline.first_output_at is None:
+            timeline.first_output_at = timeline.clock.monotonic()
+            timeline.outputs_at_first = outputs
+            self.placement.decode.computed()
+        per_event = self.call.serving.model.event_tokens
+        self.placement.decode.booking.reservation.set_generated(round(outputs * per_event))
+        self.outputs_due = outputs + max(1, int(BOOKING_STEP / per_event))
+
+    def answered(self, status: int, usage: Usage | None, *, error: bool = False, apart: int = 0) -> None:
+        """The engine's answer is complete, though its client may have to read it yet: the engine is free again.
+
+        ``error``: the answer is a stream that holds an error. ``apart``: events that were counted as output and only
+        told the usage.
+        """
+        timeline = self.timeline
+        timeline.outputs -= apart
+        timeline.enter(Phase.DONE)
+        timeline.status, timeline.usage = status, usage
+        if usage is not None and usage.output_tokens is not None:
+            self.placement.decode.booking.reservation.set_generated(usage.output_tokens, exact=True)
+        if status >= 400 or error:
+            timeline.outcome = "engine_error"
+        self.conclude()
+
+    def broke(self, failure: LegFailed) -> None:
+        """After commit: the client has a part of the answer."""
+        self.broken = failure
+        self.timeline.outcome, self.timeline.error = "broken", f"{failure.cause}: {failure.detail}"
+        self.end(str(failure.cause))
+
+    # Its end
+
+    def conclude(self) -> None:
+        """Learn from what has ended well, and give back what was booked; nothing if that was done before."""
+        try:
+            if not self.over and self.timeline.outcome == "ok":
+                self._learn()
+        finally:  # a defect in what is learned must not keep a place for ever
+            self.end(self.timeline.outcome)
+
+    def _learn(self) -> None:
+        learn(self.placement, self.call.request, answered(self))
+        usage, prompt = self.timeline.usage, self.call.prompt
+        if usage is not None and usage.prompt_tokens is not None and prompt.whole and not self.timeline.by_ids:
+            self.observer.tokens_compared(self.model_name, prompt.count, usage.prompt_tokens)
+        if not self.placement.split:  # what it reports is the prefill engine's figure, which had it from there
+            compare(self, self.placement.decode, usage)
+
+    def end(self, result: str) -> None:
+        """Give back what is booked, and say how the attempt ended. Harmless if it has ended."""
+        if self.over:
+            return
+        if self.placement.prefill is not None or "prefill" in self.under_way:
+            self.prefilled("cancelled")
+        self.over = True
+        self.placement.end(ok=result == "ok")
+        self.observer.in_flight(self.plan.decode.name, -1)
+        self.leg_ended("decode", result)
+        self.decision.ended(result, self.timeline.first_output_at)
+        if self.scheduler.tells:
+            self.scheduler.settled(self.call.request, self.plan, outcome(self.timeline, result))

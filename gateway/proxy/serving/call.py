@@ -1,0 +1,65 @@
+"""What is known of a request once it is read. Frozen: what happens later is in an ``Attempt`` and a ``Timeline``.
+
+An ``Asked`` has been parsed and belongs to a model; a ``Call`` has its prompt's tokens, too, and can be placed.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from gateway.api.body import Body, JsonBody
+from gateway.api.routes import Route
+from gateway.api.settings import PassSettings
+from gateway.core.prompt import Prompt
+from gateway.framework import Endpoint, Request
+from gateway.kvcache.index.keys import BlockKeys
+from gateway.proxy.serving.model_directory import ModelRuntime
+
+NO_IDS = array("I")
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Asked:
+    """``headers``: the client's. ``sequences``: answers asked for. ``home``: URL of the only engine that can serve it;
+    empty: any may."""
+
+    id: str
+    route: Route
+    headers: Sequence[tuple[str, str]]
+    body: Body
+    serving: ModelRuntime
+    request: Request
+    sequences: int
+    home: str
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Call(Asked):
+    """``keys``: of the prompt's blocks. ``own_tokens``: as many our tokenizer made of the prompt; None: it did not."""
+
+    prompt: Prompt
+    keys: BlockKeys
+    own_tokens: int | None
+
+    @classmethod
+    def of(cls, asked: Asked, prompt: Prompt, keys: BlockKeys) -> Call:
+        own = None if prompt.own is None else len(prompt.own)
+        return cls(
+            *(asked.id, asked.route, asked.headers, asked.body, asked.serving, asked.request),
+            *(asked.sequences, asked.home, prompt, keys, own),
+        )
+
+    def exact_on(self, endpoint: Endpoint) -> bool:
+        """Whether the prompt's ids are those that the engine at ``endpoint`` makes of it."""
+        return self.prompt.exact and endpoint.name not in self.prompt.differing
+
+    def without_prompt(self) -> Call:
+        """The same, once its answer has begun, which may take an hour: the prompt's counts and keys are left."""
+        self.request.token_ids = NO_IDS
+        prompt = replace(self.prompt, ids=NO_IDS, own=None, media=())
+        return replace(self, headers=(), body=NO_BODY, prompt=prompt)
+
+
+NO_BODY = JsonBody(b"{}", PassSettings())

@@ -1,0 +1,35 @@
+"""A store that both engines have (vLLM's ExampleConnector, MooncakeStoreConnector, an offload tier that is shared): the
+prefill engine writes the KV there, the decode engine finds it by its tokens. No parameters.
+"""
+
+from __future__ import annotations
+
+from gateway.api.body import JsonBody
+from gateway.framework import Kind
+from gateway.proxy.serving.connectors.contract import HandoverFailed, Pair
+from gateway.proxy.serving.connectors.one_token import one_token
+
+
+class SharedStorage:
+    at_once = False
+    alone = True
+
+    async def open(self, pair: Pair) -> SharedStorageTransfer:
+        return SharedStorageTransfer(pair)
+
+
+class SharedStorageTransfer:
+    lease: float | None = None
+    noticed = True
+
+    def __init__(self, pair: Pair) -> None:
+        self._kind = pair.kind
+
+    def prefill(self, body: JsonBody) -> JsonBody:
+        if self._kind is Kind.MESSAGES and "thinking" in body.fields:
+            # vLLM refuses a budget of thinking above the one token, unless the leg bears parameters.
+            raise HandoverFailed("thinking")
+        return one_token(body, self._kind)
+
+    def decode(self, body: JsonBody, answer: bytes) -> JsonBody:
+        return body

@@ -1,0 +1,83 @@
+"""One request from its head to its end: who owns what it holds.
+
+Whatever happens, ``settle`` gives everything back exactly once: the permit, the memory, what the last attempt booked.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from gateway.api.routes import Route
+from gateway.core.observer import Observer
+from gateway.errors import GatewayError
+from gateway.flow.admission import Permit
+from gateway.proxy.extras.token_audit import Questions
+from gateway.proxy.memory import Share
+from gateway.proxy.serving.attempt import Attempt
+from gateway.proxy.serving.call import Asked, Call
+from gateway.proxy.serving.decisions import DecisionRecord
+from gateway.proxy.serving.record import line
+from gateway.proxy.serving.timeline import Timeline
+
+
+@dataclass(slots=True, eq=False)
+class Exchange:
+    """``share``: of the memory for bodies. ``asked``: a ``Call`` once it is tokenized. ``decision``, ``attempt``: the
+    last ones. ``questions``: to an engine, once it is settled. None before there is one."""
+
+    id: str
+    route: Route
+    timeline: Timeline
+    share: Share
+    observer: Observer
+    asked: Asked | None = None
+    permit: Permit | None = None
+    decision: DecisionRecord | None = None
+    attempt: Attempt | None = None
+    questions: Questions | None = None
+    _settled: bool = field(default=False, repr=False)
+
+    @property
+    def model_name(self) -> str:
+        """Empty where it is not known which."""
+        return "" if self.asked is None else self.asked.serving.model.name
+
+    @property
+    def call(self) -> Call:
+        """What is asked, with its tokens. Raises ValueError before it has been tokenized."""
+        if not isinstance(self.asked, Call):
+            raise ValueError("the request has not been tokenized")
+        return self.asked
+
+    def forget_prompt(self) -> None:
+        """Its answer has begun and may take an hour: nothing keeps its body and its ids any more."""
+        self.asked = light = self.call.without_prompt()
+        if self.attempt is not None:
+            self.attempt.call, self.attempt.extras = light, None
+        self.share.release()
+
+    def failed(self, error: GatewayError) -> None:
+        self.timeline.failed(error)
+
+    def cancelled(self) -> None:
+        """The client went away: 499 is what nginx logs for it. That its answer had broken before stays."""
+        if self.attempt is None or self.attempt.broken is None:
+            self.timeline.status, self.timeline.outcome = 499, "cancelled"
+        self.observer.disconnected(self.model_name, str(self.timeline.phase))
+
+    def settle(self) -> None:
+        """Release, learn, count; once."""
+        if self._settled:
+            return
+        self._settled = True
+        try:
+            if self.attempt is not None:
+                self.attempt.conclude()
+        finally:
+            self.share.release()
+            if self.permit is not None:
+                self.permit.release()
+            settled = line(self)
+            if self.decision is not None:
+                self.decision.settled = settled
+            self.observer.settled(settled)

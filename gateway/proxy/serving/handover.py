@@ -1,0 +1,309 @@
+"""Split requests, prefill on one engine and decode on another: sends both legs until an answer commits.
+
+Rules: the decode leg gets the KV transfer parameters whole or not at all. Parameters that were sent once are spent,
+since their blocks may belong to another request by then. If anything fails on the way, the decode endpoint computes the
+prompt itself, unless the plan is strict.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Coroutine, Mapping
+from random import Random
+from typing import Any
+
+from gateway.api.body import JsonBody
+from gateway.api.usage import read_usage
+from gateway.core.log_limit import LogLimit, left_out
+from gateway.core.observer import Observer
+from gateway.core.tasks import TaskSet
+from gateway.errors import GatewayError, PluginFailed, UpstreamError, UpstreamTimeout
+from gateway.fleet.fleet import Fleet
+from gateway.framework import Clock, Endpoint
+from gateway.proxy.serving.attempt import Attempt
+from gateway.proxy.serving.bootstrap import Bootstrap, Unreachable
+from gateway.proxy.serving.connectors import Connector, HandoverFailed, Pair, Transfer, connectors
+from gateway.proxy.serving.forward import Forwarder
+from gateway.proxy.serving.prefill_result import PrefillResult
+from gateway.proxy.serving.timeline import Phase
+from gateway.proxy.settings import TimeoutSettings
+from gateway.proxy.upstream.commit import Committed
+from gateway.proxy.upstream.legs import Cause, DeferredError, LegFailed
+
+log = logging.getLogger("kvgate.handover")
+
+LOOK = 1.0
+"""Seconds between two looks at the engines of a hand-over that is under way: what they show comes from scrapes, which
+are as far apart by default."""
+
+SILENT = frozenset({"timeout", "connect"})
+"""Reasons for which an engine is down without a word. One whose process is gone is noticed by who fetches from it."""
+
+OURS = frozenset({401, 403, 408, 429})
+"""A prefill engine's refusals that are not the client's doing: its key is the gateway's, and so is its load."""
+
+IDS = 100_000
+"""Ids of hand-overs that are remembered: minutes of them, and longer than any engine keeps a request's KV."""
+
+FETCHED = 10.0
+"""Seconds after which a fetch counts as done if the prefill engine was well all the while: it takes a tenth of them,
+and an unstreamed answer that is half written shall not be thrown away."""
+
+
+class Handover:
+    """Carries split plans out. Holds no state of any request: an ``Attempt`` does.
+
+    ``after``: whose place it takes, under other settings: its ids are taken, and its legs are this one's to close.
+    """
+
+    def __init__(
+        self,
+        *,
+        forwarder: Forwarder,
+        fleet: Fleet,
+        timeouts: TimeoutSettings,
+        clock: Clock,
+        observer: Observer,
+        random: Random,
+        after: Handover | None = None,
+    ) -> None:
+        self._forwarder = forwarder
+        self._bootstrap: Bootstrap = Bootstrap() if after is None else after._bootstrap
+        self._fleet = fleet
+        self._timeouts = timeouts
+        self._clock = clock
+        self._observer = observer
+        self._random = random
+        self._often = LogLimit(clock)
+        self._ids: dict[str, None] = {} if after is None else after._ids
+        self._tasks: TaskSet = TaskSet() if after is None else after._tasks
+        self._connectors: Mapping[str, Connector] = connectors(self._fetch, clock.monotonic, random)
+
+    async def close(self) -> None:
+        """End the legs that no answer waits for any more."""
+        await self._tasks.close()
+        await self._bootstrap.close()
+
+    async def commit(self, attempt: Attempt) -> Committed:
+        """Send both legs of the plan. Raises LegFailed of the decode leg; GatewayError where a strict plan fails."""
+        plan, body = attempt.plan, attempt.call.body
+        assert plan.prefill is not None
+        assert isinstance(body, JsonBody)
+        connector = self._connectors.get(plan.connector)
+        if connector is None:
+            raise PluginFailed(f"the handler planned the connector {plan.connector!r}, which there is not")
+        if attempt.prefill_result is None:
+            attempt.sent_as = self._unused(attempt.call.id)
+        try:
+            if plan.prefill.engine.spared and connector.alone and not plan.strict:
+                # Better computed elsewhere at once than by who may keep it waiting.
+                raise HandoverFailed("prefill-down", plan.prefill.engine.down_reason)
+            with self._fleet.lending(plan.prefill):
+                if connector.at_once:
+                    return await self._at_once(connector, attempt, plan.prefill, body)
+                return await self._in_turn(connector, attempt, plan.prefill, body)
+        except HandoverFailed as failure:
+            names = plan.prefill.name, plan.decode.name
+            if (count := self._often.admit(*names, failure.cause)) is not None:
+                text = "request %s: no hand-over from %s to %s: %s%s"
+                log.info(text, attempt.call.id, *names, failure, left_out(count))
+            if plan.strict:
+                raise _error(failure) from failure
+            leg = failure.__cause__
+            if not connector.alone:
+                # Another pair may cure it.
+                raise (leg if isinstance(leg, LegFailed) else _error(failure)) from failure
+            if isinstance(leg, LegFailed):
+                attempt.retries.cured(leg)
+            attempt.falls_back(failure.cause)
+        _require_up(plan.decode)
+        return await self._forwarder.forward(attempt, plan.decode, body)
+
+    async def _in_turn(self, connector: Connector, attempt: Attempt, prefill: Endpoint, body: JsonBody) -> Committed:
+        prefill_result = attempt.prefill_result
+        if prefill_result is None:
+            transfer = await connector.open(self._pair(attempt, prefill))
+            attempt.timeline.enter(Phase.PREFILL)
+            pauses = self._fleet.pauses
+            lost = pauses.lost()
+            try:
+                answered = await self._prefill(attempt, prefill, transfer.prefill(body), alone=True)
+            except HandoverFailed:
+                attempt.timeline.enter(Phase.BEFORE_COMMIT)
+                raise
+            attempt.timeline.enter(Phase.BEFORE_COMMIT)
+            if answered.status != 200:
+                return answered
+            # The engine's lease may have begun when we were not there to read its answer.
+            at = pauses.now() - (pauses.lost() - lost)
+            prefill_result = attempt.prefill_result = PrefillResult(prefill, transfer, answered.data, at)
+        _require_up(attempt.plan.decode)
+        leg = prefill_result.transfer.decode(body, prefill_result.answer)
+        if (lease := prefill_result.transfer.lease) is not None:
+            if self._fleet.pauses.now() - prefill_result.at > lease:
+                raise HandoverFailed("expired", f"the prefill ended more than {lease:g} s ago")
+            if prefill.engine.down_reason:
+                raise HandoverFailed("prefill-down", prefill.engine.down_reason)
+        try:
+            if lease is None:
+                committed = await self._decode(attempt, attempt.plan.decode, leg)
+            else:
+                fetch = self._start(self._decode(attempt, attempt.plan.decode, leg), attempt)
+                committed = await self._watched(fetch, attempt, prefill_result.transfer)
+        except LegFailed as failure:
+            if failure.cause.sent:
+                attempt.prefill_result = None
+            raise
+        attempt.prefill_result = None
+        return committed
+
+    async def _at_once(self, connector: Connector, attempt: Attempt, prefill: Endpoint, body: JsonBody) -> Committed:
+        transfer = await connector.open(self._pair(attempt, prefill))
+        # The decode leg's first: should its connection be refused at once, no engine computes for nothing.
+        second = self._start(self._decode(attempt, attempt.plan.decode, transfer.decode(body, b"")), attempt)
+        first = self._start(self._prefill(attempt, prefill, transfer.prefill(body), alone=False), attempt)
+        committed: Committed | None = None
+        try:
+            await asyncio.wait((first, second), return_when=asyncio.FIRST_COMPLETED)
+            if not second.done() and (answered := first.result()).status != 200:
+                return answered
+            committed = await self._watched(second, attempt, transfer)
+            return committed
+        finally:
+            # Whichever is still on its way waits for the other, which is gone; but one that has begun to hand its KV
+            # to an answer that goes to the client may finish.
+            if committed is not None and not first.done():
+                committed.accompany(first)
+            else:
+                await _end(first, second, keep=committed)
+            if committed is None:
+                attempt.leg_ended("decode", "cancelled")
+
+    async def _prefill(self, attempt: Attempt, endpoint: Endpoint, body: JsonBody, *, alone: bool) -> Committed:
+        """The prefill leg's whole answer: a 200, or a 4xx, which is the client's. Raises HandoverFailed.
+
+        ``alone``: nothing but the prompt's computing is in its time.
+        """
+        began = self._clock.monotonic()
+        try:
+            limit = self._timeouts.prefill
+            answered = await self._forwarder.forward(attempt, endpoint, body, name="prefill", head=limit, total=limit)
+        except LegFailed as failure:
+            attempt.prefilled(failure.result)
+            raise HandoverFailed(f"prefill-{failure.cause}", failure.detail) from failure
+        with answered:
+            if 400 <= answered.status <= 499 and answered.status not in OURS:
+                attempt.prefilled("engine_error")
+                return answered
+            if answered.status != 200 or answered.events is not None:
+                attempt.prefilled("engine_error")
+                if answered.status == 200:
+                    raise HandoverFailed("prefill-malformed", "a stream, where none was asked for")
+                raise HandoverFailed("prefill-status", f"HTTP {answered.status}") from _error_of(answered)
+            seconds = self._clock.monotonic() - began
+            attempt.prefilled(
+                "ok", usage=read_usage(answered.data, attempt.call.route.kind), seconds=seconds if alone else None
+            )
+            return answered
+
+    async def _decode(self, attempt: Attempt, endpoint: Endpoint, body: JsonBody) -> Committed:
+        """The decode leg that fetches its KV. Raises LegFailed, or HandoverFailed where it may be cured without."""
+        began = self._clock.monotonic()
+        # The head of an unstreamed answer comes after its last token: only a stream shows in time that it is stuck.
+        head = min(self._timeouts.handover, self._timeouts.head) if attempt.call.request.stream else None
+        try:
+            committed = await self._forwarder.forward(attempt, endpoint, body, head=head, until_output=True)
+        except LegFailed as failure:
+            if attempt.call.request.stream and failure.cause in (Cause.HEAD_TIMEOUT, Cause.IDLE_TIMEOUT):
+                raise HandoverFailed("decode-stuck", failure.detail) from failure
+            if failure.announced:
+                raise HandoverFailed("decode-error", failure.detail) from failure
+            raise
+        if committed.failed:
+            attempt.leg_ended("decode", "engine_error")
+            with committed:
+                raise HandoverFailed("decode-error", f"HTTP {committed.status}") from _error_of(committed)
+        if committed.status == 200:
+            self._observer.handed_over(attempt.model_name, self._clock.monotonic() - began)
+        return committed
+
+    async def _watched(self, leg: asyncio.Task[Committed], attempt: Attempt, transfer: Transfer) -> Committed:
+        """A decode leg that fetches, ended where its KV will not come: the prefill engine stands still (or is gone,
+        where that is not ``noticed``), and the decode engine, asked after that was seen, is fetching still. vLLM waits
+        for such an engine without an end.
+
+        Raises as ``_decode``.
+        """
+        prefill, decode = attempt.plan.prefill, attempt.plan.decode
+        assert prefill is not None
+        began = self._clock.monotonic()
+        committed: Committed | None = None
+        down_at: float | None = None
+        try:
+            while not (await asyncio.wait((leg,), timeout=LOOK))[0]:
+                down = prefill.engine.down_reason and (not transfer.noticed or prefill.engine.down_reason in SILENT)
+                if not down:
+                    down_at = None
+                elif down_at is None:
+                    down_at = self._clock.monotonic()
+                # What a decode engine fetches may be another request's: an answer that may be half written goes on.
+                elif (
+                    (attempt.call.request.stream or began > (prefill.metrics.at or 0.0) - FETCHED)
+                    and (decode.metrics.at or 0.0) > down_at
+                    and decode.metrics.fetches
+                ):
+                    raise HandoverFailed("prefill-down", f"{prefill.engine.down_reason}, while its KV was fetched")
+            committed = leg.result()
+            return committed
+        finally:
+            if committed is None:
+                await _end(leg, keep=None)
+
+    def _unused(self, name: str) -> str:
+        """An id under which no hand-over was made lately: engines that push KV find a request's by its id, and clients
+        give several requests the same."""
+        if name in self._ids:
+            name = f"{name}-{self._random.getrandbits(64):016x}"
+        self._ids[name] = None
+        if len(self._ids) > IDS:
+            del self._ids[next(iter(self._ids))]
+        return name
+
+    def _start(self, leg: Coroutine[Any, Any, Committed], attempt: Attempt) -> asyncio.Task[Committed]:
+        return self._tasks.start(leg, name=f"leg of {attempt.call.id}", awaited=True)
+
+    def _pair(self, attempt: Attempt, prefill: Endpoint) -> Pair:
+        return Pair(attempt.call.route.kind, prefill, attempt.plan.decode, self._fleet.bootstrap_port(prefill))
+
+    async def _fetch(self, url: str) -> bytes:
+        try:
+            return await self._bootstrap.ask(url, self._timeouts.connect)
+        except Unreachable as error:
+            raise HandoverFailed("bootstrap", str(error)) from error
+
+
+async def _end(*legs: asyncio.Task[Committed], keep: Committed | None) -> None:
+    """Cancel what is still on its way, wait until it is gone, and close what came nevertheless, but ``keep``."""
+    for leg in legs:
+        leg.cancel()
+    for result in await asyncio.gather(*legs, return_exceptions=True):
+        if isinstance(result, Committed) and result is not keep:
+            result.answer.abort()
+
+
+def _require_up(endpoint: Endpoint) -> None:
+    """Raises LegFailed where the engine went down since it was chosen: the request is placed anew."""
+    if not endpoint.engine.up:
+        raise LegFailed(Cause.REFUSED, endpoint, f"it is down: {endpoint.engine.down_reason}")
+
+
+def _error_of(answered: Committed) -> LegFailed:
+    """An engine's own error, or its stream that holds nothing else, as what another endpoint may better."""
+    held = DeferredError(answered.status, answered.headers, answered.data)
+    return LegFailed(Cause.STATUS, answered.answer.endpoint, f"HTTP {answered.status}", held)
+
+
+def _error(failure: HandoverFailed) -> GatewayError:
+    kind = UpstreamTimeout if failure.cause.endswith(("timeout", "stuck")) else UpstreamError
+    return kind(f"the hand-over between the prefill and the decode engine failed ({failure.cause})")

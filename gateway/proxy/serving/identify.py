@@ -1,0 +1,79 @@
+"""From what a body says to a ``Request`` and its block keys. Shared by the director and ``kvgate explain``."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from hashlib import blake2b
+
+from gateway.api.parse import Parsed
+from gateway.api.session import read_session
+from gateway.api.slo import read_slo
+from gateway.core.prompt import Prompt
+from gateway.errors import ClientError
+from gateway.framework import Request
+from gateway.kvcache.index.keys import BlockKeys
+from gateway.proxy.serving.model_directory import ModelDirectory, ModelRuntime
+
+KEYS = frozenset({"authorization", "x-api-key"})
+
+
+def identify(
+    parsed: Parsed,
+    directory: ModelDirectory,
+    *,
+    request_id: str,
+    arrived: float,
+    headers: Mapping[str, str],
+    cookie: str = "",
+) -> tuple[ModelRuntime, Request]:
+    """The model that ``parsed`` means, and the request without its tokens. ``headers``: what plugins may see of them.
+    ``cookie``: the Cookie header, of which they see no more than the session.
+
+    Raises NotFound for an unknown model, ClientError where none is named and there are several, or a header is wrong.
+    """
+    name = parsed.model or directory.only
+    if name is None:
+        raise ClientError("The body must name a model: GET /v1/models lists what there is.", param="model")
+    serving, adapter = directory.find(name)
+    expected = serving.model.expected_output
+    request = Request(
+        id=request_id,
+        model=serving.model,
+        kind=parsed.route.kind,
+        arrived=arrived,
+        adapter=adapter,
+        stream=parsed.stream,
+        max_tokens=parsed.max_tokens,
+        expected_output=parsed.n * (min(expected, parsed.max_tokens) if parsed.max_tokens else expected),
+        cache_salt=parsed.cache_salt,
+        priority=parsed.priority,
+        session=read_session(parsed.session, headers, cookie, serving.session),
+        indivisible=parsed.indivisible,
+        headers=headers,
+        slo=read_slo(headers, serving.slo),
+    )
+    return serving, request
+
+
+def client_of(headers: Sequence[tuple[str, str]], address: str | None) -> str:
+    """A name for whose request it is: by the key that it sends, which here or in front of us is checked, else by its
+    ``address``. Names nothing that a log must not hold."""
+    for name, value in headers:
+        if name.lower() in KEYS:
+            return blake2b(value.encode("utf-8", "surrogateescape"), digest_size=16).hexdigest()
+    return address or ""
+
+
+def tokenized(serving: ModelRuntime, request: Request, prompt: Prompt) -> BlockKeys:
+    """Enter the tokens into ``request``; returns the keys of their blocks."""
+    request.token_ids, request.prompt_tokens, request.exact = prompt.ids, prompt.count, prompt.whole
+    return serving.index.keys(
+        prompt.ids,
+        prompt.count,
+        prompt.exact,
+        request.adapter,
+        request.cache_salt,
+        prompt.media,
+        whole=prompt.whole,
+        differing=prompt.differing,
+    )

@@ -1,0 +1,161 @@
+"""The names that clients use: models, aliases and adapters, and what serves each."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Sequence, Set
+from dataclasses import dataclass, field
+from typing import Any
+
+from gateway.api.settings import SessionSettings, SloSettings
+from gateway.errors import NoEndpoint, NotFound
+from gateway.fleet.fleet import Fleet
+from gateway.flow.admission import Admission
+from gateway.framework import Endpoint, Model, Request, Role
+from gateway.kvcache.index.cache_index import CacheIndex
+from gateway.proxy.extras.response_affinity import kept_at
+from gateway.proxy.upstream.legs import RetryBudget
+from gateway.tokens.tokenizer import ModelTokens
+
+NO_ENDPOINT_RETRY = 2.0
+"""Seconds in ``Retry-After`` when every endpoint failed a request: about one scrape and one back-off."""
+
+NOT_TRIED: frozenset[int] = frozenset()
+
+
+@dataclass(frozen=True, slots=True)
+class ModelRuntime:
+    """A model and what is its own in each room."""
+
+    model: Model
+    tokens: ModelTokens
+    index: CacheIndex
+    admission: Admission
+    budget: RetryBudget
+    slo: SloSettings = field(default_factory=SloSettings)
+    session: SessionSettings = field(default_factory=SessionSettings)
+
+
+class ModelDirectory:
+    """Finds what a name stands for. Adapters come and go with what the engines report."""
+
+    def __init__(self, servings: Sequence[ModelRuntime], fleet: Fleet, created: float) -> None:
+        """``created``: seconds since the epoch, of every entry of ``entries``."""
+        self._created = int(created)
+        self._servings = servings
+        self._fleet = fleet
+        self._last: dict[str, Sequence[Endpoint]] = {}
+        self._names = {name: s for s in servings for name in (s.model.name, *s.model.aliases)}
+
+    def find(self, name: str) -> tuple[ModelRuntime, str | None]:
+        """The model of ``name`` and, if the name is an adapter's, the adapter. Raises NotFound."""
+        serving = self._names.get(name)
+        if serving is not None:
+            return serving, None
+        for serving in self._servings:
+            if name in self._fleet.adapters(serving.model):
+                return serving, name
+        nearest = difflib.get_close_matches(name[:128], self._names, n=1)
+        hint = f"; the nearest is {nearest[0]!r}" if nearest else "; GET /v1/models lists what there is"
+        raise NotFound(f"The model {name[:128]!r} does not exist{hint}.", param="model")
+
+    @property
+    def only(self) -> str | None:
+        """The one model's name if there is just one: what a body that names none is meant for."""
+        return self._servings[0].model.name if len(self._servings) == 1 else None
+
+    @property
+    def servings(self) -> Sequence[ModelRuntime]:
+        return self._servings
+
+    def candidates(self, model: Model, adapter: str | None, *, draining: bool = False) -> Sequence[Endpoint]:
+        """Endpoints of ``model`` that could serve it; with an adapter, those whose engine has it loaded. ``draining``:
+        also those that are out of use."""
+        endpoints = self._fleet.endpoints(model) or self._last.get(model.name, ())
+        if adapter is None and (draining or not [1 for endpoint in endpoints if endpoint.draining]):
+            return endpoints
+        return [
+            endpoint
+            for endpoint in endpoints
+            if (draining or not endpoint.draining) and (adapter is None or adapter in endpoint.engine.served)
+        ]
+
+    def eligible(self, request: Request, home: str = "", failed_on: Set[int] = NOT_TRIED) -> Sequence[Endpoint]:
+        """The endpoints on which ``request`` may be placed, before any filter.
+
+        ``home``: the URL of the only engine that can serve it; empty: any may. ``failed_on``: slots that failed it.
+
+        Raises NoEndpoint.
+        """
+        model = request.model
+        endpoints = self.candidates(model, request.adapter, draining=request.bound)
+        if home:
+            endpoints = kept_at(home, endpoints)
+        if failed_on:
+            endpoints = [endpoint for endpoint in endpoints if endpoint.slot not in failed_on]
+        if not endpoints:
+            drained = not failed_on and any(one.draining for one in self._fleet.endpoints(model))
+            why = "may be used: what could serve it is draining" if drained else "is left to try"
+            raise NoEndpoint(f"No endpoint of model {model.name!r} {why}.", retry_after=NO_ENDPOINT_RETRY)
+        return endpoints
+
+    def room(self, model: Model) -> int | None:
+        """The longest context, in tokens, of an engine of ``model``; None where one does not tell its own."""
+        longest = 0
+        for endpoint in self._fleet.endpoints(model):
+            served = endpoint.engine.served.get(self._fleet.served_name(endpoint, model))
+            if served is None or served.max_model_len is None:
+                return None
+            longest = max(longest, served.max_model_len)
+        return longest or None
+
+    def outlive(self, model: Model) -> None:
+        """``model`` goes: requests that began before may still be placed where it is served now."""
+        self._last.setdefault(model.name, tuple(self._fleet.endpoints(model)))
+
+    def entries(self) -> list[dict[str, Any]]:
+        """What ``GET /v1/models`` lists: every name that ``find`` finds, with what the engines say of it."""
+        entries: list[dict[str, Any]] = []
+        for serving in self._servings:
+            model = serving.model
+            served = [
+                engine_model
+                for endpoint in self._fleet.endpoints(model)
+                if (engine_model := endpoint.engine.served.get(self._fleet.served_name(endpoint, model)))
+            ]
+            lengths = [m.max_model_len for m in served if m.max_model_len is not None]
+            shortest = min(lengths) if lengths else None
+            root = next((m.root for m in served if m.root), None)
+            own = {"created": self._created, "max_model_len": shortest}
+            entries.append({"id": model.name, "root": root, **own})
+            entries += [{"id": name, "root": model.name, **own} for name in model.aliases]
+            entries += [
+                {"id": name, "root": adapter.root, "parent": model.name, **own}
+                for name, adapter in self._fleet.adapters(model).items()
+                if name not in self._names
+            ]
+        return entries
+
+    def readiness(self) -> dict[str, dict[str, Any]]:
+        """Per model: endpoints in all, and those usable now, with the reason of the others; how its prompts become
+        tokens, and why not exactly; the share of its last prompts that were exact; which endpoints make other tokens
+        of them."""
+        report = {}
+        for serving in self._servings:
+            endpoints = self._fleet.endpoints(serving.model)
+            usable = [e for e in endpoints if e.engine.up and not e.draining]
+            answering = [e for e in usable if e.role != Role.PREFILL]
+            report[serving.model.name] = {
+                "ready": bool(answering),
+                "tokens": serving.tokens.state,
+                "exact": serving.tokens.share,
+                "differing": {
+                    name: "; ".join(map(str, why)) for name, why in serving.tokens.parity.differences.items()
+                },
+                "endpoints": len(endpoints),
+                "usable": len(usable),
+                "unusable": {
+                    e.name: "draining" if e.engine.up else e.engine.down_reason for e in endpoints if e not in usable
+                },
+            }
+        return report

@@ -1,0 +1,115 @@
+"""What was seen of a request: when what came, how much, and how it ended. And the phases that it goes through."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+
+from gateway.api.usage import Usage
+from gateway.errors import GatewayError
+from gateway.framework import Clock
+
+
+class Phase(StrEnum):
+    """Where a request is; the value is a metric's label when its client leaves."""
+
+    RECEIVING = "receiving"
+    QUEUED = "queued"
+    TOKENIZING = "tokenizing"
+    BEFORE_COMMIT = "before-commit"
+    PREFILL = "prefill"
+    STREAMING = "streaming"
+    DONE = "done"
+
+
+NEXT: Mapping[Phase, frozenset[Phase]] = {
+    Phase.RECEIVING: frozenset({Phase.QUEUED, Phase.TOKENIZING}),
+    Phase.QUEUED: frozenset({Phase.TOKENIZING}),
+    Phase.TOKENIZING: frozenset({Phase.BEFORE_COMMIT}),
+    Phase.BEFORE_COMMIT: frozenset({Phase.PREFILL, Phase.STREAMING, Phase.DONE}),
+    Phase.PREFILL: frozenset({Phase.BEFORE_COMMIT}),
+    Phase.STREAMING: frozenset({Phase.DONE}),
+    Phase.DONE: frozenset(),
+}
+"""Which phases may follow each. In any of them a request may end: refused, failed, or left by its client. A leg that
+fails and is made again elsewhere stays in ``before-commit``."""
+
+
+@dataclass(slots=True, eq=False)
+class Timeline:
+    """Times are of ``clock.monotonic()``, None until they happen.
+
+    ``attempts``: placements. ``prefill_time``: seconds of a separate prefill. ``fallback``: why a planned hand-over did
+    not happen. ``by_ids``: an engine got our ids instead of the prompt's text, so that its count is ours. ``outputs``:
+    events of a stream that carry output; ``outputs_at_first``: as many came with the first.
+    """
+
+    clock: Clock
+    arrived: float
+    phase: Phase = Phase.RECEIVING
+    received_at: float | None = None
+    queue_wait: float = 0.0
+    attempts: int = 0
+    sent_at: float | None = None
+    prefill_time: float | None = None
+    fallback: str = ""
+    by_ids: bool = False
+    first_output_at: float | None = None
+    outputs: int = 0
+    outputs_at_first: int = 0
+    usage: Usage | None = None
+    status: int = 0
+    outcome: str = "ok"
+    error: str | None = None
+
+    def enter(self, phase: Phase) -> None:
+        """Raises ValueError where ``phase`` cannot follow the present one: a defect of ours."""
+        if phase not in NEXT[self.phase]:
+            raise ValueError(f"a request that is {self.phase} cannot be {phase} next")
+        self.phase = phase
+
+    def received(self) -> None:
+        self.received_at = self.clock.monotonic()
+
+    def sent(self) -> None:
+        """A leg goes out: the first one ends our own time before any engine had the request."""
+        if self.sent_at is None:
+            self.sent_at = self.clock.monotonic()
+
+    def failed(self, error: GatewayError) -> None:
+        self.status, self.outcome, self.error = error.status, error.outcome, error.message
+
+    @property
+    def duration(self) -> float:
+        """Seconds since its arrival."""
+        return self.clock.monotonic() - self.arrived
+
+    @property
+    def overhead(self) -> float:
+        """Seconds of our own before a leg went out: without the body's way and the queue."""
+        if self.sent_at is None:
+            return 0.0
+        ready_at = self.received_at if self.received_at is not None else self.arrived
+        return max(0.0, self.sent_at - ready_at - self.queue_wait)
+
+    @property
+    def ttft(self) -> float | None:
+        """Seconds from arrival to the first event that carries output; None where nothing was streamed."""
+        return None if self.first_output_at is None else self.first_output_at - self.arrived
+
+    @property
+    def outputs_since_first(self) -> int:
+        """Events that carry output behind the first; 0 where they are too few to tell the time between two of them.
+
+        Those that came together with the first are not counted: an engine or a proxy that was held up hands over many
+        at once, and nothing can be told of the time between them.
+        """
+        since = self.outputs - self.outputs_at_first
+        return since if self.first_output_at is not None and since > 1 else 0
+
+    @property
+    def output_tokens(self) -> int | None:
+        if self.usage is not None and self.usage.output_tokens is not None:
+            return self.usage.output_tokens
+        return self.outputs or None

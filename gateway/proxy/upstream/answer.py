@@ -1,0 +1,275 @@
+"""An engine's answer, from its head to its end.
+
+Until it is committed it is read (``chunk``, ``read``), since it may have to be thrown away. After that it flows
+(``flow``): each part goes to the sink within the call that brought it. Every failure is a ``LegFailed``.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from types import TracebackType
+from typing import Protocol, Self
+
+from gateway.api.encoding import encoding_of
+from gateway.framework import Endpoint
+from gateway.proxy.memory import Share
+from gateway.proxy.settings import TimeoutSettings
+from gateway.proxy.upstream.deadlines import Deadlines
+from gateway.proxy.upstream.legs import Cause, LegFailed
+
+MAX_ANSWER = 256 * 1024 * 1024
+"""Bytes of an unstreamed answer that are held until it is complete: 16 times the largest batch of embeddings that vLLM
+gives at its defaults."""
+
+
+SMALL = 64 * 1024
+"""Bytes of an unstreamed answer that are not counted: most answers are no longer, and 4,096 of them are what one of
+the largest is."""
+
+
+class Sink(Protocol):
+    """Who is given a body as it comes."""
+
+    def part(self, data: bytes) -> None:
+        """More of it: not empty, and not the last."""
+
+    def end(self, data: bytes) -> None:
+        """The last of it, which may be empty."""
+
+
+class Source(Protocol):
+    """What an answer comes from: a connection."""
+
+    def pause(self) -> None: ...
+    def resume(self) -> None: ...
+    def abort(self) -> None: ...
+
+
+class Answer:
+    """A context manager that leaves no connection behind.
+
+    ``status``, ``headers``: of its head, 0 and empty before; names in lower case. ``encoding``: how its body is
+    compressed, empty for not at all. ``connect_seconds``: the round trip of making the connection; None if one was
+    reused. ``wordless``: the connection ended before a byte came. ``unread``: and by a reset, so that nobody had read
+    the request: the end of a connection from which all was read is a FIN.
+    """
+
+    def __init__(self, endpoint: Endpoint, timeouts: TimeoutSettings, share: Share | None = None) -> None:
+        """``share``: of what is held, to which a body that is read whole is added; None: it is not counted."""
+        self.endpoint = endpoint
+        self.status = 0
+        self.headers: list[tuple[str, str]] = []
+        self.is_event_stream = False
+        self.encoding = ""
+        self.connect_seconds: float | None = None
+        self.wordless = False
+        self.unread = False
+        self._loop = asyncio.get_running_loop()
+        self.deadlines = Deadlines(timeouts, self._loop)
+        self._source: Source | None = None
+        self._waiter: asyncio.Future[None] | None = None
+        self._parts: list[bytes] = []
+        self._size = 0
+        self._whole = False
+        self._share = share
+        self._uncounted = 0
+        self._waits = False  # for room, and comes no further
+        self._sink: Sink | None = None
+        self._done = False
+        self._failure: Exception | None = None
+
+    # For whom it is
+
+    async def head(self, source: Source) -> None:
+        """Wait until ``status`` and ``headers`` are known. Raises LegFailed."""
+        self._source = source
+        self.deadlines.begin(self._expired)
+        while not self.status and self._failure is None:
+            await self._more()
+        if not self.status:
+            self._raise()
+        # A 101 would tell the client to speak another protocol from here on, a 3xx send it to the engine's own address.
+        if not (200 <= self.status <= 299 or 400 <= self.status <= 599):
+            self.abort()
+            raise LegFailed(Cause.GARBAGE, self.endpoint, f"HTTP status {self.status}")
+
+    async def chunk(self) -> bytes:
+        """What has come since, empty at the end. Raises LegFailed."""
+        while not self._parts:
+            if self._failure is not None:
+                self._raise()
+            if self._done:
+                return b""
+            await self._more()
+        return self._taken()
+
+    async def read(self) -> bytes:
+        """All of the body, which is held until ``abort``. Raises LegFailed, also when it is longer than MAX_ANSWER, or
+        there is no room for it."""
+        self._whole = True
+        self._hold(sum(map(len, self._parts)))
+        await self._ended()
+        return self._taken()
+
+    async def flow(self, sink: Sink) -> None:
+        """Give ``sink`` all that is still to come, as it comes; return at the end. Raises LegFailed."""
+        if self._done:
+            sink.end(self._taken())
+            return
+        if self._parts:
+            sink.part(self._taken())
+        self._sink = sink
+        try:
+            await self._ended()
+        finally:
+            self._sink = None  # which knows this answer: neither shall wait for the garbage collector
+
+    def committed(self) -> None:
+        """The first event came: from here on only the idle and the total timeout count."""
+        self.deadlines.committed()
+
+    def pause(self) -> None:
+        """Nothing shall come until ``resume``: whom it is for has enough. Harmless at any time."""
+        if self._source is not None:
+            self.deadlines.pause()
+            self._source.pause()
+
+    def resume(self) -> None:
+        if self._source is not None:
+            self.deadlines.resume()
+            self._source.resume()
+
+    def abort(self, failure: Exception | None = None) -> None:
+        """Close the connection unless the answer is complete, which tells the engine to stop.
+
+        ``failure``: is raised where the rest is waited for.
+        """
+        source, self._source = self._source, None
+        self.deadlines.end()
+        if self._share is not None:
+            self._share.release()
+        if source is not None:
+            source.abort()
+        if not self._done and failure is not None:
+            self._fail(failure)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        self.abort()
+
+    # What the connection tells
+
+    def begin(self, status: int, headers: list[tuple[bytes, bytes]]) -> None:
+        self.status = status
+        self.deadlines.answered()
+        self.headers = decoded = []
+        for raw_name, raw_value in headers:
+            name, value = raw_name.decode("latin-1").lower(), raw_value.decode("latin-1")
+            decoded.append((name, value))
+            if name == "content-type":
+                self.is_event_stream = "text/event-stream" in value.lower()
+            elif name == "content-encoding":
+                self.encoding = encoding_of(decoded)
+        self._wake()
+
+    def part(self, data: bytes) -> None:
+        """More of the body: not empty, and not the last."""
+        if self._sink is not None:
+            try:
+                self._sink.part(data)
+            except Exception as error:
+                self.abort(error)  # else who waits for the end would wait for ever
+            return
+        self._parts.append(data)
+        if not self._whole:
+            self._wake()
+            return
+        self._hold(len(data))
+
+    def end(self, data: bytes) -> None:
+        """The last of the body, which may be empty; the connection is not this answer's any more."""
+        self._source = None
+        self.deadlines.end()
+        if self._sink is not None:
+            try:
+                self._sink.end(data)
+            except Exception as error:
+                self._failure = error
+        elif data:
+            self._parts.append(data)
+            if self._whole and self._share is not None:
+                self._share.keep(len(data))
+        self._done = True
+        self._wake()
+
+    def fail(self, cause: Cause, detail: str) -> None:
+        """It ends here; its connection is closed already."""
+        self._source = None
+        self.deadlines.end()
+        self._fail(LegFailed(cause, self.endpoint, detail))
+
+    # Its own
+
+    def _hold(self, size: int) -> None:
+        """``size`` bytes more are held. Where there is no room, the engine is not read on until there is."""
+        self._size += size
+        self._uncounted += size
+        if self._size > MAX_ANSWER:
+            self.abort(LegFailed(Cause.GARBAGE, self.endpoint, f"an unstreamed answer of over {MAX_ANSWER} bytes"))
+        elif self._size > SMALL and self._share is not None and not self._waits:
+            wanted, self._uncounted = self._uncounted, 0
+            self._waits = True
+            if self._share.grow(wanted, self._told):
+                self._waits = False
+            elif self._waits:
+                self.pause()
+
+    def _told(self, granted: bool) -> None:
+        self._waits = False
+        if not granted:
+            self.abort(LegFailed(Cause.FULL, self.endpoint, "there was no room for its answer"))
+            return
+        if self._uncounted:
+            self._hold(0)
+        if not self._waits:
+            self.resume()
+
+    async def _ended(self) -> None:
+        """Wait until it is complete. Raises what ended it otherwise."""
+        while not self._done and self._failure is None:
+            await self._more()
+        if self._failure is not None:
+            self._raise()
+
+    async def _more(self) -> None:
+        """Wait until something has changed."""
+        self._waiter = self._loop.create_future()
+        try:
+            await self._waiter
+        finally:
+            self._waiter = None
+
+    def _wake(self) -> None:
+        if self._waiter is not None and not self._waiter.done():
+            self._waiter.set_result(None)
+
+    def _taken(self) -> bytes:
+        parts = self._parts
+        self._parts = []
+        return parts[0] if len(parts) == 1 else b"".join(parts)
+
+    def _fail(self, failure: Exception) -> None:
+        if self._failure is None:
+            self._failure = failure
+        self._wake()
+
+    def _expired(self, cause: Cause) -> None:
+        failure = LegFailed(cause, self.endpoint, str(cause))
+        failure.waited = self.deadlines.waited(cause)
+        self.abort(failure)
+
+    def _raise(self) -> None:
+        assert self._failure is not None
+        raise self._failure

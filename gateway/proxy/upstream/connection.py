@@ -1,0 +1,239 @@
+"""One connection to an engine: HTTP/1.1 over a transport, one request at a time, its answer parsed by llhttp.
+
+Nothing here waits: each chunk is passed to the ``Answer`` within the call that brought it, so it goes from the engine's
+socket to the client's without a task in between.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+from typing import cast
+
+from httptools import HttpParserError, HttpParserUpgrade, HttpResponseParser
+
+from gateway.proxy.upstream.answer import Answer
+from gateway.proxy.upstream.legs import Cause
+
+MAX_HEAD = 128 * 1024
+"""Bytes of an answer's head: twice what is taken of a client's, and llhttp itself has no limit."""
+
+FRAMING = frozenset({b"content-length", b"transfer-encoding"})
+"""An answer without either goes on until its connection ends."""
+
+PIECE = 256 * 1024
+"""Bytes of a body that are written at once: TLS encrypts them within the call, in about 0.1 ms."""
+
+
+class Connection(asyncio.Protocol):
+    """``free`` is called with the connection when its answer is complete and it can take another request.
+
+    ``reused``: it has served an earlier request. ``idle_since``: ``loop.time()`` of when that was complete.
+    ``connect_seconds``: what it took to make.
+    """
+
+    def __init__(self, free: Callable[[Connection], None]) -> None:
+        self.reused = False
+        self.idle_since = 0.0
+        self.connect_seconds = 0.0
+        self._free = free
+        self._now = asyncio.get_running_loop().time
+        self._transport: asyncio.Transport | None = None
+        self._answer: Answer | None = None
+        # Of the request
+        self._rest = memoryview(b"")
+        self._full = False
+        # Of the answer
+        self._headers: list[tuple[bytes, bytes]] = []
+        self._codings: list[bytes] = []
+        self._silent = 0
+        self._in_body = False
+        self._framed = False
+        self._paused = False
+        self._parts: list[bytes] = []
+        self._complete = False
+        self._keep = False
+        # What llhttp tells of a body needs no look of ours: it is called once for each part of a stream.
+        self.on_body = self._parts.append
+        self._parser = HttpResponseParser(self)
+
+    @property
+    def usable(self) -> bool:
+        """It can take a request, as far as can be told before the engine has said something to it."""
+        return self._transport is not None and self._answer is None and not self._transport.is_closing()
+
+    def send(self, head: bytes, body: bytes, answer: Answer) -> None:
+        """Send a request; what comes back is told to ``answer``. Only where it is ``usable``."""
+        assert self._transport is not None
+        self._answer = answer
+        answer.connect_seconds = None if self.reused else self.connect_seconds
+        self._headers, self._codings, self._silent = [], [], 0
+        self._in_body = self._framed = self._complete = False
+        if len(body) <= PIECE:
+            self._transport.write(head + body)  # one segment where it fits: two would be two system calls
+            return
+        self._transport.write(head)
+        self._rest = memoryview(body)
+        self._write()
+
+    def pause(self) -> None:
+        """Read no more, so that the engine's connection fills up; until ``resume``."""
+        if self._transport is not None and not self._paused:
+            self._paused = True
+            self._transport.pause_reading()
+
+    def resume(self) -> None:
+        if self._transport is not None and self._paused:
+            self._paused = False
+            self._transport.resume_reading()
+
+    def abort(self) -> None:
+        """Close at once, which is how vLLM learns to stop. Its answer hears nothing more."""
+        self._answer = None
+        self._rest = memoryview(b"")
+        if self._transport is not None:
+            self._transport.abort()
+
+    # What asyncio tells
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = cast(asyncio.Transport, transport)  # uvloop's is no subclass
+
+    def data_received(self, data: bytes) -> None:
+        answer = self._answer
+        if answer is None:  # said by an engine that was not asked
+            self.abort()
+            return
+        answer.deadlines.progress = self._now()
+        broken = ""
+        try:
+            self._parser.feed_data(data)
+        except HttpParserUpgrade:
+            broken = "it changes to another protocol"
+        except HttpParserError as error:
+            broken = str(error)
+        body = self._body()
+        if self._complete:
+            self._keep = self._keep and not broken
+            self._end()
+            answer.end(body)
+            return
+        if body:
+            self._silent = 0
+            answer.part(body)
+        else:
+            self._silent += len(data)
+            if self._silent > MAX_HEAD:
+                broken = f"more than {MAX_HEAD} bytes of headers"
+        if broken:
+            self._break(Cause.GARBAGE, broken)
+
+    def connection_lost(self, error: Exception | None) -> None:
+        self._transport = None
+        answer, self._answer = self._answer, None
+        if answer is None:
+            return
+        if error is None and self._in_body and not self._framed:
+            answer.end(b"")  # an answer whose end is the connection's
+            return
+        answer.wordless = not self._in_body and not self._silent
+        answer.unread = answer.wordless and isinstance(error, ConnectionResetError | BrokenPipeError)
+        answer.fail(Cause.DIED, "the engine closed the connection" if error is None else _named(error))
+
+    def pause_writing(self) -> None:
+        self._full = True
+
+    def resume_writing(self) -> None:
+        self._full = False
+        self._write()
+
+    # What llhttp tells, within data_received
+
+    def on_message_begin(self) -> None:
+        if self._complete:
+            raise ValueError("more than was asked for: who knows whose answer it is")
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        if self._in_body:
+            return  # a trailer: the head has gone on, and none of them is known to a client of vLLM
+        self._headers.append((name, value))
+        if (lowered := name.lower()) in FRAMING:
+            self._framed = True
+            if lowered == b"transfer-encoding":
+                self._codings.append(value.strip().lower())
+
+    def on_headers_complete(self) -> None:
+        status = self._parser.get_status_code()
+        if self._complete or self._answer is None:
+            return
+        if status < 200 and status != 101:
+            # "continue", "early hints": the answer is yet to come
+            self._headers, self._codings, self._framed = [], [], False
+            return
+        if sum(len(name) + len(value) for name, value in self._headers) > MAX_HEAD:
+            raise ValueError(f"more than {MAX_HEAD} bytes of headers")
+        if self._codings and self._codings != [b"chunked"]:
+            raise ValueError("a transfer coding that was not asked for")  # llhttp would leave it in the body
+        self._in_body = True
+        self._answer.begin(status, self._headers)
+
+    def on_message_complete(self) -> None:
+        if self._in_body and not self._complete:
+            self._complete = True
+            self._keep = self._parser.should_keep_alive()  # llhttp has forgotten it once feed_data returns
+
+    # Its own
+
+    def _body(self) -> bytes:
+        """What has come of it."""
+        parts = self._parts
+        if len(parts) == 1:
+            return parts.pop()
+        body = b"".join(parts)
+        parts.clear()
+        return body
+
+    def _write(self) -> None:
+        while self._rest and not self._full and self._transport is not None:
+            piece, self._rest = self._rest[:PIECE], self._rest[PIECE:]
+            self._transport.write(piece)
+
+    def _end(self) -> None:
+        """The answer is complete: be free for another request, or close."""
+        self._answer = None
+        transport = self._transport
+        if transport is None:
+            return
+        if self._rest or transport.get_write_buffer_size():
+            # An engine that answers before it has read the request may take what is left of it for the next one; one
+            # that never reads it would keep a connection that is closed politely for ever.
+            self.abort()
+        elif self._keep and not transport.is_closing():
+            self.resume()
+            self.reused = True
+            self._free(self)
+        else:
+            transport.close()
+
+    def _break(self, cause: Cause, detail: str) -> None:
+        answer = self._answer
+        self.abort()
+        if answer is not None:
+            answer.fail(cause, detail)
+
+
+def encode_head(method: str, path: str, authority: str, headers: Sequence[tuple[str, str]], length: int) -> bytes:
+    """A request's head. ``headers``: but for framing and Host, their bytes beyond ASCII as aiohttp gives them.
+
+    Raises ValueError if one holds a line break: it would be another header, or another request.
+    """
+    lines = [f"{method} {path} HTTP/1.1", f"Host: {authority}", f"Content-Length: {length}"]
+    lines += [f"{name}: {value}" for name, value in headers]
+    head = "\r\n".join(lines)
+    if head.count("\n") >= len(lines) or head.count("\r") >= len(lines):
+        raise ValueError("a header of a leg holds a line break")
+    return head.encode("utf-8", "surrogateescape") + b"\r\n\r\n"
+
+
+def _named(error: Exception) -> str:
+    return f"{type(error).__name__}: {error}"

@@ -1,0 +1,93 @@
+"""Head, idle and total timeouts of one answer, on one timer.
+
+When the timer fires it checks whether there was progress, so a chunk costs one clock reading. A timer that fires late,
+because this process was stopped or held up, checks once more: bytes that arrived meanwhile are read from the sockets
+first.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from math import inf
+
+from gateway.core.pauses import LATE, TURN
+from gateway.proxy.settings import TimeoutSettings
+from gateway.proxy.upstream.legs import Cause
+
+
+class Deadlines:
+    """Calls back at most once, with the timeout that ended the answer.
+
+    ``progress``: ``loop.time()`` when bytes last arrived; the connection sets it. The head timeout counts until
+    ``committed``, since comments before a stream's first event are no answer. The idle timeout counts after that, since
+    a long prefill is not idle.
+    """
+
+    def __init__(self, timeouts: TimeoutSettings, loop: asyncio.AbstractEventLoop) -> None:
+        self._timeouts = timeouts
+        self._loop = loop
+        self._timer: asyncio.TimerHandle | None = None
+        self.progress = 0.0
+        self._began = 0.0
+        self._answered = False
+        self._committed = False
+        self._paused = False
+
+    def begin(self, expired: Callable[[Cause], None]) -> None:
+        """``expired``: whom to call. Only the timer knows it, so that an answer that has ended is no cycle."""
+        self._began = self.progress = now = self._loop.time()
+        self._arm(expired, now, now + min(self._timeouts.head, self._timeouts.total))
+
+    def answered(self) -> None:
+        """The head came."""
+        self._answered = True
+
+    def committed(self) -> None:
+        self._committed = True
+        self.progress = self._loop.time()
+
+    def pause(self) -> None:
+        """The engine is kept from going on, and cannot be idle."""
+        self._paused = True
+
+    def resume(self) -> None:
+        self._paused = False
+        self.progress = self._loop.time()
+
+    def end(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+    def waited(self, cause: Cause) -> float:
+        """Seconds since something came, of the idle timeout; else since the request was sent."""
+        return self._loop.time() - (self.progress if cause is Cause.IDLE_TIMEOUT else self._began)
+
+    def _next(self) -> tuple[float, Cause]:
+        """The next time at which a timeout would end the answer if nothing arrives, and which timeout it is."""
+        total = self._began + self._timeouts.total, Cause.TOTAL_TIMEOUT
+        if not self._committed:
+            head = self._began + self._timeouts.head
+            # Both are the same for a leg that has one limit: what was waited for then gives it its name.
+            return total if total[0] < head or (total[0] == head and self._answered) else (head, Cause.HEAD_TIMEOUT)
+        if self._paused:
+            return total
+        return min(total, (self.progress + self._timeouts.idle, Cause.IDLE_TIMEOUT))
+
+    def _arm(self, expired: Callable[[Cause], None], now: float, at: float) -> None:
+        # Not later than ``idle`` from now, which may be what counts by then.
+        due = min(at, now + self._timeouts.idle)
+        self._timer = self._loop.call_at(due, self._look, expired, due)
+
+    def _look(self, expired: Callable[[Cause], None], due: float) -> None:
+        now = self._loop.time()
+        at, cause = self._next()
+        if at > now:
+            self._arm(expired, now, at)
+            return
+        if now - due > LATE:
+            self._timer = self._loop.call_at(now + TURN, self._look, expired, inf)
+            return
+        self._timer = None
+        expired(cause)

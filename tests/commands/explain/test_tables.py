@@ -1,0 +1,73 @@
+"""The sentences of an account: where a request would go, and why whole."""
+
+from __future__ import annotations
+
+from io import StringIO
+from typing import Any
+
+import pytest
+from rich.console import Console
+
+from gateway.commands.explain.tables import show_account
+
+WHOLE: dict[str, Any] = {"decode": "d", "prefill": None, "reason": "single", "new_tokens": 40, "costs": {}}
+SPLIT = {**WHOLE, "prefill": "p", "reason": "split", "connector": "nixl", "strict": True}
+
+
+def shown(plan: dict[str, Any] | None, **changes: Any) -> str:
+    account: dict[str, Any] = {
+        "model": "m",
+        "handler": "split",
+        "exact": True,
+        "tokens": "exact",
+        "prompt_tokens": 100,
+        "error": None,
+    }
+    account |= {"endpoints": [], "profiles": [], "left_out": [], "plan": plan} | changes
+    console = Console(file=StringIO(), width=240)
+    show_account(console, account)
+    assert isinstance(console.file, StringIO)
+    return console.file.getvalue()
+
+
+def test_an_estimate_says_why_and_what_is_true_of_the_model() -> None:
+    state = "exact for 93 % of prompts, else media"
+    said = shown(WHOLE, exact=False, estimated="media", tokens=state)
+    assert f"this prompt is estimated: media; the model's tokens: {state}\n" in said
+    assert f"the model's tokens: {state}\n" in shown(WHOLE, estimated=None, tokens=state)
+    assert "the model's tokens" not in shown(WHOLE)
+
+
+@pytest.mark.parametrize(
+    ("reason", "said"),
+    [
+        ("single", "it would go to d\n"),
+        (
+            "cheaper-whole",
+            "it would go to d, whole: cheaper-whole, alone it costs less than with a prefill anywhere else",
+        ),
+        ("short", "whole: short, the 40 tokens that it would have to compute are too few to split"),
+        ("version", "whole: version, none of those that could prefill runs an unknown version too"),
+        ("no-prefill-endpoint", "whole: no-prefill-endpoint, none that is usable pairs with it"),
+        ("beam-search", "whole: beam-search\n"),
+        ("anothers", "whole: anothers\n"),
+    ],
+)
+def test_each_reason_has_its_sentence(reason, said) -> None:
+    assert said in shown({**WHOLE, "reason": reason})
+
+
+def test_a_split_names_both_and_what_it_was_compared_with() -> None:
+    text = shown({**SPLIT, "costs": {"split": 0.25, "whole": 1.0}})
+    assert (
+        "it would go to two: prefill on p, decode on d, which would have to compute 40 tokens; by nixl, strictly"
+        in text
+    )
+    assert "compared: split 0.2500 s, whole 1.0000 s" in text
+
+
+def test_what_could_not_be_placed_says_why_and_who_was_left_out() -> None:
+    text = shown(None, error={"message": "no [endpoint]"}, left_out=[{"endpoint": "e[1]", "why": "drains"}])
+    assert "no [endpoint]\n" in text
+    assert "left out: e[1] drains" in text
+    assert "would go" not in text

@@ -1,0 +1,101 @@
+"""Runs side by side are the runs one after the other; a run that fails ends all."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import dataclasses
+import multiprocessing
+import os
+import signal
+import sys
+from pathlib import Path
+
+import pytest
+
+from gateway.commands.replay.cell import Cell
+from gateway.commands.replay.compare import Job, run
+from gateway.commands.replay.groups import Shape
+from gateway.commands.replay.kinds import kinds
+from gateway.commands.replay.policies import load_policy
+from gateway.commands.replay.sources import GroupsSource, TraceSource
+from gateway.commands.replay.statistics import Summary
+from gateway.errors import ConfigError
+from tests.support.wait import eventually
+
+EXCERPT = Path(__file__).parents[2] / "data" / "replay" / "mooncake_conversation.jsonl"
+CELL = Cell(TraceSource(EXCERPT, first=60), fleet=kinds("2 x 70b-tp4"), speed=0.5)
+JOBS = [Job(CELL, load_policy(name), seed) for name in ("default", "round-robin") for seed in (1, 2)]
+
+
+class Seen:
+    def __init__(self) -> None:
+        self.shares: dict[int, list[float]] = {}
+        self.ended: list[int] = []
+
+    def moved(self, job: int, share: float) -> None:
+        self.shares.setdefault(job, []).append(share)
+
+    def done(self, job: int, summary: Summary) -> None:
+        self.ended.append(job)
+
+
+def without_time(summaries: list[Summary]) -> list[Summary]:
+    return [dataclasses.replace(one, cpu_seconds=0.0) for one in summaries]
+
+
+def test_processes_give_what_one_gives_in_the_jobs_order() -> None:
+    alone, beside = Seen(), Seen()
+    expected = run(JOBS, watcher=alone)
+    assert without_time(run(JOBS, processes=2, watcher=beside)) == without_time(expected)
+    assert [(one.policy, one.seed) for one in expected] == [
+        ("default", 1), ("default", 2), ("round-robin", 1), ("round-robin", 2),
+    ]  # fmt: skip
+    assert all(one.requests == 60 for one in expected)
+    assert alone.ended == [0, 1, 2, 3]
+    assert sorted(beside.ended) == [0, 1, 2, 3]
+    for shares in alone.shares.values():
+        assert shares == sorted(shares)
+        assert 0 < shares[0] <= shares[-1] <= 1
+
+
+def test_a_seed_changes_the_run_and_a_policy_too() -> None:
+    one, other, robin, _ = (summary.values for summary in run(JOBS))
+    assert one != other
+    assert one != robin
+
+
+@pytest.mark.parametrize("processes", [1, 2])
+def test_what_a_run_raises_is_raised_and_nothing_is_left(processes) -> None:
+    # A prompt that no engine's memory can hold.
+    too_long = Cell(GroupsSource(Shape(groups=1, users=1, rounds=1, own=1_000_000)), fleet=kinds("70b-tp4"), speed=1.0)
+    with pytest.raises(ConfigError):
+        run([Job(too_long, load_policy("default"), 1), *JOBS], processes=processes)
+    assert multiprocessing.active_children() == []
+
+
+def session(leader: int) -> int:
+    """Processes of a session, zombies not counted."""
+    found = 0
+    for path in Path("/proc").glob("[0-9]*/stat"):
+        with contextlib.suppress(OSError):  # ended since
+            state, _, _, its = path.read_text().rpartition(")")[2].split()[:4]
+            found += its == str(leader) and state != "Z"
+    return found
+
+
+async def test_workers_end_with_a_parent_that_is_killed() -> None:
+    parent = await asyncio.create_subprocess_exec(
+        sys.executable, "-m", "gateway.cli", "replay", "groups", "--rounds", "50", "--speed", "2",
+        "--policies", "default,random", "--jobs", "2",
+        cwd=Path(__file__).parents[3], stderr=asyncio.subprocess.DEVNULL, start_new_session=True,
+    )  # fmt: skip
+    try:
+        # With it and the tracker of its semaphores.
+        await eventually(lambda: session(parent.pid) >= 4, "its workers run", within=60)
+        parent.kill()
+        await parent.wait()
+        await eventually(lambda: session(parent.pid) == 0, "nobody is left", within=60)
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(parent.pid, signal.SIGKILL)

@@ -1,0 +1,149 @@
+"""A request is decided, booked, learned from and given back: the ledgers and the index hold nothing of it then."""
+
+from __future__ import annotations
+
+from array import array
+from random import Random
+
+import pytest
+
+from gateway.config.build import build_scheduler
+from gateway.config.load import loads
+from gateway.core.observer import NULL_OBSERVER
+from gateway.errors import NoEndpoint
+from gateway.fleet.fleet import Fleet
+from gateway.fleet.settings import EndpointSettings, FleetSettings
+from gateway.framework import Context, Endpoint, Kind, ManualClock, Model, Plan, Request
+from gateway.kvcache.index.cache_index import CacheIndex
+from gateway.kvcache.index.keys import BlockKeys
+from gateway.kvcache.settings import CacheSettings
+from gateway.placement.placing import Answered, Placement, book, decide, learn
+from gateway.scheduling.trace import Trace
+
+IDS = array("I", range(3200))
+ONE = "models: [{name: m, endpoints: [{url: 'http://e1:1'}, {url: 'http://e2:1'}]}]"
+
+
+class Apart:
+    """A handler that computes each prompt on the second endpoint and answers on the first."""
+
+    def plan(self, request, endpoints, run) -> Plan:
+        return Plan(endpoints[0], endpoints[1], "split", "nixl")
+
+
+class Scene:
+    def __init__(self) -> None:
+        self.clock, chance, self.model = ManualClock(), Random(1), Model("m", expected_output=100.0)
+        entries = [EndpointSettings(f"http://e{number}:1") for number in (1, 2)]
+        self.fleet = Fleet([(self.model, entries)], FleetSettings(), self.clock, NULL_OBSERVER, chance)
+        self.endpoints = self.fleet.endpoints(self.model)
+        self.index = CacheIndex(CacheSettings(), "m", self.clock, NULL_OBSERVER)
+        for endpoint in self.endpoints:
+            endpoint.engine.up = True
+            self.index.add(endpoint, events=True)
+            self.index.set_complete(endpoint.slot)
+        self.scheduler = build_scheduler(loads(ONE, {}), lambda name: Context(name, self.clock, chance))
+        self.keys: BlockKeys = self.index.keys(IDS, len(IDS), True, None, None)
+
+    def request(self, *, stream: bool = True, kind: Kind = Kind.CHAT) -> Request:
+        return Request("r", self.model, kind, self.clock.now, stream=stream, token_ids=IDS, prompt_tokens=len(IDS))
+
+    def decide(self, request: Request, trace: Trace | None = None, one_leg: str = "") -> Plan:
+        return decide(request, self.keys, self.endpoints, self.index, self.scheduler, trace, one_leg=one_leg)
+
+    def book(self, request: Request, plan: Plan, *, prefilled: bool = False) -> Placement:
+        now = self.clock.now
+        return book(request, self.keys, plan, self.fleet, self.index, now, prefilled=prefilled)
+
+    def load(self, endpoint: Endpoint) -> tuple[int, int, int]:
+        ledger = self.fleet.ledger(endpoint)
+        return ledger.requests, ledger.prefill_tokens, ledger.kv_tokens
+
+
+def test_two_that_are_decided_one_after_the_other_see_each_other() -> None:
+    scene = Scene()
+    first = scene.request()
+    placement = scene.book(first, scene.decide(first))
+    assert scene.load(placement.plan.decode) == (1, len(IDS), len(IDS))
+    other = scene.request()
+    other.token_ids = array("I", range(5000, 8200))
+    keys = scene.index.keys(other.token_ids, len(IDS), True, None, None)
+    plan = decide(other, keys, scene.endpoints, scene.index, scene.scheduler)
+    assert plan.decode is not placement.plan.decode, "the first one's work is in the way"
+    alike = scene.request()
+    assert scene.decide(alike).decode is placement.plan.decode, "it will hold the same prompt"
+    assert alike.matches[placement.plan.decode.slot].expected_hit == len(IDS) - 16, "but for its last block"
+    placement.end(ok=False)
+    assert scene.load(placement.plan.decode) == (0, 0, 0)
+    assert scene.index.blocks == 0, "what was predicted does not come"
+
+
+@pytest.mark.parametrize("one_leg", ["", "form"])
+def test_a_prompt_is_computed_apart_unless_it_must_not_be(one_leg: str) -> None:
+    scene = Scene()
+    scene.scheduler.handlers = {scene.model.handler: Apart()}
+    request, trace = scene.request(), Trace()
+    plan = scene.decide(request, trace, one_leg)
+    assert trace.handler == scene.model.handler
+    assert (plan.prefill is None, plan.reason) == ((True, "form") if one_leg else (False, "split"))
+    placement = scene.book(request, plan)
+    assert placement.computes.endpoint is (plan.decode if one_leg else scene.endpoints[1])
+    assert placement.split is not bool(one_leg)
+    loads = [scene.load(endpoint)[1] for endpoint in scene.endpoints]
+    assert loads == ([len(IDS), 0] if one_leg else [0, len(IDS)])
+
+
+def test_a_prefill_ends_once_and_a_hand_over_that_fails_books_the_prompt_where_the_answer_is() -> None:
+    scene = Scene()
+    request = scene.request()
+    plan = Plan(*scene.endpoints, "split", "nixl")
+    placement = scene.book(request, plan)
+    scene.clock.now = 1.0
+    work = placement.prefilled(ok=True, seconds=1.0)
+    assert work is not None
+    assert placement.prefilled(ok=True) is None
+    work.blocks.end()
+    assert scene.load(scene.endpoints[1]) == (0, 0, 0)
+    placement.falls_back(scene.clock.now, reported=True)
+    assert (placement.split, placement.computes) == (False, placement.decode.booking)
+    assert scene.load(scene.endpoints[0]) == (1, len(IDS), len(IDS))
+    placement.end(ok=True)
+    again = scene.book(scene.request(), plan, prefilled=True)
+    assert [scene.load(endpoint)[:2] for endpoint in scene.endpoints] == [(1, 0), (0, 0)]
+    again.end(ok=True)
+
+
+@pytest.mark.parametrize("stream", [True, False])
+def test_a_whole_answer_teaches_the_pace_and_the_length(stream: bool) -> None:
+    scene = Scene()
+    request = scene.request(stream=stream)
+    placement = scene.book(request, scene.decide(request))
+    cost = placement.decode.booking.cost
+    before = cost.prefill_scale, cost.step_scale
+    scene.clock.now = 60.0
+    seen = Answered(60.0, events=50, first_at=20.0, later=49, tokens=200) if stream else Answered(60.0, tokens=200)
+    for _ in range(20):
+        learn(placement, request, seen)
+    assert scene.model.expected_output > 100.0
+    assert (scene.model.event_tokens > 1.0) is stream
+    assert (cost.prefill_scale, cost.step_scale) != before
+    placement.end(ok=True)
+
+
+def test_what_generates_nothing_teaches_no_length() -> None:
+    scene = Scene()
+    request = scene.request(stream=False, kind=Kind.EMBEDDING)
+    placement = scene.book(request, scene.decide(request))
+    learn(placement, request, Answered(1.0))
+    assert scene.model.expected_output == 100.0
+    placement.end(ok=True)
+
+
+def test_where_no_endpoint_is_left_the_trace_says_what_was_tried() -> None:
+    scene = Scene()
+    for endpoint in scene.endpoints:
+        endpoint.engine.up = False
+    trace = Trace()
+    with pytest.raises(NoEndpoint):
+        scene.decide(scene.request(), trace)
+    assert [step.name for step in trace.profiles] == ["default"]

@@ -1,0 +1,374 @@
+"""What client.py leans on in aiohttp, which promises none of it: a new version is taken only with these green."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator, Awaitable, Callable
+
+import pytest
+from aiohttp import web
+
+from gateway.proxy.http.client import AT_ONCE, TOGETHER, ClientAnswer, ClientConnection, Outbox
+from gateway.proxy.http.write_progress import taken_of
+from tests.support.wait import eventually
+
+Handler = Callable[[web.BaseRequest], Awaitable[web.StreamResponse]]
+OUTBOX = Outbox()
+GET = b"GET / HTTP/1.1\r\nHost: x\r\n\r\n"
+
+
+class Server(web.Server):
+    def __call__(self) -> web.RequestHandler:
+        return ClientConnection(self, outbox=OUTBOX, loop=asyncio.get_running_loop())
+
+
+@contextlib.asynccontextmanager
+async def connected(handler: Handler) -> AsyncIterator[tuple[asyncio.StreamReader, asyncio.StreamWriter]]:
+    """A raw connection to a server whose requests ``handler`` answers."""
+    runner = web.ServerRunner(Server(handler, handler_cancellation=True), handle_signals=False, shutdown_timeout=1.0)
+    await runner.setup()
+    await web.TCPSite(runner, "127.0.0.1", 0).start()
+    reader, writer = await asyncio.open_connection(*runner.addresses[0][:2], limit=1024)
+    try:
+        yield reader, writer
+    finally:
+        writer.transport.abort()
+        await runner.cleanup()
+
+
+async def head_of(reader: asyncio.StreamReader) -> list[bytes]:
+    return (await reader.readuntil(b"\r\n\r\n")).lower().split(b"\r\n")[:-2]
+
+
+async def test_nothing_is_written_but_what_we_write_and_the_connection_goes_on():
+    async def handle(http: web.BaseRequest) -> web.StreamResponse:
+        client = ClientAnswer(http, 201, [("content-type", "text/plain")], length=4)
+        client.send(b"abcd", last=True)
+        return client
+
+    async with connected(handle) as (reader, writer):
+        for _ in range(3):
+            writer.write(GET)
+            head = await head_of(reader)
+            assert head[0] == b"http/1.1 201 created"
+            assert [line.partition(b":")[0] for line in head[1:]] == [b"content-type", b"content-length", b"date"]
+            assert await reader.readexactly(4) == b"abcd"
+        writer.write_eof()
+        assert await reader.read() == b"", "nothing behind the last answer"
+
+
+async def test_a_pipelined_request_is_begun_only_when_the_answer_before_it_is_done():
+    order: list[str] = []
+    go_on = asyncio.Event()
+
+    async def handle(http: web.BaseRequest) -> web.StreamResponse:
+        order.append(f"begins {http.path}")
+        client = ClientAnswer(http, 200, [], length=None)
+        client.send(http.path.encode(), last=False)
+        await go_on.wait()
+        client.send(b".", last=True)
+        order.append(f"ends {http.path}")
+        return client
+
+    async with connected(handle) as (reader, writer):
+        writer.write(b"".join(GET.replace(b"/ ", b"/%d " % number) for number in range(3)))
+        await eventually(lambda: order == ["begins /0"], "the first is begun")
+        await head_of(reader)
+        assert await reader.readuntil(b"/0\r\n") == b"2\r\n/0\r\n"
+        assert order == ["begins /0"]
+        go_on.set()
+        await reader.readuntil(b"/2\r\n1\r\n.\r\n0\r\n\r\n")
+        assert order == [f"{word} /{number}" for number in range(3) for word in ("begins", "ends")]
+
+
+async def test_a_client_that_leaves_cancels_the_handler():
+    ended = asyncio.Event()
+
+    async def handle(http: web.BaseRequest) -> web.StreamResponse:
+        client = ClientAnswer(http, 200, [], length=None)
+        client.send(b"abc", last=False)
+        try:
+            await asyncio.Event().wait()
+        except asyncio.CancelledError:
+            ended.set()
+            raise
+        return client
+
+    async with connected(handle) as (reader, writer):
+        writer.write(GET)
+        await reader.readuntil(b"abc\r\n")
+        writer.transport.abort()
+        await asyncio.wait_for(ended.wait(), 10)
+
+
+async def test_a_client_that_takes_nothing_is_told_of_and_so_is_its_coming_back():
+    told: list[str] = []
+
+    async def handle(http: web.BaseRequest) -> web.StreamResponse:
+        client = ClientAnswer(http, 200, [], length=None)
+        while not client.full:
+            client.send(bytes(100_000), last=False)
+            await asyncio.sleep(0)
+        told.append("full")
+        await client.taken(60)
+        told.append("taken")
+        client.send(b"", last=True)
+        return client
+
+    async with connected(handle) as (reader, writer):
+        writer.write(GET)
+        await eventually(lambda: told == ["full"], "its buffers are full")
+        size = len(await reader.readuntil(b"\r\n\r\n"))
+        while told == ["full"]:
+            size += len(await reader.read(65536))
+        writer.write_eof()
+        while part := await reader.read(65536):
+            size += len(part)
+        assert told == ["full", "taken"]
+        assert size > 100_000
+
+
+async def test_nothing_taken_in_time_is_a_timeout_and_slow_is_not():
+    slow, outcome = asyncio.Event(), []
+
+    async def handle(http: web.BaseRequest) -> web.StreamResponse:
+        client = ClientAnswer(http, 200, [], length=None)
+        while not client.full:
+            client.send(bytes(1_000_000), last=False)
+            await asyncio.sleep(0)
+        slow.set()
+        try:
+            await client.taken(0.5)
+        except TimeoutError:
+            outcome.append("gone")
+        client.cut()
+        return client
+
+    async with connected(handle) as (reader, writer):
+        writer.write(GET)
+        await slow.wait()
+        await eventually(lambda: outcome == ["gone"], "nothing was taken for half a second")
+        with contextlib.suppress(ConnectionError):
+            assert b"\r\n0\r\n\r\n" not in (await reader.read(-1))[-16:], "the end says that something lacks"
+
+
+@pytest.mark.parametrize(
+    ("request_head", "length", "kept", "framing"),
+    [
+        (b"GET / HTTP/1.1\r\nHost: x\r\n\r\n", 3, True, [b"content-length: 3"]),
+        (b"GET / HTTP/1.1\r\nHost: x\r\n\r\n", None, True, [b"transfer-encoding: chunked"]),
+        (
+            b"GET / HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n",
+            3,
+            False,
+            [b"content-length: 3", b"connection: close"],
+        ),
+        (b"GET / HTTP/1.0\r\n\r\n", 3, False, [b"content-length: 3", b"connection: close"]),
+        (
+            b"GET / HTTP/1.0\r\nConnection: keep-alive\r\n\r\n",
+            3,
+            True,
+            [b"content-length: 3", b"connection: keep-alive"],
+        ),
+        (b"GET / HTTP/1.0\r\nConnection: keep-alive\r\n\r\n", None, False, [b"connection: close"]),
+    ],
+)
+async def test_framing_is_what_the_client_can_read(request_head, length, kept, framing):
+    async def handle(http: web.BaseRequest) -> web.StreamResponse:
+        client = ClientAnswer(http, 200, [], length=length)
+        client.send(b"abc", last=True)
+        return client
+
+    async with connected(handle) as (reader, writer):
+        writer.write(request_head)
+        head = await head_of(reader)
+        assert head[0] == b"http/1.%d 200 ok" % (b"HTTP/1.1" in request_head)
+        assert [line for line in head[1:] if not line.startswith(b"date")] == framing
+        body = b"3\r\nabc\r\n0\r\n\r\n" if b"transfer-encoding: chunked" in framing else b"abc"
+        assert await reader.readexactly(len(body)) == body
+        if kept:
+            writer.write(GET)
+            await head_of(reader)
+        else:
+            assert await reader.read() == b""
+
+
+async def test_an_answer_without_content_says_no_length():
+    async def handle(http: web.BaseRequest) -> web.StreamResponse:
+        client = ClientAnswer(http, 204, [], length=0)
+        client.send(b"", last=True)
+        return client
+
+    async with connected(handle) as (reader, writer):
+        writer.write(GET + GET)
+        for _ in range(2):
+            assert [line.partition(b":")[0] for line in await head_of(reader)] == [b"http/1.1 204 no content", b"date"]
+
+
+def begun(http: web.BaseRequest, written: list[bytes], monkeypatch: pytest.MonkeyPatch) -> ClientAnswer:
+    """An answer whose further writes are noted, and not made."""
+    client = ClientAnswer(http, 200, [], length=None)
+    client.send(b"begin", last=False)
+    assert http.transport is not None
+    monkeypatch.setattr(client, "_transport", Noting(http.transport, written))
+    return client
+
+
+async def test_parts_of_one_turn_are_written_at_its_end_and_in_one_piece(monkeypatch):
+    written: list[bytes] = []
+
+    async def handle(http: web.BaseRequest) -> web.StreamResponse:
+        client = begun(http, written, monkeypatch)
+        client.part(b"a")
+        client.part(b"bc")
+        assert written == []
+        await asyncio.sleep(0)
+        assert written == [b"1\r\na\r\n2\r\nbc\r\n"]
+        client.part(b"d")
+        client.send(b"e", last=True)
+        assert written[1:] == [b"1\r\nd\r\n1\r\ne\r\n0\r\n\r\n"], "what waits goes before the end"
+        await asyncio.sleep(0)
+        assert len(written) == 2
+        assert http.transport is not None
+        http.transport.write(b"".join(written))
+        return client
+
+    async with connected(handle) as (reader, writer):
+        for _ in range(2):
+            written.clear()
+            writer.write(GET)
+            await head_of(reader)
+            body = b"5\r\nbegin\r\n1\r\na\r\n2\r\nbc\r\n1\r\nd\r\n1\r\ne\r\n0\r\n\r\n"
+            assert await reader.readexactly(len(body)) == body
+
+
+async def test_what_waits_is_written_before_an_answer_is_cut():
+    async def handle(http: web.BaseRequest) -> web.StreamResponse:
+        client = ClientAnswer(http, 200, [], length=None)
+        client.send(b"begin", last=False)
+        client.part(b"more")
+        client.cut()
+        return client
+
+    async with connected(handle) as (reader, writer):
+        writer.write(GET)
+        await head_of(reader)
+        said = b""
+        with contextlib.suppress(ConnectionError):
+            while piece := await reader.read(1024):
+                said += piece
+        assert said == b"5\r\nbegin\r\n4\r\nmore\r\n"
+
+
+async def test_one_client_that_is_gone_does_not_keep_what_is_for_the_others():
+    both, answers = asyncio.Event(), []
+
+    async def handle(http: web.BaseRequest) -> web.StreamResponse:
+        client = ClientAnswer(http, 200, [], length=None)
+        client.send(b"begin", last=False)
+        answers.append((http, client))
+        if len(answers) == 2:
+            both.set()
+        await both.wait()
+        if client is answers[1][1]:
+            for _, one in answers:
+                one.part(b"more")
+            assert answers[0][0].transport is not None
+            answers[0][0].transport.abort()
+            await asyncio.sleep(0)
+            client.send(b"", last=True)
+            return client
+        await asyncio.Event().wait()
+        return client
+
+    async with connected(handle) as (reader, writer):
+        writer.write(GET)
+        await head_of(reader)
+        port = writer.get_extra_info("peername")[1]
+        other, its_writer = await asyncio.open_connection("127.0.0.1", port)
+        its_writer.write(GET)
+        await head_of(other)
+        body = b"5\r\nbegin\r\n4\r\nmore\r\n0\r\n\r\n"
+        assert await other.readexactly(len(body)) == body
+        its_writer.transport.abort()
+
+
+class Noting:
+    """A transport whose writes are noted, and not made."""
+
+    def __init__(self, real: asyncio.Transport, written: list[bytes]) -> None:
+        self._real = real
+        self._written = written
+
+    def write(self, data: bytes) -> None:
+        self._written.append(data)
+
+    def __getattr__(self, name: str) -> object:
+        return getattr(self._real, name)
+
+
+class Flushed:
+    """In the place of an answer: counts."""
+
+    def __init__(self) -> None:
+        self.times = 0
+
+    def flush(self) -> None:
+        self.times += 1
+
+
+async def test_with_many_answers_the_first_does_not_wait_for_the_last():
+    outbox, answers = Outbox(), [Flushed() for _ in range(TOGETHER + 3)]
+    for answer in answers:
+        outbox.add(answer)
+    assert [answer.times for answer in answers] == [1] * TOGETHER + [0] * 3
+    await asyncio.sleep(0)
+    assert {answer.times for answer in answers} == {1}
+    outbox.add(answers[0])
+    await asyncio.sleep(0)
+    await asyncio.sleep(0)
+    assert answers[0].times == 2
+
+
+async def test_more_than_a_transport_takes_waits_for_no_end_of_a_turn(monkeypatch):
+    written: list[bytes] = []
+
+    async def handle(http: web.BaseRequest) -> web.StreamResponse:
+        client = begun(http, written, monkeypatch)
+        for _ in range(16):
+            client.part(bytes(AT_ONCE // 4))
+        assert len(written) == 4
+        await asyncio.sleep(0)
+        assert sum(map(len, written)) > 4 * AT_ONCE
+        client.cut()
+        return client
+
+    async with connected(handle) as (reader, writer):
+        writer.write(GET)
+        await reader.read()
+
+
+async def test_what_tells_that_a_client_takes_changes_when_it_does():
+    told: list[int] = []
+
+    async def handle(http: web.BaseRequest) -> web.StreamResponse:
+        assert http.transport is not None
+        client = ClientAnswer(http, 200, [], length=None)
+        while not client.full:
+            client.send(bytes(1_000_000), last=False)
+            await asyncio.sleep(0)
+        told.append(taken_of(http.transport))
+        while taken_of(http.transport) == told[0]:  # noqa: ASYNC110 -- of the kernel, which tells nobody
+            await asyncio.sleep(0.01)
+        told.append(taken_of(http.transport))
+        client.cut()
+        return client
+
+    async with connected(handle) as (reader, writer):
+        writer.write(GET)
+        await eventually(lambda: told, "its buffers are full")
+        with contextlib.suppress(ConnectionError):
+            while await reader.read(65536):
+                pass
+    assert told[1] > told[0] > 0

@@ -1,0 +1,250 @@
+"""Covers: gateway/proxy/http/server.py, gateway/proxy/http/keys.py, gateway/proxy/serving/model_directory.py.
+
+The gateway's own routes, and its listeners' life.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import socket
+import ssl
+from collections.abc import AsyncIterator
+from typing import cast
+
+import orjson
+import pytest
+from aiohttp import web
+
+from gateway.config.settings import Config, ModelSettings
+from gateway.fleet.settings import EndpointSettings
+from gateway.observability.settings import LogSettings
+from gateway.proxy.http.door import HttpClient
+from gateway.proxy.http.keys import ClientKeys
+from gateway.proxy.http.server import Server
+from gateway.proxy.serving.director import Director
+from gateway.proxy.serving.model_directory import ModelDirectory
+from gateway.proxy.settings import KeySettings, ListenSettings, ListenTlsSettings
+from tests.support.chat import CHAT, COMPLETE, DONE, ROLE, STREAMED, WORD
+from tests.support.gateway import QUICK_FLEET, config_for, running
+from tests.support.tls import Authority
+from tests.support.wait import eventually
+from tests.support.wire import STREAM_HEAD, answer, chunked, engine, length_in, raw_post
+
+
+async def complete(connection, head, body):
+    await connection.say(answer(COMPLETE))
+
+
+async def test_it_lives_and_says_what_it_is():
+    async with engine(complete) as server, running(config_for(server.url)) as gateway:
+        for path in ("/health", "/livez"):
+            reply = await gateway.client.get(path)
+            assert (reply.status_code, reply.json()) == (200, {"status": "ok"})
+            assert (await gateway.client.head(path)).status_code == 200
+        assert "version" in (await gateway.client.get("/version")).json()
+
+
+async def test_ready_means_that_a_model_has_a_usable_endpoint():
+    async with engine(complete) as good, engine(complete) as gone:
+        pass
+    async with engine(complete) as good:
+        config = Config(
+            models=(
+                ModelSettings(name="up", aliases=("alias",), endpoints=(EndpointSettings(url=good.url),)),
+                ModelSettings(name="down", endpoints=(EndpointSettings(url=gone.url),)),
+            ),
+            fleet=QUICK_FLEET,
+            log=LogSettings(requests=False),
+        )
+        async with running(config) as gateway:
+            both = await gateway.client.get("/readyz")
+            assert both.status_code == 200
+            report = both.json()["models"]
+            assert (report["up"]["ready"], report["down"]["ready"]) == (True, False)
+            assert list(report["down"]["unusable"].values()) == ["refused"]
+            assert (await gateway.client.get("/readyz", params={"model": "alias"})).status_code == 200
+            assert (await gateway.client.get("/readyz", params={"model": "down"})).status_code == 503
+            assert (await gateway.client.get("/readyz", params={"model": "none"})).status_code == 404
+
+
+async def test_a_model_with_nothing_but_prefill_engines_is_not_ready():
+    async with engine(complete) as server:
+        async with running(config_for(endpoints=(EndpointSettings(url=server.url, role="prefill"),))) as gateway:
+            answer = await gateway.client.get("/readyz")
+            assert (answer.status_code, answer.json()["models"]["sim"]["ready"]) == (503, False)
+
+
+async def test_models_aliases_and_what_engines_say_of_them():
+    async with engine(complete) as server, running(config_for(server.url, aliases=("gpt-4o", "org/model"))) as gateway:
+        listed = (await gateway.client.get("/v1/models")).json()
+        assert listed["object"] == "list"
+        assert [entry["id"] for entry in listed["data"]] == ["sim", "gpt-4o", "org/model"]
+        assert {entry["max_model_len"] for entry in listed["data"]} == {4096}
+        assert (await gateway.client.get("/v1/models/gpt-4o")).json()["root"] == "sim"
+        assert (await gateway.client.get("/v1/models/org/model")).json()["id"] == "org/model"
+        missing = await gateway.client.get("/v1/models/none")
+        assert missing.status_code == 404
+        assert missing.json()["error"]["param"] == "model"
+
+
+async def test_metrics_are_the_operators_only():
+    async with engine(complete) as server, running(config_for(server.url)) as gateway:
+        await gateway.client.post("/v1/chat/completions", json=CHAT)
+        text = await gateway.metrics()
+        assert 'kvgate_requests_total{model="sim",outcome="ok"} 1.0' in text
+        assert (await gateway.client.get("/metrics")).status_code == 404
+
+
+async def test_draining_refuses_the_new_and_lets_the_running_end():
+    release = asyncio.Event()
+    begun = asyncio.Event()
+
+    async def post(connection, head, body):
+        if not orjson.loads(body).get("stream"):
+            await connection.say(answer(COMPLETE))
+            return
+        await connection.say(STREAM_HEAD + chunked(ROLE, WORD, end=False))
+        begun.set()
+        await release.wait()
+        await connection.say(chunked(DONE))
+
+    async with engine(post) as server, running(config_for(server.url)) as gateway:
+        loop = asyncio.get_running_loop()
+        stream = loop.create_task(gateway.client.post("/v1/chat/completions", json=STREAMED))
+        await begun.wait()
+        draining = loop.create_task(gateway.gateway.server.drain(30))
+        await eventually(lambda: gateway.gateway.server._draining, "it takes no more")
+        refused = await gateway.client.post("/v1/chat/completions", json=CHAT)
+        assert refused.status_code == 503
+        assert refused.headers["connection"] == "close"
+        assert "Retry-After" in refused.headers
+        assert gateway.lines[-1].outcome == "shutting_down"
+        assert (await gateway.client.get("/readyz")).json()["status"] == "draining"
+        assert not draining.done()
+        release.set()
+        assert (await stream).content == ROLE + WORD + DONE
+        assert await draining is True
+
+
+async def test_a_grace_that_is_over_is_over():
+    async def post(connection, head, body):
+        await connection.gone()
+
+    async with engine(post) as server, running(config_for(server.url)) as gateway:
+        hanging = asyncio.get_running_loop().create_task(gateway.client.post("/v1/chat/completions", json=CHAT))
+        await eventually(lambda: gateway.gateway.server.in_progress, "the request is with the engine")
+        assert await gateway.gateway.server.drain(0.01) is False
+        hanging.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await hanging
+
+
+TAIL = b'{"id": "' + b"x" * 40_000 + b'"}'
+"""More than the system takes for a client with small buffers that reads nothing, less than the relay waits for."""
+
+
+async def test_a_handler_that_fails_behind_its_head_gets_no_second_answer(caplog):
+    """aiohttp would write a whole answer of its own behind what was written."""
+
+    class Failing:
+        async def handle(self, client: HttpClient, route: object, chosen: str) -> None:
+            client.reply(200, [], length=10).send(b"abc", last=False)
+            raise ValueError("a defect")
+
+    server = Server(cast(Director, Failing()), cast(ModelDirectory, None), ClientKeys(KeySettings()), patience=10)
+    runner = server.runner()
+    await runner.setup()
+    await web.TCPSite(runner, "127.0.0.1", 0).start()
+    reader, writer = await asyncio.open_connection(*runner.addresses[0][:2])
+    try:
+        writer.write(raw_post(orjson.dumps(CHAT)))
+        said = b""
+        with contextlib.suppress(ConnectionError):  # it is cut off visibly
+            while part := await reader.read(1024):
+                said += part
+        assert said.endswith(b"\r\n\r\nabc")
+        assert said.count(b"HTTP/1.1") == 1
+        assert "failed by a defect of the gateway" in caplog.text
+    finally:
+        writer.transport.abort()
+        await runner.cleanup()
+
+
+class Patient:
+    """A client that reads nothing before it is told to: asyncio's would read on beneath TLS. ``trusting``: for TLS."""
+
+    def __init__(self, url: str, trusting: ssl.SSLContext | None) -> None:
+        self.socket = socket.socket()
+        self.socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        self.socket.settimeout(30)
+        self.socket.connect(("127.0.0.1", int(url.rpartition(":")[2])))
+        if trusting is not None:
+            self.socket = trusting.wrap_socket(self.socket, server_hostname="localhost")
+
+    def say(self, data: bytes) -> None:
+        self.socket.sendall(data)
+
+    def body(self) -> bytes:
+        with self.socket.makefile("rb") as file:
+            head = b"".join(iter(file.readline, b"\r\n"))
+            return file.read(length_in(head))
+
+
+@contextlib.asynccontextmanager
+async def slow_reader(authority: Authority | None) -> AsyncIterator[tuple[Server, Patient]]:
+    """A gateway's server that is done with a request, and the client, which has yet to read the answer.
+
+    ``authority``: for one that speaks TLS.
+    """
+
+    async def post(connection, head, body):
+        await connection.say(answer(TAIL))
+
+    listen = ListenSettings()
+    if authority is not None:
+        listen = ListenSettings(tls=ListenTlsSettings(*authority.issue("server")))
+    async with engine(post) as backend, running(config_for(backend.url, listen=listen)) as gateway:
+        server = gateway.gateway.server
+        client = await asyncio.to_thread(Patient, gateway.url, authority and authority.trusting())
+        with client.socket:
+            await asyncio.to_thread(client.say, b"GET /livez HTTP/1.1\r\nHost: g\r\n\r\n")
+            assert await asyncio.to_thread(client.body) == b'{"status":"ok"}'
+            (connection,) = server._listeners[0].connections
+            assert connection.transport is not None
+            connection.transport.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4096)
+            await asyncio.to_thread(client.say, raw_post(orjson.dumps(CHAT)))
+            await eventually(lambda: gateway.lines and not server.in_progress, "it is done with the request")
+            yield server, client
+
+
+def slow(test):
+    test = pytest.mark.asyncio(loop_factories=["asyncio", "uvloop"])(test)
+    return pytest.mark.parametrize("secure", [False, True], ids=["plain", "tls"])(test)
+
+
+@slow
+async def test_a_drain_waits_for_the_end_of_an_answer_that_the_client_has_yet_to_take(secure, authority):
+    async with slow_reader(authority if secure else None) as (server, client):
+        draining = asyncio.get_running_loop().create_task(server.drain(60))
+        for _ in range(20):
+            await asyncio.sleep(0)
+        assert not draining.done()
+        assert await asyncio.to_thread(client.body) == TAIL
+        assert await draining is True
+
+
+@slow
+async def test_a_client_that_takes_nothing_does_not_hold_a_drain_beyond_its_grace(secure, authority, caplog):
+    async with slow_reader(authority if secure else None) as (server, _):
+        assert await server.drain(0.1) is False
+    assert "0 requests did not end and 1 clients did not take all" in caplog.text
+
+
+@slow
+async def test_a_client_that_leaves_does_not_hold_a_drain(secure, authority):
+    async with slow_reader(authority if secure else None) as (server, client):
+        draining = asyncio.get_running_loop().create_task(server.drain(60))
+        await asyncio.sleep(0)
+        client.socket.close()
+        assert await draining is True

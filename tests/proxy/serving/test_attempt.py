@@ -1,0 +1,214 @@
+"""Whatever happens to requests, in whatever order: the ledgers and the index hold what is under way, and nothing in the
+end."""
+
+from __future__ import annotations
+
+from array import array
+from random import Random
+from types import SimpleNamespace
+from typing import Any
+
+from hypothesis import strategies as st
+from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, invariant, rule
+
+from gateway.api.routes import ROUTES
+from gateway.api.usage import Usage
+from gateway.core.observer import NULL_OBSERVER
+from gateway.core.prompt import Prompt
+from gateway.errors import NoEndpoint
+from gateway.fleet.fleet import Fleet
+from gateway.fleet.load.booking import BOOKING_STEP
+from gateway.fleet.settings import EndpointSettings, FleetSettings
+from gateway.framework import EngineMetrics, Kind, ManualClock, Match, Matches, Model, Plan, Request
+from gateway.kvcache.index.cache_index import CacheIndex
+from gateway.kvcache.index.predictions import EVENTS_WITHIN
+from gateway.kvcache.settings import CacheSettings
+from gateway.placement.placing import book
+from gateway.proxy.memory import Memory
+from gateway.proxy.serving.attempt import Attempt
+from gateway.proxy.serving.call import NO_BODY, Call
+from gateway.proxy.serving.decisions import Decisions
+from gateway.proxy.serving.exchange import Exchange
+from gateway.proxy.serving.timeline import Phase, Timeline
+from gateway.proxy.upstream.legs import Cause, LegFailed
+from gateway.scheduling.scheduler import Scheduler
+from gateway.scheduling.trace import Trace
+from tests.support.examples import examples
+
+ENDPOINTS = 3
+
+
+class Silent:
+    """Stands for what an attempt reports to and hears nothing from: parity, and the retries."""
+
+    def __getattr__(self, name: str) -> Any:
+        return lambda *args, **kwargs: None
+
+
+class Requests(RuleBasedStateMachine):
+    exchanges: Bundle[Exchange] = Bundle("exchanges")
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.clock = ManualClock()
+        self.memory = Memory(2**40)
+        self.model = Model("m")
+        entries = [EndpointSettings(f"http://e{number}:1") for number in range(ENDPOINTS)]
+        self.fleet = Fleet([(self.model, entries)], FleetSettings(), self.clock, NULL_OBSERVER, Random(1))
+        self.endpoints = self.fleet.endpoints(self.model)
+        self.ledgers = [self.fleet.ledger(endpoint) for endpoint in self.endpoints]
+        self.index = CacheIndex(CacheSettings(), "m", self.clock, NULL_OBSERVER)
+        for endpoint in self.endpoints:
+            self.index.add(endpoint, events=True)
+            self.index.set_complete(endpoint.slot)
+        self.live: list[Exchange] = []
+        self.decisions = Decisions(self.clock)
+        self.scheduler = Scheduler({}, {}, NULL_OBSERVER)
+
+    @rule(
+        target=exchanges,
+        tokens=st.integers(0, 5000),
+        held=st.integers(0, 5000),
+        stream=st.booleans(),
+        kind=st.sampled_from([Kind.CHAT, Kind.EMBEDDING]),
+        decode=st.integers(0, ENDPOINTS - 1),
+        prefill=st.none() | st.integers(0, ENDPOINTS - 1),
+        prefilled=st.booleans(),
+    )
+    def place(self, tokens, held, stream, kind, decode, prefill, prefilled) -> Exchange:
+        route = next(route for route in ROUTES.values() if route.kind is kind)
+        matches = Matches()
+        for endpoint in self.endpoints:
+            matches[endpoint.slot] = Match(gpu=held, expected_hit=min(held, max(0, tokens - 1)))
+        request = Request("x", self.model, kind, self.clock.now, stream=stream, prompt_tokens=tokens, matches=matches)
+        ids = array("I", [tokens % 3]) * tokens
+        keys = self.index.keys(ids, tokens, True, None, None)
+        serving = SimpleNamespace(model=self.model, index=self.index, tokens=SimpleNamespace(parity=Silent()))
+        timeline = Timeline(self.clock, self.clock.now, phase=Phase.BEFORE_COMMIT)
+        exchange = Exchange("x", route, timeline, self.memory.share(), NULL_OBSERVER)
+        exchange.asked = Call(
+            "x", route, (), NO_BODY, serving, request, 1, "", Prompt(ids, tokens, exact=True), keys, own_tokens=tokens
+        )
+        self._plan(exchange, decode, prefill, prefilled)
+        self.live.append(exchange)
+        return exchange
+
+    @rule(
+        exchange=exchanges,
+        decode=st.integers(0, ENDPOINTS - 1),
+        prefill=st.none() | st.integers(0, ENDPOINTS - 1),
+        prefilled=st.booleans(),
+    )
+    def fail_over(self, exchange, decode, prefill, prefilled) -> None:
+        """An attempt failed, and another endpoint is tried."""
+        if not exchange.attempt.over:
+            exchange.attempt.end("refused")
+            self._plan(exchange, decode, prefill, prefilled)
+
+    @rule(exchange=exchanges, told=st.booleans())
+    def prefill_ends(self, exchange, told) -> None:
+        usage = Usage(prompt_tokens=7, cached_tokens=3) if told else None
+        exchange.attempt.prefilled("ok", usage=usage, seconds=0.1 if told else None)
+
+    @rule(exchange=exchanges)
+    def fall_back(self, exchange) -> None:
+        if not exchange.attempt.over and exchange.attempt.placement.split:
+            exchange.attempt.falls_back("decode refused")
+
+    @rule(exchange=exchanges, events=st.integers(0, 300))
+    def generate(self, exchange, events) -> None:
+        if not exchange.attempt.over:
+            exchange.attempt.progressed(events)
+
+    @rule(exchange=exchanges, status=st.sampled_from([200, 200, 400, 500]), tokens=st.none() | st.integers(0, 400))
+    def answer(self, exchange, status, tokens) -> None:
+        if exchange.timeline.phase is not Phase.DONE:
+            usage = None if tokens is None else Usage(output_tokens=tokens, prompt_tokens=tokens)
+            exchange.attempt.answered(status, usage)
+
+    @rule(exchange=exchanges)
+    def break_off(self, exchange) -> None:
+        exchange.attempt.broke(LegFailed(Cause.DIED, self.endpoints[0], "reset"))
+
+    @rule(exchange=consumes(exchanges), how=st.sampled_from(["settle", "cancel", "refuse"]))
+    def end(self, exchange, how) -> None:
+        if how == "cancel":
+            exchange.cancelled()
+        elif how == "refuse":
+            exchange.failed(NoEndpoint("no endpoint"))
+        exchange.settle()
+        exchange.settle()
+        self.live.remove(exchange)
+
+    @rule(seconds=st.floats(0, 20))
+    def wait(self, seconds) -> None:
+        self.clock.now += seconds
+
+    @rule(endpoint=st.integers(0, ENDPOINTS - 1), running=st.integers(0, 20), usage=st.floats(0, 1))
+    def scrape(self, endpoint, running, usage) -> None:
+        metrics = EngineMetrics(running=running, kv_usage=usage, kv_capacity=10_000, block_size=16)
+        self.ledgers[endpoint].apply_scrape(metrics, self.clock.now - 0.1)
+
+    @invariant()
+    def the_ledgers_hold_what_is_under_way(self) -> None:
+        placements = [exchange.attempt.placement for exchange in self.live if not exchange.attempt.over]
+        bookings = [work.booking for p in placements for work in (p.decode, p.prefill) if work is not None]
+        for endpoint, ledger in zip(self.endpoints, self.ledgers, strict=True):
+            assert ledger.requests == sum(booking.endpoint is endpoint for booking in bookings)
+            figures = (ledger.prefill_tokens, ledger.prefill_attention, ledger.prefill_done, ledger.kv_tokens)
+            assert min(figures) >= 0
+            assert min(ledger.foreign_requests, ledger.foreign_kv_tokens) >= 0
+            if not ledger.requests:
+                assert figures == (0, 0, 0, 0)
+
+    def teardown(self) -> None:
+        for exchange in self.live:
+            exchange.settle()
+        for ledger in self.ledgers:
+            assert (ledger.requests, ledger.prefill_tokens, ledger.kv_tokens) == (0, 0, 0)
+            assert (ledger.prefill_attention, ledger.prefill_done) == (0, 0)
+        self.clock.now += EVENTS_WITHIN
+        self.index.match(self.index.keys(array("I"), 0, True, None, None), 0, self.endpoints)
+        assert self.index.blocks == 0
+
+    def _plan(self, exchange: Exchange, decode: int, prefill: int | None, prefilled: bool) -> None:
+        split, call = prefill is not None and prefill != decode, exchange.call
+        plan = Plan(self.endpoints[decode], prefill=self.endpoints[prefill] if split else None)
+        now, answered = self.clock.now, split and prefilled
+        placement = book(call.request, call.keys, plan, self.fleet, self.index, now, prefilled=answered)
+        decision = self.decisions.keep(call.request, 1, Trace(), plan, now)
+        exchange.attempt = Attempt(
+            call, exchange.timeline, plan, placement, decision, Silent(), self.scheduler, NULL_OBSERVER
+        )
+        exchange.attempt.begin()
+
+
+TestRequests = Requests.TestCase
+TestRequests.settings = examples(60, stateful_step_count=40)
+
+
+def test_what_the_engine_counted_corrects_what_its_events_said() -> None:
+    """A scrape that was under way when the answer ended still holds it: the rest is others'."""
+    requests = Requests()
+    exchange = requests.place(1000, 0, True, Kind.CHAT, 0, None, False)
+    requests.model.event_tokens = 4.0
+    exchange.attempt.progressed(100)
+    [ledger, *_] = requests.ledgers
+    assert ledger.kv_tokens == 1400
+    exchange.attempt.answered(200, Usage(output_tokens=100))
+    ledger.apply_scrape(EngineMetrics(kv_usage=0.16, kv_capacity=10_000), requests.clock.now - 0.1)
+    assert ledger.foreign_kv_tokens == 500
+
+
+def test_a_stream_is_entered_in_the_ledger_once_a_block() -> None:
+    requests = Requests()
+    exchange = requests.place(1000, 0, True, Kind.CHAT, 0, None, False)
+    [ledger, *_] = requests.ledgers
+    booked = []
+    for events in range(1, 10 * BOOKING_STEP):
+        exchange.attempt.progressed(events)
+        assert exchange.timeline.outputs == events
+        assert 0 <= 1000 + events - ledger.kv_tokens < BOOKING_STEP
+        booked.append(ledger.kv_tokens)
+    assert len(set(booked)) == 10
+    requests.teardown()

@@ -1,0 +1,64 @@
+"""What a request's headers say of it, before it has tokens."""
+
+from __future__ import annotations
+
+from gateway.api.settings import SessionSettings
+from gateway.proxy.serving.identify import client_of
+from gateway.scheduling.settings import PluginSettings, ProfileSettings, WeightedScorer
+from tests.support.chat import CHAT, COMPLETE
+from tests.support.gateway import config_for, running
+from tests.support.wire import answer, engine
+
+STICKY = {
+    "plugins": (
+        PluginSettings("healthy", "healthy"),
+        PluginSettings("session", "session-affinity"),
+        PluginSettings("best", "max-score"),
+    ),
+    "profiles": (
+        ProfileSettings("default", filters=("healthy",), scorers=(WeightedScorer("session"),), picker="best"),
+    ),
+}
+
+
+async def test_a_session_in_a_cookie_stays_where_it_was() -> None:
+    asked: list[int] = []
+
+    def served_by(number):
+        async def post(connection, head, body):
+            asked.append(number)
+            await connection.say(answer(COMPLETE))
+
+        return post
+
+    session = SessionSettings(cookie="sid")
+    async with engine(served_by(1)) as one, engine(served_by(2)) as other, engine(served_by(3)) as third:
+        async with running(config_for(one.url, other.url, third.url, session=session, **STICKY)) as gateway:
+            for _ in range(6):
+                for name in ("a", "b", "c"):
+                    # In a header of our own: the client would keep a cookie jar.
+                    headers = {"Cookie": f"theme=dark; sid={name}"}
+                    reply = await gateway.client.post("/v1/chat/completions", json=CHAT, headers=headers)
+                    assert reply.status_code == 200
+            homes = [set(asked[start::3]) for start in range(3)]
+            assert [len(home) for home in homes] == [1, 1, 1]
+
+
+def test_clients_are_told_apart_by_their_keys_and_else_by_their_addresses() -> None:
+    mine, yours = [("Host", "g"), ("Authorization", "Bearer mine")], [("X-API-Key", "yours")]
+    assert client_of(mine, "10.0.0.1") == client_of(mine, "10.0.0.2")
+    assert len({client_of(mine, "a"), client_of(yours, "a"), client_of([], "a"), client_of([], "b")}) == 4
+    assert "mine" not in client_of(mine, "a")
+    assert client_of([], None) == ""
+
+
+async def test_the_longest_context_of_a_models_engines_is_known() -> None:
+    async def post(connection, head, body):
+        await connection.say(answer(COMPLETE))
+
+    async with engine(post) as server, running(config_for(server.url)) as gateway:
+        model = gateway.gateway.directory.servings[0].model
+        assert gateway.gateway.directory.room(model) == 4096
+    async with engine(post) as server, running(config_for(server.url, served_name="unlisted")) as gateway:
+        model = gateway.gateway.directory.servings[0].model
+        assert gateway.gateway.directory.room(model) is None

@@ -1,0 +1,51 @@
+"""Which phases a request goes through: the table is enforced, and ARCHITECTURE.md prints it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from gateway.framework import ManualClock
+from gateway.proxy.serving.timeline import NEXT, Phase, Timeline
+
+PAGE = (Path(__file__).parents[3] / "ARCHITECTURE.md").read_text()
+
+
+@pytest.mark.parametrize("phase", Phase)
+@pytest.mark.parametrize("after", Phase)
+def test_a_phase_follows_only_what_the_table_says(phase: Phase, after: Phase) -> None:
+    timeline = Timeline(ManualClock(), 0.0, phase=phase)
+    if after in NEXT[phase]:
+        timeline.enter(after)
+        assert timeline.phase is after
+    else:
+        with pytest.raises(ValueError, match=f"{phase} cannot be {after} next"):
+            timeline.enter(after)
+        assert timeline.phase is phase
+
+
+def test_every_phase_is_reached_from_the_first() -> None:
+    reached, new = set(), {Phase.RECEIVING}
+    while new:
+        reached |= new
+        new = {after for phase in new for after in NEXT[phase]} - reached
+    assert reached == set(Phase)
+
+
+def test_the_architecture_prints_the_table() -> None:
+    rows = [f"| `{phase}` | {', '.join(f'`{after}`' for after in Phase if after in NEXT[phase])} |" for phase in Phase]
+    assert [row for row in rows if row not in PAGE] == []
+
+
+def test_a_first_output_alone_tells_no_time_between_tokens() -> None:
+    clock = ManualClock(10.0)
+    timeline = Timeline(clock, 4.0)
+    assert (timeline.ttft, timeline.outputs_since_first, timeline.overhead) == (None, 0, 0.0)
+    timeline.received()
+    clock.now = 12.0
+    timeline.sent()
+    timeline.first_output_at, timeline.outputs, timeline.outputs_at_first = 13.0, 3, 2
+    assert (timeline.ttft, timeline.outputs_since_first, timeline.overhead) == (9.0, 0, 2.0)
+    timeline.outputs = 12
+    assert timeline.outputs_since_first == 10

@@ -1,0 +1,252 @@
+from __future__ import annotations
+
+import gc
+import random
+import sys
+import threading
+import tracemalloc
+from array import array
+
+import pytest
+from hypothesis import HealthCheck, given
+from hypothesis import strategies as st
+from tokenizers import Tokenizer
+from transformers import PreTrainedTokenizerFast
+
+from gateway.tokens.encode import Encoder
+from gateway.tokens.segment_cache import OVERHEAD, SegmentCache
+from gateway.tokens.segments import LEAST, Cuts, find_cuts
+from tests.support.examples import examples
+from tests.tokens.shapes import CUT, TAGS, UNCUT, shape, text_of
+
+ROOM = 10_000_000
+
+
+@pytest.fixture(scope="module")
+def cuts() -> Cuts:
+    return find_cuts(shape("llama3"))
+
+
+def turn(number: int, size: int = LEAST) -> str:
+    return f"<|im_start|>turn {number} " + "x" * size
+
+
+def turns_of(*numbers: int) -> str:
+    return "".join(map(turn, numbers)) + "<|im_end|>"
+
+
+def add(cache: SegmentCache, text: str) -> list[str]:
+    """Do as the encoder does; returns what it had to encode."""
+    lookup = cache.look_up(text)
+    assert "".join(segment.text for segment in lookup.segments) == text
+    new = [segment.text for segment in lookup.missing]
+    cache.fill_in(lookup.missing)
+    for segment in lookup.missing:
+        if segment.ids is None:
+            segment.ids = segment.text.encode("utf-32-le")
+    assert b"".join(segment.ids or b"" for segment in lookup.segments) == text.encode("utf-32-le")
+    cache.add(lookup.segments)
+    return new
+
+
+def test_the_next_turn_is_its_new_messages(cuts: Cuts) -> None:
+    cache = SegmentCache(ROOM, cuts)
+    assert len(add(cache, turns_of(*range(10)))) == 11
+    assert add(cache, turns_of(*range(11))) == [turn(10), "<|im_end|>"]
+    assert add(cache, turns_of(*range(10), 12)) == [turn(12), "<|im_end|>"], "another answer to the same"
+    assert add(cache, turns_of(*range(11), 13)) == [turn(13), "<|im_end|>"], "the first goes on"
+
+
+@given(
+    st.lists(st.lists(st.integers(0, 3), max_size=8), max_size=4), st.lists(st.integers(0, 3), max_size=8), st.data()
+)
+def test_a_text_can_be_recalled_a_little_at_a_time(
+    cuts: Cuts, before: list[list[int]], numbers: list[int], data: st.DataObject
+) -> None:
+    cache = SegmentCache(ROOM, cuts)
+    for some in before:
+        add(cache, turns_of(*some))
+    text = turns_of(*numbers)
+    whole, lookup = cache.look_up(text), cache.look_up(text, data.draw(st.integers(0, 200)))
+    assert lookup.new >= whole.new
+    for _ in range(len(text)):
+        if lookup.at == len(text):
+            break
+        at = lookup.at
+        cache.resume(lookup, data.draw(st.integers(1, 200)))
+        assert lookup.at > at
+    assert [one.text for one in lookup.segments] == [one.text for one in whole.segments]
+    assert [one.text for one in lookup.missing] == [one.text for one in whole.missing]
+    cache.resume(lookup)
+    assert len(lookup.segments) == len(whole.segments)
+
+
+def test_no_more_is_searched_than_asked_for(cuts: Cuts) -> None:
+    cache = SegmentCache(ROOM, cuts)
+    add(cache, turns_of(*range(50)))
+    lookup = cache.look_up(turns_of(*range(50), *range(60, 80)), len(turn(60)) * 5)
+    assert [one.text for one in lookup.missing] == [turn(number) for number in range(60, 65)]
+    assert lookup.text[: lookup.at] == "".join(map(turn, [*range(50), *range(60, 65)]))
+    assert cache.look_up(turns_of(*range(50)), 0).segments == cache.look_up(turns_of(*range(50))).segments[:-1], "known"
+
+
+def test_a_segment_is_known_wherever_it_stands(cuts: Cuts) -> None:
+    cache = SegmentCache(ROOM, cuts)
+    add(cache, turns_of(0, 1, 2, 3))
+    assert add(cache, turns_of(2, 3, 1)) == ["<|im_end|>"]
+    size, nodes = cache.size, len(cache)
+    add(cache, turns_of(3, 1, 2))
+    assert cache.size - size == OVERHEAD * (len(cache) - nodes), "its text and ids are kept once"
+
+
+def test_what_only_begins_like_a_segment_is_another(cuts: Cuts) -> None:
+    cache = SegmentCache(ROOM, cuts)
+    add(cache, turns_of(0, 1))
+    longer = turn(0) + "y" + turns_of(1)
+    assert add(cache, longer) == [turn(0) + "y", "<|im_end|>"]
+    assert add(cache, turn(0) + "<|im_en") == [turn(0) + "<|im_en"]
+
+
+def test_a_long_last_segment_is_remembered_and_a_short_one_is_not(cuts: Cuts) -> None:
+    cache = SegmentCache(ROOM, cuts)
+    assert add(cache, "a" * LEAST) == ["a" * LEAST]
+    assert add(cache, "a" * LEAST) == []
+    assert add(cache, "a" * (LEAST - 1)) == ["a" * (LEAST - 1)]
+    assert len(cache) == 1
+    assert add(cache, "a" * LEAST + turns_of(1)) == [turn(1), "<|im_end|>"], "it was followed by a cut"
+    assert add(cache, "") == []
+
+
+def test_without_cuts_the_same_text_is_known() -> None:
+    cache = SegmentCache(ROOM, Cuts(None, "tokens", {}))
+    assert add(cache, turns_of(1, 2)) == [turns_of(1, 2)]
+    assert add(cache, turns_of(1, 2)) == []
+    assert add(cache, turns_of(1, 2, 3)) == [turns_of(1, 2, 3)]
+
+
+def test_the_least_recently_used_is_forgotten_from_its_end(cuts: Cuts) -> None:
+    cache = SegmentCache(40 * (OVERHEAD + 5 * LEAST), cuts)
+    for number in range(200):
+        add(cache, turns_of(0, 1, 2, *range(1000 + 3 * number, 1003 + 3 * number)))
+        add(cache, turns_of(0, 5, 6))
+    assert add(cache, turns_of(0, 5, 6)) == ["<|im_end|>"], "it was used all the time"
+    assert add(cache, turns_of(0, 1, 2, 3000)) == [turn(3000), "<|im_end|>"], "what all begin with stays"
+    assert add(cache, turns_of(0, 1, 2, 1000)) == [turn(1000), "<|im_end|>"], "the oldest is gone"
+    assert cache.size <= 40 * (OVERHEAD + 5 * LEAST)
+
+
+def test_one_text_does_not_push_out_all_others(cuts: Cuts) -> None:
+    cache = SegmentCache(20 * (OVERHEAD + 5 * LEAST), cuts)
+    add(cache, turns_of(1, 2))
+    add(cache, turns_of(*range(10, 60)))
+    assert add(cache, turns_of(1, 2)) == ["<|im_end|>"]
+    assert add(cache, turns_of(10)) == [turn(10), "<|im_end|>"]
+
+
+def test_the_memory_is_what_it_says(cuts: Cuts) -> None:
+    """Ten times the limit is offered; what is taken in truth is what is counted, or less."""
+    limit = 1_000_000
+    gc.collect()
+    tracemalloc.start()
+    try:
+        before, _ = tracemalloc.get_traced_memory()
+        cache = SegmentCache(limit, cuts)
+        for number in range(1200):
+            add(cache, turns_of(number % 7, *range(3 * number, 3 * number + 3)))
+            assert cache.size <= limit
+        gc.collect()
+        after, _ = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert cache.size > limit / 2
+    assert cache.size * 0.7 <= after - before <= cache.size * 1.1
+
+
+def test_nothing_is_left_when_all_is_forgotten(cuts: Cuts) -> None:
+    cache = SegmentCache(ROOM, cuts)
+    for number in range(20):
+        add(cache, turns_of(number % 3, number, number + 1))
+    while len(cache):
+        cache._forget_oldest()
+    assert (cache.size, cache._segments, cache._root.children, cache._root.latest) == (0, {}, {}, None)
+
+
+def test_another_threads_ids_are_taken(cuts: Cuts) -> None:
+    cache = SegmentCache(ROOM, cuts)
+    lookup = cache.look_up(turns_of(1, 2))
+    add(cache, turns_of(1, 2))
+    cache.fill_in(lookup.missing)
+    assert [segment.text for segment in lookup.missing if segment.ids is None] == ["<|im_end|>"]
+
+
+def test_threads_may_use_it_at_once(cuts: Cuts) -> None:
+    cache = SegmentCache(30 * (OVERHEAD + 5 * LEAST), cuts)
+    failures: list[BaseException] = []
+
+    def talk(seed: int) -> None:
+        chance = random.Random(seed)
+        try:
+            for _ in range(300):
+                numbers = [chance.randrange(4) for _ in range(chance.randrange(1, 7))]
+                add(cache, turns_of(*numbers))
+        except BaseException as failure:
+            failures.append(failure)
+
+    interval = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    try:
+        threads = [threading.Thread(target=talk, args=(seed,)) for seed in range(4)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    finally:
+        sys.setswitchinterval(interval)
+    assert not failures
+    assert cache.size <= 30 * (OVERHEAD + 5 * LEAST)
+    kept = {id(segment): segment for segment in cache._segments.values()}
+    uses: dict[int, int] = dict.fromkeys(kept, 0)
+    for node in cache._used:
+        uses[id(node.segment)] += 1
+    assert all(segment.uses == uses[place] for place, segment in kept.items())
+    assert cache.size == sum(OVERHEAD for _ in cache._used) + sum(
+        sys.getsizeof(segment.text) + sys.getsizeof(segment.ids) for segment in kept.values()
+    )
+
+
+CONVERSATIONS = st.lists(
+    st.tuples(st.integers(0, 3), st.integers(0, 4), st.lists(st.binary(max_size=12), min_size=1, max_size=3)),
+    min_size=1,
+    max_size=8,
+)
+"""Each: goes on with which of those before, cut to so many turns, by these turns."""
+
+
+def rendered(turns: list[str], tags: list[str]) -> str:
+    return "".join(f"{tags[place % len(tags)]}user\n{turn}" for place, turn in enumerate(turns)) + f"{tags[-1]}bot\n"
+
+
+@pytest.mark.parametrize("limit", [ROOM, 30_000], ids=["room", "little-room"])
+@pytest.mark.parametrize("name", [*CUT, *(name for name in UNCUT if name != "dropout")])
+@examples(40, suppress_health_check=[HealthCheck.too_slow])
+@given(CONVERSATIONS, st.booleans())
+def test_conversations_have_the_ids_of_their_whole_texts(
+    name: str, limit: int, conversations: list[tuple[int, int, list[bytes]]], special: bool
+) -> None:
+    """Turn by turn through the cache, branching, and among others: every id is the whole encoding's."""
+    tokenizer: Tokenizer = shape(name)
+    if (name, limit) not in ENCODERS:
+        whole = PreTrainedTokenizerFast(tokenizer_object=tokenizer)
+        ENCODERS[name, limit] = Encoder(whole, name, memory_bytes=limit)
+    encoder = ENCODERS[name, limit]
+    assert (encoder.cuts.pattern is not None) is (name in CUT)
+    tags = [tag for tag in TAGS if tokenizer.token_to_id(tag) is not None]
+    known: list[list[str]] = [[]]
+    for base, depth, turns in conversations:
+        known.append(known[base % len(known)][:depth] + [text_of(turn) for turn in turns])
+        text = rendered(known[-1], tags)
+        (ids,) = encoder.encode([text], add_special_tokens=special)
+        assert ids == array("I", tokenizer.encode(text, add_special_tokens=special).ids)
+
+
+ENCODERS: dict[tuple[str, int], Encoder] = {}
