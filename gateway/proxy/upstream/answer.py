@@ -14,6 +14,7 @@ from gateway.api.encoding import encoding_of
 from gateway.framework import Endpoint
 from gateway.proxy.memory import Share
 from gateway.proxy.settings import TimeoutSettings
+from gateway.proxy.upstream.connection import Connection
 from gateway.proxy.upstream.deadlines import Deadlines
 from gateway.proxy.upstream.legs import Cause, LegFailed
 
@@ -37,14 +38,6 @@ class Sink(Protocol):
         """The last of it, which may be empty."""
 
 
-class Source(Protocol):
-    """What an answer comes from: a connection."""
-
-    def pause(self) -> None: ...
-    def resume(self) -> None: ...
-    def abort(self) -> None: ...
-
-
 class Answer:
     """A context manager that leaves no connection behind.
 
@@ -65,8 +58,8 @@ class Answer:
         self.wordless = False
         self.unread = False
         self._loop = asyncio.get_running_loop()
-        self.deadlines = Deadlines(timeouts, self._loop)
-        self._source: Source | None = None
+        self._deadlines = Deadlines(timeouts, self._loop)
+        self._connection: Connection | None = None
         self._waiter: asyncio.Future[None] | None = None
         self._parts: list[bytes] = []
         self._size = 0
@@ -80,10 +73,10 @@ class Answer:
 
     # For whom it is
 
-    async def head(self, source: Source) -> None:
+    async def head(self, connection: Connection) -> None:
         """Wait until ``status`` and ``headers`` are known. Raises LegFailed."""
-        self._source = source
-        self.deadlines.begin(self._expired)
+        self._connection = connection
+        self._deadlines.begin(self._expired, connection)
         while not self.status and self._failure is None:
             await self._more()
         if not self.status:
@@ -126,30 +119,30 @@ class Answer:
 
     def committed(self) -> None:
         """The first event came: from here on only the idle and the total timeout count."""
-        self.deadlines.committed()
+        self._deadlines.committed()
 
     def pause(self) -> None:
         """Nothing shall come until ``resume``: whom it is for has enough. Harmless at any time."""
-        if self._source is not None:
-            self.deadlines.pause()
-            self._source.pause()
+        if self._connection is not None:
+            self._deadlines.pause()
+            self._connection.pause()
 
     def resume(self) -> None:
-        if self._source is not None:
-            self.deadlines.resume()
-            self._source.resume()
+        if self._connection is not None:
+            self._deadlines.resume()
+            self._connection.resume()
 
     def abort(self, failure: Exception | None = None) -> None:
         """Close the connection unless the answer is complete, which tells the engine to stop.
 
         ``failure``: is raised where the rest is waited for.
         """
-        source, self._source = self._source, None
-        self.deadlines.end()
+        connection, self._connection = self._connection, None
+        self._deadlines.end()
         if self._share is not None:
             self._share.release()
-        if source is not None:
-            source.abort()
+        if connection is not None:
+            connection.abort()
         if not self._done and failure is not None:
             self._fail(failure)
 
@@ -159,11 +152,11 @@ class Answer:
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
         self.abort()
 
-    # What the connection tells
+    # Called by the connection
 
     def begin(self, status: int, headers: list[tuple[bytes, bytes]]) -> None:
         self.status = status
-        self.deadlines.answered()
+        self._deadlines.answered()
         self.headers = decoded = []
         for raw_name, raw_value in headers:
             name, value = raw_name.decode("latin-1").lower(), raw_value.decode("latin-1")
@@ -190,8 +183,8 @@ class Answer:
 
     def end(self, data: bytes) -> None:
         """The last of the body, which may be empty; the connection is not this answer's any more."""
-        self._source = None
-        self.deadlines.end()
+        self._connection = None
+        self._deadlines.end()
         if self._sink is not None:
             try:
                 self._sink.end(data)
@@ -204,13 +197,24 @@ class Answer:
         self._done = True
         self._wake()
 
-    def fail(self, cause: Cause, detail: str) -> None:
-        """It ends here; its connection is closed already."""
-        self._source = None
-        self.deadlines.end()
-        self._fail(LegFailed(cause, self.endpoint, detail))
+    def lost(self, error: Exception | None, *, wordless: bool) -> None:
+        """The connection ended before the answer did."""
+        self.wordless = wordless
+        self.unread = wordless and isinstance(error, ConnectionResetError | BrokenPipeError)
+        detail = "the engine closed the connection" if error is None else f"{type(error).__name__}: {error}"
+        self._broke(Cause.DIED, detail)
+
+    def garbled(self, detail: str) -> None:
+        """What came is no answer."""
+        self._broke(Cause.GARBAGE, detail)
 
     # Its own
+
+    def _broke(self, cause: Cause, detail: str) -> None:
+        """It ends here; its connection is closed already."""
+        self._connection = None
+        self._deadlines.end()
+        self._fail(LegFailed(cause, self.endpoint, detail))
 
     def _hold(self, size: int) -> None:
         """``size`` bytes more are held. Where there is no room, the engine is not read on until there is."""
@@ -267,7 +271,7 @@ class Answer:
 
     def _expired(self, cause: Cause) -> None:
         failure = LegFailed(cause, self.endpoint, str(cause))
-        failure.waited = self.deadlines.waited(cause)
+        failure.waited = self._deadlines.waited(cause)
         self.abort(failure)
 
     def _raise(self) -> None:

@@ -1,19 +1,16 @@
 """One connection to an engine: HTTP/1.1 over a transport, one request at a time, its answer parsed by llhttp.
 
-Nothing here waits: each chunk is passed to the ``Answer`` within the call that brought it, so it goes from the engine's
-socket to the client's without a task in between.
+Nothing here waits: each chunk is passed to the ``Receiver`` within the call that brought it, so it goes from the
+engine's socket to the client's without a task in between.
 """
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Sequence
-from typing import cast
+from typing import Protocol, cast
 
 from httptools import HttpParserError, HttpParserUpgrade, HttpResponseParser
-
-from gateway.proxy.upstream.answer import Answer
-from gateway.proxy.upstream.legs import Cause
 
 MAX_HEAD = 128 * 1024
 """Bytes of an answer's head: twice what is taken of a client's, and llhttp itself has no limit."""
@@ -25,21 +22,42 @@ PIECE = 256 * 1024
 """Bytes of a body that are written at once: TLS encrypts them within the call, in about 0.1 ms."""
 
 
+class Receiver(Protocol):
+    """Gets one answer. After ``end``, ``lost`` or ``garbled`` nothing more is called."""
+
+    def begin(self, status: int, headers: list[tuple[bytes, bytes]]) -> None:
+        """The answer's head. ``status``: 101, or 200 and above."""
+
+    def part(self, data: bytes) -> None:
+        """More of the body: not empty, and not the last."""
+
+    def end(self, data: bytes) -> None:
+        """The last of the body, which may be empty. The connection no longer belongs to this answer."""
+
+    def lost(self, error: Exception | None, *, wordless: bool) -> None:
+        """The connection ended before the answer did. ``error``: None if the engine closed it properly. ``wordless``:
+        not one byte of the answer came."""
+
+    def garbled(self, detail: str) -> None:
+        """The engine sent something that is no answer. The connection is closed."""
+
+
 class Connection(asyncio.Protocol):
     """``free`` is called with the connection when its answer is complete and it can take another request.
 
     ``reused``: it has served an earlier request. ``idle_since``: ``loop.time()`` of when that was complete.
-    ``connect_seconds``: what it took to make.
+    ``received_at``: ``loop.time()`` of when bytes last arrived. ``connect_seconds``: what it took to make.
     """
 
     def __init__(self, free: Callable[[Connection], None]) -> None:
         self.reused = False
         self.idle_since = 0.0
+        self.received_at = 0.0
         self.connect_seconds = 0.0
         self._free = free
         self._now = asyncio.get_running_loop().time
         self._transport: asyncio.Transport | None = None
-        self._answer: Answer | None = None
+        self._receiver: Receiver | None = None
         # Of the request
         self._rest = memoryview(b"")
         self._full = False
@@ -53,20 +71,19 @@ class Connection(asyncio.Protocol):
         self._parts: list[bytes] = []
         self._complete = False
         self._keep = False
-        # What llhttp tells of a body needs no look of ours: it is called once for each part of a stream.
+        # llhttp calls it once for each part of a stream, so it is no function of ours.
         self.on_body = self._parts.append
         self._parser = HttpResponseParser(self)
 
     @property
     def usable(self) -> bool:
         """It can take a request, as far as can be told before the engine has said something to it."""
-        return self._transport is not None and self._answer is None and not self._transport.is_closing()
+        return self._transport is not None and self._receiver is None and not self._transport.is_closing()
 
-    def send(self, head: bytes, body: bytes, answer: Answer) -> None:
-        """Send a request; what comes back is told to ``answer``. Only where it is ``usable``."""
+    def send(self, head: bytes, body: bytes, receiver: Receiver) -> None:
+        """Send a request; ``receiver`` gets its answer. Call it only while the connection is ``usable``."""
         assert self._transport is not None
-        self._answer = answer
-        answer.connect_seconds = None if self.reused else self.connect_seconds
+        self._receiver = receiver
         self._headers, self._codings, self._silent = [], [], 0
         self._in_body = self._framed = self._complete = False
         if len(body) <= PIECE:
@@ -88,23 +105,23 @@ class Connection(asyncio.Protocol):
             self._transport.resume_reading()
 
     def abort(self) -> None:
-        """Close at once, which is how vLLM learns to stop. Its answer hears nothing more."""
-        self._answer = None
+        """Close at once, which is how vLLM learns to stop. The receiver is not called any more."""
+        self._receiver = None
         self._rest = memoryview(b"")
         if self._transport is not None:
             self._transport.abort()
 
-    # What asyncio tells
+    # Called by asyncio
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast(asyncio.Transport, transport)  # uvloop's is no subclass
 
     def data_received(self, data: bytes) -> None:
-        answer = self._answer
-        if answer is None:  # said by an engine that was not asked
+        receiver = self._receiver
+        if receiver is None:  # the engine speaks without being asked
             self.abort()
             return
-        answer.deadlines.progress = self._now()
+        self.received_at = self._now()
         broken = ""
         try:
             self._parser.feed_data(data)
@@ -116,29 +133,27 @@ class Connection(asyncio.Protocol):
         if self._complete:
             self._keep = self._keep and not broken
             self._end()
-            answer.end(body)
+            receiver.end(body)
             return
         if body:
             self._silent = 0
-            answer.part(body)
+            receiver.part(body)
         else:
             self._silent += len(data)
             if self._silent > MAX_HEAD:
                 broken = f"more than {MAX_HEAD} bytes of headers"
         if broken:
-            self._break(Cause.GARBAGE, broken)
+            self._break(broken)
 
     def connection_lost(self, error: Exception | None) -> None:
         self._transport = None
-        answer, self._answer = self._answer, None
-        if answer is None:
+        receiver, self._receiver = self._receiver, None
+        if receiver is None:
             return
         if error is None and self._in_body and not self._framed:
-            answer.end(b"")  # an answer whose end is the connection's
+            receiver.end(b"")  # an answer whose end is the connection's
             return
-        answer.wordless = not self._in_body and not self._silent
-        answer.unread = answer.wordless and isinstance(error, ConnectionResetError | BrokenPipeError)
-        answer.fail(Cause.DIED, "the engine closed the connection" if error is None else _named(error))
+        receiver.lost(error, wordless=not self._in_body and not self._silent)
 
     def pause_writing(self) -> None:
         self._full = True
@@ -147,7 +162,7 @@ class Connection(asyncio.Protocol):
         self._full = False
         self._write()
 
-    # What llhttp tells, within data_received
+    # Called by llhttp, within data_received
 
     def on_message_begin(self) -> None:
         if self._complete:
@@ -164,7 +179,7 @@ class Connection(asyncio.Protocol):
 
     def on_headers_complete(self) -> None:
         status = self._parser.get_status_code()
-        if self._complete or self._answer is None:
+        if self._complete or self._receiver is None:
             return
         if status < 200 and status != 101:
             # "continue", "early hints": the answer is yet to come
@@ -175,7 +190,7 @@ class Connection(asyncio.Protocol):
         if self._codings and self._codings != [b"chunked"]:
             raise ValueError("a transfer coding that was not asked for")  # llhttp would leave it in the body
         self._in_body = True
-        self._answer.begin(status, self._headers)
+        self._receiver.begin(status, self._headers)
 
     def on_message_complete(self) -> None:
         if self._in_body and not self._complete:
@@ -200,7 +215,7 @@ class Connection(asyncio.Protocol):
 
     def _end(self) -> None:
         """The answer is complete: be free for another request, or close."""
-        self._answer = None
+        self._receiver = None
         transport = self._transport
         if transport is None:
             return
@@ -215,25 +230,21 @@ class Connection(asyncio.Protocol):
         else:
             transport.close()
 
-    def _break(self, cause: Cause, detail: str) -> None:
-        answer = self._answer
+    def _break(self, detail: str) -> None:
+        receiver = self._receiver
         self.abort()
-        if answer is not None:
-            answer.fail(cause, detail)
+        if receiver is not None:
+            receiver.garbled(detail)
 
 
 def encode_head(method: str, path: str, authority: str, headers: Sequence[tuple[str, str]], length: int) -> bytes:
-    """A request's head. ``headers``: but for framing and Host, their bytes beyond ASCII as aiohttp gives them.
+    """A request's head. ``headers``: all but Host and those of framing; bytes that are not UTF-8 as surrogates.
 
-    Raises ValueError if one holds a line break: it would be another header, or another request.
+    Raises ValueError if a header holds a line break: it would be another header, or another request.
     """
     lines = [f"{method} {path} HTTP/1.1", f"Host: {authority}", f"Content-Length: {length}"]
     lines += [f"{name}: {value}" for name, value in headers]
     head = "\r\n".join(lines)
     if head.count("\n") >= len(lines) or head.count("\r") >= len(lines):
-        raise ValueError("a header of a leg holds a line break")
+        raise ValueError("a header holds a line break")
     return head.encode("utf-8", "surrogateescape") + b"\r\n\r\n"
-
-
-def _named(error: Exception) -> str:
-    return f"{type(error).__name__}: {error}"

@@ -1,8 +1,8 @@
 """Head, idle and total timeouts of one answer, on one timer.
 
-When the timer fires it checks whether there was progress, so a chunk costs one clock reading. A timer that fires late,
-because this process was stopped or held up, checks once more: bytes that arrived meanwhile are read from the sockets
-first.
+When the timer fires it asks the connection when bytes last arrived, so a chunk costs one clock reading. A timer that
+fires late, because this process was stopped or held up, checks once more: bytes that arrived meanwhile are read from
+the sockets first.
 """
 
 from __future__ import annotations
@@ -13,30 +13,33 @@ from math import inf
 
 from gateway.core.pauses import LATE, TURN
 from gateway.proxy.settings import TimeoutSettings
+from gateway.proxy.upstream.connection import Connection
 from gateway.proxy.upstream.legs import Cause
 
 
 class Deadlines:
     """Calls back at most once, with the timeout that ended the answer.
 
-    ``progress``: ``loop.time()`` when bytes last arrived; the connection sets it. The head timeout counts until
-    ``committed``, since comments before a stream's first event are no answer. The idle timeout counts after that, since
-    a long prefill is not idle.
+    The head timeout counts until ``committed``, since comments before a stream's first event are no answer. The idle
+    timeout counts after that, since a long prefill is not idle.
     """
 
     def __init__(self, timeouts: TimeoutSettings, loop: asyncio.AbstractEventLoop) -> None:
         self._timeouts = timeouts
         self._loop = loop
         self._timer: asyncio.TimerHandle | None = None
-        self.progress = 0.0
+        self._connection: Connection | None = None
         self._began = 0.0
+        self._idle_from = 0.0  # unless bytes arrived later
         self._answered = False
         self._committed = False
         self._paused = False
 
-    def begin(self, expired: Callable[[Cause], None]) -> None:
-        """``expired``: whom to call. Only the timer knows it, so that an answer that has ended is no cycle."""
-        self._began = self.progress = now = self._loop.time()
+    def begin(self, expired: Callable[[Cause], None], connection: Connection) -> None:
+        """``expired``: is called at most once. Only the timer refers to it, so that an answer that has ended is no
+        reference cycle. ``connection``: brings the answer."""
+        self._connection = connection
+        self._began = self._idle_from = now = self._loop.time()
         self._arm(expired, now, now + min(self._timeouts.head, self._timeouts.total))
 
     def answered(self) -> None:
@@ -45,7 +48,7 @@ class Deadlines:
 
     def committed(self) -> None:
         self._committed = True
-        self.progress = self._loop.time()
+        self._idle_from = self._loop.time()
 
     def pause(self) -> None:
         """The engine is kept from going on, and cannot be idle."""
@@ -53,16 +56,22 @@ class Deadlines:
 
     def resume(self) -> None:
         self._paused = False
-        self.progress = self._loop.time()
+        self._idle_from = self._loop.time()
 
     def end(self) -> None:
+        self._connection = None
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
 
     def waited(self, cause: Cause) -> float:
         """Seconds since something came, of the idle timeout; else since the request was sent."""
-        return self._loop.time() - (self.progress if cause is Cause.IDLE_TIMEOUT else self._began)
+        return self._loop.time() - (self._progress() if cause is Cause.IDLE_TIMEOUT else self._began)
+
+    def _progress(self) -> float:
+        """``loop.time()`` from which the engine has been idle."""
+        arrived = 0.0 if self._connection is None else self._connection.received_at
+        return max(self._idle_from, arrived)
 
     def _next(self) -> tuple[float, Cause]:
         """The next time at which a timeout would end the answer if nothing arrives, and which timeout it is."""
@@ -73,7 +82,7 @@ class Deadlines:
             return total if total[0] < head or (total[0] == head and self._answered) else (head, Cause.HEAD_TIMEOUT)
         if self._paused:
             return total
-        return min(total, (self.progress + self._timeouts.idle, Cause.IDLE_TIMEOUT))
+        return min(total, (self._progress() + self._timeouts.idle, Cause.IDLE_TIMEOUT))
 
     def _arm(self, expired: Callable[[Cause], None], now: float, at: float) -> None:
         # Not later than ``idle`` from now, which may be what counts by then.
