@@ -42,7 +42,7 @@ from gateway.proxy.http.server import Server
 from gateway.proxy.memory import Memory
 from gateway.proxy.serving.decisions import Decisions
 from gateway.proxy.serving.model_directory import ModelDirectory
-from gateway.proxy.upstream.pool import Upstream
+from gateway.proxy.upstream.send import Upstream
 from gateway.reload import Read, Reloading, listening
 from gateway.scheduling.scheduler import Scheduler
 from gateway.wiring import Common, Draft, Rooms, Wiring, blaming, priced, topics

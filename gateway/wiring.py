@@ -40,7 +40,7 @@ from gateway.proxy.serving.forward import Forwarder
 from gateway.proxy.serving.handover import Handover
 from gateway.proxy.serving.model_directory import ModelDirectory, ModelRuntime
 from gateway.proxy.upstream.legs import RetryBudget
-from gateway.proxy.upstream.pool import Upstream
+from gateway.proxy.upstream.send import Upstream
 from gateway.scheduling.scheduler import Scheduler
 from gateway.tokens.parity import Parity
 from gateway.tokens.settings import TokenSettings

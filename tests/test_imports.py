@@ -25,7 +25,10 @@ COMMANDS = tuple(
     f"gateway.commands.{name}" for name in ("check", "demo", "doctor", "explain", "interview", "processes")
 )
 PLACES = ("gateway.placement", "gateway.scheduling", "gateway.kvcache.index", "gateway.fleet.load")
-SERVES = ("gateway.proxy", "gateway.config", "gateway.placement", *(f"gateway.{room}" for room in ROOMS))
+SERVES = (
+    *("gateway.proxy", "gateway.config", "gateway.http1", "gateway.placement"),
+    *(f"gateway.{room}" for room in ROOMS),
+)
 EVERYTHING = ("gateway", "scorers", "filters", "pickers", "simulator")
 
 # Who -> what of ours it may import; whatever is below a name is part of it. The first that matches decides.
@@ -37,12 +40,14 @@ TABLE: dict[str, tuple[str, ...]] = {
     "gateway.standard_streams": (),
     "gateway.kvcache.index": ("gateway.kvcache.index", "gateway.kvcache.settings", *SHARED),
     "gateway.fleet.load": ("gateway.fleet.load", "gateway.fleet.settings", *SHARED),
+    "gateway.http1": ("gateway.http1", *SHARED),
     **{f"gateway.{room}": (f"gateway.{room}", *SHARED) for room in ROOMS},
+    "gateway.fleet": ("gateway.fleet", "gateway.http1", *SHARED),
     "gateway.config": ("gateway.config", *SHARED, "gateway.scheduling", *SETTINGS),
     "gateway.placement": (*PLACES, *SHARED),
     "gateway.proxy.upstream": (
         *("gateway.proxy.upstream", "gateway.proxy.memory", "gateway.proxy.settings", *SHARED),
-        *("gateway.api", "gateway.fleet"),
+        *("gateway.api", "gateway.fleet", "gateway.http1"),
     ),
     "gateway.proxy.serving": (
         *("gateway.proxy.serving", "gateway.proxy.upstream", "gateway.proxy.extras"),
@@ -73,6 +78,7 @@ THIRD_PARTY: dict[str, tuple[str, ...]] = {
     "gateway.notify": (),
     "gateway.scheduling": (),
     "gateway.commands.demo": ("httpx", "matplotlib", "rich"),
+    "gateway.http1": ("httptools",),
     "gateway.proxy.serving": ("httpx", "msgspec", "zmq"),  # no web framework
     "gateway.commands.processes": (),
     "gateway.cli": ("rich", "uvloop"),

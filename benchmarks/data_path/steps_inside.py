@@ -19,14 +19,14 @@ from typing import Any
 import gateway.proxy.serving.director as director
 from gateway.cli import main as gateway_main
 from gateway.fleet.engine_watch import EngineWatch
+from gateway.http1.connection import Connection
 from gateway.kvcache.events.reader import EventReader
 from gateway.kvcache.index.cache_index import CacheIndex
 from gateway.proxy.http.client import ClientAnswer, ClientConnection
 from gateway.proxy.http.server import Server
 from gateway.proxy.serving.attempt import Attempt
 from gateway.proxy.serving.exchange import Exchange
-from gateway.proxy.upstream.connection import Connection
-from gateway.proxy.upstream.pool import Upstream
+from gateway.proxy.upstream.send import Upstream
 from gateway.scheduling.scheduler import Scheduler
 from gateway.tokens.encode import Encoder
 from gateway.tokens.render import Renderer

@@ -180,8 +180,8 @@ async def test_a_request_that_kills_engines_kills_two_at_most():
 )
 async def test_and_no_more_over_connections_that_are_kept(stale, same_death, asked, monkeypatch):
     """Its end at once looks like that of a connection which had died idle, and is tried again on a fresh one."""
-    monkeypatch.setattr("gateway.proxy.upstream.pool.STALE", stale)
-    monkeypatch.setattr("gateway.proxy.upstream.pool.SAME_DEATH", same_death)
+    monkeypatch.setattr("gateway.proxy.upstream.send.STALE", stale)
+    monkeypatch.setattr("gateway.proxy.upstream.send.SAME_DEATH", same_death)
     killed: list[str] = []
 
     def killer(name: str):
@@ -208,8 +208,8 @@ async def test_and_no_more_over_connections_that_are_kept(stale, same_death, ask
 @pytest.mark.parametrize("body", [CHAT, STREAMED], ids=["whole", "streamed"])
 async def test_an_engine_that_is_killed_loses_nothing_that_it_had_not_begun(body, monkeypatch):
     """Its kept connections are closed first; until its listening socket is, others are made, and read by nobody."""
-    monkeypatch.setattr("gateway.proxy.upstream.pool.STALE", 60.0)
-    monkeypatch.setattr("gateway.proxy.upstream.pool.SAME_DEATH", -1.0)  # however long that takes
+    monkeypatch.setattr("gateway.proxy.upstream.send.STALE", 60.0)
+    monkeypatch.setattr("gateway.proxy.upstream.send.SAME_DEATH", -1.0)  # however long that takes
     dying = asyncio.Event()
 
     async def dies(connection, head, request):

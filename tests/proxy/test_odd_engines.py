@@ -1,4 +1,4 @@
-"""Covers: gateway/proxy/upstream/connection.py, gateway/proxy/upstream/answer.py, gateway/proxy/upstream/deadlines.py.
+"""Covers: gateway/http1/connection.py, gateway/proxy/upstream/answer.py, gateway/proxy/upstream/deadlines.py.
 
 Engines that speak HTTP oddly, falsely or not at all: what reaches the client, and that no answer is another's.
 """
@@ -13,9 +13,9 @@ from dataclasses import replace
 import orjson
 import pytest
 
+from gateway.http1.connection import MAX_HEAD
+from gateway.http1.connection import Connection as EngineConnection
 from gateway.proxy.settings import RetrySettings, TimeoutSettings
-from gateway.proxy.upstream.connection import MAX_HEAD
-from gateway.proxy.upstream.connection import Connection as EngineConnection
 from gateway.proxy.upstream.deadlines import Deadlines
 from gateway.proxy.upstream.legs import Cause
 from tests.support.chat import CHAT, COMPLETE, DONE, ROLE, STREAMED, WORD

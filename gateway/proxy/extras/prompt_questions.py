@@ -29,7 +29,7 @@ from gateway.proxy.serving.call import Asked
 from gateway.proxy.serving.forward import Forwarder
 from gateway.proxy.serving.model_directory import ModelDirectory
 from gateway.proxy.upstream.legs import Leg, LegFailed
-from gateway.proxy.upstream.pool import Upstream
+from gateway.proxy.upstream.send import Upstream
 from gateway.tokens import ModelTokens
 from gateway.tokens.media import can_be_asked, holds_media
 from gateway.tokens.reported_prompts import ReportedPrompts, continued, prompt_key, reading, turn_keys

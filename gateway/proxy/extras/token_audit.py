@@ -29,7 +29,7 @@ from gateway.proxy.serving.call import Call
 from gateway.proxy.serving.forward import Forwarder
 from gateway.proxy.serving.model_directory import ModelRuntime
 from gateway.proxy.upstream.legs import Leg, LegFailed
-from gateway.proxy.upstream.pool import Upstream
+from gateway.proxy.upstream.send import Upstream
 from gateway.tokens.agreement import Form, form_of
 
 log = logging.getLogger("kvgate.parity")

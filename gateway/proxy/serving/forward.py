@@ -23,7 +23,7 @@ from gateway.proxy.serving.attempt import Attempt
 from gateway.proxy.serving.call import Asked
 from gateway.proxy.upstream.commit import Committed, commit
 from gateway.proxy.upstream.legs import Cause, Leg, LegFailed
-from gateway.proxy.upstream.pool import Upstream
+from gateway.proxy.upstream.send import Upstream
 from gateway.tokens.agreement import form_of
 
 log = logging.getLogger("kvgate.forward")

@@ -12,9 +12,9 @@ from typing import Protocol, Self
 
 from gateway.api.encoding import encoding_of
 from gateway.framework import Endpoint
+from gateway.http1.connection import Connection
 from gateway.proxy.memory import Share
 from gateway.proxy.settings import TimeoutSettings
-from gateway.proxy.upstream.connection import Connection
 from gateway.proxy.upstream.deadlines import Deadlines
 from gateway.proxy.upstream.legs import Cause, LegFailed
 

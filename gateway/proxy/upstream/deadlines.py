@@ -12,8 +12,8 @@ from collections.abc import Callable
 from math import inf
 
 from gateway.core.pauses import LATE, TURN
+from gateway.http1.connection import Connection
 from gateway.proxy.settings import TimeoutSettings
-from gateway.proxy.upstream.connection import Connection
 from gateway.proxy.upstream.legs import Cause
 
 

@@ -1,4 +1,4 @@
-"""What a leg is, how it can fail, and what a failure means. Pure: pool.py sends legs, director.py and handover.py
+"""What a leg is, how it can fail, and what a failure means. Pure: send.py sends legs, director.py and handover.py
 act on failures.
 
 The one rule behind the table: a leg may be sent again only while nothing of an answer is the client's, and a request
@@ -10,7 +10,7 @@ what happened                                    then
 refused, or reset before anything was sent       another endpoint; free
 the gateway has no room for another connection,  an error at once: no endpoint is to blame, none would do better
 or for the whole answer
-idle keep-alive connection died                  the same endpoint on a fresh connection, inside pool.py; free.
+idle keep-alive connection died                  the same endpoint on a fresh connection, inside send.py; free.
                                                  If that one dies at once or unread, it is the same death, and counts
                                                  once; if it dies later, no further attempt
 502, 503, 504, no head in time                   another endpoint; counts as an attempt

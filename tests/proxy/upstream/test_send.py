@@ -1,6 +1,7 @@
-"""Covers: gateway/proxy/upstream/pool.py, gateway/proxy/upstream/answer.py, gateway/proxy/upstream/connection.py.
+"""Covers: gateway/proxy/upstream/send.py, gateway/proxy/upstream/answer.py, gateway/http1/connection.py,
+gateway/http1/pool.py.
 
-Every way in which a leg can fail, on real sockets, leaves upstream.py as the right cause.
+Every way in which a leg can fail, on real sockets, leaves send.py as the right cause.
 """
 
 from __future__ import annotations
@@ -17,12 +18,13 @@ import pytest
 from gateway.fleet.address import Address, TlsContexts
 from gateway.fleet.settings import EndpointSettings
 from gateway.framework import Endpoint, Engine, Kind, Model
+from gateway.http1.connection import encode_head
+from gateway.http1.pool import Pool
 from gateway.proxy.settings import TimeoutSettings
 from gateway.proxy.upstream.answer import Answer
 from gateway.proxy.upstream.commit import commit
-from gateway.proxy.upstream.connection import encode_head
 from gateway.proxy.upstream.legs import Cause, Leg, LegFailed
-from gateway.proxy.upstream.pool import Pool, Upstream
+from gateway.proxy.upstream.send import Upstream
 from tests.support.chat import ROLE
 from tests.support.wait import eventually
 from tests.support.wire import STREAM_HEAD, Connection, answer, chunked, scripted
@@ -96,7 +98,7 @@ async def test_a_connection_is_used_again_and_its_round_trip_measured_once():
 
 
 async def test_an_idle_connection_is_closed_after_a_while(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr("gateway.proxy.upstream.pool.KEEP_ALIVE", 0.05)
+    monkeypatch.setattr("gateway.http1.pool.KEEP_ALIVE", 0.05)
 
     async def script(connection: Connection) -> None:
         await connection.request()
@@ -111,7 +113,7 @@ async def test_an_idle_connection_is_closed_after_a_while(monkeypatch: pytest.Mo
 
 async def test_an_idle_connection_is_not_used_after_a_while(monkeypatch: pytest.MonkeyPatch):
     """Its engine may be closing it, though nobody has looked since."""
-    monkeypatch.setattr("gateway.proxy.upstream.pool.KEEP_ALIVE", 60.0)
+    monkeypatch.setattr("gateway.http1.pool.KEEP_ALIVE", 60.0)
 
     async def script(connection: Connection) -> None:
         while True:
@@ -124,13 +126,13 @@ async def test_an_idle_connection_is_not_used_after_a_while(monkeypatch: pytest.
                 await reply.read()
                 assert reply.connect_seconds is not None
             assert len(server.connections) == number + 1
-            monkeypatch.setattr("gateway.proxy.upstream.pool.KEEP_ALIVE", 0.0)
+            monkeypatch.setattr("gateway.http1.pool.KEEP_ALIVE", 0.0)
         await eventually(lambda: server.left >= 1, "the engine sees that the first is closed")
 
 
 async def test_of_many_idle_connections_some_are_kept(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr("gateway.proxy.upstream.pool.KEEP_ALIVE", 60.0)
-    monkeypatch.setattr("gateway.proxy.upstream.pool.MAX_IDLE", 2)
+    monkeypatch.setattr("gateway.http1.pool.KEEP_ALIVE", 60.0)
+    monkeypatch.setattr("gateway.http1.pool.MAX_IDLE", 2)
     asked = asyncio.Semaphore(0)
     go = asyncio.Event()
 
