@@ -32,10 +32,8 @@ from gateway.proxy.admin.debug import Debug
 from gateway.proxy.admin.explain import Explainer
 from gateway.proxy.admin.listener import Admin
 from gateway.proxy.admin.operations import Operations
-from gateway.proxy.extras.prompt_questions import PromptQuestions
 from gateway.proxy.extras.response_affinity import ResponseAffinity
 from gateway.proxy.extras.stream_usage import StreamUsage
-from gateway.proxy.extras.token_audit import TokenAudit
 from gateway.proxy.http.keys import read as read_keys
 from gateway.proxy.http.listener import Listener
 from gateway.proxy.http.server import Server
@@ -96,12 +94,11 @@ class Gateway:
         self.feed.connect(self.fleet)
         self.memory = Memory(config.listen.max_held)
         self.metrics.watch_held(lambda: self.memory.held)
-        self.upstream = Upstream(config.timeouts, memory=self.memory)
         self._stored = ResponseAffinity(self.clock)
-        rooms = Rooms(
+        rooms = self.rooms = Rooms(
             common,
             self.fleet,
-            self.upstream,
+            Upstream(config.timeouts, memory=self.memory),
             self._poller,
             self._stored,
             self.decisions,
@@ -140,14 +137,6 @@ class Gateway:
         return self.reloading.wiring.directory
 
     @property
-    def questions(self) -> PromptQuestions:
-        return self.reloading.wiring.questions
-
-    @property
-    def token_audit(self) -> TokenAudit:
-        return self.reloading.wiring.token_audit
-
-    @property
     def explainer(self) -> Explainer:
         return Explainer(
             directory=self.directory,
@@ -180,10 +169,7 @@ class Gateway:
         await self.operations.close()
         await self.fleet.close()  # before the feed: it tells it of event streams
         await self.feed.close()
-        await self.reloading.wiring.handover.close()
-        await self.questions.close()
-        await self.token_audit.close()
-        self.upstream.close()
+        await self.rooms.close()
         await self.reloading.close()
 
 

@@ -12,7 +12,7 @@ import contextlib
 import logging
 import random
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import asdict, dataclass, field, fields, replace
 from functools import cache, partial
 
 from gateway.config.build import build_scheduler
@@ -28,16 +28,16 @@ from gateway.flow.admission import Admission
 from gateway.framework import Clock, Context, Model
 from gateway.kvcache.events.poller import Poller
 from gateway.kvcache.index.cache_index import CacheIndex
-from gateway.proxy.extras.prompt_questions import PromptQuestions
+from gateway.proxy.extras.prompt_questions import PromptQuestions, PromptQuestionsState
 from gateway.proxy.extras.response_affinity import ResponseAffinity
 from gateway.proxy.extras.stream_usage import StreamUsage
-from gateway.proxy.extras.token_audit import TokenAudit
+from gateway.proxy.extras.token_audit import TokenAudit, TokenAuditState
 from gateway.proxy.http.keys import ClientKeys
 from gateway.proxy.memory import Memory
 from gateway.proxy.serving.decisions import Decisions
 from gateway.proxy.serving.director import Director
 from gateway.proxy.serving.forward import Forwarder
-from gateway.proxy.serving.handover import Handover
+from gateway.proxy.serving.handover import Handover, HandoverState
 from gateway.proxy.serving.model_directory import ModelDirectory, ModelRuntime
 from gateway.proxy.upstream.legs import RetryBudget
 from gateway.proxy.upstream.send import Upstream
@@ -71,6 +71,16 @@ class Rooms:
     usage: StreamUsage
     memory: Memory
     created: float
+    handover: HandoverState = field(default_factory=HandoverState)
+    questions: PromptQuestionsState = field(default_factory=PromptQuestionsState)
+    token_audit: TokenAuditState = field(default_factory=TokenAuditState)
+
+    async def close(self) -> None:
+        """End what is under way to engines, and the connections; after the fleet."""
+        await self.handover.close()
+        await self.questions.close()
+        await self.token_audit.close()
+        self.upstream.close()
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,9 +140,6 @@ class Wiring:
     scheduler: Scheduler
     directory: ModelDirectory
     director: Director
-    handover: Handover
-    questions: PromptQuestions
-    token_audit: TokenAudit
     keys: ClientKeys
 
     @classmethod
@@ -151,7 +158,7 @@ class Wiring:
             clock=common.clock,
             observer=common.observer,
             random=common.chance,
-            after=None if before is None else before.handover,
+            state=rooms.handover,
         )
         questions = PromptQuestions(
             forwarder,
@@ -160,9 +167,9 @@ class Wiring:
             {settings.name: settings for settings in config.models},
             common.clock,
             common.observer,
-            None if before is None else before.questions,
+            rooms.questions,
         )
-        token_audit = TokenAudit(forwarder, upstream, common.chance, None if before is None else before.token_audit)
+        token_audit = TokenAudit(forwarder, upstream, common.chance, rooms.token_audit)
         director = Director(
             directory=directory,
             fleet=rooms.fleet,
@@ -182,7 +189,7 @@ class Wiring:
             clock=common.clock,
             observer=common.observer,
         )
-        return cls(config, draft.scheduler, directory, director, handover, questions, token_audit, draft.keys)
+        return cls(config, draft.scheduler, directory, director, draft.keys)
 
     @property
     def models(self) -> dict[str, tuple[ModelSettings, ModelRuntime]]:

@@ -27,7 +27,7 @@ async def ask(gateway: Running, body: dict[str, Any]) -> None:
     answer = await gateway.client.post("/v1/chat/completions", json={"model": "sim", "max_tokens": 1, **body})
     answer.raise_for_status()
     await eventually(lambda: len(gateway.lines) > count, "it is settled")
-    await eventually(lambda: not gateway.gateway.token_audit._busy, "its ids are compared", within=60)
+    await eventually(lambda: not gateway.gateway.rooms.token_audit.busy, "its ids are compared", within=60)
 
 
 def counted(metrics: str, name: str) -> float:

@@ -143,7 +143,7 @@ async def gateway(engine: Engine, model_folder: Path, monkeypatch: pytest.Monkey
         asked.raise_for_status()
         await eventually(lambda: bool(gateway.lines), "it is settled")
         assert not gateway.lines[0].by_ids, "an engine is asked for its own ids first"
-        await eventually(lambda: not gateway.gateway.token_audit._busy, "its ids are compared", within=60)
+        await eventually(lambda: not gateway.gateway.rooms.token_audit.busy, "its ids are compared", within=60)
         yield gateway
 
 

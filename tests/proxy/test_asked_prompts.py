@@ -17,6 +17,7 @@ import httpx
 import pytest
 
 from gateway.core.observer import Settled
+from gateway.proxy.extras.prompt_questions import PromptQuestions
 from gateway.tokens.agreement import LEAST, RECOVERY, Form
 from gateway.tokens.settings import ForwardSettings
 from simulator.server import EngineServer
@@ -130,7 +131,9 @@ async def test_what_tokenize_does_not_know_is_estimated(
         assert await state(gateway) != "exact"
 
 
-async def test_an_engine_that_does_not_answer_costs_the_timeout_once(engine: EngineServer, tokenizer: Path) -> None:
+async def test_an_engine_that_does_not_answer_costs_the_timeout_once(
+    engine: EngineServer, tokenizer: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     silent = asyncio.Event()
 
     async def hang(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -140,15 +143,13 @@ async def test_an_engine_that_does_not_answer_costs_the_timeout_once(engine: Eng
     async with gateway_of(tokenizer, engine, ask_timeout=0.05) as gateway:
         endpoint = gateway.gateway.fleet.endpoints(gateway.gateway.directory.servings[0].model)[0]
         server = await asyncio.start_server(hang, "127.0.0.1", 0)
-        questions = gateway.gateway.questions
-        forwarder: Any = questions._forwarder
-        leg, address = forwarder.leg, server.sockets[0].getsockname()
+        leg, address = PromptQuestions._leg, server.sockets[0].getsockname()
 
         def elsewhere(*given: Any, **more: Any) -> Any:
             made = leg(*given, **more)
             return replace(made, address=replace(made.address, port=address[1]))
 
-        questions._forwarder = type("Elsewhere", (), {"leg": staticmethod(elsewhere)})()  # type: ignore[assignment]
+        monkeypatch.setattr(PromptQuestions, "_leg", elsewhere)
         assert not (await send(gateway, chat("one"))).exact
         assert not (await send(gateway, chat("two"))).exact
         assert not (await send(gateway, chat("three"))).exact
@@ -166,7 +167,7 @@ async def test_what_was_told_of_earlier_turns_is_known_where_no_engine_tells(
         body = chat("What is the weather in Paris, and in Rome? " * 5)
         first = await send(gateway, body)
         await gateway.heard(engine)
-        monkeypatch.setattr(gateway.gateway.questions, "_choose", lambda *_: None)
+        monkeypatch.setattr(PromptQuestions, "_choose", lambda *_: None)
         turns = [{"role": "assistant", "content": "It is sunny."}, {"role": "user", "content": "And tomorrow?"}]
         line = await send(gateway, {**body, "messages": [*body["messages"], *turns]})
         assert not line.exact
@@ -200,4 +201,4 @@ async def test_a_client_that_leaves_costs_others_nothing(engine: EngineServer, t
             await leaving
         assert (await staying).status_code == 200
         await eventually(gateway.idle, "all is given back")
-        assert not gateway.gateway.questions._asking
+        assert not gateway.gateway.rooms.questions.asking

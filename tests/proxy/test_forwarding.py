@@ -60,7 +60,7 @@ async def ask(gateway: Running, path: str = CHAT, **more: Any) -> dict[str, Any]
     answer = await gateway.client.post(path, json={**BODIES[path], **more})
     assert answer.status_code == 200, answer.text
     await eventually(lambda: len(gateway.lines) > count, "it is settled")
-    await eventually(lambda: not gateway.gateway.token_audit._busy, "its ids are compared")
+    await eventually(lambda: not gateway.gateway.rooms.token_audit.busy, "its ids are compared")
     return dict(answer.json())
 
 

@@ -13,7 +13,7 @@ import asyncio
 import logging
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from gateway.api.body import JsonBody
@@ -60,9 +60,49 @@ class _Question:
     messages: Sequence[Any] = ()
 
 
+class ModelQuestions:
+    """What is asked for one model, and what engines have reported. It stays as long as the model's settings do."""
+
+    def __init__(self, settings: TokenSettings) -> None:
+        self.settings = settings
+        self.reported = ReportedPrompts()
+        self.asked: dict[bytes, asyncio.Task[Prompt | None]] = {}
+        self._media = settings.media.timeout, asyncio.Semaphore(settings.media.concurrency)
+        self._tokens = settings.tokens.ask_timeout, asyncio.Semaphore(settings.tokens.ask_concurrency)
+
+    def bounds(self, question: _Question) -> tuple[float, asyncio.Semaphore]:
+        """Seconds that a client waits for an answer, and the places for questions."""
+        return self._media if question.media else self._tokens
+
+
+@dataclass(slots=True)
+class PromptQuestionsState:
+    """What outlives a configuration: made once, and used by the ``PromptQuestions`` of each.
+
+    ``models``: of the last configuration, by name. ``rests``: routes of engines that are not asked for a while.
+    ``asking``: our questions under way, by the engine's URL; ``tasks``: the same as tasks.
+    """
+
+    models: Mapping[str, ModelQuestions] = field(default_factory=dict)
+    rests: NotAsked = field(default_factory=NotAsked)
+    asking: Counter[str] = field(default_factory=Counter)
+    tasks: TaskSet = field(default_factory=TaskSet)
+
+    def configure(self, settings: Mapping[str, TokenSettings]) -> Mapping[str, ModelQuestions]:
+        """The models of another configuration; those whose settings are the same go on."""
+        before = self.models
+        self.models = {
+            name: before[name] if name in before and before[name].settings == its else ModelQuestions(its)
+            for name, its in settings.items()
+        }
+        return self.models
+
+    async def close(self) -> None:
+        await self.tasks.close()
+
+
 class PromptQuestions:
-    """``settings``: of each model, by its name. ``after``: whose place it takes, under other settings: its questions
-    are this one's to close, and what it was told is known."""
+    """``settings``: of each model, by its name."""
 
     def __init__(
         self,
@@ -72,7 +112,7 @@ class PromptQuestions:
         settings: Mapping[str, TokenSettings],
         clock: Clock,
         observer: Observer,
-        after: PromptQuestions | None = None,
+        state: PromptQuestionsState,
     ) -> None:
         self._forwarder = forwarder
         self._upstream = upstream
@@ -80,17 +120,8 @@ class PromptQuestions:
         self._clock = clock
         self._often = LogLimit(clock)
         self._observer = observer
-        before: dict[str, _Model] = {} if after is None else after._models
-        self._models: dict[str, _Model] = {
-            name: before[name] if name in before and before[name].settings == its else _Model(its)
-            for name, its in settings.items()
-        }
-        self._rests: NotAsked = NotAsked() if after is None else after._rests
-        self._asking: Counter[str] = Counter() if after is None else after._asking
-        self._tasks: TaskSet = TaskSet() if after is None else after._tasks
-
-    async def close(self) -> None:
-        await self._tasks.close()
+        self._state = state
+        self._models = state.configure(settings)
 
     async def prompt(self, asked: Asked, parsed: Parsed) -> Prompt | None:
         """The engine's own ids; None: they are not to be had, or not asked for."""
@@ -108,13 +139,13 @@ class PromptQuestions:
         task = model.asked.get(question.name)
         if task is None:
             asking = self._ask_in_time(asked, model, question)
-            task = self._tasks.start(asking, name=f"ask for tokens of {name}", awaited=True)
+            task = self._state.tasks.start(asking, name=f"ask for tokens of {name}", awaited=True)
             model.asked[question.name] = task
             task.add_done_callback(lambda _: model.asked.pop(question.name, None))
         # Whoever asked first may leave: others may wait for the same.
         return await asyncio.shield(task)
 
-    async def _ask_in_time(self, asked: Asked, model: _Model, question: _Question) -> Prompt | None:
+    async def _ask_in_time(self, asked: Asked, model: ModelQuestions, question: _Question) -> Prompt | None:
         endpoint: Endpoint | None = None
         prompt: Prompt | None = None
         timeout, slots = model.bounds(question)
@@ -135,7 +166,9 @@ class PromptQuestions:
         self._count(asked.serving.model.name, question, result)
         return self._remember(asked, model, question, prompt)
 
-    def _remember(self, asked: Asked, model: _Model, question: _Question, prompt: Prompt | None) -> Prompt | None:
+    def _remember(
+        self, asked: Asked, model: ModelQuestions, question: _Question, prompt: Prompt | None
+    ) -> Prompt | None:
         """``prompt``; where nothing was told, what was told of the conversation's earlier turns, and an estimate."""
         assert isinstance(asked.body, JsonBody)
         now, turns = self._clock.monotonic(), []
@@ -158,18 +191,18 @@ class PromptQuestions:
             if endpoint.engine.up and not endpoint.draining
         ]
         for path in question.paths:
-            able = [endpoint for endpoint in candidates if not self._rests.has(endpoint.engine, path, now)]
+            able = [endpoint for endpoint in candidates if not self._state.rests.has(endpoint.engine, path, now)]
             if able:
-                return min(able, key=lambda one: (self._asking[one.engine.url], one.load.requests)), path
+                return min(able, key=lambda one: (self._state.asking[one.engine.url], one.load.requests)), path
         return None
 
     def _rest(self, endpoint: Endpoint, path: str, seconds: float) -> None:
-        self._rests.begin(endpoint.engine, path, self._clock.monotonic() + seconds)
+        self._state.rests.begin(endpoint.engine, path, self._clock.monotonic() + seconds)
 
     async def _ask(self, asked: Asked, endpoint: Endpoint, path: str, *, media: bool) -> tuple[str, Prompt | None]:
         """The metric's word for it, and what was told."""
         leg, url = self._leg(asked, endpoint, path, media=media), endpoint.engine.url
-        self._asking[url] += 1
+        self._state.asking[url] += 1
         try:
             with await self._upstream.send(leg) as answer:
                 parts, size = [], 0
@@ -181,8 +214,8 @@ class PromptQuestions:
                 log.info("%s: %s: %s%s", endpoint.name, leg.path, failure.cause, left_out(count))
             return "failed", None
         finally:
-            self._asking[url] -= 1
-            self._asking += Counter()  # engines come and go
+            self._state.asking[url] -= 1
+            self._state.asking += Counter()  # engines come and go
         if answer.status in REFUSED:
             return "refused", None
         if answer.status in ABSENT and not media:
@@ -212,19 +245,6 @@ class PromptQuestions:
             self._observer.prompt_asked(name, result)
 
 
-class _Model:
-    def __init__(self, settings: TokenSettings) -> None:
-        self.settings = settings
-        self.reported = ReportedPrompts()
-        self.asked: dict[bytes, asyncio.Task[Prompt | None]] = {}
-        self._media = settings.media.timeout, asyncio.Semaphore(settings.media.concurrency)
-        self._tokens = settings.tokens.ask_timeout, asyncio.Semaphore(settings.tokens.ask_concurrency)
-
-    def bounds(self, question: _Question) -> tuple[float, asyncio.Semaphore]:
-        """Seconds that a client waits for an answer, and the places for questions."""
-        return self._media if question.media else self._tokens
-
-
 async def _read(raw: bytes) -> Prompt | None:
     """In slices, since a thread would hold the interpreter for as long: two million ids take 0.1 s."""
     steps = reading(raw)
@@ -238,7 +258,7 @@ async def _read(raw: bytes) -> Prompt | None:
 
 
 def _question(
-    parsed: Parsed, body: JsonBody, model: _Model, tokens: ModelTokens, adapter: str | None
+    parsed: Parsed, body: JsonBody, model: ModelQuestions, tokens: ModelTokens, adapter: str | None
 ) -> _Question | None:
     """What is to be asked of a body; None: nothing."""
     if parsed.previous_response is not None or not (model.settings.media.render or tokens.may_ask_engines):

@@ -12,7 +12,7 @@ import logging
 import random
 from array import array
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import msgspec
@@ -54,24 +54,32 @@ class Questions:
     form: Form
 
 
-class TokenAudit:
-    """Compares the ids of some answered prompts. ``chance``: draws the sample. ``after``: whose place it takes, under
-    other settings: its questions are this one's to close."""
+@dataclass(frozen=True, slots=True)
+class TokenAuditState:
+    """What outlives a configuration: made once, and used by the ``TokenAudit`` of each.
 
-    def __init__(
-        self, forwarder: Forwarder, upstream: Upstream, chance: random.Random, after: TokenAudit | None = None
-    ) -> None:
+    ``tasks``: the questions under way. ``busy``: names of the models that they are about. ``absent``: engines without
+    a route that renders.
+    """
+
+    tasks: TaskSet = field(default_factory=TaskSet)
+    busy: set[str] = field(default_factory=set)
+    absent: NotAsked = field(default_factory=NotAsked)
+
+    async def close(self) -> None:
+        await self.tasks.close()
+
+
+class TokenAudit:
+    """Compares the ids of some answered prompts. ``chance``: draws the sample."""
+
+    def __init__(self, forwarder: Forwarder, upstream: Upstream, chance: random.Random, state: TokenAuditState) -> None:
         self._forwarder = forwarder
         self._upstream = upstream
         self._chance = chance
         self._clock = SystemClock()
         self._often = LogLimit(self._clock)
-        self._tasks: TaskSet = TaskSet() if after is None else after._tasks
-        self._busy: set[str] = set() if after is None else after._busy
-        self._absent: NotAsked = NotAsked() if after is None else after._absent
-
-    async def close(self) -> None:
-        await self._tasks.close()
+        self._state = state
 
     def choose(self, attempt: Attempt) -> Questions | None:
         """An answer has begun: what to ask once it has ended, if its ids are one of the sample. Later its body is not
@@ -80,7 +88,7 @@ class TokenAudit:
         prompt, request, body = call.prompt, call.request, call.body
         if prompt.own is None or not isinstance(body, JsonBody) or call.route.kind not in RENDERED:
             return None
-        if request.indivisible or request.adapter is not None or attempt.model_name in self._busy:
+        if request.indivisible or request.adapter is not None or attempt.model_name in self._state.busy:
             return None
         parity = call.serving.tokens.parity
         sampled = parity.wants_ids(plan.decode.name, form_of(call.route.kind), self._chance.random())
@@ -98,14 +106,14 @@ class TokenAudit:
     def ask(self, serving: ModelRuntime, questions: Questions) -> None:
         """A request has ended well: ask what was chosen. Returns at once."""
         name = serving.model.name
-        if name not in self._busy:
-            self._busy.add(name)
-            self._tasks.start(self._compare(serving, questions), name=f"compare ids of {name}")
+        if name not in self._state.busy:
+            self._state.busy.add(name)
+            self._state.tasks.start(self._compare(serving, questions), name=f"compare ids of {name}")
 
     def _paths(self, call: Call, endpoint: Endpoint, body: JsonBody) -> list[str]:
         now = self._clock.monotonic()
         paths = telling(call.route, body, call.serving.tokens)
-        return [path for path in paths if not self._absent.has(endpoint.engine, path, now)]
+        return [path for path in paths if not self._state.absent.has(endpoint.engine, path, now)]
 
     def _leg(self, call: Call, endpoint: Endpoint, path: str, limit: int) -> Leg | None:
         leg = self._forwarder.leg(call, endpoint, call.body)
@@ -121,7 +129,7 @@ class TokenAudit:
                     parity.compare_ids(name, questions.form, questions.ids, ids, started=started)
                     return
         finally:
-            self._busy.discard(serving.model.name)
+            self._state.busy.discard(serving.model.name)
 
     async def _ask(self, leg: Leg) -> list[int] | None:
         """The ids; None: it does not tell."""
@@ -134,7 +142,7 @@ class TokenAudit:
                 log.info("%s: its ids cannot be asked: %s%s", name, failure.cause, left_out(count))
             return None
         if answer.status in ABSENT:
-            self._absent.begin(leg.endpoint.engine, leg.path, self._clock.monotonic() + ABSENCE)
+            self._state.absent.begin(leg.endpoint.engine, leg.path, self._clock.monotonic() + ABSENCE)
         if answer.status != 200:
             return None
         return _ids(raw)

@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Coroutine, Mapping
+from dataclasses import dataclass, field
 from random import Random
 from typing import Any
 
@@ -51,11 +52,25 @@ FETCHED = 10.0
 and an unstreamed answer that is half written shall not be thrown away."""
 
 
-class Handover:
-    """Carries split plans out. Holds no state of any request: an ``Attempt`` does.
+@dataclass(frozen=True, slots=True)
+class HandoverState:
+    """What outlives a configuration: made once, and used by the ``Handover`` of each.
 
-    ``after``: whose place it takes, under other settings: its ids are taken, and its legs are this one's to close.
+    ``ids``: of the last hand-overs, the oldest first. ``legs``: those that are under way.
     """
+
+    ids: dict[str, None] = field(default_factory=dict)
+    legs: TaskSet = field(default_factory=TaskSet)
+    bootstrap: Bootstrap = field(default_factory=Bootstrap)
+
+    async def close(self) -> None:
+        """End the legs that no answer waits for any more."""
+        await self.legs.close()
+        await self.bootstrap.close()
+
+
+class Handover:
+    """Carries split plans out. Holds no state of any request: an ``Attempt`` does."""
 
     def __init__(
         self,
@@ -66,24 +81,17 @@ class Handover:
         clock: Clock,
         observer: Observer,
         random: Random,
-        after: Handover | None = None,
+        state: HandoverState,
     ) -> None:
         self._forwarder = forwarder
-        self._bootstrap: Bootstrap = Bootstrap() if after is None else after._bootstrap
         self._fleet = fleet
         self._timeouts = timeouts
         self._clock = clock
         self._observer = observer
         self._random = random
         self._often = LogLimit(clock)
-        self._ids: dict[str, None] = {} if after is None else after._ids
-        self._tasks: TaskSet = TaskSet() if after is None else after._tasks
+        self._state = state
         self._connectors: Mapping[str, Connector] = connectors(self._fetch, clock.monotonic, random)
-
-    async def close(self) -> None:
-        """End the legs that no answer waits for any more."""
-        await self._tasks.close()
-        await self._bootstrap.close()
 
     async def commit(self, attempt: Attempt) -> Committed:
         """Send both legs of the plan. Raises LegFailed of the decode leg; GatewayError where a strict plan fails."""
@@ -263,22 +271,23 @@ class Handover:
     def _unused(self, name: str) -> str:
         """An id under which no hand-over was made lately: engines that push KV find a request's by its id, and clients
         give several requests the same."""
-        if name in self._ids:
+        ids = self._state.ids
+        if name in ids:
             name = f"{name}-{self._random.getrandbits(64):016x}"
-        self._ids[name] = None
-        if len(self._ids) > IDS:
-            del self._ids[next(iter(self._ids))]
+        ids[name] = None
+        if len(ids) > IDS:
+            del ids[next(iter(ids))]
         return name
 
     def _start(self, leg: Coroutine[Any, Any, Committed], attempt: Attempt) -> asyncio.Task[Committed]:
-        return self._tasks.start(leg, name=f"leg of {attempt.call.id}", awaited=True)
+        return self._state.legs.start(leg, name=f"leg of {attempt.call.id}", awaited=True)
 
     def _pair(self, attempt: Attempt, prefill: Endpoint) -> Pair:
         return Pair(attempt.call.route.kind, prefill, attempt.plan.decode, self._fleet.bootstrap_port(prefill))
 
     async def _fetch(self, url: str) -> bytes:
         try:
-            return await self._bootstrap.ask(url, self._timeouts.connect)
+            return await self._state.bootstrap.ask(url, self._timeouts.connect)
         except Unreachable as error:
             raise HandoverFailed("bootstrap", str(error)) from error
 

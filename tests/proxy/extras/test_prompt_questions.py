@@ -208,10 +208,10 @@ async def test_of_an_engine_that_is_gone_nothing_is_remembered(engine: EngineSer
     async with simulated(image_tokens=TOKENS) as plain:
         async with gateway_of(plain) as gateway:
             await post(gateway, chat(user(image())))
-            rests = gateway.gateway.questions._rests
+            rests = gateway.gateway.rooms.questions.rests
             assert len(rests) == 1, "it cannot tell"
             assert (await gateway.reload(config_for(engine.url, media=ASKED))).is_success
-            assert gateway.gateway.questions._rests is rests
+            assert gateway.gateway.rooms.questions.rests is rests
             await eventually(lambda: (gc.collect(), len(rests))[1] == 0, "it is forgotten")
 
 

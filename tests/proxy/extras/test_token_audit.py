@@ -105,7 +105,7 @@ async def test_a_sample_of_ids_is_compared(engine: EngineServer, folders: tuple[
         await eventually(lambda: asked(engine, "/tokenize") == 1, "the engine was asked")
         await ask(gateway, {"model": "sim", "prompt": "Hello there", "max_tokens": 1}, path="completions")
         await eventually(lambda: asked(engine, "/tokenize") == 2, "the engine was asked again")
-        await eventually(lambda: not gateway.gateway.token_audit._busy, "both are compared")
+        await eventually(lambda: not gateway.gateway.rooms.token_audit.busy, "both are compared")
         metrics = await gateway.metrics()
         assert 'kvgate_token_ids_compared_total{model="sim"} 2.0' in metrics
         assert 'kvgate_token_id_mismatches_total{model="sim"} 0.0' in metrics
@@ -124,7 +124,7 @@ async def test_ids_that_differ_in_no_count_are_noticed(engine: EngineServer, fol
         for count in range(1, LEAST + 1):
             await ask(gateway)
             await eventually(lambda n=count: asked(engine, "/tokenize") == n, "the engine was asked")
-            await eventually(lambda: not gateway.gateway.token_audit._busy, "the ids are compared")
+            await eventually(lambda: not gateway.gateway.rooms.token_audit.busy, "the ids are compared")
         assert "it made other token ids" in await tokens(gateway)
         assert 'kvgate_token_count_mismatches_total{model="sim"} 0.0' in await gateway.metrics()
 
@@ -143,7 +143,7 @@ async def test_what_tokenize_does_not_know_is_left_alone(
     async with running(config_for(engine.url, tokenizer=str(folders[0]), parity=EVERY)) as gateway:
         await ask(gateway, {**CHAT, **more})
         await eventually(lambda: asked(engine, "/v1/chat/completions/render") == 1, "the engine was asked")
-        await eventually(lambda: not gateway.gateway.token_audit._busy, "it has answered")
+        await eventually(lambda: not gateway.gateway.rooms.token_audit.busy, "it has answered")
         assert asked(engine, "/tokenize") == 0
 
 
@@ -155,7 +155,7 @@ async def test_an_engine_that_does_not_answer_costs_nobody_anything(
         await ask(gateway, times=3)
         await eventually(lambda: asked(engine, "/v1/chat/completions/render") == 1, "the engine was asked")
         assert gateway.idle()
-        assert gateway.gateway.token_audit._busy == {"sim"}, "one question at a time"
+        assert gateway.gateway.rooms.token_audit.busy == {"sim"}, "one question at a time"
 
 
 async def test_what_renders_otherwise_than_it_is_served_is_no_evidence(folders: tuple[Path, Path]) -> None:
@@ -167,7 +167,7 @@ async def test_what_renders_otherwise_than_it_is_served_is_no_evidence(folders: 
             await ask(gateway, {**body, "thinking": {"type": "disabled"}}, path=path)
             await ask(gateway, {**body, "thinking": {"type": "adaptive"}}, path=path)
             await eventually(lambda: asked(engine, render) == 1, "the engine was asked")
-            await eventually(lambda: not gateway.gateway.token_audit._busy, "it is compared")
+            await eventually(lambda: not gateway.gateway.rooms.token_audit.busy, "it is compared")
             await ask(gateway, body, path=path)
             await eventually(lambda: asked(engine, render) == 2, "the engine was asked again")
             assert await tokens(gateway) == "exact"
@@ -185,7 +185,7 @@ async def test_a_route_that_is_not_there_is_asked_for_again_when_its_engine_is_a
         (endpoint,) = gateway.gateway.fleet.endpoints(gateway.gateway.directory.servings[0].model)
         await ask(gateway)
         await eventually(lambda: asked(first, "/tokenize") == 1, "what is there is asked for instead")
-        await eventually(lambda: not gateway.gateway.token_audit._busy, "it is compared")
+        await eventually(lambda: not gateway.gateway.rooms.token_audit.busy, "it is compared")
         started = endpoint.engine.started
         await first.kill()
         await again.start(port=first.port)
@@ -206,4 +206,4 @@ async def test_a_route_that_is_not_there_is_asked_for_again_after_a_while(
         for count in (1, 2):
             await ask(gateway)
             await eventually(lambda n=count: asked(engine, RENDER) == n, "it is asked for")
-            await eventually(lambda: not gateway.gateway.token_audit._busy, "the ids are compared")
+            await eventually(lambda: not gateway.gateway.rooms.token_audit.busy, "the ids are compared")
