@@ -118,7 +118,7 @@ def microseconds(scene: Scene, rounds: int) -> tuple[list[float], list[float]]:
         began = thread_time()
         booking = scene.decide(request, decisions if keep else None)
         (kept if keep else plain).append((thread_time() - began) * 1e6)
-        booking.reservation.settle()
+        booking.settle()
     return plain, kept
 
 

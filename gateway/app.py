@@ -93,7 +93,7 @@ class Gateway:
         self.feed = CacheFeed(caches, self.clock, observer, self._poller, listener_of(config, observer))
         self.feed.connect(self.fleet)
         self.memory = Memory(config.listen.max_held)
-        self.metrics.watch_held(lambda: self.memory.held)
+        self.metrics.read_from(held=lambda: self.memory.held, in_flight=self.fleet.in_flight)
         self._stored = ResponseAffinity(self.clock)
         rooms = self.rooms = Rooms(
             common,

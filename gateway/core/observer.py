@@ -74,7 +74,6 @@ class Observer:
     def fell_back(self, model: str, cause: str) -> None:
         """A separate prefill was planned, and the decode endpoint computed the prompt itself."""
 
-    def in_flight(self, endpoint: str, change: int) -> None: ...
     def queued(self, model: str, length: int) -> None: ...
     def disconnected(self, model: str, phase: str) -> None:
         """The client went away in ``receiving``, ``queued``, ``tokenizing``, ``before-commit``, ``streaming``, or, with

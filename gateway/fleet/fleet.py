@@ -186,6 +186,17 @@ class Fleet:
         leaving = [endpoint for endpoint in self._registry.leaving if endpoint.running]
         return [*self._registry.endpoints, *sorted(leaving, key=lambda endpoint: endpoint.slot)]
 
+    def in_flight(self) -> dict[str, int]:
+        """Requests that are placed and not settled, by the endpoint's name. Those on a dropped endpoint count for the
+        one that has its name now."""
+        counts: dict[str, int] = {}
+        for endpoint in self._registry.endpoints:  # of one that goes and one that comes, both may have the name
+            counts[endpoint.name] = counts.get(endpoint.name, 0) + endpoint.in_flight
+        for endpoint in self._registry.leaving:
+            if endpoint.name in counts:
+                counts[endpoint.name] += endpoint.in_flight
+        return counts
+
     @contextmanager
     def lending(self, endpoint: Endpoint) -> Iterator[None]:
         """Hold while another engine has yet to fetch KV that is computed at ``endpoint``."""

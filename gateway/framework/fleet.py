@@ -181,7 +181,8 @@ class Endpoint:
 
     ``slot``: small integer, unique among live endpoints of the process; the index's bit. ``rank``: data-parallel rank
     sent as ``X-data-parallel-rank``; None where the engine is one endpoint. ``warmth``: 0..1, below 1 during the slow
-    start after it came back.
+    start after it came back. ``in_flight``: requests that are placed on it and not settled; ``load`` counts those of
+    all models on the same engine.
     """
 
     slot: int
@@ -196,3 +197,4 @@ class Endpoint:
     metrics: EngineMetrics = field(default_factory=EngineMetrics)
     warmth: float = 1.0
     draining: bool = False
+    in_flight: int = 0

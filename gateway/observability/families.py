@@ -21,10 +21,10 @@ from gateway.observability.instruments import Counter, Family, Gauge, Histogram,
 class Families:
     """The instruments, in the order in which they are shown, and what gauges are read from when they are shown.
 
-    ``running``: requests by endpoint, also of ``dropped`` endpoints, which are not shown. ``engines``: (healthy, why
-    not). ``scraped``: Clock.monotonic() of the last good scrape by engine. ``streams``: state by endpoint.
-    ``fetching``: by endpoint, its waiting requests by the stage of fetching their KV; these mappings are replaced,
-    never changed. ``held``: gives the bytes that requests and answers hold.
+    ``dropped``: endpoints of which nothing is shown. ``engines``: (healthy, why not). ``scraped``: Clock.monotonic() of
+    the last good scrape by engine. ``streams``: state by endpoint. ``fetching``: by endpoint, its waiting requests by
+    the stage of fetching their KV; these mappings are replaced, never changed. ``held``: gives the bytes that requests
+    and answers hold. ``in_flight``: gives the requests by endpoint.
 
     A state is shown as one series with the value 1, and never beside a former one: that is why states are read.
     """
@@ -37,13 +37,13 @@ class Families:
         self._library = CollectorRegistry(auto_describe=False)
         for collector in (ProcessCollector, PlatformCollector, GCCollector):
             collector(registry=self._library)
-        self.running: dict[str, int] = {}
         self.dropped: dict[str, None] = {}
         self.engines: dict[str, tuple[bool, str]] = {}
         self.scraped: dict[str, float] = {}
         self.streams: dict[str, str] = {}
         self.fetching: dict[str, Mapping[str, int]] = {}
         self.held: Callable[[], int] = lambda: 0
+        self.in_flight: Callable[[], Mapping[str, int]] = dict
         self._make_gauges(version)
         self._make_request_families()
         self._make_token_families()
@@ -78,7 +78,7 @@ class Families:
             "in_flight_requests",
             "Requests placed on an endpoint and not yet settled.",
             "endpoint",
-            read=self._in_flight,
+            read=lambda: {(name,): count for name, count in self.in_flight().items()},
         )
         self.queued = gauge("queued_requests", "Requests that wait for admission.", "model")
         gauge(
@@ -265,9 +265,6 @@ class Families:
             "kv_events", "KV cache events applied (blocks), or not understood.", "endpoint", "kind"
         )
         self.kv_gaps = counter("kv_gaps", "Gaps in a KV event stream.", "endpoint", "result")
-
-    def _in_flight(self) -> dict[Labels, float]:
-        return {(name,): count for name, count in self.running.copy().items() if name not in self.dropped}
 
     def _scrape_ages(self) -> dict[Labels, float]:
         now = self._clock.monotonic()

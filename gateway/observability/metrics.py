@@ -61,16 +61,6 @@ class Metrics(Observer):
     def fell_back(self, model: str, cause: str) -> None:
         self.families.fallbacks[model, cause] += 1
 
-    def in_flight(self, endpoint: str, change: int) -> None:
-        running, dropped = self.families.running, self.families.dropped
-        count = max(0, running.get(endpoint, 0) + change)
-        if change > 0:
-            dropped.pop(endpoint, None)
-        elif count == 0 and endpoint in dropped:
-            running.pop(endpoint, None)
-            return
-        running[endpoint] = count
-
     def queued(self, model: str, length: int) -> None:
         self.families.queued[model,] = length
 
@@ -135,16 +125,15 @@ class Metrics(Observer):
             self.families.scraped[engine] = at
 
     def kv_transfers(self, endpoint: str, expired: float, fetching: Mapping[str, int]) -> None:
-        self.families.dropped.pop(endpoint, None)  # only endpoints that are there are scraped: this one is back
         self.families.expired[endpoint,] = expired
         self.families.fetching[endpoint] = fetching
 
     def cache_lookups(self, endpoint: str, cache: str, queried: float, hit: float) -> None:
-        self.families.dropped.pop(endpoint, None)  # only endpoints that are there are scraped: this one is back
         self.families.cache_queries[endpoint, cache] += queried
         self.families.cache_hits[endpoint, cache] += hit
 
     def draining(self, endpoint: str, draining: bool) -> None:
+        self.families.dropped.pop(endpoint, None)  # only of endpoints that are there this is said: this one is back
         self.families.draining[endpoint,] = draining
 
     def engine_dropped(self, engine: str) -> None:
@@ -157,8 +146,6 @@ class Metrics(Observer):
         families.dropped[endpoint] = None
         if len(families.dropped) > _MAX_DROPPED:
             del families.dropped[next(iter(families.dropped))]
-        if not families.running.get(endpoint):
-            families.running.pop(endpoint, None)
         families.streams.pop(endpoint, None)
         families.fetching.pop(endpoint, None)
         families.drop("endpoint", endpoint)
@@ -176,17 +163,16 @@ class Metrics(Observer):
             self.families.kv_gaps[endpoint, result] += 1
 
     def kv_stream(self, endpoint: str, state: str) -> None:
-        if state != "off":  # a stream that starts: its endpoint is back; one that ends may be a dropped endpoint's last
-            self.families.dropped.pop(endpoint, None)
         if endpoint not in self.families.dropped:
             self.families.streams[endpoint] = state
 
     def kv_blocks(self, model: str, blocks: int) -> None:
         self.families.blocks[model,] = blocks
 
-    def watch_held(self, held: Callable[[], int]) -> None:
-        """``held``: gives the bytes that requests and answers hold now."""
-        self.families.held = held
+    def read_from(self, *, held: Callable[[], int], in_flight: Callable[[], Mapping[str, int]]) -> None:
+        """What is read when the metrics are shown. ``held``: the bytes that requests and answers hold. ``in_flight``:
+        requests by endpoint."""
+        self.families.held, self.families.in_flight = held, in_flight
 
     # showing it
     async def render(self) -> tuple[bytes, str]:

@@ -56,7 +56,7 @@ class LegWork:
 
     def release(self, *, ok: bool) -> None:
         """It is over. ``ok``: answered well, so that the endpoint holds the prompt."""
-        self.booking.reservation.settle()
+        self.booking.settle()
         if ok:
             self.blocks.computed()
 

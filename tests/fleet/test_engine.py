@@ -8,9 +8,10 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 
 from gateway.core.observer import NULL_OBSERVER
 from gateway.fleet.fleet import Fleet
+from gateway.fleet.load.booking import Booking
 from gateway.fleet.ranks import ranks_of
 from gateway.fleet.settings import EndpointSettings, FleetSettings
-from gateway.framework import Model
+from gateway.framework import Kind, Match, Matches, Model, Request
 from gateway.framework.clock import SystemClock
 from tests.support.examples import examples
 from tests.support.fleet import engines_of
@@ -31,13 +32,13 @@ class Endpoints(RuleBasedStateMachine):
         self.names: set[str] = set()
         self.numbers: dict[str, int] = {}
         self.fleet.listen(self)
-        self.reserved = []
+        self.booked = []
 
     # as a listener
 
     def endpoint_added(self, endpoint) -> None:
         assert endpoint.slot not in self.live | self.resting
-        assert endpoint.slot not in {other.slot for other, _ in self.reserved if other is not endpoint}
+        assert endpoint.slot not in {other.slot for other, _ in self.booked if other is not endpoint}
         assert endpoint.name not in self.names
         self.live.add(endpoint.slot)
         self.names.add(endpoint.name)
@@ -86,15 +87,19 @@ class Endpoints(RuleBasedStateMachine):
     @rule(data=st.data())
     def place(self, data) -> None:
         endpoint = data.draw(st.sampled_from([e for model in self.models for e in self.fleet.endpoints(model)]))
-        self.reserved.append((endpoint, self.fleet.ledger(endpoint).reserve(5, 7)))
+        matches = Matches()
+        matches[endpoint.slot] = Match()
+        request = Request("r", endpoint.model, Kind.CHAT, 0.0, prompt_tokens=7, matches=matches)
+        self.booked.append((endpoint, Booking.make(request, endpoint, self.fleet, 0.0)))
 
-    @precondition(lambda self: self.reserved)
+    @precondition(lambda self: self.booked)
     @rule(data=st.data())
     def settle(self, data) -> None:
-        index = data.draw(st.integers(0, len(self.reserved) - 1))
-        endpoint, reservation = self.reserved.pop(index)
+        index = data.draw(st.integers(0, len(self.booked) - 1))
+        endpoint, booking = self.booked.pop(index)
         assert self.fleet.api_key(endpoint) == ("k0" if endpoint.model is self.models[0] else "k1")
-        reservation.settle()
+        booking.settle()
+        booking.settle()
 
     @rule()
     def sweep(self) -> None:
@@ -117,9 +122,15 @@ class Endpoints(RuleBasedStateMachine):
 
     @invariant()
     def ledgers_hold_what_is_under_way(self) -> None:
-        for endpoint in {endpoint for endpoint, _ in self.reserved}:
-            shared = [1 for other, _ in self.reserved if other.load is endpoint.load]
+        for endpoint in {endpoint for endpoint, _ in self.booked}:
+            shared = [1 for other, _ in self.booked if other.load is endpoint.load]
             assert endpoint.load.requests == len(shared)
+
+    @invariant()
+    def requests_in_flight_are_counted_by_name(self) -> None:
+        """Whoever comes back has those too that its last one has yet to settle; of who is gone nothing is shown."""
+        names = [endpoint.name for endpoint, _ in self.booked]
+        assert self.fleet.in_flight() == {name: names.count(name) for name in self.names}
 
 
 Endpoints.TestCase.settings = examples(60, stateful_step_count=30)

@@ -3,14 +3,11 @@ from __future__ import annotations
 import threading
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 from prometheus_client.parser import text_string_to_metric_families
 
 from gateway.core.observer import Observer
 from gateway.observability.metrics import Metrics
 from gateway.observability.observers import METHODS
-from tests.support.examples import examples
 
 Series = dict[tuple[str, frozenset[tuple[str, str]]], float]
 
@@ -186,26 +183,19 @@ def say_all(metrics: Metrics, endpoint: str) -> None:
 
 def test_an_endpoint_that_is_dropped_takes_its_series_along(metrics) -> None:
     for endpoint in ("a", "b"):
-        metrics.in_flight(endpoint, 1)
         metrics.kv_stream(endpoint, "live")
         metrics.kv_transfers(endpoint, 1.0, {"in_progress": 1})
         say_all(metrics, endpoint)
-    metrics.in_flight("a", -1)
     metrics.endpoint_dropped("a")
     assert labelled(metrics, "endpoint", "a") == set()
-    assert len(labelled(metrics, "endpoint", "b")) == 11
+    assert len(labelled(metrics, "endpoint", "b")) == 10
 
 
 def test_a_dropped_endpoints_last_requests_do_not_bring_it_back(metrics) -> None:
-    metrics.in_flight("a", 1)
-    metrics.in_flight("a", 1)
+    metrics.draining("a", False)
     metrics.endpoint_dropped("a")
-    metrics.in_flight("a", -1)
     say_all(metrics, "a")
     metrics.kv_stream("a", "off")
-    assert labelled(metrics, "endpoint", "a") == set()
-    metrics.in_flight("a", -1)
-    say_all(metrics, "a")
     assert labelled(metrics, "endpoint", "a") == set()
 
 
@@ -232,65 +222,35 @@ def test_a_model_that_is_dropped_takes_its_series_along(metrics, settled) -> Non
 
 
 def test_an_endpoint_that_comes_back_is_shown_again(metrics) -> None:
-    metrics.in_flight("a", 1)
     metrics.endpoint_dropped("a")
-    metrics.in_flight("a", 1)
-    assert value(metrics, "kvgate_in_flight_requests", endpoint="a") == 2
-    metrics.in_flight("a", -1)
-    metrics.in_flight("a", -1)
-    assert value(metrics, "kvgate_in_flight_requests", endpoint="a") == 0
-    metrics.endpoint_dropped("a")
+    metrics.draining("a", False)
     metrics.kv_stream("a", "connecting")
     metrics.kv_events("a", "stored", 3)
     assert value(metrics, "kvgate_kv_events_total", endpoint="a", kind="stored") == 3
     metrics.endpoint_dropped("a")
+    metrics.draining("a", True)
     metrics.kv_transfers("a", 2.0, {})
     metrics.attempted("m", "a", "prefill", "ok")
-    assert labelled(metrics, "endpoint", "a") == {"kvgate_engine_kv_expired_requests", "kvgate_attempts_total"}
+    shown = {"kvgate_endpoint_draining", "kvgate_engine_kv_expired_requests", "kvgate_attempts_total"}
+    assert labelled(metrics, "endpoint", "a") == shown
 
 
 def test_names_of_dropped_endpoints_are_not_kept_for_ever(metrics) -> None:
     for number in range(5000):
-        metrics.in_flight(f"e{number}", 1)
-        metrics.in_flight(f"e{number}", -1)
         metrics.endpoint_dropped(f"e{number}")
     assert len(metrics.families.dropped) < 2000
-    assert not metrics.families.running
 
 
-@examples(60)
-@given(st.lists(st.sampled_from(["+a", "-a", "drop a", "+b", "-b", "drop b"]), max_size=40))
-def test_in_flight_is_never_negative_and_never_a_ghost(steps) -> None:
-    metrics = Metrics(_Still())
-    running = {"a": 0, "b": 0}
-    dropped: set[str] = set()
-    for step in steps:
-        endpoint = step[-1]
-        if step.startswith("+"):
-            running[endpoint] += 1
-            dropped.discard(endpoint)
-            metrics.in_flight(endpoint, 1)
-        elif step.startswith("-") and running[endpoint]:
-            running[endpoint] -= 1
-            metrics.in_flight(endpoint, -1)
-        elif step.startswith("drop"):
-            dropped.add(endpoint)
-            metrics.endpoint_dropped(endpoint)
-    present = read(metrics)
-    for endpoint, count in running.items():
-        shown = present.get(("kvgate_in_flight_requests", frozenset({("endpoint", endpoint)})))
-        if endpoint in dropped:
-            assert shown is None
-        else:
-            assert (shown or 0) == count
-
-
-class _Still:
-    def monotonic(self) -> float:
-        return 0.0
-
-    def wall(self) -> float:
-        return 0.0
+def test_what_is_read_is_shown_as_it_is_then(metrics) -> None:
+    running = {"a": 0}
+    metrics.read_from(held=lambda: 5, in_flight=lambda: running)
+    assert value(metrics, "kvgate_held_bytes") == 5
+    assert value(metrics, "kvgate_in_flight_requests", endpoint="a") == 0
+    running.update(a=2, b=1)
+    assert value(metrics, "kvgate_in_flight_requests", endpoint="a") == 2
+    assert value(metrics, "kvgate_in_flight_requests", endpoint="b") == 1
+    del running["a"]
+    assert value(metrics, "kvgate_in_flight_requests", endpoint="a") is None
 
 
 def test_names_have_our_prefix_or_the_ecosystems(metrics, settled) -> None:
@@ -310,7 +270,7 @@ def test_two_gateways_in_a_process_do_not_share_series(clock, settled) -> None:
 
 async def test_slices_render_the_same(metrics, settled) -> None:
     metrics.settled(settled())
-    metrics.in_flight("a", 1)
+    metrics.read_from(held=lambda: 0, in_flight=lambda: {"a": 1})
     whole = text(metrics)
     sliced, content_type = await metrics.render()
     assert content_type.startswith("text/plain")
@@ -337,10 +297,9 @@ def test_rendering_in_a_thread_while_counting_goes_on(metrics, settled) -> None:
     for number in range(600):
         endpoint = f"e{number % 50}"
         metrics.settled(settled(model=f"m{number % 7}"))
-        metrics.in_flight(endpoint, 1)
+        metrics.draining(endpoint, False)
         say_all(metrics, endpoint)
         metrics.kv_stream(endpoint, "live")
-        metrics.in_flight(endpoint, -1)
         if number % 3 == 0:
             metrics.endpoint_dropped(endpoint)
     stop.set()

@@ -42,7 +42,7 @@ def test_the_page_describes_what_there_is(clock, settled) -> None:
     metrics.prefilled("m", 0.1)
     metrics.handed_over("m", 0.1)
     metrics.fell_back("m", "late")
-    metrics.in_flight("a", 1)
+    metrics.read_from(held=lambda: 0, in_flight=lambda: {"a": 1})
     metrics.queued("m", 1)
     metrics.disconnected("m", "queued")
     metrics.tokens_estimated("m", "x")

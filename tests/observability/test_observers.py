@@ -25,7 +25,7 @@ class Queues(Observer):
 
 
 def test_every_method_of_the_contract_is_known() -> None:
-    assert {"settled", "in_flight", "kv_blocks", "endpoint_dropped", "engine_dropped"} <= set(METHODS)
+    assert {"settled", "queued", "kv_blocks", "endpoint_dropped", "engine_dropped"} <= set(METHODS)
     assert all(not name.startswith("_") for name in METHODS)
 
 

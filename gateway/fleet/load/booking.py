@@ -82,6 +82,7 @@ class Booking:
         useful = match if request.kind in GENERATES else NO_MATCH
         ledger = accounts.ledger(endpoint)
         reservation = ledger.reserve(0, prompt)
+        endpoint.in_flight += 1
         hit = match.expected_hit
         return cls(endpoint, reservation, accounts.cost(endpoint), ledger, now, prompt, useful, hit, running, kv_tokens)
 
@@ -106,6 +107,11 @@ class Booking:
             seconds=first.prefill,
             expires_prefill_at=None if reported else now + first.seconds,
         )
+
+    def settle(self) -> None:
+        """Give back all that is left. Harmless if it was given back."""
+        if self.reservation.settle():
+            self.endpoint.in_flight -= 1
 
     def first_token(self) -> None:
         """The first token came: the prompt is computed."""

@@ -96,14 +96,15 @@ class Reservation:
             self._ledger.kv_tokens += tokens - self._generated
             self._generated = tokens
 
-    def settle(self) -> None:
-        """Give back all that is left: the request has ended, however."""
+    def settle(self) -> bool:
+        """Give back all that is left: the request has ended, however. Returns whether this call did so."""
         if not self._open:
-            return
+            return False
         self._open = False
         if self._prefill:
             self._end_prefill(self._ledger._clock.monotonic(), seen=False)
         self._ledger._release(self._kv + self._generated)
+        return True
 
     def _book(self, tokens: int, context: int, seconds: float, expires_at: float | None) -> None:
         ledger = self._ledger

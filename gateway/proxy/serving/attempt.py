@@ -62,12 +62,6 @@ class Attempt:
     def begin(self) -> None:
         """It is placed: report that to those who count, and to plugins."""
         self.timeline.attempts += 1
-        for work in (
-            self.placement.prefill,
-            self.placement.decode,
-        ):  # first: ``end`` takes them off again, whatever fails
-            if work is not None:
-                self.observer.in_flight(work.booking.endpoint.name, 1)
         self._expect_report()
         self.scheduler.placed(self.call.request, self.plan)
         self.observer.planned(self.model_name, self.plan.reason)
@@ -120,7 +114,6 @@ class Attempt:
         self.leg_ended("prefill", result)
         if (work := self.placement.prefilled(ok=result == "ok", seconds=seconds)) is None:
             return
-        self.observer.in_flight(work.booking.endpoint.name, -1)
         if seconds is not None:
             self.timeline.prefill_time = seconds
             self.observer.prefilled(self.model_name, seconds)
@@ -203,7 +196,6 @@ class Attempt:
             self.prefilled("cancelled")
         self.over = True
         self.placement.end(ok=result == "ok")
-        self.observer.in_flight(self.plan.decode.name, -1)
         self.leg_ended("decode", result)
         self.decision.ended(result, self.timeline.first_output_at)
         if self.scheduler.tells:

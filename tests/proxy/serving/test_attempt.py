@@ -158,6 +158,7 @@ class Requests(RuleBasedStateMachine):
             figures = (ledger.prefill_tokens, ledger.prefill_attention, ledger.prefill_done, ledger.kv_tokens)
             assert min(figures) >= 0
             assert min(ledger.foreign_requests, ledger.foreign_kv_tokens) >= 0
+            assert endpoint.in_flight == ledger.requests
             if not ledger.requests:
                 assert figures == (0, 0, 0, 0)
 

@@ -67,7 +67,7 @@ class Scene:
         booking.book_prefill(now, reported=True)
         kept = self.decisions.keep(request, 1, trace, plan, now)
         kept.book(booking)
-        booking.reservation.settle()
+        booking.settle()
         return kept
 
 
