@@ -12,8 +12,8 @@ from typing import Protocol
 import msgspec
 
 from gateway.api import bounds
-from gateway.api.field_filter import Fields, no_object, strip
-from gateway.api.lax import as_utf8
+from gateway.api.field_filter import SENSITIVE, Fields, no_object, strip
+from gateway.api.lax import UTF8_OBJECT, as_utf8
 from gateway.api.settings import PassSettings
 from gateway.errors import ClientError
 
@@ -64,17 +64,23 @@ class JsonBody:
             ClientError: not UTF-8, not JSON, nested too deeply, not an object, or one of more than ``MAX_KEYS`` fields.
             BodyTooLarge: it holds more than ``bounds`` allow.
         """
-        raw = as_utf8(raw)
-        bounds.check(raw)
+        if not raw.startswith(UTF8_OBJECT):
+            raw = as_utf8(raw)
+        if len(raw) > bounds.MAX_CONTAINERS:  # a shorter one cannot hold too much
+            bounds.check(raw)
         self._raw = raw
-        self.fields: Fields = _decode(raw)
-        if len(self.fields) > MAX_KEYS:
-            raise ClientError(f"The body has {len(self.fields)} fields; this gateway takes at most {MAX_KEYS}.")
-        self.malformed = no_object(self.fields)
+        self.malformed, self._changed = "", False
         try:
-            self._changed = strip(self.fields, settings)
-        except RecursionError:
-            raise ClientError(TOO_DEEP) from None
+            if not raw.isascii():
+                raw.decode()  # values stay undecoded below, and would pass with any bytes in them
+            self.fields: Fields = _FIELDS.decode(raw)
+            if len(self.fields) > MAX_KEYS:
+                raise ClientError(f"The body has {len(self.fields)} fields; this gateway takes at most {MAX_KEYS}.")
+            if not SENSITIVE.isdisjoint(self.fields):
+                self.malformed = no_object(self.fields)
+                self._changed = strip(self.fields, settings)
+        except (UnicodeDecodeError, msgspec.DecodeError, RecursionError) as error:
+            raise _refusal(raw, error) from None
         self._model = self.fields.get("model")
 
     def copy(self) -> JsonBody:
@@ -105,22 +111,18 @@ class JsonBody:
         return _ENCODER.encode(fields)
 
 
-def _decode(raw: bytes) -> Fields:
-    try:
-        if not raw.isascii():
-            raw.decode()  # values stay undecoded below, and would pass with any bytes in them
-        return _FIELDS.decode(raw)
-    except UnicodeDecodeError as error:
-        raise ClientError(f"the body is not UTF-8: invalid byte at {error.start}") from None
-    except msgspec.ValidationError:
-        raise ClientError("the body must be a JSON object") from None
-    except msgspec.DecodeError as error:
-        if lone := _lone_surrogate(raw, str(error)):
-            escape = f"the escape {lone[0].decode()} at byte {lone.start()}"
-            raise ClientError(f"the body is not Unicode text: {escape} is half of a surrogate pair, alone") from None
-        raise ClientError(f"the body is not valid JSON: {error}") from None
-    except RecursionError:
-        raise ClientError(TOO_DEEP) from None
+def _refusal(raw: bytes, error: Exception) -> ClientError:
+    """What a client is told whose body cannot be parsed."""
+    if isinstance(error, UnicodeDecodeError):
+        return ClientError(f"the body is not UTF-8: invalid byte at {error.start}")
+    if isinstance(error, RecursionError):
+        return ClientError(TOO_DEEP)
+    if isinstance(error, msgspec.ValidationError):
+        return ClientError("the body must be a JSON object")
+    if lone := _lone_surrogate(raw, str(error)):
+        escape = f"the escape {lone[0].decode()} at byte {lone.start()}"
+        return ClientError(f"the body is not Unicode text: {escape} is half of a surrogate pair, alone")
+    return ClientError(f"the body is not valid JSON: {error}")
 
 
 def _lone_surrogate(raw: bytes, said: str) -> re.Match[bytes] | None:

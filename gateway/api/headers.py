@@ -100,7 +100,8 @@ def to_engine(
             if value.isprintable() or not _CONTROL.search(value):
                 out.append((name, value))
         elif fate is DECLARES:
-            of_this_hop.update(token.strip().lower() for token in value.split(","))
+            for token in value.split(","):
+                of_this_hop.add(token.strip().lower())
         elif fate is NEGOTIATES:
             encodings.append(value)
     if of_this_hop:
@@ -115,9 +116,16 @@ def to_engine(
 def to_client(headers: Headers) -> list[tuple[str, str]]:
     """The headers of an engine's answer that pass to the client, names in lower case; no framing, no
     ``x-request-id``."""
-    pairs = [(name.lower(), value) for name, value in headers]
-    dropped = HOP_BY_HOP | _OWN_BACK | _connection(pairs)
-    return [(name, value) for name, value in pairs if name not in dropped and not _CONTROL.search(value)]
+    out: list[tuple[str, str]] = []
+    of_this_hop: set[str] = set()
+    for given, value in headers:
+        name = given.lower()
+        if name == "connection":
+            for token in value.split(","):
+                of_this_hop.add(token.strip().lower())
+        elif name not in _NOT_BACK and not _CONTROL.search(value):
+            out.append((name, value))
+    return [(name, value) for name, value in out if name not in of_this_hop] if of_this_hop else out
 
 
 def visible(headers: Headers) -> dict[str, str]:
@@ -150,11 +158,4 @@ def _known(given: str) -> tuple[str, _Rule]:
     return name, STEERS if name in STEERING or name.startswith(STEERING_PREFIXES) else PASSES
 
 
-_OWN_BACK = frozenset({"content-length", "server", "date", "x-request-id", "set-cookie", "endpoint-load-metrics"})
-
-
-def _connection(pairs: Sequence[tuple[str, str]]) -> frozenset[str]:
-    """Names that a ``Connection`` header declares to be of this hop only."""
-    return frozenset(
-        token.strip().lower() for name, value in pairs if name == "connection" for token in value.split(",")
-    )
+_NOT_BACK = HOP_BY_HOP | {"content-length", "server", "date", "x-request-id", "set-cookie", "endpoint-load-metrics"}

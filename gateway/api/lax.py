@@ -14,6 +14,8 @@ TRUE_WORDS = frozenset({"1", "true", "t", "yes", "y", "on"})
 FALSE_WORDS = frozenset({"0", "false", "f", "no", "n", "off"})
 LONGEST = 64
 """Bytes of a value that may be a boolean: the longest word with every letter escaped has 32."""
+UTF8_OBJECT = (b'{"', b"{ ", b"{\n", b"{}")
+"""How nearly every object in UTF-8 begins, and none in another encoding."""
 
 
 def truth(raw: msgspec.Raw) -> bool | None:
@@ -36,7 +38,7 @@ def as_utf8(raw: bytes) -> bytes:
     Raises:
         ClientError: it seems to be in UTF-16 or UTF-32, and is not.
     """
-    if raw.startswith((b'{"', b"{ ", b"{\n", b"{}")):
+    if raw.startswith(UTF8_OBJECT):
         return raw
     encoding = json.detect_encoding(raw[:4])
     if encoding == "utf-8":

@@ -10,12 +10,14 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TypeVar
 
+import msgspec
+
 from gateway.api.body import Body, JsonBody
 from gateway.api.field_filter import Fields
 from gateway.api.indivisible import indivisible
 from gateway.api.lax import TRUE_WORDS, truth
 from gateway.api.multipart import MultipartBody
-from gateway.api.prompts import NULL, decode, read_prompt
+from gateway.api.prompts import NULL, READERS, decode
 from gateway.api.routes import Route
 from gateway.api.settings import PassSettings
 from gateway.core.prompt import OpaqueInput, PromptInput
@@ -79,25 +81,40 @@ def parse(route: Route, raw: bytes, content_type: str, settings: PassSettings) -
         return _form(route, MultipartBody(raw, content_type, settings))
     if media not in ("", "application/json") and not media.endswith("+json"):
         raise UnsupportedMediaType(f"{route.path} takes application/json", param="content-type")
-    body = JsonBody(raw, settings)
+    kind, body = route.kind, JsonBody(raw, settings)
     fields = body.fields
-    if body.malformed and route.kind in GENERATES:
+    if body.malformed and kind in GENERATES:
         raise ClientError(f"{body.malformed} must be an object", param=body.malformed)
-    prompt = read_prompt(route.kind, fields)
-    return Parsed(
+    prompt = READERS[kind](fields)
+    model = fields.get("model", NULL)
+    parsed = Parsed(
         route=route,
         body=body,
-        model=_model(fields),
-        stream=_streams(route.kind, fields),
+        model="" if model == NULL else decode(model, str, "model"),  # an empty one is none, as in vLLM
+        stream="stream" in fields and kind in GENERATES and _streams(fields["stream"]),
         input=prompt,
-        max_tokens=_limit(route.kind, fields),
-        n=min(MAX_N, max(1, _integer(fields, "n") or 1)),
-        cache_salt=_text(fields, "cache_salt"),
-        priority=_integer(fields, "priority") or 0,
-        session=_text(fields, "session_id") or _text(fields, "prompt_cache_key"),
-        indivisible=indivisible(route.kind, fields, prompt),
-        previous_response=_text(fields, "previous_response_id") if route.kind is Kind.RESPONSES else None,
+        indivisible=indivisible(kind, fields, prompt),
     )
+    # Each of these is looked for first: a request has few of them.
+    for name in LIMIT_FIELDS.get(kind, ()):
+        if name in fields and (limit := _value(fields, name, int)) is not None and limit > 0:
+            parsed.max_tokens = limit
+            break
+    else:
+        parsed.max_tokens = COMPLETION_LIMIT if kind is Kind.COMPLETION else None
+    if "n" in fields:
+        parsed.n = min(MAX_N, max(1, _value(fields, "n", int) or 1))
+    if "cache_salt" in fields:
+        parsed.cache_salt = _value(fields, "cache_salt", str)
+    if "priority" in fields:
+        parsed.priority = _value(fields, "priority", int) or 0
+    if "session_id" in fields:
+        parsed.session = _value(fields, "session_id", str)
+    if "prompt_cache_key" in fields and not parsed.session:
+        parsed.session = _value(fields, "prompt_cache_key", str)
+    if kind is Kind.RESPONSES and "previous_response_id" in fields:
+        parsed.previous_response = _value(fields, "previous_response_id", str)
+    return parsed
 
 
 def _form(route: Route, body: MultipartBody) -> Parsed:
@@ -119,9 +136,8 @@ def _form(route: Route, body: MultipartBody) -> Parsed:
     )
 
 
-def _streams(kind: Kind, fields: Fields) -> bool:
-    stream = fields.get("stream", NULL)
-    if kind not in GENERATES or stream == NULL:
+def _streams(stream: msgspec.Raw) -> bool:
+    if stream == NULL:
         return False
     found = truth(stream)
     if found is None:
@@ -129,31 +145,8 @@ def _streams(kind: Kind, fields: Fields) -> bool:
     return found
 
 
-def _model(fields: Fields) -> str:
-    named = fields.get("model", NULL)
-    return "" if named == NULL else decode(named, str, "model")  # an empty one is none, as in vLLM
-
-
-def _limit(kind: Kind, fields: Fields) -> int | None:
-    for name in LIMIT_FIELDS.get(kind, ()):
-        limit = _integer(fields, name)
-        if limit is not None and limit > 0:
-            return limit
-    return COMPLETION_LIMIT if kind is Kind.COMPLETION else None
-
-
-def _integer(fields: Fields, name: str) -> int | None:
-    return _value(fields, name, int)
-
-
-def _text(fields: Fields, name: str) -> str | None:
-    return _value(fields, name, str)
-
-
 def _value(fields: Fields, name: str, kind: type[T]) -> T | None:
-    """None where the field is absent or of another type: the engine will say so."""
-    if name not in fields:
-        return None
+    """None where the field is of another type: the engine will say so."""
     try:
         return decode(fields[name], kind, name)
     except ClientError:

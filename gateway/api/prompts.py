@@ -8,8 +8,8 @@ if routing needs the value; if not, the prompt is an ``OpaqueInput``.
 from __future__ import annotations
 
 from array import array
-from collections.abc import Callable
-from functools import cache
+from collections.abc import Callable, Mapping
+from functools import cache, partial
 from typing import Annotated, Any, TypeVar
 
 import msgspec
@@ -63,35 +63,20 @@ _decoder: Callable[[Any], msgspec.json.Decoder[Any]] = cache(msgspec.json.Decode
 """To build a decoder costs more than to decode a short value."""
 
 _NO_OPTIONS = _ChatOptions()
-_OPTION_NAMES = _ChatOptions.__struct_fields__
+_OPTION_NAMES = frozenset(_ChatOptions.__struct_fields__)
 _BOOLEANS = frozenset({"add_generation_prompt", "continue_final_message", "add_special_tokens"})
-
-
-def read_prompt(kind: Kind, fields: Fields) -> PromptInput:
-    """The prompt in a body's ``fields``.
-
-    Raises:
-        ClientError: messages are missing, empty or not objects; a completion's prompt is of no known form.
-    """
-    if kind is Kind.CHAT:
-        return _chat(fields)
-    if kind is Kind.COMPLETION:
-        return _completion(fields)
-    if kind is Kind.MESSAGES:
-        return _converted(fields, kind, anthropic.FIELDS, anthropic.read_messages, messages=_messages(fields))
-    if kind is Kind.RESPONSES:
-        if fields.get("previous_response_id", NULL) != NULL:
-            return OpaqueInput(raw=_joined(fields, OPAQUE_FIELDS[kind]), why="previous-response")
-        return _converted(fields, kind, responses.FIELDS, responses.read_response)
-    return OpaqueInput(raw=_joined(fields, OPAQUE_FIELDS[kind]), why="route")
 
 
 def _chat(fields: Fields) -> PromptInput:
     messages = _messages(fields)
-    raw = _joined(fields, ("tools", "documents", "messages"))
+    raw = bytes(fields["messages"])
+    for name in ("documents", "tools"):
+        if name in fields:
+            raw = bytes(fields[name]) + raw
+    options = _NO_OPTIONS
     try:
-        given = {name: _option(name, fields[name]) for name in _OPTION_NAMES if name in fields}
-        options = msgspec.convert(given, _ChatOptions) if given else _NO_OPTIONS
+        if given := _OPTION_NAMES.intersection(fields):
+            options = msgspec.convert({name: _option(name, fields[name]) for name in given}, _ChatOptions)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
         return OpaqueInput(raw=raw, why="malformed")
     return ChatInput(
@@ -114,6 +99,21 @@ def _option(name: str, raw: msgspec.Raw) -> Any:
     if name in _BOOLEANS and (found := truth(raw)) is not None:
         return found
     return msgspec.json.decode(raw)
+
+
+def _anthropic(fields: Fields) -> PromptInput:
+    messages = _messages(fields)
+    return _converted(fields, Kind.MESSAGES, anthropic.FIELDS, anthropic.read_messages, messages=messages)
+
+
+def _responses(fields: Fields) -> PromptInput:
+    if fields.get("previous_response_id", NULL) != NULL:
+        return OpaqueInput(raw=_joined(fields, OPAQUE_FIELDS[Kind.RESPONSES]), why="previous-response")
+    return _converted(fields, Kind.RESPONSES, responses.FIELDS, responses.read_response)
+
+
+def _opaque(kind: Kind, fields: Fields) -> PromptInput:
+    return OpaqueInput(raw=_joined(fields, OPAQUE_FIELDS[kind]), why="route")
 
 
 def _converted(
@@ -201,3 +201,16 @@ def decode(raw: msgspec.Raw, kind: type[T], name: str) -> T:
     except RecursionError:
         raise ClientError(f"{name} is nested too deeply", param=name) from None
     return value
+
+
+READERS: Mapping[Kind, Callable[[Fields], PromptInput]] = {kind: partial(_opaque, kind) for kind in OPAQUE_FIELDS} | {
+    Kind.CHAT: _chat,
+    Kind.COMPLETION: _completion,
+    Kind.MESSAGES: _anthropic,
+    Kind.RESPONSES: _responses,
+}
+"""By kind of route: gives the prompt in a body's ``fields``.
+
+Raises:
+    ClientError: messages are missing, empty or not objects; a completion's prompt is of no known form.
+"""

@@ -23,17 +23,14 @@ def read_slo(headers: Mapping[str, str], settings: SloSettings) -> Slo | None:
 
     Raises ClientError, whose ``param`` is the header, for what is not a number of milliseconds above 0.
     """
-    ttft = _milliseconds(headers, TTFT, settings.ttft_ms)
-    tpot = _milliseconds(headers, TPOT, settings.tpot_ms)
+    ttft = _milliseconds(headers[TTFT], TTFT) if TTFT in headers else settings.ttft_ms
+    tpot = _milliseconds(headers[TPOT], TPOT) if TPOT in headers else settings.tpot_ms
     if ttft is None and tpot is None:
         return None
     return Slo(ttft=None if ttft is None else ttft / 1000, tpot=None if tpot is None else tpot / 1000)
 
 
-def _milliseconds(headers: Mapping[str, str], name: str, default: float | None) -> float | None:
-    text = headers.get(name)
-    if text is None:
-        return default
+def _milliseconds(text: str, name: str) -> float:
     text = text.strip()
     # Not float() alone: that takes "nan", "1_0" and digits of other scripts.
     value = float(text) if _NUMBER.fullmatch(text) else 0.0

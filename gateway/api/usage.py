@@ -51,7 +51,7 @@ def read_usage(body: bytes, kind: Kind) -> Usage | None:
 
 def usage_of(usage: object, kind: Kind) -> Usage | None:
     """The counts in a parsed ``usage`` object; None if it is not an object or holds none."""
-    if not isinstance(usage, Mapping):
+    if not isinstance(usage, dict):
         return None
     prompt = _count(usage, "prompt_tokens")
     if prompt is None:
@@ -62,7 +62,7 @@ def usage_of(usage: object, kind: Kind) -> Usage | None:
     cached = None
     for name in ("prompt_tokens_details", "input_tokens_details"):
         details = usage.get(name)
-        if cached is None and isinstance(details, Mapping):
+        if cached is None and isinstance(details, dict):
             cached = _count(details, "cached_tokens")
     if kind is Kind.MESSAGES:
         # Anthropic: input_tokens leaves out what was read from the cache and what was written to it.

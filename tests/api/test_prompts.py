@@ -7,7 +7,7 @@ from array import array
 import msgspec
 import pytest
 
-from gateway.api.prompts import MAX_PROMPTS, read_prompt
+from gateway.api.prompts import MAX_PROMPTS, READERS
 from gateway.core.prompt import ChatInput, OpaqueInput, PromptInput, TextInput, TokenInput
 from gateway.errors import ClientError
 from gateway.framework import Kind
@@ -15,7 +15,7 @@ from gateway.framework import Kind
 
 def prompt(kind: Kind, body: dict[str, object] | str) -> PromptInput:
     raw = body if isinstance(body, str) else json.dumps(body, separators=(",", ":"))
-    return read_prompt(kind, msgspec.json.decode(raw.encode(), type=dict[str, msgspec.Raw]))
+    return READERS[kind](msgspec.json.decode(raw.encode(), type=dict[str, msgspec.Raw]))
 
 
 USER = {"role": "user", "content": "hi"}
@@ -202,9 +202,9 @@ def test_more_prompts_than_a_request_may_have_are_refused(prompt: bytes) -> None
     def of(count: int) -> dict[str, msgspec.Raw]:
         return {"prompt": msgspec.Raw(b"[" + b",".join([prompt] * count) + b"]")}
 
-    read_prompt(Kind.COMPLETION, of(MAX_PROMPTS))
+    READERS[Kind.COMPLETION](of(MAX_PROMPTS))
     with pytest.raises(ClientError, match="4097 prompts") as caught:
-        read_prompt(Kind.COMPLETION, of(MAX_PROMPTS + 1))
+        READERS[Kind.COMPLETION](of(MAX_PROMPTS + 1))
     assert (caught.value.status, caught.value.param) == (400, "prompt")
 
 
