@@ -22,7 +22,8 @@ from gateway.fleet.engine_watch import EngineWatch
 from gateway.http1.connection import Connection
 from gateway.kvcache.events.reader import EventReader
 from gateway.kvcache.index.cache_index import CacheIndex
-from gateway.proxy.http.client import ClientAnswer, ClientConnection
+from gateway.proxy.http.connection import ClientConnection
+from gateway.proxy.http.reply import HttpReply
 from gateway.proxy.http.server import Server
 from gateway.proxy.serving.attempt import Attempt
 from gateway.proxy.serving.exchange import Exchange
@@ -46,7 +47,7 @@ STEPS: list[tuple[Any, str, str]] = [
     (Connection, "data_received", "read what the engine says"),
     (Attempt, "answered", "learn, give back"),
     (Exchange, "settle", "settle, count, log"),
-    (ClientAnswer, "flush", "write to the client"),
+    (HttpReply, "flush", "write to the client"),
 ]
 COROUTINES: list[tuple[Any, str, str]] = [
     (Server, "_handle", "the way between the steps"),

@@ -1,4 +1,4 @@
-"""Covers: gateway/proxy/http/server.py, gateway/proxy/http/client.py.
+"""Covers: gateway/proxy/http/server.py, gateway/proxy/http/reply.py.
 
 Clients of every manner of HTTP: what ends an answer, and what the connection is good for after it.
 """

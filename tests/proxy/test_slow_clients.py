@@ -1,4 +1,4 @@
-"""Covers: gateway/proxy/serving/relay.py, gateway/proxy/http/client.py, gateway/proxy/http/write_progress.py.
+"""Covers: gateway/proxy/serving/relay.py, gateway/proxy/http/reply.py, gateway/proxy/http/write_progress.py.
 
 Clients that are slow, that stop and that go: what it costs the engine, the gateway and everybody else.
 """
@@ -12,7 +12,7 @@ from collections.abc import Awaitable, Callable
 import orjson
 import pytest
 
-from gateway.proxy.http.client import ClientConnection
+from gateway.proxy.http.connection import ClientConnection
 from gateway.proxy.settings import TimeoutSettings
 from gateway.proxy.upstream.answer import Answer
 from tests.support.chat import CHAT, COMPLETE, DONE, ROLE, STREAMED, WORD, event

@@ -95,7 +95,9 @@ class Debug:
         refuse_pages(http)
         share = self._memory.share()
         try:
-            raw = await receive(http, limit=self._max_body(), timeout=self._patience(), share=share)
+            raw = await receive(
+                http.headers, http.content, limit=self._max_body(), timeout=self._patience(), share=share
+            )
             route, body = _asked(http.query.get("path"), raw)
             cookie = http.headers.get("Cookie", "")
             async with self._one_at_a_time:  # an operator's question has no more of a core than one request

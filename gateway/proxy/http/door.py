@@ -1,40 +1,89 @@
-"""A client's request as aiohttp has read it, adapted to what the rest of the gateway sees (``serving.client``)."""
+"""A client's request as aiohttp has read it, adapted once to what the rest of the gateway sees (``serving.client``)."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
+from typing import TYPE_CHECKING
 
-from aiohttp import web
+from aiohttp import StreamReader
+from aiohttp.http import HttpVersion10, HttpVersion11, RawRequestMessage
 
-from gateway.proxy.http.client import ClientAnswer
 from gateway.proxy.http.receive import receive
+from gateway.proxy.http.reply import HttpReply
 from gateway.proxy.memory import Share
 from gateway.proxy.serving.client import ClientGone
 
+if TYPE_CHECKING:
+    from gateway.proxy.http.connection import ClientConnection
+
 
 class HttpClient:
-    """A ``Client`` over one request. ``answer``: what is written to it; None before it has begun."""
+    """A ``Client`` over one request.
 
-    def __init__(self, http: web.BaseRequest) -> None:
-        self._http = http
-        self.answer: ClientAnswer | None = None
+    ``path``: as it was sent, without the query: a rule of a proxy in front may not match /v1/%63hat, and here that is
+    no route either. ``answer``: what is written to it; None before it has begun.
+    """
 
-    @property
-    def headers(self) -> Sequence[tuple[str, str]]:
-        return list(self._http.headers.items())
+    __slots__ = ("answer", "body", "connection", "head", "headers", "method", "path")
+
+    def __init__(self, head: RawRequestMessage, body: StreamReader, connection: ClientConnection) -> None:
+        self.head = head
+        self.body = body
+        self.connection = connection
+        self.method = head.method
+        self.path = head.path.partition("?")[0] if head.path.startswith("/") else head.url.raw_path
+        self.headers = list(head.headers.items())
+        self.answer: HttpReply | None = None
 
     @property
     def remote(self) -> str | None:
-        return self._http.remote
+        peer = self.connection.peername
+        return str(peer[0]) if isinstance(peer, list | tuple) else peer
 
     def header(self, name: str) -> str:
-        return self._http.headers.get(name, "")
+        return self.head.headers.get(name, "")
 
     async def receive(self, *, limit: int, timeout: float, share: Share) -> bytes:
-        return await receive(self._http, limit=limit, timeout=timeout, share=share)
+        """As ``receive``; ClientGone where the connection has been closed, be it by us: see heads.py."""
+        headers = self.head.headers
+        wanted = self._expected if "Expect" in headers else None
+        try:
+            return await receive(headers, self.body, limit=limit, timeout=timeout, share=share, wanted=wanted)
+        except RuntimeError as error:
+            if self.connection.transport is not None:
+                raise
+            raise ClientGone from error  # aiohttp's word for a connection that was closed before it was waited for
 
-    def reply(self, status: int, headers: Iterable[tuple[str, str]], *, length: int | None) -> ClientAnswer:
-        if self._http.transport is None:
+    def _expected(self) -> None:
+        """A client may wait for this before it sends. One that speaks HTTP/1.0 would take it for the answer."""
+        head, transport = self.head, self.connection.transport
+        if transport is not None and head.version >= HttpVersion11 and head.headers["Expect"].lower() == "100-continue":
+            transport.write(b"HTTP/1.1 100 Continue\r\n\r\n")
+
+    def reply(
+        self, status: int, headers: Iterable[tuple[str, str]], *, length: int | None, close: bool = False
+    ) -> HttpReply:
+        """Begin the answer. ``length``: bytes of its body; None: not known. ``close``: the connection ends with it.
+
+        A body that comes in chunks is its connection's last: aiohttp 3.14 takes the last line of its trailers for the
+        first header of the next request, which behind a proxy is another client's. Raises ClientGone.
+        """
+        connection, head = self.connection, self.head
+        transport = connection.transport
+        if transport is None:
             raise ClientGone
-        self.answer = ClientAnswer(self._http, status, headers, length=length)
+        keep = not (close or head.should_close or head.chunked)
+        minor = 0 if head.version == HttpVersion10 else 1
+        self.answer = HttpReply(connection, transport, status, headers, length=length, minor=minor, keep_alive=keep)
         return self.answer
+
+    def say(self, status: int, headers: Iterable[tuple[str, str]], body: bytes, *, close: bool = False) -> None:
+        """Answer with all of a small body at once. Raises ClientGone."""
+        reply = self.reply(status, headers, length=len(body), close=close)
+        reply.send(b"" if self.method == "HEAD" else body, last=True)
+
+    def abort(self) -> None:
+        """Close the connection at once; whatever is not written is lost."""
+        self.answer = None
+        if self.connection.transport is not None:
+            self.connection.transport.abort()

@@ -6,13 +6,10 @@ another request. A faulty request is answered, and its connection is closed.
 
 from __future__ import annotations
 
-from typing import Any, cast
-
 from aiohttp import StreamReader, http_exceptions
-from aiohttp.http import HttpVersion, HttpVersion10, HttpVersion11, RawRequestMessage
+from aiohttp.http import HttpVersion10, HttpVersion11, RawRequestMessage
 
 from gateway.errors import ClientError, GatewayError
-from gateway.proxy.http.client import ClientConnection
 
 MAX_HEAD = 65536
 """Bytes of a whole head: session cookies and trace baggage fit, an attack on memory does not."""
@@ -55,25 +52,17 @@ def _size(message: RawRequestMessage) -> int:
     return len(message.path) + sum(len(name) + len(value) for name, value in message.raw_headers)
 
 
-def answered_in(message: RawRequestMessage) -> HttpVersion:
-    """The version of the answer to a request with a fault: one that there is."""
-    return HttpVersion10 if message.version == HttpVersion10 else HttpVersion11
-
-
 class Unfinished:
     """Counts what comes on a connection and is neither in a head that is complete nor in a body: the beginning of a
     head, or a body's trailers and the extensions of its chunks."""
 
-    __slots__ = ("_body", "_size", "_taken")
+    __slots__ = ("_body", "_taken", "size")
 
     def __init__(self) -> None:
         self._body: StreamReader | None = None
-        self._size = self._taken = 0
-
-    @property
-    def size(self) -> int:
+        self._taken = 0
+        self.size = 0
         """Bytes so far."""
-        return self._size
 
     @property
     def in_head(self) -> bool:
@@ -82,19 +71,19 @@ class Unfinished:
 
     def head_came(self, body: StreamReader) -> None:
         """The head of the request with ``body`` is complete. What came behind it in the same call is not counted."""
-        self._size, self._taken = 0, body.total_bytes
+        self.size, self._taken = 0, body.total_bytes
         self._body = None if body.is_eof() else body
 
     def came(self, size: int) -> bool:
         """``size`` bytes came and completed no head; false: there are more than ``MAX_HEAD`` of them by now."""
         body = self._body
         if body is not None and (body.is_eof() or body.total_bytes != self._taken):
-            self._size, self._taken = 0, body.total_bytes
+            self.size, self._taken = 0, body.total_bytes
             if body.is_eof():
                 self._body = None
             return True
-        self._size += size
-        return self._size <= MAX_HEAD
+        self.size += size
+        return self.size <= MAX_HEAD
 
     def end(self) -> None:
         """The connection has ended."""
@@ -120,44 +109,3 @@ class Refusing:
     def message_consumed(self) -> None: ...
 
     def pause_reading(self) -> None: ...
-
-
-class GuardedConnection(ClientConnection):
-    """A connection that keeps no more of a head than ``MAX_HEAD`` and what comes in one call: with 431 for what becomes
-    larger, and without an answer where it is a body's trailers. It leans on aiohttp for three things (its test holds
-    them): ``_request_count`` counts what went into ``_messages``; the parser is ``_parser`` and nothing else keeps what
-    came; and an HttpProcessingError of it is answered by ``handle_error``.
-    """
-
-    __slots__ = ("_unfinished", "may_be_large")
-
-    def __init__(self, *args: Any, **options: Any) -> None:
-        super().__init__(*args, **options)
-        self._unfinished = Unfinished()
-        self.may_be_large = False
-        """More than ``MAX_HEAD`` bytes have come at once: from now on each head of this connection is counted."""
-
-    def data_received(self, data: bytes) -> None:
-        count = self._request_count
-        if len(data) + self._unfinished.size > MAX_HEAD:
-            self.may_be_large = True
-        super().data_received(data)
-        if self._request_count != count:
-            message, body = self._messages[-1]
-            self._unfinished.head_came(body)
-            if not isinstance(message, RawRequestMessage):  # it would tell of the same error with all that comes
-                self._parser = cast(Any, Refusing(refused=True))
-        elif self._upgraded or self._reading_paused or self._buffer_paused:
-            return  # what came was not parsed, and no more of it comes for now
-        elif isinstance(cast(object, self._parser), Refusing):
-            return
-        elif not self._unfinished.came(len(data)):
-            if self._unfinished.in_head:
-                self._parser = cast(Any, Refusing(refused=False))
-                super().data_received(b"")
-            else:
-                self.force_close()
-
-    def connection_lost(self, exc: BaseException | None) -> None:
-        self._unfinished.end()
-        super().connection_lost(exc)

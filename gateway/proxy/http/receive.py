@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 
 from aiohttp import StreamReader, web
+from multidict import MultiMapping
 
 from gateway.core.pauses import fair_timeout
 from gateway.errors import BodyTooLarge, ClientError
 from gateway.proxy.http.inflate import Inflating, inflating
 from gateway.proxy.memory import Share
-from gateway.proxy.serving.client import ClientGone
 
 
 class ReceiveTimeout(ClientError):
@@ -20,42 +21,44 @@ class ReceiveTimeout(ClientError):
     type = "timeout_error"
 
 
-async def receive(http: web.BaseRequest, *, limit: int, timeout: float, share: Share) -> bytes:
-    """The body, unzipped if it came zipped. ``limit``: bytes, unzipped, and on their way. ``timeout``: seconds.
-    ``share``: of what is held, to which it is added as it comes; without room for more, no more is read.
+async def receive(
+    headers: MultiMapping[str],
+    body: StreamReader,
+    *,
+    limit: int,
+    timeout: float,
+    share: Share,
+    wanted: Callable[[], None] | None = None,
+) -> bytes:
+    """The body of the request with these ``headers``, unzipped if it came zipped. ``limit``: bytes, unzipped, and on
+    their way. ``timeout``: seconds. ``share``: of what is held, to which it is added as it comes; without room for
+    more, no more is read. ``wanted``: is called once it is clear that it will be read.
 
     Its server must not unzip it itself (aiohttp's ``auto_decompress``).
 
     Raises UnsupportedMediaType, BodyTooLarge (before reading where the client tells the length), ReceiveTimeout,
-    ClientError (400) for a body that breaks its own framing or encoding, Exhausted, ClientGone where the connection has
-    been closed, be it by us: see heads.py.
+    ClientError (400) for a body that breaks its own framing or encoding, Exhausted.
     """
-    inflate = inflating(http.headers.getall("Content-Encoding", ()))
-    if http.content_length is not None and http.content_length > limit:
-        raise BodyTooLarge(f"The body has {http.content_length} bytes; this gateway takes at most {limit}.")
-    expects = http.version >= (1, 1) and http.headers.get("Expect", "").lower() == "100-continue"
-    if expects and http.transport is not None:
-        # aiohttp's low-level server leaves this to the handler; a client may wait for it before it sends. One that
-        # speaks HTTP/1.0 would take it for the answer.
-        http.transport.write(b"HTTP/1.1 100 Continue\r\n\r\n")
-    content = http.content
+    encodings = headers.getall("Content-Encoding", ())
+    inflate = inflating(encodings) if encodings else None
+    length = headers.get("Content-Length")
+    if length is not None and int(length) > limit:
+        raise BodyTooLarge(f"The body has {length} bytes; this gateway takes at most {limit}.")
+    if wanted is not None:
+        wanted()
     try:
-        if inflate is None and content.is_eof():  # it came with its head: nothing is waited for
-            body = content.read_nowait()
-            if len(body) > limit:
+        if inflate is None and body.is_eof():  # it came with its head: nothing is waited for
+            data = body.read_nowait()
+            if len(data) > limit:
                 raise _too_large(limit)
-            share.take(len(body))
-            return body
+            share.take(len(data))
+            return data
         async with fair_timeout(timeout):
             if inflate is None:
-                return await _read(content, limit, share)
-            return await _unzipped(content, inflate, limit, share)
+                return await _read(body, limit, share)
+            return await _unzipped(body, inflate, limit, share)
     except TimeoutError as error:
         raise ReceiveTimeout(f"The body did not arrive within {timeout:g} s.") from error
-    except RuntimeError as error:
-        if http.transport is not None:
-            raise
-        raise ClientGone from error  # aiohttp's word for a connection that was closed before it was waited for
     except web.RequestPayloadError as error:
         raise ClientError(f"The body is not what its headers say: {error}") from error
 

@@ -7,17 +7,14 @@ leaves cancels its handler (``handler_cancellation`` is off by default, and with
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import os
 import random
-from collections.abc import Awaitable, Callable
-from math import inf
-from typing import Any
+from collections.abc import Callable
 
 import orjson
-from aiohttp import StreamReader, http_exceptions, web
-from aiohttp.abc import AbstractStreamWriter
-from aiohttp.http import RawRequestMessage
+from aiohttp import http_exceptions, web
 
 from gateway import __version__
 from gateway.api.errors import render
@@ -25,25 +22,19 @@ from gateway.api.headers import request_id
 from gateway.api.models import listing, one
 from gateway.api.routes import Dialect, dialect_of, find
 from gateway.core.log_limit import LogLimit, left_out
-from gateway.core.pauses import LATE, TURN
 from gateway.errors import ClientError, GatewayError, NotFound, ShuttingDown
 from gateway.framework.clock import SystemClock
-from gateway.proxy.http.client import BEGUN, Outbox
+from gateway.proxy.http.connection import ClientConnection
 from gateway.proxy.http.door import HttpClient
-from gateway.proxy.http.heads import MAX_HEAD, TOO_LARGE, GuardedConnection, HeadTooLarge, answered_in, fault_of
+from gateway.proxy.http.heads import TOO_LARGE, HeadTooLarge, fault_of
 from gateway.proxy.http.keys import ClientKeys
+from gateway.proxy.http.reply import Outbox
 from gateway.proxy.http.write_progress import unwritten
 from gateway.proxy.serving.client import ClientGone
 from gateway.proxy.serving.director import Director
 from gateway.proxy.serving.model_directory import ModelDirectory
 
 log = logging.getLogger("kvgate.server")
-
-KEEP_ALIVE = 75.0
-"""Seconds that an idle client connection is kept: nginx's default."""
-
-LINGER = 5.0
-"""Seconds in which the rest of a refused body is read away, so that the client can read why."""
 
 LOOK = 0.02
 """Seconds between looks at what clients have yet to take, at the end of a shutdown: nothing tells of it."""
@@ -55,12 +46,9 @@ SHOWN_REASON = 200
 """Characters of what is wrong with a request: it may hold the request line."""
 
 JSON = "application/json"
+MODELS = "/v1/models"
 
-Get = Callable[[web.BaseRequest, str], web.Response]
-Handler = Callable[[web.BaseRequest], Awaitable[web.StreamResponse]]
-
-FAULT = web.RequestKey("fault", GatewayError)
-"""Why a request is refused whatever it asks for."""
+Get = Callable[[HttpClient, str], None]
 
 
 class Server:
@@ -94,7 +82,7 @@ class Server:
 
     def runner(self) -> web.ServerRunner:
         """What a listener is made of. Access logs are ours, one line a request."""
-        server = _Connections(self._handle, patience=lambda: self._patience)
+        server = _Connections(self, patience=lambda: self._patience)
         self._listeners.append(server)
         return web.ServerRunner(server, handle_signals=False, shutdown_timeout=1.0)
 
@@ -125,90 +113,87 @@ class Server:
         connections = [connection for listener in self._listeners for connection in listener.connections]
         return sum(unwritten(connection.transport) for connection in connections if connection.transport is not None)
 
-    async def _handle(self, http: web.BaseRequest) -> web.StreamResponse:
-        if isinstance(http.protocol, _Connection):
-            http.protocol.head_came()
+    async def handle(self, client: HttpClient) -> None:
+        """Answer one request, whatever becomes of it."""
         self.in_progress += 1
         self._idle.clear()
+        chosen = request_id(client.head.headers.getall("X-Request-Id", ()), _make_id)
         try:
-            return await self._route(http)
-        finally:
-            self.in_progress -= 1
-            if not self.in_progress:
-                self._idle.set()
-
-    async def _route(self, http: web.BaseRequest) -> web.StreamResponse:
-        chosen = request_id(http.headers.getall("X-Request-Id", []), _make_id)
-        dialect = dialect_of(http.rel_url.raw_path)
-        try:
-            if (fault := http.get(FAULT)) is not None:
-                raise fault
-            return await self._dispatch(http, chosen)
+            fault = fault_of(client.head, may_be_large=client.connection.may_be_large)
+            if fault is not None:
+                _refuse(client, fault, chosen, close=True)
+            elif (get := self._open.get(client.path)) is not None and client.method in ("GET", "HEAD"):
+                get(client, chosen)
+            elif (client.path == MODELS or client.path.startswith(f"{MODELS}/")) and client.method in ("GET", "HEAD"):
+                self._models(client, chosen)
+            else:
+                await self._infer(client, chosen)
         except GatewayError as error:
-            response = _refusal(error, dialect, chosen)
-            if not http.content.is_eof():  # what is still to come of its body, if it comes, is not waited for long
-                response.force_close()
-            return response
+            _refuse(client, error, chosen)
         except ClientGone:
-            if http.transport is not None:
-                http.transport.abort()
-            return web.Response(status=499)
+            client.abort()
         except asyncio.CancelledError:
             raise
         except Exception as error:
             if (count := self._often.admit(_place(error))) is not None:
                 log.exception("request %s failed by a defect of the gateway%s", chosen, left_out(count))
-            if BEGUN in http:  # the answer has begun: all that is left is to cut it off visibly
-                if http.transport is not None:
-                    http.transport.abort()
-                return web.Response(status=500)
-            return _refusal(GatewayError("The gateway failed; its log says how."), dialect, chosen)
+            if client.answer is not None and client.answer.begun:  # all that is left is to cut it off visibly
+                client.abort()
+            else:
+                _refuse(client, GatewayError("The gateway failed; its log says how."), chosen)
+        finally:
+            self.in_progress -= 1
+            if not self.in_progress:
+                self._idle.set()
 
-    async def _dispatch(self, http: web.BaseRequest, chosen: str) -> web.StreamResponse:
-        # As it was sent: a rule of a proxy in front may not match /v1/%63hat, and here it is no route either.
-        path = http.rel_url.raw_path
-        if http.method in ("GET", "HEAD"):
-            if (get := self._open.get(path)) is not None:
-                return get(http, chosen)
-            if path == "/v1/models" or path.startswith("/v1/models/"):
-                self._keys.check(http.headers)
-                return self._models(http.path, chosen)
-        route = find(http.method, path)
+    def invalid(self, error: http_exceptions.HttpProcessingError) -> tuple[int, list[tuple[str, str]], bytes]:
+        """What is no HTTP request is refused in our shape. aiohttp would answer in plain text, and log a traceback with
+        the client's bytes in it: a prompt, or a key."""
+        if (count := self._often.admit(name := type(error).__name__)) is not None:
+            log.info("a request that is not valid HTTP was refused: %s%s", name, left_out(count))
+        if error.code == HeadTooLarge.status or isinstance(error, http_exceptions.LineTooLong):
+            refusal: ClientError = HeadTooLarge(TOO_LARGE)
+        else:
+            reason = error.message.strip().partition("\n")[0].rstrip(":")[:SHOWN_REASON]
+            refusal = ClientError(f"The request is not valid HTTP: {reason}")
+        status, headers, body = render(refusal, Dialect.OPENAI)  # nobody knows which path was meant
+        return status, [*headers.items(), ("x-request-id", _make_id())], body
+
+    async def _infer(self, client: HttpClient, chosen: str) -> None:
+        route = find(client.method, client.path)
         try:
-            self._keys.check(http.headers)
+            self._keys.check(client.head.headers)
             if self._draining:
                 raise ShuttingDown("The gateway is shutting down; connect again.", retry_after=DRAIN_RETRY)
         except GatewayError as error:
             self._director.refused(route, chosen, error)
             raise
-        client = HttpClient(http)
         await self._director.handle(client, route, chosen)
-        assert client.answer is not None  # else it would have raised
-        return client.answer
 
-    def _alive(self, http: web.BaseRequest, chosen: str) -> web.Response:
-        return _json({"status": "ok"}, 200, chosen)
+    def _alive(self, client: HttpClient, chosen: str) -> None:
+        _say(client, orjson.dumps({"status": "ok"}), chosen)
 
-    def _ready(self, http: web.BaseRequest, chosen: str) -> web.Response:
+    def _ready(self, client: HttpClient, chosen: str) -> None:
         models = self._directory.readiness()
-        if (name := http.query.get("model")) is not None:
+        if (name := client.head.url.query.get("model")) is not None:
             model = self._directory.find(name)[0].model.name
             models = {model: models[model]}
         ready = not self._draining and any(report["ready"] for report in models.values())
         status = "draining" if self._draining else "ready" if ready else "not-ready"
-        return _json({"status": status, "models": models}, 200 if ready else 503, chosen)
+        _say(client, orjson.dumps({"status": status, "models": models}), chosen, 200 if ready else 503)
 
-    def _version(self, http: web.BaseRequest, chosen: str) -> web.Response:
-        return _json({"version": __version__}, 200, chosen)
+    def _version(self, client: HttpClient, chosen: str) -> None:
+        _say(client, orjson.dumps({"version": __version__}), chosen)
 
-    def _models(self, path: str, chosen: str) -> web.Response:
-        entries = self._directory.entries()
-        name = path.removeprefix("/v1/models").removeprefix("/")
+    def _models(self, client: HttpClient, chosen: str) -> None:
+        self._keys.check(client.head.headers)
+        entries, path = self._directory.entries(), client.head.url.path
+        name = path.removeprefix(MODELS).removeprefix("/")
         if not name:
-            return web.Response(body=listing(entries), content_type=JSON, headers={"X-Request-Id": chosen})
+            return _say(client, listing(entries), chosen)
         for entry in entries:
             if entry["id"] == name:
-                return web.Response(body=one(entry), content_type=JSON, headers={"X-Request-Id": chosen})
+                return _say(client, one(entry), chosen)
         raise NotFound(f"The model {name[:128]!r} does not exist; GET /v1/models lists what there is.", param="model")
 
 
@@ -216,116 +201,32 @@ class _Connections(web.Server):
     """Makes a connection of ours for each that is accepted. ``patience``: gives the seconds for a new connection's
     first request head to arrive."""
 
-    def __init__(self, handler: Handler, *, patience: Callable[[], float]) -> None:
-        super().__init__(handler, request_factory=_request, handler_cancellation=True)
+    def __init__(self, handler: Server, *, patience: Callable[[], float]) -> None:
+        super().__init__(_unused, handler_cancellation=True)
+        self._handler = handler
         self._patience = patience
         self._outbox = Outbox()
-        self._often = LogLimit(SystemClock())
 
     def __call__(self) -> web.RequestHandler:
-        connection = _Connection(
-            self,
-            outbox=self._outbox,
-            loop=asyncio.get_running_loop(),
-            access_log=None,
-            keepalive_timeout=KEEP_ALIVE,
-            max_line_size=MAX_HEAD,
-            max_field_size=MAX_HEAD,
-            lingering_time=LINGER,
-            auto_decompress=False,
-        )
-        connection.patience = self._patience()
-        connection.often = self._often
-        return connection
+        return ClientConnection(self, self._handler, self._outbox, patience=self._patience())
 
 
-class _Connection(GuardedConnection):
-    """Refuses in our shape what is no HTTP request. aiohttp would answer in plain text, and log a traceback with the
-    client's bytes in it: a prompt, or a key.
-
-    Closes a connection whose first request head does not come: aiohttp's own timer starts with the first answer.
-    """
-
-    __slots__ = ("_silence", "often", "patience")
-
-    often: LogLimit
-    patience: float
-    _silence: asyncio.TimerHandle
-
-    def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        super().connection_made(transport)
-        loop = asyncio.get_running_loop()
-        due = loop.time() + self.patience
-        self._silence = loop.call_at(due, self._unheard, due)
-
-    def _unheard(self, due: float) -> None:
-        loop = asyncio.get_running_loop()
-        if (now := loop.time()) - due > LATE:  # what has come while we stood still is read first
-            self._silence = loop.call_at(now + TURN, self._unheard, inf)
-        else:
-            self.force_close()
-
-    def connection_lost(self, exc: BaseException | None) -> None:
-        self._silence.cancel()
-        super().connection_lost(exc)
-
-    def head_came(self) -> None:
-        self._silence.cancel()
-
-    def handle_error(
-        self,
-        request: web.BaseRequest,
-        status: int = 500,
-        exc: BaseException | None = None,
-        message: str | None = None,
-    ) -> web.StreamResponse:
-        if not isinstance(exc, http_exceptions.HttpProcessingError):
-            return super().handle_error(request, status, exc, message)
-        if (count := self.often.admit(name := type(exc).__name__)) is not None:
-            log.info("a request that is not valid HTTP was refused: %s%s", name, left_out(count))
-        if exc.code == HeadTooLarge.status or isinstance(exc, http_exceptions.LineTooLong):
-            error: ClientError = HeadTooLarge(TOO_LARGE)
-        else:
-            reason = exc.message.strip().partition("\n")[0].rstrip(":")[:SHOWN_REASON]
-            error = ClientError(f"The request is not valid HTTP: {reason}")
-        response = _refusal(error, Dialect.OPENAI, _make_id())  # nobody knows which path was meant
-        response.force_close()
-        return response
+async def _unused(http: web.BaseRequest) -> web.StreamResponse:
+    """aiohttp wants a handler; ``ClientConnection`` calls ours."""
+    raise NotImplementedError
 
 
-def _request(
-    message: RawRequestMessage,
-    payload: StreamReader,
-    protocol: web.RequestHandler,
-    writer: AbstractStreamWriter,
-    task: asyncio.Task[None],
-) -> web.BaseRequest:
-    """One that comes in chunks is its connection's last: aiohttp 3.14 takes the last line of its trailers for the first
-    header of the next request, which behind a proxy is another client's."""
-    may_be_large = isinstance(protocol, GuardedConnection) and protocol.may_be_large
-    fault = fault_of(message, may_be_large=may_be_large)
-    if fault is not None:
-        message = message._replace(should_close=True, version=answered_in(message))
-    elif message.chunked:
-        message = message._replace(should_close=True)
-    request = web.BaseRequest(message, payload, protocol, writer, task, asyncio.get_running_loop())
-    if fault is not None:
-        request[FAULT] = fault
-    return request
+def _say(client: HttpClient, body: bytes, chosen: str, status: int = 200) -> None:
+    client.say(status, [("content-type", JSON), ("x-request-id", chosen)], body)
 
 
-def _json(content: Any, status: int, chosen: str) -> web.Response:
-    headers = {"X-Request-Id": chosen}
-    return web.Response(status=status, body=orjson.dumps(content), content_type=JSON, headers=headers)
-
-
-def _refusal(error: GatewayError, dialect: Dialect, chosen: str) -> web.Response:
-    status, headers, body = render(error, dialect)
-    response = web.Response(status=status, headers=headers, body=body)
-    response.headers["X-Request-Id"] = chosen
-    if isinstance(error, ShuttingDown) or status in (408, 413, 415):
-        response.force_close()  # what is left of the body, or this listener, is of no use to the connection
-    return response
+def _refuse(client: HttpClient, error: GatewayError, chosen: str, *, close: bool = False) -> None:
+    """``close``: the connection ends with it; it does so, too, where the rest of the body, or this listener, is of no
+    use to it."""
+    status, headers, body = render(error, dialect_of(client.path))
+    close = close or isinstance(error, ShuttingDown) or status in (408, 413, 415) or not client.body.is_eof()
+    with contextlib.suppress(ClientGone):
+        client.say(status, [*headers.items(), ("x-request-id", chosen)], body, close=close)
 
 
 def _place(error: BaseException) -> str:

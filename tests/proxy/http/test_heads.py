@@ -10,7 +10,8 @@ from collections.abc import AsyncIterator
 import orjson
 import pytest
 
-from gateway.proxy.http.heads import MAX_HEAD, GuardedConnection
+from gateway.proxy.http.connection import ClientConnection
+from gateway.proxy.http.heads import MAX_HEAD
 from tests.support.chat import CHAT, COMPLETE, DONE, ROLE, STREAMED, WORD
 from tests.support.gateway import Running, config_for, running
 from tests.support.wait import eventually
@@ -78,14 +79,14 @@ async def test_a_head_without_end_is_refused_while_it_comes(name):
 
 async def test_nothing_of_a_refused_head_is_kept_while_an_answer_goes_on(monkeypatch):
     """The error has its turn behind a stream that takes an hour; what still comes is let go."""
-    made: list[GuardedConnection] = []
-    init = GuardedConnection.__init__
+    made: list[ClientConnection] = []
+    init = ClientConnection.__init__
 
     def note(self, *args, **options):
         init(self, *args, **options)
         made.append(self)
 
-    monkeypatch.setattr(GuardedConnection, "__init__", note)
+    monkeypatch.setattr(ClientConnection, "__init__", note)
     async with served() as (_, client, go_on, asked):
         await client.say(raw_post(orjson.dumps(STREAMED)))
         await eventually(lambda: asked)

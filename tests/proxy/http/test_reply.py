@@ -1,4 +1,7 @@
-"""What client.py leans on in aiohttp, which promises none of it: a new version is taken only with these green."""
+"""Covers: gateway/proxy/http/reply.py, gateway/proxy/http/connection.py.
+
+Answers as they are written, and what connection.py leans on in aiohttp, which promises none of it: a new version is
+taken only with these green."""
 
 from __future__ import annotations
 
@@ -7,26 +10,48 @@ import contextlib
 from collections.abc import AsyncIterator, Awaitable, Callable
 
 import pytest
-from aiohttp import web
+from aiohttp import http_exceptions, web
 
-from gateway.proxy.http.client import AT_ONCE, TOGETHER, ClientAnswer, ClientConnection, Outbox
+from gateway.proxy.http.connection import ClientConnection
+from gateway.proxy.http.door import HttpClient
+from gateway.proxy.http.reply import AT_ONCE, TOGETHER, HttpReply, Outbox
 from gateway.proxy.http.write_progress import taken_of
 from tests.support.wait import eventually
 
-Handler = Callable[[web.BaseRequest], Awaitable[web.StreamResponse]]
+Handle = Callable[[HttpClient], Awaitable[None]]
 OUTBOX = Outbox()
 GET = b"GET / HTTP/1.1\r\nHost: x\r\n\r\n"
 
 
+class Handling:
+    """A ``Handler`` that does with each request what the test says."""
+
+    def __init__(self, handle: Handle) -> None:
+        self._handle = handle
+
+    async def handle(self, client: HttpClient) -> None:
+        await self._handle(client)
+
+    def invalid(self, error: http_exceptions.HttpProcessingError) -> tuple[int, list[tuple[str, str]], bytes]:
+        return 400, [], b"invalid"
+
+
 class Server(web.Server):
+    def __init__(self, handle: Handle) -> None:
+        async def unused(http: HttpClient) -> None:
+            raise NotImplementedError
+
+        super().__init__(unused, handler_cancellation=True)
+        self._handling = Handling(handle)
+
     def __call__(self) -> web.RequestHandler:
-        return ClientConnection(self, outbox=OUTBOX, loop=asyncio.get_running_loop())
+        return ClientConnection(self, self._handling, OUTBOX, patience=60)
 
 
 @contextlib.asynccontextmanager
-async def connected(handler: Handler) -> AsyncIterator[tuple[asyncio.StreamReader, asyncio.StreamWriter]]:
-    """A raw connection to a server whose requests ``handler`` answers."""
-    runner = web.ServerRunner(Server(handler, handler_cancellation=True), handle_signals=False, shutdown_timeout=1.0)
+async def connected(handle: Handle) -> AsyncIterator[tuple[asyncio.StreamReader, asyncio.StreamWriter]]:
+    """A raw connection to a server whose requests ``handle`` answers."""
+    runner = web.ServerRunner(Server(handle), handle_signals=False, shutdown_timeout=1.0)
     await runner.setup()
     await web.TCPSite(runner, "127.0.0.1", 0).start()
     reader, writer = await asyncio.open_connection(*runner.addresses[0][:2], limit=1024)
@@ -37,15 +62,19 @@ async def connected(handler: Handler) -> AsyncIterator[tuple[asyncio.StreamReade
         await runner.cleanup()
 
 
+def transport_of(http: HttpClient) -> asyncio.Transport:
+    assert http.connection.transport is not None
+    return http.connection.transport
+
+
 async def head_of(reader: asyncio.StreamReader) -> list[bytes]:
     return (await reader.readuntil(b"\r\n\r\n")).lower().split(b"\r\n")[:-2]
 
 
 async def test_nothing_is_written_but_what_we_write_and_the_connection_goes_on():
-    async def handle(http: web.BaseRequest) -> web.StreamResponse:
-        client = ClientAnswer(http, 201, [("content-type", "text/plain")], length=4)
+    async def handle(http: HttpClient) -> None:
+        client = http.reply(201, [("content-type", "text/plain")], length=4)
         client.send(b"abcd", last=True)
-        return client
 
     async with connected(handle) as (reader, writer):
         for _ in range(3):
@@ -62,14 +91,13 @@ async def test_a_pipelined_request_is_begun_only_when_the_answer_before_it_is_do
     order: list[str] = []
     go_on = asyncio.Event()
 
-    async def handle(http: web.BaseRequest) -> web.StreamResponse:
+    async def handle(http: HttpClient) -> None:
         order.append(f"begins {http.path}")
-        client = ClientAnswer(http, 200, [], length=None)
+        client = http.reply(200, [], length=None)
         client.send(http.path.encode(), last=False)
         await go_on.wait()
         client.send(b".", last=True)
         order.append(f"ends {http.path}")
-        return client
 
     async with connected(handle) as (reader, writer):
         writer.write(b"".join(GET.replace(b"/ ", b"/%d " % number) for number in range(3)))
@@ -85,15 +113,14 @@ async def test_a_pipelined_request_is_begun_only_when_the_answer_before_it_is_do
 async def test_a_client_that_leaves_cancels_the_handler():
     ended = asyncio.Event()
 
-    async def handle(http: web.BaseRequest) -> web.StreamResponse:
-        client = ClientAnswer(http, 200, [], length=None)
+    async def handle(http: HttpClient) -> None:
+        client = http.reply(200, [], length=None)
         client.send(b"abc", last=False)
         try:
             await asyncio.Event().wait()
         except asyncio.CancelledError:
             ended.set()
             raise
-        return client
 
     async with connected(handle) as (reader, writer):
         writer.write(GET)
@@ -105,16 +132,15 @@ async def test_a_client_that_leaves_cancels_the_handler():
 async def test_a_client_that_takes_nothing_is_told_of_and_so_is_its_coming_back():
     told: list[str] = []
 
-    async def handle(http: web.BaseRequest) -> web.StreamResponse:
-        client = ClientAnswer(http, 200, [], length=None)
-        while not client.full:
+    async def handle(http: HttpClient) -> None:
+        client = http.reply(200, [], length=None)
+        while not http.connection.full:
             client.send(bytes(100_000), last=False)
             await asyncio.sleep(0)
         told.append("full")
         await client.taken(60)
         told.append("taken")
         client.send(b"", last=True)
-        return client
 
     async with connected(handle) as (reader, writer):
         writer.write(GET)
@@ -132,9 +158,9 @@ async def test_a_client_that_takes_nothing_is_told_of_and_so_is_its_coming_back(
 async def test_nothing_taken_in_time_is_a_timeout_and_slow_is_not():
     slow, outcome = asyncio.Event(), []
 
-    async def handle(http: web.BaseRequest) -> web.StreamResponse:
-        client = ClientAnswer(http, 200, [], length=None)
-        while not client.full:
+    async def handle(http: HttpClient) -> None:
+        client = http.reply(200, [], length=None)
+        while not http.connection.full:
             client.send(bytes(1_000_000), last=False)
             await asyncio.sleep(0)
         slow.set()
@@ -143,7 +169,6 @@ async def test_nothing_taken_in_time_is_a_timeout_and_slow_is_not():
         except TimeoutError:
             outcome.append("gone")
         client.cut()
-        return client
 
     async with connected(handle) as (reader, writer):
         writer.write(GET)
@@ -175,10 +200,9 @@ async def test_nothing_taken_in_time_is_a_timeout_and_slow_is_not():
     ],
 )
 async def test_framing_is_what_the_client_can_read(request_head, length, kept, framing):
-    async def handle(http: web.BaseRequest) -> web.StreamResponse:
-        client = ClientAnswer(http, 200, [], length=length)
+    async def handle(http: HttpClient) -> None:
+        client = http.reply(200, [], length=length)
         client.send(b"abc", last=True)
-        return client
 
     async with connected(handle) as (reader, writer):
         writer.write(request_head)
@@ -195,10 +219,9 @@ async def test_framing_is_what_the_client_can_read(request_head, length, kept, f
 
 
 async def test_an_answer_without_content_says_no_length():
-    async def handle(http: web.BaseRequest) -> web.StreamResponse:
-        client = ClientAnswer(http, 204, [], length=0)
+    async def handle(http: HttpClient) -> None:
+        client = http.reply(204, [], length=0)
         client.send(b"", last=True)
-        return client
 
     async with connected(handle) as (reader, writer):
         writer.write(GET + GET)
@@ -206,19 +229,18 @@ async def test_an_answer_without_content_says_no_length():
             assert [line.partition(b":")[0] for line in await head_of(reader)] == [b"http/1.1 204 no content", b"date"]
 
 
-def begun(http: web.BaseRequest, written: list[bytes], monkeypatch: pytest.MonkeyPatch) -> ClientAnswer:
+def begun(http: HttpClient, written: list[bytes], monkeypatch: pytest.MonkeyPatch) -> HttpReply:
     """An answer whose further writes are noted, and not made."""
-    client = ClientAnswer(http, 200, [], length=None)
+    client = http.reply(200, [], length=None)
     client.send(b"begin", last=False)
-    assert http.transport is not None
-    monkeypatch.setattr(client, "_transport", Noting(http.transport, written))
+    monkeypatch.setattr(client, "_transport", Noting(transport_of(http), written))
     return client
 
 
 async def test_parts_of_one_turn_are_written_at_its_end_and_in_one_piece(monkeypatch):
     written: list[bytes] = []
 
-    async def handle(http: web.BaseRequest) -> web.StreamResponse:
+    async def handle(http: HttpClient) -> None:
         client = begun(http, written, monkeypatch)
         client.part(b"a")
         client.part(b"bc")
@@ -230,9 +252,7 @@ async def test_parts_of_one_turn_are_written_at_its_end_and_in_one_piece(monkeyp
         assert written[1:] == [b"1\r\nd\r\n1\r\ne\r\n0\r\n\r\n"], "what waits goes before the end"
         await asyncio.sleep(0)
         assert len(written) == 2
-        assert http.transport is not None
-        http.transport.write(b"".join(written))
-        return client
+        transport_of(http).write(b"".join(written))
 
     async with connected(handle) as (reader, writer):
         for _ in range(2):
@@ -244,12 +264,11 @@ async def test_parts_of_one_turn_are_written_at_its_end_and_in_one_piece(monkeyp
 
 
 async def test_what_waits_is_written_before_an_answer_is_cut():
-    async def handle(http: web.BaseRequest) -> web.StreamResponse:
-        client = ClientAnswer(http, 200, [], length=None)
+    async def handle(http: HttpClient) -> None:
+        client = http.reply(200, [], length=None)
         client.send(b"begin", last=False)
         client.part(b"more")
         client.cut()
-        return client
 
     async with connected(handle) as (reader, writer):
         writer.write(GET)
@@ -264,8 +283,8 @@ async def test_what_waits_is_written_before_an_answer_is_cut():
 async def test_one_client_that_is_gone_does_not_keep_what_is_for_the_others():
     both, answers = asyncio.Event(), []
 
-    async def handle(http: web.BaseRequest) -> web.StreamResponse:
-        client = ClientAnswer(http, 200, [], length=None)
+    async def handle(http: HttpClient) -> None:
+        client = http.reply(200, [], length=None)
         client.send(b"begin", last=False)
         answers.append((http, client))
         if len(answers) == 2:
@@ -274,13 +293,11 @@ async def test_one_client_that_is_gone_does_not_keep_what_is_for_the_others():
         if client is answers[1][1]:
             for _, one in answers:
                 one.part(b"more")
-            assert answers[0][0].transport is not None
-            answers[0][0].transport.abort()
+            transport_of(answers[0][0]).abort()
             await asyncio.sleep(0)
             client.send(b"", last=True)
-            return client
+            return
         await asyncio.Event().wait()
-        return client
 
     async with connected(handle) as (reader, writer):
         writer.write(GET)
@@ -334,7 +351,7 @@ async def test_with_many_answers_the_first_does_not_wait_for_the_last():
 async def test_more_than_a_transport_takes_waits_for_no_end_of_a_turn(monkeypatch):
     written: list[bytes] = []
 
-    async def handle(http: web.BaseRequest) -> web.StreamResponse:
+    async def handle(http: HttpClient) -> None:
         client = begun(http, written, monkeypatch)
         for _ in range(16):
             client.part(bytes(AT_ONCE // 4))
@@ -342,7 +359,6 @@ async def test_more_than_a_transport_takes_waits_for_no_end_of_a_turn(monkeypatc
         await asyncio.sleep(0)
         assert sum(map(len, written)) > 4 * AT_ONCE
         client.cut()
-        return client
 
     async with connected(handle) as (reader, writer):
         writer.write(GET)
@@ -352,18 +368,16 @@ async def test_more_than_a_transport_takes_waits_for_no_end_of_a_turn(monkeypatc
 async def test_what_tells_that_a_client_takes_changes_when_it_does():
     told: list[int] = []
 
-    async def handle(http: web.BaseRequest) -> web.StreamResponse:
-        assert http.transport is not None
-        client = ClientAnswer(http, 200, [], length=None)
-        while not client.full:
+    async def handle(http: HttpClient) -> None:
+        client = http.reply(200, [], length=None)
+        while not http.connection.full:
             client.send(bytes(1_000_000), last=False)
             await asyncio.sleep(0)
-        told.append(taken_of(http.transport))
-        while taken_of(http.transport) == told[0]:  # noqa: ASYNC110 -- of the kernel, which tells nobody
+        told.append(taken_of(transport_of(http)))
+        while taken_of(transport_of(http)) == told[0]:  # noqa: ASYNC110 -- of the kernel, which tells nobody
             await asyncio.sleep(0.01)
-        told.append(taken_of(http.transport))
+        told.append(taken_of(transport_of(http)))
         client.cut()
-        return client
 
     async with connected(handle) as (reader, writer):
         writer.write(GET)

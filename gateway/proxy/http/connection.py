@@ -1,0 +1,254 @@
+"""A client's connection: aiohttp reads and keeps it, and this file is all that leans on how aiohttp does that.
+
+In the place of aiohttp's ``RequestHandler.start``, which makes a task, a request and a writer for each request, its
+requests are answered one after the other within the connection's own task. What is leaned on, none of which aiohttp
+promises, each with a contract test (tests/proxy/http/test_reply.py, test_heads.py):
+
+- ``data_received`` appends what the parser makes to ``_messages``, counts it in ``_request_count``, and wakes
+  ``_waiter``; the parser is ``_parser``, and nothing else keeps what came;
+- ``start`` is the connection's task; a connection that is lost cancels it (``handler_cancellation``), one that is
+  closed cancels ``_waiter``; ``_close`` and ``_force_close`` say that no further request is read;
+- ``_process_keepalive`` closes at ``_next_keepalive_close_time`` a connection that waits for a request;
+- ``_upgraded``: what comes behind a request for another protocol is kept in ``_message_tail`` and not parsed.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable
+from math import inf
+from typing import Any, Protocol, cast
+
+from aiohttp import StreamReader, http_exceptions, web
+from aiohttp.http import RawRequestMessage
+
+from gateway.core.pauses import LATE, TURN
+from gateway.proxy.http.door import HttpClient
+from gateway.proxy.http.heads import MAX_HEAD, Refusing, Unfinished
+from gateway.proxy.http.reply import HttpReply, Outbox
+from gateway.proxy.http.write_progress import taken_of, unwritten
+
+log = logging.getLogger("kvgate.server")
+
+KEEP_ALIVE = 75.0
+"""Seconds that an idle client connection is kept: nginx's default."""
+
+LINGER = 5.0
+"""Seconds in which the rest of a refused body is read away, so that the client can read why."""
+
+
+class Handler(Protocol):
+    """Who answers."""
+
+    async def handle(self, client: HttpClient) -> None:
+        """Answer one request, or leave it without an answer: its connection is closed then."""
+
+    def invalid(self, error: http_exceptions.HttpProcessingError) -> tuple[int, list[tuple[str, str]], bytes]:
+        """The answer to what is no HTTP request: status, headers, body."""
+        ...
+
+
+class ClientConnection(web.RequestHandler):
+    """A connection whose requests ``handler`` answers. ``outbox``: of its loop. ``patience``: seconds for the head of
+    its first request to come: aiohttp's own timer starts with the first answer.
+
+    It keeps no more of a head than ``MAX_HEAD`` and what comes in one call: 431 is the answer to what becomes larger,
+    and none where it is a body's trailers. It tells when its client takes no more, and when it does again.
+
+    ``full``: the client has not taken what was written. ``may_be_large``: more than ``MAX_HEAD`` bytes have come at
+    once; from then on each head of this connection is counted.
+    """
+
+    __slots__ = (
+        *("_full", "_gone", "_handler", "_patience", "_silence", "_tail", "_taken", "_unfinished"),
+        *("full", "may_be_large", "outbox"),
+    )
+
+    _silence: asyncio.TimerHandle
+
+    def __init__(self, server: web.Server, handler: Handler, outbox: Outbox, *, patience: float) -> None:
+        super().__init__(
+            server,
+            loop=asyncio.get_running_loop(),
+            access_log=cast(Any, None),  # which is how it is told to write none
+            keepalive_timeout=KEEP_ALIVE,
+            max_line_size=MAX_HEAD,
+            max_field_size=MAX_HEAD,
+            lingering_time=LINGER,
+            auto_decompress=False,
+        )
+        self.outbox = outbox
+        self.full = self.may_be_large = False
+        self._handler = handler
+        self._patience = patience
+        self._unfinished = Unfinished()
+        self._full: Callable[[], None] | None = None
+        self._gone: Callable[[], None] | None = None
+        self._taken: Callable[[], None] | None = None
+        self._tail: asyncio.TimerHandle | None = None
+
+    # Its requests
+
+    async def start(self) -> None:
+        """Answer what comes, until the connection closes."""
+        try:
+            while not self._force_close:
+                if not self._messages:
+                    self._waiter = self._loop.create_future()
+                    try:
+                        await self._waiter
+                    finally:
+                        self._waiter = None
+                message, body = self._messages.popleft()
+                if self._parser is not None:
+                    self._parser.message_consumed()
+                if self._buffer_paused and len(self._messages) <= self._msg_queue_resume_size:
+                    self._resume_reading_if_drained()
+                self._silence.cancel()
+                if not await self._answered(message, body) or self._close or self._force_close:
+                    break
+                self._next_keepalive_close_time = due = self._loop.time() + KEEP_ALIVE
+                if self._keepalive_handle is None:
+                    self._keepalive_handle = self._loop.call_at(due, self._process_keepalive)
+        except Exception:
+            log.exception("a client's connection failed by a defect of the gateway")
+            self.force_close()
+        except BaseException:
+            self.force_close()
+            raise
+        if not self._force_close:
+            self._task_handler = None
+            if self.transport is not None:
+                self.transport.close()
+
+    async def _answered(self, message: Any, body: StreamReader) -> bool:
+        """Answer one request. True if another may follow."""
+        transport = self.transport
+        if transport is None:
+            return False
+        if not isinstance(message, RawRequestMessage):
+            status, headers, said = self._handler.invalid(message.exc)
+            reply = HttpReply(self, transport, status, headers, length=len(said), keep_alive=False)
+            reply.send(said, last=True)
+        else:
+            client = HttpClient(message, body, self)
+            await self._handler.handle(client)
+            if client.answer is None:
+                return False
+            reply = client.answer
+        if self._upgraded:
+            self._decline()
+        if not body.is_eof() and not self._force_close:
+            await self._read_away(body)
+        return reply.keep_alive
+
+    def _decline(self) -> None:
+        """A request for another protocol was answered in this one: what came behind it is HTTP as well."""
+        if self._messages or self._parser is None:
+            return
+        self._parser.set_upgraded(False)
+        self._upgraded = False
+        tail, self._message_tail = self._message_tail, b""
+        if tail:
+            self.data_received(tail)
+        if self._buffer_paused:
+            self._resume_reading_if_drained()
+
+    async def _read_away(self, body: StreamReader) -> None:
+        """The rest of a body that nobody wants, for a while: a client that is still sending reads no answer."""
+        try:
+            async with asyncio.timeout(LINGER):
+                while not body.is_eof():
+                    await body.readany()
+        except (TimeoutError, RuntimeError, web.RequestPayloadError):
+            self.close()
+
+    # Its head
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        super().connection_made(transport)
+        due = self._loop.time() + self._patience
+        self._silence = self._loop.call_at(due, self._unheard, due)
+
+    def _unheard(self, due: float) -> None:
+        if (now := self._loop.time()) - due > LATE:  # what has come while we stood still is read first
+            self._silence = self._loop.call_at(now + TURN, self._unheard, inf)
+        else:
+            self.force_close()
+
+    def data_received(self, data: bytes) -> None:
+        count, unfinished = self._request_count, self._unfinished
+        if len(data) + unfinished.size > MAX_HEAD:
+            self.may_be_large = True
+        super().data_received(data)
+        if self._request_count != count:
+            message, body = self._messages[-1]
+            unfinished.head_came(body)
+            if not isinstance(message, RawRequestMessage):  # it would tell of the same error with all that comes
+                self._parser = cast(Any, Refusing(refused=True))
+        elif self._upgraded or self._reading_paused or self._buffer_paused:
+            return  # what came was not parsed, and no more of it comes for now
+        elif isinstance(cast(object, self._parser), Refusing):
+            return
+        elif not unfinished.came(len(data)):
+            if unfinished.in_head:
+                self._parser = cast(Any, Refusing(refused=False))
+                super().data_received(b"")
+            else:
+                self.force_close()
+
+    def connection_lost(self, exc: BaseException | None) -> None:
+        self._silence.cancel()
+        self._unfinished.end()
+        if self._tail is not None:
+            self._tail.cancel()
+        super().connection_lost(exc)
+
+    # What is written to it
+
+    def attend(self, full: Callable[[], None] | None, gone: Callable[[], None] | None) -> None:
+        """Call ``full`` each time when the client has stopped to take what is written, ``gone`` when it has closed its
+        half: the connection closes then, but nobody is told before all that waits has been taken."""
+        self._full, self._gone = full, gone
+
+    def when_taken(self, then: Callable[[], None] | None) -> None:
+        """Call ``then`` once, when what was written has been taken."""
+        self._taken = then
+
+    def eof_received(self) -> None:
+        super().eof_received()
+        if self._gone is not None:
+            self._gone()
+
+    def pause_writing(self) -> None:
+        super().pause_writing()
+        self.full = True
+        if self._full is not None:
+            self._full()
+
+    def resume_writing(self) -> None:
+        super().resume_writing()
+        self.full = False
+        then, self._taken = self._taken, None
+        if then is not None:
+            then()
+
+    def see_off(self, idle: float) -> None:
+        """An answer has been written, though its end waits for the client, which reads on for as long as it likes:
+        abort the connection after ``idle`` seconds in which it took nothing."""
+        transport = self.transport
+        if transport is None or self._tail is not None:
+            return
+        loop, there = self._loop, transport  # it is taken from us when aiohttp closes it
+
+        def look(before: int) -> None:
+            self._tail = None
+            if not unwritten(there):
+                return
+            if (acknowledged := taken_of(there)) == before:
+                there.abort()
+                return
+            self._tail = loop.call_later(idle, look, acknowledged)
+
+        self._tail = loop.call_later(idle, look, taken_of(there))

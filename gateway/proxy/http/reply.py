@@ -1,0 +1,197 @@
+"""An answer on its way to the client: its head, its framing, and the bytes for its connection's transport.
+
+aiohttp writes nothing of it, so that a part of a stream costs one ``transport.write``. Parts of streams are not written
+where they come, but together at the end of the loop's turn (``Outbox``).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable, Iterable
+from email.utils import formatdate
+from http import HTTPStatus
+from typing import TYPE_CHECKING
+
+from gateway.proxy.http.write_progress import taken_of, unwritten
+
+if TYPE_CHECKING:
+    from gateway.proxy.http.connection import ClientConnection
+
+NO_CONTENT = 204
+"""The one status of a proxied answer that has no body, and says no length."""
+
+AT_ONCE = 64 * 1024
+"""Bytes for one client that are not kept for the turn's end: as many as its transport takes before it says that it is
+full, which must not be known later."""
+
+TOGETHER = 64
+"""Answers that are written to together: some two milliseconds' work, for which the first of them waits at most."""
+
+_REASONS = {status.value: status.phrase for status in HTTPStatus}
+
+
+class Outbox:
+    """What is to be written in this turn of the loop, to whichever client: it is written at the turn's end.
+
+    First all that came of the engines is read, then all of it is written: the processes that it is for are woken while
+    there is nothing else to do, and a client gets what came of its stream in one piece. One a loop.
+    """
+
+    def __init__(self) -> None:
+        self._replies: list[HttpReply] = []
+
+    def add(self, reply: HttpReply) -> None:
+        """Call its ``flush`` at the end of this turn, or when there are ``TOGETHER``."""
+        replies = self._replies
+        replies.append(reply)
+        if len(replies) == 1:
+            asyncio.get_running_loop().call_soon(self._write)
+        elif len(replies) >= TOGETHER:
+            self._write()
+
+    def _write(self) -> None:
+        replies, self._replies = self._replies, []
+        for reply in replies:
+            reply.flush()
+
+
+class HttpReply:
+    """A ``Reply`` over HTTP/1.1, or HTTP/1.0.
+
+    ``begun``: its head was written, so that no other answer may be written behind it. ``keep_alive``: the connection
+    may serve another request after it.
+    """
+
+    __slots__ = ("_chunked", "_connection", "_head", "_transport", "_waiting", "_watched", "begun", "keep_alive")
+
+    def __init__(
+        self,
+        connection: ClientConnection,
+        transport: asyncio.Transport,
+        status: int,
+        headers: Iterable[tuple[str, str]],
+        *,
+        length: int | None,
+        minor: int = 1,
+        keep_alive: bool = True,
+    ) -> None:
+        """``length``: bytes of its body; None: not known, so that it is chunked, or to a client of HTTP/1.0 ends with
+        the connection. ``minor``: of the client's HTTP version."""
+        self._connection = connection
+        self._transport = transport
+        self._waiting = b""
+        self._watched: asyncio.TimerHandle | None = None
+        self._chunked = length is None and minor == 1
+        self.begun = False
+        self.keep_alive = keep_alive and (length is not None or self._chunked)
+        lines = [f"HTTP/1.{minor} {status} {_REASONS.get(status, 'Unknown')}"]
+        for name, value in headers:
+            lines.append(f"{name}: {value}")
+        if self._chunked:
+            lines.append("transfer-encoding: chunked")
+        elif length is not None and status != NO_CONTENT:
+            lines.append(f"content-length: {length}")
+        if not self.keep_alive:
+            lines.append("connection: close")
+        elif minor == 0:
+            lines.append("connection: keep-alive")
+        lines.append(f"date: {_date()}\r\n\r\n")
+        self._head = "\r\n".join(lines).encode("latin-1")
+
+    def attend(self, full: Callable[[], None], gone: Callable[[], None]) -> None:
+        """Until ``forget``: call ``full`` each time when the client has no room, and ``gone`` when it has closed its
+        half."""
+        self._connection.attend(full, gone)
+
+    def watch(self, idle: float, taken: Callable[[], None], gone: Callable[[], None]) -> None:
+        """Where the client has no room: call ``taken`` once it has; or ``gone``, after ``idle`` seconds in which it
+        took nothing."""
+        loop = asyncio.get_running_loop()
+
+        def resumed() -> None:
+            self._unwatch()
+            taken()
+
+        def look(before: int) -> None:
+            acknowledged = taken_of(self._transport)
+            if acknowledged != before:
+                self._watched = loop.call_later(idle, look, acknowledged)
+            else:
+                self._unwatch()
+                gone()
+
+        self._watched = loop.call_later(idle, look, taken_of(self._transport))
+        self._connection.when_taken(resumed)
+
+    def forget(self) -> None:
+        """Watch and attend no more; harmless at any time."""
+        self._connection.attend(None, None)
+        self._unwatch()
+
+    async def taken(self, idle: float) -> None:
+        """Wait until the client has room. Raises TimeoutError after ``idle`` seconds in which it took nothing."""
+        if self._connection.full:
+            done = asyncio.get_running_loop().create_future()
+            self.watch(idle, lambda: done.set_result(None), lambda: done.set_exception(TimeoutError()))
+            try:
+                await done
+            finally:
+                self.forget()
+        if unwritten(self._transport):
+            self._connection.see_off(idle)
+
+    def send(self, data: bytes, last: bool) -> None:
+        """Write the next bytes of the body now, with the head if they are the first. ``last``: they end it."""
+        if self._chunked:
+            if data:
+                data = b"%x\r\n%b\r\n" % (len(data), data)
+            if last:
+                data += b"0\r\n\r\n"
+        if self._waiting:
+            data, self._waiting = self._waiting + data, b""
+        if not self.begun:
+            self.begun = True
+            data, self._head = self._head + data, b""
+        if data and not self._transport.is_closing():
+            self._transport.write(data)
+
+    def part(self, data: bytes) -> None:
+        """Write more of a body that has begun and does not end with it, at the end of the loop's turn."""
+        if self._chunked:
+            data = b"%x\r\n%b\r\n" % (len(data), data)
+        if not self._waiting:
+            self._connection.outbox.add(self)
+        self._waiting += data
+        if len(self._waiting) >= AT_ONCE:
+            self.flush()
+
+    def flush(self) -> None:
+        """Write now what waits for the end of the turn."""
+        data, self._waiting = self._waiting, b""
+        if data and not self._transport.is_closing():
+            self._transport.write(data)
+
+    def cut(self) -> None:
+        """End it visibly incomplete."""
+        self.keep_alive = False
+        self.flush()
+        self._transport.abort()
+
+    def _unwatch(self) -> None:
+        if self._watched is not None:
+            self._watched.cancel()
+            self._watched = None
+            self._connection.when_taken(None)
+
+
+_dated = (0, "")
+
+
+def _date() -> str:
+    """Now, in HTTP's form; made once a second."""
+    global _dated
+    now = int(time.time())
+    if _dated[0] != now:
+        _dated = now, formatdate(now, usegmt=True)
+    return _dated[1]
