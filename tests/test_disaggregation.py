@@ -25,7 +25,12 @@ from tests.support.gateway import Running, running, split_config
 from tests.support.wait import eventually
 
 ROUTES = ("/v1/chat/completions", "/v1/completions", "/v1/responses", "/v1/messages")
-QUICK: dict[str, Any] = {"handshake_timeout": 0.3, "answer_tokens": 12}
+PATIENT: dict[str, Any] = {"handshake_timeout": 60.0, "answer_tokens": 12}
+"""Of engines that all live: however busy the machine is, an answer is never taken for a missing one."""
+
+GIVES_UP_SOON: dict[str, Any] = {"handshake_timeout": 0.3}
+"""Of decode engines whose prefill engine dies: what a dead engine is asked ends with this timeout alone."""
+
 SLOW_PREFILL: dict[str, Any] = {"prefill_token_seconds": 0.0003}
 """Of prefill engines that shall be met while they compute."""
 
@@ -80,7 +85,7 @@ async def fleet(
     async with contextlib.AsyncExitStack() as stack:
 
         async def start(**more: Any) -> EngineServer:
-            return await stack.enter_async_context(simulated(tokenizer=tokenizer, **(QUICK | settings | more)))
+            return await stack.enter_async_context(simulated(tokenizer=tokenizer, **(PATIENT | settings | more)))
 
         sources = [await start(connector=connector, kv_role="producer", **(prefilling or {})) for _ in range(prefill)]
         sinks = [await start(connector=connector, kv_role="consumer", **(decoding or {})) for _ in range(decode)]
@@ -184,7 +189,8 @@ async def test_every_connector(connector, stream, tokenizer, tmp_path):
 async def test_a_prefill_engine_that_dies(when, connector, stream, tokenizer, tmp_path):
     storage = str(tmp_path) if connector == "shared-storage" else None
     engines = 2 if connector == "sglang" else 1  # SGLang's serve nothing alone: another pair must cure it
-    async with fleet(tokenizer, prefill=engines, connector=connector, storage=storage, prefilling=SLOW_PREFILL) as pair:
+    roles = {"prefilling": SLOW_PREFILL, "decoding": GIVES_UP_SOON}
+    async with fleet(tokenizer, prefill=engines, connector=connector, storage=storage, **roles) as pair:
         path = "/v1/chat/completions"
         bodies = [body_for(path, 300, stream=stream, seed=seed) for seed in range(4)]
         if when == "before":
@@ -200,7 +206,7 @@ async def test_a_prefill_engine_that_dies(when, connector, stream, tokenizer, tm
 
 @pytest.mark.parametrize("stream", [False, True], ids=["whole", "streamed"])
 async def test_a_prefill_engine_that_dies_with_the_kv_that_is_waited_for(stream, tokenizer):
-    async with fleet(tokenizer, decoding={"kv_transfer_seconds": 0.01}) as pair:
+    async with fleet(tokenizer, decoding={"kv_transfer_seconds": 0.01} | GIVES_UP_SOON) as pair:
         path = "/v1/chat/completions"
         bodies = [body_for(path, 300, stream=stream, seed=seed) for seed in range(4)]
         asked = [asyncio.get_running_loop().create_task(pair.ask(path, body)) for body in bodies]
