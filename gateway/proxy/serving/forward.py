@@ -22,7 +22,7 @@ from gateway.proxy.extras.stream_usage import StreamUsage
 from gateway.proxy.serving.attempt import Attempt
 from gateway.proxy.serving.call import Asked
 from gateway.proxy.upstream.commit import Committed, commit
-from gateway.proxy.upstream.legs import Cause, Leg, LegFailed
+from gateway.proxy.upstream.legs import Health, Leg, LegFailed
 from gateway.proxy.upstream.send import Upstream
 from gateway.tokens.agreement import form_of
 
@@ -121,13 +121,14 @@ class Forwarder:
 
     def failed(self, failure: LegFailed) -> None:
         """Tell the fleet what a leg, or an answer that broke after commit, shows of its engine."""
-        if failure.cause is Cause.EXHAUSTED:
+        health = failure.rule.health
+        if health is Health.OURS:
             # Each request fails so while descriptors are out.
             if (count := self._often.admit("exhausted")) is not None:
                 log.error("no connection to an engine could be made: %s%s", failure.detail, left_out(count))
-        elif failure.cause in (Cause.REFUSED, Cause.CONNECT_TIMEOUT):
+        elif health is Health.REFUSED:
             self._fleet.report_refused(failure.endpoint)
-        elif failure.cause not in (Cause.STATUS, Cause.FULL):
+        elif health is Health.BROKEN:
             self._fleet.report_broken(failure.endpoint, str(failure.cause), failure.waited)
 
     def finished(self, endpoint: Endpoint) -> None:

@@ -19,13 +19,14 @@ from gateway.api.usage import read_usage
 from gateway.core.log_limit import LogLimit, left_out
 from gateway.core.observer import Observer
 from gateway.core.tasks import TaskSet
-from gateway.errors import GatewayError, PluginFailed, UpstreamError, UpstreamTimeout
+from gateway.errors import PluginFailed
 from gateway.fleet.fleet import Fleet
 from gateway.framework import Clock, Endpoint
 from gateway.proxy.serving.attempt import Attempt
 from gateway.proxy.serving.bootstrap import Bootstrap, Unreachable
-from gateway.proxy.serving.connectors import Connector, HandoverFailed, Pair, Transfer, connectors
+from gateway.proxy.serving.connectors import Connector, Pair, Transfer, connectors
 from gateway.proxy.serving.forward import Forwarder
+from gateway.proxy.serving.handover_failures import OURS, HandoverCause, HandoverFailed, of_decode, of_prefill
 from gateway.proxy.serving.prefill_result import PrefillResult
 from gateway.proxy.serving.timeline import Phase
 from gateway.proxy.settings import TimeoutSettings
@@ -40,9 +41,6 @@ are as far apart by default."""
 
 SILENT = frozenset({"timeout", "connect"})
 """Reasons for which an engine is down without a word. One whose process is gone is noticed by who fetches from it."""
-
-OURS = frozenset({401, 403, 408, 429})
-"""A prefill engine's refusals that are not the client's doing: its key is the gateway's, and so is its load."""
 
 IDS = 100_000
 """Ids of hand-overs that are remembered: minutes of them, and longer than any engine keeps a request's KV."""
@@ -106,7 +104,7 @@ class Handover:
         try:
             if plan.prefill.engine.spared and connector.alone and not plan.strict:
                 # Better computed elsewhere at once than by who may keep it waiting.
-                raise HandoverFailed("prefill-down", plan.prefill.engine.down_reason)
+                raise HandoverFailed(HandoverCause.PREFILL_DOWN, plan.prefill.engine.down_reason)
             with self._fleet.lending(plan.prefill):
                 if connector.at_once:
                     return await self._at_once(connector, attempt, plan.prefill, body)
@@ -117,11 +115,11 @@ class Handover:
                 text = "request %s: no hand-over from %s to %s: %s%s"
                 log.info(text, attempt.call.id, *names, failure, left_out(count))
             if plan.strict:
-                raise _error(failure) from failure
+                raise failure.error() from failure
             leg = failure.__cause__
             if not connector.alone:
                 # Another pair may cure it.
-                raise (leg if isinstance(leg, LegFailed) else _error(failure)) from failure
+                raise (leg if isinstance(leg, LegFailed) else failure.error()) from failure
             if isinstance(leg, LegFailed):
                 attempt.retries.cured(leg)
             attempt.falls_back(failure.cause)
@@ -150,9 +148,9 @@ class Handover:
         leg = prefill_result.transfer.decode(body, prefill_result.answer)
         if (lease := prefill_result.transfer.lease) is not None:
             if self._fleet.pauses.now() - prefill_result.at > lease:
-                raise HandoverFailed("expired", f"the prefill ended more than {lease:g} s ago")
+                raise HandoverFailed(HandoverCause.EXPIRED, f"the prefill ended more than {lease:g} s ago")
             if prefill.engine.down_reason:
-                raise HandoverFailed("prefill-down", prefill.engine.down_reason)
+                raise HandoverFailed(HandoverCause.PREFILL_DOWN, prefill.engine.down_reason)
         try:
             if lease is None:
                 committed = await self._decode(attempt, attempt.plan.decode, leg)
@@ -199,7 +197,7 @@ class Handover:
             answered = await self._forwarder.forward(attempt, endpoint, body, name="prefill", head=limit, total=limit)
         except LegFailed as failure:
             attempt.prefilled(failure.result)
-            raise HandoverFailed(f"prefill-{failure.cause}", failure.detail) from failure
+            raise HandoverFailed(of_prefill(failure.cause), failure.detail) from failure
         with answered:
             if 400 <= answered.status <= 499 and answered.status not in OURS:
                 attempt.prefilled("engine_error")
@@ -207,8 +205,8 @@ class Handover:
             if answered.status != 200 or answered.events is not None:
                 attempt.prefilled("engine_error")
                 if answered.status == 200:
-                    raise HandoverFailed("prefill-malformed", "a stream, where none was asked for")
-                raise HandoverFailed("prefill-status", f"HTTP {answered.status}") from _error_of(answered)
+                    raise HandoverFailed(HandoverCause.PREFILL_MALFORMED, "a stream, where none was asked for")
+                raise HandoverFailed(HandoverCause.PREFILL_STATUS, f"HTTP {answered.status}") from _error_of(answered)
             seconds = self._clock.monotonic() - began
             attempt.prefilled(
                 "ok", usage=read_usage(answered.data, attempt.call.route.kind), seconds=seconds if alone else None
@@ -223,15 +221,13 @@ class Handover:
         try:
             committed = await self._forwarder.forward(attempt, endpoint, body, head=head, until_output=True)
         except LegFailed as failure:
-            if attempt.call.request.stream and failure.cause in (Cause.HEAD_TIMEOUT, Cause.IDLE_TIMEOUT):
-                raise HandoverFailed("decode-stuck", failure.detail) from failure
-            if failure.announced:
-                raise HandoverFailed("decode-error", failure.detail) from failure
+            if (cause := of_decode(failure, stream=attempt.call.request.stream)) is not None:
+                raise HandoverFailed(cause, failure.detail) from failure
             raise
         if committed.failed:
             attempt.leg_ended("decode", "engine_error")
             with committed:
-                raise HandoverFailed("decode-error", f"HTTP {committed.status}") from _error_of(committed)
+                raise HandoverFailed(HandoverCause.DECODE_ERROR, f"HTTP {committed.status}") from _error_of(committed)
         if committed.status == 200:
             self._observer.handed_over(attempt.model_name, self._clock.monotonic() - began)
         return committed
@@ -261,7 +257,9 @@ class Handover:
                     and (decode.metrics.at or 0.0) > down_at
                     and decode.metrics.fetches
                 ):
-                    raise HandoverFailed("prefill-down", f"{prefill.engine.down_reason}, while its KV was fetched")
+                    raise HandoverFailed(
+                        HandoverCause.PREFILL_DOWN, f"{prefill.engine.down_reason}, while its KV was fetched"
+                    )
             committed = leg.result()
             return committed
         finally:
@@ -289,7 +287,7 @@ class Handover:
         try:
             return await self._state.bootstrap.ask(url, self._timeouts.connect)
         except Unreachable as error:
-            raise HandoverFailed("bootstrap", str(error)) from error
+            raise HandoverFailed(HandoverCause.BOOTSTRAP, str(error)) from error
 
 
 async def _end(*legs: asyncio.Task[Committed], keep: Committed | None) -> None:
@@ -311,8 +309,3 @@ def _error_of(answered: Committed) -> LegFailed:
     """An engine's own error, or its stream that holds nothing else, as what another endpoint may better."""
     held = DeferredError(answered.status, answered.headers, answered.data)
     return LegFailed(Cause.STATUS, answered.answer.endpoint, f"HTTP {answered.status}", held)
-
-
-def _error(failure: HandoverFailed) -> GatewayError:
-    kind = UpstreamTimeout if failure.cause.endswith(("timeout", "stuck")) else UpstreamError
-    return kind(f"the hand-over between the prefill and the decode engine failed ({failure.cause})")

@@ -1,10 +1,8 @@
-"""What a leg is, how it can fail, and what a failure means. Pure: send.py sends legs, director.py and handover.py
-act on failures.
+"""What a leg is, how it can fail, and what a failure means: the table ``RULES``, one row for each ``Cause``.
 
-The one rule behind the table: a leg may be sent again only while nothing of an answer is the client's, and a request
-that may have killed an engine gets one more, not the fleet.
+Pure: send.py and commit.py find the cause, director.py, handover.py and forward.py act on its row. A new rule is a new
+``Cause`` with its row; ARCHITECTURE.md prints the table, and the tests compare the two.
 
-===============================================  =============================================================
 what happened                                    then
 ===============================================  =============================================================
 refused, or reset before anything was sent       another endpoint; free
@@ -24,12 +22,17 @@ the prefill engine goes down while it fetches
 any other answer of the engine                   the client's, unchanged
 after commit                                     the stream ends with an error event; never a second engine
 ===============================================  =============================================================
+=======
+A leg may be sent again only while nothing of an answer has gone to the client. A request that may have killed an engine
+gets one more, not the fleet.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
+from typing import NamedTuple
 
 from gateway.errors import Exhausted, GatewayError, UpstreamError, UpstreamTimeout
 from gateway.fleet.address import Address
@@ -93,12 +96,123 @@ class Cause(StrEnum):
     @property
     def sent(self) -> bool:
         """The engine may have seen the request."""
-        return self not in (Cause.EXHAUSTED, Cause.REFUSED, Cause.CONNECT_TIMEOUT, Cause.RESET_UNSENT)
+        return RULES[self].seen
 
-    @property
-    def killed(self) -> bool:
-        """The request may be what broke the engine."""
-        return self in (Cause.DIED, Cause.ENGINE_DEAD, Cause.GARBAGE)
+
+class Then(StrEnum):
+    """What follows a failed leg."""
+
+    ANOTHER = "another endpoint"
+    ERROR = "the error"
+
+
+class Cost(StrEnum):
+    """What another leg costs the request. Where it cannot pay, the error follows.
+
+    An attempt is one of ``retries.attempts``. The budget is the model's (``RetryBudget``). A request has one death.
+    """
+
+    NOTHING = "nothing"
+    ATTEMPT = "an attempt, and one of the budget"
+    DEATH = "an attempt, and a death"
+
+
+class Health(StrEnum):
+    """What is reported to the fleet of the leg's engine."""
+
+    NOTHING = "nothing"
+    OURS = "nothing; the log names what is lacking"
+    REFUSED = "it takes no connection"
+    BROKEN = "it broke off"
+
+
+class Said(NamedTuple):
+    """The error that the client gets. ``message`` may hold ``{cause}``. ``retry_after``: seconds, or None."""
+
+    error: type[GatewayError]
+    message: str
+    retry_after: float | None = None
+
+
+FAILED = Said(UpstreamError, "the engine failed before it answered ({cause})")
+LATE = Said(UpstreamTimeout, "the engine gave no answer in time ({cause})")
+NO_CONNECTION = Said(
+    Exhausted, "The gateway has no room for another connection; its log names what it lacks.", retry_after=1
+)
+NO_ROOM = Said(Exhausted, "The gateway holds as many bytes of answers as it may (listen.max_held).", retry_after=5)
+
+
+class Rule(NamedTuple):
+    """What one cause means.
+
+    ``happened``: the cause in words. ``seen``: the engine may have seen the request. ``said``: what the client gets
+    where no other leg follows; an engine's own answer (``LegFailed.held``) takes its place.
+    """
+
+    happened: str
+    then: Then
+    cost: Cost
+    seen: bool
+    said: Said
+    health: Health
+
+
+RULES: Mapping[Cause, Rule] = {
+    # The gateway's own limits: no endpoint is to blame, and none would do better.
+    Cause.EXHAUSTED: Rule(
+        "the gateway has no descriptor, port or memory for a connection",
+        *(Then.ERROR, Cost.NOTHING, False, NO_CONNECTION, Health.OURS),
+    ),
+    Cause.FULL: Rule(
+        "the gateway has no room for the whole answer",
+        *(Then.ERROR, Cost.NOTHING, True, NO_ROOM, Health.NOTHING),
+    ),
+    # Nothing was sent: free.
+    Cause.REFUSED: Rule(
+        "no connection was made",
+        *(Then.ANOTHER, Cost.NOTHING, False, FAILED, Health.REFUSED),
+    ),
+    Cause.CONNECT_TIMEOUT: Rule(
+        "no connection was made in time",
+        *(Then.ANOTHER, Cost.NOTHING, False, LATE, Health.REFUSED),
+    ),
+    Cause.RESET_UNSENT: Rule(
+        "the connection ended before anything was sent",
+        *(Then.ANOTHER, Cost.NOTHING, False, FAILED, Health.BROKEN),
+    ),
+    # The request may be what killed the engine.
+    Cause.DIED: Rule(
+        "the connection broke after the request was sent",
+        *(Then.ANOTHER, Cost.DEATH, True, FAILED, Health.BROKEN),
+    ),
+    Cause.ENGINE_DEAD: Rule(
+        "the engine answered that its core is dead",
+        *(Then.ANOTHER, Cost.DEATH, True, FAILED, Health.BROKEN),
+    ),
+    Cause.GARBAGE: Rule(
+        "the answer is not HTTP, or a stream without an event, or too long",
+        *(Then.ANOTHER, Cost.DEATH, True, FAILED, Health.BROKEN),
+    ),
+    # The engine is slow or full.
+    Cause.HEAD_TIMEOUT: Rule(
+        "neither the head nor the first event came in time",
+        *(Then.ANOTHER, Cost.ATTEMPT, True, LATE, Health.BROKEN),
+    ),
+    Cause.STATUS: Rule(
+        "the engine answered 502, 503 or 504",
+        *(Then.ANOTHER, Cost.ATTEMPT, True, FAILED, Health.NOTHING),
+    ),
+    # The client's patience is spent: a second answer would come later still.
+    Cause.IDLE_TIMEOUT: Rule(
+        "the answer began, and nothing more came in time",
+        *(Then.ERROR, Cost.NOTHING, True, LATE, Health.BROKEN),
+    ),
+    Cause.TOTAL_TIMEOUT: Rule(
+        "the whole answer did not come in time",
+        *(Then.ERROR, Cost.NOTHING, True, LATE, Health.BROKEN),
+    ),
+}
+"""What each cause means before commit. After commit every failure ends the stream: its last event is the error."""
 
 
 class LegFailed(Exception):
@@ -116,7 +230,7 @@ class LegFailed(Exception):
         self.detail = detail
         self.held = held
         self.announced = False
-        self.deaths = int(cause.killed)
+        self.deaths = int(self.rule.cost is Cost.DEATH)
         self.waited: float | None = None
 
     @property
@@ -124,17 +238,14 @@ class LegFailed(Exception):
         """The word for it in metrics."""
         return f"status-{self.held.status}" if self.cause is Cause.STATUS and self.held else str(self.cause)
 
+    @property
+    def rule(self) -> Rule:
+        return RULES[self.cause]
+
     def error(self) -> GatewayError:
         """What the client is told when no attempt is left. The engine's address is not the client's business."""
-        if self.cause is Cause.EXHAUSTED:
-            return Exhausted(
-                "The gateway has no room for another connection; its log names what it lacks.", retry_after=1
-            )
-        if self.cause is Cause.FULL:
-            return Exhausted("The gateway holds as many bytes of answers as it may (listen.max_held).", retry_after=5)
-        if self.cause in (Cause.HEAD_TIMEOUT, Cause.IDLE_TIMEOUT, Cause.TOTAL_TIMEOUT, Cause.CONNECT_TIMEOUT):
-            return UpstreamTimeout(f"the engine gave no answer in time ({self.cause})")
-        return UpstreamError(f"the engine failed before it answered ({self.cause})")
+        error, message, retry_after = self.rule.said
+        return error(message.format(cause=self.cause), retry_after=retry_after)
 
 
 class RetryBudget:
@@ -174,18 +285,15 @@ class Retries:
     def may_try_another(self, failure: LegFailed) -> bool:
         """Book ``failure``; true if the request may be placed again, on an endpoint not in ``failed_on``."""
         self.failed_on.add(failure.endpoint.slot)
-        if failure.cause in (Cause.EXHAUSTED, Cause.FULL):
+        rule = failure.rule
+        if rule.then is Then.ERROR:
             return False
-        if not failure.cause.sent:
+        if rule.cost is Cost.NOTHING:
             return True
         self.sent += 1
-        if failure.cause.killed:
+        if rule.cost is Cost.DEATH:
             # Not from the budget: when an engine dies under load, all that was on it comes at once, and each request
             # may do so only once. Health takes such an engine out, so that it is no load that could go on.
             self._deaths += failure.deaths
             return self._deaths == 1 and self.sent < self._settings.attempts
-        if failure.cause in (Cause.IDLE_TIMEOUT, Cause.TOTAL_TIMEOUT):
-            return False  # the client's patience is spent: a second answer would come later still
-        if self.sent >= self._settings.attempts:
-            return False
-        return self._budget.withdraw()
+        return self.sent < self._settings.attempts and self._budget.withdraw()

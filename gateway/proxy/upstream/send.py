@@ -78,7 +78,7 @@ class Upstream:
         except LegFailed as failure:
             # Who says a byte was not dead before, and who was dead then cannot have read the request now.
             later = asyncio.get_running_loop().time() - made > SAME_DEATH
-            if failure.cause.killed and answer.wordless and not answer.unread and later:
+            if failure.deaths and answer.wordless and not answer.unread and later:
                 failure.deaths = 2
             raise
 

@@ -18,10 +18,11 @@ import pytest
 from gateway.api.parse import Parsed, parse
 from gateway.api.routes import ROUTES
 from gateway.api.settings import PassSettings
-from gateway.proxy.serving.connectors import HandoverFailed, Pair, Transfer
+from gateway.proxy.serving.connectors import Pair, Transfer
 from gateway.proxy.serving.connectors.mooncake import MooncakeTransfer
 from gateway.proxy.serving.connectors.nixl import NixlTransfer
 from gateway.proxy.serving.connectors.shared_storage import SharedStorageTransfer
+from gateway.proxy.serving.handover_failures import HandoverFailed
 from tests.engines.chats import FUNCTION, WEATHER, Body, user
 from tests.support.candidates import endpoint
 

@@ -1,6 +1,8 @@
-"""The table of what a failed leg means."""
+"""The table of what a failed leg means: enforced row by row, and ARCHITECTURE.md prints it."""
 
 from __future__ import annotations
+
+from pathlib import Path
 
 import pytest
 
@@ -10,7 +12,9 @@ from gateway.fleet.load.hardware import StartingCosts
 from gateway.fleet.load.ledger import Ledger
 from gateway.framework import Endpoint, Engine, Model
 from gateway.proxy.settings import RetrySettings
-from gateway.proxy.upstream.legs import BUDGET_RESERVE, Cause, LegFailed, Retries, RetryBudget
+from gateway.proxy.upstream.legs import BUDGET_RESERVE, RULES, Cause, Cost, LegFailed, Retries, RetryBudget, Rule, Then
+
+PAGE = (Path(__file__).parents[3] / "ARCHITECTURE.md").read_text()
 
 
 def failure(cause: Cause, slot: int = 0) -> LegFailed:
@@ -98,3 +102,64 @@ def test_every_cause_has_an_error_without_the_engines_address(cause):
     assert isinstance(error, kind)
     assert error.status == {Exhausted: 503, UpstreamTimeout: 504, UpstreamError: 502}[kind]
     assert "engine-0" not in error.message
+
+
+ROWS = pytest.mark.parametrize(("cause", "rule"), RULES.items(), ids=str)
+
+
+def test_every_cause_has_its_row() -> None:
+    assert set(RULES) == set(Cause)
+
+
+@ROWS
+def test_what_follows_is_what_the_row_says(cause: Cause, rule: Rule) -> None:
+    assert attempts(limit=2, budget=1.0).may_try_another(failure(cause)) == (rule.then is Then.ANOTHER)
+
+
+@ROWS
+def test_it_costs_what_the_row_says(cause: Cause, rule: Rule) -> None:
+    budget = RetryBudget(0.1)
+    tried = Retries(RetrySettings(attempts=100), budget)
+    again = [tried.may_try_another(failure(cause, slot)) for slot in range(3)]
+    left = 0
+    while budget.withdraw():
+        left += 1
+    expected = {
+        (Then.ERROR, Cost.NOTHING): ([False] * 3, 0, 0),
+        (Then.ANOTHER, Cost.NOTHING): ([True] * 3, 0, 0),
+        (Then.ANOTHER, Cost.ATTEMPT): ([True] * 3, 3, 3),
+        (Then.ANOTHER, Cost.DEATH): ([True, False, False], 3, 0),
+    }
+    assert (again, tried.sent, BUDGET_RESERVE - left) == expected[rule.then, rule.cost]
+
+
+@ROWS
+def test_what_was_cured_counts_as_a_death_where_the_row_says_so(cause: Cause, rule: Rule) -> None:
+    tried = attempts(limit=10)
+    tried.cured(failure(cause))
+    assert tried.may_try_another(failure(Cause.DIED, 1)) == (rule.cost is not Cost.DEATH)
+
+
+@ROWS
+def test_another_leg_is_free_only_while_no_engine_may_have_seen_the_request(cause: Cause, rule: Rule) -> None:
+    assert cause.sent == rule.seen
+    if rule.then is Then.ANOTHER:
+        assert rule.seen == (rule.cost is not Cost.NOTHING)
+
+
+@ROWS
+def test_the_client_gets_what_the_row_says(cause: Cause, rule: Rule) -> None:
+    error = failure(cause).error()
+    assert (type(error), error.retry_after) == (rule.said.error, rule.said.retry_after)
+    assert error.message == rule.said.message.replace("{cause}", cause)
+
+
+def test_the_architecture_prints_the_table() -> None:
+    rows = []
+    for cause, rule in RULES.items():
+        error, seen = rule.said.error, "yes" if rule.seen else "no"
+        rows.append(
+            f"| `{cause}` | {rule.happened} | {rule.then} | {rule.cost} | {seen} "
+            f"| `{error.__name__}` {error.status} | {rule.health} |"
+        )
+    assert [row for row in rows if row not in PAGE] == []

@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from random import Random
 
-from gateway.proxy.serving.connectors.contract import Connector, Fetch, HandoverFailed, Pair, Transfer
+from gateway.proxy.serving.connectors.contract import Connector, Fetch, Pair, Transfer
 from gateway.proxy.serving.connectors.mooncake import Mooncake
 from gateway.proxy.serving.connectors.nixl import Nixl
 from gateway.proxy.serving.connectors.sglang import Sglang
 from gateway.proxy.serving.connectors.shared_storage import SharedStorage
 
-__all__ = ["Connector", "HandoverFailed", "Pair", "Transfer", "connectors"]
+__all__ = ["Connector", "Pair", "Transfer", "connectors"]
 
 
 def connectors(fetch: Fetch, now: Callable[[], float], random: Random) -> Mapping[str, Connector]:

@@ -13,15 +13,6 @@ Fetch = Callable[[str], Awaitable[bytes]]
 """``GET`` a URL of an engine's: the body of its 200. Raises HandoverFailed."""
 
 
-class HandoverFailed(Exception):
-    """The KV does not get from one engine to the other. ``cause``: a word for metrics. ``detail``: for the log."""
-
-    def __init__(self, cause: str, detail: str = "") -> None:
-        super().__init__(f"{cause}: {detail}" if detail else cause)
-        self.cause = cause
-        self.detail = detail
-
-
 @dataclass(frozen=True, slots=True)
 class Pair:
     """The two endpoints of one request. ``bootstrap_port``: of the prefill engine."""

@@ -18,8 +18,9 @@ import msgspec
 from gateway.api.body import JsonBody
 from gateway.core.tasks import TaskSet
 from gateway.framework import Engine
-from gateway.proxy.serving.connectors.contract import Fetch, HandoverFailed, Pair
+from gateway.proxy.serving.connectors.contract import Fetch, Pair
 from gateway.proxy.serving.connectors.one_token import one_token
+from gateway.proxy.serving.handover_failures import HandoverCause, HandoverFailed
 
 KNOWN_FOR = 10.0
 """Seconds for which an engine's ids are believed: they change when it restarts, which a scrape shows a second later."""
@@ -50,9 +51,11 @@ class Mooncake:
         ids = await self._ids(address, pair.prefill.engine)
         rank = pair.prefill.rank
         if rank is None and len(ids) > 1:
-            raise HandoverFailed("bootstrap", f"{address} has {len(ids)} ranks, and the endpoint is none of them")
+            raise HandoverFailed(
+                HandoverCause.BOOTSTRAP, f"{address} has {len(ids)} ranks, and the endpoint is none of them"
+            )
         if rank is not None and rank >= len(ids):
-            raise HandoverFailed("bootstrap", f"{address} does not know rank {rank}")
+            raise HandoverFailed(HandoverCause.BOOTSTRAP, f"{address} does not know rank {rank}")
         # Counted, not named: behind a hybrid load balancer the ranks of a node begin above 0, but ours at 0.
         return MooncakeTransfer(pair, ids[rank or 0], address)
 
@@ -86,9 +89,9 @@ def _read(address: str, answer: bytes) -> Sequence[str]:
         ranks = _RANKS.decode(answer)
         ids = [ranks[rank]["engine_id"] for rank in sorted(ranks, key=int)]
     except (msgspec.MsgspecError, ValueError, RecursionError, KeyError) as error:
-        raise HandoverFailed("bootstrap", f"{address}/query: {error}") from None
+        raise HandoverFailed(HandoverCause.BOOTSTRAP, f"{address}/query: {error}") from None
     if not ids or not all(isinstance(value, str) and value for value in ids):
-        raise HandoverFailed("bootstrap", f"{address}/query names no engine")
+        raise HandoverFailed(HandoverCause.BOOTSTRAP, f"{address}/query names no engine")
     return ids
 
 
@@ -105,7 +108,7 @@ class _Failure:
     """``until``: believed till then."""
 
     until: float
-    cause: str
+    cause: HandoverCause
     detail: str
 
     def again(self) -> HandoverFailed:

@@ -12,8 +12,9 @@ from typing import Annotated
 import msgspec
 
 from gateway.api.body import JsonBody
-from gateway.proxy.serving.connectors.contract import HandoverFailed, Pair
+from gateway.proxy.serving.connectors.contract import Pair
 from gateway.proxy.serving.connectors.one_token import one_token
+from gateway.proxy.serving.handover_failures import HandoverCause, HandoverFailed
 
 ASK = {
     "do_remote_decode": True,
@@ -81,7 +82,7 @@ class NixlTransfer:
         if parameters.transfer_mode == "push":
             self.lease, self.noticed = PUSH_LEASE, False
         elif not any(group if isinstance(group, list) else [group] for group in parameters.remote_block_ids or ()):
-            raise HandoverFailed("prefill-incomplete", "remote_block_ids")
+            raise HandoverFailed(HandoverCause.PREFILL_INCOMPLETE, "remote_block_ids")
         leg = body.copy()
         leg.set("kv_transfer_params", raw)
         return leg
@@ -91,13 +92,15 @@ def _read(answer: bytes) -> tuple[msgspec.Raw, _Parameters]:
     try:
         raw = _ANSWER.decode(answer).kv_transfer_params
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
-        raise HandoverFailed("prefill-malformed", str(error)) from None
+        raise HandoverFailed(HandoverCause.PREFILL_MALFORMED, str(error)) from None
     if bytes(raw).strip() == b"null":
-        raise HandoverFailed("prefill-incomplete", "no kv_transfer_params: has the engine a KV connector?")
+        raise HandoverFailed(HandoverCause.PREFILL_INCOMPLETE, "no kv_transfer_params: has the engine a KV connector?")
     try:
         parameters = _PARAMETERS.decode(raw)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
-        raise HandoverFailed("prefill-incomplete", str(error)) from None
+        raise HandoverFailed(HandoverCause.PREFILL_INCOMPLETE, str(error)) from None
     if not (parameters.do_remote_prefill and parameters.remote_engine_id and parameters.remote_request_id):
-        raise HandoverFailed("prefill-incomplete", "do_remote_prefill, remote_engine_id or remote_request_id")
+        raise HandoverFailed(
+            HandoverCause.PREFILL_INCOMPLETE, "do_remote_prefill, remote_engine_id or remote_request_id"
+        )
     return raw, parameters

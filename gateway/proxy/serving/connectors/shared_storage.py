@@ -6,8 +6,9 @@ from __future__ import annotations
 
 from gateway.api.body import JsonBody
 from gateway.framework import Kind
-from gateway.proxy.serving.connectors.contract import HandoverFailed, Pair
+from gateway.proxy.serving.connectors.contract import Pair
 from gateway.proxy.serving.connectors.one_token import one_token
+from gateway.proxy.serving.handover_failures import HandoverCause, HandoverFailed
 
 
 class SharedStorage:
@@ -28,7 +29,7 @@ class SharedStorageTransfer:
     def prefill(self, body: JsonBody) -> JsonBody:
         if self._kind is Kind.MESSAGES and "thinking" in body.fields:
             # vLLM refuses a budget of thinking above the one token, unless the leg bears parameters.
-            raise HandoverFailed("thinking")
+            raise HandoverFailed(HandoverCause.THINKING)
         return one_token(body, self._kind)
 
     def decode(self, body: JsonBody, answer: bytes) -> JsonBody:

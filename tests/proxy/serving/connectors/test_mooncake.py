@@ -9,8 +9,8 @@ import orjson
 import pytest
 
 from gateway.framework import Kind
-from gateway.proxy.serving.connectors import HandoverFailed
 from gateway.proxy.serving.connectors.mooncake import FAILED_FOR, KNOWN_FOR, Mooncake
+from gateway.proxy.serving.handover_failures import HandoverCause, HandoverFailed
 from tests.support.chat import CHAT
 from tests.support.split import decodes, pair, prefills
 from tests.support.wait import eventually
@@ -172,7 +172,9 @@ class TestManyAsk:
         assert leg["kv_transfer_params"]["remote_engine_id"] == "new"
         assert len(server.asked) == 2
 
-    @pytest.mark.parametrize("said", [HandoverFailed("bootstrap", "refused"), b"[]"], ids=["silent", "malformed"])
+    @pytest.mark.parametrize(
+        "said", [HandoverFailed(HandoverCause.BOOTSTRAP, "refused"), b"[]"], ids=["silent", "malformed"]
+    )
     async def test_a_failure_is_all_of_theirs_and_is_remembered_for_a_while(self, make_pair, said):
         server = Bootstrap(said)
         connector, pair = server.connector, make_pair()
@@ -192,7 +194,7 @@ class TestManyAsk:
         assert len(server.asked) == 2
 
     async def test_while_one_asks_after_a_failure_the_others_do_not_wait(self, make_pair):
-        server = Bootstrap(HandoverFailed("bootstrap", "silent"))
+        server = Bootstrap(HandoverFailed(HandoverCause.BOOTSTRAP, "silent"))
         connector, pair = server.connector, make_pair()
         with pytest.raises(HandoverFailed):
             await connector.open(pair)
@@ -208,7 +210,7 @@ class TestManyAsk:
         assert len(server.asked) == 2
 
     async def test_a_restart_forgets_a_failure(self, make_pair):
-        server = Bootstrap(HandoverFailed("bootstrap", "refused"))
+        server = Bootstrap(HandoverFailed(HandoverCause.BOOTSTRAP, "refused"))
         connector, pair = server.connector, make_pair()
         with pytest.raises(HandoverFailed):
             await connector.open(pair)
@@ -243,7 +245,7 @@ async def test_what_is_no_answer(said, make_pair):
 
 async def test_nobody_answers(make_pair):
     with pytest.raises(HandoverFailed):
-        await Bootstrap(HandoverFailed("bootstrap", "refused")).connector.open(make_pair())
+        await Bootstrap(HandoverFailed(HandoverCause.BOOTSTRAP, "refused")).connector.open(make_pair())
 
 
 async def test_an_ipv6_address_is_bracketed(make_pair, make_body, read):

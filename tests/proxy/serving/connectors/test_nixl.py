@@ -10,8 +10,9 @@ from hypothesis import strategies as st
 from gateway.api.body import JsonBody
 from gateway.api.settings import PassSettings
 from gateway.framework import Kind
-from gateway.proxy.serving.connectors import HandoverFailed, Pair
+from gateway.proxy.serving.connectors import Pair
 from gateway.proxy.serving.connectors.nixl import PULL_LEASE, PUSH_LEASE, Nixl, NixlTransfer
+from gateway.proxy.serving.handover_failures import HandoverFailed
 from tests.proxy.serving.connectors.conftest import endpoint
 
 PARAMETERS = {
