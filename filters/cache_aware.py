@@ -88,7 +88,7 @@ class CacheAware:
 
     def on_placed(self, request: Request, plan: Plan, /) -> None:
         trees = self._trees
-        for endpoint in (plan.decode,) if plan.prefill is None else (plan.decode, plan.prefill):
+        for endpoint in [leg.endpoint for leg in plan.legs]:
             key = request.model.name, endpoint.name
             tokens = trees.pop(key, 0) + max(0, request.prompt_tokens - request.matches[endpoint.slot].tokens)
             trees[key] = min(self._parameters.tree_tokens, tokens)

@@ -65,9 +65,9 @@ class SessionAffinity:
         self._ttl = parameters.ttl
         self._most = parameters.sessions
         self._clock = context.clock
-        # (model, session) -> last used, decode's name, prefill's name; in the order of use
-        self._homes: OrderedDict[tuple[str, str], tuple[float, str, str | None]] = OrderedDict()
-        self._seen: Mapping[tuple[str, str], tuple[float, str, str | None]] = self._homes
+        # (model, session) -> last used, the names of the legs' endpoints; in the order of use
+        self._homes: OrderedDict[tuple[str, str], tuple[float, tuple[str, ...]]] = OrderedDict()
+        self._seen: Mapping[tuple[str, str], tuple[float, tuple[str, ...]]] = self._homes
 
     def __copy__(self) -> SessionAffinity:
         """To be asked and never told: it reads the same sessions, since copying 100,000 takes 50 ms."""
@@ -83,13 +83,13 @@ class SessionAffinity:
         home = self._seen.get(_key(request))
         if home is None or self._clock.monotonic() - home[0] > self._ttl:
             return [0.0] * len(endpoints)
-        return [1.0 if endpoint.name in home[1:] else 0.0 for endpoint in endpoints]
+        return [1.0 if endpoint.name in home[1] else 0.0 for endpoint in endpoints]
 
     def on_placed(self, request: Request, plan: Plan, /) -> None:
         if not request.session or self._hash:
             return
         homes, key, now = self._homes, _key(request), self._clock.monotonic()
-        homes[key] = (now, plan.decode.name, plan.prefill.name if plan.prefill else None)
+        homes[key] = (now, tuple([leg.endpoint.name for leg in plan.legs]))
         homes.move_to_end(key)
         while len(homes) > self._most or now - next(iter(homes.values()))[0] > self._ttl:
             homes.popitem(last=False)

@@ -23,13 +23,15 @@ from gateway.framework.plugins import (
     RunProfile,
     Scorer,
 )
-from gateway.framework.request import GENERATES, Kind, Outcome, Plan, Request, Scored, Slo
+from gateway.framework.request import DECODE, GENERATES, PREFILL, Kind, Outcome, Plan, PlannedLeg, Request, Scored, Slo
 from gateway.framework.weight import decoding_weight
 
 __all__ = [
+    "DECODE",
     "GENERATES",
     "MOST_STALLED",
     "NO_MATCH",
+    "PREFILL",
     "Clock",
     "Context",
     "CostModel",
@@ -50,6 +52,7 @@ __all__ = [
     "Outcome",
     "Picker",
     "Plan",
+    "PlannedLeg",
     "Remembers",
     "Request",
     "Role",

@@ -6,7 +6,7 @@ from array import array
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Any
+from typing import Any, NamedTuple
 
 from gateway.framework.fleet import Endpoint, Model
 from gateway.framework.match import NO_MATCH, Matches
@@ -80,6 +80,8 @@ class Request:
         return self.prompt_tokens - held if self.prompt_tokens > held else 1
 
 
+NO_COSTS: Mapping[str, float] = {}
+
 NO_SCORES: Mapping[str, Sequence[float]] = {}
 
 
@@ -110,22 +112,69 @@ class Scored:
         return f"<Scored {self.endpoint.name} {self.score:.4f} {self.terms}>"
 
 
+DECODE, PREFILL = "decode", "prefill"
+"""Kinds of legs. ``DECODE``: its answer is the client's. ``PREFILL``: it computes the prompt for the decode leg. Others
+may be planned if the gateway has a carrier for them."""
+
+
+class PlannedLeg(NamedTuple):
+    """One upstream request that a plan wants. ``kind``: what it is for; see ``DECODE``."""
+
+    kind: str
+    endpoint: Endpoint
+
+
 @dataclass(frozen=True, slots=True)
 class Plan:
     """Which endpoint serves which leg.
 
-    ``prefill``: None where ``decode`` does all of it. ``reason`` is a short word for logs and metrics, one of few.
-    ``connector``: the name of what brings the KV from one to the other. ``strict``: where that fails the
-    request fails; else ``decode`` computes the prompt itself. ``costs``: what the choice was made by, in seconds by a
-    short word, best first; empty where it was made by something else.
+    ``legs``: at most one of each kind. The last one is the decode leg; alone, it does all of the request. ``reason`` is
+    a short word for logs and metrics, one of few. ``connector``: the name of what brings the KV from one to the other.
+    ``strict``: where that fails the request fails; else the decode leg computes the prompt itself. ``costs``: what the
+    choice was made by, in seconds by a short word, best first; empty where it was made by something else.
     """
 
-    decode: Endpoint
-    prefill: Endpoint | None = None
+    legs: tuple[PlannedLeg, ...]
     reason: str = ""
     connector: str = "nixl"
     strict: bool = False
     costs: Mapping[str, float] = field(default_factory=dict, compare=False)
+
+    @classmethod
+    def of(
+        cls,
+        decode: Endpoint,
+        *,
+        reason: str = "",
+        connector: str = "nixl",
+        strict: bool = False,
+        costs: Mapping[str, float] = NO_COSTS,
+        **others: Endpoint,
+    ) -> Plan:
+        """``others``: the endpoints of the legs before the decode leg, by kind: ``Plan.of(one, prefill=other)``."""
+        legs = (*(PlannedLeg(kind, endpoint) for kind, endpoint in others.items()), PlannedLeg(DECODE, decode))
+        return cls(legs, reason, connector, strict, costs)
+
+    @property
+    def decode(self) -> Endpoint:
+        """The endpoint whose answer is the client's."""
+        return self.legs[-1].endpoint
+
+    @property
+    def prefill(self) -> Endpoint | None:
+        """The endpoint that computes the prompt for ``decode``; None: it computes it itself."""
+        return self.endpoint(PREFILL) if len(self.legs) > 1 else None
+
+    @property
+    def kinds(self) -> tuple[str, ...]:
+        return tuple([leg.kind for leg in self.legs])
+
+    def endpoint(self, kind: str) -> Endpoint | None:
+        """Who serves the leg of this kind; None: there is no such leg."""
+        for leg in self.legs:
+            if leg.kind == kind:
+                return leg.endpoint
+        return None
 
 
 @dataclass(frozen=True, slots=True)

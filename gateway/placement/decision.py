@@ -10,7 +10,7 @@ from array import array
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
-from gateway.framework import NO_MATCH, Endpoint, Match, Plan, Request
+from gateway.framework import DECODE, NO_MATCH, PREFILL, Endpoint, Match, Plan, Request
 from gateway.scheduling.trace import ProfileTrace, gone
 
 OF_ONE, OF_SCORE, OF_NAME, OF_MATCH = 1800, 8, 16, 200
@@ -44,10 +44,10 @@ class Step(NamedTuple):
 
 
 class Planned(NamedTuple):
-    """A ``Plan`` by names. ``costs``: in seconds, of what the handler has compared, by its own words."""
+    """A ``Plan`` by names. ``legs``: kind and endpoint. ``costs``: in seconds, of what the handler has compared, by its
+    own words."""
 
-    decode: str
-    prefill: str | None
+    legs: tuple[tuple[str, str], ...]
     reason: str
     connector: str
     strict: bool
@@ -98,8 +98,8 @@ class Decision:
         if isinstance(made, str):
             self.error = made
         else:
-            prefill = None if made.prefill is None else made.prefill.name
-            self.plan = Planned(made.decode.name, prefill, made.reason, made.connector, made.strict, made.costs)
+            legs = tuple([(leg.kind, leg.endpoint.name) for leg in made.legs])
+            self.plan = Planned(legs, made.reason, made.connector, made.strict, made.costs)
         self.size = OF_ONE + OF_MATCH * len(request.matches)
         for step in steps:
             each = OF_SCORE * len(step.columns)
@@ -109,7 +109,7 @@ class Decision:
 
     def is_at(self, endpoint: str) -> bool:
         """Whether the endpoint of this name has a leg of it."""
-        return self.plan is not None and endpoint in self.plan[:2]
+        return self.plan is not None and any(name == endpoint for _, name in self.plan.legs)
 
     def to_json(self, terms: Sequence[Terms] = ()) -> dict[str, Any]:
         """``terms``: of each of ``steps``, where they are known."""
@@ -162,11 +162,15 @@ def match_json(match: Match) -> dict[str, Any]:
 
 
 def _plan(planned: Planned) -> dict[str, Any]:
-    """``costs`` are left out where nothing was compared, and how the KV goes over where it does not."""
-    plan: dict[str, Any] = {"decode": planned.decode, "prefill": planned.prefill, "reason": planned.reason}
+    """``others``: the endpoints of legs of other kinds, by kind. They and ``costs`` are left out where there are none,
+    and ``connector`` and ``strict`` where there is one leg."""
+    others = dict(planned.legs)
+    plan: dict[str, Any] = {DECODE: others.pop(DECODE), PREFILL: others.pop(PREFILL, None), "reason": planned.reason}
+    if others:
+        plan["others"] = others
     if planned.costs:
         plan["costs"] = dict(planned.costs)
-    if planned.prefill is not None:
+    if len(planned.legs) > 1:
         plan |= {"connector": planned.connector, "strict": planned.strict}
     return plan
 

@@ -10,12 +10,15 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from gateway.fleet.load.booking import Accounts, Booking, learn_events, learn_output
-from gateway.framework import GENERATES, Endpoint, Plan, Request
+from gateway.framework import DECODE, GENERATES, PREFILL, Endpoint, Plan, Request
 from gateway.kvcache.index.cache_index import CacheIndex
 from gateway.kvcache.index.keys import BlockKeys
 from gateway.kvcache.index.use import BlockUse
 from gateway.scheduling.scheduler import Scheduler
 from gateway.scheduling.trace import Trace
+
+KEEP_KV = frozenset({PREFILL, DECODE})
+"""Kinds of legs that leave the prompt's KV on their endpoint. Any other is booked as one request, and no tokens."""
 
 
 def decide(
@@ -31,14 +34,14 @@ def decide(
     """Match ``request`` with the caches of ``candidates``, which becomes its ``matches``, and schedule it.
 
     ``keys``: of the prompt's blocks. ``trace``: is filled in, also where this raises. ``one_leg``: why the
-    decode endpoint must compute the prompt, as the plan's reason; empty: another may.
+    decode endpoint must do all of it, as the plan's reason; empty: others may have legs.
 
     Raises NoEndpoint where a filter left none, PluginFailed where a plugin failed.
     """
     request.matches = index.match(keys, request.prompt_tokens, candidates)
     plan = scheduler.schedule(request, candidates, trace)
-    if one_leg and plan.prefill is not None:
-        plan = replace(plan, prefill=None, reason=one_leg)
+    if one_leg and len(plan.legs) > 1:
+        plan = replace(plan, legs=plan.legs[-1:], reason=one_leg)
     return plan
 
 
@@ -67,27 +70,31 @@ class LegWork:
 
 @dataclass(slots=True, eq=False)
 class Placement:
-    """A request on its endpoints. ``decode``: the leg of its answer. ``prefill``: of its prompt, where that is computed
-    apart, until it has ended. ``split``: the decode leg fetches the prompt's KV, and does not compute it.
+    """A request on its endpoints. ``legs``: the work of each leg, by kind, until it has ended; the decode leg's stays.
+    ``split``: the decode leg fetches the prompt's KV, and does not compute it.
     """
 
     plan: Plan
-    decode: LegWork
-    prefill: LegWork | None = None
-    split: bool = False
+    legs: dict[str, LegWork]
+    split: bool
+
+    @property
+    def decode(self) -> LegWork:
+        return self.legs[DECODE]
 
     @property
     def computes(self) -> Booking:
         """Where the prompt is computed, as far as it has not been."""
-        return (self.prefill or self.decode).booking
+        return self.legs[PREFILL if PREFILL in self.legs else DECODE].booking
 
-    def prefilled(self, *, ok: bool, seconds: float | None = None) -> LegWork | None:
-        """The prefill leg has ended: give back what it had, and learn from it. Its blocks are the caller's to ``end``.
+    def ended(self, kind: str, *, ok: bool, seconds: float | None = None) -> LegWork | None:
+        """A leg before the decode leg has ended: give back what it had, and learn from it. Its blocks are the caller's
+        to ``end``.
 
         ``seconds``: what it took, where that was the prompt's computing and nothing else. Returns the leg; None where
         there is none, or it had ended before.
         """
-        leg, self.prefill = self.prefill, None
+        leg = self.legs.pop(kind, None)
         if leg is not None:
             leg.release(ok=ok)
             if seconds is not None:
@@ -102,13 +109,14 @@ class Placement:
         self.decode.booking.book_prefill(now, reported=reported)
 
     def cancel(self) -> None:
-        """Nothing of it was sent: give back what both legs have."""
-        if (work := self.prefilled(ok=False)) is not None:
-            work.blocks.end()
+        """Nothing of it was sent: give back what its legs have."""
+        for leg in self.plan.legs[:-1]:
+            if (work := self.ended(leg.kind, ok=False)) is not None:
+                work.blocks.end()
         self.end(ok=False)
 
     def end(self, *, ok: bool) -> None:
-        """The request has left its decode endpoint. The prefill leg must have ended before."""
+        """The request has left its decode endpoint. All other legs must have ended before."""
         self.decode.release(ok=ok)
         self.decode.blocks.end()
 
@@ -123,21 +131,24 @@ def book(
     *,
     prefilled: bool = False,
 ) -> Placement:
-    """Enter the work of ``plan`` into the ledgers, and what it will bring into the caches.
+    """Enter the work of ``plan`` into the ledgers, leg by leg, and what it will bring into the caches.
 
     ``now``: Clock.monotonic(), as when the loads were read. ``prefilled``: the plan's prefill leg is answered already.
     """
 
-    def work(endpoint: Endpoint) -> LegWork:
-        return LegWork(Booking.make(request, endpoint, accounts, now), index.placed(keys, endpoint))
-
-    placement = Placement(plan, work(plan.decode), split=plan.prefill is not None)
-    if plan.prefill is None:
-        placement.decode.booking.book_prefill(now, reported=request.stream)
-    elif not prefilled:
-        placement.prefill = work(plan.prefill)
-        placement.prefill.booking.book_prefill(now, reported=True)
-    return placement
+    split = plan.prefill is not None
+    legs: dict[str, LegWork] = {}
+    for kind, endpoint in plan.legs:
+        if kind == PREFILL and prefilled:
+            continue
+        if kind in KEEP_KV:
+            work = LegWork(Booking.make(request, endpoint, accounts, now), index.placed(keys, endpoint))
+        else:
+            work = LegWork(Booking.make(request, endpoint, accounts, now, kv=False), BlockUse(index, keys, endpoint))
+        if kind == (PREFILL if split else DECODE):
+            work.booking.book_prefill(now, reported=split or request.stream)
+        legs[kind] = work
+    return Placement(plan, legs, split)
 
 
 @dataclass(frozen=True, slots=True)

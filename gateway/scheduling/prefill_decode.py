@@ -143,7 +143,7 @@ class PrefillDecode:
         while True:
             decode = ranked[0]
             if whole := self._whole(request, decode):
-                return Plan(decode, reason=whole)
+                return Plan.of(decode, reason=whole)
             pairs, reason = self._pairs(decode, prefillers)
             try:
                 if pairs:
@@ -151,7 +151,7 @@ class PrefillDecode:
             except NoEndpoint as error:
                 problem = f" ({error})"
             if not (self.parameters.strict or self._never_whole):
-                return Plan(decode, reason=reason)
+                return Plan.of(decode, reason=reason)
             # The best to decode may be the first of a new version, or alone in its zone: another has its pair.
             spent = set(pairs)
             prefillers = [one for one in prefillers if one not in spent]
@@ -164,7 +164,8 @@ class PrefillDecode:
                 raise self._no_pair(request, decoders, problem) from error
 
     def _split(self, decode: Endpoint, prefill: Endpoint, costs: Mapping[str, float] = NO_COSTS) -> Plan:
-        return Plan(decode, prefill, "split", self.parameters.connector, self.parameters.strict, costs)
+        connector, strict = self.parameters.connector, self.parameters.strict
+        return Plan.of(decode, prefill=prefill, reason="split", connector=connector, strict=strict, costs=costs)
 
     def _cheapest(
         self, request: Request, ranked: Sequence[Endpoint], prefillers: Sequence[Endpoint], run: RunProfile
@@ -181,7 +182,7 @@ class PrefillDecode:
         alone, seconds = min(((one, cost.alone) for one, cost in answering), key=lambda found: found[1])
         if not self._never_whole and seconds <= min(costs.at_least(cost) for _, cost in answering):
             compared = {"whole": seconds}
-            return Plan(alone, reason="cheaper-whole", costs=compared)
+            return Plan.of(alone, reason="cheaper-whole", costs=compared)
         pair, together = None, inf
         for decode, prefill, cost in self._priced(request, answering, prefillers, run, now):
             if cost < together:
@@ -190,7 +191,7 @@ class PrefillDecode:
             return None
         if not self._never_whole and seconds <= together:
             compared = {"whole": seconds, "split": together}
-            return Plan(alone, reason="cheaper-whole", costs=compared)
+            return Plan.of(alone, reason="cheaper-whole", costs=compared)
         compared = {"split": together, "whole": seconds}
         return self._split(*pair, compared)
 

@@ -11,7 +11,7 @@ from typing import Any
 
 from gateway.core.observer import Observer
 from gateway.errors import GatewayError, PluginFailed
-from gateway.framework import Endpoint, Handler, Outcome, Plan, Request
+from gateway.framework import DECODE, Endpoint, Handler, Outcome, Plan, Request
 from gateway.scheduling.profile import Profile
 from gateway.scheduling.trace import Trace
 
@@ -47,8 +47,11 @@ class Scheduler:
 
         try:
             plan = handler.plan(request, endpoints, run)
-            if plan.decode not in endpoints or (plan.prefill is not None and plan.prefill not in endpoints):
-                raise ValueError("planned what was no candidate")
+            if len(plan.legs) != 1 or plan.legs[0].kind != DECODE:
+                _check(plan.kinds)
+            for leg in plan.legs:
+                if leg.endpoint not in endpoints:
+                    raise ValueError(f"planned what was no candidate, for the leg {leg.kind!r}")
         except GatewayError:
             raise  # a profile's own: no endpoint, or a plugin of it that failed
         except Exception as error:
@@ -93,3 +96,11 @@ class Scheduler:
             plugins.setdefault(id(handler), ("handler", name, handler))
         hooks = ((kind, name, getattr(plugin, method, None)) for kind, name, plugin in plugins.values())
         return tuple((kind, name, hook) for kind, name, hook in hooks if hook is not None)
+
+
+def _check(kinds: Sequence[str]) -> None:
+    """Raises ValueError where these are no plan's legs."""
+    if not kinds or kinds[-1] != DECODE:
+        raise ValueError(f"planned the legs {kinds}, the last of which must be {DECODE!r}")
+    if len(set(kinds)) < len(kinds):
+        raise ValueError(f"planned the legs {kinds}, two of which are of one kind")

@@ -36,4 +36,4 @@ class Single:
         self.profiles = (parameters.profile,)
 
     def plan(self, request: Request, endpoints: Sequence[Endpoint], run: RunProfile, /) -> Plan:
-        return Plan(decode=run(self._profile, endpoints)[0], reason="single")
+        return Plan.of(run(self._profile, endpoints)[0], reason="single")

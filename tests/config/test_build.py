@@ -45,7 +45,7 @@ profiles:
 def test_the_defaults_are_wired_and_decide() -> None:
     scheduler = wired()
     idle, busy = endpoint(0), endpoint(1, requests=10, prefill_tokens=2000)
-    assert scheduler.schedule(request(), (busy, idle)) == Plan(decode=idle, reason="single")
+    assert scheduler.schedule(request(), (busy, idle)) == Plan.of(idle, reason="single")
     assert scheduler.schedule(request(10_000, held={1: 9_900}), (busy, idle)).decode is busy
 
 

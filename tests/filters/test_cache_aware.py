@@ -34,12 +34,12 @@ def test_balanced_it_takes_the_best_match_above_the_threshold() -> None:
 
 def test_what_nobody_holds_goes_to_the_smallest_tree() -> None:
     fleet, trees = [endpoint(slot) for slot in range(3)], rule()
-    trees.on_placed(request(1000), Plan(decode=fleet[0]))
+    trees.on_placed(request(1000), Plan.of(fleet[0]))
     assert names(trees.filter(request(500), fleet)) == ["e1", "e2"]
-    trees.on_placed(request(900, held={1: 500}), Plan(decode=fleet[1]))
-    trees.on_placed(request(300), Plan(decode=fleet[0], prefill=fleet[2]))
+    trees.on_placed(request(900, held={1: 500}), Plan.of(fleet[1]))
+    trees.on_placed(request(300), Plan.of(fleet[0], prefill=fleet[2]))
     assert names(trees.filter(request(500), fleet)) == ["e2"]
-    trees.on_placed(request(200), Plan(decode=fleet[2]))
+    trees.on_placed(request(200), Plan.of(fleet[2]))
     assert names(trees.filter(request(500), fleet)) == ["e1"]
 
 
@@ -56,8 +56,8 @@ def test_a_tree_grows_to_its_bound_and_names_are_forgotten(monkeypatch) -> None:
     monkeypatch.setattr(cache_aware, "REMEMBERED", 8)
     trees = rule(tree_tokens=1500)
     for slot in range(20):
-        trees.on_placed(request(1000), Plan(decode=endpoint(slot)))
-        trees.on_placed(request(1000), Plan(decode=endpoint(slot)))
+        trees.on_placed(request(1000), Plan.of(endpoint(slot)))
+        trees.on_placed(request(1000), Plan.of(endpoint(slot)))
     assert len(trees._trees) <= 8
     assert set(trees._trees.values()) == {1500}
 

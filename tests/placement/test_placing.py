@@ -13,7 +13,7 @@ from gateway.core.observer import NULL_OBSERVER
 from gateway.errors import NoEndpoint
 from gateway.fleet.fleet import Fleet
 from gateway.fleet.settings import EndpointSettings, FleetSettings
-from gateway.framework import Context, Endpoint, Kind, ManualClock, Model, Plan, Request
+from gateway.framework import PREFILL, Context, Endpoint, Kind, ManualClock, Model, Plan, Request
 from gateway.kvcache.index.cache_index import CacheIndex
 from gateway.kvcache.index.keys import BlockKeys
 from gateway.kvcache.settings import CacheSettings
@@ -28,7 +28,7 @@ class Apart:
     """A handler that computes each prompt on the second endpoint and answers on the first."""
 
     def plan(self, request, endpoints, run) -> Plan:
-        return Plan(endpoints[0], endpoints[1], "split", "nixl")
+        return Plan.of(endpoints[0], prefill=endpoints[1], reason="split", connector="nixl")
 
 
 class Scene:
@@ -96,12 +96,13 @@ def test_a_prompt_is_computed_apart_unless_it_must_not_be(one_leg: str) -> None:
 def test_a_prefill_ends_once_and_a_hand_over_that_fails_books_the_prompt_where_the_answer_is() -> None:
     scene = Scene()
     request = scene.request()
-    plan = Plan(*scene.endpoints, "split", "nixl")
+    decode, prefill = scene.endpoints
+    plan = Plan.of(decode, prefill=prefill, reason="split")
     placement = scene.book(request, plan)
     scene.clock.now = 1.0
-    work = placement.prefilled(ok=True, seconds=1.0)
+    work = placement.ended(PREFILL, ok=True, seconds=1.0)
     assert work is not None
-    assert placement.prefilled(ok=True) is None
+    assert placement.ended(PREFILL, ok=True) is None
     work.blocks.end()
     assert scene.load(scene.endpoints[1]) == (0, 0, 0)
     placement.falls_back(scene.clock.now, reported=True)

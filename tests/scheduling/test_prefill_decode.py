@@ -42,7 +42,9 @@ def plan(
 
 def test_a_long_prompt_is_computed_by_one_and_answered_by_another() -> None:
     prefill, decode, run = endpoint(0, role=P), endpoint(1, role=D), Profiles()
-    assert plan((prefill, decode), run=run) == Plan(decode, prefill, "split", "nixl", strict=False)
+    assert plan((prefill, decode), run=run) == Plan.of(
+        decode, prefill=prefill, reason="split", connector="nixl", strict=False
+    )
     assert run.asked == [("decode", [1]), ("prefill", [0])]
 
 
@@ -88,7 +90,7 @@ def test_what_the_prefill_endpoint_holds_makes_no_difference_to_whether() -> Non
 @pytest.mark.parametrize("word", ["n", "beam-search", "echo", "several-prompts", "previous-response"])
 def test_what_is_indivisible_stays_whole_and_its_word_is_the_reason(word: str) -> None:
     fleet = endpoint(0, role=P), endpoint(1, role=D)
-    assert plan(fleet, request(100_000, indivisible=word), threshold=0) == Plan(fleet[1], reason=word)
+    assert plan(fleet, request(100_000, indivisible=word), threshold=0) == Plan.of(fleet[1], reason=word)
 
 
 @pytest.mark.parametrize("kind", [Kind.EMBEDDING, Kind.RERANK, Kind.SCORE, Kind.TOKENIZE, Kind.TRANSCRIPTION])
@@ -96,13 +98,15 @@ def test_what_is_indivisible_stays_whole_and_its_word_is_the_reason(word: str) -
 def test_what_generates_nothing_stays_whole(kind: Kind, connector: str) -> None:
     fleet = endpoint(0, role=P), endpoint(1, role=D)
     asked = request(100_000, kind=kind, indivisible="n")
-    assert plan(fleet, asked, connector=connector, strict=True) == Plan(fleet[1], reason="no-decode")
+    assert plan(fleet, asked, connector=connector, strict=True) == Plan.of(fleet[1], reason="no-decode")
 
 
 def test_what_generates_is_never_whole_on_engines_that_serve_nothing_alone() -> None:
     fleet = endpoint(0, role=P), endpoint(1, role=D)
     for asked in (request(1), request(100_000, indivisible="n"), request(1000, held={1: 1000})):
-        assert plan(fleet, asked, connector="sglang") == Plan(fleet[1], fleet[0], "split", "sglang")
+        assert plan(fleet, asked, connector="sglang") == Plan.of(
+            fleet[1], prefill=fleet[0], reason="split", connector="sglang"
+        )
 
 
 @pytest.mark.parametrize("kind", [Kind.CHAT, Kind.COMPLETION, Kind.RESPONSES, Kind.MESSAGES])
@@ -119,20 +123,20 @@ class TestRoles:
 
     def test_nothing_is_prefilled_by_who_only_decodes(self) -> None:
         fleet = endpoint(0, role=D), endpoint(1, role=D)
-        assert plan(fleet) == Plan(fleet[0], reason="no-prefill-endpoint")
+        assert plan(fleet) == Plan.of(fleet[0], reason="no-prefill-endpoint")
 
     def test_who_does_both_may_do_either(self) -> None:
         fleet = endpoint(0, role=BOTH), endpoint(1, role=BOTH)
-        assert plan(fleet) == Plan(fleet[0], fleet[1], "split")
+        assert plan(fleet) == Plan.of(fleet[0], prefill=fleet[1], reason="split")
 
     def test_no_endpoint_hands_over_to_itself(self) -> None:
         only = endpoint(0, role=BOTH)
-        assert plan((only,)) == Plan(only, reason="no-prefill-endpoint")
+        assert plan((only,)) == Plan.of(only, reason="no-prefill-endpoint")
 
     def test_ranks_of_one_engine_do_not_pair(self) -> None:
         one = endpoint(0, role=BOTH)
         other = endpoint(1, role=BOTH, engine=one.engine)
-        assert plan((one, other)) == Plan(one, reason="no-prefill-endpoint")
+        assert plan((one, other)) == Plan.of(one, reason="no-prefill-endpoint")
 
 
 class TestPairs:
@@ -149,7 +153,8 @@ class TestPairs:
     )
     def test_of_one_version_only(self, prefill: str | None, decode: str | None, reason: str) -> None:
         fleet = endpoint(0, role=P, version=prefill), endpoint(1, role=D, version=decode)
-        assert plan(fleet) == Plan(fleet[1], fleet[0] if reason == "split" else None, reason)
+        others = {"prefill": fleet[0]} if reason == "split" else {}
+        assert plan(fleet) == Plan.of(fleet[1], reason=reason, **others)
 
     def test_one_of_the_same_version_is_enough(self) -> None:
         old, new, decode = endpoint(0, role=P, version="1"), endpoint(1, role=P, version="2"), endpoint(2, role=D)
@@ -161,7 +166,7 @@ class TestPairs:
         other = endpoint(1, role=P, labels={"zone": "a", "rail": "2"})
         here = endpoint(2, role=P, labels={"zone": "a", "rail": "1", "rack": "7"})
         assert plan((decode, other, here), same=("zone", "rail")).prefill is here
-        assert plan((decode, other), same=("zone", "rail")) == Plan(decode, reason="no-prefill-endpoint")
+        assert plan((decode, other), same=("zone", "rail")) == Plan.of(decode, reason="no-prefill-endpoint")
         assert plan((decode, other), same=("zone",)).prefill is other
 
     def test_who_lacks_a_label_agrees_with_who_lacks_it_too(self) -> None:
@@ -196,7 +201,7 @@ class TestPairs:
 class TestNobodyToPrefill:
     def test_the_decode_endpoint_does_all_of_it(self) -> None:
         fleet, run = (endpoint(0, role=P, up=False), endpoint(1, role=D)), Profiles()
-        assert plan(fleet, run=run) == Plan(fleet[1], reason="no-prefill-endpoint")
+        assert plan(fleet, run=run) == Plan.of(fleet[1], reason="no-prefill-endpoint")
         assert run.asked == [("decode", [1]), ("prefill", [0])]
 
     def test_strictly_it_is_an_error(self) -> None:
@@ -266,7 +271,7 @@ class TestTheBestToDecodeHasNoPair:
 
 def test_strictly_another_that_need_not_be_split_serves_it_whole() -> None:
     new, old, prefill = endpoint(0, role=D, version="2"), endpoint(1, role=D), endpoint(2, role=P)
-    assert plan((new, old, prefill), request(1000, held={1: 900}), strict=True) == Plan(old, reason="short")
+    assert plan((new, old, prefill), request(1000, held={1: 900}), strict=True) == Plan.of(old, reason="short")
 
 
 INSTALLED = discover()
@@ -294,13 +299,13 @@ def test_by_default_the_idle_ones_are_chosen_on_either_side() -> None:
     )
     trace = Trace()
     made = scheduled(fleet, request(4000, **LONG), trace)
-    assert made == Plan(fleet[3], fleet[1], "split")
+    assert made == Plan.of(fleet[3], prefill=fleet[1], reason="split")
     assert [step.name for step in trace.profiles] == ["decode", "prefill"]
 
 
 def test_by_default_a_next_turn_returns_to_its_history_and_needs_no_second_leg() -> None:
     fleet = endpoint(0, role=P), endpoint(1, role=D, requests=4, kv_tokens=20_000), endpoint(2, role=D)
-    assert scheduled(fleet, request(4000, held={1: 3800}, **LONG)) == Plan(fleet[1], reason="short")
+    assert scheduled(fleet, request(4000, held={1: 3800}, **LONG)) == Plan.of(fleet[1], reason="short")
 
 
 def test_by_default_a_prefix_does_not_draw_all_to_a_full_endpoint() -> None:

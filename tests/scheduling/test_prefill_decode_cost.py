@@ -88,7 +88,11 @@ class TestWhatDecides:
     def test_by_what_is_held_up(self, tokens: int, held: int, busy: int, split: bool) -> None:
         fleet = endpoint(0, role=P), endpoint(1, role=D, requests=busy)
         made = plan(fleet, request(tokens, held={1: held}))
-        assert made == Plan(fleet[1], fleet[0], "split") if split else Plan(fleet[1], reason="cheaper-whole")
+        assert (
+            made == Plan.of(fleet[1], prefill=fleet[0], reason="split")
+            if split
+            else Plan.of(fleet[1], reason="cheaper-whole")
+        )
 
     @pytest.mark.parametrize(("queued", "split"), [(0, True), (5_000, True), (20_000, False)])
     def test_by_the_queue_before_the_prefill(self, queued: int, split: bool) -> None:
@@ -140,7 +144,7 @@ class TestWhatIsNotCompared:
     @pytest.mark.parametrize("word", ["n", "echo"])
     def test_what_is_indivisible(self, word: str) -> None:
         fleet = endpoint(0, role=P), endpoint(1, role=D, requests=20)
-        assert plan(fleet, request(4000, indivisible=word)) == Plan(fleet[1], reason=word)
+        assert plan(fleet, request(4000, indivisible=word)) == Plan.of(fleet[1], reason=word)
 
     def test_what_generates_nothing(self) -> None:
         fleet = endpoint(0, role=P), endpoint(1, role=D, requests=20)
@@ -154,16 +158,16 @@ class TestWhatIsNotCompared:
             endpoint(0, role=P, cost=strange if who is P else None),
             endpoint(1, role=D, requests=20, cost=strange if who is D else None),
         )
-        assert plan(fleet, request(THRESHOLD)) == Plan(fleet[1], fleet[0], "split")
+        assert plan(fleet, request(THRESHOLD)) == Plan.of(fleet[1], prefill=fleet[0], reason="split")
         assert plan(fleet, request(THRESHOLD - 1)).reason == "short"
 
     def test_without_a_pair_the_threshold_says_what_was_missed(self) -> None:
         alone = endpoint(1, role=D, requests=20)
-        assert plan((alone,), request(4000)) == Plan(alone, reason="no-prefill-endpoint")
+        assert plan((alone,), request(4000)) == Plan.of(alone, reason="no-prefill-endpoint")
         old = endpoint(0, role=P, version="1")
-        assert plan((old, alone), request(4000)) == Plan(alone, reason="version")
+        assert plan((old, alone), request(4000)) == Plan.of(alone, reason="version")
         down = endpoint(0, role=P, up=False)
-        assert plan((down, alone), request(4000)) == Plan(alone, reason="no-prefill-endpoint")
+        assert plan((down, alone), request(4000)) == Plan.of(alone, reason="no-prefill-endpoint")
         with pytest.raises(NoEndpoint, match="prefill has none"):
             plan((down, alone), request(4000), strict=True)
         # No pair could have been cheaper.
@@ -177,7 +181,7 @@ class TestWhatIsNotCompared:
     def test_an_engine_that_serves_nothing_alone_only_has_its_pair_chosen(self) -> None:
         busy, idle, decode = endpoint(0, role=P, prefill_tokens=9000), endpoint(1, role=P), endpoint(2, role=D)
         made = plan((busy, idle, decode), request(10, indivisible="n"), connector="sglang")
-        assert made == Plan(decode, idle, "split", "sglang")
+        assert made == Plan.of(decode, prefill=idle, reason="split", connector="sglang")
 
 
 class TestPairs:
@@ -188,7 +192,7 @@ class TestPairs:
         first = endpoint(2, role=D, labels={"zone": "a"}, requests=50)
         second = endpoint(3, role=D, labels={"zone": "b"}, requests=60)
         made = plan((near, far, first, second), request(4000), same=("zone",))
-        assert made == Plan(second, far, "split")
+        assert made == Plan.of(second, prefill=far, reason="split")
 
     def test_whoever_holds_the_prompt_prefills(self) -> None:
         fleet = endpoint(0, role=P), endpoint(1, role=P), endpoint(2, role=D, requests=40)
@@ -215,19 +219,19 @@ class TestPairs:
 
     def test_alone_is_whoever_is_cheapest_alone(self) -> None:
         fleet = endpoint(0, role=P), endpoint(1, role=D, requests=5), endpoint(2, role=D)
-        assert plan(fleet, request(4000)) == Plan(fleet[2], reason="cheaper-whole")
+        assert plan(fleet, request(4000)) == Plan.of(fleet[2], reason="cheaper-whole")
 
     def test_at_a_tie_the_profiles_ranking_decides(self) -> None:
         fleet = [endpoint(0, role=P), endpoint(1, role=P), *(endpoint(slot, role=D, requests=20) for slot in (2, 3))]
         run = Profiles(decode=(3, 2), prefill=(1, 0))
-        assert plan(fleet, request(4000), run) == Plan(fleet[3], fleet[1], "split")
+        assert plan(fleet, request(4000), run) == Plan.of(fleet[3], prefill=fleet[1], reason="split")
         assert plan(fleet, request(10), run).decode is fleet[3]
 
     def test_of_the_best_few_only(self) -> None:
         fleet = [endpoint(0, role=P, prefill_tokens=1000), endpoint(1, role=P)]
         fleet += [endpoint(2, role=D, requests=60), endpoint(3, role=D, requests=50)]
-        assert plan(fleet, request(4000)) == Plan(fleet[3], fleet[1], "split")
-        assert plan(fleet, request(4000), best=1) == Plan(fleet[2], fleet[0], "split")
+        assert plan(fleet, request(4000)) == Plan.of(fleet[3], prefill=fleet[1], reason="split")
+        assert plan(fleet, request(4000), best=1) == Plan.of(fleet[2], prefill=fleet[0], reason="split")
 
     def test_preferred_ones_go_first(self) -> None:
         decode = endpoint(2, role=D, labels={"rack": "7"}, requests=40)

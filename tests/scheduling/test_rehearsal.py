@@ -72,13 +72,13 @@ def test_what_is_too_much_to_copy_is_read_where_it_is() -> None:
     affinity = SessionAffinity(SessionAffinity.Parameters(), context())
     scheduler = single(Profile("default", (), [("it", affinity, 1.0)], ("turn", RoundRobin(NoParameters(), context()))))
     for number in range(1000):
-        scheduler.placed(request(session=f"s{number}"), Plan(FLEET[number % 4]))
+        scheduler.placed(request(session=f"s{number}"), Plan.of(FLEET[number % 4]))
     rehearsed = rehearsal(scheduler)
     (_, copy, _) = rehearsed.profiles["default"].scorers[0]
     held = [value for value in vars(copy).values() if isinstance(value, MUTABLE)]
     assert not any(held)
     asked = request(session="s6")
-    rehearsed.placed(asked, Plan(FLEET[3]))
+    rehearsed.placed(asked, Plan.of(FLEET[3]))
     assert copy.score(asked, FLEET) == affinity.score(asked, FLEET) == [0, 0, 1, 0]
 
 

@@ -39,7 +39,7 @@ def scheduler(notes: Notes, handler: Any, **profiles: Profile) -> Scheduler:
 def test_single_plans_the_best_of_its_profile() -> None:
     single = Single(Single.Parameters(), context())
     assert single.profiles == ("default",)
-    assert scheduler(Notes(), single).schedule(request(), (A, B)) == Plan(decode=A, reason="single")
+    assert scheduler(Notes(), single).schedule(request(), (A, B)) == Plan.of(A, reason="single")
 
 
 def test_the_model_says_which_handler() -> None:
@@ -59,9 +59,9 @@ def test_no_endpoint_passes_through_a_handler_as_it_is() -> None:
 def test_a_handler_may_cure_a_profile_that_found_nothing() -> None:
     def plan(_request: Any, endpoints: Any, run: Any) -> Plan:
         try:
-            return Plan(decode=run("strict", endpoints)[0])
+            return Plan.of(run("strict", endpoints)[0])
         except framework.NoEndpoint:  # what a third party's handler can import
-            return Plan(decode=run("lax", endpoints)[0], reason="lax")
+            return Plan.of(run("lax", endpoints)[0], reason="lax")
 
     strict = Profile("strict", [("none", Nothing())], (), ("first", First()))
     lax = Profile("lax", (), (), ("first", First()))
@@ -79,9 +79,9 @@ def test_a_handler_may_cure_a_profile_that_found_nothing() -> None:
         lambda r, e, run: 1 / 0,
         lambda r, e, run: None,
         lambda r, e, run: e[0],
-        lambda r, e, run: Plan(decode=endpoint(0)),
-        lambda r, e, run: Plan(decode=e[0], prefill=endpoint(0)),
-        lambda r, e, run: Plan(decode=run("absent", e)[0]),
+        lambda r, e, run: Plan.of(endpoint(0)),
+        lambda r, e, run: Plan.of(e[0], prefill=endpoint(0)),
+        lambda r, e, run: Plan.of(run("absent", e)[0]),
     ],
     ids=["raises", "none", "no-plan", "foreign", "foreign-prefill", "unknown-profile"],
 )

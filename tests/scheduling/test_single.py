@@ -14,5 +14,5 @@ def test_it_serves_the_whole_request_on_the_best_of_its_profile() -> None:
         return [b, a]
 
     single = Single(Single.Parameters(profile="fast"), context())
-    assert single.plan(request(), (a, b), run) == Plan(decode=b, prefill=None, reason="single")
+    assert single.plan(request(), (a, b), run) == Plan.of(b, reason="single")
     assert asked == [("fast", (a, b))]

@@ -18,20 +18,20 @@ def scorer(clock=None, **parameters) -> SessionAffinity:
 def test_a_session_stays_where_it_was_placed_last() -> None:
     affinity, asked = scorer(), request(session="s")
     assert affinity.score(asked, FLEET) == [0.0] * 6
-    affinity.on_placed(asked, Plan(decode=FLEET[2]))
+    affinity.on_placed(asked, Plan.of(FLEET[2]))
     assert affinity.score(asked, FLEET) == [0, 0, 1, 0, 0, 0]
-    affinity.on_placed(asked, Plan(decode=FLEET[4], prefill=FLEET[0]))
+    affinity.on_placed(asked, Plan.of(FLEET[4], prefill=FLEET[0]))
     assert affinity.score(asked, FLEET) == [1, 0, 0, 0, 1, 0]
     assert affinity.score(asked, FLEET[1:4]) == [0, 0, 0]
 
 
 def test_it_is_known_by_its_whole_name_and_its_model() -> None:
     affinity = scorer()
-    affinity.on_placed(request(session="session-1"), Plan(decode=FLEET[0]))
+    affinity.on_placed(request(session="session-1"), Plan.of(FLEET[0]))
     assert affinity.score(request(session="session-12"), FLEET) == [0.0] * 6
     assert affinity.score(request(session="session-1", model=Model("other")), FLEET) == [0.0] * 6
     long = "x" * 10 * LONGEST
-    affinity.on_placed(request(session=long + "a"), Plan(decode=FLEET[1]))
+    affinity.on_placed(request(session=long + "a"), Plan.of(FLEET[1]))
     assert affinity.score(request(session=long + "a"), FLEET)[1] == 1
     assert affinity.score(request(session=long + "b"), FLEET) == [0.0] * 6
 
@@ -40,14 +40,14 @@ def test_it_is_known_by_its_whole_name_and_its_model() -> None:
 @pytest.mark.parametrize("session", [None, ""])
 def test_without_a_session_it_says_nothing(by, session) -> None:
     affinity, asked = scorer(by=by), request(session=session)
-    affinity.on_placed(asked, Plan(decode=FLEET[0]))
+    affinity.on_placed(asked, Plan.of(FLEET[0]))
     assert affinity.score(asked, FLEET) == [0.0] * 6
 
 
 def test_a_session_is_forgotten_after_a_while() -> None:
     clock = ManualClock()
     affinity, asked = scorer(clock, ttl=10.0), request(session="s")
-    affinity.on_placed(asked, Plan(decode=FLEET[0]))
+    affinity.on_placed(asked, Plan.of(FLEET[0]))
     clock.now += 10.0
     assert affinity.score(asked, FLEET)[0] == 1
     clock.now += 0.1
@@ -64,7 +64,7 @@ def test_it_remembers_the_most_recent_and_no_more(uses, most) -> None:
     homes: dict[int, tuple[int, float]] = {}
     for session, slot, later in uses:
         clock.now += later
-        affinity.on_placed(request(session=f"s{session}"), Plan(decode=FLEET[slot]))
+        affinity.on_placed(request(session=f"s{session}"), Plan.of(FLEET[slot]))
         homes.pop(session, None)
         homes[session] = slot, clock.now
         assert len(affinity._homes) <= most

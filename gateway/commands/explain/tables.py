@@ -101,18 +101,25 @@ def _compared(plan: Account) -> str:
 
 
 def _verdict(plan: Account, account: Account) -> str:
-    if plan["prefill"] is not None:
+    if (count := len(_legs(plan))) > 1:
+        strictly = ", strictly" if plan["strict"] else ""
         return (
-            f"it would go to two: {_to(plan)}, which would have to compute {plan['new_tokens']} tokens; by "
-            f"{plan['connector']}{', strictly' if plan['strict'] else ''}"
+            f"it would go to {'two' if count == 2 else count}: {_to(plan)}, which would have to compute "
+            f"{plan['new_tokens']} tokens; by {plan['connector']}{strictly}"
         )
     verdict = f"it would go to {plan['decode']}"
     return verdict if plan["reason"] in ("", "single") else f"{verdict}, whole: {_why(plan, account)}"
 
 
+def _legs(plan: Account) -> list[tuple[str, str]]:
+    """Kind and endpoint of each leg; the last one decodes."""
+    prefill = [("prefill", plan["prefill"])] if plan["prefill"] is not None else []
+    return [*plan.get("others", {}).items(), *prefill, ("decode", plan["decode"])]
+
+
 def _to(plan: Account) -> str:
-    if plan["prefill"] is not None:
-        return f"prefill on {plan['prefill']}, decode on {plan['decode']}"
+    if len(legs := _legs(plan)) > 1:
+        return ", ".join(f"{kind} on {endpoint}" for kind, endpoint in legs)
     return plan["decode"] if plan["reason"] in ("", "single") else f"{plan['decode']}, whole: {plan['reason']}"
 
 

@@ -16,7 +16,7 @@ from gateway.commands.replay.workload import Call
 from gateway.commands.replay.world import World
 from gateway.errors import ConfigError, NoEndpoint
 from gateway.fleet.load.booking import BOOKING_STEP
-from gateway.framework import Kind, Outcome, Request
+from gateway.framework import DECODE, PREFILL, Kind, Outcome, Request
 from gateway.placement.placing import Answered, book, decide, learn
 from simulator.virtual.engine import Engine
 from simulator.virtual.job import Job
@@ -83,6 +83,8 @@ class Legs:
                 raise ConfigError(f"the call at {flight.call.at:g} s: {error}") from None
             self._lose(flight)
             return
+        if plan.kinds not in ((DECODE,), (PREFILL, DECODE)):
+            raise ConfigError(f"the handler planned the legs {', '.join(plan.kinds)}, which a replay cannot send")
         call, seat = flight.call, world.by_slot[plan.decode.slot]
         flight.placement, flight.due = book(request, keys, plan, world.fleet, world.index, now), 1 + BOOKING_STEP
         flight.job = Job(call.blocks, call.input_tokens, call.output_tokens)
@@ -142,7 +144,7 @@ class Legs:
         prefill, placement = flight.prefill, flight.placement
         assert prefill is not None
         prefill.done = True
-        work = placement.prefilled(ok=True, seconds=now - placement.computes.at)
+        work = placement.ended(PREFILL, ok=True, seconds=now - placement.computes.at)
         assert work is not None
         flight.reported = work.booking.expected_hit, prefill.job.hit_tokens
         work.reported(prefill.job.hit_tokens)
@@ -178,7 +180,7 @@ class Legs:
         prefill, flight.prefill = flight.prefill, None
         if prefill is None:
             return
-        if (work := flight.placement.prefilled(ok=False)) is not None:
+        if (work := flight.placement.ended(PREFILL, ok=False)) is not None:
             work.blocks.end()
         if prefill.seat.flights.pop(prefill.job, None) is not None and prefill.done:
             self.free(prefill.seat, prefill.job)

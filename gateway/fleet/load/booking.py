@@ -74,14 +74,14 @@ class Booking:
     _prefilled: float = 0.0
 
     @classmethod
-    def make(cls, request: Request, endpoint: Endpoint, accounts: Accounts, now: float) -> Booking:
+    def make(cls, request: Request, endpoint: Endpoint, accounts: Accounts, now: float, *, kv: bool = True) -> Booking:
         """Book the prompt's KV memory; ``book_prefill`` books its computing. There is no await between reading the load
-        and these two calls."""
+        and these two calls. ``kv``: the leg keeps the prompt's KV; else it is one request, and no tokens."""
         running, _, _, _, kv_tokens = endpoint.load.sums(now)
         prompt, match = request.prompt_tokens, request.matches[endpoint.slot]
         useful = match if request.kind in GENERATES else NO_MATCH
         ledger = accounts.ledger(endpoint)
-        reservation = ledger.reserve(0, prompt)
+        reservation = ledger.reserve(0, prompt if kv else 0)
         endpoint.in_flight += 1
         hit = match.expected_hit
         return cls(endpoint, reservation, accounts.cost(endpoint), ledger, now, prompt, useful, hit, running, kv_tokens)

@@ -92,7 +92,7 @@ class TokenAudit:
             return None
         parity = call.serving.tokens.parity
         sampled = parity.wants_ids(plan.decode.name, form_of(call.route.kind), self._chance.random())
-        unproved = [one for one in (plan.prefill, plan.decode) if one is not None and parity.needs_proof(one.name)]
+        unproved = [leg.endpoint for leg in plan.legs if parity.needs_proof(leg.endpoint.name)]
         if not sampled and not unproved:
             return None
         limit = MAX_PROOF if unproved else MAX_BODY

@@ -15,7 +15,7 @@ from gateway.api.field_filter import ask_report, asks_report
 from gateway.api.usage import Usage
 from gateway.core.observer import Observer
 from gateway.fleet.load.booking import BOOKING_STEP, Booking
-from gateway.framework import GENERATES, Endpoint, Plan
+from gateway.framework import DECODE, GENERATES, PREFILL, Endpoint, Plan
 from gateway.placement.placing import Placement, learn
 from gateway.proxy.serving.call import Call
 from gateway.proxy.serving.decisions import DecisionRecord
@@ -81,7 +81,7 @@ class Attempt:
         # One prompt, which the engine looks up once: what each report is of must be known.
         elif (
             index.may_reannounce(endpoint.slot)
-            and self.plan.prefill is None
+            and len(self.plan.legs) == 1
             and call.route.kind in GENERATES
             and call.prompt.single
             and call.sequences == 1
@@ -93,7 +93,7 @@ class Attempt:
     # Its legs
 
     def sent(self, leg: str, endpoint: Endpoint) -> None:
-        """A leg (``prefill`` or ``decode``) goes out to ``endpoint``."""
+        """A leg, by its kind, goes out to ``endpoint``."""
         self.under_way[leg] = endpoint
         if self.reports:
             self.call.serving.index.expect_report(endpoint.slot, self.call.keys)
@@ -111,8 +111,8 @@ class Attempt:
 
         ``seconds``: what it took, where that was the prompt's computing and nothing else.
         """
-        self.leg_ended("prefill", result)
-        if (work := self.placement.prefilled(ok=result == "ok", seconds=seconds)) is None:
+        self.leg_ended(PREFILL, result)
+        if (work := self.placement.ended(PREFILL, ok=result == "ok", seconds=seconds)) is None:
             return
         if seconds is not None:
             self.timeline.prefill_time = seconds
@@ -120,10 +120,17 @@ class Attempt:
         compare(self, work, usage)
         work.blocks.end()
 
+    def done(self, leg: str, result: str) -> None:
+        """A leg before the decode leg has ended, or will not be sent; harmless if it had before. Of a prefill leg that
+        may teach something, ``prefilled`` says more."""
+        self.leg_ended(leg, result)
+        if (work := self.placement.ended(leg, ok=result == "ok")) is not None:
+            work.blocks.end()
+
     def falls_back(self, cause: str) -> None:
         """The hand-over failed: the decode endpoint computes the prompt, from now on."""
         self.prefilled("cancelled")
-        self.leg_ended("decode", "cancelled")
+        self.leg_ended(DECODE, "cancelled")
         self.timeline.fallback = cause
         self.placement.falls_back(self.timeline.clock.monotonic(), reported=self.call.request.stream)
         self.booked = self.placement.computes
@@ -192,11 +199,11 @@ class Attempt:
         """Give back what is booked, and say how the attempt ended. Harmless if it has ended."""
         if self.over:
             return
-        if self.placement.prefill is not None or "prefill" in self.under_way:
-            self.prefilled("cancelled")
+        for leg in self.plan.legs[:-1]:
+            self.done(leg.kind, "cancelled")
         self.over = True
         self.placement.end(ok=result == "ok")
-        self.leg_ended("decode", result)
+        self.leg_ended(DECODE, result)
         self.decision.ended(result, self.timeline.first_output_at)
         if self.scheduler.tells:
             self.scheduler.settled(self.call.request, self.plan, outcome(self.timeline, result))

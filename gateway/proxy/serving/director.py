@@ -264,7 +264,7 @@ class Director:
 
     async def _commit(self, attempt: Attempt) -> Committed:
         """Send the plan's legs, until an answer may be the client's. Raises LegFailed."""
-        if attempt.plan.prefill is not None:
+        if len(attempt.plan.legs) > 1:
             return await self._handover.commit(attempt)
         body = attempt.call.body
         if attempt.extras is not None and isinstance(body, JsonBody):

@@ -16,7 +16,7 @@ from gateway.api.stream_usage import REFUSALS, refuses
 from gateway.api.token_forwarding import json_pieces, same_answer, with_ids
 from gateway.core.log_limit import LogLimit, left_out
 from gateway.fleet.fleet import Fleet
-from gateway.framework import Endpoint
+from gateway.framework import DECODE, Endpoint
 from gateway.framework.clock import SystemClock
 from gateway.proxy.extras.stream_usage import StreamUsage
 from gateway.proxy.serving.attempt import Attempt
@@ -45,20 +45,20 @@ class Forwarder:
         endpoint: Endpoint,
         body: Body,
         *,
-        name: str = "decode",
+        name: str = DECODE,
         head: float | None = None,
         total: float | None = None,
         until_output: bool = False,
     ) -> Committed:
-        """Send ``body`` to ``endpoint`` as the leg of this ``name``. ``head``, ``total``: as in ``Leg``.
+        """Send ``body`` to ``endpoint`` as the leg of this ``name``, its kind. ``head``, ``total``: as in ``Leg``.
         ``until_output``: as for ``commit``.
 
         Raises LegFailed; the leg is over then.
         """
         call = attempt.call
         body = await self._by_ids(attempt, endpoint, body)
-        asks = self._usage.ask(call, endpoint, body) if self._passing.ask_usage and name == "decode" else None
-        readable = name != "decode" or asks is not None
+        asks = self._usage.ask(call, endpoint, body) if self._passing.ask_usage and name == DECODE else None
+        readable = name != DECODE or asks is not None
         leg = self.leg(call, endpoint, asks or body, readable=readable, sent_as=attempt.sent_as)
         if head is not None or total is not None:
             leg = replace(leg, head=head, total=total)

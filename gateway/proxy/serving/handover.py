@@ -1,4 +1,5 @@
-"""Split requests, prefill on one engine and decode on another: sends both legs until an answer commits.
+"""Plans of several legs: sends them until an answer commits. Here are split requests, prefill on one engine and decode
+on another.
 
 Rules: the decode leg gets the KV transfer parameters whole or not at all. Parameters that were sent once are spent,
 since their blocks may belong to another request by then. If anything fails on the way, the decode endpoint computes the
@@ -9,7 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Coroutine, Mapping
+from collections.abc import Awaitable, Callable, Coroutine, Mapping
 from dataclasses import dataclass, field
 from random import Random
 from typing import Any
@@ -21,7 +22,7 @@ from gateway.core.observer import Observer
 from gateway.core.tasks import TaskSet
 from gateway.errors import PluginFailed
 from gateway.fleet.fleet import Fleet
-from gateway.framework import Clock, Endpoint
+from gateway.framework import DECODE, PREFILL, Clock, Endpoint
 from gateway.proxy.serving.attempt import Attempt
 from gateway.proxy.serving.bootstrap import Bootstrap, Unreachable
 from gateway.proxy.serving.connectors import Connector, Pair, Transfer, connectors
@@ -50,6 +51,11 @@ FETCHED = 10.0
 and an unstreamed answer that is half written shall not be thrown away."""
 
 
+Carrier = Callable[[Attempt], Awaitable[Committed]]
+"""Sends the legs of an attempt's plan, and returns the decode leg's answer once it is committed. Says of each other leg
+when it has ended (``Attempt.done``). Raises as ``Handover.commit``."""
+
+
 @dataclass(frozen=True, slots=True)
 class HandoverState:
     """What outlives a configuration: made once, and used by the ``Handover`` of each.
@@ -68,7 +74,10 @@ class HandoverState:
 
 
 class Handover:
-    """Carries split plans out. Holds no state of any request: an ``Attempt`` does."""
+    """Carries plans of several legs out. Holds no state of any request: an ``Attempt`` does.
+
+    ``carriers``: by the kinds of a plan's legs, in their order, who sends them.
+    """
 
     def __init__(
         self,
@@ -89,10 +98,20 @@ class Handover:
         self._random = random
         self._often = LogLimit(clock)
         self._state = state
+        self.carriers: dict[tuple[str, ...], Carrier] = {(PREFILL, DECODE): self._hand_over}
         self._connectors: Mapping[str, Connector] = connectors(self._fetch, clock.monotonic, random)
 
     async def commit(self, attempt: Attempt) -> Committed:
-        """Send both legs of the plan. Raises LegFailed of the decode leg; GatewayError where a strict plan fails."""
+        """Send the legs of the plan. Raises LegFailed of the decode leg; GatewayError where a strict plan fails, or
+        nobody carries such a plan."""
+        carrier = self.carriers.get(attempt.plan.kinds)
+        if carrier is None:
+            handler, kinds = attempt.call.serving.model.handler, ", ".join(attempt.plan.kinds)
+            raise PluginFailed(f"the handler {handler!r} planned the legs {kinds}: the gateway has no carrier for them")
+        return await carrier(attempt)
+
+    async def _hand_over(self, attempt: Attempt) -> Committed:
+        """A prefill leg and a decode leg. Raises as ``commit``."""
         plan, body = attempt.plan, attempt.call.body
         assert plan.prefill is not None
         assert isinstance(body, JsonBody)
@@ -184,7 +203,7 @@ class Handover:
             else:
                 await _end(first, second, keep=committed)
             if committed is None:
-                attempt.leg_ended("decode", "cancelled")
+                attempt.leg_ended(DECODE, "cancelled")
 
     async def _prefill(self, attempt: Attempt, endpoint: Endpoint, body: JsonBody, *, alone: bool) -> Committed:
         """The prefill leg's whole answer: a 200, or a 4xx, which is the client's. Raises HandoverFailed.
@@ -194,7 +213,7 @@ class Handover:
         began = self._clock.monotonic()
         try:
             limit = self._timeouts.prefill
-            answered = await self._forwarder.forward(attempt, endpoint, body, name="prefill", head=limit, total=limit)
+            answered = await self._forwarder.forward(attempt, endpoint, body, name=PREFILL, head=limit, total=limit)
         except LegFailed as failure:
             attempt.prefilled(failure.result)
             raise HandoverFailed(of_prefill(failure.cause), failure.detail) from failure
@@ -225,7 +244,7 @@ class Handover:
                 raise HandoverFailed(cause, failure.detail) from failure
             raise
         if committed.failed:
-            attempt.leg_ended("decode", "engine_error")
+            attempt.leg_ended(DECODE, "engine_error")
             with committed:
                 raise HandoverFailed(HandoverCause.DECODE_ERROR, f"HTTP {committed.status}") from _error_of(committed)
         if committed.status == 200:

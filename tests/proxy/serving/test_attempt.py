@@ -152,7 +152,7 @@ class Requests(RuleBasedStateMachine):
     @invariant()
     def the_ledgers_hold_what_is_under_way(self) -> None:
         placements = [exchange.attempt.placement for exchange in self.live if not exchange.attempt.over]
-        bookings = [work.booking for p in placements for work in (p.decode, p.prefill) if work is not None]
+        bookings = [work.booking for p in placements for work in p.legs.values()]
         for endpoint, ledger in zip(self.endpoints, self.ledgers, strict=True):
             assert ledger.requests == sum(booking.endpoint is endpoint for booking in bookings)
             figures = (ledger.prefill_tokens, ledger.prefill_attention, ledger.prefill_done, ledger.kv_tokens)
@@ -174,7 +174,7 @@ class Requests(RuleBasedStateMachine):
 
     def _plan(self, exchange: Exchange, decode: int, prefill: int | None, prefilled: bool) -> None:
         split, call = prefill is not None and prefill != decode, exchange.call
-        plan = Plan(self.endpoints[decode], prefill=self.endpoints[prefill] if split else None)
+        plan = Plan.of(self.endpoints[decode], **({"prefill": self.endpoints[prefill]} if split else {}))
         now, answered = self.clock.now, split and prefilled
         placement = book(call.request, call.keys, plan, self.fleet, self.index, now, prefilled=answered)
         decision = self.decisions.keep(call.request, 1, Trace(), plan, now)
