@@ -1,9 +1,8 @@
 """Which endpoint of a model holds which blocks: one index per model.
 
 Rules: all keys are in one block table, in which an endpoint has a column for each kind of knowledge, so that events,
-predictions and approximations cannot erase one another. An endpoint that is cleared gets new columns at once; ``sweep``
-clears the old ones in slices, and then they are used again. The index is bounded, and drops the least recently used
-blocks. Everything here is synchronous and quick.
+predictions and approximations cannot erase one another. The index is bounded, and drops the least recently used blocks.
+Everything here is synchronous and quick.
 """
 
 from __future__ import annotations
@@ -17,17 +16,13 @@ from itertools import chain as join
 from gateway.core.observer import Observer
 from gateway.core.prompt import NOWHERE, Medium
 from gateway.framework import Clock, Endpoint, Matches
-from gateway.kvcache.index.block_table import BlockTable
-from gateway.kvcache.index.cache_room import CacheRoom
-from gateway.kvcache.index.columns import Columns
 from gateway.kvcache.index.endpoint_state import EndpointState
 from gateway.kvcache.index.events import BlockRemoved, BlockStored, Event, is_keyed, is_tail
 from gateway.kvcache.index.hash_map import PACKING, Packing
+from gateway.kvcache.index.indexed_endpoints import IndexedEndpoints
 from gateway.kvcache.index.key_cache import KeyCache
 from gateway.kvcache.index.keys import BlockKeys, chain_with_media, root
 from gateway.kvcache.index.matching import Candidate, deeper, match_approximate, match_from_events
-from gateway.kvcache.index.predictions import Predictions
-from gateway.kvcache.index.size_limit import SizeLimit
 from gateway.kvcache.index.use import BlockUse
 from gateway.kvcache.settings import CacheSettings
 
@@ -41,13 +36,13 @@ SWEEP = 64
 class Applied(Enum):
     """What became of a slice of events."""
 
-    LEADING = "all"
+    ALL = "all"
     REKEYED = "rekeyed"
     """An engine has another block size: the index has a smaller unit from now on, and is empty. The rest of the events
     was not applied. The event streams of all its endpoints must begin anew."""
 
 
-class CacheIndex:
+class CacheIndex(IndexedEndpoints):
     """The index of one model. ``unit``: tokens of a block key; it may become smaller.
 
     ``packing``: when hashes are packed.
@@ -56,84 +51,12 @@ class CacheIndex:
     def __init__(
         self, settings: CacheSettings, model: str, clock: Clock, observer: Observer, packing: Packing = PACKING
     ) -> None:
-        self.unit = settings.block_size
-        self._settings = settings
-        self._model = model
-        self._observer = observer
+        super().__init__(settings, model, clock, observer, packing)
         self._unit_known = False
         self._key_cache = KeyCache()
-        self._states: dict[int, EndpointState] = {}
-        self._columns = Columns()
-        self._table = BlockTable()
-        self._predictions = Predictions(self._table, clock, settings.prediction_seconds)
         self._placements = 0
-        self._limit = SizeLimit(self._states, settings.max_blocks, packing)
-        self._room = CacheRoom()
-
-    @property
-    def blocks(self) -> int:
-        """Block keys in the table, whoever holds them."""
-        return self._table.size
-
-    # endpoints come and go
-
-    def add(self, endpoint: Endpoint, events: bool) -> None:
-        """``events``: the engine's events will be followed. Until they have begun, its blocks are approximated."""
-        self.remove(endpoint.slot)
-        self._start(endpoint, events, events_seen=False)
-
-    def set_events(self, slot: int, events: bool) -> None:
-        """Whether the endpoint's events are followed. A change clears what is known of it."""
-        state = self._states.get(slot)
-        if state is not None and state.events != events:
-            self.remove(slot)
-            self._start(state.endpoint, events, events_seen=False)
-
-    def clear(self, slot: int) -> None:
-        """The endpoint holds nothing any more: its engine restarted, or its history is read from the beginning."""
-        state = self._states.get(slot)
-        if state is not None:
-            self.remove(slot)
-            self._start(state.endpoint, state.events, state.events_seen)
-
-    def remove(self, slot: int) -> None:
-        """The endpoint is gone. What ``sweep`` has yet to clear of it is never matched again."""
-        self.report_counts(slot)
-        state = self._states.pop(slot, None)
-        self._room.remove(slot)
-        if state is not None:
-            if state.reset_work is not None:
-                state.reset_work.close()
-            self._columns.release(state.column, self._clear_columns(state))
-
-    def sweep(self, budget: int) -> bool:
-        """Clear released columns, in ``budget`` steps at most; true when none is left."""
-        return self._columns.sweep(budget)
 
     # events
-
-    def set_complete(self, slot: int) -> None:
-        """The endpoint's events report all that it holds, even if they have reported no block yet."""
-        if (state := self._states.get(slot)) is not None:
-            state.events_seen = True
-            state.partial = False
-            state.reannounces_left = 0
-            self._room.measure(state)
-
-    def set_replaying(self, slot: int, past: bool) -> None:
-        """Whether the endpoint's history is being replayed. That describes the past, so that the endpoint's blocks are
-        approximated until it ends."""
-        if (state := self._states.get(slot)) is not None:
-            state.replaying = past
-            self._room.measure(state)
-
-    def set_partial(self, slot: int) -> None:
-        """The endpoint may hold blocks that its events have not reported: it is approximated, too, from now on. As many
-        prompts as are configured may ask its engine to announce their blocks again."""
-        if (state := self._states.get(slot)) is not None:
-            state.partial = True
-            state.reannounces_left = self._settings.reannounce
-            self._room.measure(state)
 
     def may_reannounce(self, slot: int) -> bool:
         """Whether some prompts may still ask the endpoint's engine to announce their blocks again."""
@@ -169,7 +92,7 @@ class CacheIndex:
         """Apply events of the endpoint's stream, in order."""
         state = self._states.get(slot)
         if state is None:
-            return Applied.LEADING
+            return Applied.ALL
         if state.reset_work is not None:
             self._finish_reset(state)
         at, count = 0, len(events)
@@ -198,7 +121,7 @@ class CacheIndex:
                 self._finish_reset(self._states[slot])
             state = self._states[slot]
         self._update_size(state)
-        return Applied.LEADING
+        return Applied.ALL
 
     def reset_gpu(self, slot: int) -> Iterator[None]:
         """The endpoint's GPU cache was reset; what it has on other tiers stays.
@@ -219,15 +142,6 @@ class CacheIndex:
             return iter(())
         state.reset_work = self._clear_gpu(state, work)
         return state.reset_work
-
-    def report_counts(self, slot: int) -> None:
-        """Report to the observer what the endpoint's events came to since the last time: once a message, not an
-        event."""
-        if (state := self._states.get(slot)) is not None:
-            for kind, count in state.counts.items():
-                self._observer.kv_events(state.endpoint.name, kind, count)
-            state.counts.clear()
-            self._observer.kv_blocks(self._model, self.blocks)
 
     # requests
 
@@ -337,14 +251,6 @@ class CacheIndex:
 
     # parts of the above
 
-    def _start(self, endpoint: Endpoint, events: bool, events_seen: bool) -> None:
-        """The endpoint holds nothing, in new columns."""
-        state = EndpointState(
-            endpoint, events, events_seen, self._columns.allocate(), self._table, self.unit, self._predictions
-        )
-        self._states[endpoint.slot] = state
-        self._room.measure(state)
-
     def _clear_gpu(self, state: EndpointState, work: Iterator[None]) -> Generator[None]:
         """Work through a reset in small steps, while the endpoint stays."""
         if not state.replaying:  # a reset in the past says nothing of what was sent since then
@@ -366,15 +272,6 @@ class CacheIndex:
             self._columns.sweep(SWEEP + max(0, grown))
         self._limit.enforce(state, self._placements)
         self._room.measure(state)
-
-    def _clear_columns(self, state: EndpointState) -> Iterator[None]:
-        """Clear all columns of an endpoint that was removed, in small steps."""
-        for _ in state.blocks.remove_all():
-            self._limit.release(state, 1)
-            yield
-        self._limit.release(state)
-        yield from join(state.approximate.remove_all(), self._predictions.remove_all(state.column))
-        self._observer.kv_blocks(self._model, self.blocks)
 
     def _apply_stored(self, state: EndpointState, event: BlockStored) -> bool:
         """Apply an event that is not a simple one. False: the unit changed, and the index is empty."""

@@ -1,8 +1,7 @@
 """Applies the events of one engine to its blocks.
 
 Rules: a key is made only of a GPU event whose tokens, hashes and extra keys are understood; every other event adds or
-removes a tier of a known hash. A block whose content has no key (embeddings) is known without one, and so is everything
-behind it. Writes only its own columns of the block table, and knows nothing of other endpoints.
+removes a tier of a known hash. Writes only its own columns of the block table, and knows nothing of other endpoints.
 """
 
 from __future__ import annotations
@@ -13,15 +12,14 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 
 from xxhash import xxh3_64_intdigest
 
-from gateway.core.prompt import Medium
-from gateway.kvcache.index.block_store import BlockStore
 from gateway.kvcache.index.block_table import CHUNK_BITS, CHUNK_SIZE, OFFSET_MASK, BlockChunk, BlockTable
 from gateway.kvcache.index.events import AllBlocksCleared, BlockRemoved, BlockStored, Event, all_short, is_keyed, short
 from gateway.kvcache.index.extra_keys import parse_extra_keys
 from gateway.kvcache.index.hash_map import Packing, as_tuple
-from gateway.kvcache.index.keys import chain_with_media, root
+from gateway.kvcache.index.keys import chain_with_media, media_within, root
 from gateway.kvcache.index.layers import Layer, tier_of
 from gateway.kvcache.index.pending_blocks import PENDING_COST, PendingBlocks
+from gateway.kvcache.index.run_store import RunStore
 from gateway.kvcache.index.second_chance import SecondChance
 
 FULL_ATTENTION = frozenset({None, "full_attention", "mla_attention", "sink_full_attention"})
@@ -31,27 +29,18 @@ say nothing of a prefix."""
 NO_EXTRA = [None]
 
 
-class EngineBlocks(BlockStore):
+class EngineBlocks(RunStore):
     """The blocks of one endpoint.
 
-    ``unit``: tokens of a block key. ``column``: the endpoint's GPU column in ``table``. ``confirmed``: as
-    ``BlockStore``'s. ``block_size``: tokens of the engine's blocks; 0 before any event.
+    Its arguments are ``RunStore``'s. ``block_size``: tokens of the engine's blocks; 0 before any event.
     """
 
-    def __init__(
-        self,
-        unit: int,
-        table: BlockTable,
-        column: int,
-        confirmed: Callable[[BlockChunk, int], None],
-    ) -> None:
-        super().__init__(table, column, confirmed)
+    def __init__(self, unit: int, table: BlockTable, column: int, confirmed: Callable[[BlockChunk, int], None]) -> None:
+        super().__init__(unit, table, column, confirmed)
         self.block_size = 0
-        self._unit = unit
         self._bit = 1 << column
         self._pack = struct.Struct(f"{unit}I").pack
         self._group: int | None = None
-        self._pending = PendingBlocks()
         self._second_chance = SecondChance(table)
 
     def __len__(self) -> int:
@@ -183,7 +172,7 @@ class EngineBlocks(BlockStore):
             self._group = event.group_idx
         self.block_size = event.block_size
         self.copies.computed += len(event.block_hashes)
-        return self._store_run(event, tokens, copies)
+        return self.store_run(event, tokens, copies)
 
     def first_key(self, event: BlockStored) -> int | None:
         """The first key of a run that begins a prompt; None if it does not, or is not understood."""
@@ -198,8 +187,10 @@ class EngineBlocks(BlockStore):
             tokens = array("I", event.token_ids[: self._unit])
         except OverflowError:
             return None
+        if not understood:
+            return None
         first = root(True, event.lora_name, salt)
-        return chain_with_media(tokens, self._unit, first, _within(media, 0, self._unit))[0] if understood else None
+        return chain_with_media(tokens, self._unit, first, media_within(media, 0, self._unit))[0]
 
     def store_tier(self, event: BlockStored) -> str:
         """Apply an event without a ``problem`` that has no keys of its own: known blocks are on a tier. Returns a
@@ -254,109 +245,8 @@ class EngineBlocks(BlockStore):
         """Pack the oldest hashes, ``most`` of them at most: the index is large. False if there are too few."""
         return self.known.pack(packing, most)
 
-    # parts of the above
+    # part of the above
 
     def _is_our_group(self, group: int | None) -> bool:
         """One group of full attention speaks for the engine: all hold the same tokens. KV connectors report none."""
         return group is None or self._group is None or group == self._group
-
-    def _store_run(self, event: BlockStored, tokens: array[int], copies: bool) -> str:
-        """Store a run behind its parent, and behind the run what waited for it."""
-        hashes, size = all_short(event.block_hashes), event.block_size
-        understood, salt, media = parse_extra_keys(event)
-        start = 0
-        behind = -1
-        if event.parent_block_hash is None:
-            parent: int | None = root(True, event.lora_name, salt)
-        else:
-            before = short(event.parent_block_hash)
-            while before not in self.known:
-                # The parent was never announced. A block of the run itself may be known all the same.
-                if start == len(hashes):
-                    return "orphan"
-                block_hash = hashes[start]
-                if block_hash in self.known:
-                    self._store_again(block_hash, copies)
-                else:
-                    content = tokens[start * size : (start + 1) * size] if start < understood else None
-                    self._pending.add(before, block_hash, content, _within(media, start * size, (start + 1) * size))
-                before = block_hash
-                start += 1
-            above = as_tuple(self.known[before])
-            behind = above[-1] if above else -1
-            parent = self._table.key_at(behind) if above else None
-        if parent is None:
-            understood = start
-        problem = ""
-        if start or understood < len(hashes):
-            problem = "orphan" if start else "extra-keys"
-            tokens = tokens[start * size : understood * size]
-            hashes = hashes[start:]
-            media = _within(media, start * size, understood * size)
-        keys = chain_with_media(tokens, self._unit, parent or 0, media)
-        count = len(keys) * self._unit // size
-        if self._are_new(hashes, keys, behind):
-            if count:
-                self.store(hashes[:count], keys, behind)
-        elif not self._store_mixed(hashes[:count], keys, behind, copies):
-            return "other-content"
-        for block_hash in hashes[count:]:
-            if block_hash in self.known:
-                self._store_again(block_hash, copies)
-            else:
-                self.known.recent[block_hash] = ()
-        if self._pending:
-            self._resolve_pending(hashes)
-        return problem
-
-    def _are_new(self, hashes: list[int], keys: list[int], behind: int) -> bool:
-        """Whether no hash of a run is known, or in it twice. ``keys``: of its first blocks."""
-        known, packed = self.known.recent, self.known.packed
-        if not known.keys().isdisjoint(hashes) or len(hashes) != len(set(hashes)):
-            return False
-        # If no column holds the keys, the hashes are not known, unless an engine gives one hash to two contents.
-        return not packed or self._table.is_new(behind, keys) or not any(block_hash in packed for block_hash in hashes)
-
-    def _store_mixed(self, hashes: Sequence[int], keys: Sequence[int], behind: int, copies: bool) -> bool:
-        """Store a run of which some blocks are known. False if one is known with other content: then all behind it is
-        wrong."""
-        each = len(keys) // len(hashes) if hashes else 1
-        for number, block_hash in enumerate(hashes):
-            if block_hash not in self.known:
-                self.store([block_hash], keys[number * each : (number + 1) * each], behind)
-            else:
-                self._store_again(block_hash, copies)
-            found = as_tuple(self.known[block_hash])
-            if not found or self._table.key_at(found[-1]) != keys[(number + 1) * each - 1]:
-                return False
-            behind = found[-1]
-        return True
-
-    def _store_again(self, block_hash: int, copies: bool) -> None:
-        """A known block is announced on the GPU."""
-        if copies or block_hash in self.copies.absent:
-            self.add_copy(block_hash, Layer.GPU)
-
-    def _resolve_pending(self, waited_for: list[int]) -> None:
-        """Store the pending blocks behind blocks that are known now."""
-        while waited_for:
-            parent = waited_for.pop()
-            for block_hash, tokens, media, copies in self._pending.pop_children(parent):
-                above = as_tuple(self.known[parent])
-                if block_hash in self.known:  # it became known by another event
-                    for _ in range(copies):
-                        self.add_copy(block_hash, Layer.GPU)
-                    continue
-                if above and tokens is not None:
-                    keys = chain_with_media(tokens, self._unit, self._table.key_at(above[-1]), media)
-                    self.store([block_hash], keys, above[-1])
-                else:
-                    self.known.recent[block_hash] = ()
-                for _ in range(copies - 1):
-                    self.add_copy(block_hash, Layer.GPU)
-                waited_for.append(block_hash)
-
-
-def _within(media: Sequence[Medium], start: int, end: int) -> tuple[Medium, ...]:
-    """The media that begin at tokens ``start`` to ``end``, with offsets from ``start``."""
-    return tuple(Medium(one.offset - start, one.identifier) for one in media if start <= one.offset < end)

@@ -112,3 +112,8 @@ def chain_with_media(
         at = first
     keys += step(ids[at:], unit, parent)
     return keys
+
+
+def media_within(media: Sequence[Medium], start: int, end: int) -> tuple[Medium, ...]:
+    """The media that begin at tokens ``start`` to ``end``, with offsets from ``start``."""
+    return tuple(Medium(one.offset - start, one.identifier) for one in media if start <= one.offset < end)

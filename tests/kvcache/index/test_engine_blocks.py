@@ -1,5 +1,5 @@
-"""Covers: gateway/kvcache/index/engine_blocks.py, gateway/kvcache/index/block_store.py,
-gateway/kvcache/index/second_chance.py."""
+"""Covers: gateway/kvcache/index/engine_blocks.py, gateway/kvcache/index/run_store.py,
+gateway/kvcache/index/block_store.py, gateway/kvcache/index/second_chance.py."""
 
 from __future__ import annotations
 
