@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import asyncio
 import gc
 import signal
+from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import Any
 
 import pytest
+import uvloop
 from hypothesis import settings
 
 from simulator.tokenizer import build_tokenizer
@@ -22,6 +26,17 @@ signal.signal(signal.SIGINT, signal.default_int_handler)
 settings.register_profile("kvgate", deadline=None, max_examples=100 // SHARE)
 settings.register_profile(THOROUGH, deadline=None, max_examples=100)
 settings.load_profile("kvgate")
+
+LOOPS: dict[str, Callable[[], asyncio.AbstractEventLoop]] = {
+    "asyncio": asyncio.new_event_loop,
+    "uvloop": uvloop.new_event_loop,
+}
+
+
+def pytest_asyncio_loop_factories(config: pytest.Config, item: pytest.Item) -> Mapping[str, Any]:
+    """asyncio's, but for what is marked with ``asyncio(loop_factories=[...])``: transports differ in when they call."""
+    marker = item.get_closest_marker("asyncio")
+    return LOOPS if marker is not None and marker.kwargs.get("loop_factories") else {"asyncio": LOOPS["asyncio"]}
 
 
 def pytest_collection_finish() -> None:

@@ -4,16 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Self
 
-import aiohttp
 import orjson
 
 from gateway.config.settings import ModelSettings
 from gateway.fleet.address import Address, TlsContexts
-from gateway.fleet.probe import MAX_JSON, EngineProbe, ProbeFailed, ProbeSessions
+from gateway.fleet.ask import ProbeFailed
+from gateway.fleet.ask import ask as send
+from gateway.fleet.probe import MAX_JSON, EngineProbe
 from gateway.fleet.settings import EndpointSettings
 from gateway.framework import Clock
+from gateway.http1.connection import encode_head
+from gateway.http1.pool import Pool
 
 TIMEOUT = 3.0
 """Seconds for one request. It is short because a person waits for the command."""
@@ -117,11 +120,20 @@ class Interview(EngineProbe):
 
     async def post(self, path: str, body: Mapping[str, Any], **headers: str) -> Any:
         """POST ``body``; returns the JSON of the answer. Raises ProbeFailed."""
-        headers = {**self._headers, "content-type": "application/json", **headers}
-        timeout = aiohttp.ClientTimeout(total=PREFILL_TIMEOUT)
-        content = await self._ask("POST", path, MAX_JSON, timeout, headers, orjson.dumps(body))
+        content = orjson.dumps(body)
+        fields = [*self._headers, ("Content-Type", "application/json"), *headers.items()]
+        head = encode_head("POST", path, self._address.authority, fields, len(content))
+        answer = await send(
+            self._pool,
+            self._address,
+            head,
+            content,
+            limit=MAX_JSON,
+            timeout=PREFILL_TIMEOUT,
+            connected=self._connected,
+        )
         try:
-            return orjson.loads(content)
+            return orjson.loads(answer)
         except ValueError:
             raise ProbeFailed("garbage") from None
 
@@ -132,16 +144,24 @@ class Interview(EngineProbe):
         return name if name in served else next((one.id for one in served.values() if one.parent is None), name)
 
 
-class Interviews(ProbeSessions):
-    """Connections to engines that are known from a configuration only."""
+class Interviews:
+    """An async context that holds connections to engines that are known from a configuration only."""
 
     def __init__(self, clock: Clock) -> None:
-        super().__init__(clock, keepalive=1.0)
+        self._clock = clock
+        self._pool = Pool(clock)
         self._contexts = TlsContexts()
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        self._pool.close()
 
     def of_endpoint(self, endpoint: EndpointSettings, timeout: float = TIMEOUT) -> Interview:
         """``timeout``: seconds for one question. Raises ConfigError if its TLS files cannot be used."""
-        return Interview(self, Address.of(endpoint, self._contexts), endpoint.api_key, timeout, _ignore)
+        address = Address.of(endpoint, self._contexts)
+        return Interview(self._pool, self._clock, address, endpoint.api_key, timeout, _ignore)
 
 
 def _mapping(value: Any) -> Mapping[str, Any]:

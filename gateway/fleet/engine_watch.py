@@ -12,14 +12,16 @@ import logging
 from collections.abc import Callable
 
 from gateway.core.tasks import TaskSet
+from gateway.fleet.ask import ProbeFailed
 from gateway.fleet.context import FleetContext
 from gateway.fleet.engine import FleetEngine
 from gateway.fleet.health import Health
 from gateway.fleet.inspector import EngineInspector
 from gateway.fleet.listener import FleetListener
 from gateway.fleet.outliers import OutlierDetector
-from gateway.fleet.probe import EngineProbe, ProbeFailed, ProbeSessions
+from gateway.fleet.probe import EngineProbe
 from gateway.fleet.scrape import Scrape, ScrapeReader, restarted
+from gateway.http1.pool import Pool
 
 log = logging.getLogger("kvgate.fleet")
 
@@ -72,12 +74,12 @@ class EngineWatch:
     def running(self) -> bool:
         return self._task is not None
 
-    def start(self, tasks: TaskSet, sessions: ProbeSessions) -> None:
+    def start(self, tasks: TaskSet, pool: Pool) -> None:
         """Run the loop in ``tasks``, unless it runs already."""
         if self._task is None:
             timeout = self._context.settings.scrape.timeout
             engine = self.engine
-            self._probe = EngineProbe(sessions, engine.address, engine.api_key, timeout, self.record_connect)
+            self._probe = EngineProbe(pool, self._clock, engine.address, engine.api_key, timeout, self.record_connect)
             self._task = tasks.start(self.run(self._probe), name=f"watch {engine.name}")
 
     def stop(self) -> None:

@@ -26,11 +26,11 @@ from gateway.fleet.kv_source import KvSource
 from gateway.fleet.listener import FleetListener
 from gateway.fleet.load.cost import FittedCost
 from gateway.fleet.load.ledger import Ledger
-from gateway.fleet.probe import ProbeSessions
 from gateway.fleet.registry import EngineRegistry
 from gateway.fleet.settings import EndpointSettings, FleetSettings
 from gateway.framework import Clock, Endpoint, Engine, Model
 from gateway.framework.fleet import ServedModel
+from gateway.http1.pool import Pool
 
 __all__ = ["DrainState", "Fleet", "FleetDiff", "FleetListener", "KvSource"]
 
@@ -66,7 +66,7 @@ class Fleet:
         self.pauses = self._context.pauses
         self._registry = EngineRegistry(self._context)
         self._tasks = TaskSet()
-        self._sessions: ProbeSessions | None = None
+        self._connections: Pool | None = None
         held = self._registry.addresses_of(models)
         for model, endpoints in models:
             for endpoint in endpoints:
@@ -78,14 +78,13 @@ class Fleet:
     async def start(self) -> None:
         """Watch all engines. Returns when each was probed once and has as many endpoints as ranks, or after the scrape
         timeout."""
-        settings = self._context.settings
-        self._sessions = ProbeSessions(self._context.clock, keepalive=max(15.0, 2 * settings.scrape.interval))
+        self._connections = Pool(self._context.clock)
         self._registry.open = True
         for endpoint in self._registry.endpoints:
             self._registry.announce(endpoint)
         watches = list(self._registry.watches.values())
         for watch in watches:
-            watch.start(self._tasks, self._sessions)
+            watch.start(self._tasks, self._connections)
         self._tasks.start(self.pauses.watch(), name="notice our own pauses")
         self._tasks.start(follow(self._registry.tls_contexts.all), name="look at TLS files")
         await self._first_probes(watches)
@@ -93,14 +92,14 @@ class Fleet:
     async def close(self) -> None:
         """End every task and connection. May be called after a failed start, and more than once."""
         await self._tasks.close()
-        sessions, self._sessions = self._sessions, None
-        if sessions is not None:
-            await sessions.close()
+        connections, self._connections = self._connections, None
+        if connections is not None:
+            connections.close()
 
     def listen(self, listener: FleetListener) -> None:
         """Notify ``listener`` from now on. If the fleet has started, the listener is first told what it has missed."""
         self._context.listeners.add(listener)
-        if self._sessions is None:
+        if self._connections is None:
             return
         for endpoint in self._registry.endpoints:
             listener.endpoint_added(endpoint)
@@ -126,8 +125,8 @@ class Fleet:
                 diff.added.append(binding)
                 watch = self._registry.watches[binding.engine]
                 watch.refresh_soon()
-                if self._sessions is not None:
-                    watch.start(self._tasks, self._sessions)
+                if self._connections is not None:
+                    watch.start(self._tasks, self._connections)
                 # Names are checked against all others, which takes 0.5 ms among 300: streams run in between.
                 await asyncio.sleep(0)
             engines = {binding.engine for binding in diff.added}

@@ -1,25 +1,23 @@
 """The gateway's own questions to an engine: a few small GETs.
 
-Rules: an engine's key goes to that engine only (no redirects, no proxies from the environment, no cookies) and into no
-log or error. Every answer is bounded in size and time, and is never decompressed. Every failure is a ``ProbeFailed``
-with a short word for a metric's label.
+Rules: an engine's key goes to that engine only and into no log or error. Every failure is a ``ProbeFailed``; how
+answers are bounded is in ``ask.py``.
 """
 
 from __future__ import annotations
 
-import os
-import ssl
 from collections.abc import Callable, Mapping
-from types import SimpleNamespace
-from typing import Any, Self
+from typing import Any
 
-import aiohttp
 import orjson
 
 from gateway.fleet.address import Address
+from gateway.fleet.ask import ProbeFailed, ask
 from gateway.fleet.scrape import Scrape, ScrapeReader
 from gateway.framework import Clock
 from gateway.framework.fleet import ServedModel
+from gateway.http1.connection import encode_head
+from gateway.http1.pool import Pool
 
 MAX_METRICS = 4 * 1024 * 1024
 """Bytes of a scrape: seventy times that of a plain engine, room for many ranks and connectors."""
@@ -31,68 +29,7 @@ MAX_MODELS = 10_000
 MAX_NAME = 512
 """Characters of a model's id or a version."""
 
-
-class ProbeFailed(Exception):
-    """``reason``: one of ``refused``, ``connect`` (unreachable), ``dns``, ``tls``, ``timeout``, ``reset``,
-    ``unhealthy``, ``too-large``, ``garbage`` (not what was asked for), ``status-NNN``. ``detail``: the cause behind it,
-    for the log, or empty."""
-
-    def __init__(self, reason: str, detail: str = "") -> None:
-        super().__init__(f"{reason} ({detail})" if detail else reason)
-        self.reason = reason
-        self.detail = detail
-
-
-class ProbeSessions:
-    """Connections to all engines. ``keepalive``: seconds that an idle one is kept; more than the scrape interval."""
-
-    def __init__(self, clock: Clock, keepalive: float) -> None:
-        self.clock = clock
-        self._keepalive = keepalive
-        self._by_socket: dict[str | None, aiohttp.ClientSession] = {}
-
-    def of(self, address: Address) -> aiohttp.ClientSession:
-        """The session for this address: aiohttp needs one of its own for each Unix socket."""
-        if address.socket not in self._by_socket:
-            self._by_socket[address.socket] = self._open(address.socket)
-        return self._by_socket[address.socket]
-
-    async def close(self) -> None:
-        while self._by_socket:
-            await self._by_socket.popitem()[1].close()
-
-    async def __aenter__(self) -> Self:
-        return self
-
-    async def __aexit__(self, *_: object) -> None:
-        await self.close()
-
-    def _open(self, socket: str | None) -> aiohttp.ClientSession:
-        clock = self.clock
-
-        async def connecting(_: object, context: SimpleNamespace, __: object) -> None:
-            context.began = clock.monotonic()
-
-        async def connected(_: object, context: SimpleNamespace, __: object) -> None:
-            context.trace_request_ctx(clock.monotonic() - context.began)
-
-        trace = aiohttp.TraceConfig()
-        trace.on_connection_create_start.append(connecting)
-        trace.on_connection_create_end.append(connected)
-        # No common limit: a hundred engines are asked at once at the start, and one that hangs must not delay another.
-        connector = (
-            aiohttp.TCPConnector(limit=0, keepalive_timeout=self._keepalive)
-            if socket is None
-            else aiohttp.UnixConnector(socket, limit=0, keepalive_timeout=self._keepalive)
-        )
-        return aiohttp.ClientSession(
-            connector=connector,
-            cookie_jar=aiohttp.DummyCookieJar(),
-            auto_decompress=False,
-            trust_env=False,
-            trace_configs=[trace],
-            headers={"accept": "text/plain, application/json", "accept-encoding": "identity"},
-        )
+HEADERS = [("Accept", "text/plain, application/json"), ("Accept-Encoding", "identity")]
 
 
 class EngineProbe:
@@ -100,28 +37,30 @@ class EngineProbe:
 
     def __init__(
         self,
-        sessions: ProbeSessions,
+        pool: Pool,
+        clock: Clock,
         address: Address,
         api_key: str | None,
         timeout: float,
         connected: Callable[[float], None],
     ) -> None:
-        self._sessions = sessions
+        self._pool = pool
+        self._clock = clock
         self.retarget(address, api_key)
-        self._timeout = aiohttp.ClientTimeout(total=timeout)
+        self._timeout = timeout
         self._connected = connected
 
     def retarget(self, address: Address, api_key: str | None) -> None:
         """Use these from the next question on."""
         self._address = address
-        self._headers = {"authorization": f"Bearer {api_key}"} if api_key else {}
+        self._headers = [*HEADERS, ("Authorization", f"Bearer {api_key}")] if api_key else HEADERS
 
     async def metrics(self) -> bytes:
         return await self._get("/metrics", MAX_METRICS)
 
     async def scrape(self, reader: ScrapeReader) -> Scrape:
         """``metrics``, read by the engine's own ``reader``."""
-        scrape = reader.read(await self.metrics(), self._sessions.clock.monotonic())
+        scrape = reader.read(await self._get("/metrics", MAX_METRICS), self._clock.monotonic())
         if scrape is None:
             raise ProbeFailed("garbage")
         return scrape
@@ -171,92 +110,10 @@ class EngineProbe:
             raise ProbeFailed("garbage") from None
 
     async def _get(self, path: str, limit: int) -> bytes:
-        return await self._ask("GET", path, limit, self._timeout, self._headers)
-
-    async def _ask(
-        self,
-        method: str,
-        path: str,
-        limit: int,
-        timeout: aiohttp.ClientTimeout,
-        headers: Mapping[str, str],
-        body: bytes | None = None,
-    ) -> bytes:
-        """The body of an answer with status 200, of at most ``limit`` bytes. Raises ProbeFailed."""
-        address = self._address
-        try:
-            async with self._sessions.of(address).request(
-                method,
-                address.url + path,
-                data=body,
-                headers=headers,
-                timeout=timeout,
-                allow_redirects=False,
-                ssl=address.ssl or True,
-                server_hostname=address.server_name,
-                trace_request_ctx=self._connected,
-            ) as answer:
-                if answer.status != 200:
-                    raise ProbeFailed(f"status-{answer.status}")
-                return await _bounded(answer.content, limit)
-        except TimeoutError:
-            raise ProbeFailed("timeout") from None
-        except aiohttp.ClientConnectorDNSError:
-            raise ProbeFailed("dns") from None
-        except (aiohttp.ClientConnectorCertificateError, aiohttp.ClientSSLError) as error:
-            raise ProbeFailed("tls", _of_tls(error)) from None
-        except aiohttp.ClientConnectorError as error:
-            if isinstance(error.os_error, ConnectionRefusedError):
-                raise ProbeFailed("refused") from None
-            detail = os.strerror(error.os_error.errno) if error.os_error.errno else ""
-            # Nobody listens on a Unix socket that does not exist.
-            missing = isinstance(error.os_error, FileNotFoundError)
-            raise ProbeFailed("refused" if missing else "connect", detail) from None
-        except (aiohttp.ClientOSError, aiohttp.ServerDisconnectedError, aiohttp.ClientPayloadError, OSError) as error:
-            raise _broken_off(error, address) from None
-        except (aiohttp.ClientError, ValueError):
-            raise ProbeFailed("garbage") from None
-
-
-def _openssl(error: BaseException | None) -> ssl.SSLError | None:
-    """OpenSSL's error behind aiohttp's ``error``."""
-    while error is not None:
-        if isinstance(error, ssl.SSLError) and not isinstance(error, aiohttp.ClientError):
-            return error
-        error = error.__cause__ or error.__context__
-    return None
-
-
-def _of_tls(error: BaseException) -> str:
-    """For the log: ``certificate verify failed: unable to get local issuer certificate``."""
-    cause = _openssl(error)
-    if cause is None:
-        return str(error)
-    reason = (cause.reason or str(cause)).lower().replace("_", " ")
-    return f"{reason}: {cause.verify_message}" if isinstance(cause, ssl.SSLCertVerificationError) else reason
-
-
-def _broken_off(error: BaseException, address: Address) -> ProbeFailed:
-    """A connection ended. With TLS 1.3 an engine refuses our certificate after our side of the handshake is done."""
-    cause = _openssl(error)
-    if cause is not None and "ALERT" in (cause.reason or ""):
-        return ProbeFailed("tls", _of_tls(cause))
-    gone = (aiohttp.ServerDisconnectedError, aiohttp.ClientConnectionResetError)
-    if address.ssl is not None and isinstance(error, gone):
-        # The servers of asyncio and uvloop, and so vLLM, then close without an alert.
-        return ProbeFailed("reset", "closed after the handshake: it may ask for a certificate that it believes")
-    return ProbeFailed("reset")
-
-
-async def _bounded(content: aiohttp.StreamReader, limit: int) -> bytes:
-    chunks: list[bytes] = []
-    size = 0
-    async for chunk in content.iter_any():
-        size += len(chunk)
-        if size > limit:
-            raise ProbeFailed("too-large")
-        chunks.append(chunk)
-    return b"".join(chunks)
+        head = encode_head("GET", path, self._address.authority, self._headers, None)
+        return await ask(
+            self._pool, self._address, head, b"", limit=limit, timeout=self._timeout, connected=self._connected
+        )
 
 
 def _member(answer: Any, key: str) -> Any:

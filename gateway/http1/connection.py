@@ -47,6 +47,7 @@ class Connection(asyncio.Protocol):
 
     ``reused``: it has served an earlier request. ``idle_since``: ``loop.time()`` of when that was complete.
     ``received_at``: ``loop.time()`` of when bytes last arrived. ``connect_seconds``: what it took to make.
+    ``error``: what ended it; None while it is open, and if it was closed properly.
     """
 
     def __init__(self, free: Callable[[Connection], None]) -> None:
@@ -54,6 +55,7 @@ class Connection(asyncio.Protocol):
         self.idle_since = 0.0
         self.received_at = 0.0
         self.connect_seconds = 0.0
+        self.error: Exception | None = None
         self._free = free
         self._now = asyncio.get_running_loop().time
         self._transport: asyncio.Transport | None = None
@@ -146,7 +148,7 @@ class Connection(asyncio.Protocol):
             self._break(broken)
 
     def connection_lost(self, error: Exception | None) -> None:
-        self._transport = None
+        self._transport, self.error = None, error
         receiver, self._receiver = self._receiver, None
         if receiver is None:
             return
@@ -237,12 +239,17 @@ class Connection(asyncio.Protocol):
             receiver.garbled(detail)
 
 
-def encode_head(method: str, path: str, authority: str, headers: Sequence[tuple[str, str]], length: int) -> bytes:
+def encode_head(
+    method: str, path: str, authority: str, headers: Sequence[tuple[str, str]], length: int | None
+) -> bytes:
     """A request's head. ``headers``: all but Host and those of framing; bytes that are not UTF-8 as surrogates.
+    ``length``: of the body; None if the method has none.
 
     Raises ValueError if a header holds a line break: it would be another header, or another request.
     """
-    lines = [f"{method} {path} HTTP/1.1", f"Host: {authority}", f"Content-Length: {length}"]
+    lines = [f"{method} {path} HTTP/1.1", f"Host: {authority}"]
+    if length is not None:
+        lines.append(f"Content-Length: {length}")
     lines += [f"{name}: {value}" for name, value in headers]
     head = "\r\n".join(lines)
     if head.count("\n") >= len(lines) or head.count("\r") >= len(lines):

@@ -8,6 +8,7 @@ import ssl
 from collections import deque
 from typing import Protocol
 
+from gateway.framework import Clock
 from gateway.http1.connection import Connection
 
 KEEP_ALIVE = 4.0
@@ -43,7 +44,9 @@ class Address(Protocol):
 class Pool:
     """The idle connections of each engine, the last used first: what the engine closes next is used last."""
 
-    def __init__(self) -> None:
+    def __init__(self, clock: Clock) -> None:
+        """``clock``: measures how long it takes to connect, since uvloop's own time has whole milliseconds only."""
+        self._clock = clock
         self._idle: dict[Address, deque[Connection]] = {}
         self._sweep: asyncio.TimerHandle | None = None
         self._closed = False
@@ -68,7 +71,7 @@ class Pool:
             return Connection(lambda connection: self._free(address, connection))
 
         loop = asyncio.get_running_loop()
-        began = loop.time()
+        began = self._clock.monotonic()
         if address.socket is not None:
             _, connection = await loop.create_unix_connection(make, address.socket)
         elif address.ssl is None:
@@ -82,7 +85,7 @@ class Pool:
                 server_hostname=address.server_name,
                 ssl_shutdown_timeout=TLS_CLOSE,
             )
-        connection.connect_seconds = loop.time() - began
+        connection.connect_seconds = self._clock.monotonic() - began
         return connection
 
     def close(self) -> None:

@@ -19,11 +19,13 @@ from gateway.core.observer import NULL_OBSERVER
 from gateway.core.tls import follow
 from gateway.errors import ConfigError
 from gateway.fleet.address import Address, TlsContexts
+from gateway.fleet.ask import ProbeFailed
 from gateway.fleet.fleet import Fleet
-from gateway.fleet.probe import EngineProbe, ProbeFailed, ProbeSessions
+from gateway.fleet.probe import EngineProbe
 from gateway.fleet.settings import EndpointSettings, FleetSettings, TlsSettings
 from gateway.framework import Model
 from gateway.framework.clock import SystemClock
+from gateway.http1.pool import Pool
 from tests.fleet.conftest import ScriptedEngine
 from tests.support.fleet import engines_of
 from tests.support.tls import Authority
@@ -37,11 +39,12 @@ Ask = Callable[..., Awaitable[tuple[str, str] | None]]
 async def asking() -> AsyncIterator[Ask]:
     """Gives the reason and the detail of what goes wrong with a question to a URL, or None."""
     contexts = TlsContexts()
-    async with ProbeSessions(SystemClock(), keepalive=5) as sessions:
+    with contextlib.closing(Pool(SystemClock())) as pool:
 
         async def asked(url: str, **tls: Any) -> tuple[str, str] | None:
             settings = EndpointSettings(url, tls=TlsSettings(**tls) if tls else None)
-            probe = EngineProbe(sessions, Address.of(settings, contexts), "s3cret", 10, lambda _: None)
+            address = Address.of(settings, contexts)
+            probe = EngineProbe(pool, SystemClock(), address, "s3cret", 10, lambda _: None)
             try:
                 await probe.models()
             except ProbeFailed as failure:

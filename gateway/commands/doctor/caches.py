@@ -18,8 +18,8 @@ from gateway.commands.doctor.hashes import ALGORITHMS, recognise
 from gateway.commands.doctor.tokens import words
 from gateway.commands.interview import Interview
 from gateway.core.prompt import TextInput
+from gateway.fleet.ask import ProbeFailed
 from gateway.fleet.kv_source import KvSource, configured_source, connecting_source, reported_source
-from gateway.fleet.probe import ProbeFailed
 from gateway.fleet.settings import EndpointSettings
 from gateway.framework import Clock
 from gateway.framework.fleet import ServedModel

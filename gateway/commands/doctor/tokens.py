@@ -16,7 +16,7 @@ import orjson
 from gateway.commands.doctor.finding import Finding, Level
 from gateway.commands.interview import Interview
 from gateway.core.prompt import ChatInput, PromptInput, TextInput
-from gateway.fleet.probe import ProbeFailed
+from gateway.fleet.ask import ProbeFailed
 from gateway.tokens import ModelTokens
 from gateway.tokens.agreement import Form
 

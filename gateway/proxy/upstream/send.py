@@ -12,6 +12,7 @@ import ssl
 from dataclasses import replace
 
 from gateway.core.pauses import fair_timeout
+from gateway.framework.clock import SystemClock
 from gateway.http1.connection import Connection, encode_head
 from gateway.http1.pool import Pool
 from gateway.proxy.memory import Memory
@@ -38,7 +39,7 @@ class Upstream:
         """``memory``: of which answers that are read whole have their shares; None: they are not counted."""
         self._timeouts = timeouts
         self._memory = memory
-        self._pool = pool or Pool()
+        self._pool = pool or Pool(SystemClock())
 
     def close(self) -> None:
         self._pool.close()

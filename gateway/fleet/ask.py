@@ -1,0 +1,164 @@
+"""One question to an engine over a kept connection: a small request, and its answer read whole.
+
+Rules: no redirects, no proxies from the environment, no cookies. Every answer is bounded in size and time, and is never
+decompressed. Every failure is a ``ProbeFailed`` with a short word for a metric's label.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import socket
+import ssl
+from collections.abc import Callable
+
+from gateway.fleet.address import Address
+from gateway.http1.connection import Connection
+from gateway.http1.pool import Pool
+
+
+class ProbeFailed(Exception):
+    """``reason``: one of ``refused``, ``connect`` (unreachable), ``dns``, ``tls``, ``timeout``, ``reset``,
+    ``unhealthy``, ``too-large``, ``garbage`` (not what was asked for), ``status-NNN``. ``detail``: the cause behind it,
+    for the log, or empty."""
+
+    def __init__(self, reason: str, detail: str = "") -> None:
+        super().__init__(f"{reason} ({detail})" if detail else reason)
+        self.reason = reason
+        self.detail = detail
+
+
+async def ask(
+    pool: Pool,
+    address: Address,
+    head: bytes,
+    body: bytes,
+    *,
+    limit: int,
+    timeout: float,
+    connected: Callable[[float], None],
+) -> bytes:
+    """The body of an answer with status 200, of at most ``limit`` bytes, within ``timeout`` seconds. Raises
+    ProbeFailed.
+
+    ``connected``: called with the seconds that a new connection took.
+    """
+    try:
+        async with asyncio.timeout(timeout):
+            # A request with a body may change something, and must not be sent twice: it gets a new connection.
+            if not body and (kept := pool.take(address)) is not None:
+                answer = _Answer(kept, limit)
+                try:
+                    return await answer.read(head, body)
+                except _Lost:
+                    if not answer.wordless:
+                        raise ProbeFailed("reset") from None
+                    # The engine had closed the idle connection.
+            connection = await _connect(pool, address)
+            connected(connection.connect_seconds)
+            answer = _Answer(connection, limit)
+            try:
+                return await answer.read(head, body)
+            except _Lost:
+                raise _broken_off(connection.error, address, answer.wordless) from None
+    except TimeoutError:
+        raise ProbeFailed("timeout") from None
+
+
+class _Lost(Exception):
+    """The connection ended before the answer did."""
+
+
+class _Answer:
+    """Receives one answer. ``wordless``: the connection ended before a byte of it came."""
+
+    def __init__(self, connection: Connection, limit: int) -> None:
+        self.wordless = True
+        self._connection = connection
+        self._limit = limit
+        self._parts: list[bytes] = []
+        self._size = 0
+        self._failure: Exception | None = None
+        self._complete = False
+        self._decided: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+
+    async def read(self, head: bytes, body: bytes) -> bytes:
+        """Send the request; returns the answer's body. Raises ProbeFailed, _Lost."""
+        if not self._connection.usable:
+            raise _Lost
+        try:
+            self._connection.send(head, body, self)
+            await self._decided
+        finally:
+            if not self._complete:
+                self._connection.abort()
+        if self._failure is not None:
+            raise self._failure
+        return b"".join(self._parts)
+
+    # Called by the connection
+
+    def begin(self, status: int, headers: list[tuple[bytes, bytes]]) -> None:
+        self.wordless = False
+        if status != 200:
+            self._decide(ProbeFailed(f"status-{status}"))
+
+    def part(self, data: bytes) -> None:
+        self._size += len(data)
+        if self._size > self._limit:
+            self._decide(ProbeFailed("too-large"))
+        else:
+            self._parts.append(data)
+
+    def end(self, data: bytes) -> None:
+        self._complete = True
+        self.part(data)
+        self._decide(None)
+
+    def lost(self, error: Exception | None, *, wordless: bool) -> None:
+        self.wordless = wordless
+        self._decide(_Lost())
+
+    def garbled(self, detail: str) -> None:
+        self._decide(ProbeFailed("garbage"))
+
+    # Its own
+
+    def _decide(self, failure: Exception | None) -> None:
+        """Only the first outcome counts: what comes of a body after it is not read."""
+        if not self._decided.done():
+            self._failure = failure
+            self._decided.set_result(None)
+
+
+async def _connect(pool: Pool, address: Address) -> Connection:
+    """Raises ProbeFailed."""
+    try:
+        return await pool.connect(address)
+    except (socket.gaierror, UnicodeError):  # a name that is unknown, or cannot be one
+        raise ProbeFailed("dns") from None
+    except ssl.SSLError as error:
+        raise ProbeFailed("tls", _of_tls(error)) from None
+    except ConnectionRefusedError:
+        raise ProbeFailed("refused") from None
+    except FileNotFoundError as error:  # nobody listens on a Unix socket that does not exist
+        raise ProbeFailed("refused", error.strerror or "") from None
+    except OSError as error:
+        raise ProbeFailed("connect", os.strerror(error.errno) if error.errno else str(error)) from None
+
+
+def _of_tls(error: ssl.SSLError) -> str:
+    """For the log: ``certificate verify failed: unable to get local issuer certificate``."""
+    reason = (error.reason or str(error)).lower().replace("_", " ")
+    return f"{reason}: {error.verify_message}" if isinstance(error, ssl.SSLCertVerificationError) else reason
+
+
+def _broken_off(error: Exception | None, address: Address, wordless: bool) -> ProbeFailed:
+    """A new connection ended. With TLS 1.3 an engine refuses our certificate after our side of the handshake is
+    done."""
+    if isinstance(error, ssl.SSLError) and "ALERT" in (error.reason or ""):
+        return ProbeFailed("tls", _of_tls(error))
+    if address.ssl is not None and wordless:
+        # The servers of asyncio and uvloop, and so vLLM, then close without an alert.
+        return ProbeFailed("reset", "closed after the handshake: it may ask for a certificate that it believes")
+    return ProbeFailed("reset")
