@@ -83,7 +83,7 @@ class Scene:
         trace = Trace() if decisions is not None else None
         plan = self.scheduler.schedule(request, self.endpoints, trace)
         now = self._clock.monotonic()
-        booking = Booking.make(request, plan.decode, self.fleet, now)
+        booking = Booking(request, plan.decode, now)
         booking.book_prefill(now, reported=True)
         if decisions is not None and trace is not None:
             decisions.keep(request, 1, trace, plan, now).book(booking)
@@ -92,7 +92,9 @@ class Scene:
     def _occupy(self, endpoint: Endpoint, *, foreign: bool) -> None:
         ledger, cost = self.fleet.ledger(endpoint), self.fleet.cost(endpoint)
         for _ in range(self._chance.randint(1, 24)):
-            reservation = ledger.reserve(self._chance.randint(0, 2000), self._chance.randint(500, 8000))
+            prefill_tokens = self._chance.randint(0, 2000)
+            reservation = Reservation(ledger, self._chance.randint(500, 8000))
+            reservation.book_prefill(prefill_tokens)
             if self._chance.random() < 0.8:
                 reservation.first_token()
             self.kept.append(reservation)

@@ -69,5 +69,5 @@ def _ttft(request: Request, endpoint: Endpoint, now: float) -> float:
 
 def _tpot(request: Request, endpoint: Endpoint, now: float) -> float:
     """With the request in the batch."""
-    running, _, _, _, kv_tokens = endpoint.load.sums(now)
+    running, _, _, _, kv_tokens, _ = endpoint.load.sums(now)
     return endpoint.cost.scalars.step_seconds(running + 1, kv_tokens + request.prompt_tokens)

@@ -86,25 +86,28 @@ class PlacementCost:
         self._clock = context.clock
 
     def score(self, request: Request, endpoints: Sequence[Endpoint], /) -> Sequence[float]:
-        # What ``explain`` tells, added up. It runs for each candidate of each request: as one loop without calls it
+        # The sum of what ``explain`` returns. It runs for each candidate of each request: as one loop without calls it
         # takes a fifth less than as a sum of terms.
-        lam = decoding_weight(request) if self._lam is None else self._lam
-        second, full = self._second, 1 + self._reuse
-        prompt, output, find = request.prompt_tokens, _output(request), request.matches.get
+        lam = self._lam
+        if lam is None:
+            lam = USUAL if request.slo is None else decoding_weight(request)
+        second, reuse = self._second, self._reuse
+        prompt, find = request.prompt_tokens, request.matches.get
+        output = request.expected_output if request.kind in GENERATES else 0.0
         now, scores = self._clock.monotonic(), []
         room_of = request.matches.room.get
         for endpoint in endpoints:
-            load = endpoint.load
-            running, waiting, attention, done, kv_tokens = load.sums(now)
-            stalled = load.prefill_share(now)
+            running, waiting, attention, done, kv_tokens, stalled = endpoint.load.sums(now)
             scalars = endpoint.cost.scalars
             token, quadratic, step, step_request, kv_token, cost, _, _, step_tokens = scalars
             match = find(endpoint.slot, NO_MATCH)
             held = match.expected_hit
             new = prompt - held if prompt > held else 1
-            share = full
+            share = 1 + reuse
             if room := room_of(endpoint.slot):
-                share -= self._spared(endpoint, room - waiting - new / 2)
+                left, size = room - waiting - new / 2, endpoint.metrics.kv_capacity
+                if left > 0 and size > 0:
+                    share -= reuse * min(1.0, left / size)
             cost += (
                 new
                 * (token + quadratic * (prompt - new / 2))
@@ -123,26 +126,19 @@ class PlacementCost:
 
     def explain(self, request: Request, endpoint: Endpoint, /) -> Mapping[str, float]:
         """The terms of the cost, in seconds: their sum is what the score is made of."""
-        now, scalars = self._clock.monotonic(), endpoint.cost.scalars
-        sums, stalled = endpoint.load.sums(now), endpoint.load.prefill_share(now)
+        scalars, sums = endpoint.cost.scalars, endpoint.load.sums(self._clock.monotonic())
         lam = decoding_weight(request) if self._lam is None else self._lam
-        running, waiting, _, _, kv_tokens = sums
+        running, waiting, _, _, kv_tokens, stalled = sums
         first = scalars.first_token(sums, request.matches[endpoint.slot], request.prompt_tokens)
+        # What is stored in free room pushes out nothing now, but takes room away from what comes; the less is left, the
+        # likelier it is that this will be missed.
         room = request.matches.room.get(endpoint.slot, 0) - waiting - request.new_tokens(endpoint) / 2
+        size = endpoint.metrics.kv_capacity
+        spared = self._reuse * min(1.0, room / size) if room > 0 and size > 0 else 0.0
+        output = request.expected_output if request.kind in GENERATES else 0.0
         return {
             **first._asdict(),
             "stall": lam * stall_seconds(first.prefill, running, stalled),
-            "decode": lam * _output(request) * scalars.step_seconds(running, kv_tokens),
-            "displaced": (self._reuse - self._spared(endpoint, room)) * first.prefill,
+            "decode": lam * output * scalars.step_seconds(running, kv_tokens),
+            "displaced": (self._reuse - spared) * first.prefill,
         }
-
-    def _spared(self, endpoint: Endpoint, room: float) -> float:
-        """Of ``reuse``, what falls away where there is ``room``, in tokens. What is stored there pushes out nothing
-        now, but takes room away from what comes; the less is left, the likelier it is that this will be missed."""
-        size = endpoint.metrics.kv_capacity
-        return self._reuse * min(1.0, room / size) if room > 0 and size > 0 else 0.0
-
-
-def _output(request: Request) -> float:
-    """Tokens that the answer is expected to have."""
-    return request.expected_output if request.kind in GENERATES else 0.0

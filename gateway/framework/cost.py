@@ -18,9 +18,12 @@ from typing import NamedTuple, Protocol, TypeAlias
 
 from gateway.framework.match import Match
 
-Sums: TypeAlias = tuple[float, int, float, float, float]
+Sums: TypeAlias = tuple[float, int, float, float, float, float]
 """A load at one moment, ours and others' together: requests, ``prefill_tokens``, ``prefill_attention``,
-``prefill_done`` and KV tokens, as ``Load`` has them. A plain tuple: one is made for each candidate of each request."""
+``prefill_done`` and KV tokens, as ``Load`` has them; and the *prefill share*: of the last ``LATELY`` seconds, the part
+that prompts of ours take there which were booked then, as long as computing them is believed to take. It fades, and is
+above 1 where more was booked than can be computed in that time. A plain tuple: one is made for each candidate of each
+request."""
 
 
 LATELY = 2.0
@@ -92,7 +95,7 @@ class Scalars(NamedTuple):
 
     def first_token(self, sums: Sums, match: Match, prompt_tokens: int) -> FirstToken:
         """Of a prompt that is placed beside the load ``sums``, and is not in it yet."""
-        running, waiting, attention, done, kv_tokens = sums
+        running, waiting, attention, done, kv_tokens, _ = sums
         held = match.expected_hit
         new = prompt_tokens - held if prompt_tokens > held else 1
         queued = waiting * self.prefill_token + self.prefill_quadratic * attention - done
@@ -101,7 +104,7 @@ class Scalars(NamedTuple):
             self.overhead,
             queued if waiting and queued > 0 else 0.0,
             new * (self.prefill_token + self.prefill_quadratic * (prompt_tokens - new / 2)),
-            self.fetch_seconds(match),
+            self.fetch_seconds(match) if match.gpu < held else 0.0,
             steps * (self.step_request * running + self.kv_token * kv_tokens),
         )
 

@@ -133,11 +133,6 @@ class Load(Protocol):
         single figures would cost more."""
         ...
 
-    def prefill_share(self, now: float) -> float:
-        """Of the last ``LATELY`` seconds, the part that prompts of ours take there which were booked then, as long as
-        computing them is believed to take; fading. Above 1 where more was booked than can be computed in that time."""
-        ...
-
     @property
     def requests(self) -> int:
         """Ours, from placement to settle."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from gateway.fleet.load.booking import Accounts, Booking, learn_events, learn_output
+from gateway.fleet.load.booking import Booking, learn_events, learn_output
 from gateway.framework import DECODE, GENERATES, PREFILL, Endpoint, Plan, Request
 from gateway.kvcache.index.cache_index import CacheIndex
 from gateway.kvcache.index.keys import BlockKeys
@@ -125,7 +125,6 @@ def book(
     request: Request,
     keys: BlockKeys,
     plan: Plan,
-    accounts: Accounts,
     index: CacheIndex,
     now: float,
     *,
@@ -142,9 +141,9 @@ def book(
         if kind == PREFILL and prefilled:
             continue
         if kind in KEEP_KV:
-            work = LegWork(Booking.make(request, endpoint, accounts, now), index.placed(keys, endpoint))
+            work = LegWork(Booking(request, endpoint, now), index.placed(keys, endpoint))
         else:
-            work = LegWork(Booking.make(request, endpoint, accounts, now, kv=False), BlockUse(index, keys, endpoint))
+            work = LegWork(Booking(request, endpoint, now, kv=False), BlockUse(index, keys, endpoint))
         if kind == (PREFILL if split else DECODE):
             work.booking.book_prefill(now, reported=split or request.stream)
         legs[kind] = work

@@ -96,24 +96,24 @@ class SplitCost:
 
     def computing(self, request: Request, endpoint: Endpoint, now: float) -> Computing:
         """``now``: Clock.monotonic()."""
-        return self._computing(request, endpoint, endpoint.load.sums(now), endpoint.cost.scalars, now)
+        return self._computing(request, endpoint, endpoint.load.sums(now), endpoint.cost.scalars)
 
-    def _computing(self, request: Request, endpoint: Endpoint, sums: Sums, cost: Scalars, now: float) -> Computing:
+    def _computing(self, request: Request, endpoint: Endpoint, sums: Sums, cost: Scalars) -> Computing:
         match = request.matches.get(endpoint.slot, NO_MATCH)
         first = cost.first_token(sums, match, request.prompt_tokens)
         harm = self._reuse * first.prefill
         if endpoint.role is not Role.PREFILL:
-            harm += self._weight(request) * stall_seconds(first.prefill, sums[0], endpoint.load.prefill_share(now))
+            harm += self._weight(request) * stall_seconds(first.prefill, sums[0], sums[5])
         return Computing(first.seconds, harm, first.queued, endpoint.metrics.recent_transfers)
 
     def answering(self, request: Request, endpoint: Endpoint, now: float) -> Answering:
         """``now``: Clock.monotonic()."""
         cost, sums = endpoint.cost.scalars, endpoint.load.sums(now)
-        running, _, _, _, kv_tokens = sums
+        running, _, _, _, kv_tokens, _ = sums
         output = request.expected_output if request.kind in GENERATES else 0.0
         step = cost.step_seconds(running, kv_tokens)
         decode = self._weight(request) * output * step
-        computing = self._computing(request, endpoint, sums, cost, now)
+        computing = self._computing(request, endpoint, sums, cost)
         lately = endpoint.metrics.recent_transfers
         moved_bytes = request.new_tokens(endpoint) * self._bytes(lately)
         return Answering(

@@ -90,7 +90,7 @@ class Endpoints(RuleBasedStateMachine):
         matches = Matches()
         matches[endpoint.slot] = Match()
         request = Request("r", endpoint.model, Kind.CHAT, 0.0, prompt_tokens=7, matches=matches)
-        self.booked.append((endpoint, Booking.make(request, endpoint, self.fleet, 0.0)))
+        self.booked.append((endpoint, Booking(request, endpoint, 0.0)))
 
     @precondition(lambda self: self.booked)
     @rule(data=st.data())

@@ -13,6 +13,7 @@ from gateway.fleet.settings import EndpointSettings, FleetSettings, HealthSettin
 from gateway.framework import Model
 from gateway.framework.fleet import ServedModel
 from tests.fleet.conftest import hangs, says
+from tests.support.ledgers import reserve
 from tests.support.wait import eventually
 
 SLOW = FleetSettings(
@@ -215,7 +216,7 @@ async def test_what_is_under_way_counts_as_good_so_far(two):
     """Of a burst, what breaks is heard of first."""
     _, fleet, (endpoint, _) = await two()
     for _ in range(2 * BREAKS):
-        endpoint.load.reserve(prefill_tokens=1, kv_tokens=1)
+        reserve(endpoint.load, prefill_tokens=1, kv_tokens=1)
     for _ in range(2 * BREAKS - 1):
         fleet.report_broken(endpoint, "reset")
     assert endpoint.engine.up

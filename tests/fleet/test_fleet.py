@@ -17,6 +17,7 @@ from gateway.framework.clock import SystemClock
 from gateway.framework.fleet import ServedModel
 from tests.fleet.conftest import hangs, is_watched
 from tests.support.fleet import engines_of, ready
+from tests.support.ledgers import reserve
 from tests.support.wait import eventually
 
 
@@ -173,7 +174,7 @@ async def test_endpoints_come_and_go_at_run_time(engines, fleets, seen):
     assert before == (old,)
     assert fleet.endpoints(model) == (old, new)
 
-    reservation = fleet.ledger(old).reserve(1, 1)
+    reservation = reserve(fleet.ledger(old), 1, 1)
     await change(fleet, (model, [entry(second.url)]))
     assert fleet.endpoints(model) == (new,)
     assert [engine.url for engine in engines_of(fleet)] == [second.url]

@@ -10,6 +10,7 @@ from gateway.fleet.ranks import ranks_of
 from tests.fleet.conftest import hangs, is_watched, says
 from tests.fleet.ranked import ranks, sources, text
 from tests.support.fleet import engines_of, ready
+from tests.support.ledgers import reserve
 from tests.support.wait import eventually
 from tests.support.wire import Connection
 
@@ -32,7 +33,7 @@ async def test_they_grow(served, model, seen):
 async def test_they_shrink_and_requests_there_end_in_peace(served, model, seen):
     engine, fleet = await served(ranks=3, endpoint={"api_key": "k"})
     *kept, last = fleet.endpoints(model)
-    reservation = fleet.ledger(last).reserve(10, 20)
+    reservation = reserve(fleet.ledger(last), 10, 20)
     engine.ranks = 2
     await eventually(lambda: len(fleet.endpoints(model)) == 2)
     assert list(fleet.endpoints(model)) == kept

@@ -17,7 +17,7 @@ ROUND = Scalars(
     storage_fetch=1e-4,
     step_tokens=1000,
 )
-IDLE = (0.0, 0, 0.0, 0.0, 0.0)
+IDLE = (0.0, 0, 0.0, 0.0, 0.0, 0.0)
 
 
 def test_an_idle_engine_computes_the_prompt() -> None:
@@ -37,12 +37,12 @@ def test_what_is_held_is_not_computed_and_fetched_from_where_it_is() -> None:
 
 
 def test_the_queue_goes_first_less_what_is_done_of_it_and_each_step_carries_the_batch() -> None:
-    sums = (4.5, 500, 500 * 300.0, 0.2, 30_000.0)
+    sums = (4.5, 500, 500 * 300.0, 0.2, 30_000.0, 0.0)
     first = ROUND.first_token(sums, NO_MATCH, 100)
     assert first.queued == pytest.approx(0.5 + 0.15 - 0.2)
     assert first.batch == pytest.approx((1 + 600 / 1000) * (0.0045 + 0.03))
     assert ROUND.step_seconds(4.5, 30_000) == pytest.approx(0.02 + 0.0045 + 0.03)
-    assert ROUND.first_token((1, 500, 0.0, 9.0, 0), NO_MATCH, 100).queued == 0
+    assert ROUND.first_token((1, 500, 0.0, 9.0, 0, 0.0), NO_MATCH, 100).queued == 0
 
 
 def test_two_parts_of_a_prompt_cost_what_the_whole_does() -> None:
@@ -57,6 +57,7 @@ WORK = st.tuples(st.floats(0, 1000), st.integers(0, 10**6), st.floats(0, 1e9), s
 @given(WORK, st.integers(0, 4), st.integers(1, 10**6), st.integers(0, 10**6))
 def test_it_is_never_negative_and_more_work_never_makes_it_shorter(work, which, prompt, held) -> None:
     match = Match(gpu=held, expected_hit=min(held, prompt - 1))
+    work = (*work, 0.0)
     first = ROUND.first_token(work, match, prompt)
     assert min(first) >= 0
     if which != 3:  # what is done is none

@@ -53,7 +53,7 @@ class Scene:
 
     def book(self, request: Request, plan: Plan, *, prefilled: bool = False) -> Placement:
         now = self.clock.now
-        return book(request, self.keys, plan, self.fleet, self.index, now, prefilled=prefilled)
+        return book(request, self.keys, plan, self.index, now, prefilled=prefilled)
 
     def load(self, endpoint: Endpoint) -> tuple[int, int, int]:
         ledger = self.fleet.ledger(endpoint)

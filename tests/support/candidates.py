@@ -38,12 +38,9 @@ class Work:
     foreign_kv_tokens: float = 0.0
     share: float = 0.0
 
-    def prefill_share(self, now: float) -> float:
-        return self.share
-
     def sums(self, now: float) -> Sums:
         requests, kv_tokens = self.requests + self.foreign_requests, self.kv_tokens + self.foreign_kv_tokens
-        return requests, self.prefill_tokens, self.prefill_attention, self.prefill_done, kv_tokens
+        return requests, self.prefill_tokens, self.prefill_attention, self.prefill_done, kv_tokens, self.share
 
 
 @dataclass(slots=True)

@@ -86,7 +86,7 @@ class Legs:
         if plan.kinds not in ((DECODE,), (PREFILL, DECODE)):
             raise ConfigError(f"the handler planned the legs {', '.join(plan.kinds)}, which a replay cannot send")
         call, seat = flight.call, world.by_slot[plan.decode.slot]
-        flight.placement, flight.due = book(request, keys, plan, world.fleet, world.index, now), 1 + BOOKING_STEP
+        flight.placement, flight.due = book(request, keys, plan, world.index, now), 1 + BOOKING_STEP
         flight.job = Job(call.blocks, call.input_tokens, call.output_tokens)
         flight.sent = plan.prefill is None
         if plan.prefill is None:

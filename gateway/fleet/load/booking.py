@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Protocol
-
 from gateway.fleet.load.cost import FittedCost
 from gateway.fleet.load.ledger import Ledger, Reservation
-from gateway.framework import GENERATES, NO_MATCH, Endpoint, Match, Model, Request
+from gateway.framework import GENERATES, NO_MATCH, Endpoint, Model, Request
 
 BOOKING_STEP = 16
 """Tokens of a stream after which the ledger is updated: the block in which engines allocate KV memory."""
@@ -43,69 +40,57 @@ LEAST_DECODING = 0.25
 take."""
 
 
-class Accounts(Protocol):
-    """Gives each endpoint's ledger and cost model: the fleet."""
-
-    def ledger(self, endpoint: Endpoint) -> Ledger: ...
-
-    def cost(self, endpoint: Endpoint) -> FittedCost: ...
-
-
-@dataclass(slots=True, eq=False)
 class Booking:
     """One leg's work on its endpoint. ``at``: Clock.monotonic() when the engine could start with the prompt.
 
-    ``match``: what the endpoint held of the prompt and can use; ``expected_hit``: what the engine should report of it.
-    ``running``, ``kv_tokens``: requests and resident tokens there when it was booked. ``predicted``: seconds from
-    ``at`` to the first token; None: the prompt is not computed there.
+    ``match``: what the endpoint held of the prompt and can use; ``expected_hit``: what the engine should report of it;
+    ``new_tokens``: prompt tokens to compute there, at least 1. ``running``, ``kv_tokens``: requests and resident tokens
+    there when it was booked. ``predicted``: seconds from ``at`` to the first token; None: the prompt is not computed
+    there.
     """
 
-    endpoint: Endpoint
-    reservation: Reservation
-    cost: FittedCost
-    ledger: Ledger
-    at: float
-    prompt_tokens: int
-    match: Match
-    expected_hit: int
-    running: float
-    kv_tokens: float
-    predicted: float | None = None
-    _prefilled: float = 0.0
+    __slots__ = (
+        "_prefilled", "at", "cost", "endpoint", "expected_hit", "kv_tokens", "ledger", "match", "new_tokens",
+        "predicted", "prompt_tokens", "reservation", "running",
+    )  # fmt: skip
 
-    @classmethod
-    def make(cls, request: Request, endpoint: Endpoint, accounts: Accounts, now: float, *, kv: bool = True) -> Booking:
+    def __init__(self, request: Request, endpoint: Endpoint, now: float, *, kv: bool = True) -> None:
         """Book the prompt's KV memory; ``book_prefill`` books its computing. There is no await between reading the load
-        and these two calls. ``kv``: the leg keeps the prompt's KV; else it is one request, and no tokens."""
-        running, _, _, _, kv_tokens = endpoint.load.sums(now)
-        prompt, match = request.prompt_tokens, request.matches[endpoint.slot]
-        useful = match if request.kind in GENERATES else NO_MATCH
-        ledger = accounts.ledger(endpoint)
-        reservation = ledger.reserve(0, prompt if kv else 0)
+        and these two calls. ``endpoint``: with a ledger and a fitted cost model, as a fleet's. ``kv``: the leg keeps
+        the prompt's KV; else it is one request, and no tokens."""
+        ledger, cost = endpoint.load, endpoint.cost
+        assert isinstance(ledger, Ledger)
+        assert isinstance(cost, FittedCost)
+        self.endpoint = endpoint
+        self.ledger = ledger
+        self.cost = cost
+        self.at = now
+        self.running, _, _, _, self.kv_tokens, _ = ledger.sums(now)
+        match = request.matches[endpoint.slot]
+        self.expected_hit = match.expected_hit
+        self.match = match = match if request.kind in GENERATES else NO_MATCH
+        self.prompt_tokens = request.prompt_tokens
+        self.new_tokens = max(request.prompt_tokens - match.expected_hit, 1)
+        self.reservation = Reservation(ledger, request.prompt_tokens if kv else 0)
         endpoint.in_flight += 1
-        hit = match.expected_hit
-        return cls(endpoint, reservation, accounts.cost(endpoint), ledger, now, prompt, useful, hit, running, kv_tokens)
-
-    @property
-    def new_tokens(self) -> int:
-        """Prompt tokens to compute there; at least 1."""
-        return max(self.prompt_tokens - self.match.expected_hit, 1)
+        self.predicted: float | None = None
+        self._prefilled = 0.0
 
     def book_prefill(self, now: float, *, reported: bool) -> None:
         """The engine computes the prompt, from ``now`` on. ``reported``: a stream will show when that is done."""
         self.at = now
         # The load includes this request and its prompt already: take them off.
-        running, waiting, attention, done, kv_tokens = self.ledger.sums(now)
-        beside = running - 1, waiting, attention, done, kv_tokens - self.prompt_tokens
+        running, waiting, attention, done, kv_tokens, share = self.ledger.sums(now)
+        beside = running - 1, waiting, attention, done, kv_tokens - self.prompt_tokens, share
         scalars = self.cost.scalars
         first = scalars.first_token(beside, self.match, self.prompt_tokens)
         self.ledger.step_tokens = scalars.step_tokens
-        self.predicted = first.seconds
+        self.predicted = seconds = first.seconds
         self.reservation.book_prefill(
             self.new_tokens,
             context=self.match.expected_hit,
             seconds=first.prefill,
-            expires_prefill_at=None if reported else now + first.seconds,
+            expires_prefill_at=None if reported else now + seconds,
         )
 
     def settle(self) -> None:
@@ -124,12 +109,13 @@ class Booking:
         Prompts are computed in order. So the time from when the engine began with the queue covers all that was queued
         ahead of this prompt, and this prompt.
         """
-        if self._waits_for_memory():
+        metrics = self.endpoint.metrics
+        if metrics.waiting > 0 and metrics.kv_usage > FULL:  # the wait for memory is no computing
             return
         self.cost.learn_prefill(
             self.new_tokens,
             self.match.expected_hit,
-            seconds + self._begun_before,
+            seconds + max(0.0, self.at - self.reservation.since),
             at=self.at,
             ahead=self.reservation.ahead,
             ahead_attention=self.reservation.ahead_attention,
@@ -140,7 +126,8 @@ class Booking:
     def learn_whole(self, steps: float, seconds: float) -> None:
         """An unstreamed request has ended well: its answer came ``seconds`` after ``at``, ``steps`` decode steps behind
         its first token."""
-        if self._waits_for_memory():
+        metrics = self.endpoint.metrics
+        if metrics.waiting > 0 and metrics.kv_usage > FULL:  # the wait for memory is no computing
             return
         self.cost.learn_whole(
             self.new_tokens,
@@ -148,7 +135,7 @@ class Booking:
             self.running + 1,
             self.kv_tokens + self.prompt_tokens,
             steps,
-            seconds + self._begun_before,
+            seconds + max(0.0, self.at - self.reservation.since),
             at=self.at,
             ahead=self.reservation.ahead,
             ahead_attention=self.reservation.ahead_attention,
@@ -161,20 +148,10 @@ class Booking:
         and that at the end.
         """
         stalled = self.ledger.prefilled - self._prefilled
-        running, _, _, _, kv_tokens = self.ledger.sums(now)
+        running, _, _, _, kv_tokens, _ = self.ledger.sums(now)
         self.cost.learn_step(
             (self.running + 1 + running) / 2,
             (self.kv_tokens + self.prompt_tokens + kv_tokens) / 2,
             max(seconds - stalled, LEAST_DECODING * seconds) / steps,
             at=self.at,
         )
-
-    @property
-    def _begun_before(self) -> float:
-        """Seconds before ``at`` when the engine began with the queue that ends with this prompt."""
-        return max(0.0, self.at - self.reservation.since)
-
-    def _waits_for_memory(self) -> bool:
-        """Whether requests wait there for KV memory, mostly: that wait would be learned as computing time."""
-        metrics = self.endpoint.metrics
-        return metrics.waiting > 0 and metrics.kv_usage > FULL

@@ -12,9 +12,9 @@ Pure: no clock, no I/O.
 from __future__ import annotations
 
 from collections.abc import Callable
-from math import isfinite
+from math import exp, isfinite
 
-from gateway.fleet.load.fit import LEAST_SCALE, SCALE_BOUND, Deviation, PeerGroup
+from gateway.fleet.load.fit import FADE, LEAST_SCALE, SCALE_BOUND, Deviation, PeerGroup
 from gateway.fleet.load.hardware import StartingCosts
 from gateway.framework import Scalars
 
@@ -37,18 +37,36 @@ class FittedCost:
         self._prefill, self._step = Deviation(), Deviation()
         self._peers = PeerGroup()
         self._leave: Callable[[], object] | None = None  # None: alone
-        self._scalars: Scalars | None = None
-        self._version = 0
+        self._scalars: Scalars  # as computed by this version of the peers' fit; -1: to be computed
+        self._version = -1
         self._learned_at = 0
         self._join(peers)
 
     @property
     def scalars(self) -> Scalars:
         """The current values; the same object until what the peers share changes."""
-        scalars = self._scalars
-        if scalars is None or self._peers.version != self._version:
-            scalars = self._scalars = self._scaled()
-        return scalars
+        peers = self._peers
+        if peers.version == self._version:
+            return self._scalars
+        self._version = peers.version
+        start = self.start
+        prefill, overhead, step = peers.shared
+        if peers.count > 1:
+            fade = FADE ** max(0.0, (peers.requests - self._learned_at) / peers.count - 1)
+            prefill, step = prefill * exp(self._prefill.certain * fade), step * exp(self._step.certain * fade)
+        prefill, step = min(max(prefill, LEAST_SCALE), SCALE_BOUND), min(max(step, LEAST_SCALE), SCALE_BOUND)
+        self._scalars = Scalars(
+            prefill * start.prefill_token,
+            prefill * start.prefill_quadratic,
+            step * start.step,
+            step * start.step_request,
+            step * start.kv_token,
+            overhead,
+            start.cpu_fetch,
+            start.storage_fetch,
+            start.step_tokens,
+        )
+        return self._scalars
 
     @property
     def prefill_scale(self) -> float:
@@ -71,7 +89,7 @@ class FittedCost:
     def reset(self) -> None:
         """Drop this core's own observations: the engine is another process, which has to warm up first."""
         self._prefill, self._step = Deviation(), Deviation()
-        self._scalars = None
+        self._version = -1
 
     def learn_prefill(
         self,
@@ -91,31 +109,31 @@ class FittedCost:
         sent, in seconds of any clock; also below. ``ahead``, ``ahead_attention``: of the prompts before it
         (``Reservation``). ``running``, ``kv_tokens``: the batch in the same steps. Impossible values are ignored.
         """
-        if not (self.start.fit and tokens > 0 and _sane(seconds)):
+        if not (self.start.fit and tokens > 0 and 0 < seconds < LONGEST):
             return
-        own = self._expected_prefill(tokens, context)
-        expected = own + self._expected_queue(ahead, ahead_attention)
+        own, expected = self._expected_prefill(tokens, context, ahead, ahead_attention)
         scalars, line = self.scalars, self._peers.prefill
         batch = scalars.step_request * max(0.0, running) + scalars.kv_token * max(0.0, kv_tokens)
         batch *= 1 + (max(0, ahead) + tokens) / scalars.step_tokens
-        if not (_sane(expected) and isfinite(batch)):
+        if not (0 < expected < LONGEST and isfinite(batch)):
             return
         estimated = line.overhead + line.scale * expected + batch
         weight = line.scale * own / estimated
-        self._prefill.learn(line.deviation(seconds, estimated, weight), weight, at)
+        self._prefill.learn(line, seconds, estimated, weight, at)
         line.learn(expected, max(seconds - batch, LEAST_PREFILL * seconds), own / expected)
-        self._learned()
+        self._learned_at = self._peers.changed()
 
     def learn_step(self, running: float, kv_tokens: float, seconds: float, *, at: float) -> None:
         """The tokens of a request came ``seconds`` apart on average, without the time of prompts that were computed
         meanwhile. ``running``: requests of the batch, itself included. ``kv_tokens``: resident tokens of the batch."""
-        expected = self._expected_step(running, kv_tokens)
-        if not (self.start.fit and _sane(seconds) and _sane(expected)):
+        start = self.start
+        expected = start.step + start.step_request * max(0.0, running) + start.kv_token * max(0.0, kv_tokens)
+        if not (start.fit and 0 < seconds < LONGEST and 0 < expected < LONGEST):
             return
         line = self._peers.step
-        self._step.learn(line.deviation(seconds, line.scale * expected, 1.0), 1.0, at)
+        self._step.learn(line, seconds, line.scale * expected, 1.0, at)
         line.learn(expected, seconds)
-        self._learned()
+        self._learned_at = self._peers.changed()
 
     def learn_whole(
         self,
@@ -137,29 +155,30 @@ class FittedCost:
         different lengths separate the two, as in Richardson and Lucy's deconvolution. ``steps``: decode steps. The
         other arguments are those of the two methods above.
         """
-        if not (self.start.fit and tokens > 0 and steps > 0 and _sane(seconds)):
+        start = self.start
+        if not (start.fit and tokens > 0 and steps > 0 and 0 < seconds < LONGEST):
             return
-        own, step = self._expected_prefill(tokens, context), self._expected_step(running, kv_tokens)
-        prefill = own + self._expected_queue(ahead, ahead_attention)
+        own, prefill = self._expected_prefill(tokens, context, ahead, ahead_attention)
+        step = start.step + start.step_request * max(0.0, running) + start.kv_token * max(0.0, kv_tokens)
         prefill_line, step_line = self._peers.prefill, self._peers.step
         first = prefill_line.overhead + prefill_line.scale * prefill
         rest = step_line.scale * step * steps
         estimated = first + rest
-        if not (_sane(first) and _sane(rest)):
+        if not (0 < first < LONGEST and 0 < rest < LONGEST):
             return
         share = first / estimated
-        for line, deviation, weight in (
-            (prefill_line, self._prefill, prefill_line.scale * own / estimated),
-            (step_line, self._step, 1 - share),
-        ):
-            deviation.learn(line.deviation(seconds, estimated, weight), weight, at)
+        self._prefill.learn(prefill_line, seconds, estimated, prefill_line.scale * own / estimated, at)
+        self._step.learn(step_line, seconds, estimated, 1 - share, at)
         prefill_line.learn(prefill, seconds * share, share)
         step_line.learn(step, seconds * (1 - share) / steps, 1 - share)
-        self._learned()
+        self._learned_at = self._peers.changed()
 
     def count_request(self) -> None:
         """A request has ended there. Deviations of peers that got no request meanwhile fade by this count."""
-        self._peers.count_request()
+        peers = self._peers
+        peers.requests += 1
+        if peers.requests >= peers.due:
+            peers.publish()
 
     def _join(self, peers: PeerGroup | None) -> None:
         """Leave the present peers and join ``peers``."""
@@ -171,45 +190,12 @@ class FittedCost:
             if self._leave is not None:
                 self._leave()
             self._peers, self._leave = peers, peers.join(self)
-        self._scalars = None
+        self._version = -1
         self._learned_at = self._peers.requests
 
-    def _learned(self) -> None:
-        self._learned_at = self._peers.requests
-        self._peers.line_changed()
-
-    def _scaled(self) -> Scalars:
-        start, peers = self.start, self._peers
-        self._version = peers.version
-        prefill, overhead, step = peers.shared
-        if peers.count > 1:
-            missed = max(0.0, (peers.requests - self._learned_at) / peers.count - 1)
-            prefill, step = prefill * self._prefill.factor(missed), step * self._step.factor(missed)
-        prefill, step = min(max(prefill, LEAST_SCALE), SCALE_BOUND), min(max(step, LEAST_SCALE), SCALE_BOUND)
-        return Scalars(
-            prefill * start.prefill_token,
-            prefill * start.prefill_quadratic,
-            step * start.step,
-            step * start.step_request,
-            step * start.kv_token,
-            overhead,
-            start.cpu_fetch,
-            start.storage_fetch,
-            start.step_tokens,
-        )
-
-    def _expected_prefill(self, tokens: int, context: int) -> float:
+    def _expected_prefill(self, tokens: int, context: int, ahead: int, ahead_attention: float) -> tuple[float, float]:
+        """Seconds that a prompt takes at scale 1, and that it and the queue before it take."""
         start = self.start
-        return tokens * (start.prefill_token + start.prefill_quadratic * (max(0, context) + tokens / 2))
-
-    def _expected_queue(self, tokens: int, attention: float) -> float:
-        return self.start.prefill_token * max(0, tokens) + self.start.prefill_quadratic * max(0.0, attention)
-
-    def _expected_step(self, running: float, kv_tokens: float) -> float:
-        start = self.start
-        return start.step + start.step_request * max(0.0, running) + start.kv_token * max(0.0, kv_tokens)
-
-
-def _sane(seconds: float) -> bool:
-    """Whether a time may be learned from."""
-    return isfinite(seconds) and 0 < seconds < LONGEST
+        own = tokens * (start.prefill_token + start.prefill_quadratic * (max(0, context) + tokens / 2))
+        queue = start.prefill_token * max(0, ahead) + start.prefill_quadratic * max(0.0, ahead_attention)
+        return own, own + queue

@@ -19,7 +19,7 @@ from __future__ import annotations
 import weakref
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from math import exp, inf, log
+from math import inf, log
 from typing import NamedTuple
 
 SCALE_BOUND = 50.0
@@ -102,29 +102,21 @@ class FittedLine:
     """``seconds = overhead + scale * expected``, fitted by least squares with forgetting and a prior.
 
     Five sums, solved in closed form. ``overhead_weight``: of the prior that the overhead is 0; infinite: it is 0.
-    ``engines``: how many contribute observations.
+    ``engines``: how many contribute observations. ``usual``: the usual logarithm of a time divided by the estimate of
+    it: times scatter unevenly around the line, and no line is right everywhere. ``usual_weight``: of its observations.
     """
 
     overhead_weight: float
     scale: float = 1.0
     overhead: float = 0.0
     engines: int = 1
+    usual: float = field(default=0.0, init=False)
+    usual_weight: float = field(default=0.0, init=False)
     _w: float = field(default=0.0, init=False)
     _wx: float = field(default=0.0, init=False)
     _wy: float = field(default=0.0, init=False)
     _wxx: float = field(default=0.0, init=False)
     _wxy: float = field(default=0.0, init=False)
-    _usual: float = field(default=0.0, init=False)
-    _looked: float = field(default=0.0, init=False)
-
-    def deviation(self, seconds: float, expected: float, weight: float) -> float:
-        """The logarithm of ``seconds / expected``, less its usual value: times scatter unevenly around the line, and no
-        line is right everywhere."""
-        off = max(-FARTHEST, min(FARTHEST, log(seconds / expected)))
-        self._looked = USUAL_MEMORY * self._looked + weight
-        if self._looked:
-            self._usual += (off - self._usual) * weight / self._looked
-        return off - self._usual
 
     def learn(self, x: float, y: float, share: float = 1.0) -> None:
         """``share``: 0..1, the part of an observation that this counts as."""
@@ -156,8 +148,12 @@ class FittedLine:
 
 @dataclass(slots=True)
 class Deviation:
-    """How far one engine's times deviate from its peers' line, as the logarithm of a factor."""
+    """How far one engine's times deviate from its peers' line, as the logarithm of a factor.
 
+    ``certain``: the part of it that is not chance; 0 without enough evidence.
+    """
+
+    certain: float = field(default=0.0, init=False)
     _left: int = field(default=WARM_UP, init=False)
     # Of the batch under way.
     _sum: float = field(default=0.0, init=False)
@@ -168,9 +164,16 @@ class Deviation:
     _mean: float = field(default=0.0, init=False)
     _square: float = field(default=0.0, init=False)
 
-    def learn(self, off: float, weight: float, at: float) -> None:
-        """``off``: of one observation, from ``FittedLine.deviation``. ``weight``: 0..1, the share of it that was the
-        engine's own computing. ``at``: seconds, when it was made."""
+    def learn(self, line: FittedLine, seconds: float, expected: float, weight: float, at: float) -> None:
+        """Something took ``seconds`` for which the peers' ``line`` let us expect ``expected``.
+
+        ``weight``: 0..1, the share of it that was the engine's own computing. ``at``: seconds, when it was observed.
+        """
+        off = max(-FARTHEST, min(FARTHEST, log(seconds / expected)))
+        line.usual_weight = looked = USUAL_MEMORY * line.usual_weight + weight
+        if looked:
+            line.usual += (off - line.usual) * weight / looked
+        off -= line.usual
         if self._left:
             self._left -= 1
             return
@@ -184,14 +187,12 @@ class Deviation:
         off = mean - self._mean
         self._mean += off / self._count
         self._square = BATCH_MEMORY * self._square + off * (mean - self._mean)
-
-    def factor(self, missed: float) -> float:
-        """The factor on the line's times. ``missed``: turns since the engine's last observation."""
-        if self._count <= 1 or not self._mean:  # one batch may be one disturbance
-            return 1.0
-        variance = (BATCH_PRIOR * BATCH_SPREAD**2 + self._square) / (BATCH_PRIOR + self._count)
-        chance = CERTAIN**2 * variance / self._count / self._mean**2
-        return exp(self._mean * (1 - chance) * FADE**missed) if chance < 1 else 1.0
+        self.certain = 0.0
+        if self._count > 1 and self._mean:  # one batch may be one disturbance
+            variance = (BATCH_PRIOR * BATCH_SPREAD**2 + self._square) / (BATCH_PRIOR + self._count)
+            chance = CERTAIN**2 * variance / self._count / self._mean**2
+            if chance < 1:
+                self.certain = self._mean * (1 - chance)
 
 
 class PeerGroup:
@@ -199,7 +200,8 @@ class PeerGroup:
 
     ``count``: how many there are. ``requests``: theirs that have ended. ``shared``: the fit that all of them use. It
     changes once a turn and for all at the same moment, so that no engine seems to differ from another by observations
-    in between; ``version`` counts these changes.
+    in between; ``version`` counts these changes. ``due``: the number of ``requests`` from which it is to be published
+    again.
     """
 
     def __init__(self) -> None:
@@ -211,7 +213,7 @@ class PeerGroup:
         self.version = 0
         self.shared = SharedFit(1.0, 0.0, 1.0)
         self._young = YOUNG
-        self._due = 0
+        self.due = 0
 
     def join(self, member: object) -> Callable[[], object]:
         """Count ``member`` until it is garbage, or the returned function is called."""
@@ -220,20 +222,16 @@ class PeerGroup:
         leave.atexit = False
         return leave
 
-    def line_changed(self) -> None:
-        """A line, or a member's deviation from it, has changed."""
+    def changed(self) -> int:
+        """A line, and a member's deviation from it, have changed; returns ``requests``, when they did."""
         if self._young:
             self._young -= 1
-            self._publish()
+            self.publish()
+        return self.requests
 
-    def count_request(self) -> None:
-        """A member's request has ended."""
-        self.requests += 1
-        if self.requests >= self._due:
-            self._publish()
-
-    def _publish(self) -> None:
-        self._due = self.requests + max(1, self.count)
+    def publish(self) -> None:
+        """Have all members use the lines as they are now."""
+        self.due = self.requests + max(1, self.count)
         self.version += 1
         self.shared = SharedFit(self.prefill.scale, self.prefill.overhead, self.step.scale)
 

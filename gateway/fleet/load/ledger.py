@@ -37,7 +37,9 @@ SPARE_EXPIRIES = 64
 
 
 class Reservation:
-    """One request's part of a ledger. Its methods may be called in any order, and more than once.
+    """One request's part of a ledger, from its placement on. Its methods may be called in any order, and repeatedly.
+
+    ``kv_tokens``: what the engine holds from the start, the whole prompt; a negative number counts as 0.
 
     What explains its time to first token: ``ahead``: prefill tokens of ours that were queued when its own were booked.
     ``ahead_attention``: theirs, as ``Ledger.prefill_attention``. ``since``: Clock.monotonic() when the first of them
@@ -60,11 +62,13 @@ class Reservation:
 
     def __init__(self, ledger: Ledger, kv_tokens: int) -> None:
         self._ledger = ledger
+        self._kv = kv_tokens = max(0, kv_tokens)
+        ledger.requests += 1
+        ledger.kv_tokens += kv_tokens
         self._prefill = 0
         self._attention = 0.0
         self._seconds = 0.0
         self._booked = False
-        self._kv = kv_tokens
         self._generated = 0
         self._open = True
         self.ahead = 0
@@ -76,17 +80,44 @@ class Reservation:
     ) -> None:
         """Book the prefill tokens, behind those that are queued: the engine computes the prompt.
 
-        ``tokens``, ``expires_prefill_at``: as for ``Ledger.reserve``. ``context``: tokens before them that the engine
-        holds. ``seconds``: the estimated time of computing them. A prompt is computed once: a second booking, also
-        after the first was given back, changes nothing.
+        ``tokens``: prompt tokens that the engine has to compute. ``context``: tokens before them that the engine holds.
+        ``seconds``: the estimated time of computing them. ``expires_prefill_at``: Clock.monotonic() from which the
+        prefill counts as done although nothing shows it (an unstreamed answer); None: only ``first_token`` and
+        ``settle`` end it. A prompt is computed once: a second booking, also after the first was given back, changes
+        nothing.
         """
-        if self._open and not self._booked and tokens > 0:
-            self._book(tokens, context, seconds, expires_prefill_at)
+        if not self._open or self._booked or tokens <= 0:
+            return
+        ledger = self._ledger
+        now = ledger._monotonic()
+        if now >= ledger._stale_at:
+            ledger._advance(now)
+        self.ahead, self.ahead_attention = ledger._prefill, ledger.prefill_attention
+        self._booked = True
+        self._prefill, self._seconds = tokens, seconds
+        self._attention = attention = tokens * (max(0, context) + tokens / 2)
+        ledger._prefill += tokens
+        ledger.prefill_attention += attention
+        ledger._share = ledger._share * exp((ledger._share_at - now) / LATELY) + seconds / LATELY
+        ledger._share_at = now
+        if ledger._queue:
+            self.since = ledger._begun
+        else:
+            self.since = now
+            ledger._head, ledger._begun, ledger._most_done = self, now, seconds
+        ledger._queue[self] = None
+        if expires_prefill_at is not None:
+            ledger._made += 1
+            heappush(ledger._expiring, (expires_prefill_at, ledger._made, self))
+            ledger._stale_at = min(ledger._stale_at, expires_prefill_at)
+            if len(ledger._expiring) > 2 * ledger.requests + SPARE_EXPIRIES:
+                ledger._expiring = [entry for entry in ledger._expiring if entry[2]._prefill]
+                heapify(ledger._expiring)
 
     def first_token(self) -> None:
         """Give back the prefill tokens: the prompt is computed."""
         if self._prefill:
-            self._end_prefill(self._ledger._clock.monotonic(), seen=True)
+            self._end_prefill(self._ledger._monotonic(), seen=True)
 
     def set_generated(self, tokens: int, *, exact: bool = False) -> None:
         """Set the answer's tokens so far, a total. A lower one changes nothing unless it is ``exact``: the engine's own
@@ -101,31 +132,18 @@ class Reservation:
         if not self._open:
             return False
         self._open = False
-        if self._prefill:
-            self._end_prefill(self._ledger._clock.monotonic(), seen=False)
-        self._ledger._release(self._kv + self._generated)
-        return True
-
-    def _book(self, tokens: int, context: int, seconds: float, expires_at: float | None) -> None:
         ledger = self._ledger
-        ledger._refresh()
-        self.ahead, self.ahead_attention = ledger._prefill, ledger.prefill_attention
-        self._booked = True
-        self._prefill, self._seconds = tokens, seconds
-        self._attention = attention = tokens * (max(0, context) + tokens / 2)
-        ledger._prefill += tokens
-        ledger.prefill_attention += attention
         now = ledger._monotonic()
-        ledger._share = ledger.prefill_share(now) + seconds / LATELY
-        ledger._share_at = now
-        if ledger._queue:
-            self.since = ledger._begun
-        else:
-            self.since = now
-            ledger._head, ledger._begun, ledger._most_done = self, now, seconds
-        ledger._queue[self] = None
-        if expires_at is not None:
-            ledger._schedule_expiry(self, expires_at)
+        if self._prefill:
+            self._end_prefill(now, seen=False)
+        kv_tokens = self._kv + self._generated
+        ledger.requests -= 1
+        ledger.kv_tokens -= kv_tokens
+        settled = ledger._settled
+        while settled and settled[0][0] < now - SETTLED_KEPT:
+            settled.popleft()
+        settled.append((now, kv_tokens))
+        return True
 
     def _end_prefill(self, at: float, *, seen: bool) -> None:
         """Remove the prompt from the queue. If it was the first, the next one begins at ``at``.
@@ -136,7 +154,10 @@ class Reservation:
         if seen:
             ledger.prefilled += self._seconds
             if ledger._head is self:
-                ledger._learn_pace(self._seconds, at - ledger._begun)
+                ledger._estimated = PACE_MEMORY * ledger._estimated + self._seconds
+                # Those of one step end at once.
+                ledger._real = max(PACE_MEMORY * ledger._real + (at - ledger._begun), 1e-6)
+                ledger._pace = ledger._estimated / ledger._real
         ledger._prefill -= self._prefill
         ledger.prefill_attention -= self._attention
         self._prefill = 0
@@ -158,7 +179,6 @@ class Ledger:
     """
 
     def __init__(self, clock: Clock, half_life: float = 5.0) -> None:
-        self._clock = clock
         self._monotonic = clock.monotonic
         self._half_life = half_life
         # Plain attributes, though only the ledger writes them: they are read for each candidate of each request.
@@ -201,10 +221,8 @@ class Ledger:
             self.prefill_attention,
             done,
             self.kv_tokens + self._foreign_kv,
+            self._share * exp((self._share_at - now) / LATELY) if self._share else 0.0,
         )
-
-    def prefill_share(self, now: float) -> float:
-        return self._share * exp((self._share_at - now) / LATELY) if self._share else 0.0
 
     @property
     def prefill_tokens(self) -> int:
@@ -218,11 +236,15 @@ class Ledger:
         Those are ``prefill_tokens`` less what is computed of the first prompt by now. Its last step does not count as
         computed: the engine reports what a step evicted only after the step.
         """
-        self._refresh()
+        if not self._prefill:  # for most candidates of a request
+            return 0
+        now = self._monotonic()
+        if now >= self._stale_at:
+            self._advance(now)
         waiting, head = self._prefill, self._head
         step = self.step_tokens
         if head is not None and head._prefill > step and self._most_done > 0:
-            done = min(1.0, (self._monotonic() - self._begun) * self._pace / self._most_done)
+            done = min(1.0, (now - self._begun) * self._pace / self._most_done)
             waiting -= max(0, int(done * head._prefill) - step)
         return waiting
 
@@ -245,21 +267,6 @@ class Ledger:
         self._refresh()
         return self._foreign_kv
 
-    def reserve(self, prefill_tokens: int, kv_tokens: int, *, expires_prefill_at: float | None = None) -> Reservation:
-        """Book one request.
-
-        ``prefill_tokens``: prompt tokens that the engine has to compute. ``kv_tokens``: what it holds from the start,
-        the whole prompt. ``expires_prefill_at``: Clock.monotonic() from which the prefill counts as done although
-        nothing shows it (an unstreamed answer); None: only ``first_token`` and ``settle`` end it. Negative numbers
-        count as 0. ``Reservation.book_prefill`` takes more about the computing.
-        """
-        reservation = Reservation(self, max(0, kv_tokens))
-        self.requests += 1
-        self.kv_tokens += reservation._kv
-        if prefill_tokens > 0:
-            reservation._book(prefill_tokens, 0, 0.0, expires_prefill_at)
-        return reservation
-
     def apply_scrape(self, metrics: EngineMetrics, asked: float) -> None:
         """Estimate foreign load from a scrape that was sent at ``asked`` (Clock.monotonic()) and is complete now.
 
@@ -269,44 +276,21 @@ class Ledger:
         second, never too high. Blocks are allocated whole, so each of ours may hold one block more than its tokens
         fill.
         """
-        self._drop_settled(asked - GAUGE_LAG)
-        ours = self.requests + len(self._settled)
-        ours_kv = self.kv_tokens + sum(kv for _, kv in self._settled) + ours * metrics.block_size
+        settled = self._settled
+        while settled and settled[0][0] < asked - GAUGE_LAG:
+            settled.popleft()
+        ours = self.requests + len(settled)
+        ours_kv = self.kv_tokens + sum(kv for _, kv in settled) + ours * metrics.block_size
         self._scraped_requests = float(max(0, metrics.running + metrics.waiting - ours))
         self._scraped_kv = max(0.0, metrics.kv_usage * metrics.kv_capacity - ours_kv)
-        self._scraped_at = self._clock.monotonic()
+        self._scraped_at = self._monotonic()
         self._fade_until = self._stale_at = 0.0
 
     def __repr__(self) -> str:
         return f"<Ledger requests={self.requests} prefill={self._prefill} kv={self.kv_tokens}>"
 
-    def _learn_pace(self, estimated: float, real: float) -> None:
-        self._estimated = PACE_MEMORY * self._estimated + estimated
-        self._real = max(PACE_MEMORY * self._real + real, 1e-6)  # those of one step end at once
-        self._pace = self._estimated / self._real
-
-    def _release(self, kv_tokens: int) -> None:
-        self.requests -= 1
-        self.kv_tokens -= kv_tokens
-        now = self._clock.monotonic()
-        self._drop_settled(now - SETTLED_KEPT)
-        self._settled.append((now, kv_tokens))
-
-    def _drop_settled(self, before: float) -> None:
-        settled = self._settled
-        while settled and settled[0][0] < before:
-            settled.popleft()
-
-    def _schedule_expiry(self, reservation: Reservation, at: float) -> None:
-        self._made += 1
-        heappush(self._expiring, (at, self._made, reservation))
-        self._stale_at = min(self._stale_at, at)
-        if len(self._expiring) > 2 * self.requests + SPARE_EXPIRIES:
-            self._expiring = [entry for entry in self._expiring if entry[2]._prefill]
-            heapify(self._expiring)
-
     def _refresh(self) -> None:
-        """Bring up to date what time alone changes."""
+        """Bring up to date what time alone changes: for figures that are read one by one."""
         if self._stale_at < inf and (now := self._monotonic()) >= self._stale_at:
             self._advance(now)
 

@@ -246,7 +246,7 @@ class Director:
         if prefill_result is not None and prefill_result.prefill is not plan.prefill:
             prefill_result = None
         now, prefilled = self._clock.monotonic(), prefill_result is not None
-        placement = book(request, call.keys, plan, self._fleet, index, now, prefilled=prefilled)
+        placement = book(request, call.keys, plan, index, now, prefilled=prefilled)
         try:
             decision = self._decisions.keep(request, timeline.attempts + 1, trace, plan, began)
             attempt = Attempt(

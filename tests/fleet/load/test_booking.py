@@ -12,6 +12,7 @@ from gateway.fleet.settings import CostSettings, EndpointSettings, FleetSettings
 from gateway.framework import Context, EngineMetrics, Kind, Match, Matches, Model, Request, Slo
 from gateway.framework.cost import FirstToken
 from scorers.placement_cost import PlacementCost
+from tests.support.ledgers import reserve
 
 
 def test_an_answer_that_was_cut_off_says_only_that_it_had_so_many():
@@ -42,7 +43,7 @@ def test_what_an_engine_has_room_for_is_told_in_its_own_steps(manual_clock):
     (endpoint,) = fleet.endpoints(model)
     matches = Matches({endpoint.slot: Match()})
     request = Request(id="r", model=model, kind=Kind.CHAT, arrived=clock.now, prompt_tokens=4000, matches=matches)
-    booking = Booking.make(request, endpoint, fleet, clock.now)
+    booking = Booking(request, endpoint, clock.now)
     booking.book_prefill(clock.now, reported=True)
     assert endpoint.load.unallocated_tokens == 4000
     clock.now += booking.predicted  # all but the last step has been told of
@@ -69,20 +70,20 @@ def test_where_nobody_is_answered_a_first_token_waits_for_no_batch(manual_clock)
     context = Context("one", clock, Random(3))
     scorer, late = PlacementCost(PlacementCost.Parameters(), context), SloFilter(SloFilter.Parameters(), context)
     for endpoint in (prefill, decode):
-        fleet.ledger(endpoint).reserve(0, 4000)  # there, its prompt computed: a batch where it is answered
+        reserve(fleet.ledger(endpoint), 0, 4000)  # there, its prompt computed: a batch where it is answered
     apart, whole = (scorer.explain(request, endpoint) for endpoint in (prefill, decode))
     assert (apart["batch"], whole["batch"] > 4) == (0, True)
     for endpoint, terms in ((prefill, apart), (decode, whole)):
         (score,) = scorer.score(request, [endpoint])
         assert score == pytest.approx(1 / (1 + sum(terms.values())))
-        booking = Booking.make(request, endpoint, fleet, clock.now)
+        booking = Booking(request, endpoint, clock.now)
         booking.book_prefill(clock.now, reported=True)
         first = sum(terms[part] for part in FirstToken._fields)
         assert booking.predicted == pytest.approx(first)
         booking.reservation.settle()
     assert late.filter(request, [prefill, decode]) == [prefill]
     cost = fleet.cost(prefill)
-    booking = Booking.make(request, prefill, fleet, clock.now)
+    booking = Booking(request, prefill, clock.now)
     booking.book_prefill(clock.now, reported=True)
     booking.learn_prefill(booking.predicted)
     assert cost.prefill_scale == pytest.approx(1.0), "what was predicted was so"
@@ -104,7 +105,7 @@ def test_a_fleet_without_streams_learns_how_fast_it_is(manual_clock):
             prompt_tokens=tokens,
             matches=Matches({endpoint.slot: Match()}),
         )
-        booking = Booking.make(request, endpoint, fleet, clock.now)
+        booking = Booking(request, endpoint, clock.now)
         booking.book_prefill(clock.now, reported=False)
         seconds = tokens * (start.prefill_token + start.prefill_quadratic * tokens / 2)
         seconds += steps * (start.step + start.step_request + start.kv_token * tokens)
@@ -128,7 +129,7 @@ def test_a_wait_for_memory_is_not_learned_as_computing(manual_clock):
     def serve(metrics: EngineMetrics) -> float:
         endpoint.metrics = metrics
         for told in (True, False):
-            booking = Booking.make(request, endpoint, fleet, clock.now)
+            booking = Booking(request, endpoint, clock.now)
             booking.book_prefill(clock.now, reported=told)
             if told:
                 booking.learn_prefill(20.0)

@@ -257,7 +257,7 @@ def test_what_the_batch_adds_is_not_the_prompt_s():
     cost, chance = FittedCost(BIG), Random(3)
     for _ in range(40):
         tokens, running = chance.randrange(100, 4000), chance.randrange(1, 60)
-        first = cost.scalars.first_token((running, 0, 0.0, 0.0, 1000.0 * running), NO_MATCH, tokens)
+        first = cost.scalars.first_token((running, 0, 0.0, 0.0, 1000.0 * running, 0.0), NO_MATCH, tokens)
         cost.learn_prefill(
             tokens, 0, first.prefill + first.batch, running=running, kv_tokens=1000.0 * running, at=next(TIMES)
         )

@@ -11,6 +11,7 @@ from gateway.fleet.load.ledger import GAUGE_LAG, SPARE_EXPIRIES, STEP_TOKENS, Le
 from gateway.framework import EngineMetrics
 from gateway.framework.cost import LATELY
 from tests.support.examples import examples
+from tests.support.ledgers import reserve
 
 ACTIONS = st.one_of(
     st.just(("first_token",)),
@@ -36,7 +37,7 @@ def test_any_interleaving_ends_at_zero_and_never_goes_below(manual_clock, reques
         if waiting and (not running or order.random() < 0.5):
             prefill, kv, expires, actions = waiting.pop()
             at = None if expires is None else clock.now + expires
-            running.append((ledger.reserve(prefill, kv, expires_prefill_at=at), actions))
+            running.append((reserve(ledger, prefill, kv, expires_prefill_at=at), actions))
         else:
             reservation, actions = running[index := order.randrange(len(running))]
             if not actions:
@@ -58,25 +59,26 @@ def test_any_interleaving_ends_at_zero_and_never_goes_below(manual_clock, reques
         assert ledger.prefill_tokens >= 0
         assert ledger.prefill_attention >= 0
         assert ledger.prefill_done >= 0
-        assert ledger.prefill_share(clock.now) >= 0
         assert ledger.kv_tokens >= 0
         assert ledger.foreign_requests >= 0
         assert ledger.foreign_kv_tokens >= 0
-        assert ledger.sums(clock.now) == (
+        *sums, prefill_share = ledger.sums(clock.now)
+        assert prefill_share >= 0
+        assert sums == [
             ledger.requests + ledger.foreign_requests,
             ledger.prefill_tokens,
             ledger.prefill_attention,
             ledger.prefill_done,
             ledger.kv_tokens + ledger.foreign_kv_tokens,
-        )
+        ]
     assert (ledger.requests, ledger.prefill_tokens, ledger.kv_tokens) == (0, 0, 0)
     assert (ledger.prefill_attention, ledger.prefill_done) == (0, 0)
 
 
 def test_a_reservation_is_seen_at_once_and_given_back_in_parts(manual_clock):
     ledger = Ledger(manual_clock())
-    first = ledger.reserve(100, 400)
-    second = ledger.reserve(50, 50)
+    first = reserve(ledger, 100, 400)
+    second = reserve(ledger, 50, 50)
     assert (ledger.requests, ledger.prefill_tokens, ledger.kv_tokens) == (2, 150, 450)
     assert (first.ahead, second.ahead) == (0, 100)
 
@@ -94,22 +96,22 @@ def test_a_reservation_is_seen_at_once_and_given_back_in_parts(manual_clock):
 def test_the_share_that_prompts_took_lately_adds_up_and_fades(manual_clock):
     clock = manual_clock()
     ledger = Ledger(clock)
-    assert ledger.prefill_share(clock.now) == 0
+    assert ledger.sums(clock.now)[5] == 0
     for _ in range(2):
-        reservation = ledger.reserve(0, 100)
+        reservation = reserve(ledger, 0, 100)
         reservation.book_prefill(100, seconds=0.4 * LATELY)
-    assert ledger.prefill_share(clock.now) == pytest.approx(0.8)
+    assert ledger.sums(clock.now)[5] == pytest.approx(0.8)
     reservation.settle()
-    assert ledger.prefill_share(clock.now) == pytest.approx(0.8), "who runs there was stalled all the same"
+    assert ledger.sums(clock.now)[5] == pytest.approx(0.8), "who runs there was stalled all the same"
     clock.now += LATELY
-    assert ledger.prefill_share(clock.now) == pytest.approx(0.8 / e)
+    assert ledger.sums(clock.now)[5] == pytest.approx(0.8 / e)
     clock.now += 100 * LATELY
-    assert ledger.prefill_share(clock.now) == pytest.approx(0, abs=1e-9)
+    assert ledger.sums(clock.now)[5] == pytest.approx(0, abs=1e-9)
 
 
 def test_an_exact_total_corrects_what_was_guessed(manual_clock):
     ledger = Ledger(manual_clock())
-    reservation = ledger.reserve(0, 100)
+    reservation = reserve(ledger, 0, 100)
     reservation.set_generated(400)
     reservation.set_generated(100)
     assert ledger.kv_tokens == 500
@@ -127,9 +129,9 @@ def test_an_exact_total_corrects_what_was_guessed(manual_clock):
 def test_prefill_that_nothing_reports_expires(manual_clock):
     clock = manual_clock()
     ledger = Ledger(clock)
-    early = ledger.reserve(10, 10, expires_prefill_at=clock.now + 1)
-    late = ledger.reserve(20, 20, expires_prefill_at=clock.now + 2)
-    streamed = ledger.reserve(40, 40)
+    early = reserve(ledger, 10, 10, expires_prefill_at=clock.now + 1)
+    late = reserve(ledger, 20, 20, expires_prefill_at=clock.now + 2)
+    streamed = reserve(ledger, 40, 40)
     clock.now += 1
     assert ledger.prefill_tokens == 60
     early.first_token()
@@ -145,15 +147,15 @@ def test_sums_are_of_the_moment_that_is_asked_for(manual_clock):
     """Nothing else needs to have been looked at: what has expired and faded by then is gone."""
     clock = manual_clock()
     ledger = Ledger(clock, half_life=5.0)
-    unstreamed, streamed = ledger.reserve(0, 10), ledger.reserve(0, 20)
+    unstreamed, streamed = reserve(ledger, 0, 10), reserve(ledger, 0, 20)
     unstreamed.book_prefill(10, seconds=1.0, expires_prefill_at=clock.now + 1)
     streamed.book_prefill(20, context=100, seconds=4.0)
     ledger.apply_scrape(metrics(running=6, usage=0.4), clock.now)
-    assert ledger.sums(clock.now) == (2 + 4, 30, 50 + 20 * 110, 0, 30 + 3970)
+    assert ledger.sums(clock.now)[:5] == (2 + 4, 30, 50 + 20 * 110, 0, 30 + 3970)
     clock.now += 0.5
     assert ledger.sums(clock.now)[1:4] == (30, 50 + 20 * 110, 0.5)
     clock.now += 4.5
-    assert ledger.sums(clock.now) == pytest.approx((2 + 2, 20, 20 * 110, 4.0, 30 + 1985))
+    assert ledger.sums(clock.now)[:5] == pytest.approx((2 + 2, 20, 20 * 110, 4.0, 30 + 1985))
     unstreamed.settle()
     streamed.settle()
     assert ledger.sums(clock.now)[1:4] == (0, 0, 0)
@@ -162,9 +164,9 @@ def test_sums_are_of_the_moment_that_is_asked_for(manual_clock):
 def test_a_prompt_whose_kv_does_not_come_is_booked_when_it_is_computed(manual_clock):
     clock = manual_clock()
     ledger = Ledger(clock)
-    fetching = ledger.reserve(0, 300)
+    fetching = reserve(ledger, 0, 300)
     assert (fetching.ahead, ledger.prefill_tokens, ledger.kv_tokens) == (0, 0, 300)
-    others = [ledger.reserve(100, 100), ledger.reserve(70, 70)]
+    others = [reserve(ledger, 100, 100), reserve(ledger, 70, 70)]
     fetching.book_prefill(300, expires_prefill_at=clock.now + 2)
     # It explains its first token by what is queued now, not by what was when it was placed.
     assert (fetching.ahead, ledger.prefill_tokens, ledger.kv_tokens) == (170, 470, 470)
@@ -183,7 +185,7 @@ def test_a_prompt_whose_kv_does_not_come_is_booked_when_it_is_computed(manual_cl
 @pytest.mark.parametrize("tokens", [0, -7])
 def test_nothing_to_compute_books_nothing(manual_clock, tokens):
     ledger = Ledger(manual_clock())
-    reservation = ledger.reserve(tokens, 10)
+    reservation = reserve(ledger, tokens, 10)
     reservation.book_prefill(tokens, expires_prefill_at=0.0)
     assert ledger.prefill_tokens == 0
     reservation.book_prefill(9)
@@ -192,7 +194,7 @@ def test_nothing_to_compute_books_nothing(manual_clock, tokens):
 
 def test_what_was_booked_at_once_is_not_booked_again(manual_clock):
     ledger = Ledger(manual_clock())
-    reservation = ledger.reserve(40, 40)
+    reservation = reserve(ledger, 40, 40)
     reservation.book_prefill(25)
     assert ledger.prefill_tokens == 40
     reservation.first_token()
@@ -204,7 +206,7 @@ def test_expiries_of_ended_requests_do_not_pile_up(manual_clock):
     clock = manual_clock()
     ledger = Ledger(clock)
     for _ in range(10_000):
-        ledger.reserve(10, 10, expires_prefill_at=clock.now + 1e9).settle()
+        reserve(ledger, 10, 10, expires_prefill_at=clock.now + 1e9).settle()
     assert len(ledger._expiring) <= SPARE_EXPIRIES + 3
 
 
@@ -215,7 +217,7 @@ def metrics(running: int = 0, waiting: int = 0, usage: float = 0.0, block_size: 
 def test_foreign_load_is_what_the_engine_has_beyond_ours(manual_clock):
     clock = manual_clock()
     ledger = Ledger(clock)
-    ledger.reserve(0, 1000)
+    reserve(ledger, 0, 1000)
     ledger.apply_scrape(metrics(running=3, waiting=2, usage=0.5, block_size=16), clock.now)
     assert ledger.foreign_requests == 4
     assert ledger.foreign_kv_tokens == 5000 - 1000 - 16
@@ -226,7 +228,7 @@ def test_requests_that_have_not_reached_the_engine_are_not_taken_from_foreign_lo
     ledger = Ledger(clock)
     ledger.apply_scrape(metrics(running=2, usage=0.2), clock.now)
     for _ in range(5):
-        ledger.reserve(100, 100)
+        reserve(ledger, 100, 100)
     # Placed since the scrape: they add to what was foreign, and change nothing of it.
     assert (ledger.requests, ledger.foreign_requests, ledger.foreign_kv_tokens) == (5, 2, 2000)
     # A scrape that does not see ours yet underrates the others; it never counts ours as theirs.
@@ -238,7 +240,7 @@ def test_requests_that_have_not_reached_the_engine_are_not_taken_from_foreign_lo
 def test_a_request_that_ended_while_the_scrape_was_under_way_does_not_become_foreign(manual_clock, settled_before):
     clock = manual_clock()
     ledger = Ledger(clock)
-    ours = ledger.reserve(0, 3000)
+    ours = reserve(ledger, 0, 3000)
     ours.set_generated(500)
     ours.settle()
     clock.now += settled_before
@@ -252,7 +254,7 @@ def test_a_request_that_ended_while_the_scrape_was_under_way_does_not_become_for
 def test_a_request_that_ended_well_before_the_scrape_is_no_excuse(manual_clock):
     clock = manual_clock()
     ledger = Ledger(clock)
-    ledger.reserve(0, 3000).settle()
+    reserve(ledger, 0, 3000).settle()
     clock.now += GAUGE_LAG * 2
     ledger.apply_scrape(metrics(running=1, usage=0.35), clock.now)
     assert ledger.foreign_requests == 1
@@ -274,7 +276,7 @@ def test_settled_requests_are_forgotten_without_scrapes(manual_clock):
     clock = manual_clock()
     ledger = Ledger(clock)
     for _ in range(1000):
-        ledger.reserve(1, 1).settle()
+        reserve(ledger, 1, 1).settle()
         clock.now += 1
     assert len(ledger._settled) <= 12
     assert repr(ledger) == "<Ledger requests=0 prefill=0 kv=0>"
@@ -299,7 +301,7 @@ def test_the_queue_is_done_in_order_and_no_faster_than_its_first_takes(manual_cl
     clock = manual_clock()
     ledger = Ledger(clock)
     began = clock.now
-    first, second, third = (ledger.reserve(0, 100) for _ in range(3))
+    first, second, third = (reserve(ledger, 0, 100) for _ in range(3))
     first.book_prefill(100, seconds=2.0)
     clock.now += 0.5
     second.book_prefill(200, context=1000, seconds=3.0)
@@ -326,13 +328,13 @@ def test_the_next_one_is_begun_when_the_first_expires_and_not_when_that_is_seen(
     clock = manual_clock()
     ledger = Ledger(clock)
     began = clock.now
-    first, second = ledger.reserve(0, 10), ledger.reserve(0, 10)
+    first, second = reserve(ledger, 0, 10), reserve(ledger, 0, 10)
     first.book_prefill(10, seconds=1.0, expires_prefill_at=began + 1)
     second.book_prefill(10, seconds=5.0)
     clock.now += 3
     assert ledger.prefill_tokens == 10
     assert ledger.prefill_done == 2
-    third = ledger.reserve(0, 10)
+    third = reserve(ledger, 0, 10)
     third.book_prefill(10)
     assert third.since == began + 1
 
@@ -340,7 +342,7 @@ def test_the_next_one_is_begun_when_the_first_expires_and_not_when_that_is_seen(
 def test_what_the_engine_has_no_room_for_yet_is_the_queue_less_the_steps_that_are_over(manual_clock):
     clock = manual_clock()
     ledger = Ledger(clock)
-    first, second = ledger.reserve(0, 0), ledger.reserve(0, 0)
+    first, second = reserve(ledger, 0, 0), reserve(ledger, 0, 0)
     first.book_prefill(4 * STEP_TOKENS, seconds=4.0)
     second.book_prefill(1000, seconds=0.1)
     assert ledger.unallocated_tokens == 4 * STEP_TOKENS + 1000
@@ -360,14 +362,14 @@ def test_a_queue_is_done_at_the_pace_at_which_beliefs_come_true(manual_clock, wr
     clock = manual_clock()
     ledger = Ledger(clock)
     for _ in range(100):
-        together = [ledger.reserve(0, 100) for _ in range(2)]
+        together = [reserve(ledger, 0, 100) for _ in range(2)]
         for one in together:
             one.book_prefill(100, seconds=wrong)
         clock.now += 2
         for one in together:
             one.first_token()
             one.settle()
-    ledger.reserve(0, 100).book_prefill(100, seconds=wrong)
+    reserve(ledger, 0, 100).book_prefill(100, seconds=wrong)
     clock.now += 0.5
     assert ledger.prefill_done == pytest.approx(wrong / 2, rel=0.05)
     clock.now += 10
@@ -377,7 +379,7 @@ def test_a_queue_is_done_at_the_pace_at_which_beliefs_come_true(manual_clock, wr
 def test_prompts_that_take_no_time_are_no_fault(manual_clock):
     ledger = Ledger(manual_clock())
     for _ in range(20_000):
-        one = ledger.reserve(0, 1)
+        one = reserve(ledger, 0, 1)
         one.book_prefill(1, seconds=0.001)
         one.first_token()
         one.settle()

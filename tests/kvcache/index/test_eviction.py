@@ -7,6 +7,7 @@ from gateway.fleet.load.ledger import Ledger
 from gateway.framework import ManualClock
 from tests.kvcache.conftest import endpoint, ids, index_of, look, removed, stored
 from tests.support.examples import examples
+from tests.support.ledgers import reserve
 
 ROOM = 26
 """Blocks of the engine."""
@@ -32,7 +33,7 @@ class Scene:
 
     def under_way(self, blocks):
         """A prompt that takes so many blocks of its own, the one that it fills in part among them."""
-        return self.ledger.reserve(16 * (blocks - 1), 0)
+        return reserve(self.ledger, 16 * (blocks - 1), 0)
 
 
 def test_what_is_under_way_takes_the_room_of_what_was_used_least_recently():
@@ -135,7 +136,7 @@ def test_it_is_the_order_of_vllms_queue(served, waiting):
         use.end()
         pool.end(names)
     scene.index.placed(scene.keys(*waiting), scene.endpoint)
-    scene.ledger.reserve(16 * (len(waiting) - pool.held(waiting)) + 1, 0)
+    reserve(scene.ledger, 16 * (len(waiting) - pool.held(waiting)) + 1, 0)
     left = {tuple(prompt): scene.held(*prompt) for prompt in served}
     pool.free += pool.serve(waiting, scene.index)
     assert left == {prompt: pool.held(prompt) for prompt in left}

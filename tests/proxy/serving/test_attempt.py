@@ -176,7 +176,7 @@ class Requests(RuleBasedStateMachine):
         split, call = prefill is not None and prefill != decode, exchange.call
         plan = Plan.of(self.endpoints[decode], **({"prefill": self.endpoints[prefill]} if split else {}))
         now, answered = self.clock.now, split and prefilled
-        placement = book(call.request, call.keys, plan, self.fleet, self.index, now, prefilled=answered)
+        placement = book(call.request, call.keys, plan, self.index, now, prefilled=answered)
         decision = self.decisions.keep(call.request, 1, Trace(), plan, now)
         exchange.attempt = Attempt(
             call, exchange.timeline, plan, placement, decision, Silent(), self.scheduler, NULL_OBSERVER

@@ -63,7 +63,7 @@ class Scene:
         )
         trace, now = Trace(), self.clock.monotonic()
         plan = self.scheduler.schedule(request, self.endpoints, trace)
-        booking = Booking.make(request, plan.decode, self.fleet, now)
+        booking = Booking(request, plan.decode, now)
         booking.book_prefill(now, reported=True)
         kept = self.decisions.keep(request, 1, trace, plan, now)
         kept.book(booking)
