@@ -1,1 +1,1 @@
-"""The wire formats that clients speak: parse, splice, watch, and say what went wrong. Pure: bytes in, values out."""
+"""The wire formats of clients: parses and edits bodies, observes streams, writes errors. Pure: bytes in, values out."""

@@ -1,8 +1,8 @@
-"""Anthropic's messages to the chat that vLLM 0.32 makes of them.
+"""Converts a body of Anthropic's Messages API to a chat as vLLM 0.32 does.
 
 Source: ``AnthropicServingMessages.to_chat_completion_request`` and the models in ``vllm/entrypoints/anthropic``. Rules:
-pure; fields are read with the types that those models ask for, and what has another type is the engine's to refuse. Two
-choices depend on the template, and are left to who has it: ``ChatInput.system_first`` and ``.thinking_disabled``.
+pure; fields are read with the types of those models, and the engine refuses other types. Two choices depend on the chat
+template. They are made when the chat is rendered: ``ChatInput.system_first`` and ``.thinking_disabled``.
 """
 
 from __future__ import annotations
@@ -79,7 +79,7 @@ class _Body(msgspec.Struct, frozen=True):
 
 
 FIELDS = _Body.__struct_fields__
-"""Of the body, those that change the prompt."""
+"""The fields of the body that change the prompt."""
 
 
 def read_messages(given: Object, raw: bytes) -> ChatInput:
@@ -111,7 +111,8 @@ def read_messages(given: Object, raw: bytes) -> ChatInput:
 
 
 def _system(system: str | Sequence[_Block] | None) -> str:
-    """Of the body's own field: a plain string keeps its billing header here, and loses it as any system message does"""
+    """The text of the body's ``system``. A plain string keeps its billing header here; it is removed later, as in any
+    system message."""
     if isinstance(system, str):
         return system
     if system and any(block.type in ("tool_addition", "tool_removal") for block in system):
@@ -128,10 +129,10 @@ def _texts(blocks: Iterable[_Block]) -> str:
 
 
 def _convert(message: _Message, messages: list[Object]) -> None:
-    """Append what becomes of ``message``; the results of tools stand before the rest of it."""
+    """Convert ``message`` and append the result; its tool results come first, as messages of their own."""
     content = message.content
     if message.role == "system":
-        # A string is read like a block of it, unlike the body's own field.
+        # A string is handled as one text block, unlike the body's own ``system``.
         blocks = [_Block(type="text", text=content)] if isinstance(content, str) else content
         if text := _texts(blocks):
             messages.append({"role": "system", "content": text})
@@ -178,13 +179,13 @@ def _blocks(blocks: Sequence[_Block], role: str, messages: list[Object]) -> Obje
 
 
 def _image(source: Object) -> Object:
-    # vLLM writes a data URL here. Nobody reads it but to tell two images apart, for which the source will do.
+    # vLLM writes a data URL here. It is used only to distinguish images, for which the source is enough.
     return {"type": "image_url", "image_url": source}
 
 
 def _call(block: _Block) -> Object:
     if not block.id:
-        raise NotConvertible  # vLLM takes it, and puts the time of day there
+        raise NotConvertible  # vLLM accepts it, and puts the time of day there
     return {
         "id": block.id,
         "type": "function",
@@ -193,7 +194,7 @@ def _call(block: _Block) -> Object:
 
 
 def _result(block: _Block, messages: list[Object]) -> None:
-    """A user's ``tool_result``: its text as the tool's message, its images and its references to tools behind it."""
+    """A user's ``tool_result``: its text as a tool message, followed by its images and its references to tools."""
     texts: list[str] = []
     images: list[Object] = []
     references: list[Object] = []

@@ -1,7 +1,7 @@
 """A JSON body that is forwarded as it came, or with a few top-level fields changed.
 
 It is parsed once to ``dict[str, Raw]``: keys are resolved (escapes, duplicates), values stay the client's own bytes.
-An edit costs one encode, about a memcpy. Where nothing must change, the very bytes of the client go on.
+An edit costs one encode, about a memcpy. Without an edit the client's own bytes are forwarded.
 """
 
 from __future__ import annotations
@@ -35,12 +35,12 @@ MAX_KEYS = 1000
 TOO_DEEP = "the body is nested too deeply"
 
 _LONE_SURROGATE = re.compile(
-    rb"\\u[dD](?<!\\\\u[dD])(?:"  # behind a backslash it is text
+    rb"\\u[dD](?<!\\\\u[dD])(?:"  # after another backslash it is text
     rb"[89abAB][0-9a-fA-F]{2}(?=[^\\]|\\[^u]|\\u(?:[^dD]|[dD][^c-fC-F]))"
     rb"|[c-fC-F][0-9a-fA-F]{2}(?<!\\u[dD][89abAB][0-9a-fA-F]{2}\\u[dD][c-fC-F][0-9a-fA-F]{2}))"
 )
-"""A first half that no second half follows, or a second half without a first. JSON has escapes for both, and no
-encoding of Unicode has either."""
+"""A lone surrogate: a first half without a second half after it, or a second half without a first. JSON can escape it,
+and no encoding of Unicode can hold it."""
 _PLACE = re.compile(r"\(byte (\d+)\)")
 _NEAR = 18
 """Bytes of three escapes: two are read when the library stops at one of them."""
@@ -126,8 +126,8 @@ def _refusal(raw: bytes, error: Exception) -> ClientError:
 
 
 def _lone_surrogate(raw: bytes, said: str) -> re.Match[bytes] | None:
-    """The escape at which the parser stopped, if it is half of a surrogate pair. What it ``said`` gives the position,
-    or else it stopped at the end."""
+    """The escape at which the parser stopped, if it is half of a surrogate pair. ``said``: the parser's error message,
+    which holds the position; without one the parser stopped at the end."""
     place = _PLACE.search(said)
     at = len(raw) if place is None else int(place[1])
     return _LONE_SURROGATE.search(raw, max(0, at - _NEAR), at + _NEAR)

@@ -1,8 +1,8 @@
 """Limits on what a JSON body may hold, counted in its bytes before it is parsed.
 
 The parser holds the GIL, and the whole gateway waits meanwhile: the limits are what one iteration of the loop may take,
-some tens of milliseconds with all that is done to a prompt before it goes to a thread. What stands inside strings does
-not count: a prompt may be two megabytes of JSON, or of code.
+some tens of milliseconds, including all work on a prompt before it goes to a thread. The content of strings is not
+counted: a prompt may be two megabytes of JSON, or of code.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ MAX_VALUES = 2_000_000
 """Commas: two prompts of a million token ids, which take 0.1 s to parse, and 70 MB meanwhile."""
 
 FIRST = 2 * 1024 * 1024
-"""Bytes that are counted first: a body that is made to stop the loop mostly has too much in them already."""
+"""Bytes that are counted first: a body made to block the loop mostly exceeds a limit within them."""
 
 
 def check(raw: bytes) -> None:
@@ -38,7 +38,7 @@ def check(raw: bytes) -> None:
 
 
 def _look(raw: bytes) -> None:
-    """Count outside strings. A part from the beginning never has more than the whole."""
+    """Count outside strings. ``raw`` may be a leading part: it never holds more than the whole."""
     plain = raw.replace(b"\\\\", b"").replace(b'\\"', b"")  # from here on, a quote begins or ends a string
     if _count(plain, b'"', 2 * MAX_STRINGS) > 2 * MAX_STRINGS:
         raise BodyTooLarge(f"The body holds more than {MAX_STRINGS} strings: too many for one request.")
@@ -50,7 +50,7 @@ def _look(raw: bytes) -> None:
 
 
 def _few(raw: bytes) -> bool:
-    """Whether there is little of everything, even if what stands inside strings is counted."""
+    """Whether no limit is exceeded even if the content of strings is counted."""
     return (
         _containers(raw) <= MAX_CONTAINERS
         and (len(raw) <= 2 * MAX_STRINGS or _count(raw, b'"', 2 * MAX_STRINGS) <= 2 * MAX_STRINGS)
@@ -63,6 +63,6 @@ def _containers(raw: bytes) -> int:
 
 
 def _count(raw: bytes, byte: bytes, most: int) -> int:
-    """How often ``byte`` is there, up to ``most + 1``. To take it out and compare takes a third of ``bytes.count``,
-    which looks at byte after byte up to Python 3.12."""
+    """How often ``byte`` occurs, up to ``most + 1``. To remove it and compare lengths takes a third of the time of
+    ``bytes.count``, which checks byte after byte up to Python 3.12."""
     return len(raw) - len(raw.replace(byte, b"", most + 1))

@@ -1,7 +1,7 @@
 """A ``Content-Type`` with its parameters, by the grammar of RFC 9110 (sections 5.6.6 and 8.3.1).
 
-Rule: what two parsers could read in two ways (a parameter that is there twice, a quoted string that does not end) is
-refused, and an engine gets a header of our own making: it reads the parameter that was read here.
+Rule: a value that two parsers could read in two ways (a repeated parameter, an unterminated quoted string) is refused.
+The engine gets a header written anew, so that it reads the same parameter as the gateway.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ _MEDIA = re.compile(rf"[ \t]*({_TOKEN}/{_TOKEN})[ \t]*")
 _PARAMETER = re.compile(rf';[ \t]*(?:({_TOKEN})=(?:({_TOKEN})|"((?:[\t !#-\[\]-~]|\\[\t -~])*)"))?[ \t]*')
 _PAIR = re.compile(r"\\(.)")
 _BOUNDARY = re.compile(r"[ !#-\[\]-~]{0,69}[!#-\[\]-~]")
-"""RFC 2046 section 5.1.1: at most 70 characters, no space at the end. Of the other characters all are taken that mean
-nothing in a quoted string."""
+"""RFC 2046 section 5.1.1: at most 70 characters, no space at the end. All characters are accepted that have no special
+meaning in a quoted string."""
 
 
 def parameters(content_type: str) -> dict[str, str]:
@@ -63,7 +63,7 @@ def form_boundary(content_type: str) -> str:
 
 
 def form_type(boundary: str) -> str:
-    """The header that says ``boundary``, one that ``form_boundary`` returned, and nothing else."""
+    """The header with only the parameter ``boundary``, which is a result of ``form_boundary``."""
     return f'multipart/form-data; boundary="{boundary}"'
 
 

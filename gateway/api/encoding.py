@@ -1,7 +1,8 @@
 """Compressed bodies: how they are decompressed, and which codings an answer may have.
 
-Rules: the engine compresses an answer, or nobody does, and it passes as it came. A client gets only codings that can be
-decompressed as they pass, so that its stream can be observed: of those that it accepts, gzip and deflate are requested.
+Rules: the gateway never compresses an answer: it forwards the engine's bytes. An engine is offered only codings that
+the gateway can decompress while they pass, so that it can observe the stream: gzip and deflate, if the client accepts
+them.
 """
 
 from __future__ import annotations
@@ -10,18 +11,18 @@ import zlib
 from collections.abc import Iterable, Iterator
 
 CODINGS = frozenset({"gzip", "x-gzip", "deflate"})
-"""Codings that can be decompressed as they pass; the first two are names of one: RFC 9110, section 8.4.1.3."""
+"""Codings that can be decompressed as they pass; the first two are the same coding: RFC 9110, section 8.4.1.3."""
 
 PIECE = 4096
-"""Bytes that are read at a time. A gzip member may have 20 bytes, and each copies what follows it: of empty ones, this
-is 200 members, a millisecond's work."""
+"""Bytes that are read at a time. A gzip member may have only 20 bytes, and each one copies the bytes after it: 200
+empty members take a millisecond."""
 
 MADE = 256 * 1024
 """Bytes that are produced at a time: about a millisecond's work."""
 
 _ZLIB_METHOD = 8
-"""The lower four bits of zlib's first byte (RFC 1950, section 2.2). No deflate stream's own first byte has them: that
-would be a stored block with something in its padding."""
+"""The lower four bits of zlib's first byte (RFC 1950, section 2.2). A bare deflate stream never begins with them: it
+would be a stored block with non-zero padding."""
 
 
 class Undecodable(Exception):
@@ -61,9 +62,9 @@ def decoded(body: bytes, encoding: str, limit: int) -> bytes:
 
 
 class Inflater:
-    """Decompresses one body. gzip: one member after another (RFC 1952, section 2.2), with zeros between and after them
-    if it may be ``padded``, as gzip itself pads. deflate: zlib's format (RFC 9110, section 8.4.1.2), or the bare stream
-    that some take it for."""
+    """Decompresses one body. gzip: one member after another (RFC 1952, section 2.2). ``padded``: zeros may follow each
+    member, as gzip itself allows. deflate: zlib's format (RFC 9110, section 8.4.1.2), or a bare deflate stream, which
+    some servers send instead."""
 
     def __init__(self, encoding: str, *, padded: bool = True) -> None:
         """Raises Undecodable."""
@@ -80,8 +81,9 @@ class Inflater:
         return self._member is None
 
     def slices(self, data: bytes) -> Iterator[bytes]:
-        """What can be read of ``data``, the body's next bytes: parts of ``MADE`` bytes at most, some of them empty, one
-        for each ``PIECE`` at least. To the end, or nothing more may be asked. Raises Undecodable."""
+        """Decompress ``data``, the body's next bytes, in parts of at most ``MADE`` bytes. There is at least one part
+        for each ``PIECE``; a part may be empty. The iterator must be exhausted before the next call. Raises
+        Undecodable."""
         for at in range(0, len(data), PIECE):
             try:
                 yield from self._inflate(data[at : at + PIECE])
@@ -101,7 +103,7 @@ class Inflater:
             if self._member.eof:
                 rest, self._member = self._member.unused_data, None
             elif not (rest := self._member.unconsumed_tail) and len(part) < room:
-                break  # it wants more; where there was no room it may hold some back
+                break  # it needs more input; with full output it may still hold some back
             if len(made) == MADE:
                 yield bytes(made)
                 made.clear()

@@ -1,4 +1,4 @@
-"""A ``GatewayError`` as the client's dialect has errors. Nothing else in the gateway writes an error body."""
+"""Writes a ``GatewayError`` in the client's dialect. Nothing else in the gateway writes an error body."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ ANTHROPIC_TYPES = {
 """Anthropic names its errors by status; other 4xx are ``invalid_request_error`` and other 5xx ``api_error`` there."""
 
 DEFAULT_RETRY = 1.0
-"""Seconds, where a 429 or 503 does not say: a client that is told nothing comes back at once."""
+"""Seconds of ``Retry-After`` if a 429 or 503 sets none: a client without it retries at once."""
 
 _ENCODER = msgspec.json.Encoder()
 
@@ -63,5 +63,5 @@ def _shape(error: GatewayError, dialect: Dialect) -> dict[str, Any]:
             "type": "error",
             "error": {"type": ANTHROPIC_TYPES.get(error.status, fallback), "message": error.message},
         }
-    # ``code`` is the status as a number: what vLLM sends, so that a client sees one shape whoever refused it.
+    # ``code`` is the status as a number, as in vLLM: errors of the gateway and of engines have the same shape.
     return {"error": {"message": error.message, "type": error.type, "param": error.param, "code": error.status}}

@@ -1,5 +1,4 @@
-"""Observes an answer's server-sent events as they pass: is it committed, has it output, what is its usage. Rewrites
-nothing.
+"""Observes an answer's server-sent events as they pass: commit, first output, usage, end. Rewrites nothing.
 
 Rules: every split of the stream into chunks gives the same result. Until the first output every event is parsed; the
 proxy holds those bytes back until ``committed``. After it a chunk costs one search in C: what the last events hold
@@ -19,15 +18,16 @@ from gateway.api.usage import Usage, usage_of
 from gateway.framework import Kind
 
 TAIL = 16 * 1024
-"""Bytes kept of the stream's end: the closing events of each dialect, from their ``usage`` on, are well below 2 KB."""
+"""Bytes of the stream's end that are kept: the closing events of each dialect, from their ``usage`` on, have well below
+2 KB."""
 MAX_EVENT = 16 * 1024 * 1024
-"""Bytes of the longest event that is waited for; after that, what came is passed to the client. vLLM's longest first
-event carries the prompt's token ids and log-probabilities: a few megabytes."""
+"""The most bytes of an event for whose end the observer waits; after that the bytes are passed to the client. vLLM's
+longest first event carries the prompt's token ids and log-probabilities: a few megabytes."""
 
 _EVENT_LINES: dict[Kind, bytes] = {Kind.RESPONSES: b".delta", Kind.MESSAGES: b"content_block_delta"}
 """The end of the ``event:`` line of an event with output, where a dialect has such lines."""
 _ENDS: dict[Kind, re.Pattern[bytes]] = {
-    # The whole response is in its last event, which may be longer than the tail, with the type behind it.
+    # The last event holds the whole response, may be longer than the tail, and has its type at the end.
     Kind.RESPONSES: re.compile(
         rb'(?:^event: ?|"type" ?: ?")response\.(?:completed|incomplete|failed)["\r\n]', re.MULTILINE
     ),
@@ -94,7 +94,7 @@ class EventObserver:
         self._waiting = 0
         self._early_usage: Usage | None = None
         self._early_end = False
-        # After it: what events with output begin with, and the last bytes, since a chunk may end inside of that.
+        # After it: the bytes that events with output begin with, and the last bytes, since a chunk may end inside them.
         self._pattern = b""
         self._carry = b""
 

@@ -1,4 +1,4 @@
-"""Removes what must never pass from a client to an engine, wherever a body may hide it.
+"""Removes fields that must never pass from a client to an engine, in every form that a body may give them.
 
 A malformed ``kv_transfer_params`` hangs a request for ever or kills a whole vLLM decode engine, and a well-formed one
 makes it read another engine's memory. ``vllm_xargs`` and the ``extra_args`` of sampling parameters end in the same
@@ -21,7 +21,7 @@ EXTRAS = frozenset({"vllm_xargs", "extra_args"})
 NESTS = frozenset({"sampling_params"})
 """Objects that may hold ``NEVER`` and ``EXTRAS`` themselves (vLLM's token-level generate API)."""
 OBJECTS = frozenset({"kv_transfer_params", "ec_transfer_params", "vllm_xargs"})
-"""Of these, fields of vLLM 0.32's generating requests."""
+"""Those that are fields of vLLM 0.32's generating requests."""
 SENSITIVE = NEVER | EXTRAS | NESTS
 
 REPORT_MODE = "kv_cache_report_mode"
@@ -75,7 +75,7 @@ def sensitive(name: str) -> bool:
 
 
 def asks_report(fields: Fields) -> bool:
-    """Whether an engine that gets these fields announces the prompt's blocks that it holds once more."""
+    """Whether an engine that gets these fields announces again which of the prompt's blocks it holds."""
     try:
         extras = _FIELDS.decode(fields["vllm_xargs"])
         return bool(_ANY.decode(extras[REPORT_MODE]) == "full")
@@ -97,7 +97,7 @@ def _kept(value: msgspec.Raw, name: str, settings: PassSettings) -> msgspec.Raw 
     try:
         inner = _FIELDS.decode(value)
     except msgspec.ValidationError:
-        # Not an object. null means nothing to any engine; the rest it would refuse, and is not worth the risk.
+        # Not an object. Engines ignore null. They would refuse any other value, which is removed to be safe.
         return value if bytes(value).strip() == b"null" else None
     if name in NESTS:
         return msgspec.Raw(_ENCODER.encode(inner)) if strip(inner, settings) else value

@@ -38,7 +38,7 @@ CREDENTIALS = frozenset({"authorization", "x-api-key", "api-key", "cookie"})
 NEGOTIATED = frozenset({"accept-encoding"})
 """Passed on as far as a compressed answer can be observed."""
 ONCE = frozenset({"x-slo-ttft-ms", "x-slo-tpot-ms"})
-"""Refused if repeated: of two objectives for one request nobody can say which is meant."""
+"""Refused if repeated: it is not clear which of two objectives a request means."""
 STEERING = frozenset({"x-session-id", "endpoint-load-metrics-format", "x-slo-ttft-ms", "x-slo-tpot-ms"})
 STEERING_PREFIXES = (
     "x-data-parallel-",

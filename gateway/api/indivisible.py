@@ -18,23 +18,24 @@ ONE = msgspec.Raw(b"1")
 DISABLED = msgspec.Raw(b'"disabled"')
 
 FIELDS: tuple[tuple[str, str, tuple[msgspec.Raw, ...]], ...] = (
-    # The first sequence that has fetched the KV has it freed: the others would read what came after.
+    # The first sequence to fetch the KV causes the prefill engine to free it: the others would read other data.
     ("n", "n", (NULL, ONE)),
     ("best_of", "n", (NULL, ONE)),
-    # Many requests inside the engine, each with the parameters of the fetch.
+    # Beam search makes many requests inside the engine, and each would fetch with the same parameters.
     ("use_beam_search", "beam-search", (NULL, FALSE)),
     # They need the logits of all prompt tokens, which an engine that fetched their KV has never computed.
     ("echo", "echo", (NULL, FALSE)),
     ("prompt_logprobs", "prompt-logprobs", (NULL,)),
-    # -1 keeps one token less where the output is limited, which a one-token prefill is: other tokens, other KV.
+    # -1 truncates to the context minus the output limit. The prefill leg has a limit of one token, so it would keep
+    # other tokens, and compute other KV.
     ("truncate_prompt_tokens", "truncation", (NULL,)),
-    # Its length cannot be told from its bytes; with ``prompt`` beside it, vLLM makes several prompts of them.
+    # Its length in tokens does not follow from its bytes. Together with ``prompt`` vLLM makes several prompts.
     ("prompt_embeds", "prompt-embeds", (NULL,)),
 )
 """Field, reason, and the values with which the request may still be split."""
 
 RESPONSES_FIELDS: tuple[tuple[str, str, tuple[msgspec.Raw, ...]], ...] = (
-    # What they refer to, or leave behind, is in one engine's memory.
+    # They read or write state that is in one engine's memory.
     ("background", "background", (NULL, FALSE)),
     ("previous_response_id", "previous-response", (NULL,)),
     ("truncation", "truncation", (NULL, DISABLED)),

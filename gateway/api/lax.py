@@ -1,5 +1,5 @@
-"""What vLLM takes beside what it asks for: pydantic's lax booleans, and the encodings of Python's ``json.loads``, by
-which FastAPI reads a body. Held to both by tests/api/test_lax.py.
+"""Values that vLLM accepts beside those of its schema: pydantic's lax booleans, and the encodings of Python's
+``json.loads``, with which FastAPI reads a body. tests/api/test_lax.py compares this file with both.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ UTF8_OBJECT = (b'{"', b"{ ", b"{\n", b"{}")
 
 
 def truth(raw: msgspec.Raw) -> bool | None:
-    """What an engine takes ``raw``, a value that was parsed once, for; None where that is no boolean."""
+    """The boolean that an engine reads from ``raw``, a valid JSON value; None: it would refuse the value."""
     if memoryview(raw).nbytes > LONGEST:
         return None
     try:
@@ -33,7 +33,7 @@ def truth(raw: msgspec.Raw) -> bool | None:
 
 
 def as_utf8(raw: bytes) -> bytes:
-    """A JSON text in UTF-8, without a byte order mark; ``raw`` itself where it is that.
+    """A JSON text in UTF-8, without a byte order mark; ``raw`` itself if it already is.
 
     Raises:
         ClientError: it seems to be in UTF-16 or UTF-32, and is not.

@@ -32,7 +32,7 @@ def _shape(entry: Mapping[str, Any]) -> dict[str, Any]:
         "object": "model",
         "created": entry.get(
             "created", 0
-        ),  # an integer for every client; when an engine loaded it is nobody's question
+        ),  # clients expect an integer; the time at which an engine loaded it does not matter
         "owned_by": OWNER,
         "root": entry.get("root") or entry["id"],
         "parent": entry.get("parent"),

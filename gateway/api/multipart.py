@@ -1,8 +1,8 @@
 """A ``multipart/form-data`` body (RFC 7578) that is forwarded as it came, or with parts replaced or left out.
 
-Rules: parts are found as byte ranges and never copied or decoded; every range that stays, stays byte for byte. What
-two parsers could read in two ways (an odd ``Content-Disposition``, folded headers, a preamble) is refused, so that an
-engine never sees a field that was not seen here.
+Rules: parts are found as byte ranges and never copied or decoded; each range that is kept is forwarded byte for byte. A
+form that two parsers could read in two ways (an odd ``Content-Disposition``, folded headers, a preamble) is refused, so
+that an engine never sees a field that the gateway has missed.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from gateway.api.settings import PassSettings
 from gateway.errors import ClientError
 
 MAX_PARTS = 256
-"""Far above what any route has fields for; each part costs some microseconds of the loop."""
+"""Far more than the fields of any route; each part costs some microseconds of the loop."""
 MAX_PART_HEAD = 16 * 1024
 """Bytes of one part's headers; the limit that HTTP servers have for a request's own."""
 
@@ -31,7 +31,7 @@ _FILENAME = re.compile(rb"""filename\*?=(?:"(?:[^"\\]|\\.)*"|[^;"\s]+)""", re.IG
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """One field: offsets into the body. ``start``..``end`` is all of it, from its delimiter to the next one's."""
+    """One field: offsets into the body. ``start``..``end`` is the whole part, from its delimiter to the next one."""
 
     name: str
     start: int
@@ -43,7 +43,7 @@ class Part:
 class MultipartBody:
     """A form. Fields that may not pass are left out; ``encode`` puts the model's name into each ``model`` part.
 
-    ``content_type``: of our own making, for the engine: it reads the boundary that was read here.
+    ``content_type``: the header for the engine, written anew with the boundary that was read here.
     """
 
     def __init__(self, raw: bytes, content_type: str, settings: PassSettings) -> None:

@@ -1,4 +1,4 @@
-"""Parses a body to a ``Parsed``: what routing must know of a request, and nothing more.
+"""Parses a body to a ``Parsed``: the fields of a request that routing needs, and no others.
 
 Rules: only what routing needs is checked (an object, a model's name, messages, a prompt's form, ``stream``). Everything
 else is the engine's to judge, and its own error goes back unchanged. Every error names the field.
@@ -30,14 +30,14 @@ LIMIT_FIELDS: Mapping[Kind, tuple[str, ...]] = {
     Kind.RESPONSES: ("max_output_tokens",),
     Kind.MESSAGES: ("max_tokens",),
 }
-"""Where each kind limits its output; the first that is set counts, as in vLLM."""
+"""The fields with which each kind limits its output; the first that is set counts, as in vLLM."""
 COMPLETION_LIMIT = 16
 """Output tokens of a completion that sets no limit: vLLM's and OpenAI's default of that route."""
 MAX_N = 16384
-"""vLLM refuses a larger ``n`` (its VLLM_MAX_N_SEQUENCES); a client's number must not make the ledger absurd before
-that."""
+"""vLLM refuses a larger ``n`` (its VLLM_MAX_N_SEQUENCES). Until it does, the number must not distort the ledger."""
 AUDIO_BYTES_PER_TOKEN = 640
-"""16-bit sound at 16 kHz over Whisper's 50 encoder positions a second; compressed files come out too small."""
+"""Bytes per second of 16-bit sound at 16 kHz, divided by Whisper's 50 encoder positions a second. For compressed files
+the estimate is too small."""
 
 
 T = TypeVar("T")
@@ -129,7 +129,7 @@ def _form(route: Route, body: MultipartBody) -> Parsed:
         body=body,
         model=name,
         stream=(body.value("stream") or b"").decode("latin-1").lower() in TRUE_WORDS,
-        # As many bytes of the file as make an estimate of its tokens: equal files still begin with equal ids.
+        # Bytes of the file in proportion to its estimated tokens: equal files still begin with equal ids.
         input=OpaqueInput(
             (body.value("prompt") or b"") + bytes(sound[: len(sound) // AUDIO_BYTES_PER_TOKEN * 4]), "multipart"
         ),
@@ -146,7 +146,7 @@ def _streams(stream: msgspec.Raw) -> bool:
 
 
 def _value(fields: Fields, name: str, kind: type[T]) -> T | None:
-    """None where the field is of another type: the engine will say so."""
+    """None if the field is of another type; the engine refuses it."""
     try:
         return decode(fields[name], kind, name)
     except ClientError:

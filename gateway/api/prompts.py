@@ -33,7 +33,7 @@ OPAQUE_FIELDS: dict[Kind, tuple[str, ...]] = {
 """The fields that hold the prompt, in rendering order."""
 
 MAX_PROMPTS = 4096
-"""Prompts of one completion: several times what an engine runs at once. Each takes a place in a tokenizer's batch."""
+"""The most prompts of one completion: several times what an engine runs at once. Each adds to a tokenizer's batch."""
 
 NULL = msgspec.Raw(b"null")
 TRUE = msgspec.Raw(b"true")
@@ -60,7 +60,7 @@ class _ChatOptions(msgspec.Struct):
 
 
 _decoder: Callable[[Any], msgspec.json.Decoder[Any]] = cache(msgspec.json.Decoder)
-"""To build a decoder costs more than to decode a short value."""
+"""Built once: to build a decoder costs more than to decode a short value."""
 
 _NO_OPTIONS = _ChatOptions()
 _OPTION_NAMES = frozenset(_ChatOptions.__struct_fields__)
@@ -145,7 +145,7 @@ def _messages(fields: Fields) -> _Objects:
 def _completion(fields: Fields) -> PromptInput:
     embeds = fields.get("prompt_embeds", NULL)
     if embeds != NULL:
-        return OpaqueInput(raw=bytes(embeds), why="embeds")  # vLLM takes them first, whatever else is there
+        return OpaqueInput(raw=bytes(embeds), why="embeds")  # if present, vLLM uses them first
     raw = fields.get("prompt", NULL)
     if raw == NULL:
         raise ClientError("prompt is required", param="prompt")
@@ -159,7 +159,7 @@ def _completion(fields: Fields) -> PromptInput:
 
 
 def _texts_or_ids(raw: msgspec.Raw) -> tuple[str, ...] | TokenInput:
-    """vLLM's four forms, told apart by how they begin: "..", [".."], [1], [[1]]."""
+    """One of vLLM's four forms, recognized by how they begin: "..", [".."], [1], [[1]]."""
     opening = bytes(memoryview(raw)[:64])
     first, second = opening[:1], opening[1:].lstrip()[:1]
     if first == b'"':

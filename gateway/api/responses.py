@@ -1,10 +1,9 @@
-"""A response's input to the chat that vLLM 0.32 makes of it, and the id of a response in its answer.
+"""Converts a body of the Responses API to a chat as vLLM 0.32 does, and finds the id of a response in an answer.
 
 Source: ``construct_input_messages`` and ``construct_tool_dicts`` in ``vllm/entrypoints/openai/responses/utils.py``, the
 validators of ``ResponsesRequest``, and the models of the ``openai`` package that it uses. Rules: pure; items are read
-with the types that those models ask for, and what has another type, or is of a kind that vLLM does not render, is the
-engine's to refuse. Unlike chats, responses are tokenized with the tokenizer's own special tokens (a second BOS where
-the template writes one).
+with the types of those models, and the engine refuses other types and items that vLLM does not render. Unlike chats,
+responses are tokenized with the tokenizer's own special tokens (a second BOS if the template writes one).
 """
 
 from __future__ import annotations
@@ -22,10 +21,10 @@ Object = dict[str, Any]
 T = TypeVar("T")
 
 CUSTOM_INPUT = "input"
-"""The one argument of the function that vLLM makes of a custom tool."""
+"""The only argument of the function to which vLLM converts a custom tool."""
 INPUT_PARTS = ("input_text", "input_image", "input_file")
 UNFINISHED = ("in_progress", "incomplete")
-"""States of a last message that the model is to continue."""
+"""If the last message has one of these states, the model continues it."""
 
 
 class _Reasoning(msgspec.Struct, frozen=True):
@@ -126,7 +125,7 @@ class _Created(msgspec.Struct):
 
 
 FIELDS = _Body.__struct_fields__
-"""Of the body, those that change the prompt."""
+"""The fields of the body that change the prompt."""
 
 _NAMED = msgspec.json.Decoder(_Named)
 _CREATED = msgspec.json.Decoder(_Created)
@@ -146,7 +145,7 @@ def read_response(given: Object, raw: bytes) -> ChatInput:
     if isinstance(body.input, str):
         messages.append({"role": "user", "content": body.input})
     else:
-        # Only items of the input are merged with each other: the instructions are no part of them.
+        # Only items of the input are merged with each other, never with the instructions.
         messages += _converse(body.input)
     continues = _continues(body.input)
     return ChatInput(
@@ -164,8 +163,8 @@ def read_response(given: Object, raw: bytes) -> ChatInput:
 
 
 def read_id(answer: bytes, *, stream: bool) -> str | None:
-    """The id under which the engine may keep the response; None if it tells none. ``answer``: the whole body, or a
-    stream from its begin to its first event at least."""
+    """The id under which the engine may keep the response; None if the answer has none. ``answer``: the whole body, or
+    the beginning of a stream, up to its first event at least."""
     try:
         if not stream:
             return _NAMED.decode(answer).id
@@ -183,7 +182,7 @@ def _continues(given: str | Sequence[Object]) -> bool:
 
 
 def _converse(items: Sequence[Object]) -> list[Object]:
-    """One message can be of several items: an assistant's reasoning, text and calls."""
+    """Several items can form one message: an assistant's reasoning, text and tool calls."""
     messages: list[Object] = []
     for item in items:
         before = messages[-1] if messages and messages[-1]["role"] == "assistant" else None
@@ -194,7 +193,7 @@ def _converse(items: Sequence[Object]) -> list[Object]:
 
 
 def _message(item: Object, before: Object | None) -> Object | None:
-    """What becomes of ``item``; None if it went into ``before``, the assistant's message ahead of it."""
+    """The message of ``item``; None if ``item`` was merged into ``before``, the assistant's message before it."""
     kind = item.get("type", "message")
     read = _ITEMS.get(kind) if isinstance(kind, str) else None
     if read is None:
@@ -261,7 +260,7 @@ def _spoken(item: Object) -> Object:
     if content and all(part.get("type") in INPUT_PARTS for part in content):
         text = content[0].get("text")
         return item if text is None else {"role": "assistant", "content": text}
-    # Of what an assistant said in parts, vLLM keeps the first; it fails on a refusal.
+    # vLLM keeps only the first part of an assistant's content, and fails if that is a refusal.
     match _read(item, _AssistantItem).content:
         case [_OutputText(text), *_] if "type" in item:
             return {"role": "assistant", "content": text}

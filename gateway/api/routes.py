@@ -1,4 +1,4 @@
-"""The allow-list: the only paths that are passed on to an engine.
+"""The allow-list: the only paths that are forwarded to an engine.
 
 Rules: nothing that changes an engine (loading adapters, sleeping, resetting caches, profiling, ...) is ever here, and a
 path that is not here is not passed. GET routes are the gateway's own and belong to ``gateway.proxy``.
@@ -18,7 +18,7 @@ SHOWN_PATH = 200
 
 
 class Dialect(StrEnum):
-    """Whose shape errors have on a route."""
+    """The API whose error format a route uses."""
 
     OPENAI = "openai"
     ANTHROPIC = "anthropic"

@@ -1,4 +1,4 @@
-"""What may pass from a client to an engine, and what is read of its headers."""
+"""Which fields and headers pass from a client to an engine, and which headers the gateway reads."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ NEVER = frozenset(
         "disaggregated_params",
     }
 )
-"""What only the gateway may say: it decides who prefills and who decodes."""
+"""Fields that only the gateway may set, since it chooses the prefill and the decode engine."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +52,7 @@ class PassSettings:
 
 @dataclass(frozen=True, slots=True)
 class SloSettings:
-    """What a model's requests should be answered within, where headers say nothing. Milliseconds; None: no matter.
+    """A model's latency objectives, for requests whose headers set none. Milliseconds; None: no objective.
 
     ``ttft_ms``: to the first token (``x-slo-ttft-ms``). ``tpot_ms``: from one token to the next (``x-slo-tpot-ms``).
     """
@@ -69,10 +69,11 @@ class SloSettings:
 
 @dataclass(frozen=True, slots=True)
 class SessionSettings:
-    """Where a request names its session, beside the body (``session_id``, ``prompt_cache_key``), which comes last.
+    """The headers and the cookie that name a request's session. They are read before the body's fields (``session_id``,
+    ``prompt_cache_key``).
 
-    ``headers``: lower case, the first that is there counts: vLLM's, OpenCode's and Claude Code's names for it.
-    ``cookie``: the name of one; None: none is read.
+    ``headers``: lower case, the first that is present counts; by default those of vLLM, OpenCode and Claude Code.
+    ``cookie``: the name of a cookie; None: none is read.
     """
 
     headers: tuple[str, ...] = ("x-session-id", "x-session-affinity", "x-claude-code-session-id")

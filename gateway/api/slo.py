@@ -32,7 +32,7 @@ def read_slo(headers: Mapping[str, str], settings: SloSettings) -> Slo | None:
 
 def _milliseconds(text: str, name: str) -> float:
     text = text.strip()
-    # Not float() alone: that takes "nan", "1_0" and digits of other scripts.
+    # Not float() alone: it accepts "nan", "1_0" and digits of other scripts.
     value = float(text) if _NUMBER.fullmatch(text) else 0.0
     if not 0 < value <= LONGEST:
         raise ClientError(

@@ -1,14 +1,13 @@
-"""Requests a stream's usage for clients that did not, and removes it from what they get.
+"""Requests a stream's usage on behalf of clients that did not, and removes it from their streams.
 
 ``stream_options.include_usage`` changes a stream of vLLM 0.32 (``entrypoints/openai``) in two ways. One more event
-without choices reports the usage, before ``[DONE]``. And that event bears the ``system_fingerprint``, which is
+without choices reports the usage, before ``[DONE]``. And that event carries the ``system_fingerprint``, which is
 otherwise the last field of each event that ends a choice. ``/v1/responses`` and ``/v1/messages`` always report their
 usage. Other engines may report it in several such events.
 
-Rules: a client gets the bytes that it would have got without us, however the stream is split. An event with neither a
-usage nor a finish reason costs two searches in C and is not parsed. Only two things are held back: the beginning of an
-event, which is of no use to a client, and the event that ends the only choice, until the next event has brought the
-fingerprint.
+Rules: a client gets the same bytes as without the gateway, however the stream is split. An event with neither a usage
+nor a finish reason costs two searches in C and is not parsed. Only two things are held back: an incomplete event, which
+is of no use to a client, and the event that ends the only choice, until the next event has brought the fingerprint.
 """
 
 from __future__ import annotations
@@ -27,20 +26,20 @@ KINDS = frozenset({Kind.CHAT, Kind.COMPLETION})
 
 
 LONGEST = 256 * 1024
-"""Bytes of an event above which it passes unread. One with a usage has less than 4 KB; one that ends a choice has more
-only with the log-probabilities of hundreds of tokens."""
+"""A larger event (in bytes) is forwarded unread. An event with a usage has less than 4 KB. An event that ends a choice
+has more only with the log-probabilities of hundreds of tokens."""
 
 REFUSALS = frozenset({400, 422})
 """Statuses with which an engine refuses an unknown field: 400 by vLLM and SGLang, 422 by FastAPI itself."""
 
 _ENDS = (b"\n\n", b"\n\r\n")
 _BLANK = re.compile(rb"\n\r?\n")
-"""It begins with a byte that is always there, which is looked for 25 times as fast as one that may be."""
+"""The pattern begins with a fixed byte: a search for that is 25 times as fast as for an optional one."""
 _OVERLAP = 2
-"""Bytes of ``_BLANK`` that may have come with the part before."""
+"""The most bytes of ``_BLANK`` that may be at the end of the part before."""
 
 _FINISH = b'"finish_reason":"'
-"""As vLLM writes it, without a blank. Inside of a text the second quote would be escaped."""
+"""As vLLM writes it, without a blank. Inside a string the second quote would be escaped."""
 _USAGE = re.compile(rb'"usage"\s*:\s*\{')
 _DATA = re.compile(rb"^data: ?(.*?)\r?$", re.MULTILINE)
 _FINGERPRINT = "system_fingerprint"
@@ -72,22 +71,22 @@ def refuses(text: bytes) -> bool:
 
 
 class UsageTaker:
-    """Passes one stream on to a client that did not request its usage.
+    """Forwards one stream to a client that did not request its usage.
 
     ``single``: it has one choice; else the events that end its choices cannot wait for the stream's end, and get the
     engine's known ``fingerprint`` (JSON; empty: none). ``learn``: called with the fingerprint that came.
     """
 
-    __slots__ = ("_ending", "_fingerprint", "_learn", "_passed", "_rest", "_single", "_through", "_told")
+    __slots__ = ("_ending", "_fingerprint", "_learn", "_passed", "_reported", "_rest", "_single", "_through")
 
     def __init__(self, *, single: bool, fingerprint: bytes, learn: Callable[[bytes], None]) -> None:
         self._single = single
         self._fingerprint = fingerprint
         self._learn = learn
         self._ending = b""  # the event that ends the choice, held back
-        self._rest = b""  # the beginning of an event, of which the first so many bytes have passed
+        self._rest = b""  # the beginning of an incomplete event, of which ``_passed`` bytes were forwarded
         self._passed = 0
-        self._told = False  # the usage, and with it the fingerprint
+        self._reported = False  # the usage, and with it the fingerprint
         self._through = False  # whatever comes passes
 
     def feed(self, data: bytes) -> bytes:
@@ -105,7 +104,7 @@ class UsageTaker:
         return self._cut(data)
 
     def end(self) -> bytes:
-        """The stream has ended, in whichever way: returns what was held back."""
+        """The stream has ended, completely or not: returns the bytes that were held back."""
         self._through = True
         held, self._ending = self._released() + self._rest[self._passed :], b""
         self._rest, self._passed = b"", 0
@@ -128,7 +127,7 @@ class UsageTaker:
         return b"".join(out)
 
     def _event(self, event: bytes) -> bytes:
-        """What the client gets for a whole event, and for the one that was held back."""
+        """The client's bytes for a whole event, and for the event that was held back before it."""
         if self._through or len(event) > LONGEST:
             return self._released() + event
         if not self._ending and _FINISH not in event and not _USAGE.search(event):
@@ -137,19 +136,19 @@ class UsageTaker:
         if not data:  # a comment
             return event
         fields = _decoded(b"\n".join(data)) if _USAGE.search(event) else {}
-        told = fields.get("usage", b"").startswith(b"{")
-        if told and fields.get("choices") == b"[]":
-            if not self._told:
-                self._told = True
+        has_usage = fields.get("usage", b"").startswith(b"{")
+        if has_usage and fields.get("choices") == b"[]":
+            if not self._reported:
+                self._reported = True
                 self._fingerprint = fields.get(_FINGERPRINT, b"").removeprefix(b"null")
                 self._learn(self._fingerprint)
             return self._released()
-        if told:  # the engine tells it unasked (vLLM: --enable-force-include-usage)
+        if has_usage:  # the engine reports it in any case (vLLM: --enable-force-include-usage)
             self._through = True
             return self._released() + event
         if _FINISH not in event:
             return self._released() + event
-        if not self._single or self._told:
+        if not self._single or self._reported:
             return self._released() + _stamped(event, self._fingerprint)
         held, self._ending = self._released(), event
         return held

@@ -1,5 +1,5 @@
-"""Sending token ids instead of a prompt's text: for which requests the engine's answer stays the same, and the new
-body.
+"""Sends token ids instead of a prompt's text: decides for which requests the engine's answer stays the same, and makes
+the new body.
 
 Rules: if an engine uses the text itself, the text is sent. As in ``indivisible``, what is harmless is listed, anything
 else counts, and nothing here raises. Checked against vLLM 0.32 (``entrypoints/openai``,
@@ -28,24 +28,24 @@ EMPTY = msgspec.Raw(b"{}")
 EMPTY_TEXT = msgspec.Raw(b'""')
 
 TEXT_MATTERS: tuple[tuple[str, tuple[msgspec.Raw, ...]], ...] = (
-    # The text is a part of the answer: ids would give it back without its special tokens, or not at all.
+    # The answer contains the prompt's text. With ids it would lack the special tokens, or all of the text.
     ("echo", (NULL, FALSE)),
     ("return_prompt_text", (NULL, FALSE)),
-    # Its answers are cut out of a text that begins with the prompt's.
+    # The engine cuts the answers out of a text that begins with the prompt's text.
     ("use_beam_search", (NULL, FALSE)),
-    # Of ids, those of a completion are cut and those of a chat are not.
+    # vLLM truncates the ids of a completion, and does not truncate those of a chat.
     ("truncate_prompt_tokens", (NULL,)),
-    # Joined with the prompt's text to another prompt, by templates for code that only the engine has.
+    # The engine combines it with the prompt's text, with a template for code completion that only the engine has.
     ("suffix", (NULL,)),
     ("prompt_embeds", (NULL,)),
-    # They reach the processor of images beside a text, and not beside ids.
+    # They reach the image processor together with a text, and not together with ids.
     ("mm_processor_kwargs", (NULL, EMPTY)),
     ("media_io_kwargs", (NULL, EMPTY)),
 )
 """Fields, each with the values with which an engine answers ids as it answers the text."""
 
 ROUTES = frozenset({Kind.CHAT, Kind.COMPLETION})
-"""Those that take ids."""
+"""Kinds of routes that accept ids."""
 
 SLICE = 8192
 """Ids that are written at a time: half a millisecond. A prompt may have millions, and streams continue meanwhile."""
@@ -67,7 +67,7 @@ def same_answer(kind: Kind, fields: Fields, tokens: int, *, version: str | None,
         return False
     if any(name in fields and fields[name] not in harmless for name, harmless in TEXT_MATTERS):
         return False
-    # An empty text is refused, where the one id that begins every text would not be.
+    # An engine refuses an empty text. It would accept its ids, which are one BOS.
     return kind is Kind.CHAT or fields.get("prompt") != EMPTY_TEXT
 
 

@@ -1,4 +1,4 @@
-"""Prompt to token ids: chat template, tokenizer, and an estimate where neither can be had."""
+"""Prompt to token ids: chat template, tokenizer, and an estimate where neither is available."""
 
 from gateway.tokens.tokenizer import ModelTokens
 

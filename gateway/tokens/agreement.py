@@ -13,10 +13,10 @@ from enum import StrEnum
 from gateway.framework import Kind
 
 WINDOW = 50
-"""Comparisons that are looked back on: a few seconds of a busy engine's traffic, minutes of a quiet one's."""
+"""Size of the sliding window, in comparisons: a few seconds of a busy engine's traffic, minutes of a quiet one's."""
 
 LEAST = 5
-"""Differences in the window before there is a verdict: one odd client's retries are fewer."""
+"""The verdict needs at least this many differences in the window. One odd client's retries make fewer."""
 
 SHARE = 0.2
 """The share of the window's comparisons that may differ. Another tokenizer, template or BOS makes nearly all chats
@@ -27,8 +27,8 @@ RECOVERY = 50
 70,000."""
 
 CHECKS = 20
-"""Equal ids in a row that restore trust in ids: a prompt that is equal id by id proves more than an equal count. The
-same number of prompts is compared when there is doubt."""
+"""Prompts in a row with equal ids that restore trust: a prompt that is equal id by id proves more than an equal count.
+This is also the number of prompts that are compared when there is doubt."""
 
 
 class Form(StrEnum):
@@ -64,8 +64,8 @@ class Difference:
 
 
 class Agreement:
-    """The comparisons of one engine and one form of prompts. ``difference``: the verdict; None: nothing speaks against
-    it."""
+    """The comparisons of one engine and one form of prompts. ``difference``: the verdict; None: the engine is not found
+    to differ."""
 
     __slots__ = ("_agreed", "_form", "_windows", "difference")
 
@@ -101,7 +101,7 @@ class Agreement:
         self.difference = None
         for window in self._windows.values():
             window.clear()
-        self._windows[evidence].extend([True] * LEAST)  # it has just agreed more often than that
+        self._windows[evidence].extend([True] * LEAST)  # the engine has just agreed more often than that
 
 
 def suspicious(different: int, compared: int) -> bool:

@@ -50,9 +50,9 @@ def variables_of(template: str) -> frozenset[str]:
 def takes_later_systems(template: str) -> bool:
     """Whether ``template`` renders a system message that is not the first.
 
-    Source: ``_detect_merge_inline_system`` of vLLM 0.32.0 (``vllm/entrypoints/anthropic/serving.py``), environment and
-    all: what transformers gives to templates (``raise_exception``, ``strftime_now``, ``generation``) is not there, so
-    that a template which uses it on the way counts as one that refuses.
+    Source: ``_detect_merge_inline_system`` of vLLM 0.32.0 (``vllm/entrypoints/anthropic/serving.py``). As there, the
+    jinja environment lacks what transformers adds for templates (``raise_exception``, ``strftime_now``,
+    ``generation``). So a template that uses one of these here counts as one that refuses.
     """
     roles = ("system", "user", "system", "user")
     try:

@@ -1,7 +1,7 @@
-"""Chats whose last message the model goes on with (``continue_final_message``): the text ends where that message does.
+"""Chats whose last message the model continues (``continue_final_message``): the text ends where that message does.
 
-Source: ``render_jinja_template`` of ``transformers`` 5.16 to 5.19: a tag is put behind the message, and what the
-template has put behind the tag is cut off. Rules: pure; the conversation that is given is not changed.
+Source: ``render_jinja_template`` of ``transformers`` 5.16 to 5.19: it appends a tag to the message, renders, and cuts
+the text off at the tag. Rules: pure; the given conversation is not changed.
 """
 
 from __future__ import annotations
@@ -11,7 +11,8 @@ from collections.abc import Sequence
 from gateway.tokens.conversation import Message
 
 TAG = "CONTINUE_FINAL_MESSAGE_TAG "
-"""The library's: a template could look at it. Its blank tells whether the template strips texts."""
+"""The tag of ``transformers``, since a template could look at it. It ends with a blank: if that is missing in the
+rendered text, the template strips texts."""
 
 
 def tag_end(conversation: Sequence[Message], template: str) -> tuple[list[Message], str]:
@@ -44,5 +45,5 @@ def cut_at_tag(text: str, final: str) -> str:
     if place < 0 or final.strip() not in text:
         raise ValueError("the message to continue is not in the text")
     kept = text[:place]
-    # Where the tag has lost its blank the template strips texts, and does so with this one.
+    # If the tag has lost its blank, the template strips texts. So it would strip this one, too.
     return kept if text.startswith(TAG, place) else kept.rstrip()

@@ -17,10 +17,11 @@ from gateway.tokens.reasons import Unrenderable, Why
 ContentFormat = Literal["string", "openai"]
 Message = dict[str, Any]
 Media = Literal["refused", "shown", "marked"]
-"""What becomes of a part that is media. ``shown``: what a template with parts sees of it. ``marked``: ``MARK`` stands
-where its tokens begin: in the part's place, or, where contents are texts, ahead of its message's text."""
+"""How a media part is rendered. ``refused``: it raises Unrenderable. ``shown``: a template that takes parts gets the
+part. ``marked``: ``MARK`` is put where its tokens begin: in the part's place, or, where contents are texts, before its
+message's text."""
 MARK = "\ue000media\ue001"
-"""Characters that no text has; not blank, since templates strip blanks."""
+"""Characters that occur in no text. They are not blank, since templates strip blanks."""
 
 TEXT_FIELDS: Mapping[str, str] = {
     "text": "text",
@@ -84,8 +85,7 @@ def converse(
     ``built``: as in ``ChatInput``.
 
     Raises:
-        Unrenderable: a message holds media that are refused or that nothing is known of, or is of no form that vLLM
-            takes.
+        Unrenderable: a message holds media that are refused or unknown, or has a form that vLLM does not accept.
     """
     return [_message(message, content_format, built, media) for message in messages]
 
@@ -102,15 +102,16 @@ def media_of(messages: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
 
 
 def join_systems(messages: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
-    """Join all system messages into the first one, with nothing between their texts, as vLLM does with Anthropic's for
-    a template that takes no later ones."""
+    """Join all system messages into the first one, with nothing between their texts. vLLM does so with Anthropic's
+    messages if the template refuses later system messages."""
     texts = [message["content"] for message in messages if message["role"] == "system"]
     others = [message for message in messages if message["role"] != "system"]
     return [{"role": "system", "content": "".join(texts)}, *others] if texts else others
 
 
 def developers_to_system(conversation: Sequence[Message]) -> list[Message]:
-    """For templates without a developer role: such messages become system ones, and all of those the first message."""
+    """For templates without a developer role: developer messages become system messages, and all system messages are
+    joined into the first message."""
     turned = [_as_system(message) if message["role"] == "developer" else message for message in conversation]
     places = [place for place, message in enumerate(turned) if message["role"] == "system"]
     # vLLM merges only if a system message is not the first, or follows one that has text.
@@ -137,7 +138,7 @@ def _message(message: Mapping[str, Any], content_format: ContentFormat, built: b
         raise Unrenderable(Why.MESSAGES)
     billed = role == "system" and isinstance(given, str) and given.startswith(BILLING_HEADER)
     if type(given) is str and content_format == "string" and not billed:
-        out: Message = {"role": role, "content": given}  # what the long way makes of a single text
+        out: Message = {"role": role, "content": given}  # the same as the general case below gives for a single text
         if len(message) == 2 and role != "developer":
             return out
     else:
@@ -165,7 +166,7 @@ def _content(given: Any, role: str, content_format: ContentFormat, media: Media)
     content = [read for part in parts if (read := _part(part, content_format, media))]
     if content_format == "openai":
         return content
-    # vLLM puts what stands for media ahead of a message's text, but for models that it knows to interleave them.
+    # vLLM puts the placeholders of media before a message's text, except for models that it knows to interleave them.
     marks = [text for text in content if text is MARK]
     return "\n".join([*marks, *(text for text in content if text is not MARK)])
 
@@ -285,7 +286,7 @@ def _tool_call(call: Any, built: bool) -> Message:
 
 
 def _arguments(given: Any) -> Mapping[str, Any]:
-    """Templates want an object; clients send it as JSON text, sometimes broken, which vLLM takes for an empty one."""
+    """Templates expect an object. Clients send it as JSON text. If that is invalid, vLLM uses an empty object."""
     if isinstance(given, str) and given:
         try:
             given = json.loads(given)

@@ -1,11 +1,11 @@
 """Encodes text to token ids with the Rust part of a tokenizer, which releases the GIL.
 
-Rules: ``encode_batch_fast`` of the Rust backend releases the GIL; plain ``encode`` keeps it, and stops every stream
-meanwhile. The backend is used alone only if it gives the ids of the whole tokenizer, which is tried at start. Encoded
-text is cached in segments (``segments``, ``segment_cache``), and only the rest is encoded.
+Rules: ``encode_batch_fast`` of the Rust backend releases the GIL; plain ``encode`` holds it, which stops every stream
+for that time. The backend is used without the Python tokenizer around it only if both give the same ids. That is tested
+at start. Encoded text is cached in segments (``segments``, ``segment_cache``), and only the rest is encoded.
 
-The library's own threads are switched off: with two cores at work, a call from the loop with two short texts would wait
-for them for a quarter of a second, behind other prompts' texts. Our own threads are enough.
+The library's own threads are switched off. With both cores busy, a call from the loop with two short texts would wait
+up to a quarter of a second for them, behind other prompts' texts. Our own threads are enough.
 """
 
 from __future__ import annotations
@@ -34,8 +34,8 @@ SAMPLES = (
 """Blanks at the ends, digits, scripts, combining marks, line ends, and common special tokens."""
 
 TOGETHER = 32
-"""Segments that are encoded by one call, some 5 ms of work. The call makes its ids and drops its results with the GIL
-held: 8 ms for 100,000 tokens at once, and 0.3 ms for this many. In all it takes no longer."""
+"""Segments that are encoded by one call, some 5 ms of work. The call holds the GIL while it makes the list of ids and
+frees its results: 8 ms for 100,000 tokens at once, 0.3 ms for this many. The total time is the same."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,7 +141,7 @@ class Encoder:
         specials = [str(token) for token in self._tokenizer.all_special_tokens]
         samples = [*SAMPLES, "x".join(["", *specials, ""])]
         expected = [[self._whole(text, flag) for text in samples] for flag in (False, True)]
-        # tokenizer.json may hold these, and a call of the whole tokenizer sets them anew each time.
+        # tokenizer.json may set truncation and padding. The Python tokenizer sets them anew at each call.
         backend.no_truncation()
         backend.no_padding()
         backend.encode_special_tokens = bool(getattr(self._tokenizer, "split_special_tokens", False))

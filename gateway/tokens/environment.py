@@ -1,17 +1,17 @@
-"""The jinja environment that chat templates run in: what ``transformers`` gives to them, in code of our own.
+"""The jinja environment in which chat templates run: the same as that of ``transformers``, in our own code.
 
 Source: ``_cached_compile_jinja_template`` of ``transformers/utils/chat_template_utils.py``, in 5.19 (vLLM 0.32 takes
 5.16 to 5.19) and in 5.23: blocks are trimmed, ``{% break %}``, ``{% continue %}`` and ``{% generation %}`` are tags,
-``tojson`` is plain JSON, ``raise_exception`` and ``strftime_now`` are functions, and nothing that is handed in can be
-changed. As in 5.23, ``dict`` and ``namespace`` refuse what a template could only use to break out: what 5.19 would
-render is an error here. An upgrade of the library changes no prompt.
+``tojson`` is plain JSON, ``raise_exception`` and ``strftime_now`` are functions, and a template cannot change its
+arguments. As in 5.23, ``dict`` and ``namespace`` refuse names that are of use only to escape the sandbox: a template
+that uses them renders in 5.19 and is an error here. An upgrade of the library changes no prompt.
 
-The sandbox asks each value for an attribute first, which for a dict raises nearly always, then for the key, and then
-whether what was found is safe: 1 to 2 us each, 0.4 ms of a chat of 80 messages. The methods that jinja documents for
-this are overridden, and answer at once where the type and the name alone decide: a dict has no attributes but its
-type's; what a loop says of itself is a number; methods of a text are safe, but for those that format it. All else is
-left to the sandbox. A template is Python code: neither its memory nor its time is bounded, but for ``range`` (100,000
-steps) and Python's limit of recursion.
+For each ``a.b`` the sandbox of jinja first tries the attribute, which nearly always raises for a dict, then the key,
+and then checks whether the value is safe. That takes 1 to 2 us each time, and 0.4 ms for a chat of 80 messages. This
+environment overrides the methods that jinja documents for this, and returns early where the type and the name decide: a
+dict has only the attributes of its type, the properties of a loop are numbers, and methods of a string are safe unless
+they format it. All other cases go to the sandbox. A template is code: its memory and time are not bounded, except by
+the limit of ``range`` (100,000 steps) and Python's recursion limit.
 """
 
 from __future__ import annotations
@@ -40,7 +40,8 @@ _OF_TEXTS = {name for name in dir(str) if not name.startswith("_")} - {"format",
 _SAFE = frozenset({*((LoopContext, name) for name in _OF_LOOPS), *((str, name) for name in _OF_TEXTS)})
 """Types and attributes that the sandbox lets through as they are."""
 _SCALARS = frozenset({bool, float, int, str, type(None)})
-"""Of these a namespace's value is let through as it is; others may be methods that format."""
+"""A value of one of these types in a namespace is returned without a check. Values of other types may be methods that
+format."""
 
 
 class Generation(Extension):
@@ -108,7 +109,7 @@ class ChatEnvironment(ImmutableSandboxedEnvironment):
         elif (kind, attribute) in _SAFE:
             try:
                 return getattr(obj, attribute)
-            except AttributeError:  # of what a loop goes through; the sandbox takes it for the loop's own
+            except AttributeError:  # raised by the loop's iterable; the sandbox then treats the attribute as missing
                 return self.undefined(None, obj, attribute)
         elif kind is ChatNamespace:
             try:
@@ -131,8 +132,8 @@ class ChatEnvironment(ImmutableSandboxedEnvironment):
     def call(self, context: Context, obj: Any, /, *args: Any, **kwargs: Any) -> Any:
         """``obj(...)`` in a template, as the sandbox does it."""
         if type(obj) is BuiltinMethodType:
-            # Such a method is not marked as unsafe, nor as one that wants the context: it cannot be. What jinja adds
-            # for those that want it is dropped.
+            # A method of a string carries no mark: neither "unsafe" nor "pass the context". jinja adds these arguments
+            # for functions that take the context, so they are dropped.
             kwargs.pop("_loop_vars", None)
             kwargs.pop("_block_vars", None)
             return obj(*args, **kwargs)
@@ -154,7 +155,7 @@ def to_json(
 
 
 def raise_exception(message: str) -> NoReturn:
-    """What a template calls to refuse a chat. Raises jinja2.TemplateError."""
+    """Called by a template to refuse a chat. Raises jinja2.TemplateError."""
     raise TemplateError(message)
 
 

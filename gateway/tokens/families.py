@@ -51,7 +51,7 @@ FAMILIES = (
         types=frozenset({"gpt_oss"}),
         extra="harmony",
         module="openai_harmony",
-        tokenize=False,  # vLLM 0.32 renders them there with the chat template, which is another text
+        tokenize=False,  # there vLLM 0.32 renders chats with the chat template, which gives another text
     ),
     Family(
         "Mistral (tekken)",
@@ -85,8 +85,8 @@ FAMILIES = (
 )
 
 RENDERS_ITSELF = Family("a chat of this tokenizer", "rendered by its own apply_chat_template")
-"""Python code in the model's repository. It calls the renderer of the installed ``transformers``, which is not the
-engines' version here."""
+"""Python code in the model's repository. It calls the renderer of the installed ``transformers``, whose version differs
+from the engines'."""
 
 
 @dataclass(frozen=True, slots=True)

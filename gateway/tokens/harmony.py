@@ -161,8 +161,8 @@ class Harmony:
         return ids
 
     def _as_before(self, ids: list[int]) -> list[int]:
-        """A call's head as the model was taught it, ``assistant to=f<|channel|>commentary json``; the library has put
-        the recipient behind the channel since 0.0.10, and vLLM takes that back."""
+        """A tool call's header in the order of the model's training, ``assistant to=f<|channel|>commentary json``.
+        Since 0.0.10 the library puts the recipient behind the channel; vLLM undoes that."""
         if ids[0] != self._start or self._message not in ids:
             return ids
         end = ids.index(self._message)
@@ -180,7 +180,8 @@ class Harmony:
 
 
 def pieces_of(chat: ChatInput) -> list[Piece]:
-    """What vLLM makes of a chat's body. Raises Unrenderable for what it refuses, and for what is no text."""
+    """The messages that vLLM makes from a chat's body. Raises Unrenderable for what vLLM refuses, and for content that
+    is not text."""
     effort = chat.reasoning_effort
     if effort is not None and effort not in EFFORTS:
         raise Unrenderable(Why.TEMPLATE_ERROR)

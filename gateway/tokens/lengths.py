@@ -1,4 +1,4 @@
-"""How long a prompt may be to be encoded; longer ones are estimated."""
+"""The maximum length of a prompt that is encoded. Longer prompts are estimated."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ take gigabytes and a minute, long after its client left."""
 
 
 def size_of(prompt: ChatInput | TextInput) -> int:
-    """Its characters, about."""
+    """The approximate number of characters of ``prompt``."""
     return len(prompt.raw) if isinstance(prompt, ChatInput) else sum(map(len, prompt.texts))
 
 

@@ -1,4 +1,4 @@
-"""A tokenizer from a folder or the hub, and what its files say of how vLLM renders its model's chats.
+"""Loads a tokenizer from a folder or the hub, and finds out from its files how vLLM renders its model's chats.
 
 Rules: ``transformers`` is imported here only, and only when a tokenizer is wanted (it takes seconds). Everything that
 can go wrong is a ``ConfigError`` that names the model, the path and the remedy. Blocking: call it in a thread.
@@ -31,12 +31,12 @@ PROCESSOR_FILES = ("processor_config.json", "preprocessor_config.json")
 
 @dataclass(frozen=True, slots=True)
 class Loaded:
-    """``tokenizer``: of ``transformers``; None: ``native`` makes tokens of texts, too. ``template``: the configured
+    """``tokenizer``: of ``transformers``; None: ``native`` tokenizes plain texts, too. ``template``: the configured
     file's text, or None.
 
-    ``toolless_template``: a processor's template, which vLLM takes for chats without tools. ``family``: vLLM does not
-    render its chats with a template, or does not tokenize with ``transformers``. ``obstacles``: forms of prompts that
-    cannot be tokenized here, with the reason. ``native``: what makes tokens of the family's prompts here.
+    ``toolless_template``: a processor's template, which vLLM uses for chats without tools. ``family``: set if vLLM does
+    not render the model's chats with a template, or does not tokenize with ``transformers``. ``obstacles``: forms of
+    prompts that cannot be tokenized here, with the reason. ``native``: the family's own tokenizer.
     """
 
     tokenizer: Any
@@ -55,7 +55,7 @@ def load(settings: TokenSettings, model: str) -> Loaded:
     """
     source = settings.tokenizer or ""
     template = None if settings.chat_template is None else _read_template(settings.chat_template, model)
-    # It would say on every start that there is no PyTorch, which nobody wants here.
+    # Otherwise transformers warns at each start that PyTorch is missing, which is not needed here.
     os.environ.setdefault("TRANSFORMERS_NO_ADVISORY_WARNINGS", "1")
     from transformers import AutoTokenizer, PreTrainedTokenizerBase
 
@@ -69,7 +69,7 @@ def load(settings: TokenSettings, model: str) -> Loaded:
             tokenizer = AutoTokenizer.from_pretrained(
                 source, revision=settings.revision, trust_remote_code=settings.trust_remote_code
             )
-    except Exception as error:  # whatever a repository's files can make it raise
+    except Exception as error:  # a repository's files can make it raise anything
         raise ConfigError(_refusal(settings, model, family, error)) from error
     if family is None and getattr(type(tokenizer), "apply_chat_template", None) is not library:
         family = RENDERS_ITSELF
@@ -99,7 +99,7 @@ def _read_template(path: str, model: str) -> str:
             "engines have",
             param="chat_template",
         ) from error
-    except TemplateSyntaxError as error:  # every chat would be estimated, and only a counter would tell
+    except TemplateSyntaxError as error:  # else every chat would be estimated, which only a counter would show
         raise ConfigError(
             f"model {model}: chat_template: {path!r} is no jinja template: line {error.lineno}: {error.message}; "
             "give the file that the engines have",
@@ -157,7 +157,7 @@ def _file(settings: TokenSettings, name: str) -> str | None:
         path = os.path.join(source, name)
         return path if os.path.isfile(path) else None
     try:
-        if revision is not None and COMMIT.fullmatch(revision):  # never changes: the hub need not be asked again
+        if revision is not None and COMMIT.fullmatch(revision):  # it never changes: a cached file needs no request
             known = try_to_load_from_cache(source, name, revision=revision)
             if known is not None:
                 return known if isinstance(known, str) else None

@@ -1,10 +1,11 @@
-"""Chats with images, sound or video: exact ids up to the first of them, and ids of our own after it.
+"""Chats with images, sound or video: exact ids up to the first of them, and stand-in ids after it.
 
-Only the engine's processor knows how many tokens an image becomes, and the hash of a block with a part of an image
-covers the image, too. So the engine's ids are known up to the last token before the first image. After it come ids of
-our own: a digest of the image, repeated about as often as the image has tokens, and the tokens of the text that
-follows. They keep the turns of a conversation together, and are never taken for an engine's. If engines may be asked
-for the ids, they are (``proxy/extras/prompt_questions.py``), and these ids serve only while none answers.
+Only the engine's processor knows how many tokens an image becomes, and an engine's hash of a block with a part of an
+image covers the image, too. So the engine's ids are known only up to the last token before the first image. After it
+the prompt has stand-in ids: a digest of the image, repeated about as often as the image has tokens, and the tokens of
+the text that follows. With them a conversation's next turn matches its earlier turns; they never match an engine's
+events. If the configuration allows it, the gateway requests the ids from an engine
+(``proxy/extras/prompt_questions.py``), and uses these ids only if no engine answers.
 """
 
 from __future__ import annotations
@@ -65,7 +66,7 @@ def around_media(renderer: Renderer, encoder: Encoder, chat: ChatInput, *, limit
     """The prompt of a chat that holds media. ``limit``: characters of its text.
 
     Raises:
-        Unrenderable: nothing can be had; says why.
+        Unrenderable: the chat cannot be rendered at all; says why.
     """
     media = media_of(chat.messages)
     marked = renderer.render(chat, "marked")

@@ -1,7 +1,7 @@
-"""Prompts of models that vLLM tokenizes with mistral-common (``tekken.json``, ``tokenizer.model.v3``), with it.
+"""Tokenizes with mistral-common, for models that vLLM tokenizes with it (``tekken.json``, ``tokenizer.model.v3``).
 
-Source: ``vllm/tokenizers/mistral.py`` and ``vllm/renderers/mistral.py`` of vLLM 0.32.0, which go through the backend
-that ``transformers`` has for it, in the library's test mode. It remembers nothing between turns.
+Source: ``vllm/tokenizers/mistral.py`` and ``vllm/renderers/mistral.py`` of vLLM 0.32.0. vLLM uses the mistral-common
+backend of ``transformers``, in that library's test mode. Nothing is cached between turns.
 """
 
 from __future__ import annotations
@@ -64,12 +64,13 @@ class Mistral:
                 return_dict=False,
                 **more,
             )
-        except Exception as error:  # the library says no by asserts, and vLLM answers 400 to all of it
+        except Exception as error:  # the library refuses chats with asserts; vLLM answers 400 to all
             raise Unrenderable(Why.TEMPLATE_ERROR) from error
         return array("I", ids)
 
     def _characters(self, message: Mapping[str, Any]) -> int:
-        """Characters of its content, which becomes ids as it is; the library writes calls in its own form."""
+        """Characters of its content, which is encoded unchanged. Tool calls are not counted, as the library rewrites
+        them."""
         if self._version < CALLS_VERSION and (message.get("role") == "tool" or message.get("tool_calls")):
             return 0
         content = message.get("content")
@@ -81,7 +82,7 @@ class Mistral:
 
 
 def _message(message: Mapping[str, Any]) -> dict[str, Any]:
-    """The message as vLLM has it: ids of calls are short enough, and an assistant's calls are always there."""
+    """The message as vLLM passes it on: ids of tool calls are shortened, and an assistant always has ``tool_calls``."""
     out = dict(message)
     if out.get("role") == "assistant":
         calls = out.get("tool_calls") or []

@@ -1,7 +1,7 @@
 """Tokenizing with a model family's own library, for models that use neither a chat template nor ``transformers``.
 
-Rules: only chats that vLLM hands to that library as the client sent them. What vLLM's conversions of other routes make
-of their input is not repeated here.
+Rules: only for chats that vLLM passes to that library as the client sent them. vLLM's conversions of other routes'
+bodies are not reimplemented here.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class Native(Protocol):
 
 
 def load_native(module: str, settings: TokenSettings) -> Native:
-    """The tokenizer for a family's ``module``. Blocking. Raises whatever its files can make it raise."""
+    """The tokenizer for a family's ``module``. Blocking. May raise any exception, as its files can cause any."""
     if module == "openai_harmony":
         from gateway.tokens.harmony import Harmony
 

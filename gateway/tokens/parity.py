@@ -5,9 +5,9 @@ such a prompt is estimated from what was sent to it. If most endpoints of a mode
 are estimated everywhere. Comparing continues all the same, so that trust can return by itself.
 
 An engine that gets our ids instead of a text counts the same tokens whatever its tokenizer is, so its count proves
-nothing. Each engine must therefore have made the same ids from a text itself before it gets ours, and is checked again
-and again. Log lines hold names of endpoints and numbers, never a prompt. Synchronous: a comparison costs about a
-microsecond.
+nothing. So each engine must first have made the same ids from a text itself before it gets ours, and the check is
+repeated now and then. Log lines hold names of endpoints and numbers, never a prompt. Synchronous: a comparison costs
+about a microsecond.
 """
 
 from __future__ import annotations
@@ -28,18 +28,18 @@ from gateway.tokens.agreement import CHECKS, WINDOW, Agreement, Difference, Evid
 log = logging.getLogger("kvgate.parity")
 
 PAUSE = 600.0
-"""Seconds between two series of comparisons of ids with one endpoint: engines have other work."""
+"""Least seconds between two series of comparisons of ids with one endpoint, to limit the work of engines."""
 
 BLIND = 256
 """Reported tokens from which an unexpected cache hit counts as a difference: two of the largest common blocks."""
 
 TRIED = 50
-"""Of the prompts that an engine could get as ids, one in this many is sent as text and compared."""
+"""One in this many of the prompts that an engine could get as ids is sent as text and compared."""
 
 FEW = 3
 """The least number of endpoints for a verdict on the model, if it has as many: one of three is no majority."""
 
-REMEDY = "is the tokenizer or chat template there another one? kvgate doctor tells"
+REMEDY = "is the tokenizer or chat template there another one? see kvgate doctor"
 
 
 @dataclass(frozen=True, slots=True)
@@ -164,8 +164,8 @@ class Parity:
     def compare_hits(self, endpoint: str, expected: int, reported: int) -> None:
         """Compare the hit that exact ids predicted at the endpoint with ``cached_tokens``.
 
-        A difference is no verdict, only a reason to compare ids. Unexpected hits are what wrong ids of the right number
-        look like; but an engine may also have got the KV from elsewhere, or from a request that another gateway sent.
+        A difference is not a verdict, only a reason to compare ids. Ids that are wrong but of the right number cause
+        unexpected hits. But the engine may also have got the KV from another engine, or from another gateway's request.
         """
         if reported < BLIND:
             return

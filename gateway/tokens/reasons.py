@@ -1,4 +1,4 @@
-"""Why a prompt is estimated and not tokenized: a fixed set of words, for the metric's label."""
+"""The reasons why a prompt is estimated and not tokenized: a fixed set of words, for the metric's label."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ class Why(StrEnum):
     NO_TOKENIZER = "no-tokenizer"  # none is configured
     NO_TEMPLATE = "no-template"  # a chat, and the tokenizer has no chat template
     RENDERER = "renderer"  # vLLM renders this model's chats in code of its own, or tokenizes it with another library
-    UNTOLD = "untold"  # as renderer, and an engine has told the ids of earlier turns, but not of this one
+    UNTOLD = "untold"  # as renderer, and an engine has reported the ids of earlier turns, but not of this one
     TOO_LONG = "too-long"  # to encode it would take minutes and gigabytes, or no engine of the model takes it
     TRUNCATED = "truncated"  # the client asks for truncation, to a length that only the engine knows
     REQUEST_TEMPLATE = "request-template"  # the client brings a template: code that may run for ever
@@ -24,8 +24,8 @@ class Why(StrEnum):
     MESSAGES = "messages"  # a message or a part of one that vLLM does not know
     TOOLS = "tools"  # a tool that is no function
     PARITY = "parity"  # the engines make other ids of this model's prompts than we do
-    CLOSED = "closed"  # it still waited for a thread when the tokenizer was given back
-    FAILED = "failed"  # something raised that should not have; it is logged
+    CLOSED = "closed"  # it still waited for a thread when the tokenizer was closed
+    FAILED = "failed"  # an unexpected exception, which is logged
 
 
 class Unrenderable(Exception):

@@ -1,10 +1,10 @@
-"""A chat to the text that vLLM 0.32 tokenizes for it.
+"""Renders a chat to the text that vLLM 0.32 tokenizes for it.
 
-Source: vLLM 0.32.0, ``vllm/renderers/hf.py`` and ``online_renderer.py``: which template, which arguments in which
-order, and two steps: render, then encode; and ``apply_chat_template`` of ``transformers`` 5.16 to 5.19, which it
-calls. Here every chat is rendered in one environment of our own (``environment``), whatever it asks for and whichever
-version of the library is installed. Rules: blocking; the template is the model's or the configuration's, never a
-client's (jinja's sandbox does not bound its time).
+Source: vLLM 0.32.0, ``vllm/renderers/hf.py`` and ``online_renderer.py``: the choice of the template, the arguments and
+their order, and two steps: render, then encode; and ``apply_chat_template`` of ``transformers`` 5.16 to 5.19, which
+vLLM calls. Every chat is rendered in our own jinja environment (``environment``), whatever its options and the
+installed version of the library. Rules: blocking; the template is the model's or the configuration's, never a client's
+(jinja's sandbox does not bound its time).
 """
 
 from __future__ import annotations
@@ -77,7 +77,7 @@ class Renderer:
         self._format = settings.content_format
         self._defaults = dict(settings.chat_template_kwargs)
         self._compile = lru_cache(TEMPLATES_KEPT)(ChatEnvironment(clock).from_string)
-        # The library makes it anew each time, and nobody changes it.
+        # The library builds a new dict at each access. The content never changes, so one copy is kept.
         self._special = dict(loaded.tokenizer.special_tokens_map)
         self._thoughtless: str | None = None
         self._systems_first: bool | None = None
@@ -105,14 +105,14 @@ class Renderer:
             variables = variables_of(template)
             given = {name: value for name, value in arguments.items() if name in variables or name in ARGUMENTS}
             return self._apply(template, conversation, tools, given)
-        except Exception as error:  # a template can make anything raise; vLLM answers 400 to all of it
+        except Exception as error:  # a template can raise anything; vLLM answers 400 to any exception
             log.debug("a chat template failed: %s", type(error).__name__)
             raise Unrenderable(Why.TEMPLATE_ERROR) from error
 
     def _apply(
         self, template: str, conversation: list[Message], tools: list[dict[str, Any]] | None, given: dict[str, Any]
     ) -> str:
-        """Render as ``apply_chat_template`` does. Raises whatever a template can make Python raise."""
+        """Render as ``apply_chat_template`` does. May raise any exception, as a template can cause any."""
         if not conversation:
             raise ValueError("a chat without messages")
         documents = given.get("documents")
@@ -139,7 +139,7 @@ class Renderer:
         return content_format_of(template) if self._format == "auto" else self._format
 
     def _wants_systems_first(self) -> bool:
-        """As vLLM does: it looks at both templates, if there are two, whichever a chat needs."""
+        """As in vLLM: if there are two templates, both are looked at, whichever of them a chat uses."""
         if self._systems_first is None:
             templates = {self._pick(None), self._pick([])}
             self._systems_first = not all(map(takes_later_systems, templates))

@@ -1,7 +1,7 @@
-"""Estimates how much work it is to render a chat: too much for the event loop is done in a thread.
+"""Estimates the work to render a chat, which decides between the event loop and a thread.
 
-A template is Python code. In a thread it holds the GIL as it does on the loop, and releases it every 5 ms only. So to
-move less than that into a thread wins nothing, and costs a hand-over.
+A template is Python code. In a thread, too, it holds the GIL, and releases it only every 5 ms. So a thread is of no use
+for less work than that, and the switch to it has a cost.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from typing import Any
 from gateway.core.prompt import ChatInput
 
 LOOP_VALUES = 1024
-"""JSON values of a chat that is rendered on the loop at most. A message of two fields takes 10 to 14 us, a tool of 35
+"""The most JSON values of a chat that is rendered on the loop. A message of two fields takes 10 to 14 us, a tool of 35
 values 40 us, all together 1 to 4 ms."""
 SMALL = 8 * 1024
 """Bytes of messages that cannot hold more than ``LOOP_VALUES`` values: most chats."""
@@ -20,13 +20,13 @@ CHARACTERS = 4096
 LOOP_CHARACTERS = 1024 * 1024
 """Characters of texts that are looked up in the cache on the loop: 0.3 ms for every 400,000 that are known."""
 LOOP_NEW = 16 * 1024
-"""Characters of a text that are looked at on the loop although they are new: 0.1 to 0.7 ms. The rest takes up to 17 ms
-for every 400,000, and is looked at where it is encoded."""
+"""Characters of new text that are split into segments on the loop: 0.1 to 0.7 ms. The rest takes up to 17 ms for every
+400,000, and is split in the thread that encodes it."""
 ALONE = 64 * 1024
-"""Characters of a body that gets an iteration of the loop for itself, without another such body: to render, look up and
-copy half a million known ones takes 1 to 3 ms."""
+"""Only one body of at least this many characters is handled in one iteration of the loop: to render, look up and copy
+half a million known characters takes 1 to 3 ms."""
 LOOP_TEXTS = 64
-"""Texts of one body that are looked at on the loop: each costs some 15 us beside its characters."""
+"""The most texts of one body that are looked up on the loop: each costs some 15 us beside its characters."""
 
 
 def is_cheap(chat: ChatInput) -> bool:
@@ -34,7 +34,7 @@ def is_cheap(chat: ChatInput) -> bool:
     size = len(chat.raw)
     if size > LOOP_CHARACTERS:
         return False
-    # A message has two values in 28 bytes at least: so few are light without a look at each.
+    # A message of two values has at least 28 bytes. So a body this small has few values, and they need not be counted.
     if size <= SMALL and not (chat.tools or chat.documents or chat.template_kwargs):
         return True
     left = LOOP_VALUES

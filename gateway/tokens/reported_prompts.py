@@ -1,8 +1,8 @@
-"""Cache of prompts as engines reported them: token ids, and for chats with images where each image begins. No engine is
-asked about the same body twice.
+"""Cache of prompts as engines reported them: token ids, and for chats with images the position of each image. A body
+that is in the cache needs no request to an engine.
 
-Rules: bounded in ids, the least recently used is evicted first; and in time, since what lies behind a URL may change.
-An answer whose parts do not fit together is ignored. Pure.
+Rules: bounded in ids, the least recently used is evicted first; and in time, since the content behind a URL may change.
+An answer that contradicts itself is ignored. Pure.
 """
 
 from __future__ import annotations
@@ -19,17 +19,17 @@ from gateway.core.prompt import Medium, Prompt, estimate
 from gateway.tokens.reasons import Why
 
 MAX_IDS = 4_000_000
-"""Remembered of each model: 16 MB, a thousand chats of 4,000 tokens."""
+"""Capacity per model: 16 MB, a thousand chats of 4,000 tokens."""
 
 SLICE = 64 * 1024
-"""Bytes of ids that are read at a time: half a millisecond."""
+"""Bytes of JSON ids that are parsed at a time: half a millisecond."""
 
 OPENING = 32
-"""Ids at a prompt's end that are not believed of the next turn's: where an answer begins a template may open thoughts
-that it leaves out later. Two blocks."""
+"""Last ids of a prompt that are not used for the conversation's next turn: at the start of an answer a template may
+open a thinking block, and leave it out in later turns. Two blocks."""
 
 AGE = 600.0
-"""Seconds for which an answer is believed."""
+"""Seconds after which an answer expires."""
 
 NO_PROMPT = frozenset(
     {
@@ -58,7 +58,7 @@ NO_PROMPT = frozenset(
         "user",
     }
 )
-"""Fields that change nothing of the ids, unless the prompt is to be truncated. What is not among them may."""
+"""Fields that do not change the ids, unless the prompt is to be truncated. All other fields may change them."""
 
 
 class _Range(msgspec.Struct):
@@ -84,9 +84,8 @@ _IDS = msgspec.json.Decoder(list[int])
 
 
 def reading(raw: bytes) -> Generator[None, None, Prompt | None]:
-    """The prompt of an answer of ``/tokenize`` or of a render route (vLLM's ``GenerateRequest``), read in slices; None
-    if it is none, or two media are one in the other, as the sound of a video can be: engines tell of the second only in
-    part."""
+    """The prompt in an answer of ``/tokenize`` or of a render route (vLLM's ``GenerateRequest``), read in slices. None
+    if there is none, or if two media overlap, as the sound of a video can: of such media engines report only a part."""
     ids = array("I")
     try:
         reported = _DECODER.decode(raw)
@@ -126,7 +125,7 @@ def _slices(numbers: bytes) -> Iterator[bytes]:
 
 
 def prompt_key(route: str, fields: Mapping[str, msgspec.Raw], adapter: str | None, truncated: bool) -> bytes:
-    """What a body's prompt is remembered by: a digest of all that may be in it."""
+    """The cache key of a body's prompt: a digest of all fields that may change it."""
     digest = xxh3_128(f"{route}\0{adapter or ''}".encode("utf-8", "surrogatepass"))
     for name, value in fields.items():
         if truncated or name not in NO_PROMPT:
@@ -139,7 +138,7 @@ def prompt_key(route: str, fields: Mapping[str, msgspec.Raw], adapter: str | Non
 def turn_keys(
     route: str, fields: Mapping[str, msgspec.Raw], messages: Sequence[Any], adapter: str | None
 ) -> list[bytes]:
-    """Of each message, what the conversation up to it is remembered by."""
+    """For each message, the cache key of the conversation up to it."""
     others = {name: value for name, value in fields.items() if name != "messages"}
     turn, turns = prompt_key(route, others, adapter, truncated=False), []
     for message in messages:
@@ -149,10 +148,10 @@ def turn_keys(
 
 
 def continued(reported: Prompt, rest: Sequence[Any]) -> Prompt:
-    """The prompt of a conversation of which an engine ``reported`` the beginning; ``rest``: the messages since then.
+    """The prompt of a conversation whose beginning an engine ``reported``. ``rest``: the messages after it.
 
-    The engine's ids are used up to where its answer was to begin, which a template may begin in another way. The rest
-    is an estimate.
+    The engine's ids are used up to the start of the answer, since a template may render that differently in a later
+    turn. The rest is an estimate.
     """
     known = reported.ids[: max(0, len(reported.ids) - OPENING)]
     more = estimate(msgspec.json.encode(rest), "")
@@ -161,7 +160,7 @@ def continued(reported: Prompt, rest: Sequence[Any]) -> Prompt:
 
 
 class ReportedPrompts:
-    """Prompts of one model by ``prompt_key`` their bodies. ``limit``: ids of all together."""
+    """The prompts of one model, by the ``prompt_key`` of their bodies. ``limit``: ids of all prompts together."""
 
     def __init__(self, limit: int = MAX_IDS) -> None:
         self._limit = limit

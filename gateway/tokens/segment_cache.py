@@ -127,8 +127,8 @@ class SegmentCache:
     def _follow(self, text: str) -> tuple[list[Segment], _Node | None]:
         """The segments from the beginning that were used last, each after the one before it, and the last one's node.
 
-        A text was split between each two of them before. Whether it can be depends on the surrounding letters only,
-        which are the same here. So only the end of the last segment has to be checked.
+        An earlier text was split between each two of them. Whether a split is allowed depends only on the letters
+        around it, which are the same here. So only the end of the last segment has to be checked.
         """
         segments: list[Segment] = []
         node, at = self._root, 0
@@ -170,7 +170,8 @@ class SegmentCache:
                 for segment in some:
                     node = self._enter(node, segment)
                     path.append(node)
-        # From the last to the first: a node is used after all behind it, so that the ends of paths are forgotten first.
+        # From the last to the first: each node becomes more recently used than all nodes below it, so that the ends of
+        # paths are evicted first.
         back = reversed(path)
         while nodes := list(islice(back, SLICE)):
             with self._lock:

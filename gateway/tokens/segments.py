@@ -1,22 +1,23 @@
-"""Where a tokenizer's texts may be cut, so that the ids of the parts, one after the other, are those of the whole.
+"""Where a text may be cut, so that the ids of its parts, joined in order, equal the ids of the whole text.
 
-Why that can hold: the library (``tokenizers``, ``added_vocabulary.rs``) first splits the raw text at its *raw* tokens,
-the added tokens that are not ``normalized``; only then is each piece between them normalized, searched for other added
-tokens, split into words and encoded, by itself. A cut just before a raw token is a split that is made anyway. Every
-segment but a text's first begins with such a token, so that what asks for a text's beginning (Metaspace's
-``prepend_scheme: first``) finds what it found in the whole. Rules, for a token to be cut at:
+Why this can hold: the library (``tokenizers``, ``added_vocabulary.rs``) first splits the raw text at its *raw* tokens,
+the added tokens that are not ``normalized``. Only then is each piece between them normalized, searched for other added
+tokens, split into words and encoded, each by itself. So a cut just before a raw token is a split that the library makes
+anyway. Every segment except a text's first begins with such a token. So a step that treats a text's beginning
+differently (Metaspace's ``prepend_scheme: first``) gives the same result as in the whole text. Rules for a token to cut
+at:
 
-- It is raw, and takes no blanks to its left (``lstrip``): they would lie in the segment before. What it takes to its
-  right (``rstrip``) lies in its own.
-- Wherever its letters stand, it is found: no raw token contains it, or ends with its beginning, itself included. So
-  each cut can be decided without looking at the rest of the text.
-- No raw token asks for its neighbours (``single_word``), no special token is read as text, chance has no part in the
-  model (``dropout``), and every step is one that is known here.
+- It is raw, and does not consume blanks to its left (``lstrip``): these would lie in the segment before. The blanks
+  that it consumes to its right (``rstrip``) lie in its own segment.
+- Every occurrence of its characters is found as the token: no raw token contains it, and none, itself included, ends
+  with its beginning. So each cut can be decided without looking at the rest of the text.
+- No raw token depends on its neighbours (``single_word``), no special token is read as text, the model is deterministic
+  (no ``dropout``), and every step is one that is known here.
 
-Long pieces are cut between words as well, where the tokenizer allows it (``words``): so that of a long message whose
-end is new, or of a document with another question behind it, only the end is encoded.
+Long pieces are also cut between words, where the tokenizer allows it (``words``). Then only the end is encoded of a
+long message whose end is new, or of a known document with another question behind it.
 
-What the structure allows is tried out at start; a single difference, and no text is cut.
+The cuts that the structure allows are tested at start. After a single difference no text is cut.
 """
 
 from __future__ import annotations
@@ -32,13 +33,13 @@ from typing import Any
 from gateway.tokens.words import BETWEEN, cut_between_words
 
 LEAST = 64
-"""Characters of a segment at least, except a text's last. A cached segment costs about 0.7 KB beside its text and its
-ids, and up to this many known characters are encoded with each new turn, at a megabyte a second: a request of 2 KB took
-0.07 ms more at 128, and no less at 48."""
+"""The fewest characters of a segment, except a text's last. A cached segment takes about 0.7 KB beside its text and
+its ids. Up to this many known characters are encoded again with each new turn, at a megabyte a second: a request of
+2 KB took 0.07 ms more with 128, and no less with 48."""
 
 LONG = 512
-"""Characters of a piece that is cut between words, at least: half of that is encoded anew, 0.2 ms, where the end of a
-text is new. Each costs as much memory beside its text and ids as these take."""
+"""The fewest characters of a piece that is cut between words. On average half of it is encoded again, 0.2 ms, if the
+end of a text is new. The overhead of each piece takes as much memory as its text and ids."""
 
 NORMALIZERS = frozenset(
     {
@@ -75,7 +76,8 @@ PRE_TOKENIZERS = frozenset(
     }
 )
 MODELS = frozenset({"BPE", "Unigram", "WordLevel", "WordPiece"})
-"""Of ``tokenizers`` 0.23: each sees one piece, and of the text around it at most whether it is the first."""
+"""Steps of ``tokenizers`` 0.23 that see one piece at a time, and know of the text around it at most whether the piece
+is the first."""
 
 FRAGMENTS = (
     "",
@@ -93,8 +95,7 @@ FRAGMENTS = (
     "|>\t",
     "it's HTTPServer's x re\u0301sum\u00e9 d",
 )
-"""Text between tokens in a trial: blanks of all kinds, what combines with a letter before it, halves of tags, words of
-all kinds."""
+"""Text between tokens in a trial: all kinds of blanks and words, combining marks, halves of tags."""
 
 TRIED = 64
 """Tokens that are tried with every fragment; each of the others is tried once."""
@@ -118,20 +119,20 @@ class Cuts:
         end = len(text)
         if self.words and (between := BETWEEN.search(text, start + long - 1)) is not None:
             end = between.end()
-        # No token reaches over an end between words.
+        # No token spans a cut between words.
         found = None if self.pattern is None else self.pattern.search(text, start + least, end)
         return end if found is None else found.start()
 
     def ends(self, text: str, position: int) -> bool:
-        """A segment of at least ``LEAST`` characters that reaches ``position`` may end there."""
+        """Whether a segment of at least ``LEAST`` characters may end at ``position``."""
         if position == len(text):
             return True
-        if text[position] == " ":  # no token that is cut at begins so
+        if text[position] == " ":  # no token to cut at begins with a blank
             return self.words and BETWEEN.match(text, position - 1) is not None
         return self.pattern is not None and self.pattern.match(text, position) is not None
 
     def segments(self, text: str, least: int = LEAST, long: int = LONG) -> Iterator[str]:
-        """``text`` in parts, none for an empty one. The parts of a prefix are the same but for its last."""
+        """``text`` in parts; an empty text has none. A prefix has the same parts, except its last."""
         start = 0
         while start < len(text):
             end = self.end(text, start, least, long)
@@ -149,7 +150,7 @@ def find_cuts(backend: Any) -> Cuts:
         tokens, why, pattern = [], "pattern", None
     if pattern is not None and not _holds(backend, Cuts(pattern, "", {}), tokens):
         why, pattern = "trial", None
-    # Where tokens cannot be trusted nothing is: a text without any is cut alike, but not worth the doubt.
+    # If cuts at tokens fail, cuts between words are not used either, to be safe.
     words = pattern is not None and _has_words(backend) and _holds(backend, Cuts(pattern, "", {}, True), tokens)
     return Cuts(pattern, why, {flag: ids for flag, ids in added.items() if _surrounds(backend, flag, ids)}, words)
 
@@ -187,8 +188,8 @@ def _safe_tokens(backend: Any) -> tuple[list[str], str]:
 
 
 def _disturbed(contents: Sequence[str]) -> set[str]:
-    """Tokens that may stand in a text and not be found, since a match of another one, or of their own, overlaps
-    them."""
+    """Tokens whose characters may occur in a text without being found, since a match of another token, or of the same
+    one, overlaps them."""
     known = set(contents)
     beginnings: dict[str, list[str]] = {}
     for content in known:
@@ -207,13 +208,13 @@ def _disturbed(contents: Sequence[str]) -> set[str]:
 
 
 def _state(backend: Any, name: str) -> dict[str, Any] | None:
-    """The step ``name`` of a tokenizer as in tokenizer.json; None: it has none. Empty if it is Python code, which has
-    no such form."""
+    """The step ``name`` of a tokenizer as in tokenizer.json; None: it has none. Empty if it is Python code, which
+    cannot be serialized."""
     from tokenizers import Tokenizer, models
 
     if (step := getattr(backend, name)) is None:
         return None
-    alone = Tokenizer(models.BPE())  # so that a vocabulary of megabytes is not written out with it
+    alone = Tokenizer(models.BPE())  # a tokenizer without a vocabulary, which would be serialized too: megabytes
     try:
         setattr(alone, name, step)
         state = json.loads(alone.to_str())[name]
@@ -242,7 +243,7 @@ def _added(backend: Any) -> dict[bool, tuple[bytes, bytes]]:
 
 
 def _around(state: Mapping[str, Any]) -> tuple[list[int], list[int]] | None:
-    """Ids that a post-processor puts before and after one text; None if it does more, or what it does is not known."""
+    """Ids that a post-processor puts before and after one text; None if it does more than that, or is not known."""
     match state.get("type"):
         case "ByteLevel":  # moves offsets only
             return [], []
@@ -259,15 +260,16 @@ def _around(state: Mapping[str, Any]) -> tuple[list[int], list[int]] | None:
                     (after if texts else before).extend(state["special_tokens"][part["SpecialToken"]["id"]]["ids"])
             return (before, after) if texts == 1 else None
         case "Sequence":
-            # The library itself knows no more than one that adds ids.
+            # The library allows one processor that adds ids.
             adding = [around for inner in state["processors"] if (around := _around(inner)) != ([], [])]
             return adding[0] if len(adding) == 1 else None if adding else ([], [])
     return None
 
 
 def _any_of(words: Sequence[str]) -> str:
-    """A pattern that finds any of ``words``, of which none begins another, and looks at each letter of a text once:
-    vocabularies have thousands of added tokens, and a plain list of them would be tried one by one at each ``<``."""
+    """A pattern that matches any of ``words``, none of which is a prefix of another. It is a tree, so that each letter
+    of a text is looked at once: vocabularies have thousands of added tokens, and a plain list would be tried one by one
+    at each ``<``."""
     by_letter: dict[str, list[str]] = {}
     for word in sorted(set(words)):
         by_letter.setdefault(word[0], []).append(word)
@@ -281,8 +283,8 @@ def _any_of(words: Sequence[str]) -> str:
 
 
 def _holds(backend: Any, cuts: Cuts, tokens: Sequence[str]) -> bool:
-    """Whether texts of the tokens and of what may stand between them have the ids of their parts, cut wherever they can
-    be."""
+    """Whether texts of tokens and of ``FRAGMENTS`` between them have the same ids whole and in parts, with all possible
+    cuts."""
     texts = [
         f"{fragment}{token}{other}{token}{fragment}"
         for token in tokens[:TRIED]

@@ -1,4 +1,4 @@
-"""How a model's prompts become token ids: set it as the engines are set."""
+"""How a model's prompts become token ids. The settings must match the engines'."""
 
 from __future__ import annotations
 
@@ -21,8 +21,9 @@ class ParitySettings:
 
 @dataclass(frozen=True, slots=True)
 class MediaSettings:
-    """``render``: an engine is asked what it makes of each new chat with images, before that is placed; it prepares the
-    images twice then. ``timeout``: seconds that a client waits for that. ``concurrency``: questions at a time.
+    """``render``: the token ids of each new chat with images are requested from an engine before the chat is placed. An
+    engine then processes the images twice. ``timeout``: seconds that a client waits for that. ``concurrency``: such
+    requests at a time.
     """
 
     render: bool = False
@@ -41,9 +42,9 @@ class ForwardSettings:
     """``forward``: engines get our ids where they would make the same of the prompt's text, and need not tokenize it
     again.
 
-    ``ask``: an engine is asked what it makes of each new prompt that cannot be tokenized here, before that is placed;
-    it tokenizes it twice then. ``ask_timeout``: seconds that a client waits for that: an API server that is not busy
-    tokenizes some 100,000 tokens in one. ``ask_concurrency``: questions at a time.
+    ``ask``: the token ids of each new prompt that cannot be tokenized here are requested from an engine before the
+    prompt is placed. It is then tokenized twice. ``ask_timeout``: seconds that a client waits for that; an idle API
+    server tokenizes some 100,000 tokens a second. ``ask_concurrency``: such requests at a time.
     """
 
     forward: bool = False

@@ -15,7 +15,7 @@ from gateway.tokens.parity import Distrust
 from gateway.tokens.reasons import Why
 
 PROMPTS = 1000
-"""The last prompts that are counted: some minutes of a busy model's traffic."""
+"""The number of latest prompts that are counted: some minutes of a busy model's traffic."""
 
 REASONS = 3
 """Reasons for estimates that are named, the most frequent first."""
@@ -61,12 +61,12 @@ def status_of(tally: Tally, obstacles: Mapping[Form, Obstacle], distrusted: Mapp
 
 
 def _foreseen(obstacles: Mapping[Form, Obstacle], asks: bool) -> str:
-    """The phrase before a prompt has come that cannot be tokenized here."""
+    """The phrase while no prompt has come that cannot be tokenized here."""
     if not obstacles:
         return "exact"
     ((form, one), *more) = obstacles.items()
     if asks and all(each.engine_knows for each in obstacles.values()):
-        return f"exact if an engine tells: {_forms(obstacles)} are asked of the engines, {one.said}"
+        return f"exact if an engine reports the token ids of {_forms(obstacles)}: {one.said}"
     return f"estimated, {one.said}" if more else f"exact but for {form}, which are estimated, {one.said}"
 
 

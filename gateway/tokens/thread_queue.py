@@ -20,8 +20,8 @@ T = TypeVar("T")
 
 AGEING = 1_000_000.0
 """Characters by which a second of waiting lowers a price, and which a client may use per second without being charged:
-what a thread encodes in that time. So a prompt that has waited as long as it takes is served as if it had no length,
-and two million characters wait some seconds at most, behind any number of short ones."""
+a thread encodes this many in a second. So a prompt that has waited as long as its encoding takes has a price of 0, and
+two million characters wait some seconds at most, behind any number of short prompts."""
 
 MOST_OWED = 8 * 1024 * 1024
 """Characters that a client is charged at most for past use: one prompt of the longest that are encoded. Without a
@@ -47,7 +47,7 @@ class _Waiting:
 
 
 class ThreadQueue:
-    """``threads``: their number. ``name``: of each, as a debugger shows it. For one event loop."""
+    """``threads``: their number. ``name``: the threads' name, as a debugger shows it. For one event loop."""
 
     def __init__(self, threads: int, name: str) -> None:
         self.closed = False
@@ -104,7 +104,7 @@ class ThreadQueue:
             await one.granted
         except asyncio.CancelledError:
             if one.granted.done() and not one.granted.cancelled():
-                self._next(loop)  # it was given a thread at that very moment
+                self._next(loop)  # it got a thread just before it was cancelled: pass that on
             else:
                 self._leave(client, one)
             raise

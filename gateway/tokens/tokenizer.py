@@ -1,9 +1,9 @@
-"""Turns prompts into the token ids that an engine will see, or into an estimate with a reason. No prompt is an error.
+"""Turns prompts into the token ids that an engine will see, or into an estimate with a reason. It never raises for a
+prompt.
 
-Rules: work that takes longer than a hand-over to a thread is done in threads of our own; mostly that is encoding text
-that no earlier prompt had. The rest is done on the loop, a conversation's next turn with a short message included, but
-never for two long prompts in one iteration of the loop. Each estimate is counted with its reason, so that none goes
-unseen.
+Rules: work that takes longer than the switch to a thread is done in our own threads. Mostly that is the encoding of
+text that no earlier prompt had. The rest is done on the loop, a conversation's next turn with a short message included,
+but never for two long prompts in one iteration of the loop. Each estimate is counted with its reason.
 """
 
 from __future__ import annotations
@@ -158,7 +158,7 @@ class ModelTokens:
         self.parity.begin(complete=self.asks_engines or not self.obstacles)
 
     async def close(self) -> None:
-        """Let the threads end. A prompt that waits for one is estimated."""
+        """Let the threads end. A prompt that still waits for a thread is estimated."""
         self._threads.close()
 
     async def tokenize(
@@ -251,7 +251,7 @@ class ModelTokens:
             await self._turn.acquire()
             asyncio.get_running_loop().call_soon(self._turn.release)
         texts = self._guarded(self._texts_of, prompt, most)
-        # A text of few characters may be in many parts, and one that is known is done by copying its ids.
+        # Even with few characters a body may have many texts, and a known text still has to be copied.
         if len(texts) <= LOOP_TEXTS and sum(map(len, texts)) <= LOOP_CHARACTERS:
             reading = self._guarded(self._read, prompt, texts, LOOP_NEW)
             if reading.new <= self._settings.inline_bytes:
@@ -322,7 +322,7 @@ def _form(prompt: ChatInput | TextInput) -> Form:
 
 
 def _raws(prompt: ChatInput | TextInput) -> list[bytes]:
-    """The bytes that an estimate is made of."""
+    """The bytes from which an estimate is made."""
     if isinstance(prompt, ChatInput):
         return [prompt.raw]
     return [text.encode("utf-8", "replace") for text in prompt.texts]

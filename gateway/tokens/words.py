@@ -1,13 +1,15 @@
-"""Whether a tokenizer's texts may be cut between words: before a blank that stands between two ASCII letters.
+"""Whether a tokenizer allows cuts between words: before a blank that is between two ASCII letters.
 
-Why that can hold: words are found from left to right, each by an expression that reads on until its word ends. A letter
-and the blank behind it are never of one word, so that a word ends at the cut whether the text goes on or not, and the
-next one begins there whatever was before. Rules:
+Why this can hold: the pre-tokenizer finds words from left to right, with a regular expression that matches one word at
+a time. A letter and the blank after it are never in one word. So a word ends at the cut, whatever follows, and the next
+word begins there, whatever came before. Rules:
 
-- Every expression by which texts are split is one that is known here: it matches no letter with a blank behind it, asks
-  for nothing before its match, and one of them takes whole runs of letters.
-- The text is encoded as it is, or in NFC, for which a blank joins nothing; nothing is put before a text.
-- No added token holds a letter with a blank behind it, takes the blanks behind a letter, or asks for its neighbours.
+- Every expression that splits texts is one that is known here: it matches no letter followed by a blank, has no
+  look-behind, and one of them matches whole runs of letters.
+- The text is encoded unchanged, or in NFC, which never combines a blank with another character. Nothing is put before a
+  text.
+- No added token contains a letter followed by a blank, consumes the blanks after a letter, or depends on its
+  neighbours.
 """
 
 from __future__ import annotations
@@ -17,7 +19,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 BETWEEN = re.compile(r"[A-Za-z](?= [A-Za-z])")
-"""Ends where a text may be cut."""
+"""A match ends at a position where a text may be cut."""
 JOINED = re.compile(r"[A-Za-z] ")
 
 CONTRACTIONS = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)"
@@ -30,7 +32,7 @@ LETTERS = frozenset(
         r"[^\r\n\p{L}\p{P}\p{S}]?[\p{L}\p{M}]+",
     }
 )
-"""Take a run of letters to its end."""
+"""Expressions that match a run of letters to its end."""
 OTHERS = frozenset(
     {
         *("'s", "'t", "'re", "'ve", "'m", "'ll", "'d"),
@@ -56,7 +58,8 @@ CASED = frozenset(
     for first, one, second, two in ((UPPER, "*", LOWER, "+"), (UPPER, "+", LOWER, "*"))
     for rest in ("", f"{CONTRACTIONS}?")
 )
-"""Of GPT-4o's kind, the two of them together: a run of letters is cut where capitals begin."""
+"""The two expressions of GPT-4o and similar tokenizers, which are used together: a run of letters is split where
+capitals begin."""
 
 
 def cut_between_words(
@@ -77,7 +80,7 @@ def cut_between_words(
 
 
 def _splits(pre_tokenizer: Mapping[str, Any]) -> bool:
-    """Whether all its steps are known, and a run of letters is a word of its own, or several."""
+    """Whether all its steps are known, and each run of letters is one or several words."""
     found: set[str] = set()
     for step in _steps(pre_tokenizer):
         match step:
@@ -106,7 +109,7 @@ def _steps(step: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
 
 
 def _alternatives(pattern: str) -> Iterator[str]:
-    """What stands between the ``|`` that are in no group and no class."""
+    """The parts between those ``|`` that are outside of groups and character classes."""
     start = depth = 0
     in_class = escaped = False
     for place, letter in enumerate(pattern):

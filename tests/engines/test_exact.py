@@ -70,7 +70,7 @@ async def test_exact_is_true(two: Mapping[str, Engine], model_folder: Path, deep
     tokenizer = deepseek if way == "code" else model_folder
     async with running(config_for(two[way].url, tokenizer=str(tokenizer), fleet=PATIENT_FLEET)) as gateway:
         assert await gateway.gateway.feed.synced(10)
-        asked = (await told(gateway))["tokens"].startswith("exact if an engine tells: chats are asked of the engines")
+        asked = (await told(gateway))["tokens"].startswith("exact if an engine reports the token ids of chats")
         assert asked == (way == "code")
         for body in CHATS:
             line = await send(gateway, body)

@@ -29,7 +29,7 @@ from tests.support.wait import eventually
 CHAT = "/v1/chat/completions"
 RENDER = f"{CHAT}/render"
 SYSTEM = {"role": "system", "content": "You answer in one short sentence. " * 4}
-FORESEEN = "exact if an engine tells: chats are asked of the engines, DeepSeek V3.2 is rendered by code of vLLM's own"
+FORESEEN = "exact if an engine reports the token ids of chats: DeepSeek V3.2 is rendered by code of vLLM's own"
 
 
 @pytest.fixture(scope="module")

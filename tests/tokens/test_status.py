@@ -71,9 +71,7 @@ async def test_no_model_whose_chats_cannot_be_rendered_is_exact(load: Load, vari
 
 async def test_what_engines_are_asked_for_is_exact_if_they_tell(load: Load, variant: Callable[..., Path]) -> None:
     tokens = await load(tokenizer=str(variant(chat_template__jinja=None)))
-    assert tokens.state == (
-        "exact if an engine tells: chats are asked of the engines, the tokenizer has no chat template"
-    )
+    assert tokens.state == ("exact if an engine reports the token ids of chats: the tokenizer has no chat template")
     told = await tokens.tokenize(TextInput(("what an engine told",)))
     assert tokens.from_engine(CHAT, told) == told
     assert tokens.state == "exact"

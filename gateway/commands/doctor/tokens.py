@@ -113,7 +113,7 @@ def _text_only(tokens: ModelTokens) -> Finding:
     obstacle = tokens.obstacles.get(Form.CHAT)
     if obstacle is not None:
         if obstacle.engine_knows and tokens.asks_engines:
-            said = f"its chats are not tokenized here, and asked of the engines: {obstacle.said}"
+            said = f"its chats are not tokenized here, their ids are requested from the engines: {obstacle.said}"
             return Finding(CHECK, Level.NOTE, "text; chats asked", said)
         return Finding(
             CHECK, Level.WARNING, "text only", f"its chats are estimated here: {obstacle.said}", obstacle.remedy
