@@ -79,16 +79,16 @@ class Gateway:
         observer = Observers(self.metrics, self.decisions, *observers)
         common = Common(self.clock, observer, random.Random(seed))
         draft = self._first = Draft.make(config, common, None)
-        models = list(zip(draft.servings, config.models, strict=True))
+        models = list(zip(draft.runtimes, config.models, strict=True))
         with blaming(config, "models"):
             self.fleet = Fleet(
-                models=priced(config, draft.servings),
+                models=priced(config, draft.runtimes),
                 settings=config.fleet,
                 clock=self.clock,
                 observer=observer,
                 random=common.chance,
             )
-        caches = {settings.name: (serving.index, settings.kv_cache) for serving, settings in models}
+        caches = {settings.name: (runtime.index, settings.kv_cache) for runtime, settings in models}
         self._poller = Poller()
         self.feed = CacheFeed(caches, self.clock, observer, self._poller, listener_of(config, observer))
         self.feed.connect(self.fleet)
@@ -157,8 +157,8 @@ class Gateway:
     async def start(self) -> None:
         """Load the tokenizers, probe the engines, follow their events. Raises ConfigError."""
         await self.load()
-        for serving in self.directory.servings:
-            serving.tokens.log_status()
+        for runtime in self.directory.servings:
+            runtime.tokens.log_status()
         with blaming(self.config, "kv_events", "listen"):
             self.feed.listen()
         await self.fleet.start()

@@ -144,7 +144,7 @@ def _check(options: argparse.Namespace) -> int:
             with console.status("loading tokenizers"):
                 await gateway.load()
             with console.status("asking the engines"):
-                tokens = {serving.model.name: serving.tokens for serving in gateway.directory.servings}
+                tokens = {runtime.model.name: runtime.tokens for runtime in gateway.directory.servings}
                 return await check(config, gateway.scheduler, gateway.clock, probe=options.probe, tokens=tokens)
         finally:
             await gateway.close()

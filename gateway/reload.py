@@ -111,18 +111,18 @@ class Reloading:
             )
         tls = listening(config)
         draft = Draft.make(config, self._rooms.common, before, registry)
-        pairs = list(zip(draft.servings, config.models, strict=True))
-        new = {serving.model.name for serving in draft.servings} - before.models.keys()
-        for serving, settings in pairs:
+        pairs = list(zip(draft.runtimes, config.models, strict=True))
+        new = {runtime.model.name for runtime in draft.runtimes} - before.models.keys()
+        for runtime, settings in pairs:
             if settings.name in new:
-                self._feed.add(settings.name, serving.index, settings.kv_cache)
+                self._feed.add(settings.name, runtime.index, settings.kv_cache)
         try:
             await draft.load()
             for tokens in draft.fresh:
                 tokens.log_status()
             with blaming(config, "models"):
                 # In a thread: a model's shape may have to be read from the hub.
-                wanted_endpoints = await asyncio.to_thread(priced, config, draft.servings)
+                wanted_endpoints = await asyncio.to_thread(priced, config, draft.runtimes)
                 change = await self._rooms.fleet.prepare(wanted_endpoints)
         except BaseException:
             self._take_back(new)
@@ -144,9 +144,9 @@ class Reloading:
         for name in new:
             self._feed.remove(name)
             self._rooms.common.observer.model_dropped(name)
-        for settings, serving in self.wiring.models.values():
+        for settings, runtime in self.wiring.models.values():
             if settings.tokenizer is not None:  # a new one may have said otherwise when it was loaded
-                serving.tokens.parity.report()
+                runtime.tokens.parity.report()
 
     def _adopt(self, draft: Draft, change: FleetDiff) -> None:
         """Serve by ``draft``. Without an await: no request sees a part of it."""
@@ -159,8 +159,8 @@ class Reloading:
         self._rooms.fleet.apply(change)
         for name in gone:
             self._feed.remove(name)
-        for serving, settings in zip(draft.servings, config.models, strict=True):
-            serving.admission.set_limits(settings.limits)
+        for runtime, settings in zip(draft.runtimes, config.models, strict=True):
+            runtime.admission.set_limits(settings.limits)
         self._rooms.memory.allow(config.listen.max_held)
         wiring = self.wiring = Wiring.make(draft, self._rooms, before)
         self._server.use(wiring.director, wiring.directory, wiring.keys, patience=config.timeouts.receive)

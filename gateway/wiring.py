@@ -91,7 +91,7 @@ class Draft:
     config: Config
     scheduler: Scheduler
     keys: ClientKeys
-    servings: Sequence[ModelRuntime]
+    runtimes: Sequence[ModelRuntime]
     fresh: Sequence[ModelTokens]
 
     @classmethod
@@ -106,17 +106,17 @@ class Draft:
         )
         with blaming(config, "client_keys", "file"):
             keys = ClientKeys(config.client_keys)
-        servings = [_serving(settings, config, common, before) for settings in config.models]
+        runtimes = [_runtime(settings, config, common, before) for settings in config.models]
         known = set() if before is None else before.tokens
-        fresh = [serving.tokens for serving in servings if serving.tokens not in known]
-        return cls(config, scheduler, keys, servings, fresh)
+        fresh = [runtime.tokens for runtime in runtimes if runtime.tokens not in known]
+        return cls(config, scheduler, keys, runtimes, fresh)
 
     async def load(self) -> None:
         """Load the tokenizers that are new. Raises ConfigError."""
         loading = [
-            self._load(number, serving.tokens)
-            for number, serving in enumerate(self.servings)
-            if serving.tokens in self.fresh
+            self._load(number, runtime.tokens)
+            for number, runtime in enumerate(self.runtimes)
+            if runtime.tokens in self.fresh
         ]
         await asyncio.gather(*loading)
 
@@ -147,9 +147,9 @@ class Wiring:
         """``before``: the wiring whose place it takes."""
         config, common = draft.config, rooms.common
         upstream = rooms.upstream if before is None else rooms.upstream.with_timeouts(config.timeouts)
-        directory = ModelDirectory(draft.servings, rooms.fleet, rooms.created)
-        for serving in draft.servings:
-            serving.tokens.parity.members = partial(_names, rooms.fleet, serving.model)
+        directory = ModelDirectory(draft.runtimes, rooms.fleet, rooms.created)
+        for runtime in draft.runtimes:
+            runtime.tokens.parity.members = partial(_names, rooms.fleet, runtime.model)
         forwarder = Forwarder(rooms.fleet, upstream, config.pass_through, rooms.usage)
         handover = Handover(
             forwarder=forwarder,
@@ -195,11 +195,11 @@ class Wiring:
     def models(self) -> dict[str, tuple[ModelSettings, ModelRuntime]]:
         """By name: the settings of a model, and what they came to."""
         pairs = zip(self.config.models, self.directory.servings, strict=True)
-        return {settings.name: (settings, serving) for settings, serving in pairs}
+        return {settings.name: (settings, runtime) for settings, runtime in pairs}
 
     @property
     def tokens(self) -> set[ModelTokens]:
-        return {serving.tokens for serving in self.directory.servings}
+        return {runtime.tokens for runtime in self.directory.servings}
 
 
 def topics(config: Config) -> list[str]:
@@ -212,16 +212,16 @@ def topics(config: Config) -> list[str]:
     ]
 
 
-def priced(config: Config, servings: Sequence[ModelRuntime]) -> list[tuple[Model, Sequence[EndpointSettings]]]:
+def priced(config: Config, runtimes: Sequence[ModelRuntime]) -> list[tuple[Model, Sequence[EndpointSettings]]]:
     """What the fleet is to have: each endpoint with what its work costs at first, by itself, its model or the fleet."""
     found: list[tuple[Model, Sequence[EndpointSettings]]] = []
-    for settings, serving in zip(config.models, servings, strict=True):
+    for settings, runtime in zip(config.models, runtimes, strict=True):
         shape = cache(partial(_shape, settings))
         endpoints = []
         for endpoint in settings.endpoints:
             costs = starting_costs((endpoint.cost, settings.cost, config.fleet.cost), shape)
             endpoints.append(replace(endpoint, cost=CostSettings(**asdict(costs))))
-        found.append((serving.model, endpoints))
+        found.append((runtime.model, endpoints))
     return found
 
 
@@ -237,7 +237,7 @@ def _shape(settings: ModelSettings) -> ModelShape | None:
     return shape
 
 
-def _serving(settings: ModelSettings, config: Config, common: Common, before: Wiring | None) -> ModelRuntime:
+def _runtime(settings: ModelSettings, config: Config, common: Common, before: Wiring | None) -> ModelRuntime:
     if before is None or settings.name not in before.models:
         return ModelRuntime(
             model=Model(settings.name, settings.aliases, settings.served_name, settings.handler),
@@ -248,18 +248,18 @@ def _serving(settings: ModelSettings, config: Config, common: Common, before: Wi
             slo=settings.slo,
             session=settings.session,
         )
-    settings_before, serving = before.models[settings.name]
-    model = serving.model
+    settings_before, runtime = before.models[settings.name]
+    model = runtime.model
     if (model.aliases, model.served_name, model.handler) != (settings.aliases, settings.served_name, settings.handler):
         # Another object: requests under way go by what they began with. What was learned of it goes along.
         model = replace(model, aliases=settings.aliases, served_name=settings.served_name, handler=settings.handler)
     same_tokens = all(getattr(settings, f.name) == getattr(settings_before, f.name) for f in fields(TokenSettings))
     same_budget = config.retries.budget == before.config.retries.budget
     return replace(
-        serving,
+        runtime,
         model=model,
-        tokens=serving.tokens if same_tokens else _tokens(settings, common),
-        budget=serving.budget if same_budget else RetryBudget(config.retries.budget),
+        tokens=runtime.tokens if same_tokens else _tokens(settings, common),
+        budget=runtime.budget if same_budget else RetryBudget(config.retries.budget),
         slo=settings.slo,
         session=settings.session,
     )

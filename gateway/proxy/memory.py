@@ -2,9 +2,9 @@
 their decompressed bytes, and unstreamed answers until their clients have them.
 
 Rules: a body that arrives with its head is counted at once or refused. A body that grows while it is read waits for
-room, first come, first served, and is not read meanwhile, so its sender is held back. Where the waiting bodies hold the
-whole budget, none would ever be released: the newest is refused. So it is where nothing was released for some seconds.
-``Share.release`` gives every byte back once, whatever happens.
+room, first come, first served. It is not read while it waits, so back-pressure reaches its sender. If the waiting
+bodies hold the whole budget, none would ever be released: the newest is refused. The newest is also refused if nothing
+was released for some seconds. ``Share.release`` gives every byte back once, whatever happens.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ from operator import attrgetter
 from gateway.errors import Exhausted
 
 LARGE = 3 / 4
-"""Of the budget that what grows may have. The rest is for bodies that come with their heads, which nearly all do: large
-ones that do not go on shall not shut everybody out."""
+"""The part of the budget that growing bodies may use. The rest is for bodies that arrive with their heads, as nearly
+all do, so that large bodies that stall cannot block all requests."""
 
 PATIENCE = 5.0
-"""Seconds without room until the newest of those that wait is refused: most answers of a busy fleet begin within them,
-and streams give their bodies back then."""
+"""Seconds without room until the newest waiting body is refused: within them most answers of a busy fleet begin, and a
+stream releases its body when it begins."""
 
 RETRY = 5.0
 """Seconds in ``Retry-After``."""
@@ -35,7 +35,7 @@ _AGE = attrgetter("number")
 
 @dataclass(slots=True)
 class _Wait:
-    """``then``: told whether there is room, once."""
+    """``then``: called once, with whether there is room."""
 
     size: int
     then: Callable[[bool], None]
@@ -50,7 +50,7 @@ class Memory:
         self.held = 0
         self._numbers = count()
         self._waiting: dict[Share, _Wait] = {}
-        # Those that wait, the oldest first, and what they hold. Thousands may wait: who comes and goes is found by
+        # The waiting shares, the oldest first, and the bytes that they hold. Thousands may wait: a share is found by
         # bisection.
         self._line: list[Share] = []
         self._held_in_line = 0
@@ -62,11 +62,11 @@ class Memory:
         return len(self._waiting)
 
     def share(self) -> Share:
-        """One that holds nothing yet."""
+        """A new share, of 0 bytes."""
         return Share(self, next(self._numbers))
 
     def allow(self, limit: int) -> None:
-        """Another limit from now on."""
+        """Set another limit."""
         self.limit = limit
         self._look()
 
@@ -96,10 +96,11 @@ class Memory:
         return wait
 
     def _look(self) -> None:
-        """Let in, the oldest first, what there is room for; where nobody would ever give back, refuse the newest.
+        """Grant the waiting shares for which there is room, the oldest first. If no byte would ever be released, refuse
+        the newest.
 
-        Who is told may wait again, or give back, at once: that is looked at here, and not by one more call within this
-        one, of which hundreds would be more than the interpreter's stack takes.
+        A share that gets its answer may at once wait again, or release. The loop here handles that: with recursive
+        calls, hundreds of shares would overflow the interpreter's stack.
         """
         if self._looking:
             return
@@ -111,7 +112,7 @@ class Memory:
             self._looking = False
 
     def _looks(self) -> bool:
-        """Whether one was let in, or refused."""
+        """Whether a share was granted or refused."""
         oldest = self._line[0]
         size = self._waiting[oldest].size
         if self._has_room(size):
@@ -144,7 +145,7 @@ class Memory:
 
 
 class Share:
-    """What one request, or one answer, holds. ``size``: bytes. ``number``: the later it came, the higher."""
+    """The bytes of one request, or of one answer. ``size``: bytes. ``number``: a later share has a higher one."""
 
     __slots__ = ("_memory", "number", "size")
 
@@ -154,20 +155,20 @@ class Share:
         self.size = 0
 
     def take(self, size: int) -> None:
-        """Hold ``size`` bytes more, which are there already. Raises Exhausted."""
+        """Add ``size`` bytes, which are in memory already. Raises Exhausted."""
         memory = self._memory
         if memory.held + size > memory.limit:
             raise memory.full()
         memory._add(self, size)
 
     def keep(self, size: int) -> None:
-        """Hold ``size`` bytes more, room or not: they were another share's until now."""
+        """Add ``size`` bytes even without room: until now they belonged to another share."""
         self._memory._add(self, size)
 
     def grow(self, size: int, then: Callable[[bool], None]) -> bool:
-        """Hold ``size`` bytes more, if there is room and nobody waits for it.
+        """Add ``size`` bytes, if there is room and no share waits.
 
-        False: ``then`` will be told whether it may, or not; until then nothing else may be asked.
+        False: ``then`` will be called with the result. Until then no other method but ``release`` may be called.
         """
         memory = self._memory
         if not memory._waiting and memory._has_room(size):
@@ -177,7 +178,7 @@ class Share:
         return False
 
     async def grown(self, size: int) -> None:
-        """Hold ``size`` bytes more, as soon as there is room. Raises Exhausted where there will be none."""
+        """Add ``size`` bytes as soon as there is room. Raises Exhausted if the share is refused."""
         turn: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
 
         def then(granted: bool) -> None:
@@ -194,7 +195,7 @@ class Share:
                 raise self._memory.full()
 
     def release(self) -> None:
-        """Give all back; harmless when repeated. It may be used again."""
+        """Give all bytes back; harmless when repeated. The share may be used again."""
         memory = self._memory
         waited = memory._leave(self) if memory._waiting else None
         if self.size or waited is not None:

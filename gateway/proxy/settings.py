@@ -1,4 +1,4 @@
-"""The listeners, the limits and the patience of the data path."""
+"""Settings of the listeners, and the limits and timeouts of the data path."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ from dataclasses import dataclass, field
 
 @dataclass(frozen=True, slots=True)
 class ListenTlsSettings:
-    """Files in PEM, read again when they change. ``certificate``: the listener's, and after it those between it and its
-    authority. ``key``: without it the key is in the certificate's file. ``client_ca``: authorities of which each client
-    must show a certificate; None: clients are asked for none.
+    """Files in PEM, read again when they change. ``certificate``: the listener's, followed by the intermediate ones.
+    ``key``: None: the key is in the certificate's file. ``client_ca``: each client must have a certificate from one of
+    these authorities; None: client certificates are not requested.
     """
 
     certificate: str
@@ -27,11 +27,10 @@ class ListenSettings:
     """``host``, ``port``: the clients' listener. ``admin``: HOST:PORT of /metrics, empty for none. ``tls``: of the
     clients' listener; None: plain HTTP.
 
-    ``max_body``: bytes of a request's body; beyond it 413. ``max_held``: bytes of all requests' bodies that have not
-    gone to an engine for good, and of unstreamed answers; beyond it a body is not read on for some seconds, and then
-    503. The default is 16 of the largest bodies: each is in memory up to three times while it is parsed and sent on,
-    which a machine of 4 GB bears. ``grace``: seconds that running answers have to end after
-    SIGTERM.
+    ``max_body``: bytes of a request's body; a larger one gets 413. ``max_held``: bytes of all requests' bodies that may
+    still be sent to an engine, and of unstreamed answers. If they are used up, a body is not read on for some seconds,
+    and then refused with 503. The default is 16 of the largest bodies. Each body is in memory up to three times while
+    it is parsed and forwarded, which fits into 4 GB. ``grace``: seconds that running answers have to end after SIGTERM.
     """
 
     host: str = "127.0.0.1"
@@ -59,14 +58,14 @@ class ListenSettings:
 
 @dataclass(frozen=True, slots=True)
 class TimeoutSettings:
-    """Seconds; each guards one wait, and each can be seen in metrics by its name.
+    """Seconds. Each one limits one wait; metrics report it by its name.
 
     ``receive``: for a client's body to arrive, whole, and for a new connection's first head. ``connect``: until a
-    connection is made. ``head``: from the request sent to the answer's head or first event (a long queue and a long
-    prefill are in it, and of an unstreamed answer all of it). ``idle``: between two chunks of a stream, and for a
-    client to take one. ``total``: one leg, whole. ``prefill``: a separate prefill leg, whole; the decode endpoint then
-    computes the prompt. ``handover``: from a streamed decode leg that fetches its KV to its first event; it is then
-    sent again without: vLLM bounds a fetch that is stuck by nothing.
+    connection is made. ``head``: from sending the request to the answer's head or first event (it includes a long queue
+    and a long prefill, and all of an unstreamed answer). ``idle``: between two chunks of a stream, and for a client to
+    read one. ``total``: one whole leg. ``prefill``: a whole prefill leg; after it the decode endpoint computes the
+    prompt. ``handover``: from sending a streamed decode leg that fetches its KV to its first event; after it the leg is
+    sent again without the fetch, since vLLM itself has no timeout for it.
     """
 
     receive: float = 60.0
@@ -87,8 +86,8 @@ class TimeoutSettings:
 class RetrySettings:
     """``attempts``: legs that may be tried for one request, the first included.
 
-    ``budget``: of a model's requests, the fraction that may be tried again, so that a sick fleet is not hammered. An
-    engine's death is not charged to it: each request may be sent again once after one.
+    ``budget``: the fraction of a model's requests that may be retried, so that retries do not overload a failing fleet.
+    Retries after an engine's death do not count: each request may be sent again once after one.
     """
 
     attempts: int = 2
@@ -103,7 +102,7 @@ class RetrySettings:
 
 @dataclass(frozen=True, slots=True)
 class KeySettings:
-    """Keys that clients must send as ``Authorization: Bearer`` (or ``x-api-key``); none: no key is asked for.
+    """Keys that clients must send as ``Authorization: Bearer`` (or ``x-api-key``). Without any, no key is required.
 
     ``values``: keys, best as ``${NAME}``. ``file``: a file with one key per line; empty lines and ``#`` are skipped.
     """

@@ -34,11 +34,11 @@ async def diagnose(
     listener = _listening(gateway)
     lines = gateway.config.origin.lines
     patients, reports = [], []
-    for number, (model, serving) in enumerate(zip(gateway.config.models, gateway.directory.servings, strict=True)):
+    for number, (model, runtime) in enumerate(zip(gateway.config.models, gateway.directory.servings, strict=True)):
         given = ("models", number, "kv_cache", "block_size") in lines
         for endpoint in model.endpoints:
             unit = model.kv_cache.block_size if given else None
-            patients.append(Patient(model, endpoint, serving.tokens, unit, (*seeds, *SEEDS), listener))
+            patients.append(Patient(model, endpoint, runtime.tokens, unit, (*seeds, *SEEDS), listener))
             reports.append(Report(model.name, patients[-1].name, endpoint.url))
     room = asyncio.Semaphore(AT_ONCE)
     async with Interviews(gateway.clock) as interviews:

@@ -1,4 +1,4 @@
-"""What operators ask of a gateway that runs: why requests went where they went, and where one would go now.
+"""Debug routes of a running gateway: past decisions, and an explanation of where a request would go now.
 
 Routes of the admin listener only: answers name engines and models, and an explanation costs a tokenization. No answer
 holds a prompt.
@@ -24,16 +24,16 @@ from gateway.proxy.memory import Memory
 from gateway.proxy.serving.decisions import DecisionRecord, Decisions
 
 LIMIT = 20
-"""Decisions of an answer that does not say how many."""
+"""The default number of decisions in an answer."""
 
 MOST = 1000
-"""Decisions of one answer."""
+"""The most decisions in one answer."""
 
 SLICE = 10
-"""Decisions that are rendered without letting requests through: a hundred candidates each take a millisecond or two."""
+"""Decisions that are rendered before the event loop gets a turn. One with a hundred candidates takes 1 to 2 ms."""
 
 GUESSED = {"messages": "/v1/chat/completions", "prompt": "/v1/completions"}
-"""The path that is meant by a body with this field, where none is named."""
+"""The default path for a body that has this field."""
 
 
 class Debug:
@@ -100,7 +100,7 @@ class Debug:
             )
             route, body = _asked(http.query.get("path"), raw)
             cookie = http.headers.get("Cookie", "")
-            async with self._one_at_a_time:  # an operator's question has no more of a core than one request
+            async with self._one_at_a_time:  # explanations may not take more CPU than one request at a time
                 account = await self._explainer().explain(
                     route, body, http.headers.get("Content-Type", ""), visible(http.headers.items()), cookie
                 )
@@ -112,10 +112,10 @@ class Debug:
 
 
 def _asked(path: str | None, raw: bytes) -> tuple[Route, bytes]:
-    """The route and the body that are meant. Raises ClientError.
+    """The route and the body to explain. Raises ClientError.
 
-    ``path`` given: the body is a client's, as it is. Else it is one whose fields tell the path, or it holds
-    ``path``, ``model`` and ``body``, of which the last is the client's.
+    With ``path`` given, ``raw`` is a client's body. Else it is a client's body whose fields determine the path, or an
+    object with ``path``, ``model`` and ``body``, the last being the client's body.
     """
     if path is not None:
         return _route(path), raw

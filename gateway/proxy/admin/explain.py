@@ -1,6 +1,6 @@
-"""Where a request would go now, and why: the director's verbs up to the plan, and nothing of what follows it.
+"""Explains where a request would go now, and why. It runs the director's steps up to the plan, and none after it.
 
-Nothing is admitted, reserved, predicted or remembered, and no engine is asked.
+It does not admit, reserve, predict or store anything, and sends nothing to an engine.
 """
 
 from __future__ import annotations
@@ -40,8 +40,8 @@ Following = Callable[[Endpoint], tuple[str, float | None]]
 
 @dataclass(frozen=True, slots=True)
 class Explainer:
-    """For one configuration. ``following``: what is known of the endpoints' event streams. ``in_use``: keeps what the
-    configuration has, its tokenizers among it."""
+    """For one configuration. ``following``: the state of the endpoints' event streams. ``in_use``: keeps the parts of
+    the configuration open, tokenizers included, while an explanation runs."""
 
     directory: ModelDirectory
     scheduler: Scheduler
@@ -59,28 +59,28 @@ class Explainer:
         """As JSON; ``error`` in it says why the request could not be placed. ``headers``, ``cookie``: as for
         ``identify``.
 
-        Raises GatewayError where it could not be understood.
+        Raises GatewayError if the request could not be parsed.
         """
         call = parse(route, raw, content_type, self.passing)
         arrived = self.clock.monotonic()
-        serving, request = identify(
+        runtime, request = identify(
             call, self.directory, request_id=REQUEST_ID, arrived=arrived, headers=headers, cookie=cookie
         )
         request.bound = call.previous_response is not None
         with self.in_use():
-            prompt = await serving.tokens.tokenize(call.input, room=lambda: self.directory.room(serving.model))
-            keys = tokenized(serving, request, prompt)
+            prompt = await runtime.tokens.tokenize(call.input, room=lambda: self.directory.room(runtime.model))
+            keys = tokenized(runtime, request, prompt)
             await self.poller.catch_up()
-            return self._decide(serving, request, call, prompt, keys)
+            return self._decide(runtime, request, call, prompt, keys)
 
     def _decide(
-        self, serving: ModelRuntime, request: Request, call: Parsed, prompt: Prompt, keys: BlockKeys
+        self, runtime: ModelRuntime, request: Request, call: Parsed, prompt: Prompt, keys: BlockKeys
     ) -> dict[str, Any]:
-        """Without an await: what is told is of the moment of the decision."""
+        """Without an await, so that the reported state is the one at the decision."""
         trace, began = Trace(), self.clock.monotonic()
         scheduler = rehearsal(self.scheduler)
-        every = self.fleet.endpoints(serving.model)
-        could = self.directory.candidates(serving.model, request.adapter, draining=request.bound)
+        every = self.fleet.endpoints(runtime.model)
+        could = self.directory.candidates(runtime.model, request.adapter, draining=request.bound)
         out = {one.name: _out(one, request) for one in every if one not in could}
         endpoints, error = could, None
         try:
@@ -90,11 +90,11 @@ class Explainer:
             endpoints = self.directory.eligible(request, home)
             out |= {one.name: "does not keep the previous response" for one in could if one not in endpoints}
             one_leg = "" if isinstance(call.body, JsonBody) else "form"
-            made: Plan | str = decide(request, keys, endpoints, serving.index, scheduler, trace, one_leg=one_leg)
+            made: Plan | str = decide(request, keys, endpoints, runtime.index, scheduler, trace, one_leg=one_leg)
         except GatewayError as failed:
             made, error = failed.message, failed
         steps, at = [step_of(profile) for profile in trace.profiles], self.clock.monotonic()
-        account = Decision(request, 1, serving.model.handler, steps, began, at, made).to_json(
+        account = Decision(request, 1, runtime.model.handler, steps, began, at, made).to_json(
             [_terms(scheduler, profile, request) for profile in trace.profiles]
         )
         if not isinstance(made, str):
@@ -102,26 +102,26 @@ class Explainer:
         return {
             **account,
             "estimated": prompt.why or None,
-            "tokens": serving.tokens.state,
+            "tokens": runtime.tokens.state,
             "block_size": keys.unit,
             "indivisible": request.indivisible or None,
             "session": request.session,
             "slo": None if request.slo is None else {"ttft": request.slo.ttft, "tpot": request.slo.tpot},
             "error": None if error is None else {"message": error.message, "status": error.status},
-            "endpoints": [self._state(one, serving, request, keys) for one in endpoints],
+            "endpoints": [self._state(one, runtime, request, keys) for one in endpoints],
             "left_out": [{"endpoint": name, "why": why} for name, why in out.items()],
         }
 
-    def _state(self, endpoint: Endpoint, serving: ModelRuntime, request: Request, keys: BlockKeys) -> dict[str, Any]:
-        """What is known of an endpoint. Ages in seconds."""
+    def _state(self, endpoint: Endpoint, runtime: ModelRuntime, request: Request, keys: BlockKeys) -> dict[str, Any]:
+        """The state of an endpoint. Ages in seconds."""
         match, load, metrics, engine = request.matches[endpoint.slot], endpoint.load, endpoint.metrics, endpoint.engine
         cost, new = self.fleet.cost(endpoint), request.new_tokens(endpoint)
         scalars, sums = cost.scalars, load.sums(self.clock.monotonic())
         first = scalars.first_token(sums, match, request.prompt_tokens)
         events, heard = self.following(endpoint)
-        told = match_json(match)
-        told["match"] |= {
-            "believed": "events" if serving.index.covers(endpoint.slot, keys) else "estimate",
+        held = match_json(match)
+        held["match"] |= {
+            "believed": "events" if runtime.index.covers(endpoint.slot, keys) else "estimate",
             "event_stream": events,
             "event_age": heard,
         }
@@ -137,7 +137,7 @@ class Explainer:
             },
             "warmth": endpoint.warmth,
             "draining": endpoint.draining,
-            **told,
+            **held,
             "new_tokens": new,
             "ledger": {
                 "requests": load.requests,
@@ -165,14 +165,15 @@ class Explainer:
 
 
 def _out(endpoint: Endpoint, request: Request) -> str:
-    """Why it is no candidate."""
+    """Why the endpoint is not a candidate."""
     if request.adapter is not None and request.adapter not in endpoint.engine.served:
         return "has not loaded the adapter"
     return "draining"
 
 
 def _terms(scheduler: Scheduler, profile: ProfileTrace, request: Request) -> Terms:
-    """What the scorers that can say so make their scores of. One that fails to is left out: nothing depends on it."""
+    """The terms of the scores, from those scorers that have ``explain``. A scorer whose ``explain`` raises is left
+    out."""
     terms: dict[str, dict[str, Mapping[str, float]]] = {}
     for name, plugin, _ in scheduler.profiles[profile.name].scorers:
         explain = getattr(plugin, "explain", None)
@@ -180,9 +181,9 @@ def _terms(scheduler: Scheduler, profile: ProfileTrace, request: Request) -> Ter
             continue
         for scored in profile.scored:
             try:
-                told = {str(term): float(value) for term, value in explain(request, scored.endpoint).items()}
+                values = {str(term): float(value) for term, value in explain(request, scored.endpoint).items()}
             except Exception as error:
                 log.warning("the scorer %r could not explain its score: %r", name, error)
                 break
-            terms.setdefault(scored.endpoint.name, {})[name] = told
+            terms.setdefault(scored.endpoint.name, {})[name] = values
     return terms

@@ -1,5 +1,4 @@
-"""The operators' listener: /metrics, whether the process lives, and what operators do. Never reachable through the
-clients' one."""
+"""The operators' listener: /metrics, liveness, and the admin routes. The clients' listener serves none of these."""
 
 from __future__ import annotations
 
@@ -17,7 +16,7 @@ log = logging.getLogger("kvgate.admin")
 
 
 class Admin:
-    """``render``: gives the metrics' text and its content type. ``routes``: of others, which are served here too."""
+    """``render``: returns the metrics' text and its content type. ``routes``: further routes to serve."""
 
     def __init__(
         self, render: Callable[[], Awaitable[tuple[bytes, str]]], routes: Iterable[web.AbstractRouteDef] = ()
@@ -36,7 +35,7 @@ class Admin:
             logger=_Terse(log),
             handle_signals=False,
             shutdown_timeout=1.0,
-            auto_decompress=False,  # ``receive`` unzips a question's body
+            auto_decompress=False,  # ``receive`` decompresses bodies
         )
 
     async def _metrics(self, http: web.Request) -> web.Response:
@@ -48,7 +47,7 @@ class Admin:
 
 
 class _Terse(logging.LoggerAdapter[logging.Logger]):
-    """aiohttp logs what is no HTTP as an error, with a traceback and some of the bytes that came: here it is a line."""
+    """aiohttp logs invalid HTTP as an error, with a traceback and some of the received bytes. This logs one line."""
 
     def __init__(self, logger: logging.Logger) -> None:
         super().__init__(logger)

@@ -1,7 +1,7 @@
-"""What operators do to a gateway that runs: reload its configuration, take endpoints out of use, see what runs there.
+"""Admin routes of a running gateway: reload its configuration, drain endpoints, list endpoints.
 
-Routes of the admin listener. They have no key, since that listener is the operators' own; a web page that an operator
-has open may send requests there too, and is refused.
+They need no key, since only operators can reach the admin listener. A web page in an operator's browser can send
+requests there, too: these are refused.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ DRAIN = "/endpoints/{name:.+}/drain"
 """The name of a rank's endpoint has a slash in it."""
 
 WAITING = 2
-"""Reloads by signal: one that runs, and one that will read what has changed since that one began."""
+"""The most reloads by signal at a time: one that runs, and one that reads changes made since the first began."""
 
 
 class Operations:
-    """``reload``: gives what it changed, as what becomes JSON; raises ConfigError."""
+    """``reload``: returns its changes as a value that can be encoded as JSON; raises ConfigError."""
 
     def __init__(self, fleet: Fleet, reload: Callable[[], Awaitable[object]]) -> None:
         self._fleet = fleet
@@ -50,19 +50,19 @@ class Operations:
             self._tasks.start(self._by_signal(), name="reload")
 
     async def close(self) -> None:
-        """A reload that is under way is broken off, and has changed nothing."""
+        """Cancel a reload in progress, which then changes nothing."""
         await self._tasks.close()
 
     async def _by_signal(self) -> None:
         try:
-            with suppress(ConfigError):  # it is in the log
+            with suppress(ConfigError):  # it is logged already
                 await self._reload()
         finally:
             self._signals -= 1
 
     async def _asked(self, http: web.Request) -> web.Response:
         refuse_pages(http)
-        # A task of its own: whoever asks may go before it is done.
+        # A task of its own: the reload continues if the client disconnects.
         done = self._tasks.start(self._answer(), name="reload", awaited=True)
         return await asyncio.shield(done)
 

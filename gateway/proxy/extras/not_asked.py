@@ -1,4 +1,4 @@
-"""Questions that an engine did not answer: they are not asked again for a while, unless the engine restarts."""
+"""Requests that an engine did not answer: they are not repeated for a while, unless the engine restarts."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ class _Rest:
 
 
 class NotAsked:
-    """By engine and question. Entries of an engine that is gone are dropped with it."""
+    """By engine and kind of request. The entries of a removed engine are dropped with it."""
 
     def __init__(self) -> None:
         self._rests: WeakKeyDictionary[Engine, dict[str, _Rest]] = WeakKeyDictionary()
 
     def begin(self, engine: Engine, what: str, until: float) -> None:
-        """Do not ask ``engine`` for ``what`` until then, unless it restarts before."""
+        """Do not ask ``engine`` for ``what`` before the time ``until``, unless it restarts earlier."""
         self._rests.setdefault(engine, {})[what] = _Rest(until, engine.started)
 
     def has(self, engine: Engine, what: str, now: float) -> bool:

@@ -1,10 +1,11 @@
-"""Asks an engine what it makes of a prompt, before that is placed, where only an engine knows: how many tokens an image
-has and by which hash its blocks are named; and what vLLM's own code makes of a chat that no template renders.
+"""Requests the token ids of a prompt from an engine before the prompt is placed, where only an engine knows them: the
+number of tokens of an image and the hash in its blocks, and chats that vLLM renders in code of its own.
 
-Rules: of images only where the model's configuration says so, since the engine prepares each one twice then; of what
-cannot be tokenized here unless the configuration says no. A client waits for it no longer than the configured seconds;
-one question for each body, and a few at a time; an engine that does not answer is asked again after a while, and is no
-sicker for it. Where nothing is told, the gateway's own ids serve, or an estimate.
+Rules: for images this is off unless the model's configuration turns it on, since the engine then processes each image
+twice. For other prompts that cannot be tokenized here it is on unless turned off. A client waits for it no longer than
+the configured seconds. There is one request for each body, and a limited number at a time. An engine that does not
+answer is asked again after a pause, and its health does not change. Without an answer the gateway uses its own ids, or
+an estimate.
 """
 
 from __future__ import annotations
@@ -38,21 +39,22 @@ from gateway.tokens.settings import TokenSettings
 log = logging.getLogger("kvgate.tokens")
 
 PAUSE = 30.0
-"""Seconds for which an engine that did not answer is not asked: each question could cost a client its timeout."""
+"""Seconds for which an engine that did not answer is not asked again: each request may make a client wait for the whole
+timeout."""
 
 MAX_ANSWER = 16 * 1024 * 1024
-"""Bytes: two million ids. An engine too old to leave the images out sends them along."""
+"""The most bytes of an answer: two million ids. An older engine also sends the images back."""
 
 CHATS = frozenset({Kind.CHAT, Kind.RESPONSES, Kind.MESSAGES})
 
 REFUSED = (400, 413, 422)
-"""Statuses that say something of the body, and nothing of the engine."""
+"""Statuses whose cause is the body and not the engine."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Question:
-    """``name``: what its answer is remembered by. ``paths``: that tell it, best first. ``media``: it is for images.
-    ``messages``: of a chat without."""
+    """``name``: the cache key of its answer. ``paths``: the engine's routes that can answer, best first. ``media``: it
+    is for a chat with images. ``messages``: those of a chat without images."""
 
     name: bytes
     paths: Sequence[str]
@@ -71,7 +73,7 @@ class ModelQuestions:
         self._tokens = settings.tokens.ask_timeout, asyncio.Semaphore(settings.tokens.ask_concurrency)
 
     def bounds(self, question: _Question) -> tuple[float, asyncio.Semaphore]:
-        """Seconds that a client waits for an answer, and the places for questions."""
+        """Seconds that a client waits for an answer, and the limit of concurrent requests."""
         return self._media if question.media else self._tokens
 
 
@@ -124,7 +126,7 @@ class PromptQuestions:
         self._models = state.configure(settings)
 
     async def prompt(self, asked: Asked, parsed: Parsed) -> Prompt | None:
-        """The engine's own ids; None: they are not to be had, or not asked for."""
+        """The engine's own ids; None: no engine reported them, or none was asked."""
         name = asked.serving.model.name
         model = self._models.get(name)
         if model is None or not isinstance(parsed.body, JsonBody):
@@ -142,7 +144,7 @@ class PromptQuestions:
             task = self._state.tasks.start(asking, name=f"ask for tokens of {name}", awaited=True)
             model.asked[question.name] = task
             task.add_done_callback(lambda _: model.asked.pop(question.name, None))
-        # Whoever asked first may leave: others may wait for the same.
+        # The first client may disconnect while others wait for the same answer.
         return await asyncio.shield(task)
 
     async def _ask_in_time(self, asked: Asked, model: ModelQuestions, question: _Question) -> Prompt | None:
@@ -182,8 +184,8 @@ class PromptQuestions:
         return None if found is None else continued(found[1], question.messages[found[0] :])
 
     def _choose(self, asked: Asked, question: _Question) -> tuple[Endpoint, str] | None:
-        """The endpoint with the fewest of our questions, and then the least work, whose engine may answer, and where;
-        by the best path that any has."""
+        """An endpoint whose engine may answer, and the path: the best path that any engine has, then the endpoint with
+        the fewest of our requests, then the one with the least work."""
         now = self._clock.monotonic()
         candidates = [
             endpoint
@@ -200,7 +202,7 @@ class PromptQuestions:
         self._state.rests.begin(endpoint.engine, path, self._clock.monotonic() + seconds)
 
     async def _ask(self, asked: Asked, endpoint: Endpoint, path: str, *, media: bool) -> tuple[str, Prompt | None]:
-        """The metric's word for it, and what was told."""
+        """The result as a word for the metric, and the prompt."""
         leg, url = self._leg(asked, endpoint, path, media=media), endpoint.engine.url
         self._state.asking[url] += 1
         try:
@@ -223,8 +225,9 @@ class PromptQuestions:
         prompt = await _read(b"".join(parts)) if answer.status == 200 and size <= MAX_ANSWER else None
         if prompt is None:
             log.warning(
-                "%s: %s does not tell what %s (HTTP %d, %d bytes)%s; it is asked again in %g s",
-                *(endpoint.name, leg.path, "images become" if media else "prompts become", answer.status, size),
+                "%s: %s does not report %s (HTTP %d, %d bytes)%s; it is asked again in %g s",
+                *(endpoint.name, leg.path, "the tokens of images" if media else "the tokens of prompts"),
+                *(answer.status, size),
                 *(": vLLM needs --enable-scale-out" if media else "", PAUSE),
             )
             return "failed", None
@@ -246,21 +249,21 @@ class PromptQuestions:
 
 
 async def _read(raw: bytes) -> Prompt | None:
-    """In slices, since a thread would hold the interpreter for as long: two million ids take 0.1 s."""
+    """In slices on the loop. Two million ids take 0.1 s, for which a thread would hold the GIL."""
     steps = reading(raw)
     while True:
         try:
             next(steps)
         except StopIteration as end:
-            told: Prompt | None = end.value
-            return told
+            prompt: Prompt | None = end.value
+            return prompt
         await asyncio.sleep(0)
 
 
 def _question(
     parsed: Parsed, body: JsonBody, model: ModelQuestions, tokens: ModelTokens, adapter: str | None
 ) -> _Question | None:
-    """What is to be asked of a body; None: nothing."""
+    """What to request for a body; None: nothing."""
     if parsed.previous_response is not None or not (model.settings.media.render or tokens.may_ask_engines):
         return None
     given = parsed.input
@@ -281,10 +284,10 @@ def _question(
 
 
 def _is_for_an_engine(parsed: Parsed) -> bool:
-    """Whether the route renders the body as the engine does where it serves it, and there is a medium to ask for.
+    """Whether the body has media, and the route's render path gives the same ids as the route itself.
 
-    Of ``thinking: {"type": "disabled"}`` vLLM 0.32 makes the effort that its template knows for that where it serves
-    ``/v1/messages``, and always ``none`` where it renders.
+    They differ for ``thinking: {"type": "disabled"}``: ``/v1/messages`` of vLLM 0.32 passes the template the effort
+    that it has for this, and the render path always passes ``none``.
     """
     chat = parsed.input
     if not isinstance(chat, ChatInput) or parsed.route.kind not in CHATS:

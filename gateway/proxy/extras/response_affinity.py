@@ -1,7 +1,8 @@
-"""Which engine keeps which response, so that ``previous_response_id`` goes where it means something.
+"""Remembers which engine keeps which response, so that a request with ``previous_response_id`` goes to that engine.
 
-vLLM keeps responses in the memory of one server (with ``VLLM_ENABLE_RESPONSES_API_STORE``), and tells of none that it
-does. So the id of every response that might be kept is noted as it goes by; an engine that has not kept it says so.
+vLLM keeps responses in the memory of one server (with ``VLLM_ENABLE_RESPONSES_API_STORE``), and does not report which
+ones. So the id of every response that may be kept is noted while it passes. An engine that has not kept a response
+answers with an error.
 """
 
 from __future__ import annotations
@@ -13,11 +14,11 @@ from gateway.errors import NoEndpoint, NotFound
 from gateway.framework import Clock, Endpoint
 
 MAX_KEPT = 50_000
-"""Ids: some 300 bytes each. vLLM itself forgets none until it ends."""
+"""The most ids, some 300 bytes each. vLLM itself keeps all responses until it ends."""
 LIFETIME = 24 * 3600.0
-"""Seconds since an id was last seen: who comes back later than that sends the conversation."""
+"""Seconds after which an unused id is dropped. A client that returns later has to send the conversation."""
 MAX_ID = 256
-"""Characters: a client may choose the id."""
+"""The most characters of an id, since a client may choose it."""
 SHOWN = 64
 DOWN_RETRY = 5.0
 """Seconds in ``Retry-After``: an engine that is only slow is back by then, and one that restarts has lost it anyway."""
@@ -45,10 +46,10 @@ class ResponseAffinity:
             self._engines.popitem(last=False)
 
     def engine_of(self, response: str, endpoints: Sequence[Endpoint]) -> str:
-        """The URL of the engine that a request going on from ``response`` is for. ``endpoints``: of its model.
+        """The URL of the engine that keeps ``response``. ``endpoints``: those of the request's model.
 
         Raises:
-            NotFound: it is not known, and there are several; or it is of another model.
+            NotFound: the engine is not known, and there are several; or it does not serve this model.
         """
         shown = response[:SHOWN]
         urls = {endpoint.engine.url for endpoint in endpoints}
@@ -60,7 +61,7 @@ class ResponseAffinity:
             self._engines[response] = url, self._clock.monotonic()
             self._engines.move_to_end(response)
         elif len(urls) == 1:
-            return urls.pop()  # made before we started, or through another gateway: it knows
+            return urls.pop()  # only this engine can have it, even if it answered through another gateway
         else:
             raise NotFound(
                 f"No engine is known to keep the response {shown!r}: it did not go through this gateway since its "

@@ -1,7 +1,7 @@
-"""Which streams an engine is asked to tell the usage of, and what is known of engines that are asked.
+"""Decides for which streams the gateway requests the usage from an engine, and remembers how each engine answers.
 
-An engine that does not take the field is noticed once: its process is asked no more, and where it cannot be told from
-the next one, only for a while.
+If an engine refuses the field, its process is not asked again. If the engine does not report when it was started, it is
+asked again after a while.
 """
 
 from __future__ import annotations
@@ -22,23 +22,23 @@ from gateway.proxy.serving.call import Call
 log = logging.getLogger("kvgate.usage")
 
 AGAIN = 600.0
-"""Seconds after which an engine that does not tell when it was started is asked again: it may be another process since
-then. A refusal costs its client one round trip."""
+"""Seconds after which an engine without a reported start time is asked again: it may be another process by then. A
+refusal costs its client one round trip."""
 
 _ASKED = "usage"
 
 
 @dataclass(slots=True)
 class _Known:
-    """Of one process of an engine. ``started``: as ``Engine.started``. ``fingerprint``: what it puts on the end of a
-    choice, as JSON, empty for nothing; None: not known."""
+    """What is known of one process of an engine. ``started``: as ``Engine.started``. ``fingerprint``: the fingerprint
+    in the event that ends a choice, as JSON; empty: it has none; None: not known."""
 
     started: float | None
     fingerprint: bytes | None = None
 
 
 class StreamUsage:
-    """Outlives configurations, since what it knows is of engines."""
+    """Outlives a configuration, since its knowledge is about engines."""
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
@@ -46,8 +46,7 @@ class StreamUsage:
         self._refused = NotAsked()
 
     def ask(self, call: Call, endpoint: Endpoint, body: Body) -> JsonBody | None:
-        """A copy of ``body`` that asks the engine at ``endpoint`` for its stream's usage; None: as it is, it does, or
-        it shall not."""
+        """A copy of ``body`` that requests the stream's usage; None: ``body`` already requests it, or must not."""
         if not call.request.stream or not isinstance(body, JsonBody):
             return None
         if call.route.kind not in KINDS:
@@ -55,7 +54,7 @@ class StreamUsage:
         if self._refused.has(endpoint.engine, _ASKED, self._clock.monotonic()):
             return None
         known = self._of(endpoint)
-        # Where several choices end, the first must not wait for the stream's end to learn the fingerprint.
+        # With several choices the first one's end cannot wait for the end of the stream, where the fingerprint is.
         if known.fingerprint is None and not _is_single(call):
             return None
         options = include_usage(body.fields)
@@ -66,7 +65,7 @@ class StreamUsage:
         return leg
 
     def taker(self, call: Call, endpoint: Endpoint) -> UsageTaker:
-        """What takes the usage out of the stream that ``ask`` led to."""
+        """Removes the usage from a stream whose body came from ``ask``."""
         known = self._of(endpoint)
 
         def learn(fingerprint: bytes) -> None:
@@ -75,13 +74,13 @@ class StreamUsage:
         return UsageTaker(single=_is_single(call), fingerprint=known.fingerprint or b"", learn=learn)
 
     def refused(self, endpoint: Endpoint, why: str) -> None:
-        """The engine is not asked any more, until it starts anew."""
+        """Do not ask the engine again until it restarts."""
         now, engine = self._clock.monotonic(), endpoint.engine
         if not self._refused.has(engine, _ASKED, now):
             self._refused.begin(engine, _ASKED, now + AGAIN if engine.started is None else inf)
             log.warning(
-                "engine %s %s: its streams are not asked for their usage, and those of clients that do not ask tell "
-                "nothing of cache hits",
+                "engine %s %s: the usage of its streams is not requested any more, so that streams of clients that do "
+                "not request it report no cache hits",
                 engine.name,
                 why,
             )
@@ -95,6 +94,6 @@ class StreamUsage:
 
 
 def _is_single(call: Call) -> bool:
-    """One choice will be in the stream. An ``n`` that is no number to us may be one to the engine."""
+    """Whether the stream will have a single choice. An ``n`` that we cannot read may be a number to the engine."""
     assert isinstance(call.body, JsonBody)
     return call.prompt.single and call.body.fields.get("n", NULL) in (NULL, ONE)

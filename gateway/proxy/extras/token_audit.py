@@ -1,9 +1,9 @@
-"""Asks an engine, after an answer, which token ids it makes of the same body: the sample that parity is judged by.
+"""Requests from an engine, after its answer, the token ids of the same body: the sample for ``tokens.parity``.
 
-Rules: in the background, one question at a time for a model, never one that a client waits for; what comes of it goes
-to ``tokens.parity`` and nowhere else: an engine that does not answer is no sicker for it. The route that renders is
-asked first (``.../render``: the very ids, but vLLM has it only with ``--enable-scale-out``), then ``/tokenize``, which
-does not know of every field of a body.
+Rules: in the background, one request at a time for each model; no client waits for it. The result goes to
+``tokens.parity`` only: an engine that does not answer keeps its health. The render route is asked first
+(``.../render``: the exact ids, but vLLM has it only with ``--enable-scale-out``), then ``/tokenize``, which ignores
+some fields of a body.
 """
 
 from __future__ import annotations
@@ -35,19 +35,21 @@ from gateway.tokens.agreement import Form, form_of
 log = logging.getLogger("kvgate.parity")
 
 PATIENCE = 10.0
-"""Seconds for one question: an engine that needs longer for a text has better things to do."""
+"""Seconds for one request: an engine that needs longer is too busy for an audit."""
 
 MAX_BODY = 128 * 1024
-"""Bytes of a body that is sent a second time, some 30,000 tokens: to read and compare so many ids takes 2 ms."""
+"""The largest body in bytes that is sent a second time, some 30,000 tokens: to read and compare so many ids takes
+2 ms."""
 
 MAX_PROOF = 1024 * 1024
-"""The same of one that is to prove an engine, once in its life: where all prompts are long, none other comes."""
+"""The same limit for the one comparison that an engine needs before it gets ids. It is larger, since some models get
+only long prompts."""
 
 
 @dataclass(frozen=True, slots=True)
 class Questions:
-    """``legs``: to be asked in turn, which ids an engine makes of the body. ``ids``: what ours are, of a prompt of this
-    ``form``."""
+    """``legs``: requests for the engine's ids of a body, sent in turn until one is answered. ``ids``: our ids of the
+    prompt, which has this ``form``."""
 
     legs: Sequence[Leg]
     ids: array[int]
@@ -82,8 +84,8 @@ class TokenAudit:
         self._state = state
 
     def choose(self, attempt: Attempt) -> Questions | None:
-        """An answer has begun: what to ask once it has ended, if its ids are one of the sample. Later its body is not
-        there any more."""
+        """An answer has begun: prepare the requests to send after its end, if it is in the sample. They are prepared
+        now, since the body is dropped later."""
         call, plan = attempt.call, attempt.plan
         prompt, request, body = call.prompt, call.request, call.body
         if prompt.own is None or not isinstance(body, JsonBody) or call.route.kind not in RENDERED:
@@ -103,12 +105,12 @@ class TokenAudit:
                 return Questions(legs, prompt.own, form_of(call.route.kind))
         return None
 
-    def ask(self, serving: ModelRuntime, questions: Questions) -> None:
-        """A request has ended well: ask what was chosen. Returns at once."""
-        name = serving.model.name
+    def ask(self, runtime: ModelRuntime, questions: Questions) -> None:
+        """A request has ended well: send the prepared requests. Returns at once."""
+        name = runtime.model.name
         if name not in self._state.busy:
             self._state.busy.add(name)
-            self._state.tasks.start(self._compare(serving, questions), name=f"compare ids of {name}")
+            self._state.tasks.start(self._compare(runtime, questions), name=f"compare ids of {name}")
 
     def _paths(self, call: Call, endpoint: Endpoint, body: JsonBody) -> list[str]:
         now = self._clock.monotonic()
@@ -119,27 +121,27 @@ class TokenAudit:
         leg = self._forwarder.leg(call, endpoint, call.body)
         return None if len(leg.body) > limit else replace(leg, path=path, head=PATIENCE, total=PATIENCE)
 
-    async def _compare(self, serving: ModelRuntime, questions: Questions) -> None:
+    async def _compare(self, runtime: ModelRuntime, questions: Questions) -> None:
         try:
             for leg in questions.legs:
                 ids = await self._ask(leg)
                 if ids is not None:
                     started = leg.endpoint.engine.started
-                    parity, name = serving.tokens.parity, leg.endpoint.name
+                    parity, name = runtime.tokens.parity, leg.endpoint.name
                     parity.compare_ids(name, questions.form, questions.ids, ids, started=started)
                     return
         finally:
-            self._state.busy.discard(serving.model.name)
+            self._state.busy.discard(runtime.model.name)
 
     async def _ask(self, leg: Leg) -> list[int] | None:
-        """The ids; None: it does not tell."""
+        """The ids; None: the engine does not report them."""
         try:
             with await self._upstream.send(leg) as answer:
                 raw = await answer.read()
         except LegFailed as failure:
             name = leg.endpoint.name
             if (count := self._often.admit(name, str(failure.cause))) is not None:
-                log.info("%s: its ids cannot be asked: %s%s", name, failure.cause, left_out(count))
+                log.info("%s: its ids cannot be requested: %s%s", name, failure.cause, left_out(count))
             return None
         if answer.status in ABSENT:
             self._state.absent.begin(leg.endpoint.engine, leg.path, self._clock.monotonic() + ABSENCE)
@@ -151,12 +153,12 @@ class TokenAudit:
 def _ids(raw: bytes) -> list[int] | None:
     """``token_ids`` of a rendered request, or of the only one in a list; ``tokens`` of ``/tokenize``."""
     try:
-        told: Any = msgspec.json.decode(raw)
+        answer: Any = msgspec.json.decode(raw)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         return None
-    if isinstance(told, list) and len(told) == 1:
-        told = told[0]
-    if not isinstance(told, dict):
+    if isinstance(answer, list) and len(answer) == 1:
+        answer = answer[0]
+    if not isinstance(answer, dict):
         return None
-    ids = told.get("token_ids", told.get("tokens"))
+    ids = answer.get("token_ids", answer.get("tokens"))
     return ids if isinstance(ids, list) else None

@@ -29,8 +29,8 @@ TOKENIZED = frozenset({Kind.CHAT, Kind.COMPLETION})
 UNTOLD = ("documents", "reasoning_effort")
 """Fields of a chat that vLLM's ``/tokenize`` ignores."""
 RENAMED = b"reasoning_content"
-"""A message's field that vLLM 0.32 takes for ``reasoning`` on the chat route, and drops in ``/tokenize``. A text with
-the word in it is left out, too."""
+"""A message's field that vLLM 0.32 reads as ``reasoning`` on the chat route, and drops in ``/tokenize``. The search
+also finds texts with this word: for these ``/tokenize`` is not used either."""
 
 
 def telling(route: Route, body: JsonBody, tokens: ModelTokens) -> list[str]:
@@ -48,8 +48,8 @@ def telling(route: Route, body: JsonBody, tokens: ModelTokens) -> list[str]:
 
 
 def _thinks_not(route: Route, body: JsonBody) -> bool:
-    """Whether vLLM 0.32 renders the body as it would not serve it: the effort that a template knows for not thinking is
-    asked of the template where ``/v1/messages`` serves, and always ``none`` where it renders."""
+    """Whether the body disables thinking on a route where the render path of vLLM 0.32 gives other ids:
+    ``/v1/messages`` passes the template the effort that it has for this, and the render path always passes ``none``."""
     if route.kind is not Kind.MESSAGES:
         return False
     try:

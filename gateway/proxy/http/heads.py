@@ -12,7 +12,7 @@ from aiohttp.http import HttpVersion10, HttpVersion11, RawRequestMessage
 from gateway.errors import ClientError, GatewayError
 
 MAX_HEAD = 65536
-"""Bytes of a whole head: session cookies and trace baggage fit, an attack on memory does not."""
+"""The most bytes of a whole head: enough for session cookies and trace baggage, and a bound on memory."""
 
 
 class HeadTooLarge(ClientError):
@@ -33,7 +33,7 @@ TOO_LARGE = f"The request's head has more than {MAX_HEAD} bytes: send fewer or s
 
 
 def fault_of(message: RawRequestMessage, *, may_be_large: bool) -> GatewayError | None:
-    """Why a request whose head is complete is refused; None where it is not. ``may_be_large``: its head is counted."""
+    """Why a request with a complete head is refused; None: it is not. ``may_be_large``: its head has to be counted."""
     if message.version not in (HttpVersion10, HttpVersion11):
         return VersionNotSupported("This listener speaks HTTP/1.1 and HTTP/1.0 only.")
     if "#" in message.path:
@@ -53,8 +53,8 @@ def _size(message: RawRequestMessage) -> int:
 
 
 class Unfinished:
-    """Counts what comes on a connection and is neither in a head that is complete nor in a body: the beginning of a
-    head, or a body's trailers and the extensions of its chunks."""
+    """Counts the bytes on a connection that are neither in a complete head nor in a body: the beginning of a head, or a
+    body's trailers and chunk extensions."""
 
     __slots__ = ("_body", "_taken", "size")
 
@@ -66,7 +66,7 @@ class Unfinished:
 
     @property
     def in_head(self) -> bool:
-        """What comes now belongs to a head."""
+        """Whether the next bytes belong to a head."""
         return self._body is None
 
     def head_came(self, body: StreamReader) -> None:
@@ -91,14 +91,14 @@ class Unfinished:
 
 
 class Refusing:
-    """Stands in the place of aiohttp's parser once a head is too large, or no HTTP: what that has kept of it is let go,
-    and what comes is dropped. ``refused``: an error waits for its turn already, and one is enough."""
+    """Replaces aiohttp's parser once a head is too large or invalid. The old parser's buffer is freed, and further
+    bytes are dropped. ``refused``: an error is queued already, and no second one is raised."""
 
     def __init__(self, *, refused: bool) -> None:
         self._refused = refused
 
     def feed_data(self, data: bytes) -> tuple[tuple[()], bool, bytes]:
-        """Raises HttpProcessingError, once: its connection then answers it as it answers what is no HTTP."""
+        """Raises HttpProcessingError, once: the connection then answers as it does to invalid HTTP."""
         if not self._refused:
             self._refused = True
             raise http_exceptions.HttpProcessingError(code=HeadTooLarge.status, message=TOO_LARGE)

@@ -1,7 +1,7 @@
-"""Zipped bodies of clients: unzipped in slices, so that none holds up the others.
+"""Decompresses clients' bodies in slices, so that one body does not block the other requests.
 
-aiohttp would unzip them too (``auto_decompress``), and what it reads away of a refused one as well: some seconds in
-which nobody is served, for a few megabytes from whoever reaches the port.
+aiohttp could do it, too (``auto_decompress``). But it also decompresses the rest of a refused body: a few megabytes
+from any client could block the event loop for seconds.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from gateway.errors import ClientError, UnsupportedMediaType
 
 
 def inflating(encodings: Iterable[str]) -> Inflating | None:
-    """What unzips a body, given each value of its ``Content-Encoding``; None where it is as it is.
+    """The decompressor of a body, given each value of its ``Content-Encoding``; None: the body is not compressed.
 
     Raises UnsupportedMediaType.
     """
@@ -30,19 +30,19 @@ def inflating(encodings: Iterable[str]) -> Inflating | None:
 
 
 class Inflating:
-    """One body on its way out of ``coding``, and whose fault it is where that fails."""
+    """Decompresses one body from ``coding``, and reports failures as the client's errors."""
 
     def __init__(self, coding: str) -> None:
         self._inflater = Inflater(coding, padded=False)
 
     def slices(self, data: bytes) -> Iterator[bytes]:
-        """As ``Inflater``'s; others should have a turn after each. Raises ClientError."""
+        """As ``Inflater.slices``; the caller should yield to the event loop after each. Raises ClientError."""
         try:
             yield from self._inflater.slices(data)
         except Undecodable as error:
             raise ClientError(f"The body cannot be read: {error}") from None
 
     def end(self) -> None:
-        """There is no more. Raises ClientError where there should be."""
+        """The body has ended. Raises ClientError if its compressed data is incomplete."""
         if not self._inflater.whole:
             raise ClientError("The body is cut short of what its content-encoding says.")

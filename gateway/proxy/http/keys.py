@@ -1,4 +1,4 @@
-"""Who may use the gateway: client keys, compared in constant time, never logged."""
+"""Checks clients' API keys: compared in constant time, never logged."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def read(settings: KeySettings) -> list[str]:
         raise ConfigError(f"{settings.file} cannot be read: {error}") from error
     keys += [line.strip() for line in lines if line.strip() and not line.lstrip().startswith("#")]
     if not keys:
-        raise ConfigError(f"{settings.file} holds no key; remove the setting to ask for none")
+        raise ConfigError(f"{settings.file} holds no key; to require none, remove the setting")
     return keys
 
 
@@ -36,7 +36,7 @@ class ClientKeys:
 
     def check(self, headers: Mapping[str, str]) -> None:
         """Raises Unauthorized unless a key is sent as ``Authorization: Bearer`` or, as Anthropic's clients do,
-        ``x-api-key``. All keys are compared, so that the time taken tells nothing."""
+        ``x-api-key``. All keys are compared, so that the time reveals nothing."""
         if not self._digests:
             return
         authorization = headers.get("Authorization", "")

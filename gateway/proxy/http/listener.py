@@ -16,12 +16,12 @@ from aiohttp import web
 from gateway.core.tls import WatchedContext
 
 HANDSHAKE = 10.0
-"""Seconds for a handshake: two round trips of the slowest network that a stream of tokens is of use on, many times
-over. asyncio's default is 60, for which a connection that says nothing would be held."""
+"""Seconds for a handshake: many times the two round trips on any usable network. With asyncio's default of 60 a silent
+connection would be held that long."""
 
 GOODBYE = 30.0
-"""Seconds for a client to take the rest of its last answer, some 64 KB, and to say goodbye, before its connection is
-cut: asyncio's default. With 2, who reads 30 KB a second would lose the end of an answer that closes its connection."""
+"""Seconds for a client to read the rest of its last answer, some 64 KB, and to complete the TLS shutdown: asyncio's
+default. With 2 a client that reads 30 KB a second would lose the end of an answer that closes its connection."""
 
 
 class Listener:
@@ -48,7 +48,7 @@ class Listener:
         self._servers = []
 
     async def close(self) -> None:
-        """Stop accepting, and end the connections that there are."""
+        """Stop accepting, and end the existing connections."""
         self.stop()
         await self._runner.cleanup()
 

@@ -1,4 +1,4 @@
-"""The client's body: read once, within a size and a time."""
+"""Receives a client's body: once, within a size and a time."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ async def receive(
     their way. ``timeout``: seconds. ``share``: of what is held, to which it is added as it comes; without room for
     more, no more is read. ``wanted``: is called once it is clear that it will be read.
 
-    Its server must not unzip it itself (aiohttp's ``auto_decompress``).
+    The server must not decompress the body itself (aiohttp's ``auto_decompress``).
 
     Raises UnsupportedMediaType, BodyTooLarge (before reading where the client tells the length), ReceiveTimeout,
     ClientError (400) for a body that breaks its own framing or encoding, Exhausted.

@@ -1,7 +1,7 @@
-"""The clients' listener: which request goes where, and errors in the client's dialect.
+"""The clients' HTTP server: routes requests, and writes errors in the client's dialect.
 
-aiohttp's low-level server, without its application stack: a table look-up stands for the router, and a client that
-leaves cancels its handler (``handler_cancellation`` is off by default, and without it would cancel nothing).
+It is aiohttp's low-level server, without the application stack: a table look-up replaces the router. A client that
+disconnects cancels its handler (``handler_cancellation``, which is off by default).
 """
 
 from __future__ import annotations
@@ -37,13 +37,13 @@ from gateway.proxy.serving.model_directory import ModelDirectory
 log = logging.getLogger("kvgate.server")
 
 LOOK = 0.02
-"""Seconds between looks at what clients have yet to take, at the end of a shutdown: nothing tells of it."""
+"""Seconds between polls of the clients' write buffers at the end of a shutdown: there is no event for it."""
 
 DRAIN_RETRY = 1.0
-"""Seconds in ``Retry-After`` during a shutdown: the time of a connection to another replica."""
+"""Seconds in ``Retry-After`` during a shutdown: enough to connect to another replica."""
 
 SHOWN_REASON = 200
-"""Characters of what is wrong with a request: it may hold the request line."""
+"""The most characters of a parser's error message that are sent back: it may hold the request line."""
 
 JSON = "application/json"
 MODELS = "/v1/models"
@@ -74,7 +74,7 @@ class Server:
         }
 
     def use(self, director: Director, directory: ModelDirectory, keys: ClientKeys, *, patience: float) -> None:
-        """Take these from the next request on: one that has begun goes on with what it began with."""
+        """Use these from the next request on. A request in progress keeps the old ones."""
         self._director = director
         self._directory = directory
         self._keys = keys
@@ -87,8 +87,8 @@ class Server:
         return web.ServerRunner(server, handle_signals=False, shutdown_timeout=1.0)
 
     async def drain(self, grace: float) -> bool:
-        """Refuse new requests, wait ``grace`` seconds at most for those in progress to end, and for the system to have
-        all of their answers: what waits in this process ends with it. True if it was so."""
+        """Refuse new requests. Wait at most ``grace`` seconds until those in progress have ended and the kernel has all
+        bytes of their answers: bytes that are still buffered in this process would be lost. True if all did."""
         self._draining = True
         try:
             async with asyncio.timeout(grace):
@@ -102,14 +102,14 @@ class Server:
         return True
 
     async def _written(self) -> bool:
-        """Two looks, between which the loop writes what it was given just now, and to whom could take more."""
+        """Whether all bytes were given to the kernel. It checks twice: in between the loop writes what it can."""
         if self._unwritten():
             return False
         await asyncio.sleep(0)
         return not self._unwritten()
 
     def _unwritten(self) -> int:
-        """Connections on which something waits to be written."""
+        """The number of connections with bytes in their write buffers."""
         connections = [connection for listener in self._listeners for connection in listener.connections]
         return sum(unwritten(connection.transport) for connection in connections if connection.transport is not None)
 
@@ -198,8 +198,8 @@ class Server:
 
 
 class _Connections(web.Server):
-    """Makes a connection of ours for each that is accepted. ``patience``: gives the seconds for a new connection's
-    first request head to arrive."""
+    """Makes a ``_Connection`` for each accepted connection. ``patience``: returns the seconds for the first request
+    head of a new connection to arrive."""
 
     def __init__(self, handler: Server, *, patience: Callable[[], float]) -> None:
         super().__init__(_unused, handler_cancellation=True)
@@ -230,7 +230,7 @@ def _refuse(client: HttpClient, error: GatewayError, chosen: str, *, close: bool
 
 
 def _place(error: BaseException) -> str:
-    """Where in the code ``error`` was raised: the same defect is logged once a minute, each other one too."""
+    """Where in the code ``error`` was raised: each such place is logged once a minute at most."""
     trace = error.__traceback__
     while trace is not None and trace.tb_next is not None:
         trace = trace.tb_next
@@ -238,7 +238,8 @@ def _place(error: BaseException) -> str:
 
 
 def _make_id() -> str:
-    """128 bits, as a UUID has. They tell requests apart and keep no secret: the kernel need not be asked for each."""
+    """128 random bits, as a UUID has. They identify a request and protect nothing, so the kernel's random numbers are
+    not needed."""
     return f"{_CHANCE.getrandbits(128):032x}"
 
 

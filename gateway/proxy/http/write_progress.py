@@ -25,7 +25,7 @@ def unwritten(transport: asyncio.WriteTransport) -> bool:
 
 
 def _takes(transport: asyncio.WriteTransport) -> bool:
-    """The socket is writable, or is closed, or broken."""
+    """Whether the socket is writable, closed or broken."""
     look = select.poll()
     try:
         look.register(transport.get_extra_info("socket").fileno(), select.POLLOUT)
@@ -35,10 +35,11 @@ def _takes(transport: asyncio.WriteTransport) -> bool:
 
 
 def taken_of(transport: asyncio.Transport) -> int:
-    """What tells whether the client takes anything: another number if it has since.
+    """A number that changes when the client has received more bytes: those that its kernel has acknowledged, under TLS
+    too.
 
-    The bytes that its system has acknowledged, under TLS too. A system acknowledges as long as it has room, and says
-    that it has again in steps of some kilobytes: a client that reads a few bytes a second shows in these steps only.
+    A kernel with a full receive buffer reopens its window in steps of some kilobytes. So for a client that reads a few
+    bytes a second the number changes only with these steps.
     """
     if sys.platform == "linux":
         with contextlib.suppress(OSError, struct.error):

@@ -19,25 +19,25 @@ from gateway.proxy.upstream.answer import Answer
 from gateway.proxy.upstream.legs import ENGINE_DEAD, RETRY_STATUSES, Cause, DeferredError, LegFailed
 
 MAX_HELD = 2 * MAX_EVENT
-"""Bytes of a stream that are held until it is committed: one that announces itself and then has output may take the
-longest event for each. Comments, of which engines say one in some seconds, never come to that."""
+"""The most bytes of a stream that are held until it is committed: one event that announces the answer and one with
+output, each of the longest length. Comments, which engines send every few seconds, never reach that."""
 
 MAX_TEXT = 4 * 1024 * 1024
-"""Bytes of a compressed whole answer that are inflated, to see what is in it: eight times the text of 128 K tokens,
-which are read within some 20 ms. A longer one passes as it came, and its usage is not known."""
+"""The most bytes to which a compressed whole answer is decompressed, to read its usage: eight times the text of 128 K
+tokens, some 20 ms. A longer answer is forwarded all the same, and its usage is not known."""
 
 
 def _nothing(data: bytes) -> None:
-    """No stream, nothing to see."""
+    """The observer of an unstreamed answer: does nothing."""
 
 
 @dataclass(slots=True)
 class Committed:
     """An answer that may be relayed; a context manager that leaves no connection behind.
 
-    ``data``: the whole body, or what has come of a stream, as it came. ``events``: what was seen in it; None: it is no
-    stream. ``observe``: reads on in it. ``taker``: takes out of it what its client did not ask for.
-    ``companion``: a prefill leg that still runs, and ends with this answer at the latest.
+    ``data``: the whole body, or the bytes of a stream so far, unchanged. ``events``: the observer of the stream; None:
+    it is not a stream. ``observe``: gets the stream's next bytes. ``taker``: removes from it the usage that the client
+    did not request. ``companion``: a prefill leg that still runs, and ends with this answer at the latest.
     """
 
     answer: Answer
@@ -49,8 +49,8 @@ class Committed:
 
     @property
     def text(self) -> bytes:
-        """The whole body, or what has come of a stream, as it reads; of one that is compressed ``MAX_TEXT`` bytes at
-        most. Empty where that cannot be told."""
+        """The whole body, or the bytes of a stream so far, decompressed to ``MAX_TEXT`` bytes at most. Empty if it
+        cannot be decompressed."""
         try:
             return decoded(self.data, self.answer.encoding, MAX_TEXT)
         except Undecodable:
@@ -66,12 +66,12 @@ class Committed:
 
     @property
     def failed(self) -> bool:
-        """An engine's own failure: a 500, or a stream that begins with an error. vLLM says nothing else when it cannot
-        fetch a request's KV."""
+        """Whether the engine failed: a 500, or a stream that begins with an error. vLLM reports in this way that it
+        could not fetch a request's KV."""
         return self.status == 500 or (self.events is not None and _failed(self.events))
 
     def accompany(self, companion: asyncio.Task[Committed]) -> None:
-        """Let a prefill leg run on beside this answer. How it ends is nobody's business any more."""
+        """Let a prefill leg continue beside this answer. Its result is ignored."""
         self.companion = companion
         companion.add_done_callback(lambda task: task.cancelled() or task.exception())
 
@@ -85,7 +85,7 @@ class Committed:
 
 
 async def commit(answer: Answer, kind: Kind, *, until_output: bool = False) -> Committed:
-    """Read ``answer`` until it may be the client's. Raises LegFailed, and closes it, if that does not come.
+    """Read ``answer`` until it is committed. If that fails, closes it and raises LegFailed.
 
     ``until_output``: a stream is held until it has output, or has failed: vLLM announces an answer (a role,
     ``message_start``, ``response.created``) although it cannot fetch the request's KV.
@@ -101,7 +101,7 @@ async def commit(answer: Answer, kind: Kind, *, until_output: bool = False) -> C
 
 
 async def _whole(answer: Answer) -> Committed:
-    committed = Committed(answer, await answer.read())  # all of it within ``head``: it is of no use before
+    committed = Committed(answer, await answer.read())  # all within the head timeout: a part of it is of no use
     if answer.status == 500 and ENGINE_DEAD in committed.text:
         held = DeferredError(answer.status, answer.headers, committed.data)
         raise LegFailed(Cause.ENGINE_DEAD, answer.endpoint, "the engine says that it is dead", held)
@@ -137,7 +137,7 @@ async def _stream(answer: Answer, kind: Kind, until_output: bool) -> Committed:
 
 
 def _reading(events: EventObserver, answer: Answer) -> Callable[[bytes], None]:
-    """Raises LegFailed where the answer's coding cannot be read along, and so does what it returns."""
+    """A function that observes the stream's bytes. Both raise LegFailed if the answer cannot be decompressed."""
     if not answer.encoding:
         return events.feed
 
@@ -156,5 +156,5 @@ def _reading(events: EventObserver, answer: Answer) -> Callable[[bytes], None]:
 
 
 def _failed(events: EventObserver) -> bool:
-    """An error is all that has come, but for what announces an answer."""
+    """Whether the stream holds only an error, beside events that announce an answer."""
     return events.error is not None or events.early_error is not None

@@ -51,7 +51,7 @@ class Deadlines:
         self._idle_from = self._loop.time()
 
     def pause(self) -> None:
-        """The engine is kept from going on, and cannot be idle."""
+        """Reading from the engine is paused: the idle timeout does not count."""
         self._paused = True
 
     def resume(self) -> None:
@@ -65,7 +65,7 @@ class Deadlines:
             self._timer = None
 
     def waited(self, cause: Cause) -> float:
-        """Seconds since something came, of the idle timeout; else since the request was sent."""
+        """Seconds that were waited: for the idle timeout since the last bytes, else since the request was sent."""
         return self._loop.time() - (self._progress() if cause is Cause.IDLE_TIMEOUT else self._began)
 
     def _progress(self) -> float:
@@ -78,14 +78,14 @@ class Deadlines:
         total = self._began + self._timeouts.total, Cause.TOTAL_TIMEOUT
         if not self._committed:
             head = self._began + self._timeouts.head
-            # Both are the same for a leg that has one limit: what was waited for then gives it its name.
+            # For a leg with a single limit both are equal: then it is named after what was missing.
             return total if total[0] < head or (total[0] == head and self._answered) else (head, Cause.HEAD_TIMEOUT)
         if self._paused:
             return total
         return min(total, (self._progress() + self._timeouts.idle, Cause.IDLE_TIMEOUT))
 
     def _arm(self, expired: Callable[[Cause], None], now: float, at: float) -> None:
-        # Not later than ``idle`` from now, which may be what counts by then.
+        # At most ``idle`` from now, since the idle timeout may apply by then.
         due = min(at, now + self._timeouts.idle)
         self._timer = self._loop.call_at(due, self._look, expired, due)
 
