@@ -52,10 +52,10 @@ def _parser() -> argparse.ArgumentParser:
 
     serve = commands.add_parser("serve", help="serve clients")
     serve.add_argument("config", type=Path, nargs="?", default=Path("plugins.yaml"), metavar="CONFIG")
-    serve.add_argument("--host", help="instead of listen.host")
-    serve.add_argument("--port", type=int, help="instead of listen.port; 0: any free one")
-    serve.add_argument("--log-format", choices=("json", "text"))
-    serve.add_argument("--log-level", choices=("debug", "info", "warning", "error"))
+    serve.add_argument("--host", help="replaces listen.host")
+    serve.add_argument("--port", type=int, help="replaces listen.port; 0: any free port")
+    serve.add_argument("--log-format", choices=("json", "text"), help="replaces log.format")
+    serve.add_argument("--log-level", choices=("debug", "info", "warning", "error"), help="replaces log.level")
     serve.set_defaults(run=_serve)
 
     check = commands.add_parser("check", help="check a configuration and print it with its defaults filled in")
@@ -63,38 +63,43 @@ def _parser() -> argparse.ArgumentParser:
     check.add_argument(
         "--probe",
         action="store_true",
-        help="let each prefill engine compute one short prompt, to learn where its KV can be fetched; "
-        "it holds the prompt's blocks for 30 s",
+        help="let each prefill engine compute one short prompt, to learn the address from which its KV is fetched; "
+        "the engine holds the prompt's blocks for 30 s",
     )
     check.set_defaults(run=_check)
 
     doctor = commands.add_parser(
         "doctor",
-        help="ask each engine whether what the gateway would know of it is true",
-        description="Asks each engine whether what the gateway would know of it is true: the model that it serves, its "
-        "token ids, its block size, its KV events and their replay. Needs no running gateway. Sends each engine a "
-        "handful of small GETs, three texts to tokenize, and for each data-parallel rank one completion of one token "
-        "from a prompt of little more than a block (a second one if the first is not announced).",
-        epilog="Exit code: 0 all is well, 1 something is red, 2 the configuration cannot be used.",
+        help="check each engine against what the gateway would believe of it",
+        description="Checks each engine against what the gateway would believe of it: its model, token ids, block "
+        "size, KV events and their replay. Needs no running gateway. Sends each engine a few small GETs, three texts "
+        "to tokenize, and for each data-parallel rank one completion of one token. Its prompt is little longer than a "
+        "block. If the engine does not announce this block, it gets a second prompt.",
+        epilog="Exit code: 0 nothing is red, 1 something is red, 2 the configuration cannot be used.",
     )
     doctor.add_argument("config", type=Path, metavar="CONFIG")
     doctor.add_argument("--json", action="store_true", help="print the findings as JSON")
     doctor.add_argument(
-        "--timeout", type=float, default=90.0, metavar="SECONDS", help="for one engine; all are asked at once (90)"
+        "--timeout",
+        type=float,
+        default=90.0,
+        metavar="SECONDS",
+        help="for each engine; all are checked at the same time (90)",
     )
     doctor.add_argument(
-        "--hash-seed", action="append", default=[], metavar="SEED", help="a PYTHONHASHSEED that engines have"
+        "--hash-seed", action="append", default=[], metavar="SEED", help="a PYTHONHASHSEED that the engines use"
     )
     doctor.set_defaults(run=_doctor)
 
     explain = commands.add_parser(
         "explain",
-        help="say where a prompt would go now, or where a request went, and why",
-        description="Asks a gateway that runs where a prompt would go now, or where a request went, and why. Nothing "
-        "is placed, and no engine computes anything. Where no gateway runs, the engines are asked what they hold.",
+        help="show where a prompt would go now, or where a request went, and why",
+        description="Asks the running gateway where a prompt would go now, or where a request went, and why. It places "
+        "nothing, and no engine computes anything. If no gateway runs, the command reads the engines' cache events "
+        "itself.",
     )
     explain.add_argument(
-        "config", type=Path, nargs="?", metavar="CONFIG", help="its gateway is asked if it runs; else its engines are"
+        "config", type=Path, nargs="?", metavar="CONFIG", help="the configuration of the gateway, or of the engines"
     )
     explain.add_argument("--url", help="the admin listener of a running gateway, such as http://127.0.0.1:9000")
     what = explain.add_mutually_exclusive_group(required=True)
@@ -103,20 +108,20 @@ def _parser() -> argparse.ArgumentParser:
         type=Path,
         help="a request body as JSON (with messages or prompt), or a prompt as plain text",
     )
-    what.add_argument("--request", metavar="ID", help="a request of the past, by its x-request-id")
-    explain.add_argument("--model", help="a model, alias or adapter; not given: the body's")
-    explain.add_argument("--path", help="where a client would send it, such as /v1/embeddings")
+    what.add_argument("--request", metavar="ID", help="the x-request-id of a past request")
+    explain.add_argument("--model", help="a model, alias or adapter; not given: the one in the body")
+    explain.add_argument("--path", help="the path to which a client would send it, such as /v1/embeddings")
     explain.add_argument(
-        "--header", action="append", default=[], metavar="NAME:VALUE", help="as a client would send it"
+        "--header", action="append", default=[], metavar="NAME:VALUE", help="a header that a client would send"
     )
-    explain.add_argument("--alone", action="store_true", help="ask the engines of CONFIG, even if its gateway runs")
-    explain.add_argument("--json", action="store_true", help="print all of it as JSON")
+    explain.add_argument("--alone", action="store_true", help="read the engines' events, even if the gateway runs")
+    explain.add_argument("--json", action="store_true", help="print the whole answer as JSON")
     explain.set_defaults(run=_explain)
 
     add_replay(commands)
 
     demo = commands.add_parser("demo", help="four simulated engines, round robin against the default profile")
-    demo.add_argument("--output", type=Path, default=Path("out/demo.png"), help="where the chart goes")
+    demo.add_argument("--output", type=Path, default=Path("out/demo.png"), help="file for the chart")
     demo.set_defaults(run=_demo)
     return parser
 
@@ -134,7 +139,7 @@ def _serve(options: argparse.Namespace) -> int:
 
 def _check(options: argparse.Namespace) -> int:
     config = load(options.config, os.environ)
-    from gateway.app import Gateway  # half a second, which a mistake in the file need not wait for
+    from gateway.app import Gateway  # takes half a second: after the file was checked
     from gateway.commands.check import check
 
     async def examine() -> tuple[list[str], list[str]]:
@@ -192,9 +197,9 @@ def _explain(options: argparse.Namespace) -> int:
     from gateway.commands.explain.running_gateway import checked
 
     if options.config is None and options.url is None:
-        raise ConfigError("say whom to ask: a CONFIG, or --url of a running gateway's admin listener")
+        raise ConfigError("give a CONFIG, or the --url of a running gateway's admin listener")
     if options.alone and (options.url is not None or options.request is not None):
-        raise ConfigError("--alone asks no gateway that runs: it goes with --prompt-file, and without --url")
+        raise ConfigError("--alone does not ask a running gateway: use it with --prompt-file, and without --url")
     url = None if options.url is None else checked(options.url)
     config = None if options.config is None else load(options.config, os.environ)
     if options.request is not None:

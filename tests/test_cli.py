@@ -522,7 +522,7 @@ async def test_explain_shows_a_past_request_beside_what_became_of_it(tmp_path):
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (("--prompt-file", "p"), "say whom to ask"),
+        (("--prompt-file", "p"), "give a CONFIG, or the --url"),
         (("--alone", "--url", "http://127.0.0.1:1", "--prompt-file", "p"), "--alone"),
         *(
             (("--url", url, "--request", "r"), f"--url: {url!r} must be http://HOST:PORT")

@@ -24,10 +24,10 @@ from gateway.commands.processes import START_SECONDS, NotReady, Processes, free_
 
 SECONDS = 8
 COLUMNS = ("answer-2-known", "stream-2-known")
-HANDLED = "the way between the steps"
+HANDLED = "the handler, between its steps"
 """The step that each request has once."""
 
-REST = "what no step has"
+REST = "event loop and system"
 
 
 def measure(folder: Path, column: str) -> dict[str, tuple[float, float]]:

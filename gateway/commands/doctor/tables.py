@@ -6,12 +6,16 @@ from collections.abc import Mapping, Sequence
 
 from rich.console import Console
 from rich.markup import escape
+from rich.measure import Measurement
 from rich.table import Table
 
 from gateway.commands.doctor.finding import CHECKS, Level, Report
 
 WIDTH = 200
 """Width of the output if there is no terminal."""
+
+UNLIMITED = 1_000_000
+"""Columns of a terminal that is wider than any table, to measure a table's own width."""
 
 STYLES = {Level.OK: "green", Level.NOTE: "dim", Level.WARNING: "yellow", Level.FAILED: "bold red"}
 WORDS = {Level.OK: "note", Level.NOTE: "note", Level.WARNING: "warning", Level.FAILED: "FAILED"}
@@ -24,7 +28,8 @@ def show(reports: Sequence[Report], notes: Mapping[str, Sequence[str]], console:
         console.width = max(console.width, WIDTH)  # a file or a pipe has no width to wrap at
     for model in dict.fromkeys(report.model for report in reports):
         of_model = [report for report in reports if report.model == model]
-        console.print(_table(model, of_model))
+        for table in _tables(model, of_model, console):
+            console.print(table)
         for (level, line), whose in _lines(of_model).items():
             _say(console, level, f"{', '.join(whose)}: {line}")
         for said in notes.get(model, ()):
@@ -53,15 +58,40 @@ def _lines(reports: Sequence[Report]) -> dict[tuple[Level, str], list[str]]:
     return dict(sorted(lines.items(), key=lambda entry: -entry[0][0]))
 
 
-def _table(model: str, reports: Sequence[Report]) -> Table:
+def _tables(model: str, reports: Sequence[Report], console: Console) -> list[Table]:
+    """A table with a row for each endpoint. On a terminal that is too narrow for it: tables with a row for each check,
+    each with as many endpoints as fit, at least one."""
+    columns = [[escape(report.endpoint), *(_cell(report, check) for check in CHECKS)] for report in reports]
+    names = ["endpoint", *CHECKS]
+    wide = _table(model, [list(row) for row in zip(names, *columns, strict=True)])
+    if _fits(wide, console):
+        return [wide]
+    tables: list[Table] = []
+    count = 0
+    while columns:
+        count = len(columns)
+        while count > 1 and not _fits(_table(model, [names, *columns[:count]]), console):
+            count -= 1
+        tables.append(_table(model, [names, *columns[:count]]))
+        del columns[:count]
+    return tables
+
+
+def _fits(table: Table, console: Console) -> bool:
+    unlimited = console.options.update(max_width=UNLIMITED)
+    return Measurement.get(console, unlimited, table).maximum <= console.width
+
+
+def _cell(report: Report, check: str) -> str:
+    finding = report.of(check)
+    return f"[{STYLES[finding.level]}]{escape(finding.short)}[/]" if finding is not None else ""
+
+
+def _table(model: str, columns: Sequence[Sequence[str]]) -> Table:
+    """``columns``: each begins with its heading."""
     table = Table(title=escape(f"model {model}"), title_justify="left")
-    table.add_column("endpoint")
-    for check in CHECKS:
-        table.add_column(check)
-    for report in reports:
-        cells = []
-        for check in CHECKS:
-            finding = report.of(check)
-            cells.append(f"[{STYLES[finding.level]}]{escape(finding.short)}[/]" if finding is not None else "")
-        table.add_row(escape(report.endpoint), *cells)
+    for heading, *_ in columns:
+        table.add_column(heading)
+    for row in zip(*(cells for _, *cells in columns), strict=True):
+        table.add_row(*row)
     return table

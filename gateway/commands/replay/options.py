@@ -30,11 +30,11 @@ def _add_replay(commands: Any) -> None:
         "--policies",
         default="default,round-robin,least-requests,llm-d,lmetric",
         metavar="NAME,...",
-        help="names, YAML files, or 'all'; the first is what the others are compared with",
+        help="names, YAML files, or 'all'; the others are compared with the first",
     )
     _add_cell(replay)
-    replay.add_argument("--json", type=Path, metavar="FILE", help="write all figures there")
-    replay.add_argument("--plot", type=Path, metavar="FILE", help="draw them there (PNG or SVG)")
+    replay.add_argument("--json", type=Path, metavar="FILE", help="write all figures to this file")
+    replay.add_argument("--plot", type=Path, metavar="FILE", help="draw the figures to this file (PNG or SVG)")
     replay.set_defaults(run=_replay)
 
 
@@ -43,19 +43,21 @@ def _add_tune(commands: Any) -> None:
         "tune",
         help="search a configuration's weights and parameters by replay",
         description="Searches the weights and parameters of a configuration's scorers by replay on the first half of a "
-        "trace, and compares the best with the given one on the other half. Recommends nothing that is in the noise. "
-        "TRACE, --speed, --machine and --endpoints may each be several, with commas between them: what is searched is "
-        "then what is best over all combinations.",
+        "trace, and compares the best candidate with the given configuration on the other half. Recommends no change "
+        "within the noise. TRACE, --speed, --machine and --endpoints each take several values, with commas between "
+        "them: the search then looks for the best configuration over all combinations.",
     )
     tune.add_argument("workload", metavar="TRACE,...", help=WORKLOAD)
     tune.add_argument("config", metavar="CONFIG", help="a YAML file, or the name of a policy")
-    tune.add_argument("--objective", default="goodput", help="such as ttft_mean or e2e_mean (goodput)")
+    tune.add_argument(
+        "--objective", default="goodput", help="the figure to improve, such as ttft_mean or e2e_mean (goodput)"
+    )
     tune.add_argument(
         "--keep",
         action="append",
         default=[],
         metavar="FIGURE[=PERCENT]",
-        help="what must not get worse in any cell, by more than so many percent (2): 'p99 TTFT=5%%'",
+        help="a figure that must not get worse by more than PERCENT (2) in any combination: 'p99 TTFT=5%%'",
     )
     tune.add_argument("--budget", type=int, default=40, metavar="N", help="candidates to try (40)")
     _add_cell(tune, several=True)
@@ -66,19 +68,24 @@ def _add_plan(commands: Any) -> None:
     plan = commands.add_parser(
         "plan",
         help="say how many engines a trace needs",
-        description="Says how many engines a workload needs to be answered within its objectives. First what cannot be "
-        "had at any size; then sizes are replayed, by doubling and bisection, each by several seeds.",
-        epilog="Exit code: 0 a size was found, 1 none will do, 2 the command line is wrong.",
+        description="Says how many engines a workload needs to meet its objectives. It first checks whether any number "
+        "of engines could meet them. Then it replays fleets of different sizes, by doubling and bisection, each with "
+        "several seeds.",
+        epilog="Exit code: 0 a size was found, 1 no size is enough, 2 the command line is wrong.",
     )
     plan.add_argument("workload", metavar="TRACE", help=WORKLOAD)
-    plan.add_argument("--policy", default="default", metavar="NAME", help="a name, or a YAML file (default)")
-    plan.add_argument("--rate", type=float, metavar="RATE", help="requests/s in all; not given: a trace's own pace")
+    plan.add_argument("--policy", default="default", metavar="NAME", help="a policy's name, or a YAML file (default)")
+    plan.add_argument("--rate", type=float, metavar="RATE", help="total requests/s; not given: the trace's own rate")
     plan.add_argument(
-        "--share", type=float, default=99.0, metavar="PERCENT", help="of the requests, and of each class (99)"
+        "--share",
+        type=float,
+        default=99.0,
+        metavar="PERCENT",
+        help="of the requests, and of each class, that must meet their objectives (99)",
     )
-    plan.add_argument("--most", type=int, default=256, metavar="N", help="engines to try (256)")
-    plan.add_argument("--roles", action="store_true", help="look for fleets whose prompts are computed apart, too")
-    plan.add_argument("--plot", type=Path, metavar="FILE", help="draw all sizes there (PNG or SVG)")
+    plan.add_argument("--most", type=int, default=256, metavar="N", help="the largest number of engines to try (256)")
+    plan.add_argument("--roles", action="store_true", help="also try fleets with separate prefill engines")
+    plan.add_argument("--plot", type=Path, metavar="FILE", help="draw all sizes to this file (PNG or SVG)")
     _add_cell(plan, fleet=False)
     plan.set_defaults(run=_plan)
 
@@ -91,83 +98,93 @@ def _add_cell(parser: argparse.ArgumentParser, *, several: bool = False, fleet: 
             "--endpoints",
             default="8",
             metavar="N",
-            help="engines (8); or kinds of them: '4 x 70b-tp4 + 4 x mine.yaml', and roles: '2 x 70b-tp4:prefill + 6 x "
-            "70b-tp4:decode'",
+            help="number of engines (8); with their machines: '4 x 70b-tp4 + 4 x mine.yaml', and roles: "
+            "'2 x 70b-tp4:prefill + 6 x 70b-tp4:decode'",
         )
         parser.add_argument(
             "--speed",
             type=str if several else float,
             metavar="RATE",
-            help="requests/s/endpoint; not given: a trace's own pace, and of groups a closed loop",
+            help="requests/s/endpoint; not given: the trace's own rate, and for groups a closed loop",
         )
         parser.add_argument(
             "--change",
             action="append",
             metavar="AT:WHAT:ENDPOINT",
-            help="at that second an engine (from 0) fails, is drained, or joins: 300:fail:2, 300:leave:2, 400:join:2",
+            help="at this second, engine number ENDPOINT (from 0) fails, is drained, or joins: 300:fail:2, "
+            "300:leave:2, 400:join:2",
         )
     parser.add_argument(
         "--link",
         metavar="rate=25e9,latency=0.002",
-        help="by which KV moves between engines: bytes/s of each of them, and seconds (200 Gbit/s and 2 ms)",
+        help="network for KV transfers between engines: bytes/s of each engine, and seconds (200 Gbit/s and 2 ms)",
     )
     parser.add_argument(
         "--machine",
         metavar="NAME",
-        help="of all engines: 70b-tp4 or 8b-h100; with a host tier: 70b-tp4+host; or a YAML file with its figures "
-        "(70b-tp4)",
+        help="hardware and model of all engines: 70b-tp4 or 8b-h100; with a KV cache in host memory: 70b-tp4+host; or "
+        "a YAML file with its figures (70b-tp4)",
     )
     parser.add_argument(
         "--slo",
         action="append",
         metavar="[CLASS:]ttft=2s,tpot=50ms",
-        help="what requests ask to be answered within, all or those of a class, and what goodput counts (nothing is "
-        "asked; 2 s and 50 ms count)",
+        help="latency objectives, of all requests or of one class; goodput counts the requests that meet them (not "
+        "given: requests have none, and goodput counts with 2 s and 50 ms)",
     )
     parser.add_argument(
         "--noise",
         metavar="SPREAD",
-        help="of the engines' step times, as the standard deviation of their logarithm: 0.3; or step=0.1,prefill=0.3,"
-        "stalls=0.01,stall=10: a hundredth of the steps takes 10 times as long (none)",
+        help="noise of the engines' step times, as the standard deviation of their logarithm: 0.3; or step=0.1,"
+        "prefill=0.3,stalls=0.01,stall=10: one step in a hundred takes 10 times as long (none)",
     )
     parser.add_argument("--seeds", type=int, default=3, metavar="N", help="runs of each policy (3)")
-    parser.add_argument("--jobs", type=int, metavar="N", help="runs at a time (as many as there are cores)")
-    parser.add_argument("--first", type=int, metavar="N", help="of a trace: its first requests only")
+    parser.add_argument("--jobs", type=int, metavar="N", help="runs at a time (the number of cores)")
+    parser.add_argument("--first", type=int, metavar="N", help="use only the first N requests of a trace")
     model = parser.add_argument_group("what the gateway sees")
-    model.add_argument("--scrape", type=float, default=1.0, metavar="SECONDS", help="between two scrapes (1); 0: none")
-    model.add_argument("--event-delay", type=float, default=0.01, metavar="SECONDS", help="of KV events (0.01)")
+    model.add_argument(
+        "--scrape", type=float, default=1.0, metavar="SECONDS", help="time between two scrapes (1); 0: none"
+    )
+    model.add_argument("--event-delay", type=float, default=0.01, metavar="SECONDS", help="delay of KV events (0.01)")
     model.add_argument(
         "--believed",
         metavar="MACHINE",
-        help="what it is told that all engines are (each its own): fitting finds the rest",
+        help="the machine that the gateway's configuration names for all engines (the real one of each); the cost "
+        "model is fitted from there",
     )
     model.add_argument(
-        "--cost-scale", type=float, default=1.0, metavar="X", help="cost model wrong by this factor, and not fitted (1)"
+        "--cost-scale",
+        type=float,
+        default=1.0,
+        metavar="X",
+        help="make the cost model wrong by this factor, without fitting (1)",
     )
-    model.add_argument("--step-scale", type=float, metavar="X", help="of decode steps, where it is not --cost-scale")
+    model.add_argument("--step-scale", type=float, metavar="X", help="the same factor for decode steps (--cost-scale)")
     agents = parser.add_argument_group("agents")
     _whole(
         agents,
-        ("sessions", "N", "in all (100)"),
-        ("live", "N", "at once, where no --speed says how often they begin (all)"),
-        ("begin", "TOKENS", "of a session's first prompt (20000)"),
-        ("longest", "TOKENS", "of a prompt (100000)"),
-        ("results", "TOKENS", "that a turn adds beside the answer before it (2500)"),
+        ("sessions", "N", "sessions in total (100)"),
+        ("live", "N", "sessions at a time, if there is no --speed (all)"),
+        ("begin", "TOKENS", "length of a session's first prompt (20000)"),
+        ("longest", "TOKENS", "largest length of a prompt (100000)"),
+        ("results", "TOKENS", "tool results that a turn adds to the previous answer (2500)"),
     )
-    agents.add_argument("--gap", type=float, metavar="SECONDS", help="at most, between an answer and a turn (60)")
+    agents.add_argument(
+        "--gap", type=float, metavar="SECONDS", help="longest time between an answer and the next turn (60)"
+    )
     groups = parser.add_argument_group("groups")
     _whole(
         groups,
         ("groups", "N", "system prompts (150)"),
-        ("users", "N", "of each (5)"),
+        ("users", "N", "users of each system prompt (5)"),
         ("rounds", "N", "conversations of each user (8)"),
         ("turns", "N", "requests of a conversation (1)"),
-        ("shared", "TOKENS", "of a system prompt (6000; of agents 12000)"),
-        ("own", "TOKENS", "of what a user says (1200)"),
-        ("output", "TOKENS", "of an answer (1000; of agents 400)"),
-        ("block", "TOKENS", "of a block, of agents too (16, as vLLM's); with larger ones a run is faster"),
+        ("shared", "TOKENS", "length of a system prompt (6000; for agents 12000)"),
+        ("own", "TOKENS", "length of a user's message (1200)"),
+        ("output", "TOKENS", "length of an answer (1000; for agents 400)"),
+        ("block", "TOKENS", "block size, also for agents (16, as in vLLM); with larger blocks a run is faster"),
     )
-    groups.add_argument("--think", type=float, metavar="SECONDS", help="between an answer and the next turn (10)")
+    groups.add_argument("--think", type=float, metavar="SECONDS", help="time between an answer and the next turn (10)")
 
 
 def _whole(group: argparse._ArgumentGroup, *options: tuple[str, str, str]) -> None:

@@ -3,8 +3,9 @@ from __future__ import annotations
 import io
 
 from rich.console import Console
+from rich.text import Text
 
-from gateway.commands.doctor.finding import Finding, Level, Report, healthy
+from gateway.commands.doctor.finding import CHECKS, Finding, Level, Report, healthy
 from gateway.commands.doctor.tables import show
 
 OFF = Finding("events", Level.FAILED, "off", "its KV events are off", "start it with --kv-events-config '{\"a\":[1]}'")
@@ -52,3 +53,16 @@ def test_models_have_a_table_each() -> None:
     assert "model m" in text
     assert "model n[b]" in text, "a name is no markup"
     assert "2 of 2 endpoints are in order" in text
+
+
+def test_a_narrow_terminal_gets_a_row_for_each_check() -> None:
+    names = [f"10.0.0.{number}:8000" for number in range(5)]
+    findings = [Finding(check, Level.OK, "good") for check in CHECKS]
+    reports = [Report("m", name, f"http://{name}", findings) for name in names]
+    for width in (80, 40):
+        out = io.StringIO()
+        show(reports, {}, Console(file=out, force_terminal=True, width=width))
+        text = Text.from_ansi(out.getvalue()).plain
+        assert all(len(line) <= width for line in text.splitlines())
+        assert all(text.count(name) == 1 for name in names)
+        assert text.count("good") == len(names) * len(CHECKS), "no cell is cut or wrapped"
