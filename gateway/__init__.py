@@ -16,8 +16,8 @@ expected hit  the match, cut to whole blocks of that engine and to the prompt's 
 ledger        kvgate's exact account of the work that it has sent to each endpoint and that has not ended yet
 profile       filters in order, weighted scorers, and one picker
 handler       runs profiles for a request and makes a plan of their results
-plan          which endpoint serves which leg
-leg           one upstream request: the prefill or the decode of a request
+plan          which endpoint serves which leg: one leg of each kind at most, and the decode leg last
+leg           one upstream request, by its kind: the prefill or the decode of a request
 hand-over     the prefill leg, the transfer of its KV to the decode engine, and the decode leg that uses it
 answer        an engine's HTTP response; a *response* is an object of the Responses API
 commit        the moment from which an answer belongs to the client. Before it, the client has received nothing, not

@@ -163,14 +163,14 @@ def match_json(match: Match) -> dict[str, Any]:
 
 def _plan(planned: Planned) -> dict[str, Any]:
     """``others``: the endpoints of legs of other kinds, by kind. They and ``costs`` are left out where there are none,
-    and ``connector`` and ``strict`` where there is one leg."""
+    and how the KV goes over where it does not."""
     others = dict(planned.legs)
     plan: dict[str, Any] = {DECODE: others.pop(DECODE), PREFILL: others.pop(PREFILL, None), "reason": planned.reason}
     if others:
         plan["others"] = others
     if planned.costs:
         plan["costs"] = dict(planned.costs)
-    if len(planned.legs) > 1:
+    if plan[PREFILL] is not None:
         plan |= {"connector": planned.connector, "strict": planned.strict}
     return plan
 

@@ -71,12 +71,14 @@ class LegWork:
 @dataclass(slots=True, eq=False)
 class Placement:
     """A request on its endpoints. ``legs``: the work of each leg, by kind, until it has ended; the decode leg's stays.
-    ``split``: the decode leg fetches the prompt's KV, and does not compute it.
+    ``split``: the decode leg fetches the prompt's KV, and does not compute it. ``pure``: no leg of another kind is in
+    the time to the first token, so that it teaches what computing costs.
     """
 
     plan: Plan
     legs: dict[str, LegWork]
     split: bool
+    pure: bool
 
     @property
     def decode(self) -> LegWork:
@@ -135,7 +137,7 @@ def book(
     ``now``: Clock.monotonic(), as when the loads were read. ``prefilled``: the plan's prefill leg is answered already.
     """
 
-    split = plan.prefill is not None
+    split, pure = plan.prefill is not None, True
     legs: dict[str, LegWork] = {}
     for kind, endpoint in plan.legs:
         if kind == PREFILL and prefilled:
@@ -143,11 +145,12 @@ def book(
         if kind in KEEP_KV:
             work = LegWork(Booking(request, endpoint, now), index.placed(keys, endpoint))
         else:
+            pure = False
             work = LegWork(Booking(request, endpoint, now, kv=False), BlockUse(index, keys, endpoint))
         if kind == (PREFILL if split else DECODE):
             work.booking.book_prefill(now, reported=split or request.stream)
         legs[kind] = work
-    return Placement(plan, legs, split)
+    return Placement(plan, legs, split, pure)
 
 
 @dataclass(frozen=True, slots=True)
@@ -170,11 +173,12 @@ class Answered:
 def learn(placement: Placement, request: Request, answered: Answered) -> None:
     """From a whole answer: the engine's pace, and how long answers are."""
     booking, model, generates = placement.decode.booking, request.model, request.kind in GENERATES
+    computed = placement.pure and not placement.split
     steps = (answered.tokens or 0) / answered.sequences - 1
-    if not request.stream and generates and not placement.split and steps > 0:
+    if not request.stream and generates and computed and steps > 0:
         booking.learn_whole(steps, answered.at - booking.at)
     elif answered.first_at is not None:
-        if not placement.split:
+        if computed:
             booking.learn_prefill(answered.first_at - booking.at)
         if answered.later:
             booking.learn_steps(answered.at, answered.later / answered.sequences, answered.at - answered.first_at)

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from gateway.framework import Kind, Match, Matches, Model, Request, Scored
+from gateway.framework import DECODE, PREFILL, Kind, Match, Matches, Model, Plan, PlannedLeg, Request, Scored
 from tests.support.candidates import endpoint
 
 
@@ -24,3 +24,16 @@ def test_a_candidates_terms_are_its_row_of_all_scores() -> None:
     scored = Scored(endpoint(0), 1.4, columns, 1)
     assert scored.terms == {"prefix": 0.9, "load": 0.5}
     assert repr(scored) == "<Scored e0 1.4000 {'prefix': 0.9, 'load': 0.5}>"
+
+
+def test_a_plans_legs_have_kinds_and_the_decode_leg_is_the_last() -> None:
+    a, b, c = endpoint(0), endpoint(1), endpoint(2)
+    alone = Plan.of(a, reason="single")
+    assert alone == Plan((PlannedLeg(DECODE, a),), "single")
+    assert (alone.decode, alone.prefill, alone.kinds) == (a, None, (DECODE,))
+    split = Plan.of(a, prefill=b, reason="split", connector="sglang", strict=True)
+    assert split == Plan((PlannedLeg(PREFILL, b), PlannedLeg(DECODE, a)), "split", "sglang", True)
+    assert (split.decode, split.prefill, split.kinds) == (a, b, (PREFILL, DECODE))
+    third = Plan.of(a, encode=c, prefill=b)
+    assert third.kinds == ("encode", PREFILL, DECODE)
+    assert [third.endpoint(kind) for kind in (*third.kinds, "pull")] == [c, b, a, None]

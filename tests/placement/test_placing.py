@@ -31,6 +31,16 @@ class Apart:
         return Plan.of(endpoints[0], prefill=endpoints[1], reason="split", connector="nixl")
 
 
+class Plans:
+    """A handler that has one plan."""
+
+    def __init__(self, made: Plan) -> None:
+        self.made = made
+
+    def plan(self, request, endpoints, run) -> Plan:
+        return self.made
+
+
 class Scene:
     def __init__(self) -> None:
         self.clock, chance, self.model = ManualClock(), Random(1), Model("m", expected_output=100.0)
@@ -112,6 +122,36 @@ def test_a_prefill_ends_once_and_a_hand_over_that_fails_books_the_prompt_where_t
     again = scene.book(scene.request(), plan, prefilled=True)
     assert [scene.load(endpoint)[:2] for endpoint in scene.endpoints] == [(1, 0), (0, 0)]
     again.end(ok=True)
+
+
+def test_a_leg_of_another_kind_is_booked_as_one_request_and_given_back() -> None:
+    scene = Scene()
+    request = scene.request()
+    decode, encode = scene.endpoints
+    plan = Plan.of(decode, encode=encode)
+    placement = scene.book(request, plan)
+    assert scene.load(encode) == (1, 0, 0)
+    assert scene.load(decode) == (1, len(IDS), len(IDS)), "no other leg computes the prompt"
+    assert (placement.split, placement.computes) == (False, placement.decode.booking)
+    assert scene.decide(scene.request()).decode is decode, "only there will the prompt be"
+    work = placement.ended("encode", ok=True)
+    assert work is not None
+    work.blocks.end()
+    assert placement.ended("encode", ok=True) is None
+    assert [scene.load(endpoint)[0] for endpoint in scene.endpoints] == [1, 0]
+    cost = placement.decode.booking.cost
+    before = cost.prefill_scale, cost.step_scale
+    scene.clock.now = 60.0
+    for _ in range(20):
+        learn(placement, request, Answered(60.0, events=50, first_at=59.0, tokens=50))
+    assert (cost.prefill_scale, cost.step_scale) == before, "the other leg is in the time to the first token"
+    placement.end(ok=False)
+    again = scene.book(request, plan)
+    again.cancel()
+    assert [scene.load(endpoint) for endpoint in scene.endpoints] == [(0, 0, 0), (0, 0, 0)]
+    assert scene.index.blocks == 0
+    scene.scheduler.handlers = {scene.model.handler: Plans(plan)}
+    assert scene.decide(request, one_leg="form") == Plan.of(decode, reason="form")
 
 
 @pytest.mark.parametrize("stream", [True, False])

@@ -6,7 +6,7 @@ import pytest
 
 from gateway import framework
 from gateway.errors import NoEndpoint, PluginFailed
-from gateway.framework import Model, Outcome, Plan
+from gateway.framework import Model, Outcome, Plan, PlannedLeg
 from gateway.scheduling.profile import Profile
 from gateway.scheduling.scheduler import Scheduler
 from gateway.scheduling.single import Single
@@ -81,9 +81,17 @@ def test_a_handler_may_cure_a_profile_that_found_nothing() -> None:
         lambda r, e, run: e[0],
         lambda r, e, run: Plan.of(endpoint(0)),
         lambda r, e, run: Plan.of(e[0], prefill=endpoint(0)),
+        lambda r, e, run: Plan.of(e[0], encode=endpoint(0)),
+        lambda r, e, run: Plan(()),
+        lambda r, e, run: Plan((PlannedLeg("prefill", e[0]),)),
+        lambda r, e, run: Plan((PlannedLeg("decode", e[0]), PlannedLeg("prefill", e[1]))),
+        lambda r, e, run: Plan((PlannedLeg("prefill", e[0]), PlannedLeg("prefill", e[1]), PlannedLeg("decode", e[0]))),
         lambda r, e, run: Plan.of(run("absent", e)[0]),
     ],
-    ids=["raises", "none", "no-plan", "foreign", "foreign-prefill", "unknown-profile"],
+    ids=[
+        *("raises", "none", "no-plan", "foreign", "foreign-prefill", "foreign-third", "no-leg", "no-decode"),
+        *("decode-first", "a-kind-twice", "unknown-profile"),
+    ],
 )
 def test_a_broken_handler_fails_the_request(plan: Any) -> None:
     notes = Notes()

@@ -102,10 +102,10 @@ def _compared(plan: Account) -> str:
 
 def _verdict(plan: Account, account: Account) -> str:
     if (count := len(_legs(plan))) > 1:
-        strictly = ", strictly" if plan["strict"] else ""
+        how = f"; by {plan['connector']}" if "connector" in plan else ""
         return (
             f"it would go to {'two' if count == 2 else count}: {_to(plan)}, which would have to compute "
-            f"{plan['new_tokens']} tokens; by {plan['connector']}{strictly}"
+            f"{plan['new_tokens']} tokens{how}{', strictly' if plan.get('strict') else ''}"
         )
     verdict = f"it would go to {plan['decode']}"
     return verdict if plan["reason"] in ("", "single") else f"{verdict}, whole: {_why(plan, account)}"

@@ -13,7 +13,7 @@ import logging
 from collections.abc import Awaitable, Callable, Coroutine, Mapping
 from dataclasses import dataclass, field
 from random import Random
-from typing import Any
+from typing import Any, ClassVar
 
 from gateway.api.body import JsonBody
 from gateway.api.usage import read_usage
@@ -51,11 +51,6 @@ FETCHED = 10.0
 and an unstreamed answer that is half written shall not be thrown away."""
 
 
-Carrier = Callable[[Attempt], Awaitable[Committed]]
-"""Sends the legs of an attempt's plan, and returns the decode leg's answer once it is committed. Says of each other leg
-when it has ended (``Attempt.done``). Raises as ``Handover.commit``."""
-
-
 @dataclass(frozen=True, slots=True)
 class HandoverState:
     """What outlives a configuration: made once, and used by the ``Handover`` of each.
@@ -76,7 +71,9 @@ class HandoverState:
 class Handover:
     """Carries plans of several legs out. Holds no state of any request: an ``Attempt`` does.
 
-    ``carriers``: by the kinds of a plan's legs, in their order, who sends them.
+    ``carriers``: by the kinds of a plan's legs, in their order, who sends them (by ``forwarder``) and returns the
+    decode leg's committed answer. A carrier says of each other leg when it has ended (``Attempt.done``), and raises as
+    ``commit``.
     """
 
     def __init__(
@@ -90,7 +87,7 @@ class Handover:
         random: Random,
         state: HandoverState,
     ) -> None:
-        self._forwarder = forwarder
+        self.forwarder = forwarder
         self._fleet = fleet
         self._timeouts = timeouts
         self._clock = clock
@@ -98,7 +95,6 @@ class Handover:
         self._random = random
         self._often = LogLimit(clock)
         self._state = state
-        self.carriers: dict[tuple[str, ...], Carrier] = {(PREFILL, DECODE): self._hand_over}
         self._connectors: Mapping[str, Connector] = connectors(self._fetch, clock.monotonic, random)
 
     async def commit(self, attempt: Attempt) -> Committed:
@@ -108,7 +104,7 @@ class Handover:
         if carrier is None:
             handler, kinds = attempt.call.serving.model.handler, ", ".join(attempt.plan.kinds)
             raise PluginFailed(f"the handler {handler!r} planned the legs {kinds}: the gateway has no carrier for them")
-        return await carrier(attempt)
+        return await carrier(self, attempt)
 
     async def _hand_over(self, attempt: Attempt) -> Committed:
         """A prefill leg and a decode leg. Raises as ``commit``."""
@@ -143,7 +139,11 @@ class Handover:
                 attempt.retries.cured(leg)
             attempt.falls_back(failure.cause)
         _require_up(plan.decode)
-        return await self._forwarder.forward(attempt, plan.decode, body)
+        return await self.forwarder.forward(attempt, plan.decode, body)
+
+    carriers: ClassVar[dict[tuple[str, ...], Callable[[Handover, Attempt], Awaitable[Committed]]]] = {
+        (PREFILL, DECODE): _hand_over
+    }
 
     async def _in_turn(self, connector: Connector, attempt: Attempt, prefill: Endpoint, body: JsonBody) -> Committed:
         prefill_result = attempt.prefill_result
@@ -213,7 +213,7 @@ class Handover:
         began = self._clock.monotonic()
         try:
             limit = self._timeouts.prefill
-            answered = await self._forwarder.forward(attempt, endpoint, body, name=PREFILL, head=limit, total=limit)
+            answered = await self.forwarder.forward(attempt, endpoint, body, name=PREFILL, head=limit, total=limit)
         except LegFailed as failure:
             attempt.prefilled(failure.result)
             raise HandoverFailed(of_prefill(failure.cause), failure.detail) from failure
@@ -238,7 +238,7 @@ class Handover:
         # The head of an unstreamed answer comes after its last token: only a stream shows in time that it is stuck.
         head = min(self._timeouts.handover, self._timeouts.head) if attempt.call.request.stream else None
         try:
-            committed = await self._forwarder.forward(attempt, endpoint, body, head=head, until_output=True)
+            committed = await self.forwarder.forward(attempt, endpoint, body, head=head, until_output=True)
         except LegFailed as failure:
             if (cause := of_decode(failure, stream=attempt.call.request.stream)) is not None:
                 raise HandoverFailed(cause, failure.detail) from failure

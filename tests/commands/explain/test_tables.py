@@ -66,6 +66,13 @@ def test_a_split_names_both_and_what_it_was_compared_with() -> None:
     assert "compared: split 0.2500 s, whole 1.0000 s" in text
 
 
+def test_a_leg_of_another_kind_is_named_too() -> None:
+    encoded = {**WHOLE, "others": {"encode": "e"}, "reason": "encoded"}
+    said = "it would go to two: encode on e, decode on d, which would have to compute 40 tokens"
+    assert f"{said}\n" in shown(encoded)
+    assert "it would go to 3: encode on e, prefill on p, decode on d" in shown({**SPLIT, "others": {"encode": "e"}})
+
+
 def test_what_could_not_be_placed_says_why_and_who_was_left_out() -> None:
     text = shown(None, error={"message": "no [endpoint]"}, left_out=[{"endpoint": "e[1]", "why": "drains"}])
     assert "no [endpoint]\n" in text
