@@ -87,6 +87,10 @@ THIRD_PARTY: dict[str, tuple[str, ...]] = {
     "pickers": (),
 }
 
+# aiohttp is the clients' and the operators' front door, and nothing else; and of it no client.
+FRONT_DOOR = ("gateway.proxy.http", "gateway.proxy.admin")
+OF_AIOHTTP = ("aiohttp.web", "aiohttp.http", "aiohttp.http_exceptions", "aiohttp.StreamReader")
+
 # Time, chance and tasks come from outside, or a replay could not be exact.
 AMBIENT = {
     "time": {"time", "monotonic", "perf_counter", "sleep"},
@@ -162,6 +166,26 @@ def test_imports_keep_to_the_table() -> None:
 def test_the_rooms_are_all_in_the_table() -> None:
     rooms = {name.split(".")[1] for name in MODULES if name.count(".") > 1 and name.startswith("gateway.")}
     assert rooms <= {who.split(".")[1] for who in TABLE if who.count(".") == 1}
+
+
+def whole_names(path: Path) -> Iterator[str]:
+    """What a file imports, with the names that it takes from a package: ``aiohttp.web``."""
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            yield from (f"{node.module}.{alias.name}" for alias in node.names)
+
+
+def test_aiohttp_is_the_front_door_and_nothing_else() -> None:
+    found = [
+        f"{path.relative_to(ROOT)}: {name} may not import {imported}"
+        for name, path in MODULES.items()
+        if name.startswith("gateway")
+        for imported in whole_names(path)
+        if within(imported, ("aiohttp",)) and not (within(name, FRONT_DOOR) and within(imported, OF_AIOHTTP))
+    ]
+    assert found == []
 
 
 def test_time_chance_and_tasks_come_from_outside() -> None:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
+import ssl
 from types import TracebackType
 from typing import Any, Self
 from urllib.parse import urlsplit
 
-import aiohttp
+import httpx
 import orjson
 
 from gateway.commands.explain.question import Question
@@ -35,14 +37,17 @@ class RunningGateway:
         self.url = url.rstrip("/")
 
     async def __aenter__(self) -> Self:
-        timeout = aiohttp.ClientTimeout(total=ANSWER, connect=CONNECT)
-        self._session = aiohttp.ClientSession(timeout=timeout, trust_env=False)
+        # The system's authorities, and not only those that come with httpx.
+        system = ssl.create_default_context()
+        self._client = httpx.AsyncClient(
+            timeout=httpx.Timeout(None, connect=CONNECT), verify=system, trust_env=False, follow_redirects=True
+        )
         return self
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        await self._session.close()
+        await self._client.aclose()
 
     async def serves(self, config: Config) -> bool:
         """Whether it serves the models of ``config`` on the same engines. Raises Unanswered."""
@@ -54,7 +59,7 @@ class RunningGateway:
         """Raises Unanswered."""
         headers = {"content-type": "application/json", **question.headers}
         return await self._ask(
-            "POST", "/debug/explain", params={"path": question.path}, data=question.raw, headers=headers
+            "POST", "/debug/explain", params={"path": question.path}, content=question.raw, headers=headers
         )
 
     async def decisions(self, request_id: str) -> list[dict[str, Any]]:
@@ -64,17 +69,19 @@ class RunningGateway:
 
     async def _ask(self, method: str, path: str, **how: Any) -> dict[str, Any]:
         try:
-            async with self._session.request(method, self.url + path, **how) as reply:
-                content = await reply.read()
-        except (aiohttp.ClientError, TimeoutError, ValueError) as error:
+            async with asyncio.timeout(ANSWER):
+                reply = await self._client.request(method, self.url + path, **how)
+        except (httpx.HTTPError, httpx.InvalidURL, TimeoutError) as error:
             raise Unanswered(f"no gateway answers at {self.url}: {str(error) or type(error).__name__}") from error
         try:
-            answer = orjson.loads(content)
-            if reply.status == 200:
+            answer = orjson.loads(reply.content)
+            if reply.status_code == 200:
                 return dict(answer)
             message = answer["error"]["message"]
         except (orjson.JSONDecodeError, KeyError, TypeError, ValueError):
-            raise Unanswered(f"{self.url}{path} answered {reply.status}: it is no kvgate of this version") from None
+            raise Unanswered(
+                f"{self.url}{path} answered {reply.status_code}: it is no kvgate of this version"
+            ) from None
         raise Unanswered(message)
 
 
