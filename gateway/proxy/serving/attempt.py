@@ -63,7 +63,8 @@ class Attempt:
         """It is placed: report that to those who count, and to plugins."""
         self.timeline.attempts += 1
         self._expect_report()
-        self.scheduler.placed(self.call.request, self.plan)
+        if self.scheduler.on_placed:
+            self.scheduler.placed(self.call.request, self.plan)
         self.observer.planned(self.model_name, self.plan.reason)
 
     @property
@@ -205,5 +206,5 @@ class Attempt:
         self.placement.end(ok=result == "ok")
         self.leg_ended(DECODE, result)
         self.decision.ended(result, self.timeline.first_output_at)
-        if self.scheduler.tells:
+        if self.scheduler.on_settled:
             self.scheduler.settled(self.call.request, self.plan, outcome(self.timeline, result))
