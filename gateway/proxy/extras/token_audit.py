@@ -30,7 +30,7 @@ from gateway.proxy.serving.forward import Forwarder
 from gateway.proxy.serving.model_directory import ModelRuntime
 from gateway.proxy.upstream.legs import Leg, LegFailed
 from gateway.proxy.upstream.send import Upstream
-from gateway.tokens.agreement import Form, form_of
+from gateway.tokens.agreement import FORMS, Form
 
 log = logging.getLogger("kvgate.parity")
 
@@ -93,7 +93,7 @@ class TokenAudit:
         if request.indivisible or request.adapter is not None or attempt.model_name in self._state.busy:
             return None
         parity = call.serving.tokens.parity
-        sampled = parity.wants_ids(plan.decode.name, form_of(call.route.kind), self._chance.random())
+        sampled = parity.wants_ids(plan.decode.name, FORMS[call.route.kind], self._chance.random())
         unproved = [leg.endpoint for leg in plan.legs if parity.needs_proof(leg.endpoint.name)]
         if not sampled and not unproved:
             return None
@@ -102,7 +102,7 @@ class TokenAudit:
             paths = self._paths(call, endpoint, body)
             legs = [leg for path in paths if (leg := self._leg(call, endpoint, path, limit))]
             if legs:
-                return Questions(legs, prompt.own, form_of(call.route.kind))
+                return Questions(legs, prompt.own, FORMS[call.route.kind])
         return None
 
     def ask(self, runtime: ModelRuntime, questions: Questions) -> None:

@@ -191,9 +191,10 @@ class Director:
 
     async def _tokenize(self, asked: Asked, parsed: Parsed, remote: str | None) -> Prompt:
         tokens = asked.serving.tokens
-        prompt = await self._questions.prompt(asked, parsed)
-        if prompt is not None:
-            return tokens.from_engine(parsed.input, prompt)
+        if tokens.may_ask_first:
+            prompt = await self._questions.prompt(asked, parsed)
+            if prompt is not None:
+                return tokens.from_engine(parsed.input, prompt)
         return await tokens.tokenize(
             parsed.input,
             client=lambda: client_of(asked.headers, remote),
@@ -275,7 +276,8 @@ class Director:
     async def _relay(self, exchange: Exchange, attempt: Attempt, committed: Committed, client: Client) -> None:
         if exchange.route.kind is Kind.RESPONSES and committed.status == 200:
             self._note_response(attempt, committed)
-        exchange.questions = self._token_audit.choose(attempt)
+        if attempt.call.serving.tokens.parity.asks:
+            exchange.questions = self._token_audit.choose(attempt)
         if committed.events is not None:
             exchange.forget_prompt()
         try:

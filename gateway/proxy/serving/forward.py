@@ -24,7 +24,7 @@ from gateway.proxy.serving.call import Asked
 from gateway.proxy.upstream.commit import Committed, commit
 from gateway.proxy.upstream.legs import Health, Leg, LegFailed
 from gateway.proxy.upstream.send import Upstream
-from gateway.tokens.agreement import form_of
+from gateway.tokens.agreement import FORMS
 
 log = logging.getLogger("kvgate.forward")
 
@@ -109,7 +109,7 @@ class Forwarder:
         room = served.max_model_len if served is not None else None
         alike = prompt.single and prompt.whole
         alike = alike and same_answer(kind, body.fields, prompt.count, version=engine.version, room=room)
-        if not alike or not serving.tokens.parity.may_send_ids(endpoint.name, engine.started, form_of(kind)):
+        if not alike or not serving.tokens.parity.may_send_ids(endpoint.name, engine.started, FORMS[kind]):
             return body
         pieces: list[bytes] = []
         for piece in json_pieces(prompt.own):
