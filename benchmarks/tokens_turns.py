@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
+import os
 import random
 import statistics
 import tempfile
@@ -19,6 +20,7 @@ from gateway.framework.clock import SystemClock
 from gateway.kvcache.index.cache_index import CacheIndex
 from gateway.kvcache.settings import CacheSettings
 from gateway.tokens import ModelTokens
+from gateway.tokens.libraries import set_environment
 from gateway.tokens.settings import TokenSettings
 from simulator.tokenizer import build_tokenizer
 
@@ -109,6 +111,7 @@ async def run(turns: int, total: int) -> list[Figure]:
 
 
 def main() -> None:
+    set_environment(os.environ)
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--turns", type=int, default=TURNS, help=f"(default {TURNS})")
     parser.add_argument("--tokens", type=int, default=TOKENS, help=f"in all, about (default {TOKENS:,})")

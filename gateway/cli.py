@@ -21,6 +21,7 @@ from gateway.config.load import load
 from gateway.config.settings import Config
 from gateway.errors import ConfigError
 from gateway.standard_streams import open_standard_streams
+from gateway.tokens.libraries import set_environment
 
 EXIT_CONFIG = 2
 """The exit code of a configuration that cannot be used: systemd then knows that a restart is of no use."""
@@ -29,6 +30,7 @@ EXIT_CONFIG = 2
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run a command; returns the exit code: 0, 1 (it failed), 2 (the command line or the configuration is wrong)."""
     open_standard_streams()
+    set_environment(os.environ)
     options = _parser().parse_args(arguments)
     try:
         code: int = options.run(options)

@@ -4,14 +4,12 @@ Rules: ``encode_batch_fast`` of the Rust backend releases the GIL; plain ``encod
 for that time. The backend is used without the Python tokenizer around it only if both give the same ids. That is tested
 at start. Encoded text is cached in segments (``segments``, ``segment_cache``), and only the rest is encoded.
 
-The library's own threads are switched off. With both cores busy, a call from the loop with two short texts would wait
-up to a quarter of a second for them, behind other prompts' texts. Our own threads are enough.
+The library's own threads are switched off by ``libraries``.
 """
 
 from __future__ import annotations
 
 import logging
-import os
 from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -61,7 +59,6 @@ class Encoder:
 
         ``memory_bytes``: for texts and their ids; 0: nothing is kept.
         """
-        os.environ["TOKENIZERS_PARALLELISM"] = "false"  # read by the library at each call; see above
         self._tokenizer = tokenizer
         self._backend = self._agreeing_backend(name)
         self._cuts = Cuts(None, "python", {})

@@ -55,8 +55,6 @@ def load(settings: TokenSettings, model: str) -> Loaded:
     """
     source = settings.tokenizer or ""
     template = None if settings.chat_template is None else _read_template(settings.chat_template, model)
-    # Otherwise transformers warns at each start that PyTorch is missing, which is not needed here.
-    os.environ.setdefault("TRANSFORMERS_NO_ADVISORY_WARNINGS", "1")
     from transformers import AutoTokenizer, PreTrainedTokenizerBase
 
     library = PreTrainedTokenizerBase.apply_chat_template
