@@ -40,7 +40,5 @@ class RoleFilter:
 
     def filter(self, request: Request, endpoints: Sequence[Endpoint], /) -> Sequence[Endpoint]:
         allowed = self.allowed
-        for one in endpoints:
-            if one.role not in allowed:
-                return [endpoint for endpoint in endpoints if endpoint.role in allowed]
-        return endpoints
+        kept = [endpoint for endpoint in endpoints if endpoint.role in allowed]
+        return kept if len(kept) < len(endpoints) else endpoints

@@ -32,14 +32,14 @@ from gateway.proxy.admin.debug import Debug
 from gateway.proxy.admin.explain import Explainer
 from gateway.proxy.admin.listener import Admin
 from gateway.proxy.admin.operations import Operations
-from gateway.proxy.extras.response_affinity import ResponseAffinity
-from gateway.proxy.extras.stream_usage import StreamUsage
 from gateway.proxy.http.keys import read as read_keys
 from gateway.proxy.http.listener import Listener
 from gateway.proxy.http.server import Server
 from gateway.proxy.memory import Memory
 from gateway.proxy.serving.decisions import Decisions
 from gateway.proxy.serving.model_directory import ModelDirectory
+from gateway.proxy.serving.response_affinity import ResponseAffinity
+from gateway.proxy.serving.stream_usage import StreamUsage
 from gateway.proxy.upstream.send import Upstream
 from gateway.reload import Read, Reloading, listening
 from gateway.scheduling.scheduler import Scheduler

@@ -25,20 +25,26 @@ from gateway.fleet.load.hardware import starting_costs
 from gateway.fleet.load.shape import ModelShape, find_shape
 from gateway.fleet.settings import CostSettings, EndpointSettings
 from gateway.flow.admission import Admission
-from gateway.framework import Clock, Context, Model
+from gateway.framework import Clock, Context, Kind, Model
 from gateway.kvcache.events.poller import Poller
 from gateway.kvcache.index.cache_index import CacheIndex
+from gateway.proxy.extras.id_forwarding import IdForwarding
 from gateway.proxy.extras.prompt_questions import PromptQuestions, PromptQuestionsState
-from gateway.proxy.extras.response_affinity import ResponseAffinity
-from gateway.proxy.extras.stream_usage import StreamUsage
+from gateway.proxy.extras.reannounce import Reannounce
 from gateway.proxy.extras.token_audit import TokenAudit, TokenAuditState
+from gateway.proxy.extras.token_routes import RENDERED
 from gateway.proxy.http.keys import ClientKeys
 from gateway.proxy.memory import Memory
 from gateway.proxy.serving.decisions import Decisions
 from gateway.proxy.serving.director import Director
 from gateway.proxy.serving.forward import Forwarder
 from gateway.proxy.serving.handover import Handover, HandoverState
+from gateway.proxy.serving.hooks import AfterCommit, BeforeSend, Hooks, PromptSource
 from gateway.proxy.serving.model_directory import ModelDirectory, ModelRuntime
+from gateway.proxy.serving.placer import Placer
+from gateway.proxy.serving.reception import Reception
+from gateway.proxy.serving.response_affinity import ResponseAffinity
+from gateway.proxy.serving.stream_usage import StreamUsage
 from gateway.proxy.upstream.legs import RetryBudget
 from gateway.proxy.upstream.send import Upstream
 from gateway.scheduling.scheduler import Scheduler
@@ -66,7 +72,7 @@ class Rooms:
     fleet: Fleet
     upstream: Upstream
     poller: Poller
-    stored: ResponseAffinity
+    responses: ResponseAffinity
     decisions: Decisions
     usage: StreamUsage
     memory: Memory
@@ -150,7 +156,8 @@ class Wiring:
         directory = ModelDirectory(draft.runtimes, rooms.fleet, rooms.created)
         for runtime in draft.runtimes:
             runtime.tokens.parity.members = partial(_names, rooms.fleet, runtime.model)
-        forwarder = Forwarder(rooms.fleet, upstream, config.pass_through, rooms.usage)
+        before_send = _before_send(config, rooms.fleet)
+        forwarder = Forwarder(rooms.fleet, upstream, config.pass_through, rooms.usage, before_send)
         handover = Handover(
             forwarder=forwarder,
             fleet=rooms.fleet,
@@ -160,31 +167,19 @@ class Wiring:
             random=common.chance,
             state=rooms.handover,
         )
-        questions = PromptQuestions(
-            forwarder,
-            upstream,
-            directory,
-            {settings.name: settings for settings in config.models},
-            common.clock,
-            common.observer,
-            rooms.questions,
-        )
-        token_audit = TokenAudit(forwarder, upstream, common.chance, rooms.token_audit)
+        hooks = _hooks(config, rooms, forwarder, upstream, directory)
         director = Director(
-            directory=directory,
-            fleet=rooms.fleet,
-            scheduler=draft.scheduler,
-            forwarder=forwarder,
-            handover=handover,
-            questions=questions,
-            token_audit=token_audit,
-            listen=config.listen,
-            timeouts=config.timeouts,
+            Reception(
+                *(directory, rooms.fleet, rooms.responses, hooks.prompt_sources),
+                *(config.listen, config.timeouts, config.pass_through, common.clock),
+            ),
+            Placer(directory, draft.scheduler, rooms.decisions, common.clock, common.observer),
+            forwarder,
+            handover,
+            hooks,
             retries=config.retries,
-            passing=config.pass_through,
+            idle=config.timeouts.idle,
             poller=rooms.poller,
-            stored=rooms.stored,
-            decisions=rooms.decisions,
             memory=rooms.memory,
             clock=common.clock,
             observer=common.observer,
@@ -200,6 +195,34 @@ class Wiring:
     @property
     def tokens(self) -> set[ModelTokens]:
         return {runtime.tokens for runtime in self.directory.servings}
+
+
+def _before_send(config: Config, fleet: Fleet) -> Sequence[BeforeSend]:
+    """Hooks on what legs send, where a model asks for them."""
+    hooks: list[BeforeSend] = []
+    if any(model.kv_cache.reannounce for model in config.models):
+        hooks.append(Reannounce())
+    if any(model.tokens.forward for model in config.models):
+        hooks.append(IdForwarding(fleet))
+    return tuple(hooks)
+
+
+def _hooks(config: Config, rooms: Rooms, forwarder: Forwarder, upstream: Upstream, directory: ModelDirectory) -> Hooks:
+    """The features that the configuration asks for."""
+    common = rooms.common
+    after_commit: dict[Kind, list[AfterCommit]] = {Kind.RESPONSES: [rooms.responses]}
+    tokenized = [model for model in config.models if model.tokenizer is not None]
+    if tokenized:  # a model's parity may want a sample at any time: its engines' counts differ, or none is proved
+        audit = TokenAudit(forwarder, upstream, common.chance, rooms.token_audit)
+        for kind in RENDERED:
+            after_commit.setdefault(kind, []).append(audit)
+    settings = {model.name: model for model in config.models}
+    sources: list[PromptSource] = []
+    if any(model.media.render or (model.tokens.ask and model.tokenizer) for model in config.models):
+        sources.append(
+            PromptQuestions(*(forwarder, upstream, directory, settings, common.clock, common.observer, rooms.questions))
+        )
+    return Hooks(tuple(sources), after_commit)
 
 
 def topics(config: Config) -> list[str]:

@@ -1,4 +1,4 @@
-"""Covers: gateway/kvcache/events/listener.py.
+"""Covers: gateway/kvcache/events/listener.py, gateway/proxy/extras/reannounce.py.
 
 Engines that connect to the gateway with their KV events, and those without history that are asked to tell of it.
 """

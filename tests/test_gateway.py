@@ -1,4 +1,4 @@
-"""Covers: gateway/app.py, gateway/proxy/serving/director.py.
+"""Covers: gateway/app.py, gateway/proxy/serving/director.py, gateway/proxy/serving/placer.py.
 
 The main job, end to end on simulated engines: every request goes to the engine that holds most of its prefix.
 """

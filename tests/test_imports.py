@@ -50,7 +50,7 @@ TABLE: dict[str, tuple[str, ...]] = {
         *("gateway.api", "gateway.fleet", "gateway.http1"),
     ),
     "gateway.proxy.serving": (
-        *("gateway.proxy.serving", "gateway.proxy.upstream", "gateway.proxy.extras"),
+        *("gateway.proxy.serving", "gateway.proxy.upstream"),
         *("gateway.proxy.memory", "gateway.proxy.settings", *SERVES[1:], *SHARED),
     ),
     "gateway.proxy": (*SERVES, *SHARED),

@@ -1,4 +1,4 @@
-"""Covers: gateway/proxy/serving/director.py, gateway/proxy/upstream/answer.py.
+"""Covers: gateway/proxy/serving/director.py, gateway/proxy/serving/reception.py, gateway/proxy/upstream/answer.py.
 
 A client that goes away cancels what was done for it, in each phase, and nothing stays booked.
 """

@@ -1,4 +1,4 @@
-"""Covers: gateway/proxy/serving/forward.py, gateway/api/token_forwarding.py.
+"""Covers: gateway/proxy/serving/forward.py, gateway/proxy/extras/id_forwarding.py, gateway/api/token_forwarding.py.
 
 Prompts as the gateway's token ids (``tokens.forward``), to simulated engines that take them as vLLM does.
 """

@@ -14,7 +14,7 @@ from tokenizers import Tokenizer
 from transformers import PreTrainedTokenizerFast
 
 from gateway.tokens.encode import Encoder
-from gateway.tokens.segment_cache import OVERHEAD, Lookup, SegmentCache
+from gateway.tokens.segment_cache import OVERHEAD, SegmentCache
 from gateway.tokens.segments import LEAST, Cuts, find_cuts
 from tests.support.examples import examples
 from tests.tokens.shapes import CUT, TAGS, UNCUT, shape, text_of
@@ -37,10 +37,10 @@ def turns_of(*numbers: int) -> str:
 
 def add(cache: SegmentCache, text: str) -> list[str]:
     """Do as the encoder does; returns what it had to encode."""
-    lookup = cache.look_up(Lookup(text))
+    lookup = cache.look_up(text)
     assert "".join(segment.text for segment in lookup.segments) == text
     new = [segment.text for segment in lookup.missing]
-    cache.unknown(lookup.missing)
+    cache.fill_in(lookup.missing)
     for segment in lookup.missing:
         if segment.ids is None:
             segment.ids = segment.text.encode("utf-32-le")
@@ -67,30 +67,27 @@ def test_a_text_can_be_recalled_a_little_at_a_time(
     for some in before:
         add(cache, turns_of(*some))
     text = turns_of(*numbers)
-    whole, lookup = cache.look_up(Lookup(text)), cache.look_up(Lookup(text), data.draw(st.integers(0, 200)))
+    whole, lookup = cache.look_up(text), cache.look_up(text, data.draw(st.integers(0, 200)))
     assert lookup.new >= whole.new
     for _ in range(len(text)):
         if lookup.at == len(text):
             break
         at = lookup.at
-        cache.look_up(lookup, data.draw(st.integers(1, 200)))
+        cache.resume(lookup, data.draw(st.integers(1, 200)))
         assert lookup.at > at
     assert [one.text for one in lookup.segments] == [one.text for one in whole.segments]
     assert [one.text for one in lookup.missing] == [one.text for one in whole.missing]
-    cache.look_up(lookup)
+    cache.resume(lookup)
     assert len(lookup.segments) == len(whole.segments)
 
 
 def test_no_more_is_searched_than_asked_for(cuts: Cuts) -> None:
     cache = SegmentCache(ROOM, cuts)
     add(cache, turns_of(*range(50)))
-    lookup = cache.look_up(Lookup(turns_of(*range(50), *range(60, 80))), len(turn(60)) * 5)
+    lookup = cache.look_up(turns_of(*range(50), *range(60, 80)), len(turn(60)) * 5)
     assert [one.text for one in lookup.missing] == [turn(number) for number in range(60, 65)]
     assert lookup.text[: lookup.at] == "".join(map(turn, [*range(50), *range(60, 65)]))
-    assert (
-        cache.look_up(Lookup(turns_of(*range(50))), 0).segments
-        == cache.look_up(Lookup(turns_of(*range(50)))).segments[:-1]
-    ), "known"
+    assert cache.look_up(turns_of(*range(50)), 0).segments == cache.look_up(turns_of(*range(50))).segments[:-1], "known"
 
 
 def test_a_segment_is_known_wherever_it_stands(cuts: Cuts) -> None:
@@ -176,9 +173,9 @@ def test_nothing_is_left_when_all_is_forgotten(cuts: Cuts) -> None:
 
 def test_another_threads_ids_are_taken(cuts: Cuts) -> None:
     cache = SegmentCache(ROOM, cuts)
-    lookup = cache.look_up(Lookup(turns_of(1, 2)))
+    lookup = cache.look_up(turns_of(1, 2))
     add(cache, turns_of(1, 2))
-    cache.unknown(lookup.missing)
+    cache.fill_in(lookup.missing)
     assert [segment.text for segment in lookup.missing if segment.ids is None] == ["<|im_end|>"]
 
 

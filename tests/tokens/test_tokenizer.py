@@ -244,7 +244,7 @@ async def test_what_would_take_minutes_to_encode_is_estimated(
 ) -> None:
     tokens = await load()
     assert (await tokens.tokenize(prompt)).exact
-    monkeypatch.setattr("gateway.tokens.tokenizer.MAX_TEXT", 100)
+    monkeypatch.setattr("gateway.tokens.lengths.MAX_TEXT", 100)
     assert not (await tokens.tokenize(prompt)).exact
     assert reasons.seen == [("m", Why.TOO_LONG)]
 
@@ -299,18 +299,17 @@ def watch(tokens: ModelTokens, monkeypatch: pytest.MonkeyPatch) -> list[tuple[st
     """The steps that are done from now on, each with whether it was done on the loop's own thread."""
     done: list[tuple[str, bool]] = []
 
-    def watched(owner: Any, name: str) -> None:
-        step = getattr(owner, name)
+    def watched(name: str) -> None:
+        step = getattr(tokens, name)
 
-        def watching(*given: Any, **how: Any) -> Any:
+        def watching(*given: Any) -> Any:
             done.append((name.strip("_"), threading.current_thread() is threading.main_thread()))
-            return step(*given, **how)
+            return step(*given)
 
-        monkeypatch.setattr(owner, name, watching)
+        monkeypatch.setattr(tokens, name, watching)
 
-    watched(tokens, "_texts_of")
-    watched(tokens._encoder, "read")
-    watched(tokens._encoder, "finish")
+    for name in ("_texts_of", "_read", "_finish"):
+        watched(name)
     return done
 
 

@@ -24,11 +24,11 @@ from gateway.core.observer import Observer
 from gateway.core.prompt import ChatInput, Prompt, TextInput
 from gateway.core.tasks import TaskSet
 from gateway.framework import Clock, Endpoint, Kind
-from gateway.proxy.extras.not_asked import NotAsked
 from gateway.proxy.extras.token_routes import ABSENCE, ABSENT, TOKENIZE, telling
 from gateway.proxy.serving.call import Asked
 from gateway.proxy.serving.forward import Forwarder
 from gateway.proxy.serving.model_directory import ModelDirectory
+from gateway.proxy.serving.not_asked import NotAsked
 from gateway.proxy.upstream.legs import Leg, LegFailed
 from gateway.proxy.upstream.send import Upstream
 from gateway.tokens import ModelTokens
@@ -126,8 +126,7 @@ class PromptQuestions:
         self._models = state.configure(settings)
 
     async def prompt(self, asked: Asked, parsed: Parsed) -> Prompt | None:
-        """The engine's own ids; None: no engine reported them, or none was asked. Only for a model whose tokens have
-        ``may_ask_first``."""
+        """The engine's own ids; None: no engine reported them, or none was asked."""
         name = asked.serving.model.name
         model = self._models.get(name)
         if model is None or not isinstance(parsed.body, JsonBody):
@@ -265,7 +264,7 @@ def _question(
     parsed: Parsed, body: JsonBody, model: ModelQuestions, tokens: ModelTokens, adapter: str | None
 ) -> _Question | None:
     """What to request for a body; None: nothing."""
-    if parsed.previous_response is not None:
+    if parsed.previous_response is not None or not (model.settings.media.render or tokens.may_ask_engines):
         return None
     given = parsed.input
     media = isinstance(given, ChatInput) and holds_media(given)

@@ -13,6 +13,7 @@ import random
 from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any
 
 import msgspec
@@ -22,15 +23,17 @@ from gateway.core.log_limit import LogLimit, left_out
 from gateway.core.tasks import TaskSet
 from gateway.framework import Endpoint
 from gateway.framework.clock import SystemClock
-from gateway.proxy.extras.not_asked import NotAsked
 from gateway.proxy.extras.token_routes import ABSENCE, ABSENT, RENDERED, telling
 from gateway.proxy.serving.attempt import Attempt
 from gateway.proxy.serving.call import Call
 from gateway.proxy.serving.forward import Forwarder
+from gateway.proxy.serving.hooks import AfterSettle
 from gateway.proxy.serving.model_directory import ModelRuntime
+from gateway.proxy.serving.not_asked import NotAsked
+from gateway.proxy.upstream.commit import Committed
 from gateway.proxy.upstream.legs import Leg, LegFailed
 from gateway.proxy.upstream.send import Upstream
-from gateway.tokens.agreement import FORMS, Form
+from gateway.tokens.agreement import Form, form_of
 
 log = logging.getLogger("kvgate.parity")
 
@@ -83,7 +86,12 @@ class TokenAudit:
         self._often = LogLimit(self._clock)
         self._state = state
 
-    def choose(self, attempt: Attempt) -> Questions | None:
+    def after_commit(self, attempt: Attempt, committed: Committed) -> AfterSettle | None:
+        """An ``AfterCommit``: an engine is asked once the request has given everything back."""
+        questions = self._choose(attempt)
+        return None if questions is None else partial(self._ask_later, attempt.call.serving, questions)
+
+    def _choose(self, attempt: Attempt) -> Questions | None:
         """An answer has begun: prepare the requests to send after its end, if it is in the sample. They are prepared
         now, since the body is dropped later."""
         call, plan = attempt.call, attempt.plan
@@ -93,7 +101,7 @@ class TokenAudit:
         if request.indivisible or request.adapter is not None or attempt.model_name in self._state.busy:
             return None
         parity = call.serving.tokens.parity
-        sampled = parity.wants_ids(plan.decode.name, FORMS[call.route.kind], self._chance.random())
+        sampled = parity.wants_ids(plan.decode.name, form_of(call.route.kind), self._chance.random())
         unproved = [leg.endpoint for leg in plan.legs if parity.needs_proof(leg.endpoint.name)]
         if not sampled and not unproved:
             return None
@@ -102,10 +110,10 @@ class TokenAudit:
             paths = self._paths(call, endpoint, body)
             legs = [leg for path in paths if (leg := self._leg(call, endpoint, path, limit))]
             if legs:
-                return Questions(legs, prompt.own, FORMS[call.route.kind])
+                return Questions(legs, prompt.own, form_of(call.route.kind))
         return None
 
-    def ask(self, runtime: ModelRuntime, questions: Questions) -> None:
+    def _ask_later(self, runtime: ModelRuntime, questions: Questions) -> None:
         """A request has ended well: send the prepared requests. Returns at once."""
         name = runtime.model.name
         if name not in self._state.busy:

@@ -5,17 +5,14 @@ However it ends, ``end`` gives back all that it booked, once.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from msgspec import Raw
-
 from gateway.api.body import JsonBody
-from gateway.api.field_filter import ask_report, asks_report
+from gateway.api.field_filter import asks_report
 from gateway.api.usage import Usage
 from gateway.core.observer import Observer
 from gateway.fleet.load.booking import BOOKING_STEP, Booking
-from gateway.framework import DECODE, GENERATES, PREFILL, Endpoint, Plan
+from gateway.framework import DECODE, PREFILL, Endpoint, Plan
 from gateway.placement.placing import Placement, learn
 from gateway.proxy.serving.call import Call
 from gateway.proxy.serving.decisions import DecisionRecord
@@ -32,9 +29,9 @@ class Attempt:
     """``placement``: what is booked now; ``booked``: where the prompt was to be computed, for the record. ``decision``:
     is given what became of it. ``retries``: whether there may be another attempt. ``prefill_result``: a prefill's
     answer that is not used yet. ``sent_as``: the legs' ``x-request-id``, where it is not the call's id. ``under_way``:
-    legs that were sent and have not ended. ``extras``: the body's ``vllm_xargs``, where they are not the client's
-    alone; ``reports``: what is sent asks for a report of the blocks. ``broken``: how its answer broke off after commit.
-    ``outputs_due``: as many must have come before the ledger is updated again. ``over``: it has given all back.
+    legs that were sent and have not ended. ``reports``: what is sent has the engine announce again what it holds of the
+    prompt. ``broken``: how its answer broke off after commit. ``outputs_due``: as many must have come before the ledger
+    is updated again. ``over``: it has given all back.
     """
 
     call: Call
@@ -49,7 +46,6 @@ class Attempt:
     sent_as: str = ""
     booked: Booking = field(init=False)
     under_way: dict[str, Endpoint] = field(default_factory=dict)
-    extras: Mapping[str, Raw] | None = None
     reports: bool = False
     broken: LegFailed | None = None
     outputs_due: int = 0
@@ -62,34 +58,15 @@ class Attempt:
     def begin(self) -> None:
         """It is placed: report that to those who count, and to plugins."""
         self.timeline.attempts += 1
-        self._expect_report()
-        if self.scheduler.on_placed:
-            self.scheduler.placed(self.call.request, self.plan)
+        body = self.call.body
+        if isinstance(body, JsonBody) and "vllm_xargs" in body.fields:
+            self.reports = asks_report(body.fields)
+        self.scheduler.placed(self.call.request, self.plan)
         self.observer.planned(self.model_name, self.plan.reason)
 
     @property
     def model_name(self) -> str:
         return self.call.serving.model.name
-
-    def _expect_report(self) -> None:
-        """Its client has the engine announce again what it holds of the prompt, or we do, where we cannot know it."""
-        call, endpoint = self.call, self.plan.decode
-        if not isinstance(call.body, JsonBody):
-            return
-        index = call.serving.index
-        if "vllm_xargs" in call.body.fields and asks_report(call.body.fields):
-            self.reports = True
-        # One prompt, which the engine looks up once: what each report is of must be known.
-        elif (
-            index.may_reannounce(endpoint.slot)
-            and len(self.plan.legs) == 1
-            and call.route.kind in GENERATES
-            and call.prompt.single
-            and call.sequences == 1
-        ):
-            extras = ask_report(call.body.fields)
-            if extras is not None and index.claim_reannounce(endpoint.slot, call.keys):
-                self.extras, self.reports = extras, True
 
     # Its legs
 
@@ -98,7 +75,8 @@ class Attempt:
         self.under_way[leg] = endpoint
         if self.reports:
             self.call.serving.index.expect_report(endpoint.slot, self.call.keys)
-        self.timeline.sent()
+        if self.timeline.sent_at is None:  # the first one ends our own time before any engine had the request
+            self.timeline.sent_at = self.timeline.clock.monotonic()
 
     def leg_ended(self, leg: str, result: str) -> None:
         """A leg is over; harmless if it was before, or was never sent."""
@@ -206,5 +184,5 @@ class Attempt:
         self.placement.end(ok=result == "ok")
         self.leg_ended(DECODE, result)
         self.decision.ended(result, self.timeline.first_output_at)
-        if self.scheduler.on_settled:
+        if self.scheduler.tells:
             self.scheduler.settled(self.call.request, self.plan, outcome(self.timeline, result))

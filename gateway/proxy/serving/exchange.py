@@ -9,13 +9,12 @@ from dataclasses import dataclass, field
 
 from gateway.api.routes import Route
 from gateway.core.observer import Observer
-from gateway.errors import GatewayError
 from gateway.flow.admission import Permit
-from gateway.proxy.extras.token_audit import Questions
 from gateway.proxy.memory import Share
 from gateway.proxy.serving.attempt import Attempt
 from gateway.proxy.serving.call import Asked, Call
 from gateway.proxy.serving.decisions import DecisionRecord
+from gateway.proxy.serving.hooks import AfterSettle
 from gateway.proxy.serving.record import line
 from gateway.proxy.serving.timeline import Timeline
 
@@ -23,7 +22,7 @@ from gateway.proxy.serving.timeline import Timeline
 @dataclass(slots=True, eq=False)
 class Exchange:
     """``share``: of the memory for bodies. ``asked``: a ``Call`` once it is tokenized. ``decision``, ``attempt``: the
-    last ones. ``questions``: to an engine, once it is settled. None before there is one."""
+    last ones. None before there is one. ``after_settle``: of hooks."""
 
     id: str
     route: Route
@@ -34,7 +33,7 @@ class Exchange:
     permit: Permit | None = None
     decision: DecisionRecord | None = None
     attempt: Attempt | None = None
-    questions: Questions | None = None
+    after_settle: list[AfterSettle] = field(default_factory=list)
     _settled: bool = field(default=False, repr=False)
 
     @property
@@ -53,11 +52,8 @@ class Exchange:
         """Its answer has begun and may take an hour: nothing keeps its body and its ids any more."""
         self.asked = light = self.call.without_prompt()
         if self.attempt is not None:
-            self.attempt.call, self.attempt.extras = light, None
+            self.attempt.call = light
         self.share.release()
-
-    def failed(self, error: GatewayError) -> None:
-        self.timeline.failed(error)
 
     def cancelled(self) -> None:
         """The client went away: 499 is what nginx logs for it. That its answer had broken before stays."""
@@ -66,7 +62,7 @@ class Exchange:
         self.observer.disconnected(self.model_name, str(self.timeline.phase))
 
     def settle(self) -> None:
-        """Release, learn, count; once."""
+        """Release, learn, count; once. Then what hooks have left for after it."""
         if self._settled:
             return
         self._settled = True
@@ -81,3 +77,6 @@ class Exchange:
             if self.decision is not None:
                 self.decision.settled = settled
             self.observer.settled(settled)
+        if self.timeline.outcome == "ok":
+            for then in self.after_settle:
+                then()

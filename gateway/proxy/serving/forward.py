@@ -5,26 +5,25 @@ What a leg shows of its engine's health is reported to the fleet here.
 
 from __future__ import annotations
 
-import asyncio
 import logging
+from collections.abc import Sequence
 from dataclasses import replace
 
-from gateway.api.body import Body, JsonBody
+from gateway.api.body import Body
 from gateway.api.headers import RANK_HEADER, to_engine
 from gateway.api.settings import PassSettings
 from gateway.api.stream_usage import REFUSALS, refuses
-from gateway.api.token_forwarding import json_pieces, same_answer, with_ids
 from gateway.core.log_limit import LogLimit, left_out
 from gateway.fleet.fleet import Fleet
 from gateway.framework import DECODE, Endpoint
 from gateway.framework.clock import SystemClock
-from gateway.proxy.extras.stream_usage import StreamUsage
 from gateway.proxy.serving.attempt import Attempt
 from gateway.proxy.serving.call import Asked
+from gateway.proxy.serving.hooks import BeforeSend
+from gateway.proxy.serving.stream_usage import StreamUsage
 from gateway.proxy.upstream.commit import Committed, commit
 from gateway.proxy.upstream.legs import Health, Leg, LegFailed
 from gateway.proxy.upstream.send import Upstream
-from gateway.tokens.agreement import FORMS
 
 log = logging.getLogger("kvgate.forward")
 
@@ -32,11 +31,19 @@ log = logging.getLogger("kvgate.forward")
 class Forwarder:
     """Makes legs of a request, and forwards them. Holds no state of any request."""
 
-    def __init__(self, fleet: Fleet, upstream: Upstream, passing: PassSettings, usage: StreamUsage) -> None:
+    def __init__(
+        self,
+        fleet: Fleet,
+        upstream: Upstream,
+        passing: PassSettings,
+        usage: StreamUsage,
+        before_send: Sequence[BeforeSend] = (),
+    ) -> None:
         self._fleet = fleet
         self._upstream = upstream
         self._passing = passing
         self._usage = usage
+        self._before_send = before_send
         self._often = LogLimit(SystemClock())
 
     async def forward(
@@ -56,68 +63,40 @@ class Forwarder:
         Raises LegFailed; the leg is over then.
         """
         call = attempt.call
-        body = await self._by_ids(attempt, endpoint, body)
+        for hook in self._before_send:
+            body = await hook.before_send(attempt, endpoint, body, name)
         asks = self._usage.ask(call, endpoint, body) if self._passing.ask_usage and name == DECODE else None
-        readable = name != DECODE or asks is not None
-        leg = self.leg(call, endpoint, asks or body, readable=readable, sent_as=attempt.sent_as)
-        if head is not None or total is not None:
-            leg = replace(leg, head=head, total=total)
-        committed = await self._send(attempt, leg, name, until_output)
-        if asks is None:
-            return committed
-        if committed.status in REFUSALS and refuses(committed.text):
-            committed.answer.abort()
-            attempt.leg_ended(name, "engine_error")
-            plain = self.leg(call, endpoint, body, sent_as=attempt.sent_as)
-            again = await self._send(attempt, replace(plain, head=leg.head, total=leg.total), name, until_output)
-            if again.status not in REFUSALS:  # else it was something of the client's own that it refused
+        sends, readable = asks or body, name != DECODE or asks is not None
+        while True:
+            leg = self.leg(call, endpoint, sends, readable=readable, sent_as=attempt.sent_as)
+            if head is not None or total is not None:
+                leg = replace(leg, head=head, total=total)
+            attempt.sent(name, endpoint)
+            try:
+                answer = await self._upstream.send(leg)
+                self._fleet.report_head(endpoint, answer.connect_seconds)
+                committed = await commit(answer, call.route.kind, until_output=until_output)
+            except LegFailed as failure:
+                attempt.leg_ended(name, failure.result)
+                self.failed(failure)
+                raise
+            if committed.events is None:
+                self._fleet.report_complete(endpoint)
+            if asks is None:
+                return committed
+            if sends is asks and answer.status in REFUSALS and refuses(committed.text):
+                answer.abort()
+                attempt.leg_ended(name, "engine_error")
+                sends, readable = body, True
+                continue
+            if sends is not asks and answer.status not in REFUSALS:  # else it refused something of the client's own
                 self._usage.refused(endpoint, "refuses stream_options.include_usage")
-            return again
-        if committed.events is not None:
-            if committed.answer.encoding:  # what is compressed can only pass as it came
-                self._usage.refused(endpoint, "compresses its streams unasked")
-            else:
-                committed.taker = self._usage.taker(call, endpoint)
-        return committed
-
-    async def _send(self, attempt: Attempt, leg: Leg, name: str, until_output: bool) -> Committed:
-        attempt.sent(name, leg.endpoint)
-        try:
-            answer = await self._upstream.send(leg)
-            self._fleet.report_head(leg.endpoint, answer.connect_seconds)
-            committed = await commit(answer, attempt.call.route.kind, until_output=until_output)
-        except LegFailed as failure:
-            attempt.leg_ended(name, failure.result)
-            self.failed(failure)
-            raise
-        if committed.events is None:
-            self.finished(leg.endpoint)
-        return committed
-
-    async def _by_ids(self, attempt: Attempt, endpoint: Endpoint, body: Body) -> Body:
-        """``body``, its prompt as our ids where the engine at ``endpoint`` would make the same of it. Of each leg anew:
-        the next engine may be of another version, or make others."""
-        call = attempt.call
-        serving, request, prompt = call.serving, call.request, call.prompt
-        if not serving.tokens.forwards_ids:
-            return body
-        # An adapter's engine may give it a tokenizer of its own, and what an image becomes stands in no text.
-        if not isinstance(body, JsonBody) or request.adapter is not None or prompt.own is None or prompt.media:
-            return body
-        kind, engine = call.route.kind, endpoint.engine
-        served = engine.served.get(self._fleet.served_name(endpoint, request.model, None))
-        room = served.max_model_len if served is not None else None
-        alike = prompt.single and prompt.whole
-        alike = alike and same_answer(kind, body.fields, prompt.count, version=engine.version, room=room)
-        if not alike or not serving.tokens.parity.may_send_ids(endpoint.name, engine.started, FORMS[kind]):
-            return body
-        pieces: list[bytes] = []
-        for piece in json_pieces(prompt.own):
-            if pieces:
-                await asyncio.sleep(0)
-            pieces.append(piece)
-        attempt.timeline.by_ids = True
-        return with_ids(body, kind, b"".join(pieces))
+            elif sends is asks and committed.events is not None:
+                if answer.encoding:  # what is compressed can only pass as it came
+                    self._usage.refused(endpoint, "compresses its streams unasked")
+                else:
+                    committed.taker = self._usage.taker(call, endpoint)
+            return committed
 
     def failed(self, failure: LegFailed) -> None:
         """Tell the fleet what a leg, or an answer that broke after commit, shows of its engine."""

@@ -13,7 +13,7 @@ from gateway.fleet.fleet import Fleet
 from gateway.flow.admission import Admission
 from gateway.framework import Endpoint, Model, Request, Role
 from gateway.kvcache.index.cache_index import CacheIndex
-from gateway.proxy.extras.response_affinity import kept_at
+from gateway.proxy.serving.response_affinity import kept_at
 from gateway.proxy.upstream.legs import RetryBudget
 from gateway.tokens.tokenizer import ModelTokens
 

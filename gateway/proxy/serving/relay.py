@@ -49,7 +49,9 @@ async def relay_held(held: DeferredError, client: Client, attempt: Attempt, *, i
 async def _stream(committed: Committed, events: EventObserver, client: Client, attempt: Attempt, idle: float) -> None:
     attempt.timeline.enter(Phase.STREAMING)
     attempt.timeline.status = committed.status
-    reply = client.reply(committed.status, _head(committed.headers, attempt.call.id), length=None)
+    passing = to_client(committed.headers)
+    passing.append(("x-request-id", attempt.call.id))
+    reply = client.reply(committed.status, passing, length=None)
     stream = _Stream(committed, reply, events, attempt, idle)
     try:
         stream.begin(committed.data)
@@ -64,7 +66,10 @@ async def _stream(committed: Committed, events: EventObserver, client: Client, a
         reply.send(stream.held() + said, last=True)
     finally:
         stream.close()
-    await _taken(reply, idle)
+    try:
+        await reply.taken(idle)
+    except TimeoutError as error:
+        raise ClientGone from error
 
 
 class _Stream:
@@ -140,22 +145,16 @@ class _Stream:
 async def _whole(
     status: int, headers: list[tuple[str, str]], body: bytes, client: Client, request_id: str, idle: float
 ) -> None:
-    reply = client.reply(status, _head(headers, request_id), length=len(body))
-    if len(body) <= SLICE:
-        reply.send(body, last=True)
-        await _taken(reply, idle)
-        return
-    for start in range(0, len(body), SLICE):
-        reply.send(body[start : start + SLICE], last=start + SLICE >= len(body))
-        await _taken(reply, idle)
-
-
-async def _taken(reply: Reply, idle: float) -> None:
+    passing = to_client(headers)
+    passing.append(("x-request-id", request_id))
+    reply = client.reply(status, passing, length=len(body))
     try:
-        await reply.taken(idle)
+        if len(body) <= SLICE:
+            reply.send(body, last=True)
+            await reply.taken(idle)
+            return
+        for start in range(0, len(body), SLICE):
+            reply.send(body[start : start + SLICE], last=start + SLICE >= len(body))
+            await reply.taken(idle)
     except TimeoutError as error:
         raise ClientGone from error
-
-
-def _head(headers: list[tuple[str, str]], request_id: str) -> list[tuple[str, str]]:
-    return [*to_client(headers), ("x-request-id", request_id)]

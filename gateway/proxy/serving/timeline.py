@@ -69,14 +69,6 @@ class Timeline:
             raise ValueError(f"a request that is {self.phase} cannot be {phase} next")
         self.phase = phase
 
-    def received(self) -> None:
-        self.received_at = self.clock.monotonic()
-
-    def sent(self) -> None:
-        """A leg goes out: the first one ends our own time before any engine had the request."""
-        if self.sent_at is None:
-            self.sent_at = self.clock.monotonic()
-
     def failed(self, error: GatewayError) -> None:
         self.status, self.outcome, self.error = error.status, error.outcome, error.message
 

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from dataclasses import dataclass
 from types import TracebackType
 from typing import Self
 
@@ -31,38 +30,43 @@ def _nothing(data: bytes) -> None:
     """The observer of an unstreamed answer: does nothing."""
 
 
-@dataclass(slots=True)
 class Committed:
     """An answer that may be relayed; a context manager that leaves no connection behind.
 
-    ``data``: the whole body, or the bytes of a stream so far, unchanged. ``events``: the observer of the stream; None:
-    it is not a stream. ``observe``: gets the stream's next bytes. ``taker``: removes from it the usage that the client
-    did not request. ``companion``: a prefill leg that still runs, and ends with this answer at the latest.
+    ``status``, ``headers``: of its head. ``data``: the whole body, or the bytes of a stream so far, unchanged.
+    ``events``: the observer of the stream; None: it is not a stream. ``observe``: gets the stream's next bytes.
+    ``taker``: removes from it the usage that the client did not request. ``companion``: a prefill leg that still runs,
+    and ends with this answer at the latest.
     """
 
-    answer: Answer
-    data: bytes
-    events: EventObserver | None = None
-    observe: Callable[[bytes], None] = _nothing
-    taker: UsageTaker | None = None
-    companion: asyncio.Task[Committed] | None = None
+    __slots__ = ("answer", "companion", "data", "events", "headers", "observe", "status", "taker")
+
+    def __init__(
+        self,
+        answer: Answer,
+        data: bytes,
+        events: EventObserver | None = None,
+        observe: Callable[[bytes], None] = _nothing,
+    ) -> None:
+        self.answer = answer
+        self.status = answer.status
+        self.headers = answer.headers
+        self.data = data
+        self.events = events
+        self.observe = observe
+        self.taker: UsageTaker | None = None
+        self.companion: asyncio.Task[Committed] | None = None
 
     @property
     def text(self) -> bytes:
         """The whole body, or the bytes of a stream so far, decompressed to ``MAX_TEXT`` bytes at most. Empty if it
         cannot be decompressed."""
+        if not self.answer.encoding:
+            return self.data
         try:
             return decoded(self.data, self.answer.encoding, MAX_TEXT)
         except Undecodable:
             return b""
-
-    @property
-    def status(self) -> int:
-        return self.answer.status
-
-    @property
-    def headers(self) -> list[tuple[str, str]]:
-        return self.answer.headers
 
     @property
     def failed(self) -> bool:

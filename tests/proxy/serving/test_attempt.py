@@ -135,7 +135,7 @@ class Requests(RuleBasedStateMachine):
         if how == "cancel":
             exchange.cancelled()
         elif how == "refuse":
-            exchange.failed(NoEndpoint("no endpoint"))
+            exchange.timeline.failed(NoEndpoint("no endpoint"))
         exchange.settle()
         exchange.settle()
         self.live.remove(exchange)

@@ -8,8 +8,8 @@ import pytest
 
 from gateway.api.settings import PassSettings
 from gateway.fleet.fleet import Fleet
-from gateway.proxy.extras.stream_usage import StreamUsage
 from gateway.proxy.serving.forward import Forwarder
+from gateway.proxy.serving.stream_usage import StreamUsage
 from gateway.proxy.upstream.legs import RULES, Cause, Health, LegFailed, Rule
 from gateway.proxy.upstream.send import Upstream
 from tests.support.candidates import endpoint

@@ -42,9 +42,9 @@ def test_a_first_output_alone_tells_no_time_between_tokens() -> None:
     clock = ManualClock(10.0)
     timeline = Timeline(clock, 4.0)
     assert (timeline.ttft, timeline.outputs_since_first, timeline.overhead) == (None, 0, 0.0)
-    timeline.received()
+    timeline.received_at = clock.now
     clock.now = 12.0
-    timeline.sent()
+    timeline.sent_at = clock.now
     timeline.first_output_at, timeline.outputs, timeline.outputs_at_first = 13.0, 3, 2
     assert (timeline.ttft, timeline.outputs_since_first, timeline.overhead) == (9.0, 0, 2.0)
     timeline.outputs = 12

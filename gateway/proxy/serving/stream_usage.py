@@ -16,8 +16,8 @@ from gateway.api.indivisible import ONE
 from gateway.api.prompts import NULL
 from gateway.api.stream_usage import KINDS, UsageTaker, include_usage
 from gateway.framework import Clock, Endpoint, Engine
-from gateway.proxy.extras.not_asked import NotAsked
 from gateway.proxy.serving.call import Call
+from gateway.proxy.serving.not_asked import NotAsked
 
 log = logging.getLogger("kvgate.usage")
 

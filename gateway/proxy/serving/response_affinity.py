@@ -9,9 +9,18 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
+from gateway.api.body import JsonBody
+from gateway.api.lax import truth
+from gateway.api.prompts import TRUE
+from gateway.api.responses import read_id
 from gateway.errors import NoEndpoint, NotFound
 from gateway.framework import Clock, Endpoint
+
+if TYPE_CHECKING:
+    from gateway.proxy.serving.attempt import Attempt
+    from gateway.proxy.upstream.commit import Committed
 
 MAX_KEPT = 50_000
 """The most ids, some 300 bytes each. vLLM itself keeps all responses until it ends."""
@@ -44,6 +53,15 @@ class ResponseAffinity:
         self._engines.move_to_end(response)
         while len(self._engines) > MAX_KEPT:
             self._engines.popitem(last=False)
+
+    def after_commit(self, attempt: Attempt, committed: Committed) -> None:
+        """An ``AfterCommit`` of ``/v1/responses``: its client could go on from the answer as soon as it has it."""
+        body = attempt.call.body
+        if committed.status != 200 or not isinstance(body, JsonBody):
+            return
+        response = read_id(committed.text, stream=committed.events is not None)
+        if response is not None and truth(body.fields.get("store", TRUE)) is not False:
+            self.note(response, attempt.plan.decode)
 
     def engine_of(self, response: str, endpoints: Sequence[Endpoint]) -> str:
         """The URL of the engine that keeps ``response``. ``endpoints``: those of the request's model.

@@ -1,7 +1,7 @@
 from __future__ import annotations
 
 from gateway.framework import Engine
-from gateway.proxy.extras.not_asked import NotAsked
+from gateway.proxy.serving.not_asked import NotAsked
 
 
 def test_an_engine_is_not_asked_for_a_while() -> None:

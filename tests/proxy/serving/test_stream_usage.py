@@ -14,7 +14,7 @@ import pytest
 
 from gateway.api.settings import PassSettings
 from gateway.framework.clock import SystemClock
-from gateway.proxy.extras.stream_usage import AGAIN
+from gateway.proxy.serving.stream_usage import AGAIN
 from tests.support.chat import DONE, ROLE, STREAMED, WORD, chat
 from tests.support.engines import engines
 from tests.support.fleet import engines_of

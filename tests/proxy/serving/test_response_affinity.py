@@ -1,4 +1,4 @@
-"""Covers: gateway/proxy/extras/response_affinity.py, gateway/proxy/serving/model_directory.py.
+"""Covers: gateway/proxy/serving/response_affinity.py, gateway/proxy/serving/model_directory.py.
 
 A request that goes on from a response goes to the engine that made it, or is refused with words.
 """
@@ -14,8 +14,8 @@ import pytest
 
 from gateway.errors import NoEndpoint, NotFound
 from gateway.framework import Endpoint, Engine, ManualClock, Model
-from gateway.proxy.extras import response_affinity
-from gateway.proxy.extras.response_affinity import LIFETIME, MAX_ID, ResponseAffinity, kept_at
+from gateway.proxy.serving import response_affinity
+from gateway.proxy.serving.response_affinity import LIFETIME, MAX_ID, ResponseAffinity, kept_at
 from simulator.server import EngineServer
 from tests.support.engines import engines
 from tests.support.gateway import IN_TURN, Running, config_for, running

@@ -1,0 +1,69 @@
+"""Match, schedule, reserve: from a call to an attempt that is booked on its endpoints."""
+
+from __future__ import annotations
+
+from gateway.api.body import JsonBody
+from gateway.core.observer import Observer
+from gateway.errors import GatewayError
+from gateway.framework import Clock
+from gateway.placement.placing import book, decide
+from gateway.proxy.serving.attempt import Attempt
+from gateway.proxy.serving.decisions import Decisions
+from gateway.proxy.serving.exchange import Exchange
+from gateway.proxy.serving.model_directory import ModelDirectory
+from gateway.proxy.upstream.legs import Retries
+from gateway.scheduling.scheduler import Scheduler
+from gateway.scheduling.trace import Trace
+
+
+class Placer:
+    """Holds no state of any request."""
+
+    def __init__(
+        self,
+        directory: ModelDirectory,
+        scheduler: Scheduler,
+        decisions: Decisions,
+        clock: Clock,
+        observer: Observer,
+    ) -> None:
+        self._directory = directory
+        self._scheduler = scheduler
+        self._decisions = decisions
+        self._clock = clock
+        self._observer = observer
+
+    def place(self, exchange: Exchange, retries: Retries) -> Attempt:
+        """Decide and book. No await in here: concurrent requests must see each other's reservations.
+
+        Raises NoEndpoint, PluginFailed.
+        """
+        call, timeline, before = exchange.call, exchange.timeline, exchange.attempt
+        request, index, began, trace = call.request, call.serving.index, self._clock.monotonic(), Trace()
+        # What has failed once is not tried again: its client has waited long enough.
+        one_leg = "fell-back" if timeline.fallback else "" if isinstance(call.body, JsonBody) else "form"
+        try:
+            candidates = self._directory.eligible(request, call.home, retries.failed_on)
+            plan = decide(request, call.keys, candidates, index, self._scheduler, trace, one_leg=one_leg)
+        except GatewayError as error:
+            exchange.decision = self._decisions.keep(request, timeline.attempts + 1, trace, error.message, began)
+            raise
+        prefill_result = None if before is None else before.prefill_result
+        if prefill_result is not None and prefill_result.prefill is not plan.prefill:
+            prefill_result = None
+        now, prefilled = self._clock.monotonic(), prefill_result is not None
+        placement = book(request, call.keys, plan, index, now, prefilled=prefilled)
+        try:
+            decision = self._decisions.keep(request, timeline.attempts + 1, trace, plan, began)
+            attempt = Attempt(
+                *(call, timeline, plan, placement, decision, retries, self._scheduler, self._observer),
+                prefill_result=prefill_result,
+                sent_as="" if before is None else before.sent_as,
+            )
+        except BaseException:  # a defect must not keep a place for ever
+            placement.cancel()
+            raise
+        exchange.decision, exchange.attempt = decision, attempt
+        attempt.begin()
+        self._observer.decided(call.serving.model.name, decision.decision.seconds)
+        return attempt

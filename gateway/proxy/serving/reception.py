@@ -1,0 +1,93 @@
+"""The first verbs of a request: receive, parse, admit, tokenize. They end with a ``Call``, which can be placed."""
+
+from __future__ import annotations
+
+from gateway.api.headers import visible
+from gateway.api.parse import Parsed, parse
+from gateway.api.settings import PassSettings
+from gateway.core.prompt import Prompt
+from gateway.fleet.fleet import Fleet
+from gateway.framework import Clock
+from gateway.proxy.serving.call import Asked, Call
+from gateway.proxy.serving.client import Client
+from gateway.proxy.serving.exchange import Exchange
+from gateway.proxy.serving.hooks import PromptSource
+from gateway.proxy.serving.identify import client_of, identify, tokenized
+from gateway.proxy.serving.model_directory import ModelDirectory
+from gateway.proxy.serving.response_affinity import ResponseAffinity
+from gateway.proxy.serving.timeline import Phase
+from gateway.proxy.settings import ListenSettings, TimeoutSettings
+
+
+class Reception:
+    """Holds no state of any request. ``prompt_sources``: asked before our own tokenizer."""
+
+    def __init__(
+        self,
+        directory: ModelDirectory,
+        fleet: Fleet,
+        responses: ResponseAffinity,
+        prompt_sources: tuple[PromptSource, ...],
+        listen: ListenSettings,
+        timeouts: TimeoutSettings,
+        passing: PassSettings,
+        clock: Clock,
+    ) -> None:
+        self._directory = directory
+        self._fleet = fleet
+        self._responses = responses
+        self._prompt_sources = prompt_sources
+        self._max_body = listen.max_body
+        self._patience = timeouts.receive
+        self._passing = passing
+        self._clock = clock
+
+    async def read(self, exchange: Exchange, client: Client) -> Call:
+        """What was read is kept by ``exchange`` alone: an answer may take an hour. Raises GatewayError, ClientGone."""
+        timeline = exchange.timeline
+        raw = await client.receive(limit=self._max_body, timeout=self._patience, share=exchange.share)
+        timeline.received_at = self._clock.monotonic()
+        parsed = parse(exchange.route, raw, client.header("Content-Type"), self._passing)
+        exchange.asked = asked = self._identify(exchange, parsed, client)
+        serving = asked.serving
+        serving.budget.deposit()
+        exchange.permit = serving.admission.try_acquire()
+        if exchange.permit is None:
+            timeline.enter(Phase.QUEUED)
+            began = self._clock.monotonic()
+            exchange.permit = await serving.admission.acquire()
+            timeline.queue_wait = self._clock.monotonic() - began
+        timeline.enter(Phase.TOKENIZING)
+        prompt = await self._sourced(asked, parsed) if self._prompt_sources else None
+        if prompt is None:
+            prompt = await serving.tokens.tokenize(
+                parsed.input,
+                client=lambda: client_of(asked.headers, client.remote),
+                room=lambda: self._directory.room(serving.model),
+            )
+        exchange.asked = call = Call.of(asked, prompt, tokenized(serving, asked.request, prompt))
+        timeline.enter(Phase.BEFORE_COMMIT)
+        return call
+
+    def _identify(self, exchange: Exchange, parsed: Parsed, client: Client) -> Asked:
+        headers = client.headers
+        serving, request = identify(
+            parsed,
+            self._directory,
+            request_id=exchange.id,
+            arrived=exchange.timeline.arrived,
+            headers=visible(headers),
+            cookie=client.header("Cookie"),
+        )
+        home = ""
+        if parsed.previous_response is not None:
+            home = self._responses.engine_of(parsed.previous_response, self._fleet.endpoints(serving.model))
+            request.bound = True
+        return Asked(exchange.id, exchange.route, headers, parsed.body, serving, request, parsed.n, home)
+
+    async def _sourced(self, asked: Asked, parsed: Parsed) -> Prompt | None:
+        for source in self._prompt_sources:
+            prompt = await source.prompt(asked, parsed)
+            if prompt is not None:
+                return asked.serving.tokens.from_engine(parsed.input, prompt)
+        return None
