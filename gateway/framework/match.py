@@ -37,7 +37,6 @@ class Match(NamedTuple):
 
 
 NO_MATCH = Match()
-NO_MATCHES: Mapping[int, Match] = {}
 NO_ROOM: Mapping[int, int] = {}
 
 
@@ -45,14 +44,10 @@ class Matches(dict[int, Match]):
     """Slot -> match; a slot without one holds nothing of the prompt.
 
     ``room``: slot -> tokens of KV memory in which nothing is kept, so that a new prompt pushes nothing out; a slot that
-    is not there has none, or none that is known.
+    is not there has none, or none that is known. To be set where it is known.
     """
 
-    __slots__ = ("room",)
-
-    def __init__(self, matches: Mapping[int, Match] = NO_MATCHES, room: Mapping[int, int] = NO_ROOM) -> None:
-        super().__init__(matches)
-        self.room = room
+    room: Mapping[int, int] = NO_ROOM
 
     def __missing__(self, slot: int) -> Match:
         return NO_MATCH

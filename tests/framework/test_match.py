@@ -8,7 +8,8 @@ def test_the_length_of_a_match_is_that_of_all_its_tiers() -> None:
 
 
 def test_a_slot_without_a_match_holds_nothing_and_gets_no_entry() -> None:
-    matches = Matches({1: Match(gpu=16)}, {1: 4096})
+    matches = Matches({1: Match(gpu=16)})
+    matches.room = {1: 4096}
     assert matches[0].tokens == 0
     assert set(matches) == {1}
     assert (matches.room, Matches().room) == ({1: 4096}, {})

@@ -241,7 +241,7 @@ def test_what_is_new_goes_to_the_engine_with_the_most_room() -> None:
     metrics = EngineMetrics(kv_capacity=10_000)
     fuller, emptier, full = (endpoint(slot, metrics=metrics) for slot in range(3))
     asked = request(1000)
-    asked.matches = Matches(room={0: 4000, 1: 8000})
+    asked.matches.room = {0: 4000, 1: 8000}
     one = scorer(reuse=0.5)
     # So much is free, less half of what the prompt takes: on average over its tokens.
     spared = [one.explain(asked, there)["displaced"] for there in (fuller, emptier, full)]
@@ -257,7 +257,7 @@ def test_room_in_an_engine_that_has_shrunk_since_is_none_or_all(capacity) -> Non
     """It was started anew, and has not been scraped or has another size now."""
     there = endpoint(0, metrics=EngineMetrics(kv_capacity=capacity))
     asked = request(1000)
-    asked.matches = Matches(room={0: 4000})
+    asked.matches.room = {0: 4000}
     one = scorer(reuse=0.5)
     assert one.explain(asked, there)["displaced"] == pytest.approx(0.0 if capacity else 0.5)
     assert one.score(asked, [there]) == pytest.approx([1 / (1 + seconds(one, asked, there))])

@@ -86,18 +86,20 @@ class BlockTable:
     def key_at(self, location: int) -> int:
         return self.chunk_at(location).keys[location & OFFSET_MASK]
 
-    def path(self, keys: Sequence[int]) -> Iterator[tuple[BlockChunk, int]]:
+    def path(self, keys: Sequence[int]) -> list[tuple[BlockChunk, int]]:
         """(chunk, number of its leading blocks) along a prompt, as far as its keys are in the table."""
         heads, position, count = self.heads, 0, len(keys)
+        path: list[tuple[BlockChunk, int]] = []
         while position < count:
             chunk = heads.get(keys[position])
             if chunk is None:
-                return
+                break
             end = position + len(chunk.keys)
             if end > count or chunk.keys[-1] != keys[end - 1]:
                 end = position + chunk.common_prefix(keys, position)
-            yield chunk, end - position
+            path.append((chunk, end - position))
             position = end
+        return path
 
     def is_new(self, behind: int, keys: Sequence[int]) -> bool:
         """Whether no column holds any key of a run behind the location ``behind``; -1: at a prompt's start.
@@ -117,11 +119,12 @@ class BlockTable:
         ``behind``: location of the block before the run; -1: it begins a prompt. The caller must mark all of them: a
         chunk that no column holds would stay for ever.
         """
-        heads, found = self.heads, []
+        heads, chunks, found = self.heads, self.chunks, []
         position, count = 0, len(keys)
         last: BlockChunk | None = None
         if behind >= 0:
-            last = self.chunk_at(behind)
+            last = chunks[behind >> CHUNK_BITS]
+            assert last is not None
             offset = (behind & OFFSET_MASK) + 1
             position = last.common_prefix(keys, 0, offset)
             if position:
@@ -142,14 +145,26 @@ class BlockTable:
                 found.append((chunk, 0, shared))
                 position += shared
                 continue
+            # New keys, up to the next that is known; into what is left of the chunk before, or a new one.
             room = CHUNK_SIZE - len(last.keys) if last is not None else 0
-            run = self._unknown(keys, position, room or CHUNK_SIZE)
+            run = array("Q", keys[position : position + (room or CHUNK_SIZE)])
+            if len(run) > 1 and not heads.keys().isdisjoint(run):
+                end = 1
+                while run[end] not in heads:
+                    end += 1
+                del run[end:]
             if room:
                 assert last is not None
                 found.append((last, len(last.keys), len(run)))
                 self._append(last, run)
             else:
-                last = self._new(run)
+                if self._free:
+                    number = self._free.pop()
+                else:
+                    number = len(chunks)
+                    chunks.append(None)
+                chunks[number] = heads[run[0]] = last = BlockChunk(number, run)
+                self.size += len(run)
                 found.append((last, 0, len(run)))
             position += len(run)
         return found
@@ -163,9 +178,10 @@ class BlockTable:
         now = had | bits
         if now == LEADING[len(chunk.keys)]:
             chunk.full |= 1 << column
-            if had:
-                assert part is not None
-                self._remove_part(chunk, column)
+            if part and had:
+                del part[column]
+                if not part:
+                    chunk.part = None
         elif part is None:
             chunk.part = {column: now}
         else:
@@ -176,48 +192,51 @@ class BlockTable:
         """``column`` holds ``bits`` no longer. Keys at the end that no column holds are dropped, and so is an empty
         chunk."""
         bit = 1 << column
-        full = chunk.full
+        full, part, size = chunk.full, chunk.part, len(chunk.keys)
         if full & bit:
-            size = len(chunk.keys)
-            if full == bit and chunk.part is None and bits == 1 << size - 1:
+            if full == bit and part is None and bits == 1 << size - 1 and size > 1:
                 # The only holder gives up the last block: the usual eviction.
-                if size == 1:
-                    self._drop(chunk)
-                else:
-                    chunk.keys.pop()
-                    self.size -= 1
+                chunk.keys.pop()
+                self.size -= 1
                 return
-            left = LEADING[size] & ~bits
-            chunk.full = full ^ bit
-            if left:
-                if chunk.part is None:
-                    chunk.part = {}
-                chunk.part[column] = left
+            chunk.full = full = full ^ bit
+            if left := LEADING[size] & ~bits:
+                if part is None:
+                    part = chunk.part = {}
+                part[column] = left
         else:
-            part = chunk.part
             had = part.get(column, 0) if part else 0
-            if not had & bits:
+            if part is None or not had & bits:
                 return
-            assert part is not None
             if left := had & ~bits:
                 part[column] = left
             else:
-                self._remove_part(chunk, column)
-        if not chunk.full:
-            self._trim(chunk)
+                del part[column]
+                if not part:
+                    part = chunk.part = None
+        if full:
+            return
+        if part is None:  # no column holds anything of it
+            self.size -= size
+            del self.heads[chunk.keys[0]]
+            self.chunks[chunk.number] = None
+            self._free.append(chunk.number)
+            chunk.keys = array("Q")
+            return
+        top = max(part.values()).bit_length()
+        if top < size:  # no column holds its end
+            del chunk.keys[top:]
+            self.size -= size - top
+            for column in [column for column, bits in part.items() if bits == LEADING[top]]:
+                chunk.full |= 1 << column
+                del part[column]
+            if not part:
+                chunk.part = None
 
     def unmark_all(self, chunk: BlockChunk, column: int) -> None:
         """``column`` holds nothing of the chunk any more."""
         if held := chunk.held(column):
             self.unmark(chunk, column, held)
-
-    def _unknown(self, keys: Sequence[int], start: int, most: int) -> array[int]:
-        """The keys from ``start`` on, up to ``most`` of them, that are not in the table. The first is not."""
-        run = keys[start : start + most]
-        if len(run) > 1 and not self.heads.keys().isdisjoint(run):
-            end = next((number for number, key in enumerate(run) if number and key in self.heads), len(run))
-            run = run[:end]
-        return array("Q", run)
 
     def _append(self, chunk: BlockChunk, run: array[int]) -> None:
         size, full = len(chunk.keys), chunk.full
@@ -227,44 +246,6 @@ class BlockTable:
             chunk.full = 0
         chunk.keys.extend(run)
         self.size += len(run)
-
-    def _new(self, run: array[int]) -> BlockChunk:
-        if self._free:
-            number = self._free.pop()
-        else:
-            number = len(self.chunks)
-            self.chunks.append(None)
-        chunk = BlockChunk(number, run)
-        self.chunks[number] = self.heads[run[0]] = chunk
-        self.size += len(run)
-        return chunk
-
-    def _trim(self, chunk: BlockChunk) -> None:
-        """No column holds all of the chunk: drop the keys at its end that none holds."""
-        part = chunk.part
-        if part is None:
-            self._drop(chunk)
-            return
-        size, top = len(chunk.keys), max(part.values()).bit_length()
-        if top < size:
-            del chunk.keys[top:]
-            self.size -= size - top
-            for column in [column for column, bits in part.items() if bits == LEADING[top]]:
-                chunk.full |= 1 << column
-                self._remove_part(chunk, column)
-
-    def _drop(self, chunk: BlockChunk) -> None:
-        self.size -= len(chunk.keys)
-        del self.heads[chunk.keys[0]]
-        self.chunks[chunk.number] = None
-        self._free.append(chunk.number)
-        chunk.full, chunk.part, chunk.keys = 0, None, array("Q")
-
-    def _remove_part(self, chunk: BlockChunk, column: int) -> None:
-        assert chunk.part is not None
-        del chunk.part[column]
-        if not chunk.part:
-            chunk.part = None
 
 
 def columns(mask: int) -> Iterator[int]:

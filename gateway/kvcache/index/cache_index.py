@@ -21,7 +21,7 @@ from gateway.kvcache.index.events import BlockRemoved, BlockStored, Event, is_ke
 from gateway.kvcache.index.hash_map import PACKING, Packing
 from gateway.kvcache.index.indexed_endpoints import IndexedEndpoints
 from gateway.kvcache.index.key_cache import KeyCache
-from gateway.kvcache.index.keys import BlockKeys, chain_with_media, root
+from gateway.kvcache.index.keys import PLAIN_ROOTS, BlockKeys, chain_with_media, root
 from gateway.kvcache.index.matching import Candidate, deeper, match_approximate, match_from_events
 from gateway.kvcache.index.use import BlockUse
 from gateway.kvcache.settings import CacheSettings
@@ -161,8 +161,13 @@ class CacheIndex(IndexedEndpoints):
         if not self._unit_known:
             for size in [state.block_size for state in self._states.values() if state.block_size]:
                 self._fit_unit(size)
-        keys = chain_with_media(ids, self.unit, root(exact, adapter, salt), media, self._key_cache.keys)
-        return BlockKeys(keys, self.unit, count, exact, whole, differing)
+        unit = self.unit
+        first = root(exact, adapter, salt) if adapter or salt else PLAIN_ROOTS[exact]
+        if media:
+            keys = chain_with_media(ids, unit, first, media, self._key_cache.keys)
+        else:
+            keys = self._key_cache.keys(ids, unit, first)
+        return BlockKeys(keys, unit, count, exact, whole, differing)
 
     def match(self, keys: BlockKeys, prompt_tokens: int, endpoints: Sequence[Endpoint]) -> Matches:
         """What each of ``endpoints`` holds of the prompt.
@@ -170,11 +175,13 @@ class CacheIndex(IndexedEndpoints):
         By its engine's events and by predictions where events are followed, else by what was routed there
         (approximate); by whichever is more where the events are partial.
         """
-        matches = Matches(room=self._room.tokens_left)
+        matches = Matches()
+        matches.room = self._room.tokens_left
         if keys.unit != self.unit:  # the unit changed while the request waited
             return matches
         self._predictions.expire()
-        self._room.refresh()
+        if self._room.sizeless:
+            self._room.refresh()
         from_events: list[Candidate] = []
         approximate: list[Candidate] = []
         both: list[Candidate] = []
@@ -222,13 +229,15 @@ class CacheIndex(IndexedEndpoints):
         state = self._states.get(endpoint.slot)
         if state is None or keys.unit != self.unit:
             return BlockUse(self, keys, endpoint)
-        if self._columns.dirty:
+        if self._columns.sweeps:
             self._columns.sweep(SWEEP)
         self._placements += 1
-        if not state.fully_covered(keys):
+        # As ``EndpointState.fully_covered``.
+        followed = state.events and keys.exact and endpoint.name not in keys.differing
+        if not (followed and state.events_seen and keys.whole and not (state.replaying or state.partial)):
             tokens = endpoint.metrics.kv_capacity or self._settings.capacity_tokens
             state.approximate.add(keys, max(1, tokens // self.unit))
-        if not (state.events and state.has_engine_keys(keys)):
+        if not followed:
             return BlockUse(self, keys, endpoint)
         prediction = self._predictions.predict(state.column, keys, self._placements)
         return BlockUse(self, keys, endpoint, prediction, state.blocks.order)
@@ -268,7 +277,7 @@ class CacheIndex(IndexedEndpoints):
     def _update_size(self, state: EndpointState) -> None:
         """What the endpoint holds has changed. Sweeps as much as it grew, so that what waits for that does not grow."""
         grown = self._limit.update(state)
-        if self._columns.dirty:
+        if self._columns.sweeps:
             self._columns.sweep(SWEEP + max(0, grown))
         self._limit.enforce(state, self._placements)
         self._room.measure(state)

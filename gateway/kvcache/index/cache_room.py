@@ -11,20 +11,20 @@ from gateway.kvcache.index.eviction import NOTHING
 
 class CacheRoom:
     """``tokens_left``: slot -> tokens, as ``Matches.room``; without endpoints that have none left, or of which it is
-    not known."""
+    not known. ``sizeless``: slot -> endpoints without a known capacity, which ``refresh`` looks at."""
 
     def __init__(self) -> None:
         self.tokens_left: dict[int, int] = {}
-        self._sizeless: dict[int, EndpointState] = {}  # endpoints without a known capacity
+        self.sizeless: dict[int, EndpointState] = {}
 
     def remove(self, slot: int) -> None:
         """The endpoint is gone."""
         self.tokens_left.pop(slot, None)
-        self._sizeless.pop(slot, None)
+        self.sizeless.pop(slot, None)
 
     def refresh(self) -> None:
         """Measure the endpoints whose engines have reported their capacity since."""
-        for state in [one for one in self._sizeless.values() if one.endpoint.metrics.kv_capacity]:
+        for state in [one for one in self.sizeless.values() if one.endpoint.metrics.kv_capacity]:
             self.measure(state)
 
     def measure(self, state: EndpointState) -> None:
@@ -33,11 +33,11 @@ class CacheRoom:
         slot, room, size = state.endpoint.slot, 0, state.endpoint.metrics.kv_capacity
         blocks, block_size = state.blocks, state.block_size
         blocks.set_capacity(size // block_size if block_size else 0)
-        self._sizeless.pop(slot, None)
+        self.sizeless.pop(slot, None)
         if state.events and state.events_seen and not state.replaying and not state.partial:
             room = size - len(blocks) * block_size
             if not size:
-                self._sizeless[slot] = state
+                self.sizeless[slot] = state
         if room > 0:
             self.tokens_left[slot] = room
         else:

@@ -11,17 +11,13 @@ from gateway.kvcache.index.layers import LAYERS
 
 
 class Columns:
-    """Of one index. An endpoint's column is the first of ``LAYERS`` in a row."""
+    """Of one index. An endpoint's column is the first of ``LAYERS`` in a row. ``sweeps``: what is left of clearing
+    columns."""
 
     def __init__(self) -> None:
         self._count = 0
         self._free: list[int] = []
-        self._sweeps: deque[Iterator[None]] = deque()
-
-    @property
-    def dirty(self) -> bool:
-        """Whether columns are to be cleared."""
-        return bool(self._sweeps)
+        self.sweeps: deque[Iterator[None]] = deque()
 
     def allocate(self) -> int:
         """A free and empty column: the lowest, since columns are bits of integers."""
@@ -33,16 +29,16 @@ class Columns:
 
     def release(self, column: int, work: Iterator[None]) -> None:
         """Its endpoint is gone. ``work`` clears it, in small steps; after that it is free."""
-        self._sweeps.append(self._clear_then_free(column, work))
+        self.sweeps.append(self._clear_then_free(column, work))
 
     def sweep(self, budget: int) -> bool:
         """Clear released columns, in ``budget`` steps at most; true when none is left."""
-        while self._sweeps and budget > 0:
-            done = sum(1 for _ in islice(self._sweeps[0], budget))
+        while self.sweeps and budget > 0:
+            done = sum(1 for _ in islice(self.sweeps[0], budget))
             if done < budget:
-                self._sweeps.popleft()
+                self.sweeps.popleft()
             budget -= done
-        return not self._sweeps
+        return not self.sweeps
 
     def _clear_then_free(self, column: int, work: Iterator[None]) -> Iterator[None]:
         yield from work

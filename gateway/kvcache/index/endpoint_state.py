@@ -80,7 +80,7 @@ class EndpointState:
         """The engine had to compute blocks ``start`` to ``end`` of a prompt, whatever its events had reported."""
         position = 0
         ranges: list[range] = []
-        for chunk, shared in list(self._table.path(keys[:end])):
+        for chunk, shared in self._table.path(keys[:end]):
             first = max(0, start - position)
             if first < shared:
                 number = chunk.number << CHUNK_BITS

@@ -66,6 +66,10 @@ def _root(exact: bool, adapter: str | None, salt: str | None) -> int:
     return xxh3_64_intdigest(named.encode("utf-8", "surrogatepass"))
 
 
+PLAIN_ROOTS = {exact: _root(exact, None, None) for exact in (False, True)}
+"""By ``exact``: the ``root`` of prompts without adapter and salt, which are most."""
+
+
 def chain(ids: array[int], unit: int, parent: int) -> list[int]:
     """Keys of the whole blocks of ``ids``, behind the block whose key is ``parent``. An incomplete last block has
     none."""
@@ -77,7 +81,11 @@ def chain(ids: array[int], unit: int, parent: int) -> list[int]:
     if count == 1:  # as of most events: decoding has filled one block
         return [digest(ids[:unit].tobytes(), parent)]
     cut = cutter(width, count) if count <= CUT else Struct(f"{width}s" * count).unpack
-    return [parent := digest(block, parent) for block in cut(memoryview(ids).cast("B")[: count * width])]
+    keys = []
+    for block in cut(memoryview(ids).cast("B")[: count * width]):
+        parent = digest(block, parent)
+        keys.append(parent)
+    return keys
 
 
 @lru_cache(maxsize=256)

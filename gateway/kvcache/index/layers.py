@@ -17,6 +17,9 @@ class Layer(IntEnum):
 
 LAYERS = len(Layer)
 
+PREDICTED = int(Layer.PREDICTED)
+"""As a plain integer: to add an enum's member takes as long as a call."""
+
 TIERS = {tier.name: tier for tier in (Layer.GPU, Layer.CPU, Layer.STORAGE)}
 
 

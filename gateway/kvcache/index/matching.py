@@ -9,7 +9,7 @@ from typing import TypeAlias
 from gateway.framework import Match, Source
 from gateway.kvcache.index.block_table import LEADING, BlockChunk, BlockTable
 from gateway.kvcache.index.keys import BlockKeys
-from gateway.kvcache.index.layers import Layer
+from gateway.kvcache.index.layers import PREDICTED, Layer
 
 
 @dataclass(slots=True)
@@ -28,7 +28,6 @@ class Candidate:
 
 
 # As plain integers, and in the order in which they are compared: a prompt is compared with them at each chunk.
-PREDICTED = int(Layer.PREDICTED)
 _GPU = (int(Layer.GPU), PREDICTED)
 _ALL_TIERS = (*_GPU, int(Layer.CPU), int(Layer.STORAGE))
 _APPROXIMATE = (int(Layer.APPROXIMATE), int(Layer.APPROXIMATE))
@@ -45,10 +44,12 @@ def match_approximate(
 ) -> Iterator[tuple[int, Match]]:
     """(slot, match) of the endpoints that probably hold something, by what was sent there."""
     depths, _ = _depths(table.path(keys), _bits([each.column for each in candidates]), _APPROXIMATE)
+    unit = keys.unit
     for candidate in candidates:
-        if whole := _whole(candidate, depths.get(candidate.column, 0), keys.unit):
-            hit = _expected(candidate, whole, prompt_tokens, keys.unit)
-            yield candidate.slot, Match(whole, 0, 0, hit, Source.ESTIMATED)
+        size = candidate.block_size if candidate.block_size > unit else unit
+        if whole := depths.get(candidate.column, 0) * unit // size * size:
+            hit = min(whole, (prompt_tokens - 1) // size * size)
+            yield candidate.slot, Match(whole, 0, 0, max(0, hit), Source.ESTIMATED)
 
 
 def match_from_events(
@@ -60,7 +61,7 @@ def match_from_events(
     """
     matches: dict[int, Match] = {}
     unit = keys.unit
-    path = list(table.path(keys))
+    path = table.path(keys)
     if not path:
         return matches
     layers = _ALL_TIERS if below else _GPU
@@ -87,7 +88,11 @@ def match_from_events(
         if found != depth or candidate.block_size != size or odd >> candidate.column & 1:
             size, depth = candidate.block_size, found
             match, last = _match_at(path, candidate, depth, mixed, unit, prompt_tokens)
-            odd = mixed | _partly_predicted(last)
+            # An endpoint that has blocks of the last chunk predicted and does not hold all of it is compared anew.
+            predicted = last.full
+            for column in last.part or ():
+                predicted |= 1 << column
+            odd = mixed | predicted >> PREDICTED & ~last.full
             if odd >> candidate.column & 1:
                 depth = 0
         if match is not None:
@@ -99,8 +104,12 @@ def _match_at(
     path: Path, candidate: Candidate, depth: int, mixed: int, unit: int, prompt_tokens: int
 ) -> tuple[Match | None, BlockChunk]:
     """The match of an endpoint that holds ``depth`` blocks, and the chunk of the last of them. None if they are no
-    whole block of its engine."""
-    whole = _whole(candidate, depth, unit)
+    whole block of its engine.
+
+    The engine will serve whole blocks from its cache, and always computes the last token.
+    """
+    size = candidate.block_size if candidate.block_size > unit else unit
+    whole = depth * unit // size * size
     depth = whole // unit
     at = position = 0
     while position + path[at][1] < depth:
@@ -117,7 +126,7 @@ def _match_at(
             gpu * unit,
             cpu * unit,
             (depth - gpu - cpu) * unit,
-            _expected(candidate, whole, prompt_tokens, unit),
+            max(0, min(whole, (prompt_tokens - 1) // size * size)),
             _PREDICTED if predicted else _EVENTS,
         ),
         last,
@@ -134,12 +143,6 @@ def _before_evicted(path: Path, evicted: Mapping[BlockChunk, int], depth: int) -
             return min(depth, position + (gone & -gone).bit_length() - 1)
         position += shared
     return depth
-
-
-def _partly_predicted(chunk: BlockChunk) -> int:
-    """The endpoints' first columns that have blocks of the chunk predicted, and do not hold all of it; other bits are
-    set, too."""
-    return (chunk.full | _bits(chunk.part or ())) >> PREDICTED & ~chunk.full
 
 
 def deeper(by_events: Match, approximate: Match) -> Match:
@@ -245,17 +248,3 @@ def _bits(numbers: Iterable[int]) -> int:
     for number in numbers:
         bits |= 1 << number
     return bits
-
-
-def _whole(candidate: Candidate, depth: int, unit: int) -> int:
-    """Tokens of the engine's whole blocks in ``depth`` keys."""
-    size = candidate.block_size
-    return depth * unit // size * size if size > unit else depth * unit
-
-
-def _expected(candidate: Candidate, whole: int, prompt_tokens: int, unit: int) -> int:
-    """Tokens that the engine will serve from its cache: it always computes the last token, and holds whole blocks
-    only."""
-    size = candidate.block_size if candidate.block_size > unit else unit
-    most = (prompt_tokens - 1) // size * size
-    return max(0, min(whole, most))

@@ -20,7 +20,7 @@ from typing import TypeAlias
 
 from gateway.framework import Clock
 from gateway.kvcache.index.block_table import LEADING, BlockChunk, BlockTable
-from gateway.kvcache.index.layers import Layer
+from gateway.kvcache.index.layers import PREDICTED
 
 EVENTS_WITHIN = 5.0
 """Seconds from a prompt's first token in which its events must have come. They leave the engine with the step that
@@ -31,31 +31,24 @@ EXPIRE_LIMIT = 1000
 
 
 class Prediction:
-    """Of one request on one endpoint. Every method may be called in any order, and more than once.
+    """Of one request on one endpoint.
 
-    ``marks``: chunk -> bits of the blocks that are still predicted. ``announced``: the prompt is computed, and the rest
-    waits for its events.
+    ``marks``: chunk -> bits of the blocks that are still predicted; ``claims``: the same of all requests on the
+    endpoint. ``column``: the endpoint's first. ``announced``: the prompt is computed, and the rest waits for its
+    events. ``at``: Clock.monotonic() when that was so, or when it was placed.
     """
 
-    __slots__ = ("_at", "_claims", "_column", "_owner", "announced", "marks")
+    __slots__ = ("announced", "at", "claims", "column", "marks", "owner")
 
     def __init__(
         self, owner: Predictions, column: int, claims: Claims, marks: dict[BlockChunk, int], at: float
     ) -> None:
+        self.owner = owner
+        self.column = column
+        self.claims = claims
         self.marks = marks
         self.announced = False
-        self._owner = owner
-        self._column = column
-        self._claims = claims
-        self._at = at
-
-    def computed(self) -> None:
-        """The prompt is computed: the engine's events of it have come, or will within ``EVENTS_WITHIN``."""
-        self._owner._computed(self)
-
-    def withdraw(self) -> None:
-        """It will not come true, or has: from here on only events count."""
-        self._owner._end(self)
+        self.at = at
 
 
 Claims: TypeAlias = dict[BlockChunk, dict[Prediction, int]]
@@ -63,7 +56,8 @@ Claims: TypeAlias = dict[BlockChunk, dict[Prediction, int]]
 
 
 class Predictions:
-    """All predictions of a model's endpoints. ``column``: an endpoint's first.
+    """All predictions of a model's endpoints. ``column``: an endpoint's first. ``computed`` and ``withdraw`` may be
+    called in any order, and more than once.
 
     ``longest``: seconds for which a prompt may be under way; after that its prediction is withdrawn.
     """
@@ -82,7 +76,7 @@ class Predictions:
 
         ``now``: in the index's count of placements: all chunks of the prompt are used at that time.
         """
-        table, predicted = self._table, column + Layer.PREDICTED
+        table, predicted = self._table, column + PREDICTED
         claims = self._claims.setdefault(column, {})
         marks: dict[BlockChunk, int] = {}
         prediction = Prediction(self, column, claims, marks, self._clock.monotonic())
@@ -107,18 +101,11 @@ class Predictions:
         claimed = claims.get(chunk) if claims else None
         if claims is None or claimed is None:
             return
-        confirmed = 0
         for prediction, marked in list(claimed.items()):
-            if not (prediction.announced and marked & bits):
-                continue
-            confirmed |= marked & bits
-            if left := marked & ~bits:
-                claimed[prediction] = prediction.marks[chunk] = left
-                continue
-            del claimed[prediction], prediction.marks[chunk]
-            if not prediction.marks:
-                self._announced.pop(prediction, None)
-        self._unmark(claims, column, chunk, confirmed)
+            if prediction.announced and marked & bits:
+                self._drop(prediction, chunk, marked & bits)
+                if not prediction.marks:
+                    self._announced.pop(prediction, None)
 
     def expire(self) -> None:
         """Drop predictions that have not come true in time. Cheap while nothing is due."""
@@ -126,9 +113,9 @@ class Predictions:
             return
         now, work = self._clock.monotonic(), 0
         for predictions, seconds in ((self._announced, EVENTS_WITHIN), (self._under_way, self._longest)):
-            while predictions and work < EXPIRE_LIMIT and (oldest := next(iter(predictions)))._at + seconds <= now:
+            while predictions and work < EXPIRE_LIMIT and (oldest := next(iter(predictions))).at + seconds <= now:
                 work += len(oldest.marks)
-                self._end(oldest)
+                self.withdraw(oldest)
 
     def remove_all(self, column: int) -> Iterator[None]:
         """Take all predictions of an endpoint out of the table, in steps of one chunk each."""
@@ -137,46 +124,43 @@ class Predictions:
             chunk, claimed = claims.popitem()
             for prediction in claimed:
                 prediction.marks.pop(chunk, None)
-            self._table.unmark_all(chunk, column + Layer.PREDICTED)
+            self._table.unmark_all(chunk, column + PREDICTED)
             yield
         # Earlier predictions keep these claims; the next endpoint with the column gets others.
         self._claims.pop(column, None)
 
-    def _computed(self, prediction: Prediction) -> None:
+    def computed(self, prediction: Prediction) -> None:
+        """The prompt is computed: the engine's events of it have come, or will within ``EVENTS_WITHIN``."""
         if prediction not in self._under_way:
             return
         del self._under_way[prediction]
         prediction.announced = True
         for chunk, bits in list(prediction.marks.items()):
-            if held := bits & chunk.held(prediction._column):
+            if held := bits & chunk.held(prediction.column):
                 self._drop(prediction, chunk, held)
         if prediction.marks:
-            prediction._at = self._clock.monotonic()
+            prediction.at = self._clock.monotonic()
             self._announced[prediction] = None
 
-    def _end(self, prediction: Prediction) -> None:
+    def withdraw(self, prediction: Prediction) -> None:
+        """It will not come true, or has: from here on only events count."""
         self._under_way.pop(prediction, None)
         self._announced.pop(prediction, None)
         for chunk, bits in list(prediction.marks.items()):
             self._drop(prediction, chunk, bits)
 
     def _drop(self, prediction: Prediction, chunk: BlockChunk, bits: int) -> None:
-        """The prediction claims these blocks no more."""
-        claimed = prediction._claims[chunk]
+        """The prediction claims these blocks no more: those that no other claims leave the table."""
+        claims = prediction.claims
+        claimed = claims[chunk]
         if left := prediction.marks[chunk] & ~bits:
             prediction.marks[chunk] = claimed[prediction] = left
         else:
             del prediction.marks[chunk], claimed[prediction]
-        self._unmark(prediction._claims, prediction._column, chunk, bits)
-
-    def _unmark(self, claims: Claims, column: int, chunk: BlockChunk, bits: int) -> None:
-        """Take those of ``bits`` out of the table that no prediction claims."""
-        claimed = claims[chunk]
         for others in claimed.values():
             bits &= ~others
             if not bits:
                 return
         if not claimed:
             del claims[chunk]
-        if bits:
-            self._table.unmark(chunk, column + Layer.PREDICTED, bits)
+        self._table.unmark(chunk, prediction.column + PREDICTED, bits)

@@ -45,20 +45,20 @@ class BlockUse:
     def computed(self) -> None:
         """The first token came: the endpoint holds the prompt, and its events report so or are about to."""
         self._computed = True
-        if self._prediction is not None:
-            self._prediction.computed()
+        if (prediction := self._prediction) is not None:
+            prediction.owner.computed(prediction)
 
     def reported(self, expected: int, cached: int | None) -> None:
         """The engine reported ``cached`` tokens of the prompt as cached, where ``expected`` were expected."""
         self._index.settled(self._keys, self._endpoint, expected, cached)
-        if cached is not None and cached < expected and self._prediction is not None:
-            self._prediction.withdraw()
+        if cached is not None and cached < expected and (prediction := self._prediction) is not None:
+            prediction.owner.withdraw(prediction)
 
     def end(self) -> None:
         """The request is over, however it ended. What was not computed by then will not be."""
         prediction, self._prediction = self._prediction, None
         if prediction is not None and not self._computed:
-            prediction.withdraw()
+            prediction.owner.withdraw(prediction)
         order, self._order = self._order, None
         if order is not None:
             order.free(self, self._blocks)

@@ -8,12 +8,12 @@ def test_a_place_is_free_when_it_is_cleared():
     columns = Columns()
     assert [columns.allocate(), columns.allocate()] == [0, LAYERS]
     columns.release(0, iter([None] * 5))
-    assert columns.dirty
+    assert columns.sweeps
     assert not columns.sweep(5)
     assert columns.allocate() == 2 * LAYERS
     assert columns.sweep(1)
     assert columns.allocate() == 0
-    assert not columns.dirty
+    assert not columns.sweeps
 
 
 def test_one_is_cleared_after_the_other():

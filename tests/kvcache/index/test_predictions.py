@@ -36,7 +36,7 @@ def scene(clock):
 
 def test_a_prediction_lasts_as_long_as_its_prompt_is_under_way(scene, clock):
     scene.predict(3, keys_of(1, 2))
-    scene.predict(0, keys_of(1)).computed()
+    scene.predictions.computed(scene.predict(0, keys_of(1)))
     clock.now += EVENTS_WITHIN
     scene.predictions.expire()
     assert (scene.predicted(3), scene.predicted(0)) == (set(keys_of(1, 2)), set())
@@ -51,9 +51,9 @@ def test_a_prediction_lasts_as_long_as_its_prompt_is_under_way(scene, clock):
 def test_its_events_may_take_some_seconds_once_it_is_computed(scene, clock):
     prediction = scene.predict(0, keys_of(1))
     clock.now += 60
-    prediction.computed()
+    scene.predictions.computed(prediction)
     clock.now += EVENTS_WITHIN - 0.1
-    prediction.computed()
+    scene.predictions.computed(prediction)
     scene.predictions.expire()
     assert scene.predicted() == set(keys_of(1))
     clock.now += 0.1
@@ -63,12 +63,12 @@ def test_its_events_may_take_some_seconds_once_it_is_computed(scene, clock):
 
 def test_what_several_predict_lasts_until_the_last_of_them_ends(scene):
     one, other, longer = (scene.predict(0, keys_of(*numbers)) for numbers in ((1, 2), (1, 2), (1, 2, 3)))
-    one.withdraw()
-    one.withdraw()
+    scene.predictions.withdraw(one)
+    scene.predictions.withdraw(one)
     assert scene.predicted() == set(keys_of(1, 2, 3))
-    longer.withdraw()
+    scene.predictions.withdraw(longer)
     assert scene.predicted() == set(keys_of(1, 2))
-    other.withdraw()
+    scene.predictions.withdraw(other)
     assert scene.table.size == 0
 
 
@@ -79,7 +79,7 @@ def test_what_the_engine_holds_is_predicted_too_and_outlives_its_eviction(scene)
     scene.table.unmark_all(chunk, 0)
     assert scene.predicted() == set(keys_of(1, 2, 3))
     assert chunk.used == 1
-    prediction.withdraw()
+    scene.predictions.withdraw(prediction)
     assert scene.table.size == 0
 
 
@@ -91,7 +91,7 @@ def test_an_endpoint_leaves_alone(scene, clock):
     assert (scene.predicted(), scene.predicted(1)) == (set(), set(keys_of(1)))
     # Whoever gets the place next is not told by who had it before.
     scene.predict(0, keys_of(1, 2))
-    left.withdraw()
+    scene.predictions.withdraw(left)
     assert scene.predicted() == set(keys_of(1, 2))
     clock.now += LONGEST
     scene.predictions.expire()
@@ -135,10 +135,10 @@ def test_it_is_what_a_table_of_times_says(steps):
         elif live:
             one = live[len(prompt) % len(live)]
             if step == "computed":
-                one[0].computed()
+                scene.predictions.computed(one[0])
                 one[3] = min(one[3], clock.now + EVENTS_WITHIN)
             else:
-                one[0].withdraw()
+                scene.predictions.withdraw(one[0])
                 live.remove(one)
         for endpoint in range(3):
             assert scene.predicted(endpoint) == {key for one in live if one[1] == endpoint for key in one[2]}
