@@ -198,7 +198,7 @@ class Engine:
             seconds += max(0.0, prompts - machine.weights)
         else:
             self._stride.steps = self._next_stop() - self._decoded
-            if self.waiting and self._leaving:
+            if self._leaving and (self.waiting or self._loaded):
                 self._stride.steps = 1  # they make room
             for queue in (self.waiting, self._loaded):
                 if queue and queue[0].eligible > self._decoded:
