@@ -32,7 +32,7 @@ demo: install ## four simulated engines, round robin against the default profile
 test: install ## the test suite (no engine needed)
 	$(BIN)/python -m pytest -n $(JOBS) --dist worksteal --ignore tests/engines --ignore tests/attack -m "not slow"
 
-test-slow: install ## what takes minutes: the container image's install and start, in an empty venv; the whole demo; properties on three times the examples
+test-slow: install ## what takes minutes: the container image's install and start, in an empty venv; the whole demo; properties on five times the examples
 	$(BIN)/python -m pytest --ignore tests/engines --ignore tests/attack -m slow
 	$(BIN)/python -m pytest -n $(JOBS) --dist worksteal --ignore tests/engines --ignore tests/attack -m "hypothesis and not slow" --hypothesis-profile thorough
 

@@ -8,6 +8,8 @@ from __future__ import annotations
 import ast
 import sys
 from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -112,21 +114,44 @@ def modules() -> dict[str, Path]:
 MODULES = modules()
 
 
+@dataclass(frozen=True)
+class Attribute:
+    """``whose.name`` at a line; ``whose``: empty where it is no plain name."""
+
+    line: int
+    whose: str
+    name: str
+    is_called: bool
+
+
+@cache
+def read(path: Path) -> tuple[list[ast.Import | ast.ImportFrom], list[Attribute]]:
+    """The imports of a file, and the attributes in it. Read once for all tests: that takes most of their time."""
+    nodes = list(ast.walk(ast.parse(path.read_text())))
+    called = {id(node.func) for node in nodes if isinstance(node, ast.Call)}
+    attributes = [
+        Attribute(node.lineno, node.value.id if isinstance(node.value, ast.Name) else "", node.attr, id(node) in called)
+        for node in nodes
+        if isinstance(node, ast.Attribute)
+    ]
+    return [node for node in nodes if isinstance(node, (ast.Import, ast.ImportFrom))], attributes
+
+
 def imports(name: str, path: Path) -> Iterator[tuple[int, str]]:
     """(line, full name) of everything that is imported: of ``from a import b`` the module ``a.b`` if it is one."""
     package = name if path.name == "__init__.py" else name.rpartition(".")[0]
-    for node in ast.walk(ast.parse(path.read_text())):
+    for node in read(path)[0]:
         if isinstance(node, ast.Import):
             for alias in node.names:
                 yield node.lineno, alias.name
-        elif isinstance(node, ast.ImportFrom):
-            base = node.module or ""
-            if node.level:
-                above = package.split(".")[: len(package.split(".")) - node.level + 1]
-                base = ".".join([*above, *filter(None, [base])])
-            for alias in node.names:
-                whole = f"{base}.{alias.name}"
-                yield node.lineno, whole if whole in MODULES else base
+            continue
+        base = node.module or ""
+        if node.level:
+            above = package.split(".")[: len(package.split(".")) - node.level + 1]
+            base = ".".join([*above, *filter(None, [base])])
+        for alias in node.names:
+            whole = f"{base}.{alias.name}"
+            yield node.lineno, whole if whole in MODULES else base
 
 
 def within(name: str, places: tuple[str, ...]) -> bool:
@@ -190,14 +215,11 @@ def test_aiohttp_is_the_front_door_and_nothing_else() -> None:
 
 def test_time_chance_and_tasks_come_from_outside() -> None:
     found = [
-        f"{path.relative_to(ROOT)}:{node.lineno}: {node.func.value.id}.{node.func.attr}"
+        f"{path.relative_to(ROOT)}:{one.line}: {one.whose}.{one.name}"
         for name, path in MODULES.items()
         if not within(name, AMBIENT_ALLOWED) and name not in ("gateway.framework.clock", "gateway.core.tasks")
-        for node in ast.walk(ast.parse(path.read_text()))
-        if isinstance(node, ast.Call)
-        and isinstance(node.func, ast.Attribute)
-        and isinstance(node.func.value, ast.Name)
-        and node.func.attr in AMBIENT.get(node.func.value.id, ())
+        for one in read(path)[1]
+        if one.is_called and one.name in AMBIENT.get(one.whose, ())
     ]
     assert found == []
 
@@ -205,12 +227,12 @@ def test_time_chance_and_tasks_come_from_outside() -> None:
 def test_every_task_is_started_by_a_task_set() -> None:
     """Or its failure is lost. ruff knows ``asyncio.create_task`` only, and no loop's."""
     found = [
-        f"{path.relative_to(ROOT)}:{node.lineno}"
+        f"{path.relative_to(ROOT)}:{one.line}"
         for name, path in MODULES.items()
         # The demo's users are an asyncio.TaskGroup's, which loses none.
         if name.startswith("gateway.") and not within(name, ("gateway.core.tasks", "gateway.commands.demo"))
-        for node in ast.walk(ast.parse(path.read_text()))
-        if isinstance(node, ast.Attribute) and node.attr in ("create_task", "ensure_future")
+        for one in read(path)[1]
+        if one.name in ("create_task", "ensure_future")
     ]
     assert found == []
 

@@ -8,6 +8,7 @@ several files at once, and one with a name of its own, says what it covers in th
 from __future__ import annotations
 
 import ast
+from functools import cache
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
@@ -54,6 +55,7 @@ def files_of_tests() -> list[Path]:
     return sorted(path for path in found if path.parts[0] not in ELSEWHERE)
 
 
+@cache
 def covered(test: Path) -> list[Path]:
     """What a test says that it covers."""
     said = ast.get_docstring(ast.parse((TESTS / test).read_text())) or ""

@@ -9,8 +9,8 @@ from hypothesis import settings
 THOROUGH = "thorough"
 """The profile of ``make test-slow``."""
 
-SHARE = 3
-"""Another run draws other examples, and most of their time is Hypothesis's own: ``make test`` draws a third."""
+SHARE = 5
+"""Another run draws other examples, and most of their time is Hypothesis's own: ``make test`` draws a fifth."""
 
 LEAST = 10
 """Examples that are not shared any more."""

@@ -4,20 +4,23 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterator, Sequence
-from typing import Any
-
-from matplotlib.axes import Axes
-from matplotlib.text import Text
-from matplotlib.transforms import Bbox
+from typing import TYPE_CHECKING, Any
 
 from gateway.commands.replay.report import Comparison
 from tests.commands.replay.runs import summary
+
+if TYPE_CHECKING:  # a second of importing, which only the process that draws needs
+    from matplotlib.text import Text
+    from matplotlib.transforms import Bbox
 
 PNG = b"\x89PNG\r\n\x1a\n"
 
 
 def texts(figure: Any) -> list[tuple[str, Bbox]]:
     """All that can be read, and where."""
+    from matplotlib.axes import Axes
+    from matplotlib.text import Text
+
     figure.draw_without_rendering()
     unseen = {id(label) for axes in figure.findobj(Axes) for axis in (axes.xaxis, axes.yaxis) for label in beyond(axis)}
     found = [one for one in figure.findobj(Text) if one.get_text().strip() and one.get_visible()]
@@ -35,6 +38,9 @@ def beyond(axis: Any) -> Iterator[Text]:
 
 def lines(figure: Any) -> list[Bbox]:
     """Of each panel the intervals' lines, with some height."""
+    from matplotlib.axes import Axes
+    from matplotlib.transforms import Bbox
+
     return [
         line.get_transform().transform_bbox(Bbox.from_extents(*line.get_xydata().min(0), *line.get_xydata().max(0)))
         for axes in figure.findobj(Axes)
