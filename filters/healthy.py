@@ -39,7 +39,10 @@ class Healthy:
         bound = request.bound
         # Nearly always there are none that are down, draining or in their slow start: looked for first, they cost less
         # than a list of the others.
-        if not [1 for one in endpoints if not one.engine.up or one.warmth < 1.0 or (one.draining and not bound)]:
+        for one in endpoints:
+            if not one.engine.up or one.warmth < 1.0 or (one.draining and not bound):
+                break
+        else:
             return endpoints
         up = [endpoint for endpoint in endpoints if endpoint.engine.up and (bound or not endpoint.draining)]
         usable = endpoints if len(up) == len(endpoints) else up

@@ -40,5 +40,7 @@ class RoleFilter:
 
     def filter(self, request: Request, endpoints: Sequence[Endpoint], /) -> Sequence[Endpoint]:
         allowed = self.allowed
-        kept = [endpoint for endpoint in endpoints if endpoint.role in allowed]
-        return kept if len(kept) < len(endpoints) else endpoints
+        for one in endpoints:
+            if one.role not in allowed:
+                return [endpoint for endpoint in endpoints if endpoint.role in allowed]
+        return endpoints

@@ -20,11 +20,8 @@ Example
 from __future__ import annotations
 
 from collections.abc import Sequence
-from operator import attrgetter
 
-from gateway.framework import Context, Endpoint, NoParameters, Request, Scored
-
-_SCORE = attrgetter("score")
+from gateway.framework import Context, Endpoint, NoParameters, Request
 
 
 class MaxScore:
@@ -35,13 +32,13 @@ class MaxScore:
     def __init__(self, parameters: NoParameters, context: Context) -> None:
         self._random = context.random
 
-    def pick(self, request: Request, scored: Sequence[Scored], /) -> Sequence[Endpoint]:
-        ranked = sorted(scored, key=_SCORE, reverse=True)
-        best = ranked[0].score
+    def pick(self, request: Request, endpoints: Sequence[Endpoint], scores: Sequence[float], /) -> Sequence[Endpoint]:
+        ranked = sorted(range(len(scores)), key=scores.__getitem__, reverse=True)
+        best = scores[ranked[0]]
         ties = 1
-        while ties < len(ranked) and ranked[ties].score == best:
+        while ties < len(ranked) and scores[ranked[ties]] == best:
             ties += 1
         if ties > 1:
             chosen = self._random.randrange(ties)
             ranked[0], ranked[chosen] = ranked[chosen], ranked[0]
-        return [one.endpoint for one in ranked]
+        return list(map(endpoints.__getitem__, ranked))

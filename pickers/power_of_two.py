@@ -24,7 +24,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from gateway.framework import Context, Endpoint, NoParameters, Request, Scored
+from gateway.framework import Context, Endpoint, NoParameters, Request
 
 
 class PowerOfTwo:
@@ -35,11 +35,11 @@ class PowerOfTwo:
     def __init__(self, parameters: NoParameters, context: Context) -> None:
         self._random = context.random
 
-    def pick(self, request: Request, scored: Sequence[Scored], /) -> Sequence[Endpoint]:
-        if len(scored) == 1:
-            return [scored[0].endpoint]
+    def pick(self, request: Request, endpoints: Sequence[Endpoint], scores: Sequence[float], /) -> Sequence[Endpoint]:
+        if len(endpoints) == 1:
+            return endpoints
         # In the order of a random draw: of two equals either may be first.
-        one, other = self._random.sample(scored, 2)
-        if other.score > one.score:
+        one, other = self._random.sample(range(len(endpoints)), 2)
+        if scores[other] > scores[one]:
             one, other = other, one
-        return [one.endpoint, other.endpoint]
+        return [endpoints[one], endpoints[other]]

@@ -20,7 +20,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from gateway.framework import Context, Endpoint, NoParameters, Request, Scored
+from gateway.framework import Context, Endpoint, NoParameters, Request
 
 
 class RandomPick:
@@ -31,5 +31,5 @@ class RandomPick:
     def __init__(self, parameters: NoParameters, context: Context) -> None:
         self._random = context.random
 
-    def pick(self, request: Request, scored: Sequence[Scored], /) -> Sequence[Endpoint]:
-        return [self._random.choice(scored).endpoint]
+    def pick(self, request: Request, endpoints: Sequence[Endpoint], scores: Sequence[float], /) -> Sequence[Endpoint]:
+        return [self._random.choice(endpoints)]

@@ -22,7 +22,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from gateway.framework import Context, Endpoint, NoParameters, Request, Scored
+from gateway.framework import Context, Endpoint, NoParameters, Request
 
 REMEMBERED = 4096
 """Turns; beyond it the older half is forgotten. Names of endpoints that are gone must not pile up, and a name that is
@@ -38,9 +38,9 @@ class RoundRobin:
         self._turns: dict[tuple[str, str], int] = {}  # (model, endpoint) -> when; insertion order is age
         self._turn = 0
 
-    def pick(self, request: Request, scored: Sequence[Scored], /) -> Sequence[Endpoint]:
+    def pick(self, request: Request, endpoints: Sequence[Endpoint], scores: Sequence[float], /) -> Sequence[Endpoint]:
         model, turns = request.model.name, self._turns
-        waited = sorted((one.endpoint for one in scored), key=lambda endpoint: turns.get((model, endpoint.name), 0))
+        waited = sorted(endpoints, key=lambda endpoint: turns.get((model, endpoint.name), 0))
         chosen = (model, waited[0].name)
         self._turn += 1
         turns.pop(chosen, None)

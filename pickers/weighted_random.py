@@ -26,7 +26,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from math import inf, log
 
-from gateway.framework import Context, Endpoint, NoParameters, Request, Scored
+from gateway.framework import Context, Endpoint, NoParameters, Request
 
 
 class WeightedRandom:
@@ -37,9 +37,9 @@ class WeightedRandom:
     def __init__(self, parameters: NoParameters, context: Context) -> None:
         self._random = context.random
 
-    def pick(self, request: Request, scored: Sequence[Scored], /) -> Sequence[Endpoint]:
+    def pick(self, request: Request, endpoints: Sequence[Endpoint], scores: Sequence[float], /) -> Sequence[Endpoint]:
         chance = self._random.random
         # log(U) / score has the order of U^(1/score), which is 0 for all small scores alike. U in 0..1, 1 excluded.
-        drawn = [(log(1.0 - chance()) / one.score if one.score > 0 else -inf, chance()) for one in scored]
-        order = sorted(range(len(scored)), key=drawn.__getitem__, reverse=True)
-        return [scored[i].endpoint for i in order]
+        drawn = [(log(1.0 - chance()) / score if score > 0 else -inf, chance()) for score in scores]
+        order = sorted(range(len(scores)), key=drawn.__getitem__, reverse=True)
+        return [endpoints[i] for i in order]

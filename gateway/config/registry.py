@@ -36,7 +36,7 @@ class PluginKind(StrEnum):
 METHODS: Mapping[PluginKind, tuple[str, int]] = {
     PluginKind.FILTER: ("filter", 2),
     PluginKind.SCORER: ("score", 2),
-    PluginKind.PICKER: ("pick", 2),
+    PluginKind.PICKER: ("pick", 3),
     PluginKind.HANDLER: ("plan", 3),
 }
 """The method of each kind and the number of its arguments, ``self`` not counted."""

@@ -23,7 +23,7 @@ from gateway.framework.plugins import (
     RunProfile,
     Scorer,
 )
-from gateway.framework.request import DECODE, GENERATES, PREFILL, Kind, Outcome, Plan, PlannedLeg, Request, Scored, Slo
+from gateway.framework.request import DECODE, GENERATES, PREFILL, Kind, Outcome, Plan, PlannedLeg, Request, Slo
 from gateway.framework.weight import decoding_weight
 
 __all__ = [
@@ -58,7 +58,6 @@ __all__ = [
     "Role",
     "RunProfile",
     "Scalars",
-    "Scored",
     "Scorer",
     "Slo",
     "Source",

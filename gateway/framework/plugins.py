@@ -23,7 +23,7 @@ from typing import Protocol, TypeAlias
 
 from gateway.framework.clock import Clock
 from gateway.framework.fleet import Endpoint
-from gateway.framework.request import Outcome, Plan, Request, Scored
+from gateway.framework.request import Outcome, Plan, Request
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,9 +61,11 @@ class Explains(Protocol):
 
 
 class Picker(Protocol):
-    """Best first; at least one of ``scored`` (which is never empty). If it raises, the request fails."""
+    """Best first; at least one of ``endpoints`` (which are never empty). If it raises, the request fails."""
 
-    def pick(self, request: Request, scored: Sequence[Scored], /) -> Sequence[Endpoint]: ...
+    def pick(self, request: Request, endpoints: Sequence[Endpoint], scores: Sequence[float], /) -> Sequence[Endpoint]:
+        """``scores``: of each endpoint the weighted sum of what the scorers say, in their order."""
+        ...
 
 
 class NoEndpoint(Exception):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from array import array
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any, NamedTuple
@@ -81,36 +81,6 @@ class Request:
 
 
 NO_COSTS: Mapping[str, float] = {}
-
-NO_SCORES: Mapping[str, Sequence[float]] = {}
-
-
-class Scored:
-    """One candidate: the weighted sum, and each scorer's own 0..1 by instance name (``terms``).
-
-    ``columns``: of each scorer the scores of all candidates, ``row``: which of them are this one's. A decision over a
-    hundred endpoints makes a hundred of these, and the terms are asked for only where it is explained: so they are put
-    together then.
-    """
-
-    __slots__ = ("_columns", "_row", "endpoint", "score")
-
-    def __init__(
-        self, endpoint: Endpoint, score: float, columns: Mapping[str, Sequence[float]] = NO_SCORES, row: int = 0
-    ) -> None:
-        self.endpoint = endpoint
-        self.score = score
-        self._columns = columns
-        self._row = row
-
-    @property
-    def terms(self) -> Mapping[str, float]:
-        row = self._row
-        return {name: column[row] for name, column in self._columns.items()}
-
-    def __repr__(self) -> str:
-        return f"<Scored {self.endpoint.name} {self.score:.4f} {self.terms}>"
-
 
 DECODE, PREFILL = "decode", "prefill"
 """Kinds of legs. ``DECODE``: its answer is the client's. ``PREFILL``: it computes the prompt for the decode leg. Others

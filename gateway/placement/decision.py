@@ -6,12 +6,11 @@ together before it is asked for. An endpoint that is dropped must be free to go:
 
 from __future__ import annotations
 
-from array import array
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
-from gateway.framework import DECODE, NO_MATCH, PREFILL, Endpoint, Match, Plan, Request
-from gateway.scheduling.trace import ProfileTrace, gone
+from gateway.framework import DECODE, NO_MATCH, PREFILL, Match, Plan, Request
+from gateway.scheduling.trace import Roster, Step
 
 OF_ONE, OF_SCORE, OF_NAME, OF_MATCH = 1800, 8, 16, 200
 """Bytes: of a decision without its candidates, of a scorer's score of one, of a name where filters removed some, and of
@@ -19,28 +18,6 @@ what one holds of the prompt."""
 
 Terms = Mapping[str, Mapping[str, Mapping[str, float]]]
 """By endpoint and scorer: what the score is made of, in one run of a profile."""
-
-
-class Roster(NamedTuple):
-    """Candidates, without keeping them: their names, and their slots, by which matches are found."""
-
-    names: Sequence[str]
-    slots: Sequence[int]
-
-
-class Step(NamedTuple):
-    """One run of a profile. ``removed``: by filters that removed any. ``scored``: names of candidates that the filters
-    left; None: all. ``columns``: in the order of ``weights``, each scorer's scores of those; empty where it came to
-    none. ``silent``: scorers that failed, and how."""
-
-    profile: str
-    roster: Roster
-    removed: Sequence[tuple[str, Sequence[str]]]
-    scored: Sequence[str] | None
-    columns: Sequence[array[float]]
-    weights: Mapping[str, float]
-    silent: Mapping[str, str]
-    picked: str | None
 
 
 class Planned(NamedTuple):
@@ -105,7 +82,8 @@ class Decision:
             each = OF_SCORE * len(step.columns)
             if step.scored is not None:
                 each += OF_NAME
-            self.size += each * len(step.roster.names)
+            if step.roster is not None:
+                self.size += each * len(step.roster.names)
 
     def is_at(self, endpoint: str) -> bool:
         """Whether the endpoint of this name has a leg of it."""
@@ -129,29 +107,6 @@ class Decision:
                 _profile(step, self.matches, terms[number] if terms else None) for number, step in enumerate(self.steps)
             ],
         }
-
-
-def roster_of(endpoints: Sequence[Endpoint]) -> Roster:
-    return Roster(tuple([endpoint.name for endpoint in endpoints]), tuple([endpoint.slot for endpoint in endpoints]))
-
-
-def step_of(profile: ProfileTrace, roster: Roster | None = None) -> Step:
-    """``roster``: of its candidates, where there is one."""
-    removed: Sequence[tuple[str, Sequence[str]]] = ()
-    left: Sequence[str] | None = None
-    if profile.filtered:
-        removed = [(name, tuple([one.name for one in gone(given, kept)])) for name, given, kept in profile.filtered]
-        left = tuple([one.name for one in profile.filtered[-1][2]])
-    return Step(
-        profile.name,
-        roster_of(profile.candidates) if roster is None else roster,
-        removed,
-        left,
-        [array("d", column) for column in profile.columns.values()],
-        profile.weights,
-        profile.silent,
-        profile.picked[0].name if profile.picked else None,
-    )
 
 
 def match_json(match: Match) -> dict[str, Any]:
@@ -181,20 +136,14 @@ def _profile(step: Step, matches: Mapping[int, Match], terms: Terms | None) -> d
     A scorer that failed is named with the kind of its error: the error's text is a plugin's own, and for the log.
     """
     removed_by = {name: by for by, names in step.removed for name in names}
-    weights = list(step.weights.items())
-    scored: dict[str, dict[str, Any]] = {}
-    if step.columns or not weights:
-        left = step.roster.names if step.scored is None else step.scored
-        for number, name in enumerate(left):
-            scores = {scorer: column[number] for (scorer, _), column in zip(weights, step.columns, strict=True)}
-            scored[name] = {"score": sum(weight * scores[scorer] for scorer, weight in weights), "scores": scores}
+    scores, roster = step.scores(), step.roster or Roster.of(step.candidates)
     candidates = []
-    for name, slot in zip(step.roster.names, step.roster.slots, strict=True):
+    for name, slot in zip(roster.names, roster.slots, strict=True):
         candidate: dict[str, Any] = {"endpoint": name, **match_json(matches.get(slot, NO_MATCH))}
         if name in removed_by:
             candidate["removed_by"] = removed_by[name]
-        elif name in scored:
-            candidate |= scored[name]
+        elif name in scores:
+            candidate["score"], candidate["scores"] = scores[name]
             if terms and terms.get(name):
                 candidate["terms"] = terms[name]
         candidates.append(candidate)

@@ -14,13 +14,13 @@ per scorer), and nothing about an endpoint is copied.
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Sequence
-from itertools import repeat
 
 from gateway.core.observer import Observer
 from gateway.errors import NoEndpoint, PluginFailed
-from gateway.framework import Endpoint, Filter, Picker, Request, Scored, Scorer
-from gateway.scheduling.trace import ProfileTrace
+from gateway.framework import Endpoint, Filter, Picker, Request, Scorer
+from gateway.scheduling.trace import Step, Trace
 
 RETRY_AFTER = 5.0
 """Seconds: engines that are out are tried again every 0.5 to 15 s, and a slow start lets more through each second."""
@@ -43,34 +43,31 @@ class Profile:
         self._weights = {name: weight for name, _, weight in self.scorers}
 
     def run(
-        self, request: Request, endpoints: Sequence[Endpoint], observer: Observer, trace: ProfileTrace | None = None
+        self, request: Request, endpoints: Sequence[Endpoint], observer: Observer, trace: Trace | None = None
     ) -> Sequence[Endpoint]:
-        """Best first, never empty. Raises NoEndpoint or PluginFailed."""
+        """Best first, never empty. ``trace``: is given a step. Raises NoEndpoint or PluginFailed."""
+        step = None
+        if trace is not None:
+            step = Step(self.name, endpoints, self._weights)
+            trace.steps.append(step)
         if not endpoints:
             raise NoEndpoint(
                 f"model {request.model.name!r} has no endpoint left to try (profile {self.name!r})",
                 retry_after=RETRY_AFTER,
             )
-        candidates = self._filter(request, endpoints, observer, trace)
-        scored = self._score(request, candidates, observer, trace)
-        return self._pick(request, scored, candidates, observer, trace)
 
-    def trace(self, endpoints: Sequence[Endpoint]) -> ProfileTrace:
-        """An empty trace for a run over ``endpoints``."""
-        return ProfileTrace(self.name, endpoints, self._weights)
-
-    def _filter(
-        self, request: Request, candidates: Sequence[Endpoint], observer: Observer, trace: ProfileTrace | None
-    ) -> Sequence[Endpoint]:
-        for name, plugin in self.filters:
+        candidates = endpoints
+        for name, filtering in self.filters:
             try:
-                kept = plugin.filter(request, candidates)
-                if kept is not candidates:
-                    _require_subset(kept, candidates)
+                kept = filtering.filter(request, candidates)
+                if kept is candidates:
+                    continue
+                if len(set(candidates).intersection(kept)) != len(kept):
+                    raise ValueError(_fault(kept))
             except Exception as error:
                 raise self._failed("filter", name, error, observer) from error
-            if trace is not None and kept is not candidates:
-                trace.filtered = (*trace.filtered, (name, candidates, kept))
+            if step is not None:
+                step.filtered(name, candidates, kept)
             if not kept:
                 raise NoEndpoint(
                     f"no endpoint for model {request.model.name!r}: filter {name!r} of profile {self.name!r} removed "
@@ -78,56 +75,39 @@ class Profile:
                     retry_after=RETRY_AFTER,
                 )
             candidates = kept
-        return candidates
 
-    def _score(
-        self, request: Request, candidates: Sequence[Endpoint], observer: Observer, trace: ProfileTrace | None
-    ) -> Sequence[Scored]:
-        totals: Sequence[float] | None = None
-        columns: dict[str, Sequence[float]] = {}
-        for name, plugin, weight in self.scorers:
+        scores = [0.0] * len(candidates)
+        for name, scorer, weight in self.scorers:
             try:
-                column = plugin.score(request, candidates)
+                column = scorer.score(request, candidates)
                 if len(column) != len(candidates):
                     raise ValueError(f"{len(column)} scores for {len(candidates)} endpoints")
-                # Not a min/max clamp: that lets NaN through, which poisons every comparison after it.
-                if not all([0.0 <= score <= 1.0 for score in column]):  # noqa: C419 -- a generator takes twice as long
-                    column = [score if 0.0 <= score <= 1.0 else _refuse(name, observer) for score in column]
+                for score in column:
+                    # Not a min/max clamp: that lets NaN through, which poisons every comparison after it.
+                    if not 0.0 <= score <= 1.0:
+                        column = [score if 0.0 <= score <= 1.0 else _refuse(name, observer) for score in column]
+                        break
             except Exception as error:
                 observer.plugin_failed("scorer", name, error)
                 column = [0.0] * len(candidates)
-                if trace is not None:
-                    trace.silent = {**trace.silent, name: f"{type(error).__name__}: {error}"}
-            columns[name] = column
-            if totals is None:
-                totals = [weight * score for score in column]
-            else:
-                totals = [total + weight * score for total, score in zip(totals, column, strict=True)]
-        if totals is None:
-            totals = [0.0] * len(candidates)
-        scored = list(map(Scored, candidates, totals, repeat(columns), range(len(candidates))))
-        if trace is not None:
-            trace.scored, trace.columns = scored, columns
-        return scored
+                if step is not None:
+                    step.silent = {**step.silent, name: f"{type(error).__name__}: {error}"}
+            for number, score in enumerate(column):
+                scores[number] += weight * score
+            if step is not None:
+                step.columns[name] = array("d", column)
 
-    def _pick(
-        self,
-        request: Request,
-        scored: Sequence[Scored],
-        candidates: Sequence[Endpoint],
-        observer: Observer,
-        trace: ProfileTrace | None,
-    ) -> Sequence[Endpoint]:
-        name, plugin = self.picker
+        name, picker = self.picker
         try:
-            picked = plugin.pick(request, scored)
-            _require_subset(picked, candidates)
+            picked = picker.pick(request, candidates, scores)
+            if len(set(candidates).intersection(picked)) != len(picked):
+                raise ValueError(_fault(picked))
             if not picked:
                 raise ValueError("picked nothing")
         except Exception as error:
             raise self._failed("picker", name, error, observer) from error
-        if trace is not None:
-            trace.picked = picked
+        if step is not None:
+            step.picked = picked[0].name
         return picked
 
     def _failed(self, kind: str, name: str, error: Exception, observer: Observer) -> PluginFailed:
@@ -136,10 +116,9 @@ class Profile:
         return PluginFailed(f"the {kind} {name!r} of profile {self.name!r} failed ({type(error).__name__})")
 
 
-def _require_subset(returned: Sequence[Endpoint], candidates: Sequence[Endpoint]) -> None:
-    if len(set(candidates).intersection(returned)) != len(returned):
-        twice = len(set(returned)) != len(returned)
-        raise ValueError("returned an endpoint twice" if twice else "returned what was no candidate")
+def _fault(returned: Sequence[Endpoint]) -> str:
+    """Of a plugin that did not return a subset of what it was given."""
+    return "returned an endpoint twice" if len(set(returned)) != len(returned) else "returned what was no candidate"
 
 
 def _refuse(name: str, observer: Observer) -> float:

@@ -17,14 +17,18 @@ from gateway.scheduling.trace import Trace
 
 
 class Scheduler:
-    """``profiles`` and ``handlers`` by name. One for all models: ``request.model.handler`` says which handler runs."""
+    """``profiles`` and ``handlers`` by name. One for all models: ``request.model.handler`` says which handler runs.
+
+    ``on_placed``, ``on_settled``: the plugins that have a method of this name, which ``placed`` and ``settled`` call;
+    mostly there are none, and the caller need not ask.
+    """
 
     def __init__(self, profiles: Mapping[str, Profile], handlers: Mapping[str, Handler], observer: Observer) -> None:
         self.profiles = profiles
         self.handlers = handlers
         self._observer = observer
-        self._on_placed = self._hooks("on_placed")
-        self._on_settled = self._hooks("on_settled")
+        self.on_placed = self._hooks("on_placed")
+        self.on_settled = self._hooks("on_settled")
 
     def schedule(self, request: Request, endpoints: Sequence[Endpoint], trace: Trace | None = None) -> Plan:
         """Raises NoEndpoint where a filter left none, PluginFailed where a filter, picker or handler failed."""
@@ -39,11 +43,7 @@ class Scheduler:
             profile = self.profiles.get(profile_name)
             if profile is None:
                 raise LookupError(f"no profile {profile_name!r}")
-            if trace is None:
-                return profile.run(request, candidates, self._observer)
-            step = profile.trace(candidates)
-            trace.profiles.append(step)
-            return profile.run(request, candidates, self._observer, step)
+            return profile.run(request, candidates, self._observer, trace)
 
         try:
             plan = handler.plan(request, endpoints, run)
@@ -63,20 +63,15 @@ class Scheduler:
 
     def placed(self, request: Request, plan: Plan) -> None:
         """Tell every plugin that has ``on_placed``. Never raises: what fails is counted."""
-        for kind, name, hook in self._on_placed:
+        for kind, name, hook in self.on_placed:
             try:
                 hook(request, plan)
             except Exception as error:
                 self._observer.plugin_failed(kind, name, error)
 
-    @property
-    def tells(self) -> bool:
-        """Whether any plugin has ``on_settled``."""
-        return bool(self._on_settled)
-
     def settled(self, request: Request, plan: Plan, outcome: Outcome) -> None:
         """Tell every plugin that has ``on_settled``. Never raises: what fails is counted."""
-        for kind, name, hook in self._on_settled:
+        for kind, name, hook in self.on_settled:
             try:
                 hook(request, plan, outcome)
             except Exception as error:

@@ -1,57 +1,84 @@
 """What a decision was made of: filled in while it is made, for ``/debug/decisions`` and for who asks why.
 
-Every request's decision has one, so that it holds what was there anyway and puts nothing together: that is done where
-it is read.
+Every request's decision has one. It holds names and numbers, which do not keep a dropped endpoint alive, and what can
+be put together where it is read is put together there.
 """
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from types import MappingProxyType
-from typing import Any
+from typing import Any, NamedTuple
 
-from gateway.framework import Endpoint, Plan, Scored
+from gateway.framework import Endpoint, Plan
 
 NONE: Mapping[str, Any] = MappingProxyType({})
 
 
-class ProfileTrace:
+class Roster(NamedTuple):
+    """Candidates, without keeping them: their names, and their slots, by which matches are found."""
+
+    names: Sequence[str]
+    slots: Sequence[int]
+
+    @classmethod
+    def of(cls, endpoints: Sequence[Endpoint]) -> Roster:
+        return cls(tuple([endpoint.name for endpoint in endpoints]), tuple([endpoint.slot for endpoint in endpoints]))
+
+
+class Step:
     """One run of a profile; ends where it failed.
 
-    ``filtered``: of each filter that did not keep all as it was, in order: its name, what it was given and what it
-    kept. ``silent``: scorers that failed, and how. ``weights``: by scorer. ``columns``: by scorer, the scores of
-    ``scored``'s endpoints.
+    ``candidates``: the endpoints that it was run over; ``keep`` puts their ``roster`` in their place. ``removed``: by
+    each filter that removed any, in order, their names. ``scored``: names of the endpoints that the filters left; None:
+    all. ``columns``: by scorer, the scores of those; empty where it came to none. ``weights``: by scorer. ``silent``:
+    scorers that failed, and how. ``picked``: the best one's name; None where it came to none.
     """
 
-    __slots__ = ("candidates", "columns", "filtered", "name", "picked", "scored", "silent", "weights")
+    __slots__ = ("candidates", "columns", "picked", "profile", "removed", "roster", "scored", "silent", "weights")
 
-    def __init__(self, name: str, candidates: Sequence[Endpoint], weights: Mapping[str, float]) -> None:
-        self.name = name
+    def __init__(self, profile: str, candidates: Sequence[Endpoint], weights: Mapping[str, float]) -> None:
+        self.profile = profile
         self.candidates = candidates
+        self.roster: Roster | None = None
         self.weights = weights
-        self.filtered: Sequence[tuple[str, Sequence[Endpoint], Sequence[Endpoint]]] = ()
+        self.removed: Sequence[tuple[str, Sequence[str]]] = ()
+        self.scored: Sequence[str] | None = None
+        self.columns: dict[str, array[float]] = {}
         self.silent: Mapping[str, str] = NONE
-        self.scored: Sequence[Scored] = ()
-        self.columns: Mapping[str, Sequence[float]] = NONE
-        self.picked: Sequence[Endpoint] = ()
+        self.picked: str | None = None
 
-    @property
-    def removed(self) -> list[tuple[str, tuple[Endpoint, ...]]]:
-        """By each filter that removed any, in order."""
-        return [(name, gone(given, kept)) for name, given, kept in self.filtered]
+    def filtered(self, name: str, given: Sequence[Endpoint], kept: Sequence[Endpoint]) -> None:
+        """The filter of this ``name`` kept some of those that it was ``given``."""
+        still = set(kept)
+        gone = tuple([endpoint.name for endpoint in given if endpoint not in still])
+        self.removed = (*self.removed, (name, gone))
+        self.scored = tuple([endpoint.name for endpoint in kept])
 
+    def keep(self, roster: Roster) -> None:
+        """``roster``: of the candidates, which are let go."""
+        self.roster, self.candidates = roster, ()
 
-def gone(given: Sequence[Endpoint], kept: Sequence[Endpoint]) -> tuple[Endpoint, ...]:
-    """Those of ``given`` that a filter did not keep."""
-    still = set(kept)
-    return tuple(endpoint for endpoint in given if endpoint not in still)
+    def scores(self) -> dict[str, tuple[float, Mapping[str, float]]]:
+        """By name of the endpoints that were scored: the weighted sum, and each scorer's own score, 0..1."""
+        if self.weights and not self.columns:
+            return {}
+        names = self.scored
+        if names is None:
+            names = (self.roster or Roster.of(self.candidates)).names
+        scores: dict[str, tuple[float, Mapping[str, float]]] = {}
+        for number, name in enumerate(names):
+            each = {scorer: column[number] for scorer, column in self.columns.items()}
+            scores[name] = sum(weight * each[scorer] for scorer, weight in self.weights.items()), each
+        return scores
 
 
 @dataclass(slots=True)
 class Trace:
-    """One call of ``Scheduler.schedule``: the profiles in the order in which the handler ran them."""
+    """One call of ``Scheduler.schedule``: the steps in the order in which the handler ran the profiles."""
 
     handler: str = ""
-    profiles: list[ProfileTrace] = field(default_factory=list)
+    steps: list[Step] = field(default_factory=list)
     plan: Plan | None = None

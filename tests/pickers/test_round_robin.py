@@ -5,7 +5,7 @@ from collections import Counter
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.framework import Model, NoParameters, Scored
+from gateway.framework import Model, NoParameters
 from pickers import round_robin
 from pickers.round_robin import RoundRobin
 from tests.support.candidates import context, endpoint, names, request
@@ -15,8 +15,7 @@ FLEET = [endpoint(slot) for slot in range(4)]
 
 def picks(picker, endpoints, times=1, model=None):
     fields = {"model": model} if model else {}
-    scored = [Scored(endpoint=one, score=0.0) for one in endpoints]
-    return [picker.pick(request(**fields), scored)[0].name for _ in range(times)]
+    return [picker.pick(request(**fields), endpoints, [0.0] * len(endpoints))[0].name for _ in range(times)]
 
 
 def test_it_rotates() -> None:
@@ -26,8 +25,7 @@ def test_it_rotates() -> None:
 def test_all_candidates_are_ranked_by_how_long_they_waited() -> None:
     picker = RoundRobin(NoParameters(), context())
     picks(picker, FLEET, 2)
-    scored = [Scored(endpoint=one, score=0.0) for one in FLEET]
-    assert names(picker.pick(request(), scored)) == ["e2", "e3", "e0", "e1"]
+    assert names(picker.pick(request(), FLEET, [0.0] * len(FLEET))) == ["e2", "e3", "e0", "e1"]
 
 
 def test_it_stays_fair_when_candidates_alternate() -> None:

@@ -9,9 +9,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gateway.errors import NoEndpoint, PluginFailed
-from gateway.framework import Endpoint, Scored
+from gateway.framework import Endpoint
 from gateway.scheduling.profile import Profile
-from tests.support.candidates import Notes, endpoint, names, request
+from gateway.scheduling.trace import Trace
+from tests.support.candidates import Notes, endpoint, request
 from tests.support.examples import examples
 
 
@@ -32,13 +33,13 @@ class Advice:
 
 
 class Choice:
-    def __init__(self, function: Callable[[Sequence[Scored]], Any] | None = None) -> None:
-        self.function = function or (lambda scored: [max(scored, key=lambda one: one.score).endpoint])
-        self.seen: Sequence[Scored] = ()
+    def __init__(self, function: Callable[[Sequence[Endpoint]], Any] | None = None) -> None:
+        self.function = function
+        self.seen: dict[Endpoint, float] = {}
 
-    def pick(self, _request: Any, scored: Sequence[Scored], /) -> Any:
-        self.seen = scored
-        return self.function(scored)
+    def pick(self, _request: Any, endpoints: Sequence[Endpoint], scores: Sequence[float], /) -> Any:
+        self.seen = dict(zip(endpoints, scores, strict=True))
+        return [max(self.seen, key=self.seen.__getitem__)] if self.function is None else self.function(endpoints)
 
 
 def fail(*_: Any) -> Any:
@@ -53,23 +54,23 @@ A, B, C = endpoint(0), endpoint(1), endpoint(2)
 
 
 def test_filters_then_weighted_scores_then_picker() -> None:
-    picker = Choice()
+    picker, trace = Choice(), Trace()
     one = profile(
         filters=[("no-c", Rule(lambda es: [e for e in es if e is not C]))],
         scorers=[("x", Advice([0.5, 1.0]), 2.0), ("y", Advice([1.0, 0.25]), 1.0)],
         picker=picker,
     )
-    assert one.run(request(), (A, B, C), Notes()) == [B]
-    assert [(s.endpoint, s.score, s.terms) for s in picker.seen] == [
-        (A, 2.0, {"x": 0.5, "y": 1.0}),
-        (B, 2.25, {"x": 1.0, "y": 0.25}),
-    ]
+    assert one.run(request(), (A, B, C), Notes(), trace) == [B]
+    assert picker.seen == {A: 2.0, B: 2.25}
+    assert list(picker.seen) == [A, B]
+    assert trace.steps[0].scores() == {"e0": (2.0, {"x": 0.5, "y": 1.0}), "e1": (2.25, {"x": 1.0, "y": 0.25})}
 
 
 def test_without_scorers_every_candidate_scores_nothing() -> None:
-    picker = Choice()
-    profile(picker=picker).run(request(), (A, B), Notes())
-    assert [(s.score, s.terms) for s in picker.seen] == [(0.0, {}), (0.0, {})]
+    picker, trace = Choice(), Trace()
+    profile(picker=picker).run(request(), (A, B), Notes(), trace)
+    assert picker.seen == {A: 0.0, B: 0.0}
+    assert trace.steps[0].scores() == {"e0": (0.0, {}), "e1": (0.0, {})}
 
 
 def test_the_filter_that_leaves_nothing_is_named() -> None:
@@ -113,11 +114,13 @@ def test_a_broken_filter_fails_the_request(broken: Any) -> None:
     ids=["raises", "empty", "short", "long", "none", "words", "hole"],
 )
 def test_a_broken_scorer_is_silent(broken: Any) -> None:
-    notes, picker = Notes(), Choice()
+    notes, picker, trace = Notes(), Choice(), Trace()
     one = profile(scorers=[("bad", Advice(broken), 5.0), ("good", Advice([0.1, 0.9]), 1.0)], picker=picker)
-    assert one.run(request(), (A, B), notes) == [B]
+    assert one.run(request(), (A, B), notes, trace) == [B]
     assert [(kind, name) for kind, name, _ in notes.failed] == [("scorer", "bad")]
-    assert [s.terms for s in picker.seen] == [{"bad": 0.0, "good": 0.1}, {"bad": 0.0, "good": 0.9}]
+    terms = [terms for _, terms in trace.steps[0].scores().values()]
+    assert terms == [{"bad": 0.0, "good": 0.1}, {"bad": 0.0, "good": 0.9}]
+    assert picker.seen == {A: 0.1, B: 0.9}
 
 
 @pytest.mark.parametrize("score", [math.nan, math.inf, -math.inf, -0.001, 1.001, 10**400])
@@ -126,13 +129,13 @@ def test_a_score_out_of_range_counts_as_nothing(score: float) -> None:
     one = profile(scorers=[("odd", Advice([score, 0.5]), 1.0)], picker=picker)
     assert one.run(request(), (A, B), notes) == [B]
     assert notes.refused == ["odd"]
-    assert [s.score for s in picker.seen] == [0.0, 0.5]
+    assert picker.seen == {A: 0.0, B: 0.5}
 
 
 @pytest.mark.parametrize(
     "broken",
-    [fail, lambda s: [], lambda s: None, lambda s: [endpoint(0)], lambda s: s, lambda s: [s[0].endpoint] * 2],
-    ids=["raises", "nothing", "none", "foreign", "scored", "twice"],
+    [fail, lambda es: [], lambda es: None, lambda es: [endpoint(0)], lambda es: [0.0, 0.5], lambda es: [es[0]] * 2],
+    ids=["raises", "nothing", "none", "foreign", "scores", "twice"],
 )
 def test_a_broken_picker_fails_the_request(broken: Any) -> None:
     notes = Notes()
@@ -146,22 +149,25 @@ def test_the_trace_says_what_happened() -> None:
         filters=[("all", Rule(lambda es: es)), ("no-a", Rule(lambda es: es[1:]))],
         scorers=[("x", Advice([0.5, 1.0]), 2.0), ("bad", Advice(fail), 1.0)],
     )
-    trace = one.trace((A, B, C))
+    trace = Trace()
     one.run(request(), (A, B, C), Notes(), trace)
-    assert trace.removed == [("no-a", (A,))]
-    assert trace.weights == {"x": 2.0, "bad": 1.0}
-    assert trace.silent == {"bad": "RuntimeError: sk-secret"}
-    assert names(s.endpoint for s in trace.scored) == ["e1", "e2"]
-    assert trace.picked == [C]
+    (step,) = trace.steps
+    assert step.removed == (("no-a", ("e0",)),)
+    assert step.weights == {"x": 2.0, "bad": 1.0}
+    assert step.silent == {"bad": "RuntimeError: sk-secret"}
+    assert list(step.scores()) == ["e1", "e2"]
+    assert step.picked == "e2"
 
 
 def test_the_trace_of_a_failure_ends_where_it_failed() -> None:
     one = profile(filters=[("none", Rule(lambda es: []))])
-    trace = one.trace((A, B))
+    trace = Trace()
     with pytest.raises(NoEndpoint):
         one.run(request(), (A, B), Notes(), trace)
-    assert trace.removed == [("none", (A, B))]
-    assert trace.scored == ()
+    (step,) = trace.steps
+    assert step.removed == (("none", ("e0", "e1")),)
+    assert step.scores() == {}
+    assert step.picked is None
 
 
 @examples(100)
@@ -178,7 +184,8 @@ def test_whatever_scorers_say_the_best_valid_sum_wins(data: st.DataObject, count
     for i in range(count):
         valid = [(w, t[i]) for t, w in zip(tables, weights, strict=True) if 0 <= t[i] <= 1]
         expected.append(sum(w * score for w, score in valid))
-    assert [s.score for s in picker.seen] == pytest.approx(expected)
-    assert picker.seen[endpoints.index(picked)].score == max(s.score for s in picker.seen)
+    assert list(picker.seen) == list(endpoints)
+    assert list(picker.seen.values()) == pytest.approx(expected)
+    assert picker.seen[picked] == max(picker.seen.values())
     assert len(notes.refused) == sum(not 0 <= score <= 1 for table in tables for score in table)
     assert notes.failed == []

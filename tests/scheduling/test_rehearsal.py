@@ -3,7 +3,7 @@ from __future__ import annotations
 import random
 from collections.abc import Sequence
 
-from gateway.framework import Context, Endpoint, NoParameters, Plan, Request, Scored
+from gateway.framework import Context, Endpoint, NoParameters, Plan, Request
 from gateway.framework.clock import SystemClock
 from gateway.scheduling.profile import Profile
 from gateway.scheduling.rehearsal import MUTABLE, rehearsal
@@ -29,9 +29,9 @@ class Remembers:
         self.seen[asked.id] = len(self.seen)
         return [0.0] * len(endpoints)
 
-    def pick(self, asked: Request, scored: Sequence[Scored], /) -> Sequence[Endpoint]:
+    def pick(self, asked: Request, endpoints: Sequence[Endpoint], scores: Sequence[float], /) -> Sequence[Endpoint]:
         self.calls.append("pick")
-        return [one.endpoint for one in scored]
+        return endpoints
 
     def on_placed(self, asked: Request, plan: Plan, /) -> None:
         self.seen[asked.id] = -1

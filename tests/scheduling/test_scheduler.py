@@ -17,8 +17,8 @@ A, B = endpoint(0), endpoint(1)
 
 
 class First:
-    def pick(self, _request: Any, scored: Any, /) -> Any:
-        return [scored[0].endpoint]
+    def pick(self, _request: Any, endpoints: Any, _scores: Any, /) -> Any:
+        return [endpoints[0]]
 
 
 class Nothing:
@@ -68,7 +68,7 @@ def test_a_handler_may_cure_a_profile_that_found_nothing() -> None:
     trace = Trace()
     made = scheduler(Notes(), Runs(plan), strict=strict, lax=lax).schedule(request(), (A, B), trace)
     assert made.reason == "lax"
-    assert [step.name for step in trace.profiles] == ["strict", "lax"]
+    assert [step.profile for step in trace.steps] == ["strict", "lax"]
     assert trace.plan is made
     assert trace.handler == "default"
 
@@ -132,6 +132,6 @@ def test_plugins_that_remember_are_told_once_and_cannot_break_anything() -> None
     one.placed(request(), plan)
     one.settled(request(), plan, Outcome(outcome="ok", status=200, duration=1.0))
     assert shared.seen == broken.seen == ["placed", "ok"]
-    assert one.tells
-    assert not Scheduler({"a": Profile("a", (), (), ("first", First()))}, {}, notes).tells
+    assert one.on_settled
+    assert not Scheduler({"a": Profile("a", (), (), ("first", First()))}, {}, notes).on_settled
     assert [(kind, name) for kind, name, _ in notes.failed] == [("picker", "broken")] * 2

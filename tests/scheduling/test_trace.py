@@ -4,7 +4,7 @@ from gateway.framework import NoParameters
 from gateway.scheduling.profile import Profile
 from gateway.scheduling.scheduler import Scheduler
 from gateway.scheduling.single import Single
-from gateway.scheduling.trace import Trace
+from gateway.scheduling.trace import Roster, Trace
 from pickers.max_score import MaxScore
 from scorers.prefix_cache import PrefixCache
 from tests.support.candidates import Notes, context, endpoint, request
@@ -19,12 +19,12 @@ def test_a_decision_is_the_same_with_a_trace_as_without() -> None:
     fleet, asked, trace = (endpoint(0), endpoint(1)), request(100, held={1: 50}), Trace()
     plan = scheduler.schedule(asked, fleet, trace)
     assert plan == scheduler.schedule(asked, fleet)
-    (step,) = trace.profiles
+    (step,) = trace.steps
     assert trace.plan is plan
     assert step.candidates is fleet
     assert step.weights == {"affinity": 2.0}
-    assert [(one.endpoint.name, one.score, one.terms) for one in step.scored] == [
-        ("e0", 0.0, {"affinity": 0.0}),
-        ("e1", 1.0, {"affinity": 0.5}),
-    ]
-    assert step.picked[0] is plan.decode
+    assert step.scores() == {"e0": (0.0, {"affinity": 0.0}), "e1": (1.0, {"affinity": 0.5})}
+    assert step.picked == plan.decode.name
+    step.keep(Roster.of(fleet))
+    assert not step.candidates
+    assert step.scores() == {"e0": (0.0, {"affinity": 0.0}), "e1": (1.0, {"affinity": 0.5})}

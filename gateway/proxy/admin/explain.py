@@ -21,14 +21,14 @@ from gateway.fleet.fleet import Fleet
 from gateway.framework import Clock, Endpoint, Plan, Request
 from gateway.kvcache.events.poller import Poller
 from gateway.kvcache.index.keys import BlockKeys
-from gateway.placement.decision import Decision, Terms, match_json, step_of
+from gateway.placement.decision import Decision, Terms, match_json
 from gateway.placement.placing import decide
 from gateway.proxy.serving.identify import identify, tokenized
 from gateway.proxy.serving.model_directory import ModelDirectory, ModelRuntime
 from gateway.proxy.serving.response_affinity import ResponseAffinity
 from gateway.scheduling.rehearsal import rehearsal
 from gateway.scheduling.scheduler import Scheduler
-from gateway.scheduling.trace import ProfileTrace, Trace
+from gateway.scheduling.trace import Step, Trace
 
 log = logging.getLogger("kvgate.explain")
 
@@ -93,9 +93,8 @@ class Explainer:
             made: Plan | str = decide(request, keys, endpoints, runtime.index, scheduler, trace, one_leg=one_leg)
         except GatewayError as failed:
             made, error = failed.message, failed
-        steps, at = [step_of(profile) for profile in trace.profiles], self.clock.monotonic()
-        account = Decision(request, 1, runtime.model.handler, steps, began, at, made).to_json(
-            [_terms(scheduler, profile, request) for profile in trace.profiles]
+        account = Decision(request, 1, runtime.model.handler, trace.steps, began, self.clock.monotonic(), made).to_json(
+            [_terms(scheduler, step, request) for step in trace.steps]
         )
         if not isinstance(made, str):
             account["plan"]["new_tokens"] = request.new_tokens(made.decode)
@@ -171,19 +170,22 @@ def _out(endpoint: Endpoint, request: Request) -> str:
     return "draining"
 
 
-def _terms(scheduler: Scheduler, profile: ProfileTrace, request: Request) -> Terms:
+def _terms(scheduler: Scheduler, step: Step, request: Request) -> Terms:
     """The terms of the scores, from those scorers that have ``explain``. A scorer whose ``explain`` raises is left
     out."""
     terms: dict[str, dict[str, Mapping[str, float]]] = {}
-    for name, plugin, _ in scheduler.profiles[profile.name].scorers:
+    scores = step.scores()
+    for name, plugin, _ in scheduler.profiles[step.profile].scorers:
         explain = getattr(plugin, "explain", None)
-        if explain is None or name in profile.silent:
+        if explain is None or name in step.silent:
             continue
-        for scored in profile.scored:
+        for endpoint in step.candidates:
+            if endpoint.name not in scores:
+                continue
             try:
-                values = {str(term): float(value) for term, value in explain(request, scored.endpoint).items()}
+                values = {str(term): float(value) for term, value in explain(request, endpoint).items()}
             except Exception as error:
                 log.warning("the scorer %r could not explain its score: %r", name, error)
                 break
-            terms.setdefault(scored.endpoint.name, {})[name] = values
+            terms.setdefault(endpoint.name, {})[name] = values
     return terms

@@ -61,7 +61,8 @@ class Attempt:
         body = self.call.body
         if isinstance(body, JsonBody) and "vllm_xargs" in body.fields:
             self.reports = asks_report(body.fields)
-        self.scheduler.placed(self.call.request, self.plan)
+        if self.scheduler.on_placed:
+            self.scheduler.placed(self.call.request, self.plan)
         self.observer.planned(self.model_name, self.plan.reason)
 
     @property
@@ -184,5 +185,5 @@ class Attempt:
         self.placement.end(ok=result == "ok")
         self.leg_ended(DECODE, result)
         self.decision.ended(result, self.timeline.first_output_at)
-        if self.scheduler.tells:
+        if self.scheduler.on_settled:
             self.scheduler.settled(self.call.request, self.plan, outcome(self.timeline, result))

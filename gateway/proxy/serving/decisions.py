@@ -9,8 +9,8 @@ from typing import Any, NamedTuple
 from gateway.core.observer import Observer, Settled
 from gateway.fleet.load.booking import Booking
 from gateway.framework import Clock, Endpoint, Plan, Request
-from gateway.placement.decision import Decision, Roster, Step, roster_of, step_of
-from gateway.scheduling.trace import ProfileTrace, Trace
+from gateway.placement.decision import Decision
+from gateway.scheduling.trace import Roster, Trace
 
 COUNT = 1000
 """Decisions: some seconds of a busy gateway, and hours of a quiet one."""
@@ -42,19 +42,6 @@ class Booked(NamedTuple):
     kv_tokens: float
     ttft: float | None
 
-    @classmethod
-    def of(cls, booking: Booking) -> Booked:
-        return cls(
-            booking.endpoint.name,
-            booking.at,
-            booking.expected_hit,
-            booking.new_tokens,
-            booking.reservation.ahead,
-            booking.running,
-            booking.kv_tokens,
-            booking.predicted,
-        )
-
 
 class DecisionRecord:
     """A decision, and what became of it, filled in as it is known.
@@ -76,7 +63,16 @@ class DecisionRecord:
 
     def book(self, booking: Booking) -> None:
         """The prompt is computed there, and no longer where it was to be before."""
-        self.booked = Booked.of(booking)
+        self.booked = Booked(
+            booking.endpoint.name,
+            booking.at,
+            booking.expected_hit,
+            booking.new_tokens,
+            booking.reservation.ahead,
+            booking.running,
+            booking.kv_tokens,
+            booking.predicted,
+        )
 
     def ended(self, result: str, first_output_at: float | None) -> None:
         """The attempt is over. ``first_output_at``: Clock.monotonic(); None: no token was seen to come."""
@@ -141,9 +137,14 @@ class Decisions(Observer):
     def keep(self, request: Request, attempt: int, trace: Trace, made: Plan | str, began: float) -> DecisionRecord:
         """A decision that ``began`` then (Clock.monotonic()) is made now. ``made``: the plan, or why there is none, as
         the client is told."""
-        model, ring = request.model.name, self._ring
-        steps = [self._step(model, profile) for profile in trace.profiles]
-        decision = Decision(request, attempt, trace.handler, steps, began, self.clock.monotonic(), made)
+        ring, rosters = self._ring, self._rosters
+        for step in trace.steps:
+            key, endpoints = (request.model.name, step.profile), step.candidates
+            known = rosters.get(key)
+            if known is None or (known[0] is not endpoints and known[0] != endpoints):
+                known = rosters[key] = endpoints, Roster.of(endpoints)
+            step.keep(known[1])
+        decision = Decision(request, attempt, trace.handler, trace.steps, began, self.clock.monotonic(), made)
         kept = DecisionRecord(decision)
         ring.append(kept)
         self._size += decision.size
@@ -153,10 +154,3 @@ class Decisions(Observer):
 
     def endpoint_dropped(self, endpoint: str) -> None:
         self._rosters.clear()
-
-    def _step(self, model: str, profile: ProfileTrace) -> Step:
-        key, endpoints = (model, profile.name), profile.candidates
-        known = self._rosters.get(key)
-        if known is None or (known[0] is not endpoints and known[0] != endpoints):
-            known = self._rosters[key] = endpoints, roster_of(endpoints)
-        return step_of(profile, known[1])

@@ -26,7 +26,7 @@ from gateway.commands.replay.world import World, costs
 from gateway.config.load import loads
 from gateway.errors import ConfigError
 from gateway.fleet.load.booking import BOOKING_STEP
-from gateway.framework import Endpoint, Outcome, Plan, Request, Scored, Slo
+from gateway.framework import Endpoint, Outcome, Plan, Request, Slo
 from gateway.scheduling.profile import Profile
 from gateway.scheduling.scheduler import Scheduler
 from gateway.scheduling.single import Single
@@ -147,7 +147,7 @@ class Watching:
         self.settled: list[tuple[Request, Outcome]] = []
         self.seen = self.behind = self.decoding = 0
 
-    def pick(self, request: Request, scored: Sequence[Scored], /) -> Sequence[Endpoint]:
+    def pick(self, request: Request, endpoints: Sequence[Endpoint], scores: Sequence[float], /) -> Sequence[Endpoint]:
         now = self.world.clock.now
         for seat in self.world.seats:
             load, engine = seat.place.load, seat.engine
@@ -164,7 +164,7 @@ class Watching:
             waiting = [seat.flights[job].placement.decode.booking for job in jobs if job.first_at is None]
             assert load.prefill_tokens == sum(booking.new_tokens for booking in waiting)
             self.seen += load.requests
-        return [self.chance.choice([each.endpoint for each in scored])]
+        return [self.chance.choice(endpoints)]
 
     def on_placed(self, request: Request, plan: Plan) -> None:
         self.placed.append(request)
