@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,6 +11,12 @@ from gateway.framework import Kind
 
 MAX_COUNT = 2**31
 """A thousand times the longest context: a larger count is an engine's nonsense, and would reach the cost model."""
+
+COUNTS = (
+    *("prompt_tokens", "input_tokens", "completion_tokens", "output_tokens"),
+    *("cache_read_input_tokens", "cache_creation_input_tokens"),
+)
+"""The names of counts in all dialects."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,27 +58,24 @@ def usage_of(usage: object, kind: Kind) -> Usage | None:
     """The counts in a parsed ``usage`` object; None if it is not an object or holds none."""
     if not isinstance(usage, dict):
         return None
-    prompt = _count(usage, "prompt_tokens")
-    if prompt is None:
-        prompt = _count(usage, "input_tokens")
-    output = _count(usage, "completion_tokens")
-    if output is None:
-        output = _count(usage, "output_tokens")
+    counts: dict[str, int] = {}
+    for name in COUNTS:
+        value = usage.get(name)
+        if type(value) is int and 0 <= value <= MAX_COUNT:
+            counts[name] = value
+    prompt = counts.get("prompt_tokens", counts.get("input_tokens"))
+    output = counts.get("completion_tokens", counts.get("output_tokens"))
     cached = None
     for name in ("prompt_tokens_details", "input_tokens_details"):
         details = usage.get(name)
         if cached is None and isinstance(details, dict):
-            cached = _count(details, "cached_tokens")
+            value = details.get("cached_tokens")
+            cached = value if type(value) is int and 0 <= value <= MAX_COUNT else None
     if kind is Kind.MESSAGES:
         # Anthropic: input_tokens leaves out what was read from the cache and what was written to it.
-        cached = _count(usage, "cache_read_input_tokens")
+        cached = counts.get("cache_read_input_tokens")
         if prompt is not None:
-            prompt += (cached or 0) + (_count(usage, "cache_creation_input_tokens") or 0)
+            prompt += (cached or 0) + counts.get("cache_creation_input_tokens", 0)
     if prompt is None and output is None and cached is None:
         return None
     return Usage(prompt, output, cached)
-
-
-def _count(values: Mapping[str, Any], name: str) -> int | None:
-    value = values.get(name)
-    return value if type(value) is int and 0 <= value <= MAX_COUNT else None

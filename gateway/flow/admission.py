@@ -35,8 +35,12 @@ class Permit:
     def release(self) -> None:
         """Give it back. A second call does nothing."""
         admission, self._admission = self._admission, None
-        if admission is not None:
-            admission._release()
+        if admission is None:
+            return
+        admission._releases.append(admission._clock.monotonic())
+        admission._in_flight -= 1
+        if admission._queue:
+            admission._admit()
 
 
 class Admission:
@@ -124,11 +128,6 @@ class Admission:
                     retry_after=self.retry_after(),
                 )
             )
-
-    def _release(self) -> None:
-        self._releases.append(self._clock.monotonic())
-        self._in_flight -= 1
-        self._admit()
 
     def _admit(self) -> None:
         while self._queue and self._in_flight < self._settings.max_in_flight:

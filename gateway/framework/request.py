@@ -6,6 +6,7 @@ from array import array
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
+from functools import partial
 from typing import Any, NamedTuple
 
 from gateway.framework.fleet import Endpoint, Model
@@ -69,7 +70,7 @@ class Request:
     bound: bool = False
     headers: Mapping[str, str] = field(default_factory=dict)
     slo: Slo | None = None
-    token_ids: array[int] = field(default_factory=lambda: array("I"))
+    token_ids: array[int] = field(default_factory=partial(array, "I"))
     prompt_tokens: int = 0
     exact: bool = False
     matches: Matches = field(default_factory=Matches)

@@ -75,7 +75,9 @@ class Decision:
         if isinstance(made, str):
             self.error = made
         else:
-            legs = tuple([(leg.kind, leg.endpoint.name) for leg in made.legs])
+            legs: tuple[tuple[str, str], ...] = ()
+            for leg in made.legs:
+                legs += ((leg.kind, leg.endpoint.name),)
             self.plan = Planned(legs, made.reason, made.connector, made.strict, made.costs)
         self.size = OF_ONE + OF_MATCH * len(request.matches)
         for step in steps:

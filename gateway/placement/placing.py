@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 from gateway.fleet.load.booking import Booking, learn_events, learn_output
 from gateway.framework import DECODE, GENERATES, PREFILL, Endpoint, Plan, Request
@@ -153,8 +154,7 @@ def book(
     return Placement(plan, legs, split, pure)
 
 
-@dataclass(frozen=True, slots=True)
-class Answered:
+class Answered(NamedTuple):
     """What was seen of an answer that ended well, at ``at``. Times are of Clock.monotonic().
 
     ``sequences``: answers in it. ``events``: of its stream that carry output; 0 of an unstreamed one. ``first_at``:

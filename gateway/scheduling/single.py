@@ -21,7 +21,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from gateway.framework import Context, Endpoint, Plan, Request, RunProfile
+from gateway.framework import DECODE, Context, Endpoint, Plan, PlannedLeg, Request, RunProfile
 
 
 class Single:
@@ -36,4 +36,4 @@ class Single:
         self.profiles = (parameters.profile,)
 
     def plan(self, request: Request, endpoints: Sequence[Endpoint], run: RunProfile, /) -> Plan:
-        return Plan.of(run(self._profile, endpoints)[0], reason="single")
+        return Plan((PlannedLeg(DECODE, run(self._profile, endpoints)[0]),), "single")

@@ -31,9 +31,9 @@ class Roster(NamedTuple):
 class Step:
     """One run of a profile; ends where it failed.
 
-    ``candidates``: the endpoints that it was run over; ``keep`` puts their ``roster`` in their place. ``removed``: by
-    each filter that removed any, in order, their names. ``scored``: names of the endpoints that the filters left; None:
-    all. ``columns``: by scorer, the scores of those; empty where it came to none. ``weights``: by scorer. ``silent``:
+    ``candidates``: the endpoints that it was run over; where it is kept, their ``roster`` instead. ``removed``: by each
+    filter that removed any, in order, their names. ``scored``: names of the endpoints that the filters left; None: all.
+    ``columns``: by scorer, the scores of those; empty where it came to none. ``weights``: by scorer. ``silent``:
     scorers that failed, and how. ``picked``: the best one's name; None where it came to none.
     """
 
@@ -56,10 +56,6 @@ class Step:
         gone = tuple([endpoint.name for endpoint in given if endpoint not in still])
         self.removed = (*self.removed, (name, gone))
         self.scored = tuple([endpoint.name for endpoint in kept])
-
-    def keep(self, roster: Roster) -> None:
-        """``roster``: of the candidates, which are let go."""
-        self.roster, self.candidates = roster, ()
 
     def scores(self) -> dict[str, tuple[float, Mapping[str, float]]]:
         """By name of the endpoints that were scored: the weighted sum, and each scorer's own score, 0..1."""

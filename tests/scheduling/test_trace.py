@@ -25,6 +25,5 @@ def test_a_decision_is_the_same_with_a_trace_as_without() -> None:
     assert step.weights == {"affinity": 2.0}
     assert step.scores() == {"e0": (0.0, {"affinity": 0.0}), "e1": (1.0, {"affinity": 0.5})}
     assert step.picked == plan.decode.name
-    step.keep(Roster.of(fleet))
-    assert not step.candidates
+    step.roster, step.candidates = Roster.of(fleet), ()
     assert step.scores() == {"e0": (0.0, {"affinity": 0.0}), "e1": (1.0, {"affinity": 0.5})}

@@ -143,7 +143,7 @@ class Decisions(Observer):
             known = rosters.get(key)
             if known is None or (known[0] is not endpoints and known[0] != endpoints):
                 known = rosters[key] = endpoints, Roster.of(endpoints)
-            step.keep(known[1])
+            step.roster, step.candidates = known[1], ()  # what is kept must keep no endpoint alive
         decision = Decision(request, attempt, trace.handler, trace.steps, began, self.clock.monotonic(), made)
         kept = DecisionRecord(decision)
         ring.append(kept)

@@ -62,14 +62,12 @@ def line(exchange: Exchange) -> Settled:
         prefill_time=timeline.prefill_time,
         fallback=timeline.fallback or None,
         error=timeline.error,
-        slo=None if request is None else _verdict(timeline, request),
+        slo=None if request is None or request.slo is None else _verdict(timeline, request),
         by_ids=timeline.by_ids,
     )
 
 
 def _verdict(timeline: Timeline, request: Request) -> Verdict | None:
-    if request.slo is None:
-        return None
     return judge(
         request.slo,
         kind=request.kind,
