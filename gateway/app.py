@@ -79,7 +79,6 @@ class Gateway:
         observer = Observers(self.metrics, self.decisions, *observers)
         common = Common(self.clock, observer, random.Random(seed))
         draft = self._first = Draft.make(config, common, None)
-        models = list(zip(draft.runtimes, config.models, strict=True))
         with blaming(config, "models"):
             self.fleet = Fleet(
                 models=priced(config, draft.runtimes),
@@ -88,9 +87,9 @@ class Gateway:
                 observer=observer,
                 random=common.chance,
             )
-        caches = {settings.name: (runtime.index, settings.kv_cache) for runtime, settings in models}
+        indexes = {runtime.model.name: runtime.index for runtime in draft.runtimes}
         self._poller = Poller()
-        self.feed = CacheFeed(caches, self.clock, observer, self._poller, listener_of(config, observer))
+        self.feed = CacheFeed(indexes, self.clock, observer, self._poller, listener_of(config, observer))
         self.feed.connect(self.fleet)
         self.memory = Memory(config.listen.max_held)
         self.metrics.read_from(held=lambda: self.memory.held, in_flight=self.fleet.in_flight)

@@ -20,7 +20,6 @@ from gateway.kvcache.events.stream import EventStream
 from gateway.kvcache.events.subscription import Subscription
 from gateway.kvcache.events.target import EventTarget
 from gateway.kvcache.index.cache_index import CacheIndex
-from gateway.kvcache.settings import CacheSettings
 
 SWEEP_SLICE = 500
 """Steps of clearing a removed endpoint's columns at a time: below a millisecond."""
@@ -34,13 +33,13 @@ class CacheFeed:
 
     def __init__(
         self,
-        caches: dict[str, tuple[CacheIndex, CacheSettings]],
+        indexes: dict[str, CacheIndex],
         clock: Clock,
         observer: Observer,
         poller: Poller,
         listener: EventListener | None = None,
     ) -> None:
-        self._caches = caches
+        self._indexes = indexes
         self._listener = listener
         self._clock = clock
         self._observer = observer
@@ -53,13 +52,13 @@ class CacheFeed:
         self._fleet = fleet
         fleet.listen(self)
 
-    def add(self, model: str, index: CacheIndex, settings: CacheSettings) -> None:
+    def add(self, model: str, index: CacheIndex) -> None:
         """Before the first endpoint of ``model`` is added."""
-        self._caches[model] = index, settings
+        self._indexes[model] = index
 
     def remove(self, model: str) -> None:
         """After the last endpoint of ``model`` was dropped."""
-        del self._caches[model]
+        del self._indexes[model]
 
     def listen(self) -> None:
         """Let engines connect to us, if there is a ``listener``. Raises ConfigError."""
@@ -100,7 +99,7 @@ class CacheFeed:
 
     def kv_source(self, endpoint: Endpoint, source: KvSource | None) -> None:
         self._stop_stream(endpoint)
-        index, settings = self._caches[endpoint.model.name]
+        index = self._index(endpoint)
         index.set_events(endpoint.slot, source is not None)
         if source is None:
             self._observer.kv_stream(endpoint.name, "off")
@@ -119,7 +118,6 @@ class CacheFeed:
             index=index,
             observer=self._observer,
             clock=self._clock,
-            timeout=settings.replay_timeout,
             rekeyed=functools.partial(self._restart_all, endpoint.model.name),
         )
         stream = self._streams[endpoint] = EventStream(target, where)
@@ -150,7 +148,7 @@ class CacheFeed:
             await self._listener.close()
 
     def _index(self, endpoint: Endpoint) -> CacheIndex:
-        return self._caches[endpoint.model.name][0]
+        return self._indexes[endpoint.model.name]
 
     def _restart_all(self, model: str) -> None:
         """The index of ``model`` was rekeyed: another block unit, and empty."""

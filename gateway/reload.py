@@ -27,6 +27,7 @@ from gateway.fleet.fleet import FleetDiff
 from gateway.notify import notify
 from gateway.proxy.http.server import Server
 from gateway.proxy.http.tls import context_of
+from gateway.proxy.serving.model_directory import ModelRuntime
 from gateway.wiring import Draft, Rooms, Wiring, blaming, priced, topics
 
 log = logging.getLogger("kvgate.reload")
@@ -111,11 +112,9 @@ class Reloading:
             )
         tls = listening(config)
         draft = Draft.make(config, self._rooms.common, before, registry)
-        pairs = list(zip(draft.runtimes, config.models, strict=True))
-        new = {runtime.model.name for runtime in draft.runtimes} - before.models.keys()
-        for runtime, settings in pairs:
-            if settings.name in new:
-                self._feed.add(settings.name, runtime.index, settings.kv_cache)
+        new = [runtime for runtime in draft.runtimes if runtime.model.name not in before.models]
+        for runtime in new:
+            self._feed.add(runtime.model.name, runtime.index)
         try:
             await draft.load()
             for tokens in draft.fresh:
@@ -139,11 +138,11 @@ class Reloading:
         log.info("reloaded: %d changes", len(reloaded.changes))
         return reloaded
 
-    def _take_back(self, new: set[str]) -> None:
+    def _take_back(self, new: Sequence[ModelRuntime]) -> None:
         """Of a draft that comes to nothing, what its models have left with others."""
-        for name in new:
-            self._feed.remove(name)
-            self._rooms.common.observer.model_dropped(name)
+        for runtime in new:
+            self._feed.remove(runtime.model.name)
+            self._rooms.common.observer.model_dropped(runtime.model.name)
         for settings, runtime in self.wiring.models.values():
             if settings.tokenizer is not None:  # a new one may have said otherwise when it was loaded
                 runtime.tokens.parity.report()

@@ -153,7 +153,7 @@ class TestWhatAnEngineIsAskedToTell:
             async with running(config(tokenizer, None, endpoint)) as before:
                 await ask(before, chat(1))
             server.received.clear()
-            settings = CacheSettings(reannounce=reannounce, prediction_seconds=1e-6)  # by events alone
+            settings = CacheSettings(reannounce=reannounce)
             async with running(config(tokenizer, None, endpoint, kv_cache=settings, **changes)) as gateway:
                 assert await gateway.gateway.feed.synced(10)
                 assert list((await states(gateway)).values()) == ["partial"]

@@ -36,7 +36,7 @@ class Fed:
         settings = CacheSettings()
         self.tally = Tally()
         self.index = CacheIndex(settings, "m", ManualClock(), self.tally)
-        self.feed = CacheFeed({"m": (self.index, settings)}, ManualClock(), self.tally, Poller(TICK))
+        self.feed = CacheFeed({"m": self.index}, ManualClock(), self.tally, Poller(TICK))
         self.slots = Slots()
         self.feed.connect(cast(Fleet, self.slots))
         self.endpoint = endpoint(0)

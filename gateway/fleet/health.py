@@ -29,6 +29,9 @@ COLDEST = 0.1
 """Warmth at the moment of coming back. Not 0, so that a scorer may divide by it; Envoy's slow start begins at the same
 tenth of the weight."""
 
+MOST_BACKOFFS = 30
+"""The longest pause, as a multiple of the first: 15 s by default, by which an engine's restart is hardly longer."""
+
 JITTER = 0.5
 """A pause is drawn uniformly between this fraction of it and the whole."""
 
@@ -113,9 +116,9 @@ class Health:
         """Seconds until the next probe. A healthy engine is probed every ``interval`` seconds."""
         if self.up or self._resting:
             return interval
-        # ``max_backoff`` is reached long before 2^32; a larger exponent would overflow a float.
-        doubled = self._settings.backoff * 2.0 ** min(32, max(0, self._downs - 1))
-        return min(self._settings.max_backoff, doubled) * (JITTER + (1 - JITTER) * self._random.random())
+        # The most is reached long before 2^32; a larger exponent would overflow a float.
+        doubled = min(MOST_BACKOFFS, 2.0 ** min(32, max(0, self._downs - 1)))
+        return self._settings.backoff * doubled * (JITTER + (1 - JITTER) * self._random.random())
 
     def warmth(self) -> float:
         """Its share of requests during slow start: 0.1..1."""

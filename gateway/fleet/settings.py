@@ -230,20 +230,19 @@ class ScrapeSettings:
 class HealthSettings:
     """``failures``: failed scrapes in a row that take an engine down (a refused connection does at once).
 
-    ``backoff`` .. ``max_backoff``: seconds between two tries of an engine that is down, doubling.
-    ``slow_start``: seconds until an engine that came back has its full share.
+    ``backoff``: seconds until an engine that is down is tried again; they double up to ``health.MOST_BACKOFFS`` times
+    as many. ``slow_start``: seconds until an engine that came back has its full share.
     """
 
     failures: int = 2
     backoff: float = 0.5
-    max_backoff: float = 15.0
     slow_start: float = 10.0
 
     def __post_init__(self) -> None:
         if self.failures < 1:
             raise ValueError("failures must be at least 1")
-        if not 0 < self.backoff <= self.max_backoff:
-            raise ValueError("backoff must be above 0 and at most max_backoff")
+        if not self.backoff > 0:
+            raise ValueError("backoff must be above 0")
         if self.slow_start < 0:
             raise ValueError("slow_start must be at least 0")
 

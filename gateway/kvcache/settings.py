@@ -1,4 +1,4 @@
-"""How much the index of a model may remember, how long it believes a prediction, and where engines connect to."""
+"""How much the index of a model may remember, and where engines connect to."""
 
 from __future__ import annotations
 
@@ -10,27 +10,18 @@ class CacheSettings:
     """``max_blocks``: engines' blocks in one model's index, counted for each endpoint that has one, and for removed
     endpoints until they are cleared; about 130 bytes each, less than half in an index of more than 2 million. Beyond it
     the least recently used are dropped. Approximate endpoints are bounded by their engines' capacity. ``block_size``:
-    tokens; the unit until the first engine reports its own. ``prediction_seconds``: how long at most a prompt that was
-    sent counts as held while the engine has yet to compute it. Its first token, or its end, come before, unless an
-    engine loses it. ``capacity_tokens``: of an endpoint without events, where its engine does not report its own.
-    ``replay_timeout``: seconds to wait for a replay to make progress before asking again. ``reannounce``: first
-    requests to an endpoint with an unknown past that ask its engine to announce again what it holds of their prompts
-    (vLLM's ``kv_cache_report_mode``)."""
+    tokens; the unit until the first engine reports its own. ``reannounce``: first requests to an endpoint with an
+    unknown past that ask its engine to announce again what it holds of their prompts (vLLM's
+    ``kv_cache_report_mode``)."""
 
     max_blocks: int = 2_000_000
     block_size: int = 16
-    prediction_seconds: float = 300.0
-    capacity_tokens: int = 400_000
-    replay_timeout: float = 5.0
     reannounce: int = 0
 
     def __post_init__(self) -> None:
-        for name in ("max_blocks", "block_size", "capacity_tokens"):
+        for name in ("max_blocks", "block_size"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} must be at least 1")
-        for name in ("prediction_seconds", "replay_timeout"):
-            if not getattr(self, name) > 0:
-                raise ValueError(f"{name} must be above 0 seconds")
         if self.reannounce < 0:
             raise ValueError("reannounce must be at least 0")
 

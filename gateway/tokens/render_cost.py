@@ -22,6 +22,9 @@ LOOP_CHARACTERS = 1024 * 1024
 LOOP_NEW = 16 * 1024
 """Characters of new text that are split into segments on the loop: 0.1 to 0.7 ms. The rest takes up to 17 ms for every
 400,000, and is split in the thread that encodes it."""
+LOOP_ENCODED = 2048
+"""New characters that are encoded on the loop: they stall it for about a millisecond, and a hand-over to a thread costs
+0.1 to 0.6 ms."""
 ALONE = 64 * 1024
 """Only one body of at least this many characters is handled in one iteration of the loop: to render, look up and copy
 half a million known characters takes 1 to 3 ms."""

@@ -22,19 +22,15 @@ class ParitySettings:
 @dataclass(frozen=True, slots=True)
 class MediaSettings:
     """``render``: the token ids of each new chat with images are requested from an engine before the chat is placed. An
-    engine then processes the images twice. ``timeout``: seconds that a client waits for that. ``concurrency``: such
-    requests at a time.
+    engine then processes the images twice. ``timeout``: seconds that a client waits for that.
     """
 
     render: bool = False
     timeout: float = 2.0
-    concurrency: int = 4
 
     def __post_init__(self) -> None:
         if not self.timeout > 0:
             raise ValueError("timeout must be above 0 seconds")
-        if self.concurrency < 1:
-            raise ValueError("concurrency must be at least 1")
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,19 +40,16 @@ class ForwardSettings:
 
     ``ask``: the token ids of each new prompt that cannot be tokenized here are requested from an engine before the
     prompt is placed. It is then tokenized twice. ``ask_timeout``: seconds that a client waits for that; an idle API
-    server tokenizes some 100,000 tokens a second. ``ask_concurrency``: such requests at a time.
+    server tokenizes some 100,000 tokens a second.
     """
 
     forward: bool = False
     ask: bool = True
     ask_timeout: float = 1.0
-    ask_concurrency: int = 16
 
     def __post_init__(self) -> None:
         if not self.ask_timeout > 0:
             raise ValueError("ask_timeout must be above 0 seconds")
-        if self.ask_concurrency < 1:
-            raise ValueError("ask_concurrency must be at least 1")
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,8 +60,6 @@ class TokenSettings:
     ``chat_template``: a file that replaces the tokenizer's own, as ``vllm serve --chat-template``.
     ``chat_template_kwargs``: as ``--default-chat-template-kwargs``.
     ``content_format``: as ``--chat-template-content-format``.
-    ``inline_bytes``: characters that are encoded on the loop where no more are new, and in a thread beyond: 2 KB stall
-    the loop for about a millisecond, and a hand-over costs 0.1 to 0.6 ms.
     ``memory_bytes``: for texts and their ids, so that a conversation's next turn, or a known text with another end,
     encodes only what is new; about 14 bytes a token. The default remembers some 19 million tokens, which is more than
     half of the engines' blocks that the default index knows of (2 million of 16 tokens, each held about once); 0 keeps
@@ -81,7 +72,6 @@ class TokenSettings:
     chat_template: str | None = None
     chat_template_kwargs: Mapping[str, Any] = field(default_factory=dict)
     content_format: Literal["auto", "string", "openai"] = "auto"
-    inline_bytes: int = 2048
     memory_bytes: int = 256 * 1024 * 1024
     tokens: ForwardSettings = field(default_factory=ForwardSettings)
     parity: ParitySettings = field(default_factory=ParitySettings)
@@ -92,6 +82,5 @@ class TokenSettings:
             raise ValueError("chat_template needs tokenizer: without one, prompts are estimated")
         if self.tokens.forward and self.tokenizer is None:
             raise ValueError("tokens.forward needs tokenizer: without one there are no ids to send")
-        for name in ("inline_bytes", "memory_bytes"):
-            if getattr(self, name) < 0:
-                raise ValueError(f"{name} must be at least 0")
+        if self.memory_bytes < 0:
+            raise ValueError("memory_bytes must be at least 0")

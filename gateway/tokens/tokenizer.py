@@ -37,7 +37,7 @@ from gateway.tokens.native import Native
 from gateway.tokens.parity import Parity
 from gateway.tokens.reasons import Unrenderable, Why
 from gateway.tokens.render import Renderer
-from gateway.tokens.render_cost import ALONE, LOOP_CHARACTERS, LOOP_NEW, LOOP_TEXTS, is_cheap
+from gateway.tokens.render_cost import ALONE, LOOP_CHARACTERS, LOOP_ENCODED, LOOP_NEW, LOOP_TEXTS, is_cheap
 from gateway.tokens.settings import TokenSettings
 from gateway.tokens.status import Tally, status_of
 from gateway.tokens.thread_queue import Closed, ThreadQueue
@@ -254,7 +254,7 @@ class ModelTokens:
         # Even with few characters a body may have many texts, and a known text still has to be copied.
         if len(texts) <= LOOP_TEXTS and sum(map(len, texts)) <= LOOP_CHARACTERS:
             reading = self._guarded(self._read, prompt, texts, LOOP_NEW)
-            if reading.new <= self._settings.inline_bytes:
+            if reading.new <= LOOP_ENCODED:
                 return self._guarded(self._finish, reading)
             return await in_thread(self._finish, reading, characters=reading.new)
         return await in_thread(self._encode, prompt, texts)

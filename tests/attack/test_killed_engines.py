@@ -28,7 +28,7 @@ from tests.support.wire import Connection
 
 SOON = {
     "scrape": {"interval": 0.2, "timeout": 10},
-    "health": {"backoff": 0.05, "max_backoff": 0.1, "slow_start": 0},
+    "health": {"backoff": 0.005, "slow_start": 0},
 }
 """Of ``fleet``: engines that were started again are used at once."""
 

@@ -16,8 +16,8 @@ def test_a_model_has_a_name_and_an_engine() -> None:
         ModelSettings(name="", endpoints=ENDPOINTS)
     with pytest.raises(ValueError, match="endpoints must name at least one engine"):
         ModelSettings(name="m", endpoints=())
-    with pytest.raises(ValueError, match="inline_bytes must be at least 0"):
-        ModelSettings(name="m", endpoints=ENDPOINTS, inline_bytes=-1)
+    with pytest.raises(ValueError, match="memory_bytes must be at least 0"):
+        ModelSettings(name="m", endpoints=ENDPOINTS, memory_bytes=-1)
 
 
 def test_a_configuration_has_a_model() -> None:

@@ -36,7 +36,7 @@ def connecting(engine_venv: Path, model_folder: Path, run_folder: Path) -> Itera
 def serve(connecting: Engine, model_folder: Path, run_folder: Path) -> Any:
     def start(**kv_cache: Any) -> Any:
         endpoint = {"url": connecting.url, "name": NAME, "kv_events": {"connects": True}}
-        model = {"tokenizer": str(model_folder), "kv_cache": {"prediction_seconds": 0.001, **kv_cache}}
+        model = {"tokenizer": str(model_folder), "kv_cache": kv_cache}
         return run_gateway(run_folder, [endpoint], model, kv_events={"listen": connecting.gateway})
 
     return start

@@ -220,7 +220,7 @@ class Seen(Observer):
 QUICK = FleetSettings(
     # So that a test waits for hundredths of a second; the timeout is long, for a machine that is busy with other tests.
     scrape=ScrapeSettings(interval=0.02, timeout=10.0),
-    health=HealthSettings(failures=2, backoff=0.02, max_backoff=0.1, slow_start=0.2),
+    health=HealthSettings(failures=2, backoff=0.004, slow_start=0.2),
 )
 
 

@@ -18,7 +18,7 @@ from tests.support.wait import eventually
 
 SLOW = FleetSettings(
     scrape=ScrapeSettings(interval=3600, timeout=10),
-    health=HealthSettings(failures=2, backoff=0.02, max_backoff=0.1),
+    health=HealthSettings(failures=2, backoff=0.004),
 )
 
 

@@ -6,11 +6,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.fleet.health import COLDEST, JITTER, Health
+from gateway.fleet.health import COLDEST, JITTER, MOST_BACKOFFS, Health
 from gateway.fleet.settings import HealthSettings
 from tests.support.examples import examples
 
-SETTINGS = HealthSettings(failures=2, backoff=0.5, max_backoff=4.0, slow_start=10.0)
+SETTINGS = HealthSettings(failures=2, backoff=0.5, slow_start=10.0)
 
 
 class Top(Random):
@@ -73,10 +73,10 @@ def test_the_reason_follows_what_is_seen(health, clock):
 
 def test_pauses_double_up_to_their_bound(health):
     pauses = []
-    for _ in range(6):
+    for _ in range(8):
         health.record_failure("refused")
         pauses.append(health.pause(1.0))
-    assert pauses == [0.5, 1.0, 2.0, 4.0, 4.0, 4.0]
+    assert pauses == [0.5, 1.0, 2.0, 4.0, 8.0, 15.0, 15.0, 15.0]
 
 
 def test_pauses_have_jitter(clock):
@@ -173,7 +173,7 @@ def test_whatever_happens(manual_clock, news, seed):
             assert getattr(health, name)(*arguments) is ((health.up, health.reason) != before)
         assert health.up == (health.reason == "")
         assert COLDEST <= health.warmth() <= 1
-        assert 0 < health.pause(1.0) <= SETTINGS.max_backoff
+        assert 0 < health.pause(1.0) <= MOST_BACKOFFS * SETTINGS.backoff
         assert not (name in ("record_refused", "record_broken", "record_unavailable") and health.up)
     clock.now += 1
     health.record_success(clock.now)

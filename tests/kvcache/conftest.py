@@ -23,7 +23,7 @@ from gateway.kvcache.events.poller import Poller
 from gateway.kvcache.events.sockets import EventSource
 from gateway.kvcache.events.stream import EventStream
 from gateway.kvcache.events.subscription import Subscription
-from gateway.kvcache.events.target import EventTarget
+from gateway.kvcache.events.target import REPLAY_TIMEOUT, EventTarget
 from gateway.kvcache.index.block_table import BlockTable
 from gateway.kvcache.index.cache_index import Applied, CacheIndex
 from gateway.kvcache.index.events import AllBlocksCleared, BlockRemoved, BlockStored, Event
@@ -295,9 +295,10 @@ TICK = 0.004
 class Follower:
     """A gateway's side: an index and a stream for each engine, its slot being its number."""
 
-    def __init__(self, replay_timeout: float = 5.0, reannounce: int = 0) -> None:
+    def __init__(self, replay_timeout: float = REPLAY_TIMEOUT, reannounce: int = 0) -> None:
         self.poller = Poller(TICK)
-        self.settings = CacheSettings(replay_timeout=replay_timeout, reannounce=reannounce)
+        self.settings = CacheSettings(reannounce=reannounce)
+        self.replay_timeout = replay_timeout
         self.clock = ManualClock()
         self.tally = Tally()
         self.index = CacheIndex(self.settings, "m", self.clock, self.tally)
@@ -318,7 +319,7 @@ class Follower:
             index=self.index,
             observer=self.tally,
             clock=self.clock,
-            timeout=self.settings.replay_timeout,
+            timeout=self.replay_timeout,
             rekeyed=self.restart,
         )
         stream = EventStream(target, source)

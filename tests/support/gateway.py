@@ -22,7 +22,7 @@ from tests.support.wait import eventually
 QUICK_FLEET = FleetSettings(
     # One late scrape takes an engine out: no machine that is only busy is as late as that.
     scrape=ScrapeSettings(interval=0.05, timeout=5.0),
-    health=HealthSettings(failures=1, backoff=0.05, max_backoff=0.2, slow_start=0.0),
+    health=HealthSettings(failures=1, backoff=0.01, slow_start=0.0),
 )
 """Notices within a test's patience what takes seconds in production."""
 

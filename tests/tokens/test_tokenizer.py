@@ -115,9 +115,15 @@ async def test_what_only_has_bytes_keeps_its_reason(load: Load, reasons: Reasons
 )
 @pytest.mark.parametrize("inline", [0, 100_000])
 async def test_every_reason_for_an_estimate(
-    load: Load, reasons: Reasons, prompt: ChatInput | TextInput, why: Why, inline: int
+    load: Load,
+    reasons: Reasons,
+    prompt: ChatInput | TextInput,
+    why: Why,
+    inline: int,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    tokens = await load(inline_bytes=inline)
+    monkeypatch.setattr("gateway.tokens.tokenizer.LOOP_ENCODED", inline)
+    tokens = await load()
     found = await tokens.tokenize(prompt)
     assert (found.exact, found.why) == (False, why)
     assert reasons.seen == [("m", why)]
@@ -150,10 +156,12 @@ async def test_models_that_vllm_tokenizes_with_another_library(
     assert (await tokens.tokenize(TextInput(("x",)))).why == Why.RENDERER
 
 
-async def test_threads_and_the_loop_give_the_same(load: Load) -> None:
-    inline, threaded = await load(inline_bytes=10**9), await load(inline_bytes=0)
+async def test_threads_and_the_loop_give_the_same(load: Load, monkeypatch: pytest.MonkeyPatch) -> None:
+    inline, threaded = await load(), await load()
     prompts = [TextInput((f"text {n} " * n, "more")) for n in range(1, 30)] + [chat(USER, USER)]
+    monkeypatch.setattr("gateway.tokens.tokenizer.LOOP_ENCODED", 0)
     found = await asyncio.gather(*(threaded.tokenize(prompt) for prompt in prompts))
+    monkeypatch.setattr("gateway.tokens.tokenizer.LOOP_ENCODED", 10**9)
     assert found == [await inline.tokenize(prompt) for prompt in prompts]
     await threaded.close()
 
@@ -233,7 +241,7 @@ def test_no_prompt_is_an_error(loaded: ModelTokens, data: st.DataObject) -> None
 
 @pytest.fixture(scope="module")
 def loaded(folder: Path) -> ModelTokens:
-    tokens = ModelTokens(TokenSettings(tokenizer=str(folder), inline_bytes=10**9), "m", Reasons())
+    tokens = ModelTokens(TokenSettings(tokenizer=str(folder)), "m", Reasons())
     asyncio.run(tokens.load())
     return tokens
 

@@ -29,6 +29,10 @@ from gateway.kvcache.settings import CacheSettings
 SMALLEST_UNIT = 4
 """Tokens of a block key at least: smaller keys cost more than they tell, and engines' blocks have 8 tokens or more."""
 
+UNKNOWN_CAPACITY = 400_000
+"""Tokens of an endpoint without events whose engine does not report its capacity: a 70B model on four H100. Where that
+is wrong, ``kv_capacity_tokens`` of the endpoint says better."""
+
 SWEEP = 64
 """Blocks that each message and each placement clears in released columns: some 30 us, and sooner or later all."""
 
@@ -235,7 +239,7 @@ class CacheIndex(IndexedEndpoints):
         # As ``EndpointState.fully_covered``.
         followed = state.events and keys.exact and endpoint.name not in keys.differing
         if not (followed and state.events_seen and keys.whole and not (state.replaying or state.partial)):
-            tokens = endpoint.metrics.kv_capacity or self._settings.capacity_tokens
+            tokens = endpoint.metrics.kv_capacity or UNKNOWN_CAPACITY
             state.approximate.add(keys, max(1, tokens // self.unit))
         if not followed:
             return BlockUse(self, keys, endpoint)

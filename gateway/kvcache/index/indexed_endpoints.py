@@ -32,7 +32,7 @@ class IndexedEndpoints:
         self._states: dict[int, EndpointState] = {}
         self._columns = Columns()
         self._table = BlockTable()
-        self._predictions = Predictions(self._table, clock, settings.prediction_seconds)
+        self._predictions = Predictions(self._table, clock)
         self._limit = SizeLimit(self._states, settings.max_blocks, packing)
         self._room = CacheRoom()
 

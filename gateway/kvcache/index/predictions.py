@@ -26,6 +26,10 @@ EVENTS_WITHIN = 5.0
 """Seconds from a prompt's first token in which its events must have come. They leave the engine with the step that
 computes the prompt, and are polled some times a second; a busy machine may delay either."""
 
+COMPUTED_WITHIN = 300.0
+"""Seconds for which a prompt may be under way: the default of ``timeouts.head``. Its first token, or its request's end,
+comes before, unless an engine loses it; then its prediction is withdrawn."""
+
 EXPIRE_LIMIT = 1000
 """Chunks whose predictions one call lets expire: half a millisecond, and more than one prompt has."""
 
@@ -58,14 +62,11 @@ Claims: TypeAlias = dict[BlockChunk, dict[Prediction, int]]
 class Predictions:
     """All predictions of a model's endpoints. ``column``: an endpoint's first. ``computed`` and ``withdraw`` may be
     called in any order, and more than once.
-
-    ``longest``: seconds for which a prompt may be under way; after that its prediction is withdrawn.
     """
 
-    def __init__(self, table: BlockTable, clock: Clock, longest: float) -> None:
+    def __init__(self, table: BlockTable, clock: Clock) -> None:
         self._table = table
         self._clock = clock
-        self._longest = longest
         self._claims: dict[int, Claims] = {}
         # Those whose prompts are under way, and those whose events are expected; the earliest first.
         self._under_way: OrderedDict[Prediction, None] = OrderedDict()
@@ -112,7 +113,7 @@ class Predictions:
         if not (self._under_way or self._announced):
             return
         now, work = self._clock.monotonic(), 0
-        for predictions, seconds in ((self._announced, EVENTS_WITHIN), (self._under_way, self._longest)):
+        for predictions, seconds in ((self._announced, EVENTS_WITHIN), (self._under_way, COMPUTED_WITHIN)):
             while predictions and work < EXPIRE_LIMIT and (oldest := next(iter(predictions))).at + seconds <= now:
                 work += len(oldest.marks)
                 self.withdraw(oldest)

@@ -42,6 +42,12 @@ PAUSE = 30.0
 """Seconds for which an engine that did not answer is not asked again: each request may make a client wait for the whole
 timeout."""
 
+QUESTIONS = 16
+"""Questions for a model at a time: each takes a tokenizer's thread of an engine for some milliseconds."""
+
+MEDIA_QUESTIONS = 4
+"""The same of those for images, which each take an engine's processor for much longer."""
+
 MAX_ANSWER = 16 * 1024 * 1024
 """The most bytes of an answer: two million ids. An older engine also sends the images back."""
 
@@ -69,8 +75,8 @@ class ModelQuestions:
         self.settings = settings
         self.reported = ReportedPrompts()
         self.asked: dict[bytes, asyncio.Task[Prompt | None]] = {}
-        self._media = settings.media.timeout, asyncio.Semaphore(settings.media.concurrency)
-        self._tokens = settings.tokens.ask_timeout, asyncio.Semaphore(settings.tokens.ask_concurrency)
+        self._media = settings.media.timeout, asyncio.Semaphore(MEDIA_QUESTIONS)
+        self._tokens = settings.tokens.ask_timeout, asyncio.Semaphore(QUESTIONS)
 
     def bounds(self, question: _Question) -> tuple[float, asyncio.Semaphore]:
         """Seconds that a client waits for an answer, and the limit of concurrent requests."""

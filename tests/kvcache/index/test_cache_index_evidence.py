@@ -2,7 +2,7 @@ from __future__ import annotations
 
 from gateway.framework import NO_MATCH, Match, Source
 from gateway.kvcache.index.events import BlockStored
-from gateway.kvcache.index.predictions import EVENTS_WITHIN
+from gateway.kvcache.index.predictions import COMPUTED_WITHIN, EVENTS_WITHIN
 from tests.kvcache.conftest import CLEARED, endpoint, ids, index_of, look, removed, stored, tokens_held
 
 
@@ -36,7 +36,7 @@ def test_a_prediction_lasts_while_its_prompt_waits_and_a_while_for_its_events(cl
 
 
 def test_a_prompt_that_nobody_computes_is_predicted_no_more(clock):
-    index = index_of(clock=clock, prediction_seconds=20)
+    index = index_of(clock=clock)
     index.set_complete(0)
     keys = index.keys(ids(1), 17, True, None, None)
     use, other = index.placed(keys, endpoint(0)), index.placed(keys, endpoint(0))
@@ -46,7 +46,7 @@ def test_a_prompt_that_nobody_computes_is_predicted_no_more(clock):
     other.end()
     assert look(index, ids(1), count=17) == NO_MATCH
     index.placed(keys, endpoint(0))
-    clock.now += 20
+    clock.now += COMPUTED_WITHIN
     assert look(index, ids(1), count=17) == NO_MATCH, "nothing waits as long as that"
 
 
@@ -112,12 +112,13 @@ def test_where_no_events_come_what_was_sent_there_counts():
     assert look(index, ids(1, 2, 3), slot=1) == NO_MATCH
 
 
-def test_an_estimate_has_the_capacity_that_the_engine_reports():
+def test_an_estimate_has_the_capacity_that_the_engine_reports(monkeypatch):
     index = index_of(events=False)
     for number in range(5):
         index.placed(index.keys(ids(number), 17, True, None, None), endpoint(0, capacity=48))
     assert [look(index, ids(number), count=17).tokens for number in range(5)] == [0, 0, 16, 16, 16]
-    index = index_of(events=False, capacity_tokens=32)
+    monkeypatch.setattr("gateway.kvcache.index.cache_index.UNKNOWN_CAPACITY", 32)
+    index = index_of(events=False)
     for number in range(3):
         index.placed(index.keys(ids(number), 17, True, None, None), endpoint(0))
     assert [look(index, ids(number), count=17).tokens for number in range(3)] == [0, 16, 16]

@@ -7,16 +7,14 @@ from hypothesis import strategies as st
 from gateway.framework import ManualClock
 from gateway.kvcache.index.block_table import LEADING, BlockTable
 from gateway.kvcache.index.layers import LAYERS, Layer
-from gateway.kvcache.index.predictions import EVENTS_WITHIN, EXPIRE_LIMIT, Predictions
+from gateway.kvcache.index.predictions import COMPUTED_WITHIN, EVENTS_WITHIN, EXPIRE_LIMIT, Predictions
 from tests.kvcache.conftest import held_at, keys_of
-
-LONGEST = 300
 
 
 class Scene:
     def __init__(self, clock):
         self.table = BlockTable()
-        self.predictions = Predictions(self.table, clock, LONGEST)
+        self.predictions = Predictions(self.table, clock)
 
     def predict(self, number, keys):
         return self.predictions.predict(number * LAYERS, keys, now=1)
@@ -40,10 +38,10 @@ def test_a_prediction_lasts_as_long_as_its_prompt_is_under_way(scene, clock):
     clock.now += EVENTS_WITHIN
     scene.predictions.expire()
     assert (scene.predicted(3), scene.predicted(0)) == (set(keys_of(1, 2)), set())
-    clock.now = LONGEST - 0.1
+    clock.now = COMPUTED_WITHIN - 0.1
     scene.predictions.expire()
     assert scene.predicted(3) == set(keys_of(1, 2))
-    clock.now = LONGEST
+    clock.now = COMPUTED_WITHIN
     scene.predictions.expire()
     assert scene.table.size == 0
 
@@ -93,7 +91,7 @@ def test_an_endpoint_leaves_alone(scene, clock):
     scene.predict(0, keys_of(1, 2))
     scene.predictions.withdraw(left)
     assert scene.predicted() == set(keys_of(1, 2))
-    clock.now += LONGEST
+    clock.now += COMPUTED_WITHIN
     scene.predictions.expire()
     assert scene.table.size == 0
 
@@ -101,7 +99,7 @@ def test_an_endpoint_leaves_alone(scene, clock):
 def test_many_expire_in_slices(scene, clock):
     for number in range(EXPIRE_LIMIT + 10):
         scene.predict(0, keys_of(number))
-    clock.now += LONGEST
+    clock.now += COMPUTED_WITHIN
     scene.predictions.expire()
     assert len(scene.predicted()) == 10
     scene.predictions.expire()
@@ -123,7 +121,7 @@ def test_it_is_what_a_table_of_times_says(steps):
     for step, number, prompt in steps:
         if step == "predict":
             keys = keys_of(*prompt)
-            live.append([scene.predict(number, keys), number, keys, clock.now + LONGEST])
+            live.append([scene.predict(number, keys), number, keys, clock.now + COMPUTED_WITHIN])
         elif step == "leave":
             for _ in scene.predictions.remove_all(number * LAYERS):
                 pass

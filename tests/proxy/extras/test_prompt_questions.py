@@ -186,9 +186,10 @@ async def test_a_slow_engine_is_not_waited_for() -> None:
             assert not gateway.down(engine.url)
 
 
-async def test_more_than_a_few_at_a_time_wait_no_longer_than_that() -> None:
+async def test_more_than_a_few_at_a_time_wait_no_longer_than_that(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("gateway.proxy.extras.prompt_questions.MEDIA_QUESTIONS", 1)
     async with simulated(scale_out=True, image_tokens=TOKENS, render_seconds=60.0) as engine:
-        async with gateway_of(engine, media=MediaSettings(render=True, timeout=0.5, concurrency=1)) as gateway:
+        async with gateway_of(engine, media=MediaSettings(render=True, timeout=0.5)) as gateway:
             await asyncio.gather(*(post(gateway, chat(user(image(str(number))))) for number in range(3)))
             assert asked(engine) == 1
             assert await count(gateway, "timeout") == 1
