@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 
 @dataclass(slots=True)  # never changed; frozen, each of its fields would cost 0.2 us
-class Settled:
+class Settled:  # 27 fields: it is one line of the log, and each field is a key of that line
     """One request's line: for the log, and for the request metrics. Seconds; None where it does not apply.
 
     ``outcome``: ``ok``, an error's word, or ``cancelled``. ``overhead``: our own time before the first byte went

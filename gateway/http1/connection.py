@@ -45,13 +45,12 @@ class Receiver(Protocol):
 class Connection(asyncio.Protocol):
     """``free`` is called with the connection when its answer is complete and it can take another request.
 
-    ``reused``: it has served an earlier request. ``idle_since``: ``loop.time()`` of when that was complete.
-    ``received_at``: ``loop.time()`` of when bytes last arrived. ``connect_seconds``: what it took to make.
-    ``error``: what ended it; None while it is open, and if it was closed properly.
+    ``idle_since``: ``loop.time()`` of when that was; 0 before it has served any. ``received_at``: ``loop.time()`` of
+    when bytes last arrived. ``connect_seconds``: what it took to make. ``error``: what ended it; None while it is open,
+    and if it was closed properly.
     """
 
     def __init__(self, free: Callable[[Connection], None]) -> None:
-        self.reused = False
         self.idle_since = 0.0
         self.received_at = 0.0
         self.connect_seconds = 0.0
@@ -65,7 +64,6 @@ class Connection(asyncio.Protocol):
         self._full = False
         # Of the answer
         self._headers: list[tuple[bytes, bytes]] = []
-        self._codings: list[bytes] = []
         self._silent = 0
         self._in_body = False
         self._framed = False
@@ -86,7 +84,7 @@ class Connection(asyncio.Protocol):
         """Send a request; ``receiver`` gets its answer. Call it only while the connection is ``usable``."""
         assert self._transport is not None
         self._receiver = receiver
-        self._headers, self._codings, self._silent = [], [], 0
+        self._headers, self._silent = [], 0
         self._in_body = self._framed = self._complete = False
         if len(body) <= PIECE:
             self._transport.write(head + body)  # one segment where it fits: two would be two system calls
@@ -174,10 +172,8 @@ class Connection(asyncio.Protocol):
         if self._in_body:
             return  # a trailer: the head has gone on, and none of them is known to a client of vLLM
         self._headers.append((name, value))
-        if (lowered := name.lower()) in FRAMING:
+        if name.lower() in FRAMING:
             self._framed = True
-            if lowered == b"transfer-encoding":
-                self._codings.append(value.strip().lower())
 
     def on_headers_complete(self) -> None:
         status = self._parser.get_status_code()
@@ -185,12 +181,14 @@ class Connection(asyncio.Protocol):
             return
         if status < 200 and status != 101:
             # "continue", "early hints": the answer is yet to come
-            self._headers, self._codings, self._framed = [], [], False
+            self._headers, self._framed = [], False
             return
         if sum(len(name) + len(value) for name, value in self._headers) > MAX_HEAD:
             raise ValueError(f"more than {MAX_HEAD} bytes of headers")
-        if self._codings and self._codings != [b"chunked"]:
-            raise ValueError("a transfer coding that was not asked for")  # llhttp would leave it in the body
+        if self._framed:
+            codings = [value.strip().lower() for name, value in self._headers if name.lower() == b"transfer-encoding"]
+            if codings and codings != [b"chunked"]:
+                raise ValueError("a transfer coding that was not asked for")  # llhttp would leave it in the body
         self._in_body = True
         self._receiver.begin(status, self._headers)
 
@@ -227,7 +225,6 @@ class Connection(asyncio.Protocol):
             self.abort()
         elif self._keep and not transport.is_closing():
             self.resume()
-            self.reused = True
             self._free(self)
         else:
             transport.close()

@@ -18,7 +18,7 @@ from gateway.commands.replay.policies import Policy, with_parameters
 from gateway.commands.replay.progress import Ticker
 from gateway.commands.replay.statistics import Metric, Summary
 from gateway.config.build import find, parameters
-from gateway.config.registry import Registry, discover
+from gateway.config.registry import discover
 from gateway.errors import ConfigError
 
 STEPS = (2.0, 1.4, 1.2)
@@ -67,9 +67,8 @@ class Search:
         budget: int,
         processes: int,
         console: Console,
-        registry: Registry | None = None,
     ) -> None:
-        self._registry = registry or discover()
+        self._registry = discover()
         self._knobs = knobs(policy, self._registry)
         if not self._knobs:
             raise ConfigError(f"{policy.name}: its scorers have no number that could be searched")

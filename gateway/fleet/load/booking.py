@@ -117,8 +117,7 @@ class Booking:
             self.match.expected_hit,
             seconds + max(0.0, self.at - self.reservation.since),
             at=self.at,
-            ahead=self.reservation.ahead,
-            ahead_attention=self.reservation.ahead_attention,
+            ahead=(self.reservation.ahead, self.reservation.ahead_attention),
             running=self.running,
             kv_tokens=self.kv_tokens,
         )
@@ -137,8 +136,7 @@ class Booking:
             steps,
             seconds + max(0.0, self.at - self.reservation.since),
             at=self.at,
-            ahead=self.reservation.ahead,
-            ahead_attention=self.reservation.ahead_attention,
+            ahead=(self.reservation.ahead, self.reservation.ahead_attention),
         )
 
     def learn_steps(self, now: float, steps: float, seconds: float) -> None:

@@ -98,23 +98,22 @@ class FittedCost:
         seconds: float,
         *,
         at: float,
-        ahead: int = 0,
-        ahead_attention: float = 0.0,
+        ahead: tuple[int, float] = (0, 0.0),
         running: float = 0.0,
         kv_tokens: float = 0.0,
     ) -> None:
         """A first token came ``seconds`` after the engine began with the queue that ended with its prompt.
 
         ``tokens``: of the prompt, computed behind ``context`` tokens that the engine held. ``at``: when the request was
-        sent, in seconds of any clock; also below. ``ahead``, ``ahead_attention``: of the prompts before it
+        sent, in seconds of any clock; also below. ``ahead``: tokens and attention of the prompts before it
         (``Reservation``). ``running``, ``kv_tokens``: the batch in the same steps. Impossible values are ignored.
         """
         if not (self.start.fit and tokens > 0 and 0 < seconds < LONGEST):
             return
-        own, expected = self._expected_prefill(tokens, context, ahead, ahead_attention)
+        own, expected = self._expected_prefill(tokens, context, ahead)
         scalars, line = self.scalars, self._peers.prefill
         batch = scalars.step_request * max(0.0, running) + scalars.kv_token * max(0.0, kv_tokens)
-        batch *= 1 + (max(0, ahead) + tokens) / scalars.step_tokens
+        batch *= 1 + (max(0, ahead[0]) + tokens) / scalars.step_tokens
         if not (0 < expected < LONGEST and isfinite(batch)):
             return
         estimated = line.overhead + line.scale * expected + batch
@@ -145,8 +144,7 @@ class FittedCost:
         seconds: float,
         *,
         at: float,
-        ahead: int = 0,
-        ahead_attention: float = 0.0,
+        ahead: tuple[int, float] = (0, 0.0),
     ) -> None:
         """An unstreamed answer came ``seconds`` after the engine began with the queue that ended with its prompt.
 
@@ -158,7 +156,7 @@ class FittedCost:
         start = self.start
         if not (start.fit and tokens > 0 and steps > 0 and 0 < seconds < LONGEST):
             return
-        own, prefill = self._expected_prefill(tokens, context, ahead, ahead_attention)
+        own, prefill = self._expected_prefill(tokens, context, ahead)
         step = start.step + start.step_request * max(0.0, running) + start.kv_token * max(0.0, kv_tokens)
         prefill_line, step_line = self._peers.prefill, self._peers.step
         first = prefill_line.overhead + prefill_line.scale * prefill
@@ -193,9 +191,9 @@ class FittedCost:
         self._version = -1
         self._learned_at = self._peers.requests
 
-    def _expected_prefill(self, tokens: int, context: int, ahead: int, ahead_attention: float) -> tuple[float, float]:
+    def _expected_prefill(self, tokens: int, context: int, ahead: tuple[int, float]) -> tuple[float, float]:
         """Seconds that a prompt takes at scale 1, and that it and the queue before it take."""
         start = self.start
         own = tokens * (start.prefill_token + start.prefill_quadratic * (max(0, context) + tokens / 2))
-        queue = start.prefill_token * max(0, ahead) + start.prefill_quadratic * max(0.0, ahead_attention)
+        queue = start.prefill_token * max(0, ahead[0]) + start.prefill_quadratic * max(0.0, ahead[1])
         return own, own + queue

@@ -154,10 +154,11 @@ class Reservation:
         if seen:
             ledger.prefilled += self._seconds
             if ledger._head is self:
-                ledger._estimated = PACE_MEMORY * ledger._estimated + self._seconds
+                estimated, real = ledger._lately
+                estimated = PACE_MEMORY * estimated + self._seconds
                 # Those of one step end at once.
-                ledger._real = max(PACE_MEMORY * ledger._real + (at - ledger._begun), 1e-6)
-                ledger._pace = ledger._estimated / ledger._real
+                real = max(PACE_MEMORY * real + (at - ledger._begun), 1e-6)
+                ledger._lately, ledger._pace = (estimated, real), estimated / real
         ledger._prefill -= self._prefill
         ledger.prefill_attention -= self._attention
         self._prefill = 0
@@ -171,6 +172,32 @@ class Reservation:
                 ledger._most_done = ledger.prefill_attention = 0.0  # the latter: a rest of rounding
 
 
+class Foreign:
+    """The load of other clients, as one scrape showed it, and what is left of it by now.
+
+    ``half_life``: seconds after the scrape when it counts half. ``requests``, ``kv_tokens``: the faded figures, which
+    hold until ``until`` (Clock.monotonic()).
+    """
+
+    __slots__ = ("_at", "_kv", "_requests", "half_life", "kv_tokens", "requests", "until")
+
+    def __init__(self, half_life: float) -> None:
+        self.half_life = half_life
+        self.requests = self.kv_tokens = 0.0
+        self.until = inf
+        self._requests = self._kv = self._at = 0.0
+
+    def scraped(self, requests: float, kv_tokens: float, at: float) -> None:
+        """A scrape that is complete at ``at`` has shown so much."""
+        self._requests, self._kv, self._at, self.until = requests, kv_tokens, at, 0.0
+
+    def fade(self, now: float) -> None:
+        """Exact to a thousandth."""
+        fade = 0.5 ** ((now - self._at) / self.half_life)
+        self.requests, self.kv_tokens = self._requests * fade, self._kv * fade
+        self.until = now + FADE_STEP * self.half_life if self._requests or self._kv else inf
+
+
 class Ledger:
     """The load of one engine core, as ``framework.Load`` shows it to plugins.
 
@@ -180,7 +207,6 @@ class Ledger:
 
     def __init__(self, clock: Clock, half_life: float = 5.0) -> None:
         self._monotonic = clock.monotonic
-        self._half_life = half_life
         # Plain attributes, though only the ledger writes them: they are read for each candidate of each request.
         self.requests = 0
         self.kv_tokens = 0
@@ -194,18 +220,13 @@ class Ledger:
         self._begun = 0.0
         self._most_done = 0.0
         # Estimated and real seconds of the last prompts: queued work is counted in estimated seconds.
-        self._estimated = self._real = self._pace = 1.0
+        self._lately = 1.0, 1.0
+        self._pace = 1.0
         self._share = self._share_at = 0.0
         self._expiring: list[tuple[float, int, Reservation]] = []
         self._made = 0
         self._settled: deque[tuple[float, int]] = deque()
-        self._scraped_requests = 0.0
-        self._scraped_kv = 0.0
-        self._scraped_at = 0.0
-        # The faded values, and until when they hold.
-        self._foreign_requests = 0.0
-        self._foreign_kv = 0.0
-        self._fade_until = inf
+        self._foreign = Foreign(half_life)
         # When a kept figure becomes wrong by time alone: something expires, or has faded.
         self._stale_at = inf
 
@@ -215,12 +236,13 @@ class Ledger:
         done = (now - self._begun) * self._pace
         if done > self._most_done:
             done = self._most_done
+        foreign = self._foreign
         return (
-            self.requests + self._foreign_requests,
+            self.requests + foreign.requests,
             self._prefill,
             self.prefill_attention,
             done,
-            self.kv_tokens + self._foreign_kv,
+            self.kv_tokens + foreign.kv_tokens,
             self._share * exp((self._share_at - now) / LATELY) if self._share else 0.0,
         )
 
@@ -260,12 +282,12 @@ class Ledger:
     @property
     def foreign_requests(self) -> float:
         self._refresh()
-        return self._foreign_requests
+        return self._foreign.requests
 
     @property
     def foreign_kv_tokens(self) -> float:
         self._refresh()
-        return self._foreign_kv
+        return self._foreign.kv_tokens
 
     def apply_scrape(self, metrics: EngineMetrics, asked: float) -> None:
         """Estimate foreign load from a scrape that was sent at ``asked`` (Clock.monotonic()) and is complete now.
@@ -281,10 +303,10 @@ class Ledger:
             settled.popleft()
         ours = self.requests + len(settled)
         ours_kv = self.kv_tokens + sum(kv for _, kv in settled) + ours * metrics.block_size
-        self._scraped_requests = float(max(0, metrics.running + metrics.waiting - ours))
-        self._scraped_kv = max(0.0, metrics.kv_usage * metrics.kv_capacity - ours_kv)
-        self._scraped_at = self._monotonic()
-        self._fade_until = self._stale_at = 0.0
+        requests = float(max(0, metrics.running + metrics.waiting - ours))
+        kv_tokens = max(0.0, metrics.kv_usage * metrics.kv_capacity - ours_kv)
+        self._foreign.scraped(requests, kv_tokens, self._monotonic())
+        self._stale_at = 0.0
 
     def __repr__(self) -> str:
         return f"<Ledger requests={self.requests} prefill={self._prefill} kv={self.kv_tokens}>"
@@ -295,15 +317,12 @@ class Ledger:
             self._advance(now)
 
     def _advance(self, now: float) -> None:
-        """Drop what has expired and fade foreign load, exact to a thousandth."""
+        """Drop what has expired and fade foreign load."""
         while self._expiring and self._expiring[0][0] <= now:
             at, _, reservation = heappop(self._expiring)
             if reservation._prefill:
                 reservation._end_prefill(at, seen=False)
                 self.prefilled += reservation._seconds
-        if now >= self._fade_until:
-            fade = 0.5 ** ((now - self._scraped_at) / self._half_life)
-            self._foreign_requests, self._foreign_kv = self._scraped_requests * fade, self._scraped_kv * fade
-            foreign = self._scraped_requests or self._scraped_kv
-            self._fade_until = now + FADE_STEP * self._half_life if foreign else inf
-        self._stale_at = min(self._fade_until, self._expiring[0][0] if self._expiring else inf)
+        if now >= self._foreign.until:
+            self._foreign.fade(now)
+        self._stale_at = min(self._foreign.until, self._expiring[0][0] if self._expiring else inf)

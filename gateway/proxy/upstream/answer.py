@@ -57,8 +57,7 @@ class Answer:
         self.connect_seconds: float | None = None
         self.wordless = False
         self.unread = False
-        self._loop = asyncio.get_running_loop()
-        self._deadlines = Deadlines(timeouts, self._loop)
+        self._deadlines = Deadlines(timeouts, asyncio.get_running_loop())
         self._connection: Connection | None = None
         self._waiter: asyncio.Future[None] | None = None
         self._parts: list[bytes] = []
@@ -249,7 +248,7 @@ class Answer:
 
     async def _more(self) -> None:
         """Wait until something has changed."""
-        self._waiter = self._loop.create_future()
+        self._waiter = asyncio.get_running_loop().create_future()
         try:
             await self._waiter
         finally:

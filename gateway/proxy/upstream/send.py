@@ -89,7 +89,7 @@ class Upstream:
     async def _ask(self, leg: Leg, answer: Answer, connection: Connection) -> Answer:
         head = encode_head("POST", leg.path, leg.address.authority, leg.headers, len(leg.body))
         connection.send(head, leg.body, answer)
-        answer.connect_seconds = None if connection.reused else connection.connect_seconds
+        answer.connect_seconds = None if connection.idle_since else connection.connect_seconds
         try:
             await answer.head(connection)
         except BaseException:

@@ -248,7 +248,7 @@ def test_what_waited_for_others_says_little():
     for _ in range(100):
         taught(other, 1)
         queue = 100_000 * BIG.prefill_token
-        waits.learn_prefill(100, 0, 4 * queue, ahead=100_000, at=next(TIMES))
+        waits.learn_prefill(100, 0, 4 * queue, ahead=(100_000, 0.0), at=next(TIMES))
         waits.count_request()
     assert waits.prefill_scale == other.prefill_scale
 
@@ -392,9 +392,7 @@ def test_a_part_of_an_observation_counts_as_that():
 def test_whatever_whole_answers_say_stays_within_bounds(seen):
     cost = FittedCost(BIG)
     for tokens, context, running, kv, steps, seconds in seen:
-        cost.learn_whole(
-            tokens, context, running, kv, steps, seconds, ahead=context, ahead_attention=kv, at=next(TIMES)
-        )
+        cost.learn_whole(tokens, context, running, kv, steps, seconds, ahead=(context, kv), at=next(TIMES))
     for scale in (cost.prefill_scale, cost.step_scale):
         assert 1 / SCALE_BOUND <= scale <= SCALE_BOUND
     assert 0 <= cost.scalars.overhead <= OVERHEAD_BOUND
@@ -409,7 +407,6 @@ def test_what_was_queued_is_no_part_of_the_own_prompt_s_cost():
             4000,
             queue + truth.scalars.prefill_seconds(500, 4000),
             at=next(TIMES),
-            ahead=30_000,
-            ahead_attention=3 * 10_000 * 5000,
+            ahead=(30_000, 3 * 10_000 * 5000),
         )
     assert cost.prefill_scale == pytest.approx(1, rel=0.02)
