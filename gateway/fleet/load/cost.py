@@ -18,6 +18,9 @@ from gateway.fleet.load.fit import FADE, LEAST_SCALE, SCALE_BOUND, Deviation, Pe
 from gateway.fleet.load.hardware import StartingCosts
 from gateway.framework import Scalars
 
+SHORTEST = 1e-9
+"""Seconds: no clock shows less, and the ratio of a still smaller number to an expectation can be 0."""
+
 LONGEST = 86_400.0
 """Seconds: an observation longer than a day is a fault."""
 
@@ -108,7 +111,7 @@ class FittedCost:
         sent, in seconds of any clock; also below. ``ahead``: tokens and attention of the prompts before it
         (``Reservation``). ``running``, ``kv_tokens``: the batch in the same steps. Impossible values are ignored.
         """
-        if not (self.start.fit and tokens > 0 and 0 < seconds < LONGEST):
+        if not (self.start.fit and tokens > 0 and SHORTEST < seconds < LONGEST):
             return
         own, expected = self._expected_prefill(tokens, context, ahead)
         scalars, line = self.scalars, self._peers.prefill
@@ -127,7 +130,7 @@ class FittedCost:
         meanwhile. ``running``: requests of the batch, itself included. ``kv_tokens``: resident tokens of the batch."""
         start = self.start
         expected = start.step + start.step_request * max(0.0, running) + start.kv_token * max(0.0, kv_tokens)
-        if not (start.fit and 0 < seconds < LONGEST and 0 < expected < LONGEST):
+        if not (start.fit and SHORTEST < seconds < LONGEST and 0 < expected < LONGEST):
             return
         line = self._peers.step
         self._step.learn(line, seconds, line.scale * expected, 1.0, at)
@@ -154,7 +157,7 @@ class FittedCost:
         other arguments are those of the two methods above.
         """
         start = self.start
-        if not (start.fit and tokens > 0 and steps > 0 and 0 < seconds < LONGEST):
+        if not (start.fit and tokens > 0 and steps > 0 and SHORTEST < seconds < LONGEST):
             return
         own, prefill = self._expected_prefill(tokens, context, ahead)
         step = start.step + start.step_request * max(0.0, running) + start.kv_token * max(0.0, kv_tokens)

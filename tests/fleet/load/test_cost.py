@@ -6,7 +6,7 @@ from itertools import count
 from random import Random
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from gateway.fleet.load.cost import FittedCost
@@ -288,6 +288,7 @@ ANYTHING = st.one_of(st.floats(allow_nan=True, allow_infinity=True), st.floats(1
         st.tuples(st.booleans(), st.integers(-10, 2_000_000), st.integers(-10, 2_000_000), ANYTHING), max_size=40
     )
 )
+@example([(True, 24988, 0, 5e-324)])  # by what is expected, it is 0
 @examples(150)
 def test_whatever_is_seen_stays_within_bounds(seen):
     cost = FittedCost(BIG)
