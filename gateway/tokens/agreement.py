@@ -38,9 +38,8 @@ class Form(StrEnum):
     TEXT = "texts"
 
 
-def form_of(kind: Kind) -> Form:
-    """The form of a request that generates."""
-    return Form.TEXT if kind is Kind.COMPLETION else Form.CHAT
+FORMS = {kind: Form.TEXT if kind is Kind.COMPLETION else Form.CHAT for kind in Kind}
+"""The form of a request that generates, by its kind."""
 
 
 class Evidence(StrEnum):
@@ -64,24 +63,26 @@ class Difference:
 
 
 class Agreement:
-    """The comparisons of one engine and one form of prompts. ``difference``: the verdict; None: the engine is not found
-    to differ."""
+    """The comparisons of one engine and one form of prompts.
 
-    __slots__ = ("_agreed", "_form", "_windows", "difference")
+    ``difference``: the verdict; None: the engine is not found to differ. ``agrees``: it is not, and enough prompts
+    were compared.
+    """
+
+    __slots__ = ("_agreed", "_form", "_windows", "agrees", "difference")
 
     def __init__(self, form: Form) -> None:
         self.difference: Difference | None = None
+        self.agrees = False
         self._form = form
         self._agreed = 0
         self._windows: dict[Evidence, deque[bool]] = {each: deque(maxlen=WINDOW) for each in Evidence}
 
-    @property
-    def agrees(self) -> bool:
-        """Whether enough prompts were compared, and the engine agrees."""
-        return self.difference is None and any(sum(window) >= LEAST for window in self._windows.values())
-
     def compared(self, evidence: Evidence, equal: bool) -> bool:
         """Add one prompt's comparison. Returns whether ``difference`` or ``agrees`` has changed."""
+        if equal and self.agrees:
+            self._windows[evidence].append(True)  # which changes neither
+            return False
         before = self.difference, self.agrees
         if self.difference is None:
             self._judge(evidence, equal)
@@ -89,6 +90,8 @@ class Agreement:
             self._agreed = self._agreed + 1 if equal else 0
             if self._agreed >= (RECOVERY if evidence is Evidence.COUNT else CHECKS):
                 self._restore(evidence)
+        enough = any(sum(window) >= LEAST for window in self._windows.values())
+        self.agrees = enough and self.difference is None
         return before != (self.difference, self.agrees)
 
     def _judge(self, evidence: Evidence, equal: bool) -> None:

@@ -59,6 +59,8 @@ MODALITIES: Mapping[str, str] = {
 }
 """What a template sees as the type of media; by the field that holds them, in the order in which vLLM looks for it
 where a part has no type. Embeddings of text and files are not among them."""
+COMPLETED = frozenset({"developer", "tool"})
+"""Roles whose messages become more, or another content, even if they have no other field."""
 PART_FIELDS = MEDIA_FIELDS | {
     "closed",
     "data",
@@ -87,7 +89,20 @@ def converse(
     Raises:
         Unrenderable: a message holds media that are refused or unknown, or has a form that vLLM does not accept.
     """
-    return [_message(message, content_format, built, media) for message in messages]
+    conversation: list[Message] = []
+    for message in messages:
+        role, given = message.get("role"), message.get("content")
+        if not isinstance(role, str):
+            raise Unrenderable(Why.MESSAGES)
+        billed = role == "system" and isinstance(given, str) and given.startswith(BILLING_HEADER)
+        if type(given) is str and content_format == "string" and not billed:
+            out: Message = {"role": role, "content": given}  # as ``_content`` gives for a single text
+        else:
+            out = {"role": role, "content": _content(given, role, content_format, media)}
+        if len(message) > 2 or given is None or role in COMPLETED:
+            _complete(out, message, built)
+        conversation.append(out)
+    return conversation
 
 
 def media_of(messages: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
@@ -132,17 +147,9 @@ def _plain(content: Any) -> str:
     return "\n".join(part["text"] for part in content if "text" in part)
 
 
-def _message(message: Mapping[str, Any], content_format: ContentFormat, built: bool, media: Media) -> Message:
-    role, given = message.get("role"), message.get("content")
-    if not isinstance(role, str):
-        raise Unrenderable(Why.MESSAGES)
-    billed = role == "system" and isinstance(given, str) and given.startswith(BILLING_HEADER)
-    if type(given) is str and content_format == "string" and not billed:
-        out: Message = {"role": role, "content": given}  # the same as the general case below gives for a single text
-        if len(message) == 2 and role != "developer":
-            return out
-    else:
-        out = {"role": role, "content": _content(given, role, content_format, media)}
+def _complete(out: Message, message: Mapping[str, Any], built: bool) -> None:
+    """Add to ``out`` what ``message`` holds beside its role and content."""
+    role = out["role"]
     if role == "assistant":
         _add_assistant(out, message, built)
     elif role == "tool":
@@ -156,7 +163,6 @@ def _message(message: Mapping[str, Any], content_format: ContentFormat, built: b
             out[name] = message[name]
     if role == "developer":
         out["tools"] = message.get("tools") if built else _developers_tools(message.get("tools"))
-    return out
 
 
 def _content(given: Any, role: str, content_format: ContentFormat, media: Media) -> Any:

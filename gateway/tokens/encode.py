@@ -14,6 +14,7 @@ from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import islice
+from operator import attrgetter
 from typing import Any
 
 from gateway.tokens.segment_cache import Lookup, Segment, SegmentCache
@@ -36,19 +37,18 @@ TOGETHER = 32
 frees its results: 8 ms for 100,000 tokens at once, 0.3 ms for this many. The total time is the same."""
 
 
-@dataclass(frozen=True, slots=True)
+_IDS = attrgetter("ids")
+
+
+@dataclass(slots=True)
 class Reading:
     """Texts of one prompt, and what the cache knows of their ids. ``lookups``: one for each text, which may stop before
-    its end; empty if there is no cache."""
+    its end; empty if there is no cache. ``new``: characters to encode or to look up."""
 
     texts: Sequence[str]
     add_special_tokens: bool
-    lookups: Sequence[Lookup] = ()
-
-    @property
-    def new(self) -> int:
-        """Characters to encode or to look up."""
-        return sum(one.new for one in self.lookups) if self.lookups else sum(map(len, self.texts))
+    lookups: Sequence[Lookup]
+    new: int
 
 
 class Encoder:
@@ -89,42 +89,48 @@ class Encoder:
 
         ``most``: new characters of each text that are looked at; ``finish`` looks at the rest. None: all.
         """
-        if self._cache is None or add_special_tokens not in self._cuts.added:
-            return Reading(texts, add_special_tokens)
-        return Reading(texts, add_special_tokens, [self._cache.look_up(text, most) for text in texts])
+        cache = self._cache
+        if cache is None or add_special_tokens not in self._cuts.added:
+            return Reading(texts, add_special_tokens, (), sum(map(len, texts)))
+        lookups, new = [], 0
+        for text in texts:
+            lookup = cache.look_up(Lookup(text), most)
+            lookups.append(lookup)
+            new += lookup.new
+        return Reading(texts, add_special_tokens, lookups, new)
 
     def finish(self, reading: Reading) -> list[array[int]]:
         """The uint32 ids of each text. What is not known is encoded and cached."""
         if self._backend is None:
             return [array("I", self._whole(text, reading.add_special_tokens)) for text in reading.texts]
-        if self._cache is None or not reading.lookups:
+        cache, lookups = self._cache, reading.lookups
+        if cache is None or not lookups:
             found = self._backend.encode_batch_fast(list(reading.texts), add_special_tokens=reading.add_special_tokens)
             return [array("I", one.ids) for one in found]
-        for one in reading.lookups:
-            self._cache.resume(one)
-        self._complete(self._cache, [segment for one in reading.lookups for segment in one.missing])
-        before, after = self._cuts.added[reading.add_special_tokens]
-        whole = []
-        for one in reading.lookups:
-            ids = array("I")
-            ids.frombytes(b"".join([before, *[segment.ids or b"" for segment in one.segments], after]))
-            whole.append(ids)
-            self._cache.add(one.segments)
-        return whole
-
-    def _complete(self, cache: SegmentCache, missing: list[Segment]) -> None:
-        """Give each segment its ids. A text is encoded once, and not at all if another thread has done so meanwhile."""
-        cache.fill_in(missing)
-        wanted: dict[str, list[Segment]] = {}
-        for segment in missing:
-            if segment.ids is None:
-                wanted.setdefault(segment.text, []).append(segment)
-        left = iter(wanted)
+        unknown: dict[str, list[Segment]] = {}
+        for lookup in lookups:
+            if lookup.at < len(lookup.text):
+                cache.look_up(lookup)
+            for segment in lookup.missing:
+                known = cache.segments.get(segment.text)
+                if known is None:
+                    unknown.setdefault(segment.text, []).append(segment)
+                else:  # another thread has encoded it meanwhile
+                    segment.ids = known.ids
+        left = iter(unknown)
         while texts := list(islice(left, TOGETHER)):
             for text, one in zip(texts, self._backend.encode_batch_fast(texts, add_special_tokens=False), strict=True):
-                ids = array("I", one.ids).tobytes()
-                for segment in wanted[text]:
-                    segment.ids = ids
+                encoded = array("I", one.ids).tobytes()
+                for segment in unknown[text]:
+                    segment.ids = encoded
+        before, after = self._cuts.added[reading.add_special_tokens]
+        whole = []
+        for lookup in lookups:
+            ids = array("I")
+            ids.frombytes(b"".join([before, *map(_IDS, lookup.segments), after]))
+            whole.append(ids)
+            cache.add(lookup.segments)
+        return whole
 
     def _whole(self, text: str, add_special_tokens: bool) -> list[int]:
         ids: list[int] = self._tokenizer(text, add_special_tokens=add_special_tokens)["input_ids"]

@@ -17,7 +17,7 @@ the limit of ``range`` (100,000 steps) and Python's recursion limit.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, MutableMapping
 from datetime import datetime
 from types import BuiltinMethodType
 from typing import Any, NoReturn
@@ -100,6 +100,10 @@ class ChatEnvironment(ImmutableSandboxedEnvironment):
         self.globals["dict"] = ChatDict()
         self.globals["namespace"] = ChatNamespace
 
+    def make_globals(self, d: MutableMapping[str, Any] | None) -> MutableMapping[str, Any]:
+        """One dict for each template, where jinja chains two: each rendering copies it, and nobody changes it later."""
+        return {**self.globals, **(d or {})}
+
     def getattr(self, obj: Any, attribute: str) -> Any:
         """``obj.attribute`` in a template, as the sandbox gives it."""
         kind = type(obj)
@@ -127,6 +131,11 @@ class ChatEnvironment(ImmutableSandboxedEnvironment):
                 return obj[argument]
             if argument not in _OF_DICTS:
                 return self.undefined(None, obj, argument)
+        elif type(obj) is list and type(argument) is int:
+            try:
+                return obj[argument]
+            except IndexError:
+                return self.undefined(obj=obj, name=argument)  # type: ignore[arg-type]  # as the sandbox does it
         return super().getitem(obj, argument)
 
     def call(self, context: Context, obj: Any, /, *args: Any, **kwargs: Any) -> Any:

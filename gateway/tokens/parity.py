@@ -14,9 +14,10 @@ from __future__ import annotations
 
 import logging
 from array import array
-from collections import Counter, deque
+from collections import Counter, defaultdict, deque
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from gateway.core.observer import NULL_OBSERVER, Observer
@@ -65,6 +66,10 @@ class Parity:
 
     ``sample``: the share of prompts whose ids are compared, 0..1. ``members``: gives the names of the model's
     endpoints; until it is set, the endpoints that were compared count as all.
+
+    ``distrusted``: by form, why its prompts are estimated everywhere; a missing entry: they are not. ``differing``: by
+    form, the endpoints that tokenize its prompts differently. ``asks``: whether ``wants_ids`` or ``needs_proof`` may
+    be true of any prompt now.
     """
 
     def __init__(
@@ -76,27 +81,20 @@ class Parity:
         self._clock = clock or SystemClock()
         self._observer = observer
         self._sample = sample
-        self._agreements: dict[Form, dict[str, Agreement]] = {form: {} for form in Form}
-        self._distrusted: dict[Form, Distrust] = {}
-        self._differing: dict[Form, frozenset[str]] = dict.fromkeys(Form, NOWHERE)
+        self._agreements = {form: defaultdict[str, Agreement](partial(Agreement, form)) for form in Form}
+        self.distrusted: dict[Form, Distrust] = {}
+        self.differing: dict[Form, frozenset[str]] = dict.fromkeys(Form, NOWHERE)
         self._hits: deque[str] = deque(maxlen=WINDOW)
         self._checks: Counter[str] = Counter()
         self._doubted: dict[str, float] = {}
         self._proved: dict[str, _Proof] = {}
         self._wanted: set[str] = set()
+        self.asks = sample > 0
 
     @property
     def trusted(self) -> bool:
         """Whether prompts of every form are placed by our ids, on some endpoint at least."""
-        return not self._distrusted
-
-    def distrust(self, form: Form) -> Distrust | None:
-        """Why prompts of ``form`` are estimated everywhere; None: they are not."""
-        return self._distrusted.get(form)
-
-    def differing(self, form: Form) -> frozenset[str]:
-        """The endpoints that tokenize prompts of ``form`` differently."""
-        return self._differing[form]
+        return not self.distrusted
 
     @property
     def differences(self) -> dict[str, Sequence[Difference]]:
@@ -123,9 +121,10 @@ class Parity:
         proof = self._proved.get(endpoint)
         if proof is None or proof.started != started:
             self._wanted.add(endpoint)
+            self.asks = True
             return False
         proof.prompts += 1
-        return form not in self._distrusted and endpoint not in self._differing[form] and proof.prompts % TRIED != 0
+        return form not in self.distrusted and endpoint not in self.differing[form] and proof.prompts % TRIED != 0
 
     def needs_proof(self, endpoint: str) -> bool:
         """Whether prompts could be sent to ``endpoint`` as ids, once it has made the same ones."""
@@ -144,7 +143,10 @@ class Parity:
         """Compare our count of a prompt's tokens with ``usage.prompt_tokens``."""
         if ours != reported:
             self._proved.pop(endpoint, None)
-        self._compared(Evidence.COUNT, form, endpoint, ours == reported)
+        agreement = self._agreements[form][endpoint]
+        before = agreement.difference
+        if agreement.compared(Evidence.COUNT, ours == reported):
+            self._changed(form, endpoint, agreement.difference, before)
 
     def compare_ids(
         self, endpoint: str, form: Form, ours: array[int], theirs: list[int], *, started: float | None = None
@@ -159,7 +161,11 @@ class Parity:
         if self._checks[endpoint] > 0:
             self._checks[endpoint] -= 1
         self._observer.ids_compared(self._model, equal)
-        self._compared(Evidence.IDS, form, endpoint, equal)
+        agreement = self._agreements[form][endpoint]
+        before = agreement.difference
+        if agreement.compared(Evidence.IDS, equal):
+            self._changed(form, endpoint, agreement.difference, before)
+        self._update_asks()
 
     def compare_hits(self, endpoint: str, expected: int, reported: int) -> None:
         """Compare the hit that exact ids predicted at the endpoint with ``cached_tokens``.
@@ -186,46 +192,48 @@ class Parity:
         if now - self._doubted.get(endpoint, -PAUSE) < PAUSE:
             return False
         self._checks[endpoint], self._doubted[endpoint] = CHECKS, now
+        self.asks = True
         return True
 
-    def _compared(self, evidence: Evidence, form: Form, endpoint: str, equal: bool) -> None:
-        agreement = self._agreements[form].get(endpoint)
-        if agreement is None:
-            agreement = self._agreements[form][endpoint] = Agreement(form)
-        before = agreement.difference
-        if not agreement.compared(evidence, equal):
-            return
+    def _changed(self, form: Form, endpoint: str, difference: Difference | None, before: Difference | None) -> None:
+        """An endpoint's agreement has changed: its ``difference`` was another ``before``, or it agrees only now."""
         members = None if self.members is None else frozenset(self.members())
         if members is not None:
             self._forget_but(members)
         self._judge(form, members)
-        if agreement.difference != before:
-            self._report_change(endpoint, agreement.difference, form)
+        self._update_asks()
+        if difference != before:
+            self._report_change(endpoint, difference, form)
+
+    def _update_asks(self) -> None:
+        # Of engines that made other ids some are asked for again, time after time.
+        doubted = any(one.evidence is Evidence.IDS for several in self.differences.values() for one in several)
+        self.asks = self._sample > 0 or bool(self._wanted) or doubted or any(self._checks.values())
 
     def _judge(self, form: Form, members: Collection[str] | None) -> None:
         """Decide who differs, and whether most do."""
         agreements = self._agreements[form]
         differing = {name: one.difference for name, one in agreements.items() if one.difference is not None}
         agreeing = sum(one.agrees for one in agreements.values())
-        self._differing[form] = frozenset(differing)
+        self.differing[form] = frozenset(differing)
         known = len(agreements) if members is None else len(members)
         most = 2 * len(differing) > max(len(differing) + agreeing, min(known, FEW))
         trusted = self.trusted
-        if most and form not in self._distrusted:
-            self._distrusted[form] = distrust = Distrust(differing)
+        if most and form not in self.distrusted:
+            self.distrusted[form] = distrust = Distrust(differing)
             log.warning("model %s: its %s are estimated from now on: %s", self._model, form, distrust)
-        elif not most and self._distrusted.pop(form, None) is not None:
+        elif not most and self.distrusted.pop(form, None) is not None:
             self._hits.clear()
             log.warning("model %s: its %s are tokenized again: most engines agree", self._model, form)
         if self.trusted != trusted:
             self.report()
 
     def _report_change(self, endpoint: str, difference: Difference | None, form: Form) -> None:
-        agrees = not any(endpoint in differing for differing in self._differing.values())
+        agrees = not any(endpoint in differing for differing in self.differing.values())
         self._observer.endpoint_parity(self._model, endpoint, agrees)
         if difference is None:
             log.warning("model %s: %s makes the tokens of %s that we make, again", self._model, endpoint, form)
-        elif form not in self._distrusted:
+        elif form not in self.distrusted:
             log.warning(
                 "model %s: %s on %s are estimated from now on, and exact on the others: %s: %s",
                 *(self._model, form, endpoint, difference, REMEDY),

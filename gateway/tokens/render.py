@@ -22,7 +22,6 @@ from gateway.tokens.continuation import cut_at_tag, tag_end
 from gateway.tokens.conversation import (
     ContentFormat,
     Media,
-    Message,
     converse,
     developers_to_system,
     join_systems,
@@ -76,6 +75,7 @@ class Renderer:
         self._toolless = loaded.toolless_template
         self._format = settings.content_format
         self._defaults = dict(settings.chat_template_kwargs)
+        self._chosen: dict[bool, str] = {}  # templates, with tools and without
         self._compile = lru_cache(TEMPLATES_KEPT)(ChatEnvironment(clock).from_string)
         # The library builds a new dict at each access. The content never changes, so one copy is kept.
         self._special = dict(loaded.tokenizer.special_tokens_map)
@@ -93,55 +93,55 @@ class Renderer:
         if chat.thinking_disabled:
             chat = replace(chat, reasoning_effort=self._thoughtless_effort(), thinking_disabled=False)
         tools = None if chat.tools is None else dump_tools(chat.tools)
-        template = self._pick(tools)
+        template = self._chosen.get(tools is not None) or self._choose(tools is not None)
         messages = chat.messages
         if chat.system_first and self._wants_systems_first():
             messages = join_systems(messages)
-        conversation = converse(messages, self._format_for(template), built=chat.built, media=media)
-        if any(message["role"] == "developer" for message in conversation) and not supports_developer(template):
-            conversation = developers_to_system(conversation)
-        arguments = self._arguments(chat)
+        content_format = content_format_of(template) if self._format == "auto" else self._format
+        conversation = converse(messages, content_format, built=chat.built, media=media)
+        for message in conversation:
+            if message["role"] == "developer" and not supports_developer(template):
+                conversation = developers_to_system(conversation)
+                break
+        given = self._arguments(chat)
         try:
+            if not conversation:
+                raise ValueError("a chat without messages")
             variables = variables_of(template)
-            given = {name: value for name, value in arguments.items() if name in variables or name in ARGUMENTS}
-            return self._apply(template, conversation, tools, given)
+            seen = {"add_generation_prompt": False, "documents": None, **self._special}
+            for name, value in given.items():
+                if name not in variables and name not in ARGUMENTS:
+                    continue
+                seen[name] = value
+            if seen["documents"] is not None and not all(isinstance(one, dict) for one in seen["documents"]):
+                raise TypeError("documents are objects")
+            final = None
+            if seen.pop("continue_final_message", False):
+                if seen["add_generation_prompt"]:
+                    raise ValueError("a message cannot both end and go on")
+                conversation, final = tag_end(conversation, template)
+            compiled = self._compile(template)
+            context = compiled.new_context(dict(messages=conversation, tools=tools, **seen))
+            text = "".join(compiled.root_render_func(context))
+            return text if final is None else cut_at_tag(text, final)
         except Exception as error:  # a template can raise anything; vLLM answers 400 to any exception
             log.debug("a chat template failed: %s", type(error).__name__)
             raise Unrenderable(Why.TEMPLATE_ERROR) from error
 
-    def _apply(
-        self, template: str, conversation: list[Message], tools: list[dict[str, Any]] | None, given: dict[str, Any]
-    ) -> str:
-        """Render as ``apply_chat_template`` does. May raise any exception, as a template can cause any."""
-        if not conversation:
-            raise ValueError("a chat without messages")
-        documents = given.get("documents")
-        if documents is not None and not all(isinstance(document, dict) for document in documents):
-            raise TypeError("documents are objects")
-        seen = {"add_generation_prompt": False, "documents": None, **self._special, **given}
-        if not seen.pop("continue_final_message", False):
-            return self._compile(template).render(messages=conversation, tools=tools, **seen)
-        if seen["add_generation_prompt"]:
-            raise ValueError("a message cannot both end and go on")
-        tagged, final = tag_end(conversation, template)
-        return cut_at_tag(self._compile(template).render(messages=tagged, tools=tools, **seen), final)
-
     def content_format(self, chat: ChatInput) -> ContentFormat:
         """The form in which the template takes the contents of ``chat``. Raises Unrenderable if there is none."""
-        return self._format_for(self._pick(None if chat.tools is None else dump_tools(chat.tools)))
+        template = self._choose(chat.tools is not None)
+        return content_format_of(template) if self._format == "auto" else self._format
 
     @property
     def special_tokens(self) -> list[str]:
         """The tokenizer's, as text."""
         return [str(token) for token in self._tokenizer.all_special_tokens]
 
-    def _format_for(self, template: str) -> ContentFormat:
-        return content_format_of(template) if self._format == "auto" else self._format
-
     def _wants_systems_first(self) -> bool:
         """As in vLLM: if there are two templates, both are looked at, whichever of them a chat uses."""
         if self._systems_first is None:
-            templates = {self._pick(None), self._pick([])}
+            templates = {self._choose(False), self._choose(True)}
             self._systems_first = not all(map(takes_later_systems, templates))
         return self._systems_first
 
@@ -162,34 +162,36 @@ class Renderer:
         except Unrenderable:
             return None
 
-    def _pick(self, tools: list[dict[str, Any]] | None) -> str:
+    def _choose(self, with_tools: bool) -> str:
         """The template: the configured one; else a processor's, for chats without tools; else the tokenizer's."""
-        if self._template is not None:
-            return self._template
-        if tools is None and self._toolless is not None:
-            return self._toolless
-        try:
-            template: str = self._tokenizer.get_chat_template(None, tools=tools)
-        except ValueError as error:
-            raise Unrenderable(Why.NO_TEMPLATE) from error
+        template: str | None = self._template
+        if template is None and not with_tools:
+            template = self._toolless
+        if template is None:
+            try:
+                template = self._tokenizer.get_chat_template(None, tools=[] if with_tools else None)
+            except ValueError as error:
+                raise Unrenderable(Why.NO_TEMPLATE) from error
+        self._chosen[with_tools] = template
         return template
 
     def _arguments(self, chat: ChatInput) -> Mapping[str, Any]:
         """Merge arguments as vLLM does: the configured ones, then the client's, then the body's own fields. Null and
         "auto" set nothing."""
-        fields = {
-            "add_generation_prompt": chat.add_generation_prompt,
-            "continue_final_message": chat.continue_final_message,
-            "documents": chat.documents,
-            "reasoning_effort": chat.reasoning_effort,
-        }
-        if chat.reasoning_effort is not None and "enable_thinking" not in chat.template_kwargs:
-            fields["enable_thinking"] = chat.reasoning_effort != "none"
-        given = {**chat.template_kwargs, **_set(fields)}
-        if not RESERVED.isdisjoint(_set(given)):
-            raise Unrenderable(Why.TEMPLATE_KWARGS)
-        return {**self._defaults, **_set(given)}
-
-
-def _set(values: Mapping[str, Any]) -> dict[str, Any]:
-    return {name: value for name, value in values.items() if value is not None and value != "auto"}
+        fields = dict(chat.template_kwargs)
+        fields["add_generation_prompt"] = chat.add_generation_prompt
+        fields["continue_final_message"] = chat.continue_final_message
+        if chat.documents is not None:
+            fields["documents"] = chat.documents
+        effort = chat.reasoning_effort
+        if effort is not None:
+            fields.setdefault("enable_thinking", effort != "none")
+            if effort != "auto":
+                fields["reasoning_effort"] = effort
+        given = dict(self._defaults)
+        for name, value in fields.items():
+            if value is not None and value != "auto":
+                if name in RESERVED:
+                    raise Unrenderable(Why.TEMPLATE_KWARGS)
+                given[name] = value
+        return given

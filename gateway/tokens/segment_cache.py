@@ -6,7 +6,7 @@ last is nearly always the next one. New text has to be searched for split points
 so a caller on the event loop limits how much is searched, and the rest is done in a thread.
 
 Rules: bounded in bytes, the least recently used is evicted first. Texts are compared in full, so that no text can get
-another's ids. ``look_up``, ``resume`` and ``add`` may be called from any thread: readers take no lock, since what they
+another's ids. ``look_up`` and ``add`` may be called from any thread: readers take no lock, since what they
 read is replaced as a whole; writers hold it for a slice of their work at a time, since the loop waits for it, too.
 """
 
@@ -46,10 +46,10 @@ class _Node:
 
     __slots__ = ("children", "latest", "parent", "segment", "size")
 
-    def __init__(self, segment: Segment, parent: _Node | None) -> None:
+    def __init__(self, segment: Segment, parent: _Node | None, size: int) -> None:
         self.segment = segment
         self.parent = parent
-        self.size: int = _bytes(segment) + (0 if parent is None else parent.size)
+        self.size = size
         self.children: dict[Segment, _Node] = {}
         self.latest: _Node | None = None
 
@@ -58,30 +58,27 @@ class _Node:
 class Lookup:
     """What is known of ``text`` up to ``at``: its segments in order, of which those in ``missing`` have no ids yet.
 
-    ``node``: where the path continues; None: nothing is known after the last segment.
+    ``new``: characters to encode, as far as is known. Those that were not looked at yet are counted. ``node``: where
+    the path continues; None: nothing is known after the last segment.
     """
 
     text: str
-    segments: list[Segment]
-    node: _Node | None
-    at: int
+    segments: list[Segment] = field(default_factory=list)
     missing: list[Segment] = field(default_factory=list)
-
-    @property
-    def new(self) -> int:
-        """Characters to encode, as far as is known. Characters that were not looked at yet are counted."""
-        return sum(len(segment.text) for segment in self.missing) + len(self.text) - self.at
+    at: int = 0
+    new: int = 0
+    node: _Node | None = None
 
 
 class SegmentCache:
-    """The cache of one tokenizer. ``limit``: bytes, about."""
+    """The cache of one tokenizer. ``limit``: bytes, about. ``segments``: by text, all with their ids; only read it."""
 
     def __init__(self, limit: int, cuts: Cuts) -> None:
         self.size = 0
         self._limit = limit
         self._cuts = cuts
-        self._root = _Node(Segment(""), None)
-        self._segments: dict[str, Segment] = {}
+        self._root = _Node(Segment(""), None, 0)
+        self.segments: dict[str, Segment] = {}
         self._used: OrderedDict[_Node, None] = OrderedDict()
         self._lock = threading.Lock()
 
@@ -89,64 +86,49 @@ class SegmentCache:
         """The number of nodes."""
         return len(self._used)
 
-    def look_up(self, text: str, most: int | None = None) -> Lookup:
-        """Split ``text`` into segments, with the ids that are known. ``most``: characters that are searched for split
-        points; None: all."""
-        segments, node = self._follow(text)
-        lookup = Lookup(text, segments, node, sum([len(segment.text) for segment in segments]))
-        self.resume(lookup, most)
-        return lookup
+    def look_up(self, lookup: Lookup, most: int | None = None) -> Lookup:
+        """Begin or continue ``lookup``: split its text into segments, with the ids that are known. Returns it.
 
-    def resume(self, lookup: Lookup, most: int | None = None) -> None:
-        """Continue ``lookup`` from where it stopped. ``most``: as for ``look_up``."""
-        cuts, text, segments, missing = self._cuts, lookup.text, lookup.segments, lookup.missing
-        node, at, size = lookup.node, lookup.at, len(text)
+        ``most``: characters that are searched for split points; None: all.
+        """
+        cuts, text, segments = self._cuts, lookup.text, lookup.segments
+        node, at, size, unknown = lookup.node, lookup.at, len(text), 0
+        if not segments:
+            node, lookup.new = self._root, size
         left = size if most is None else most
-        while at < size and left > 0:
-            latest = None if node is None else node.latest
-            if latest is not None and text.startswith(latest.segment.text, at):
-                end = at + len(latest.segment.text)
-                if cuts.ends(text, end):
-                    segments.append(latest.segment)
-                    node, at = latest, end
-                    continue
+        while at < size:
+            # The segments that were used last, each after the one before it. An earlier text was split between each two
+            # of them. Whether a split is allowed depends only on the letters around it, which are the same here. So
+            # only the end of the last segment has to be checked.
+            start = node
+            while node is not None:
+                latest = node.latest
+                if latest is None or not text.startswith(latest.segment.text, at):
+                    break
+                node = latest
+                segments.append(node.segment)
+                at += len(node.segment.text)
+            if node is not None and node is not start and not cuts.ends(text, at):
+                at -= len(segments.pop().text)
+                node = node.parent
+            if at == size or left <= 0:
+                break
             end = cuts.end(text, at)
             left -= end - at
             part = text[at:end]
-            segment = self._segments.get(part)
+            segment = self.segments.get(part)
             if segment is None:
                 segment = Segment(part)
-                missing.append(segment)
+                lookup.missing.append(segment)
+                unknown += end - at
                 node = None
             elif node is not None:
                 node = node.children.get(segment)
             segments.append(segment)
             at = end
+        lookup.new += unknown - (at - lookup.at)
         lookup.node, lookup.at = node, at
-
-    def _follow(self, text: str) -> tuple[list[Segment], _Node | None]:
-        """The segments from the beginning that were used last, each after the one before it, and the last one's node.
-
-        An earlier text was split between each two of them. Whether a split is allowed depends only on the letters
-        around it, which are the same here. So only the end of the last segment has to be checked.
-        """
-        segments: list[Segment] = []
-        node, at = self._root, 0
-        while (latest := node.latest) is not None and text.startswith(latest.segment.text, at):
-            node = latest
-            segments.append(node.segment)
-            at += len(node.segment.text)
-        if segments and not self._cuts.ends(text, at):
-            segments.pop()
-            return segments, node.parent
-        return segments, node
-
-    def fill_in(self, missing: list[Segment]) -> None:
-        """Enter the ids of segments that another thread has encoded meanwhile."""
-        for segment in missing:
-            known = self._segments.get(segment.text)
-            if known is not None:
-                segment.ids = known.ids
+        return lookup
 
     def add(self, segments: list[Segment]) -> None:
         """Store a text's segments, which all have their ids, as the most recently used. A short last one is left
@@ -162,13 +144,28 @@ class SegmentCache:
             node = latest
             path.append(node)
         rest = segments[len(path) :]
-        if (node.size + sum([_bytes(segment) for segment in rest])) * SHARE > self._limit:
+        size = node.size
+        for segment in rest:
+            size += getsizeof(segment.text) + getsizeof(segment.ids)
+        if size * SHARE > self._limit:
             return
         left = iter(rest)
         while some := list(islice(left, SLICE)):
             with self._lock:
                 for segment in some:
-                    node = self._enter(node, segment)
+                    known = self.segments.get(segment.text, segment)
+                    child = node.children.get(known)
+                    if child is None:
+                        size = getsizeof(known.text) + getsizeof(known.ids)
+                        child = node.children[known] = _Node(known, node, node.size + size)
+                        if not known.uses:
+                            self.segments[known.text] = known
+                            self.size += size
+                        known.uses += 1
+                        self.size += OVERHEAD
+                        self._used[child] = None
+                    node.latest = child
+                    node = child
                     path.append(node)
         # From the last to the first: each node becomes more recently used than all nodes below it, so that the ends of
         # paths are evicted first.
@@ -184,21 +181,6 @@ class SegmentCache:
                     if self.size > self._limit:
                         self._forget_oldest()
 
-    def _enter(self, parent: _Node, segment: Segment) -> _Node:
-        segment = self._segments.get(segment.text, segment)
-        node = parent.children.get(segment)
-        if node is None:
-            node = _Node(segment, parent)
-            if not segment.uses:
-                self._segments[segment.text] = segment
-                self.size += _bytes(segment)
-            segment.uses += 1
-            self.size += OVERHEAD
-            parent.children[segment] = node
-            self._used[node] = None
-        parent.latest = node
-        return node
-
     def _forget_oldest(self) -> None:
         node, _ = self._used.popitem(last=False)
         self.size -= OVERHEAD
@@ -209,9 +191,5 @@ class SegmentCache:
                 parent.latest = None
         segment.uses -= 1
         if not segment.uses:
-            del self._segments[segment.text]
-            self.size -= _bytes(segment)
-
-
-def _bytes(segment: Segment) -> int:
-    return getsizeof(segment.text) + getsizeof(segment.ids)
+            del self.segments[segment.text]
+            self.size -= getsizeof(segment.text) + getsizeof(segment.ids)

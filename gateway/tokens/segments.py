@@ -25,12 +25,12 @@ from __future__ import annotations
 import json
 import re
 from array import array
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from itertools import takewhile
 from typing import Any
 
-from gateway.tokens.words import BETWEEN, cut_between_words
+from gateway.tokens.words import BETWEEN, POSITION_BETWEEN, cut_between_words
 
 LEAST = 64
 """The fewest characters of a segment, except a text's last. A cached segment takes about 0.7 KB beside its text and
@@ -113,6 +113,13 @@ class Cuts:
     why: str
     added: Mapping[bool, tuple[bytes, bytes]]
     words: bool = False
+    ends: Callable[[str, int], re.Match[str] | None] = field(init=False, repr=False, compare=False)
+    """Whether a segment of at least ``LEAST`` characters that reaches this position of a text may end there."""
+
+    def __post_init__(self) -> None:
+        tokens = [] if self.pattern is None else [self.pattern.pattern]
+        places = [r"\Z", *tokens, *([POSITION_BETWEEN] if self.words else [])]
+        object.__setattr__(self, "ends", re.compile("|".join(places)).match)
 
     def end(self, text: str, start: int, least: int = LEAST, long: int = LONG) -> int:
         """Where the segment ends that begins at ``start``."""
@@ -122,14 +129,6 @@ class Cuts:
         # No token spans a cut between words.
         found = None if self.pattern is None else self.pattern.search(text, start + least, end)
         return end if found is None else found.start()
-
-    def ends(self, text: str, position: int) -> bool:
-        """Whether a segment of at least ``LEAST`` characters may end at ``position``."""
-        if position == len(text):
-            return True
-        if text[position] == " ":  # no token to cut at begins with a blank
-            return self.words and BETWEEN.match(text, position - 1) is not None
-        return self.pattern is not None and self.pattern.match(text, position) is not None
 
     def segments(self, text: str, least: int = LEAST, long: int = LONG) -> Iterator[str]:
         """``text`` in parts; an empty text has none. A prefix has the same parts, except its last."""

@@ -7,7 +7,7 @@ some prompts cannot be.
 from __future__ import annotations
 
 from collections import Counter, deque
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 from gateway.tokens.agreement import Form
 from gateway.tokens.families import Obstacle
@@ -22,23 +22,26 @@ REASONS = 3
 
 
 class Tally:
-    """Counts how the last prompts were tokenized."""
+    """Counts how the last prompts were tokenized. ``share``: of exact prompts, 0..1; None: there was no prompt yet."""
 
-    def __init__(self) -> None:
+    def __init__(self, report: Callable[[float], None]) -> None:
+        """``report``: is called with each new ``share``."""
+        self.share: float | None = None
+        self._report = report
         self._last: deque[str] = deque(maxlen=PROMPTS)
         self._counts: Counter[str] = Counter()
 
     def note(self, why: str) -> None:
         """Count a prompt. ``why``: the reason for its estimate; empty: it is exact."""
-        if len(self._last) == PROMPTS:
-            self._counts[self._last[0]] -= 1
-        self._last.append(why)
-        self._counts[why] += 1
-
-    @property
-    def share(self) -> float | None:
-        """The share of exact prompts, 0..1; None: there was no prompt yet."""
-        return self._counts[""] / len(self._last) if self._last else None
+        last, counts = self._last, self._counts
+        if len(last) == PROMPTS:
+            counts[last[0]] -= 1
+        last.append(why)
+        counts[why] = counts.get(why, 0) + 1
+        share = counts.get("", 0) / len(last)
+        if share != self.share:
+            self.share = share
+            self._report(share)
 
     @property
     def reasons(self) -> list[str]:

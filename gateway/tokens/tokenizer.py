@@ -14,7 +14,8 @@ import os
 from array import array
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from typing import ParamSpec, TypeVar
+from functools import partial
+from typing import NamedTuple
 
 from gateway.core.observer import Observer
 from gateway.core.prompt import (
@@ -30,7 +31,7 @@ from gateway.core.prompt import (
 from gateway.tokens.agreement import Form
 from gateway.tokens.encode import Encoder, Reading
 from gateway.tokens.families import Obstacle
-from gateway.tokens.lengths import MAX_TEXT, check, most_of, size_of
+from gateway.tokens.lengths import MAX_TEXT, most_of
 from gateway.tokens.loading import Loaded, load
 from gateway.tokens.media import around_media, holds_media, without_payloads
 from gateway.tokens.native import Native
@@ -44,12 +45,16 @@ from gateway.tokens.thread_queue import Closed, ThreadQueue
 
 log = logging.getLogger("kvgate.tokens")
 
-P = ParamSpec("P")
-T = TypeVar("T")
-
 MAX_THREADS = 4
 """Threads of one model. A thread encodes a megabyte a second, far more than one engine prefills, and a client with
 endless prompts must not take every core."""
+
+
+class _Rest(NamedTuple):
+    """Work of so many characters that is left for a thread. ``step`` does it, blocking."""
+
+    step: Callable[[], Prompt]
+    characters: int
 
 
 class ModelTokens:
@@ -60,6 +65,12 @@ class ModelTokens:
     ) -> None:
         """``parity``: judges whether our ids are the engines'; None: they are always trusted."""
         self.parity = parity or Parity(model)
+        self.forwards_ids = settings.tokens.forward
+        """Engines get our ids instead of the text, where that changes no answer."""
+        self.asks_engines = settings.tokens.ask
+        """Engines are asked for the ids of prompts that cannot be tokenized here."""
+        self.may_ask_first = settings.media.render
+        """There can be a prompt for which an engine is asked before it is placed."""
         self._settings = settings
         self._model = model
         self._observer = observer
@@ -67,7 +78,7 @@ class ModelTokens:
         self._encoder: Encoder | None = None
         self._renderer: Renderer | None = None
         self._failures: set[str] = set()
-        self._tally = Tally()
+        self._tally = Tally(partial(observer.prompts_exact, model))
         self._turn = asyncio.Lock()
         self._longest_token = 0
         self._threads = ThreadQueue(min(MAX_THREADS, os.cpu_count() or 1), f"tokens-{model}")
@@ -78,8 +89,7 @@ class ModelTokens:
         ``estimated,`` with the reasons."""
         if self._settings.tokenizer is None:
             return "estimated, no tokenizer is configured"
-        distrusted = {form: why for form in Form if (why := self.parity.distrust(form))}
-        return status_of(self._tally, self.obstacles, distrusted, self.asks_engines)
+        return status_of(self._tally, self.obstacles, self.parity.distrusted, self.asks_engines)
 
     @property
     def configured(self) -> bool:
@@ -96,11 +106,6 @@ class ModelTokens:
         """The forms of prompts that cannot be tokenized here, each with the reason; known after ``load``."""
         return {} if self._loaded is None else self._loaded.obstacles
 
-    @property
-    def asks_engines(self) -> bool:
-        """Whether engines are asked for the ids of prompts that cannot be tokenized here."""
-        return self._settings.tokens.ask
-
     def asks_engine_for(self, prompt: ChatInput | TextInput) -> bool:
         """Whether an engine is to be asked for the ids of this prompt."""
         if self._loaded is None or not self.asks_engines or prompt.truncated:
@@ -110,12 +115,6 @@ class ModelTokens:
             return hindered and len(prompt.texts) == 1
         converted = self._loaded.native is not None and (prompt.built or prompt.system_first)
         return (hindered or converted) and prompt.template is None and not prompt.thinking_disabled
-
-    @property
-    def may_ask_engines(self) -> bool:
-        """Whether there can be a prompt for which an engine is asked."""
-        loaded = self._loaded
-        return loaded is not None and self.asks_engines and (bool(loaded.obstacles) or loaded.native is not None)
 
     @property
     def differing_words(self) -> tuple[bytes, ...]:
@@ -131,19 +130,14 @@ class ModelTokens:
         """Take the ids that an engine reported for ``given``. They are replaced by an estimate if most engines serve
         other ids than they report."""
         if (prompt.own is not None or prompt.why) and isinstance(given, ChatInput | TextInput):
-            if self.parity.distrust(_form(given)) is not None:
+            if _form(given) in self.parity.distrusted:
                 return replace(self._estimated(_raws(given), Why.PARITY), own=prompt.own)
-            if differing := self.parity.differing(_form(given)):
+            if differing := self.parity.differing[_form(given)]:
                 prompt = replace(prompt, differing=differing)
         if prompt.why:
             self._observer.tokens_estimated(self._model, prompt.why)
-        self._note(prompt.why)
+        self._tally.note(prompt.why)
         return prompt
-
-    @property
-    def forwards_ids(self) -> bool:
-        """Whether engines get our ids instead of the text, where that changes no answer."""
-        return self._settings.tokens.forward
 
     async def load(self) -> None:
         """Load the configured tokenizer, if there is one, in a thread.
@@ -154,7 +148,10 @@ class ModelTokens:
         if self._settings.tokenizer is None:
             return
         log.info("model %s: loading the tokenizer %s", self._model, self._settings.tokenizer)
-        self._loaded, self._encoder, self._renderer = await self._threads.run("", 0, self._load)
+        loaded, self._encoder, self._renderer = await self._threads.run("", 0, self._load)
+        self._loaded = loaded
+        if self.asks_engines and (loaded.obstacles or loaded.native is not None):
+            self.may_ask_first = True
         self.parity.begin(complete=self.asks_engines or not self.obstacles)
 
     async def close(self) -> None:
@@ -177,22 +174,21 @@ class ModelTokens:
         if isinstance(prompt, OpaqueInput):
             return self._estimated([prompt.raw], prompt.why)
         if isinstance(prompt, TokenInput):
-            self._note("")
-            return _exact([ids if isinstance(ids, array) else array("I", ids) for ids in prompt.ids])
-        why, own = self._obstacle(prompt), None
-        if why is None:
-            try:
-                found = await self._tokens_of(prompt, client, room)
-                form = _form(prompt)
-                if self.parity.distrust(form) is None:
-                    if found.why:
-                        self._observer.tokens_estimated(self._model, found.why)
-                    self._note(found.why)
-                    differing = self.parity.differing(form)
-                    return replace(found, differing=differing) if differing else found
-                why, own = Why.PARITY, found.own
-            except Unrenderable as unrenderable:
-                why = unrenderable.why
+            self._tally.note("")
+            return _exact([ids if isinstance(ids, array) else array("I", ids) for ids in prompt.ids], ours=False)
+        form, own = Form.CHAT if isinstance(prompt, ChatInput) else Form.TEXT, None
+        try:
+            found = await self._tokens_of(prompt, form, client, room)
+        except Unrenderable as unrenderable:
+            why: str = unrenderable.why
+        else:
+            if form not in self.parity.distrusted:
+                if found.why:
+                    self._observer.tokens_estimated(self._model, found.why)
+                self._tally.note(found.why)
+                differing = self.parity.differing[form]
+                return replace(found, differing=differing) if differing else found
+            why, own = Why.PARITY, found.own
         estimated = self._estimated(_raws(prompt), why)
         return estimated if own is None else replace(estimated, own=own)
 
@@ -215,101 +211,121 @@ class ModelTokens:
         self._longest_token = max(map(len, loaded.tokenizer.get_vocab()), default=0)
         return loaded, encoder, Renderer(loaded, self._settings)
 
-    def _obstacle(self, prompt: ChatInput | TextInput) -> Why | None:
-        """Why the ids cannot be known, if that is clear before any work."""
-        if self._loaded is None:
-            return Why.NO_TOKENIZER
-        if prompt.truncated:
-            return Why.TRUNCATED
-        obstacle = self._loaded.obstacles.get(_form(prompt))
-        return None if obstacle is None else obstacle.why
-
     async def _tokens_of(
-        self, prompt: ChatInput | TextInput, client: Callable[[], str], room: Callable[[], int | None]
+        self,
+        prompt: ChatInput | TextInput,
+        form: Form,
+        client: Callable[[], str],
+        room: Callable[[], int | None],
     ) -> Prompt:
         """The ids. Raises Unrenderable and nothing else."""
-        size = size_of(prompt)
-        native = None if self._loaded is None else self._loaded.native
-        if native is not None and not (isinstance(prompt, ChatInput) or native.texts):
-            native = None
+        loaded = self._loaded
+        if loaded is None:
+            raise Unrenderable(Why.NO_TOKENIZER)
+        if prompt.truncated:
+            raise Unrenderable(Why.TRUNCATED)
+        if form in loaded.obstacles:
+            raise Unrenderable(loaded.obstacles[form].why)
+        size = len(prompt.raw) if isinstance(prompt, ChatInput) else sum(map(len, prompt.texts))
+        native = loaded.native if form is Form.CHAT or (loaded.native is not None and loaded.native.texts) else None
         longest = self._longest_token if native is None else native.longest_token
         most = MAX_TEXT if size <= ALONE else most_of(room(), longest)
-
-        async def in_thread(step: Callable[..., Prompt], *args: object, characters: int = size) -> Prompt:
-            try:
-                return await self._threads.run(client(), characters, lambda: self._guarded(step, *args))
-            except Closed:
-                raise Unrenderable(Why.CLOSED) from None
-
         if native is not None:
-            return await in_thread(_by_library, native, prompt, most)
-        if isinstance(prompt, ChatInput) and holds_media(prompt):
-            return await in_thread(self._around_media, prompt, most)
-        if isinstance(prompt, ChatInput) and not is_cheap(prompt):
-            return await in_thread(self._render_and_encode, prompt, most)
-        if size > ALONE:
-            await self._turn.acquire()
-            asyncio.get_running_loop().call_soon(self._turn.release)
-        texts = self._guarded(self._texts_of, prompt, most)
-        # Even with few characters a body may have many texts, and a known text still has to be copied.
-        if len(texts) <= LOOP_TEXTS and sum(map(len, texts)) <= LOOP_CHARACTERS:
-            reading = self._guarded(self._read, prompt, texts, LOOP_NEW)
-            if reading.new <= LOOP_ENCODED:
-                return self._guarded(self._finish, reading)
-            return await in_thread(self._finish, reading, characters=reading.new)
-        return await in_thread(self._encode, prompt, texts)
-
-    def _render_and_encode(self, prompt: ChatInput, most: int) -> Prompt:
-        return self._encode(prompt, self._texts_of(prompt, most))
-
-    def _encode(self, prompt: ChatInput | TextInput, texts: Sequence[str]) -> Prompt:
-        return self._finish(self._read(prompt, texts))
-
-    def _around_media(self, prompt: ChatInput, most: int) -> Prompt:
-        assert self._encoder is not None
-        assert self._renderer is not None
-        return around_media(self._renderer, self._encoder, prompt, limit=most)
-
-    def _texts_of(self, prompt: ChatInput | TextInput, most: int) -> Sequence[str]:
-        assert self._renderer is not None
-        texts = prompt.texts if isinstance(prompt, TextInput) else (self._renderer.render(prompt),)
-        check(texts, most)
-        return texts
-
-    def _read(self, prompt: ChatInput | TextInput, texts: Sequence[str], most: int | None = None) -> Reading:
-        assert self._encoder is not None
-        return self._encoder.read(texts, add_special_tokens=prompt.add_special_tokens, most=most)
-
-    def _finish(self, reading: Reading) -> Prompt:
-        assert self._encoder is not None
-        ids = self._encoder.finish(reading)
-        return _exact(ids, own=ids[0] if len(ids) == 1 else None)
-
-    def _guarded(self, step: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
-        """Run ``step``, blocking. Whatever it raises becomes Unrenderable."""
+            rest = _Rest(partial(self._by_library, native, prompt, most, size), size)
+        elif isinstance(prompt, ChatInput) and not is_cheap(prompt):
+            rest = _Rest(partial(self._whole, prompt, most), size)
+        else:
+            if size > ALONE:
+                await self._turn.acquire()
+                asyncio.get_running_loop().call_soon(self._turn.release)
+            begun = self._begin(prompt, most, size)
+            if isinstance(begun, Prompt):
+                return begun
+            rest = begun
         try:
-            return step(*args, **kwargs)
-        except Unrenderable:
-            raise
+            return await self._threads.run(client(), rest.characters, partial(self._guarded, rest.step))
+        except Closed:
+            raise Unrenderable(Why.CLOSED) from None
+
+    def _begin(self, prompt: ChatInput | TextInput, most: int, size: int) -> Prompt | _Rest:
+        """On the loop: the ids, or what is left to do in a thread. Raises as ``_guarded``."""
+        assert self._encoder is not None
+        try:
+            texts = self._texts_of(prompt, most)
+            # Even with few characters a body may have many texts, and a known text still has to be copied.
+            if len(texts) > LOOP_TEXTS or sum(map(len, texts)) > LOOP_CHARACTERS:
+                return _Rest(partial(self._encode, prompt, texts), size)
+            reading = self._encoder.read(texts, add_special_tokens=prompt.add_special_tokens, most=LOOP_NEW)
+            if reading.new > LOOP_ENCODED:
+                return _Rest(partial(self._finish, reading), reading.new)
+            return _exact(self._encoder.finish(reading))
+        except Unrenderable as unrenderable:
+            if unrenderable.why is not Why.MEDIA:
+                raise
+            return _Rest(partial(self._whole, prompt, most), size)  # which renders such a chat more than once
         except (KeyboardInterrupt, SystemExit):
             raise
         except BaseException as error:  # a panic in the tokenizer's Rust code is no Exception
-            self._log_failure(type(error).__name__)
-            raise Unrenderable(Why.FAILED) from error
+            raise self._failure(error) from error
 
-    def _log_failure(self, name: str) -> None:
-        """Log the first failure of each kind, since a client could cause one every millisecond. The prompt is not
-        logged."""
+    def _whole(self, prompt: ChatInput | TextInput, most: int) -> Prompt:
+        """The ids, from the beginning."""
+        assert self._encoder is not None
+        assert self._renderer is not None
+        if isinstance(prompt, ChatInput) and holds_media(prompt):
+            return around_media(self._renderer, self._encoder, prompt, limit=most)
+        return self._encode(prompt, self._texts_of(prompt, most))
+
+    def _encode(self, prompt: ChatInput | TextInput, texts: Sequence[str]) -> Prompt:
+        assert self._encoder is not None
+        return self._finish(self._encoder.read(texts, add_special_tokens=prompt.add_special_tokens))
+
+    def _finish(self, reading: Reading) -> Prompt:
+        assert self._encoder is not None
+        return _exact(self._encoder.finish(reading))
+
+    def _by_library(self, native: Native, prompt: ChatInput | TextInput, most: int, size: int) -> Prompt:
+        if size > MAX_TEXT:
+            raise Unrenderable(Why.TOO_LONG)
+        if isinstance(prompt, TextInput):
+            texts = self._texts_of(prompt, most)
+            return _exact([native.text(text, add_special_tokens=prompt.add_special_tokens) for text in texts])
+        if holds_media(prompt):
+            raise Unrenderable(Why.MEDIA)
+        return _exact([native.chat(prompt, most)])
+
+    def _texts_of(self, prompt: ChatInput | TextInput, most: int) -> Sequence[str]:
+        """The texts to encode. Raises Unrenderable if all together are too long for that, or one is longer than
+        ``most``."""
+        if isinstance(prompt, TextInput):
+            texts: Sequence[str] = prompt.texts
+        else:
+            assert self._renderer is not None
+            texts = (self._renderer.render(prompt),)
+        if sum(map(len, texts)) > MAX_TEXT or max(map(len, texts), default=0) > most:
+            raise Unrenderable(Why.TOO_LONG)
+        return texts
+
+    def _guarded(self, step: Callable[[], Prompt]) -> Prompt:
+        """Run ``step``, blocking. Whatever it raises becomes Unrenderable."""
+        try:
+            return step()
+        except (Unrenderable, KeyboardInterrupt, SystemExit):
+            raise
+        except BaseException as error:
+            raise self._failure(error) from error
+
+    def _failure(self, error: BaseException) -> Unrenderable:
+        """What becomes of an error. The first one of each kind is logged, since a client could cause one every
+        millisecond. The prompt is not logged."""
+        name = type(error).__name__
         if name not in self._failures:
             self._failures.add(name)
             log.warning("model %s: a prompt could not be tokenized: %s; further ones are counted", self._model, name)
-
-    def _note(self, why: str) -> None:
-        self._tally.note(why)
-        self._observer.prompts_exact(self._model, self._tally.share or 0.0)
+        return Unrenderable(Why.FAILED)
 
     def _estimated(self, raws: Sequence[bytes], why: str) -> Prompt:
-        self._note(why)
+        self._tally.note(why)
         self._observer.tokens_estimated(self._model, why)
         if len(raws) == 1:
             return estimate(without_payloads(raws[0]), why)
@@ -328,18 +344,9 @@ def _raws(prompt: ChatInput | TextInput) -> list[bytes]:
     return [text.encode("utf-8", "replace") for text in prompt.texts]
 
 
-def _by_library(native: Native, prompt: ChatInput | TextInput, most: int) -> Prompt:
-    if size_of(prompt) > MAX_TEXT:
-        raise Unrenderable(Why.TOO_LONG)
-    if isinstance(prompt, TextInput):
-        check(prompt.texts, most)
-        ids = [native.text(text, add_special_tokens=prompt.add_special_tokens) for text in prompt.texts]
-    elif holds_media(prompt):
-        raise Unrenderable(Why.MEDIA)
-    else:
-        ids = [native.chat(prompt, most)]
-    return _exact(ids, own=ids[0] if len(ids) == 1 else None)
-
-
-def _exact(ids: Sequence[array[int]], own: array[int] | None = None) -> Prompt:
-    return Prompt(ids=ids[0], count=sum(map(len, ids)), exact=True, single=len(ids) == 1, own=own)
+def _exact(ids: Sequence[array[int]], *, ours: bool = True) -> Prompt:
+    """``ours``: our tokenizer made the ids, and not the client."""
+    single = len(ids) == 1
+    return Prompt(
+        ids=ids[0], count=sum(map(len, ids)), exact=True, single=single, own=ids[0] if ours and single else None
+    )

@@ -20,6 +20,8 @@ from typing import Any
 
 BETWEEN = re.compile(r"[A-Za-z](?= [A-Za-z])")
 """A match ends at a position where a text may be cut."""
+POSITION_BETWEEN = r"(?<=[A-Za-z])(?= [A-Za-z])"
+"""The same position as an empty match."""
 JOINED = re.compile(r"[A-Za-z] ")
 
 CONTRACTIONS = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)"

@@ -109,7 +109,7 @@ class TestOneOfSeveral:
         with caplog.at_level(logging.WARNING, "kvgate.parity"):
             counts(parity, *[False] * 3 * WINDOW, endpoint="b")
         assert parity.trusted
-        assert parity.differing(Form.CHAT) == {"b"}
+        assert parity.differing[Form.CHAT] == {"b"}
         assert told.trusted == []
         assert told.agreeing == [("b", False)]
         (record,) = caplog.records
@@ -122,23 +122,23 @@ class TestOneOfSeveral:
         """Another template, and the same tokenizer."""
         counts(parity, *[False] * LEAST, endpoint="b")
         counts(parity, *[True] * LEAST, endpoint="b", form=Form.TEXT)
-        assert parity.differing(Form.TEXT) == frozenset()
+        assert parity.differing[Form.TEXT] == frozenset()
         for name in ("a", "c"):
             counts(parity, *[False] * LEAST, endpoint=name)
-        assert parity.distrust(Form.CHAT) is not None
-        assert parity.distrust(Form.TEXT) is None
+        assert Form.CHAT in parity.distrusted
+        assert Form.TEXT not in parity.distrusted
 
     def test_most_of_them_are_the_model(self, parity: Parity, told: Told) -> None:
         for name in ("b", "c"):
             counts(parity, *[False] * LEAST, endpoint=name)
         assert not parity.trusted
-        assert "b (it counted" in str(parity.distrust(Form.CHAT))
-        assert "c (it counted" in str(parity.distrust(Form.CHAT))
+        assert "b (it counted" in str(parity.distrusted[Form.CHAT])
+        assert "c (it counted" in str(parity.distrusted[Form.CHAT])
         counts(parity, *[True] * LEAST, endpoint="a")
         assert not parity.trusted, "two of three"
         counts(parity, *[True] * RECOVERY, endpoint="b")
         assert parity.trusted
-        assert parity.differing(Form.CHAT) == {"c"}
+        assert parity.differing[Form.CHAT] == {"c"}
         assert told.trusted == [False, True]
 
     def test_half_of_two_is_not_most(self, parity: Parity) -> None:
@@ -156,7 +156,7 @@ class TestOneOfSeveral:
 
     def test_it_comes_back(self, parity: Parity, told: Told) -> None:
         counts(parity, *[False] * LEAST, *[True] * RECOVERY, endpoint="b")
-        assert parity.differing(Form.CHAT) == frozenset()
+        assert parity.differing[Form.CHAT] == frozenset()
         assert parity.differences == {}
         assert told.agreeing == [("b", False), ("b", True)]
 
@@ -166,7 +166,7 @@ class TestOneOfSeveral:
         parity.members = lambda: ["a"]
         counts(parity, *[True] * LEAST, endpoint="a")
         assert parity.trusted
-        assert parity.differing(Form.CHAT) == frozenset()
+        assert parity.differing[Form.CHAT] == frozenset()
 
     def test_none_of_its_prompts_go_as_ids(self, parity: Parity) -> None:
         for _ in range(LEAST):

@@ -11,7 +11,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from gateway.api.prompts import read_prompt
+from gateway.api.prompts import READERS
 from gateway.core.prompt import ChatInput
 from gateway.framework import Kind
 from gateway.tokens.loading import load
@@ -25,7 +25,7 @@ KINDS = {"/v1/responses": (Kind.RESPONSES, RESPONSES), "/v1/messages": (Kind.MES
 
 def read(kind: Kind, body: Body) -> ChatInput | None:
     """None where the prompt is not known."""
-    given = read_prompt(kind, msgspec.json.decode(json.dumps(body), type=dict[str, msgspec.Raw]))
+    given = READERS[kind](msgspec.json.decode(json.dumps(body), type=dict[str, msgspec.Raw]))
     return given if isinstance(given, ChatInput) and not given.truncated else None
 
 

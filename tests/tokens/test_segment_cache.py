@@ -6,6 +6,7 @@ import sys
 import threading
 import tracemalloc
 from array import array
+from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, given
@@ -14,7 +15,7 @@ from tokenizers import Tokenizer
 from transformers import PreTrainedTokenizerFast
 
 from gateway.tokens.encode import Encoder
-from gateway.tokens.segment_cache import OVERHEAD, SegmentCache
+from gateway.tokens.segment_cache import OVERHEAD, Lookup, SegmentCache
 from gateway.tokens.segments import LEAST, Cuts, find_cuts
 from tests.support.examples import examples
 from tests.tokens.shapes import CUT, TAGS, UNCUT, shape, text_of
@@ -37,13 +38,12 @@ def turns_of(*numbers: int) -> str:
 
 def add(cache: SegmentCache, text: str) -> list[str]:
     """Do as the encoder does; returns what it had to encode."""
-    lookup = cache.look_up(text)
+    lookup = cache.look_up(Lookup(text))
     assert "".join(segment.text for segment in lookup.segments) == text
     new = [segment.text for segment in lookup.missing]
-    cache.fill_in(lookup.missing)
     for segment in lookup.missing:
-        if segment.ids is None:
-            segment.ids = segment.text.encode("utf-32-le")
+        known = cache.segments.get(segment.text)
+        segment.ids = segment.text.encode("utf-32-le") if known is None else known.ids
     assert b"".join(segment.ids or b"" for segment in lookup.segments) == text.encode("utf-32-le")
     cache.add(lookup.segments)
     return new
@@ -67,27 +67,30 @@ def test_a_text_can_be_recalled_a_little_at_a_time(
     for some in before:
         add(cache, turns_of(*some))
     text = turns_of(*numbers)
-    whole, lookup = cache.look_up(text), cache.look_up(text, data.draw(st.integers(0, 200)))
+    whole, lookup = cache.look_up(Lookup(text)), cache.look_up(Lookup(text), data.draw(st.integers(0, 200)))
     assert lookup.new >= whole.new
     for _ in range(len(text)):
         if lookup.at == len(text):
             break
         at = lookup.at
-        cache.resume(lookup, data.draw(st.integers(1, 200)))
+        cache.look_up(lookup, data.draw(st.integers(1, 200)))
         assert lookup.at > at
     assert [one.text for one in lookup.segments] == [one.text for one in whole.segments]
     assert [one.text for one in lookup.missing] == [one.text for one in whole.missing]
-    cache.resume(lookup)
+    cache.look_up(lookup)
     assert len(lookup.segments) == len(whole.segments)
 
 
 def test_no_more_is_searched_than_asked_for(cuts: Cuts) -> None:
     cache = SegmentCache(ROOM, cuts)
     add(cache, turns_of(*range(50)))
-    lookup = cache.look_up(turns_of(*range(50), *range(60, 80)), len(turn(60)) * 5)
+    lookup = cache.look_up(Lookup(turns_of(*range(50), *range(60, 80))), len(turn(60)) * 5)
     assert [one.text for one in lookup.missing] == [turn(number) for number in range(60, 65)]
     assert lookup.text[: lookup.at] == "".join(map(turn, [*range(50), *range(60, 65)]))
-    assert cache.look_up(turns_of(*range(50)), 0).segments == cache.look_up(turns_of(*range(50))).segments[:-1], "known"
+    assert (
+        cache.look_up(Lookup(turns_of(*range(50))), 0).segments
+        == cache.look_up(Lookup(turns_of(*range(50)))).segments[:-1]
+    ), "known"
 
 
 def test_a_segment_is_known_wherever_it_stands(cuts: Cuts) -> None:
@@ -168,15 +171,23 @@ def test_nothing_is_left_when_all_is_forgotten(cuts: Cuts) -> None:
         add(cache, turns_of(number % 3, number, number + 1))
     while len(cache):
         cache._forget_oldest()
-    assert (cache.size, cache._segments, cache._root.children, cache._root.latest) == (0, {}, {}, None)
+    assert (cache.size, cache.segments, cache._root.children, cache._root.latest) == (0, {}, {}, None)
 
 
-def test_another_threads_ids_are_taken(cuts: Cuts) -> None:
-    cache = SegmentCache(ROOM, cuts)
-    lookup = cache.look_up(turns_of(1, 2))
-    add(cache, turns_of(1, 2))
-    cache.fill_in(lookup.missing)
-    assert [segment.text for segment in lookup.missing if segment.ids is None] == ["<|im_end|>"]
+def test_another_threads_ids_are_taken(monkeypatch: pytest.MonkeyPatch) -> None:
+    encoder = Encoder(PreTrainedTokenizerFast(tokenizer_object=shape("llama3")), "m", memory_bytes=ROOM)
+    reading = encoder.read([turns_of(1, 2)], add_special_tokens=False)
+    whole = encoder.encode([turns_of(1, 2)], add_special_tokens=False)
+    backend, encoded = encoder._backend, list[str]()
+
+    class Watched:
+        def encode_batch_fast(self, texts: list[str], **how: Any) -> Any:
+            encoded.extend(texts)
+            return backend.encode_batch_fast(texts, **how)
+
+    monkeypatch.setattr(encoder, "_backend", Watched())
+    assert encoder.finish(reading) == whole
+    assert encoded == ["<|im_end|>"]
 
 
 def test_threads_may_use_it_at_once(cuts: Cuts) -> None:
@@ -204,7 +215,7 @@ def test_threads_may_use_it_at_once(cuts: Cuts) -> None:
         sys.setswitchinterval(interval)
     assert not failures
     assert cache.size <= 30 * (OVERHEAD + 5 * LEAST)
-    kept = {id(segment): segment for segment in cache._segments.values()}
+    kept = {id(segment): segment for segment in cache.segments.values()}
     uses: dict[int, int] = dict.fromkeys(kept, 0)
     for node in cache._used:
         uses[id(node.segment)] += 1

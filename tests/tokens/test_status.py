@@ -112,9 +112,11 @@ async def test_the_start_logs_it(
 @examples(50)
 @given(st.lists(st.sampled_from(["", "", "media", "route"]), max_size=40), st.integers(1, 7))
 def test_a_tally_is_of_the_last_prompts(given: list[str], repeat: int) -> None:
-    tally, last = Tally(), deque[str](maxlen=PROMPTS)
+    reported: list[float] = []
+    tally, last = Tally(reported.append), deque[str](maxlen=PROMPTS)
     for why in given * (repeat * 10):
         tally.note(why)
         last.append(why)
     assert tally.share == (last.count("") / len(last) if last else None)
+    assert reported[-1:] == ([] if tally.share is None else [tally.share])
     assert set(tally.reasons) == set(last) - {""}

@@ -252,7 +252,7 @@ async def test_what_would_take_minutes_to_encode_is_estimated(
 ) -> None:
     tokens = await load()
     assert (await tokens.tokenize(prompt)).exact
-    monkeypatch.setattr("gateway.tokens.lengths.MAX_TEXT", 100)
+    monkeypatch.setattr("gateway.tokens.tokenizer.MAX_TEXT", 100)
     assert not (await tokens.tokenize(prompt)).exact
     assert reasons.seen == [("m", Why.TOO_LONG)]
 
@@ -307,17 +307,18 @@ def watch(tokens: ModelTokens, monkeypatch: pytest.MonkeyPatch) -> list[tuple[st
     """The steps that are done from now on, each with whether it was done on the loop's own thread."""
     done: list[tuple[str, bool]] = []
 
-    def watched(name: str) -> None:
-        step = getattr(tokens, name)
+    def watched(owner: Any, name: str) -> None:
+        step = getattr(owner, name)
 
-        def watching(*given: Any) -> Any:
+        def watching(*given: Any, **how: Any) -> Any:
             done.append((name.strip("_"), threading.current_thread() is threading.main_thread()))
-            return step(*given)
+            return step(*given, **how)
 
-        monkeypatch.setattr(tokens, name, watching)
+        monkeypatch.setattr(owner, name, watching)
 
-    for name in ("_texts_of", "_read", "_finish"):
-        watched(name)
+    watched(tokens, "_texts_of")
+    watched(tokens._encoder, "read")
+    watched(tokens._encoder, "finish")
     return done
 
 

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tokenizers import AddedToken, Regex, Tokenizer, models, normalizers, pre_tokenizers
 
-from gateway.tokens.segment_cache import SegmentCache
+from gateway.tokens.segment_cache import Lookup, SegmentCache
 from gateway.tokens.segments import LONG, Cuts, find_cuts
 from gateway.tokens.words import CASED, JOINED, LETTERS, OTHERS, _alternatives
 from tests.support.examples import examples
@@ -100,12 +100,12 @@ def test_a_long_text_with_another_end_is_encoded_from_where_that_begins(name: st
     cuts = find_cuts(backend)
     cache = SegmentCache(1 << 24, cuts)
     text = SENTENCE * 400
-    first = cache.look_up(text)
+    first = cache.look_up(Lookup(text))
     assert len(first.missing) == len(first.segments) > len(text) / (2 * LONG)
     for segment in first.segments:
         segment.ids = b""
     cache.add(first.segments)
-    second = cache.look_up(text[:-64] + "and what has never been seen before stands here, at its very end")
+    second = cache.look_up(Lookup(text[:-64] + "and what has never been seen before stands here, at its very end"))
     assert [len(segment.text) > LONG - 1 for segment in second.segments[:-1]] == [True] * (len(second.segments) - 1)
     assert second.new < 2 * LONG
 
@@ -116,12 +116,12 @@ def test_where_a_remembered_text_ended_is_no_end_in_another() -> None:
     cache = SegmentCache(1 << 24, cuts)
     half = "word " * 60 + "hal"
     for text in (half, half + "f and more of it"):
-        lookup = cache.look_up(text)
+        lookup = cache.look_up(Lookup(text))
         assert "".join(segment.text for segment in lookup.segments) == text
         for segment in lookup.missing:
             segment.ids = b""
         cache.add(lookup.segments)
-    assert [segment.text for segment in cache.look_up(half + "f and more").segments] == [half + "f and more"]
+    assert [segment.text for segment in cache.look_up(Lookup(half + "f and more")).segments] == [half + "f and more"]
 
 
 @pytest.mark.parametrize("name", sorted(WORDS))
@@ -136,7 +136,7 @@ def test_texts_that_share_beginnings_have_their_own_ids(name: str, texts: list[t
             text.encode()
         except UnicodeEncodeError:
             continue
-        lookup = cache.look_up(text)
+        lookup = cache.look_up(Lookup(text))
         for segment in lookup.missing:
             segment.ids = json.dumps(backend.encode(segment.text, add_special_tokens=False).ids).encode()
         cache.add(lookup.segments)

@@ -9,7 +9,7 @@ from gateway.api.token_forwarding import json_pieces, same_answer, with_ids
 from gateway.fleet.fleet import Fleet
 from gateway.framework import Endpoint
 from gateway.proxy.serving.attempt import Attempt
-from gateway.tokens.agreement import form_of
+from gateway.tokens.agreement import FORMS
 
 
 class IdForwarding:
@@ -32,7 +32,7 @@ class IdForwarding:
         room = served.max_model_len if served is not None else None
         alike = prompt.single and prompt.whole
         alike = alike and same_answer(kind, body.fields, prompt.count, version=engine.version, room=room)
-        if not alike or not serving.tokens.parity.may_send_ids(endpoint.name, engine.started, form_of(kind)):
+        if not alike or not serving.tokens.parity.may_send_ids(endpoint.name, engine.started, FORMS[kind]):
             return body
         pieces: list[bytes] = []
         for piece in json_pieces(prompt.own):

@@ -132,7 +132,8 @@ class PromptQuestions:
         self._models = state.configure(settings)
 
     async def prompt(self, asked: Asked, parsed: Parsed) -> Prompt | None:
-        """The engine's own ids; None: no engine reported them, or none was asked."""
+        """The engine's own ids; None: no engine reported them, or none was asked. Only for a model whose tokens have
+        ``may_ask_first``."""
         name = asked.serving.model.name
         model = self._models.get(name)
         if model is None or not isinstance(parsed.body, JsonBody):
@@ -270,7 +271,7 @@ def _question(
     parsed: Parsed, body: JsonBody, model: ModelQuestions, tokens: ModelTokens, adapter: str | None
 ) -> _Question | None:
     """What to request for a body; None: nothing."""
-    if parsed.previous_response is not None or not (model.settings.media.render or tokens.may_ask_engines):
+    if parsed.previous_response is not None:
         return None
     given = parsed.input
     media = isinstance(given, ChatInput) and holds_media(given)

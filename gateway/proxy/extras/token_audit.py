@@ -33,7 +33,7 @@ from gateway.proxy.serving.not_asked import NotAsked
 from gateway.proxy.upstream.commit import Committed
 from gateway.proxy.upstream.legs import Leg, LegFailed
 from gateway.proxy.upstream.send import Upstream
-from gateway.tokens.agreement import Form, form_of
+from gateway.tokens.agreement import FORMS, Form
 
 log = logging.getLogger("kvgate.parity")
 
@@ -88,8 +88,9 @@ class TokenAudit:
 
     def after_commit(self, attempt: Attempt, committed: Committed) -> AfterSettle | None:
         """An ``AfterCommit``: an engine is asked once the request has given everything back."""
-        questions = self._choose(attempt)
-        return None if questions is None else partial(self._ask_later, attempt.call.serving, questions)
+        serving = attempt.call.serving
+        questions = self._choose(attempt) if serving.tokens.parity.asks else None
+        return None if questions is None else partial(self._ask_later, serving, questions)
 
     def _choose(self, attempt: Attempt) -> Questions | None:
         """An answer has begun: prepare the requests to send after its end, if it is in the sample. They are prepared
@@ -101,7 +102,7 @@ class TokenAudit:
         if request.indivisible or request.adapter is not None or attempt.model_name in self._state.busy:
             return None
         parity = call.serving.tokens.parity
-        sampled = parity.wants_ids(plan.decode.name, form_of(call.route.kind), self._chance.random())
+        sampled = parity.wants_ids(plan.decode.name, FORMS[call.route.kind], self._chance.random())
         unproved = [leg.endpoint for leg in plan.legs if parity.needs_proof(leg.endpoint.name)]
         if not sampled and not unproved:
             return None
@@ -110,7 +111,7 @@ class TokenAudit:
             paths = self._paths(call, endpoint, body)
             legs = [leg for path in paths if (leg := self._leg(call, endpoint, path, limit))]
             if legs:
-                return Questions(legs, prompt.own, form_of(call.route.kind))
+                return Questions(legs, prompt.own, FORMS[call.route.kind])
         return None
 
     def _ask_later(self, runtime: ModelRuntime, questions: Questions) -> None:

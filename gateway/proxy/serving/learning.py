@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from gateway.api.usage import Usage
 from gateway.fleet.load.booking import Booking
 from gateway.placement.placing import Answered, LegWork
-from gateway.tokens.agreement import form_of
+from gateway.tokens.agreement import FORMS
 
 if TYPE_CHECKING:
     from gateway.proxy.serving.attempt import Attempt
@@ -43,7 +43,7 @@ def _learn_parity(attempt: Attempt, booking: Booking, usage: Usage) -> None:
         return
     parity, endpoint = call.serving.tokens.parity, booking.endpoint
     if usage.prompt_tokens is not None:
-        parity.compare_counts(endpoint.name, form_of(request.kind), call.own_tokens, usage.prompt_tokens)
+        parity.compare_counts(endpoint.name, FORMS[request.kind], call.own_tokens, usage.prompt_tokens)
     if usage.cached_tokens is not None and call.exact_on(endpoint):
         parity.compare_hits(endpoint.name, booking.expected_hit, usage.cached_tokens)
 

@@ -58,7 +58,8 @@ class Reception:
             exchange.permit = await serving.admission.acquire()
             timeline.queue_wait = self._clock.monotonic() - began
         timeline.enter(Phase.TOKENIZING)
-        prompt = await self._sourced(asked, parsed) if self._prompt_sources else None
+        asks = self._prompt_sources and serving.tokens.may_ask_first
+        prompt = await self._sourced(asked, parsed) if asks else None
         if prompt is None:
             prompt = await serving.tokens.tokenize(
                 parsed.input,
