@@ -48,11 +48,11 @@ from gateway.wiring import Common, Draft, Rooms, Wiring, blaming, priced, topics
 log = logging.getLogger("kvgate.app")
 
 BACKLOG = 4096
-"""Connections that may wait to be accepted (Linux bounds it by its own 4096): of a burst beyond it, the rest is tried
-again by the client's kernel after a second. aiohttp's default is 128."""
+"""Connections that may wait to be accepted (Linux limits it to 4096). If more arrive at once, the clients' kernels try
+again after a second. aiohttp's default is 128."""
 
 YOUNG = 10_000
-"""Objects more than at the last round that begin a round of the garbage collector: Python's 700 are two requests'."""
+"""New objects after which the garbage collector runs. Python's default of 700 is reached by two requests."""
 
 
 class Gateway:
@@ -121,7 +121,7 @@ class Gateway:
         )
         self.admin = Admin(self.metrics.render, (*self.operations.routes(), *debug.routes()))
 
-    # What is in force: a reload replaces it
+    # The parts in force, which a reload replaces
 
     @property
     def config(self) -> Config:
@@ -166,14 +166,14 @@ class Gateway:
     async def close(self) -> None:
         """Safe after a failed ``start``."""
         await self.operations.close()
-        await self.fleet.close()  # before the feed: it tells it of event streams
+        await self.fleet.close()  # before the feed, which it notifies of event streams
         await self.feed.close()
         await self.rooms.close()
         await self.reloading.close()
 
 
 def listener_of(config: Config, observer: Observer) -> EventListener | None:
-    """What engines connect to with their KV events, if any shall; it does not listen yet."""
+    """The listener to which engines connect with their KV events, if any is configured to; it does not listen yet."""
     listen = config.kv_events.listen
     return None if listen is None else EventListener(listen, topics(config), observer)
 
@@ -257,22 +257,22 @@ async def serve(read: Read, *, stop: asyncio.Event | None = None) -> None:
 
 
 def _relieve_collector() -> None:
-    """What was made until now stays: leave it out of the garbage collector's rounds, and have it look less often. No
-    request leaves a cycle behind (tests/proxy/test_garbage.py), so that there is little for it to find."""
+    """Exclude all existing objects from garbage collection, and run the collector less often. No request leaves a
+    reference cycle behind (tests/proxy/test_garbage.py), so there is little to collect."""
     gc.collect()
     gc.freeze()
     gc.set_threshold(YOUNG, *gc.get_threshold()[1:])
 
 
 def _secrets(config: Config) -> list[str]:
-    """What no log line may hold, however it came there."""
+    """The secrets that must not appear in any log line."""
     keys = [endpoint.api_key for model in config.models for endpoint in model.endpoints if endpoint.api_key]
     with blaming(config, "client_keys", "file"):
         return [*keys, *read_keys(config.client_keys)]
 
 
 def override(config: Config, host: str | None, port: int | None, log_format: str | None, level: str | None) -> Config:
-    """``config`` with what the command line says instead. Raises ConfigError."""
+    """``config`` with the values of the command line. Raises ConfigError."""
     try:
         listen = dataclasses.replace(
             config.listen,

@@ -124,7 +124,7 @@ class CacheFeed:
         stream.start(self._tasks)
 
     async def synced(self, timeout: float) -> bool:
-        """Wait until every stream has replayed what there is; false if some had not after ``timeout`` seconds."""
+        """Wait until every stream has replayed its history; false if one had not after ``timeout`` seconds."""
         try:
             async with asyncio.timeout(timeout):
                 while missing := [stream for stream in self._streams.values() if not stream.synced.is_set()]:

@@ -1,4 +1,4 @@
-"""Telling systemd how we are: the ``sd_notify`` protocol, one datagram for each message.
+"""Notifies systemd of the service's state: the ``sd_notify`` protocol, one datagram for each message.
 
 A service of ``Type=notify`` counts as started when it says ``READY=1``: what depends on it waits for an endpoint that
 answers, not for a process that exists. Everywhere else (no ``NOTIFY_SOCKET``) all of this does nothing, and a message

@@ -1,11 +1,11 @@
-"""From one configuration to the next, without a restart and without a request that notices.
+"""Reloads the configuration without a restart, and without an effect on running requests.
 
-In three steps. The file is read, checked and built beside what serves: plugins, tokenizers, endpoints, which are looked
-at once. If anything of that fails nothing has changed, and the error says why. Then, in one step of the loop and so
-between two requests, the server takes the new wiring and the fleet its new endpoints. At last, when the last request
-of the old wiring has ended, what only that one had is given back.
+There are three steps. First the file is read and checked, and the new plugins, tokenizers and endpoints are made beside
+the running ones; each new engine is probed once. If any of this fails, nothing has changed, and the error says why.
+Then, in one synchronous step between two requests, the server switches to the new wiring and the fleet to its new
+endpoints. At last, when the last request of the old wiring has ended, the parts that only it had are released.
 
-What a restart alone can change is left as it is, and reported.
+Settings that only a restart can change stay as they are, and are reported.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ class Reloading:
     ) -> None:
         self.wiring = wiring
         self.open = False
-        """Whether the gateway has started: before that there is nothing to go on from."""
+        """Whether the gateway has started: before that it cannot reload."""
         self._rooms = rooms
         self._feed = feed
         self._server = server
@@ -97,7 +97,7 @@ class Reloading:
             return reloaded
 
     async def close(self) -> None:
-        """Give back what the wirings have; after the last request."""
+        """Release the wirings, after the last request."""
         await self._tasks.close()
         for tokens in self.wiring.tokens.union(*(wiring.tokens for wiring in self._ending)):
             await tokens.close()
@@ -139,7 +139,7 @@ class Reloading:
         return reloaded
 
     def _take_back(self, new: Sequence[ModelRuntime]) -> None:
-        """Of a draft that comes to nothing, what its models have left with others."""
+        """Undo the effects of a failed draft's models on other rooms."""
         for runtime in new:
             self._feed.remove(runtime.model.name)
             self._rooms.common.observer.model_dropped(runtime.model.name)
@@ -148,7 +148,7 @@ class Reloading:
                 runtime.tokens.parity.report()
 
     def _adopt(self, draft: Draft, change: FleetDiff) -> None:
-        """Serve by ``draft``. Without an await: no request sees a part of it."""
+        """Serve with ``draft``. Without an await, so that no request sees only a part of the change."""
         before, config = self.wiring, draft.config
         gone = before.models.keys() - {settings.name for settings in config.models}
         for name in gone:
@@ -169,7 +169,7 @@ class Reloading:
         before.director.retire(partial(self._ended, before))
 
     def _ended(self, wiring: Wiring) -> None:
-        """Its last request has: what nobody else has of it is given back."""
+        """The wiring's last request has ended: release the parts that no other wiring uses."""
         self._ending.remove(wiring)
         left = (self.wiring, *self._ending)
         for tokens in wiring.tokens.difference(*(other.tokens for other in left)):
@@ -179,7 +179,7 @@ class Reloading:
 
 
 def listening(config: Config) -> WatchedContext | None:
-    """The context of the clients' listener; None: it is plain. Raises ConfigError."""
+    """The TLS context of the clients' listener; None: plain HTTP. Raises ConfigError."""
     if config.listen.tls is None:
         return None
     try:
@@ -189,7 +189,7 @@ def listening(config: Config) -> WatchedContext | None:
 
 
 def possible(before: Config, wanted: Config) -> tuple[Config, Sequence[str]]:
-    """``wanted``, but what only a restart can change as it was ``before``; and the paths of that.
+    """``wanted``, with the values of ``before`` for settings that only a restart can change; and their key paths.
 
     Listeners are bound, engines watched, indexes sized and the log's form chosen at the start.
     """

@@ -1,7 +1,7 @@
-"""What one configuration comes to: all that a request is taken through, built once and then never changed.
+"""The objects that one configuration makes: all parts that a request passes through, built once and never changed.
 
-A reload builds another, and the server takes it between two requests. A request ends with the wiring with which it
-began: its plugins, its timeouts, what may pass. What outlives a configuration is in ``Rooms``, or is handed on from one
+A reload builds another wiring, and the server switches to it between two requests. A request keeps the wiring with
+which it began: plugins, timeouts, pass rules. What outlives a configuration is in ``Rooms``, or is handed on from one
 wiring to the next: a model's index, tokenizer and admission, and what plugins remember.
 """
 
@@ -57,7 +57,7 @@ log = logging.getLogger("kvgate.cost")
 
 @dataclass(frozen=True, slots=True)
 class Common:
-    """What every room is given. ``chance``: behind every choice that is made by chance."""
+    """Objects that every room gets. ``chance``: makes all random choices."""
 
     clock: Clock
     observer: Observer
@@ -66,7 +66,7 @@ class Common:
 
 @dataclass(frozen=True, slots=True)
 class Rooms:
-    """What all wirings have in common. ``created``: seconds since the epoch, of every model's entry."""
+    """Objects that all wirings share. ``created``: the ``created`` of every model's entry, seconds since the epoch."""
 
     common: Common
     fleet: Fleet
@@ -91,8 +91,8 @@ class Rooms:
 
 @dataclass(frozen=True, slots=True)
 class Draft:
-    """What a configuration asks for beside the fleet. Nothing of it is in use yet; ``fresh``: made for it, the others
-    go on."""
+    """The parts of a configuration except the fleet, not in use yet. ``fresh``: those made for it; the others are
+    taken over from the wiring in force."""
 
     config: Config
     scheduler: Scheduler
@@ -140,7 +140,7 @@ class Draft:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Wiring:
-    """What a request is taken through."""
+    """The parts that a request passes through."""
 
     config: Config
     scheduler: Scheduler
@@ -150,7 +150,7 @@ class Wiring:
 
     @classmethod
     def make(cls, draft: Draft, rooms: Rooms, before: Wiring | None) -> Wiring:
-        """``before``: the wiring whose place it takes."""
+        """``before``: the wiring that it replaces."""
         config, common = draft.config, rooms.common
         upstream = rooms.upstream if before is None else rooms.upstream.with_timeouts(config.timeouts)
         directory = ModelDirectory(draft.runtimes, rooms.fleet, rooms.created)
@@ -188,7 +188,7 @@ class Wiring:
 
     @property
     def models(self) -> dict[str, tuple[ModelSettings, ModelRuntime]]:
-        """By name: the settings of a model, and what they came to."""
+        """By name: the settings of a model, and its runtime."""
         pairs = zip(self.config.models, self.directory.servings, strict=True)
         return {settings.name: (settings, runtime) for settings, runtime in pairs}
 
@@ -226,7 +226,7 @@ def _hooks(config: Config, rooms: Rooms, forwarder: Forwarder, upstream: Upstrea
 
 
 def topics(config: Config) -> list[str]:
-    """With which those engines send their KV events that connect to us."""
+    """The topics of the engines that connect to us with their KV events."""
     return [
         endpoint.kv_topic(model.name)
         for model in config.models
@@ -236,7 +236,7 @@ def topics(config: Config) -> list[str]:
 
 
 def priced(config: Config, runtimes: Sequence[ModelRuntime]) -> list[tuple[Model, Sequence[EndpointSettings]]]:
-    """What the fleet is to have: each endpoint with what its work costs at first, by itself, its model or the fleet."""
+    """The endpoints for the fleet. The starting costs of each are its own, its model's or the fleet's."""
     found: list[tuple[Model, Sequence[EndpointSettings]]] = []
     for settings, runtime in zip(config.models, runtimes, strict=True):
         shape = cache(partial(_shape, settings))
@@ -274,7 +274,7 @@ def _runtime(settings: ModelSettings, config: Config, common: Common, before: Wi
     settings_before, runtime = before.models[settings.name]
     model = runtime.model
     if (model.aliases, model.served_name, model.handler) != (settings.aliases, settings.served_name, settings.handler):
-        # Another object: requests under way go by what they began with. What was learned of it goes along.
+        # A new object, since running requests keep the old settings. The learned values are copied, too.
         model = replace(model, aliases=settings.aliases, served_name=settings.served_name, handler=settings.handler)
     same_tokens = all(getattr(settings, f.name) == getattr(settings_before, f.name) for f in fields(TokenSettings))
     same_budget = config.retries.budget == before.config.retries.budget
@@ -299,7 +299,7 @@ def _tokens(settings: ModelSettings, common: Common) -> ModelTokens:
 
 @contextlib.contextmanager
 def blaming(config: Config, *path: str) -> Iterator[None]:
-    """Adds file, line and key to the error of a room that does not know them."""
+    """Adds file, line and key to a ConfigError of a room that does not know them."""
     try:
         yield
     except ConfigError as error:

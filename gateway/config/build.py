@@ -1,7 +1,7 @@
-"""A checked configuration -> the scheduler: plugins found, their parameters decoded, constructed, put together.
+"""Builds the scheduler from a checked configuration: finds the plugins, decodes their parameters, constructs them.
 
-Everything that a plugin can get wrong before its first request is found here, and stops the start with the file, line
-and key of the instance, and the plugin's entry point and distribution where the fault is its own.
+A plugin's errors before its first request are found here. They stop the start. The message has the file, line and key
+of the instance, and the plugin's entry point and distribution if the plugin causes the error.
 """
 
 from __future__ import annotations
@@ -31,11 +31,11 @@ def build_scheduler(
     *,
     observer: Observer = NULL_OBSERVER,
 ) -> Scheduler:
-    """The scheduler of ``config``. ``context(instance_name)`` makes what a plugin's constructor is given.
+    """The scheduler of ``config``. ``context(instance_name)`` makes the ``Context`` of a plugin's constructor.
 
-    ``registry`` is what is installed where it is not given. ``before``: what is in force, whose instances go on where
-    name, type and parameters are the same: what they remember stays. ``observer``: counts what the scheduler does.
-    Raises ConfigError.
+    ``registry``: None: all installed plugins. ``before``: the configuration and scheduler in force. An instance with
+    the same name, type and parameters is kept, with its memory. ``observer``: counts what the scheduler does. Raises
+    ConfigError.
     """
     found = discover() if registry is None else registry
     origin = config.origin
@@ -75,7 +75,7 @@ def build_scheduler(
 
 
 Instances: TypeAlias = Mapping[str, tuple[PluginSettings | HandlerSettings, Any]]
-"""By name: what an instance was made of, and the instance."""
+"""By name: the settings of an instance, and the instance."""
 
 
 def _instances(before: tuple[Config, Scheduler] | None) -> tuple[Instances, Instances]:
@@ -130,7 +130,7 @@ def _construct(
     context: Callable[[str], Context],
     there: Any | None,
 ) -> Any:
-    """``there``: the instance that goes on; None: a new one is made."""
+    """``there``: the instance that is kept; None: a new one is made."""
     typed = parameters(plugin_type, settings, path, origin)
     if there is not None:
         return there
@@ -145,7 +145,7 @@ def _construct(
 
 
 def _blaming(step: Callable[[], T], path: KeyPath, origin: Origin) -> T:
-    """Run a step of a plugin type's, and add the instance's place to its error."""
+    """Run ``step`` of a plugin type, and add the instance's file, line and key to its error."""
     try:
         return step()
     except ConfigError as error:
@@ -167,7 +167,7 @@ def _instance(
 def _check_profiles(
     plugin_type: PluginType, instance: Any, profiles: Mapping[str, Profile], path: KeyPath, origin: Origin
 ) -> None:
-    """A handler that says which ``profiles`` it runs is held to those that exist."""
+    """Raises ConfigError if a handler's ``profiles`` name one that does not exist."""
     named: Iterable[str] = getattr(instance, "profiles", ())
     for name in named:
         if name not in profiles:

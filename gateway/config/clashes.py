@@ -1,7 +1,8 @@
-"""Other distributions that install a package of one of our names.
+"""Finds other distributions that install a package under one of our names.
 
-``gateway``, ``scorers``, ``filters``, ``pickers`` and ``simulator`` are short names, which an application may well have
-taken; of two such packages Python imports whichever it finds first, and the other's users get strange errors.
+``gateway``, ``scorers``, ``filters``, ``pickers`` and ``simulator`` are short names, which another distribution may
+use, too. Of two packages with one name Python imports the first that it finds, and users of the other get strange
+errors.
 """
 
 from __future__ import annotations

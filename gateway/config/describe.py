@@ -1,7 +1,7 @@
 """The effective configuration as YAML: every key, defaults filled in, ready to be loaded again.
 
-What came from the environment is written as its reference (``${NAME}``), so that nothing secret is printed; a secret
-that stands in the file itself is masked.
+Values from the environment are written as references (``${NAME}``), so that no secret is printed. A secret that is in
+the file itself is masked.
 """
 
 from __future__ import annotations
@@ -81,7 +81,7 @@ def _plain(value: Any, path: KeyPath, origin: Origin, *, secret: bool) -> Any:
     if isinstance(value, Enum):
         value = value.value
     reference = origin.references.get(path)
-    # A value that is no longer what the reference gave (a path made absolute, a flag on the command line) is shown.
+    # A value that was changed since (a path made absolute, a flag on the command line) is shown, not its reference.
     if reference is not None and str(value) == reference.value:
         return reference.text
     if secret and value is not None:

@@ -1,4 +1,4 @@
-"""What is different between two configurations, as key paths: enough to see what a reload did, and never a value."""
+"""The differences between two configurations, as key paths, without values: for the log of a reload."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from gateway.config.decode import keys
 def differences(before: Any, after: Any, path: str = "") -> Iterator[str]:
     """Of two settings of one type: ``limits.max_queue``, ``models[sim].endpoints[http://a:8000] added``.
 
-    Items of a list are told apart by their name, or by their URL; a list of anything else is one value.
+    Items of a list are identified by their name or URL. A list of other items counts as one value.
     """
     for field in keys(type(before)):
         one, other = getattr(before, field.name), getattr(after, field.name)

@@ -1,8 +1,7 @@
-"""plugins.yaml -> a checked ``Config``.
+"""Reads plugins.yaml into a checked ``Config``.
 
-Everything that can be known from the file alone is checked here, and refused with its file, line and key: types and
-ranges, names given twice, names that are nowhere. What needs the installed plugins (their types and parameters) is
-checked by ``wiring``.
+Everything that can be checked without the plugins is checked here: types, ranges, duplicate names, unknown names. An
+error has the file, line and key. The plugins' types and parameters are checked by ``wiring``.
 """
 
 from __future__ import annotations
@@ -71,7 +70,7 @@ def _check_models(config: Config, origin: Origin) -> None:
 
 
 def _check_endpoints(model: ModelSettings, path: KeyPath, origin: Origin, urls: dict[str, str]) -> None:
-    """Within a model a name or URL once; among models one name may stand for one URL only (it labels metrics)."""
+    """A model names each endpoint and URL once. In all models together a name has one URL (it labels metrics)."""
     names = _Names(origin, "endpoint")
     engines = _Names(
         origin, "engine", remedy="; an engine with several data-parallel ranks is one endpoint with 'ranks'"
@@ -90,7 +89,7 @@ def _check_endpoints(model: ModelSettings, path: KeyPath, origin: Origin, urls: 
 def _check_connecting(
     config: Config, model: ModelSettings, path: KeyPath, origin: Origin, engines: dict[str, str]
 ) -> None:
-    """Engines that connect to us need something to connect to, and a topic that no other has. ``engines``: by topic."""
+    """Engines that connect to us need ``kv_events.listen``, and a unique topic each. ``engines``: by topic."""
     for i, endpoint in enumerate(model.endpoints):
         if not endpoint.kv_events.connects:
             continue

@@ -1,4 +1,4 @@
-"""Where each value of a configuration came from, so that every error can name file, line and key.
+"""The origin of each value of a configuration, so that every error can name file, line and key.
 
 A key path is a tuple such as ``("models", 0, "endpoints", 1, "url")``, shown as ``models[0].endpoints[1].url``.
 """

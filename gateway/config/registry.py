@@ -1,7 +1,7 @@
-"""The installed plugins: found through entry points, the built-in ones like any other's.
+"""The installed plugins, found through entry points. The built-in ones are found in the same way.
 
-Nothing is imported before a configuration names it. A name that two distributions offer is an error, whether it is used
-or not: which of them would be meant can change with the next install.
+A plugin is imported only if a configuration names it. A name in two distributions is an error, even if it is not used:
+which one would be chosen could change with the next install.
 """
 
 from __future__ import annotations
@@ -78,7 +78,7 @@ class PluginType:
         return kind
 
     def check(self, plugin: object) -> None:
-        """Raises ConfigError if an instance has not the shape of its kind."""
+        """Raises ConfigError if an instance lacks a method of its kind."""
         method, arguments = METHODS[self.kind]
         self._check_method(plugin, method, arguments)
         for hook, count in HOOKS:
@@ -98,7 +98,7 @@ class PluginType:
         except TypeError as error:
             raise ConfigError(f"{self}: {name!r} must take {arguments} positional arguments: {error}") from None
         except ValueError:
-            return  # compiled code that does not tell its signature
+            return  # compiled code has no signature to check
 
 
 class Registry:

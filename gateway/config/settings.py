@@ -1,4 +1,4 @@
-"""The whole of plugins.yaml as types: each room's settings, and how they hang together."""
+"""The types of plugins.yaml: each room's settings, and the whole ``Config``."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ DEFAULT_PROFILES = (
         scorers=(WeightedScorer(plugin="cost"),),
         picker="best",
     ),
-    # The handler asks no endpoint to prefill that may not: no filter for that, so that the list of plugins stays short.
+    # No ``role`` filter: the handler itself uses only endpoints that may prefill, and the list of plugins stays short.
     ProfileSettings(
         name="prefill",
         filters=("healthy",),

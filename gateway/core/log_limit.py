@@ -10,7 +10,8 @@ PERIOD = 60.0
 """Seconds: an operator sees within a minute that it goes on, and a day of it is 1,440 lines."""
 
 MAX_KEYS = 1_000
-"""Keys that are told apart, 200 bytes each: more than the endpoints of a large fleet. Those beyond share one."""
+"""The most keys with a count of their own, 200 bytes each: more than the endpoints of a large fleet. All others share
+one count."""
 
 
 @dataclass(slots=True)

@@ -1,6 +1,6 @@
 """What the gateway counts, as calls. ``gateway.observability`` implements it; this base ignores everything.
 
-Label values are bounded by whoever calls: configured names, or words from the code, never a client's text.
+The caller bounds the label values: they are configured names, or words from the code, never a client's text.
 """
 
 from __future__ import annotations
@@ -82,14 +82,14 @@ class Observer:
     # tokens
     def tokens_estimated(self, model: str, why: str) -> None: ...
     def prompts_exact(self, model: str, share: float) -> None:
-        """Of the model's last prompts, those whose token ids are the engines': 0..1."""
+        """The share of the model's last prompts whose token ids are the engines': 0..1."""
 
     def media_rendered(self, model: str, result: str) -> None:
-        """What came of asking an engine what a chat with images becomes: ``asked``, ``remembered``, or why nothing."""
+        """The result of requesting the tokens of a chat with images from an engine: ``asked``, ``remembered``, or the
+        reason why there are none."""
 
     def prompt_asked(self, model: str, result: str) -> None:
-        """What came of asking an engine what a prompt becomes that cannot be tokenized here: words as of
-        ``media_rendered``."""
+        """The same for a prompt that cannot be tokenized here: the words of ``media_rendered``."""
 
     def tokens_compared(self, model: str, ours: int, reported: int) -> None:
         """Our exact count against ``usage.prompt_tokens``."""
@@ -101,13 +101,13 @@ class Observer:
         """Whether the prompts of a model with a tokenizer are placed by our ids: else they are estimated."""
 
     def endpoint_parity(self, model: str, endpoint: str, agrees: bool) -> None:
-        """Whether the engine at ``endpoint`` makes the tokens that we make: told when that changes."""
+        """Whether the engine at ``endpoint`` makes the same tokens as we do; called when that changes."""
 
     def hits_compared(self, model: str, endpoint: str, expected: int, reported: int) -> None:
         """Expected hit against ``cached_tokens``."""
 
     def hits_reported(self, model: str, endpoint: str, prompt: int, cached: int) -> None:
-        """What an answer tells of its prompt: its tokens, and those that came from a cache."""
+        """What an answer reports about its prompt: its tokens, and those that came from a cache."""
 
     # plugins
     def plugin_failed(self, kind: str, name: str, error: BaseException) -> None: ...

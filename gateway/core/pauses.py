@@ -1,7 +1,8 @@
-"""Our own pauses: a process that was stopped, suspended or moved, or a loop that was held up, must not blame others.
+"""The gateway's own pauses: if its process was stopped, suspended or moved, or its event loop was held up, engines and
+clients must not seem slow.
 
-What came meanwhile lies in the sockets, and timers fire before it is read: so one that fires late has one more turn
-before it judges, and whoever measures what others take is told how much of it was ours.
+After a pause timers fire before the bytes that arrived meanwhile are read. So a timer that fires late waits for one
+more iteration of the loop before it acts. Code that measures engines subtracts the time that was lost here.
 """
 
 from __future__ import annotations
@@ -13,23 +14,23 @@ from collections.abc import AsyncIterator, Callable
 from math import inf
 
 LATE = 0.25
-"""Seconds by which a timer may fire late before it does not judge at once: more than a turn of a busy loop takes."""
+"""A timer that fires late by more seconds than this waits once more: more than an iteration of a busy loop takes."""
 
 TURN = 1.0
-"""Seconds that it then waits: until what lies in the sockets was read, and who was held up by us had time to go on."""
+"""Seconds that it then waits: enough to read the bytes in the sockets, and for peers that waited for us to continue."""
 
 TICK = 0.1
-"""Seconds between two looks at the clock."""
+"""Seconds between two readings of the clock."""
 
 JITTER = 0.05
-"""Seconds by which a look may be late without being counted."""
+"""Seconds by which a reading may be late without being counted as a pause."""
 
 _CLOCK = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)
 
 
 def age_clock() -> float:
-    """Seconds since an arbitrary start, those in which the machine was suspended among them, where the system (Linux)
-    counts them: what others measure the ages of their things by."""
+    """Seconds since an arbitrary start. They include the time in which the machine was suspended, if the system (Linux)
+    counts it. Use it for ages that another machine measures, too."""
     return time.clock_gettime(_CLOCK)
 
 
@@ -42,11 +43,11 @@ class Pauses:
         self._due: float | None = None
 
     def lost(self) -> float:
-        """Seconds that were lost until now, in all; only differences mean anything."""
+        """Seconds that were lost in total; only differences have a meaning."""
         return self._lost + (0.0 if self._due is None else _beyond(self.now() - self._due))
 
     async def watch(self) -> None:
-        """Look until cancelled."""
+        """Measure until cancelled."""
         try:
             while True:
                 self._due = self.now() + TICK
@@ -62,7 +63,7 @@ def _beyond(late: float) -> float:
 
 @contextlib.asynccontextmanager
 async def fair_timeout(seconds: float) -> AsyncIterator[None]:
-    """``asyncio.timeout``, but for one more ``TURN`` where it would end late. Raises TimeoutError."""
+    """``asyncio.timeout`` that waits for one more ``TURN`` if it fires late. Raises TimeoutError."""
     async with asyncio.timeout(None) as limit:
         timer = _FairTimer(limit, seconds)
         try:
@@ -72,7 +73,8 @@ async def fair_timeout(seconds: float) -> AsyncIterator[None]:
 
 
 class _FairTimer:
-    """Of one ``fair_timeout``: no function that names itself, which only the garbage collector could free."""
+    """The timer of one ``fair_timeout``. It is an object, since a function that refers to itself is a reference
+    cycle."""
 
     def __init__(self, limit: asyncio.Timeout, seconds: float) -> None:
         self._limit = limit

@@ -12,15 +12,15 @@ from typing import Any, NamedTuple, TypeAlias
 
 BYTES_PER_TOKEN = 4
 """Of an estimate: English text is 3.5 to 4.5 bytes a token in the vocabularies of Llama, Qwen and GPT, and four bytes
-are one uint32, so that a prompt's bytes can stand where its token ids would."""
+are one uint32, so that a prompt's bytes can be used in place of its token ids."""
 
 BILLING_HEADER = "x-anthropic-billing-header"
 """Begins a system text that Claude Code changes with each request; vLLM drops the text."""
 
 
 class NotConvertible(Exception):
-    """A body that vLLM would refuse, or that it would not make the same prompt of twice: the prompt's tokens are not
-    known, and the refusal, if there is to be one, is the engine's."""
+    """A body that vLLM would refuse, or from which it would make another prompt each time. The prompt's tokens are not
+    known. If it is to be refused, the engine does so."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,7 +103,7 @@ class Prompt:
 
     ``differing``: names of endpoints whose engines make other ids of such prompts: what they hold is estimated.
 
-    ``media``: in order, where the engine told which there are: then ``ids`` are its own from the first to the last.
+    ``media``: in order, if the engine reported them: then all of ``ids`` are the engine's own.
 
     ``exact`` with a ``why``: only the first ids are the engine's, up to an image. The others stand in for what only the
     engine knows: they say whether two prompts are alike, never equal an engine's ids, and ``count`` is an estimate.
@@ -125,7 +125,7 @@ class Prompt:
 
 
 def estimate(raw: bytes, why: str) -> Prompt:
-    """The prompt that stands in where tokens cannot be had: one id for every four bytes, the rest dropped."""
+    """An estimate for a prompt without tokens: one id for every four bytes, the rest dropped."""
     whole = len(raw) // BYTES_PER_TOKEN * BYTES_PER_TOKEN
     ids = array("I")
     ids.frombytes(memoryview(raw)[:whole])

@@ -17,7 +17,7 @@ class TaskSet:
         self._tasks: set[asyncio.Task[Any]] = set()
 
     def start(self, coroutine: Coroutine[Any, Any, Any], *, name: str, awaited: bool = False) -> asyncio.Task[Any]:
-        """``awaited``: whoever starts it awaits it, and deals with its failure: that is not logged here."""
+        """``awaited``: the caller awaits the task and handles its failure, so that it is not logged here."""
         task = asyncio.get_running_loop().create_task(coroutine, name=name)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard if awaited else self._done)

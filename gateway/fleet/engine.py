@@ -23,10 +23,10 @@ from gateway.framework import Endpoint, Engine, EngineMetrics, Model, Role
 class FleetEndpoint(Endpoint):
     """One model binding on one engine core.
 
-    ``source``: where its KV events come from, valid once ``source_known``. ``drained``: by an operator. ``lent``:
-    requests whose KV it computes for another engine that has not fetched it yet.
+    ``source``: the source of its KV events, valid once ``source_known``. ``drained``: by an operator. ``lent``: the
+    number of requests whose KV it computes for another engine that has not fetched it yet.
 
-    A dropped endpoint keeps its engine and its binding: requests that are under way to it need address and key.
+    A dropped endpoint keeps its engine and its binding, since running requests still need the address and the key.
     """
 
     engine: FleetEngine
@@ -50,7 +50,7 @@ class FleetEndpoint(Endpoint):
 
 @dataclass(slots=True, eq=False)
 class EngineCore:
-    """What has a KV cache, a queue and a speed of its own: vLLM's EngineCore, one for each data-parallel rank.
+    """vLLM's EngineCore, one for each data-parallel rank: it has its own KV cache, queue and speed.
 
     The endpoints of all models on it share its ledger and its cost model. ``rank``: None where the engine has a single
     core.
@@ -70,17 +70,17 @@ class EngineCore:
         configured = [endpoint.binding.settings.kv_capacity_tokens for endpoint in self.endpoints]
         for endpoint, capacity in zip(self.endpoints, configured, strict=True):
             endpoint.metrics = _with_capacity(metrics, capacity)
-        # All models on the core share one cache: its capacity is what the first of them says that says anything.
+        # All models on the core share one cache: its capacity is the first one that is configured.
         self.ledger.apply_scrape(_with_capacity(metrics, next(filter(None, configured), None)), asked)
 
 
 @dataclass(slots=True, eq=False)
 class ModelBinding:
-    """What the configuration says of one model on one engine: it has an endpoint on each core of the engine.
+    """The configuration of one model on one engine. It has an endpoint on each core of the engine.
 
-    ``name``: of its endpoint, or what its endpoints are called before the rank. ``coming``: in a configuration that is
-    prepared and not applied; no request goes there. ``going``: not in the configuration that is prepared; its names
-    are free for others.
+    ``name``: the name of its endpoint, or the part of its endpoints' names before the rank. ``coming``: it is in a
+    configuration that is prepared and not applied yet; no request goes there. ``going``: it is not in the configuration
+    that is prepared; its names are free for others.
     """
 
     model: Model
@@ -95,13 +95,13 @@ class ModelBinding:
         return self.name if rank is None else f"{self.name}/{rank}"
 
     def reconfigure(self, model: Model, settings: EndpointSettings) -> None:
-        """Take all that may change while endpoints go on: all but URL, name and number of ranks."""
+        """Set everything that may change while the endpoints stay: all except URL, name and number of ranks."""
         self.model, self.settings = model, settings
         for endpoint in self.endpoints:
             endpoint.model, endpoint.role, endpoint.labels = model, Role(settings.role), dict(settings.labels)
 
     def update_draining(self) -> None:
-        """Set ``draining`` of its endpoints: whether they get no new requests although nothing is wrong with them."""
+        """Set ``draining`` of its endpoints: whether they get no new requests although they are healthy."""
         for endpoint in self.endpoints:
             endpoint.draining = self.coming or self.settings.drain or self.engine.drained or endpoint.drained
 
@@ -125,12 +125,12 @@ class FleetEngine(Engine):
 
     @property
     def endpoints(self) -> list[FleetEndpoint]:
-        """Those of all models, by rank."""
+        """The endpoints of all models, by rank."""
         return [endpoint for core in self.cores for endpoint in core.endpoints]
 
     @property
     def going(self) -> bool:
-        """The configuration that is prepared has none of its bindings."""
+        """Whether the configuration that is prepared has none of its bindings."""
         return bool(self.bindings) and all(binding.going for binding in self.bindings)
 
     def update_access(self, contexts: TlsContexts) -> None:
@@ -156,7 +156,7 @@ class FleetEngine(Engine):
             binding=binding,
         )
         if core.endpoints:
-            # Another model has been on this core before: what is known of it holds for this one too.
+            # Another model is on this core already: the metrics of the core are valid for this endpoint, too.
             endpoint.metrics = core.endpoints[0].metrics
             endpoint.warmth = core.endpoints[0].warmth
         core.endpoints.append(endpoint)

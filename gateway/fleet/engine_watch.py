@@ -26,17 +26,18 @@ from gateway.http1.pool import Pool
 log = logging.getLogger("kvgate.fleet")
 
 LATENCY_WEIGHT = 0.2
-"""Of a new round trip in the running mean: the last five or so count, so that one late wake-up of our loop does not."""
+"""Weight of a new round trip in the running mean: about the last five count, so one late wake-up of our loop hardly
+changes it."""
 
 RESCRAPE = 0.1
-"""Seconds before a scrape that a broken answer asks for: a storm of them does not become a storm of scrapes."""
+"""Seconds before a scrape that a broken answer triggers: many broken answers must not cause many scrapes."""
 
 OURS = 0.5
-"""Part of the scrape timeout: if our own loop was held up for longer, we were late and not the engine."""
+"""Part of the scrape timeout. If our own loop was held up for longer, the gateway was late and not the engine."""
 
 
 class EngineWatch:
-    """``run`` is the loop; the ``report_`` methods take what requests saw of the engine.
+    """``run`` is the loop. With the ``report_`` methods, requests report how the engine answered them.
 
     ``health_changed``: called whenever its health has changed. ``set_ranks``: as for ``EngineInspector``. ``probed``:
     set once the engine was probed for the first time.
@@ -97,7 +98,7 @@ class EngineWatch:
         """The engine's endpoints have changed: inspect it with the next scrape."""
         self._inspector.refresh_soon()
 
-    # what requests report
+    # reports of requests
 
     def report_refused(self) -> None:
         """A connection was refused: take it out at once, and try it again after a pause."""
@@ -125,7 +126,7 @@ class EngineWatch:
             self._wake.set()
 
     def report_head(self, connect_seconds: float | None) -> None:
-        """An answer's head came. ``connect_seconds``: what a new connection took; None: it was there already."""
+        """An answer's head came. ``connect_seconds``: time to make a new connection; None: a kept one was used."""
         self._heard_at = self._clock.monotonic()
         if connect_seconds is not None:
             self.record_connect(connect_seconds)
@@ -136,7 +137,7 @@ class EngineWatch:
         self._answers.record(now, broken=False)
 
     def record_connect(self, seconds: float) -> None:
-        """Add what a new connection took to the running mean of round trips."""
+        """Add the time of a new connection to the running mean of round trips."""
         mean = self.engine.latency
         self.engine.latency = seconds if mean is None else mean + LATENCY_WEIGHT * (seconds - mean)
 
@@ -151,7 +152,7 @@ class EngineWatch:
         self._observer.engine_spared(self.engine.name, spared)
         if spared:
             log.warning(
-                "engine %s is down (%s), and used all the same: more than half of a model's endpoints would be out",
+                "engine %s is down (%s), but still used: more than half of a model's endpoints would be ejected",
                 self.engine.name,
                 self.engine.down_reason,
             )
@@ -192,7 +193,7 @@ class EngineWatch:
         """Watch until cancelled."""
         await self._probe_once(probe)
         self.probed.set()
-        # Engines that were first probed together would be probed together for ever, and stall the loop by their sum.
+        # Engines that were first probed together would always be probed together, which would stall the loop.
         share, elapsed = self._context.random.random(), 0.0
         while True:
             await self._pause(share, elapsed)
@@ -257,12 +258,12 @@ class EngineWatch:
             self._update_state()
 
     def _apply_scrape(self, scrape: Scrape, asked: float) -> None:
-        # An engine that has lost its connector is counted once more, by what is missing.
+        # If an engine has just lost its connector, report its counters once more, now without values.
         has_kv_connector = scrape.has_kv_connector or (self._last is not None and self._last.has_kv_connector)
         self._last = scrape
         if scrape.started is not None:
             self.engine.started = scrape.started
-        # Labels of ranks that were scaled away stay behind, and must not be added to the one that is left.
+        # The labels of removed ranks stay in the text. Their values must not be added to the one rank that is left.
         alone = self._inspector.ranks == 1 and len(scrape.engines) > 1
         for core in self.engine.cores:
             if (metrics := scrape.rank(0 if alone else core.rank)) is None:

@@ -1,8 +1,8 @@
 """All engines and endpoints. Only the fleet creates and drops them, and hands out slots.
 
-Rules: the sequence that ``endpoints`` returns never changes: it is replaced. An endpoint that was dropped still has all
-that the requests under way to it ask of the fleet. Every background task belongs to the fleet, and ends with ``close``.
-A model is known by its name: a change of configuration may bring another ``Model`` of the same one.
+Rules: the sequence that ``endpoints`` returns is never changed: it is replaced. All methods for requests still work for
+a dropped endpoint, until its last request has ended. Every background task belongs to the fleet, and ends with
+``close``. Models are compared by name: a reload may make a new ``Model`` object for the same model.
 """
 
 from __future__ import annotations
@@ -37,8 +37,8 @@ __all__ = ["DrainState", "Fleet", "FleetDiff", "FleetListener", "KvSource"]
 
 @dataclass(frozen=True, slots=True)
 class DrainState:
-    """How far an endpoint is out of use. ``gone``: the configuration does not have its engine any more. ``coming``: the
-    change that brings it is not applied yet. ``running``: requests that would fail if the engine ended now."""
+    """How far the drain of an endpoint is. ``gone``: the configuration does not have its engine any more. ``coming``:
+    the change that adds it is not applied yet. ``running``: requests that would fail if the engine ended now."""
 
     gone: bool
     coming: bool
@@ -97,7 +97,8 @@ class Fleet:
             connections.close()
 
     def listen(self, listener: FleetListener) -> None:
-        """Notify ``listener`` from now on. If the fleet has started, the listener is first told what it has missed."""
+        """Notify ``listener`` from now on. If the fleet has started, the listener first gets the events that it
+        missed."""
         self._context.listeners.add(listener)
         if self._connections is None:
             return
@@ -154,7 +155,7 @@ class Fleet:
         for binding in diff.removed:
             binding.going = False
 
-    # out of use, and back
+    # drain and restore
 
     def drain(self, name: str) -> Sequence[Endpoint]:
         """Give the endpoint of this name, or all on the engine of this name, no new requests, until ``restore``.
@@ -168,7 +169,7 @@ class Fleet:
         return self._set_drained(name, False)
 
     def drain_state(self, endpoint: Endpoint) -> DrainState:
-        """How far an endpoint is out of use and what is still running there; also of one that was dropped."""
+        """How far the drain of an endpoint is, and what still runs there. Also for a dropped endpoint."""
         known = _known(endpoint)
         present = known.engine in self._registry.watches
         return DrainState(
@@ -181,7 +182,7 @@ class Fleet:
 
     @property
     def all_endpoints(self) -> Sequence[Endpoint]:
-        """Every endpoint, and after them those that were dropped and have requests of ours running."""
+        """Every endpoint, followed by the dropped ones on which our requests still run."""
         leaving = [endpoint for endpoint in self._registry.leaving if endpoint.running]
         return [*self._registry.endpoints, *sorted(leaving, key=lambda endpoint: endpoint.slot)]
 
@@ -213,7 +214,7 @@ class Fleet:
         """
         self._registry.slots.release(slot)
 
-    # what requests ask
+    # for requests
 
     def endpoints(self, model: Model) -> Sequence[Endpoint]:
         return self._registry.by_model.get(model.name, ())
@@ -238,7 +239,8 @@ class Fleet:
         return engine.address
 
     def bootstrap_port(self, endpoint: Endpoint) -> int:
-        """Where this endpoint's engine tells other engines how to fetch its KV (Mooncake, SGLang)."""
+        """The port of the bootstrap server of this endpoint's engine, where other engines learn how to fetch its KV
+        (Mooncake, SGLang)."""
         return _known(endpoint).binding.settings.bootstrap_port
 
     def served_name(self, endpoint: Endpoint, model: Model, adapter: str | None = None) -> str:
@@ -254,10 +256,10 @@ class Fleet:
         return next((entry.id for entry in served.values() if entry.parent is None), model.name)
 
     def adapters(self, model: Model) -> Mapping[str, ServedModel]:
-        """By id: what the model's engines serve beside their base model, those that are down included."""
+        """The adapters of the model's engines by id, including engines that are down."""
         return Adapters(self.endpoints(model))
 
-    # what requests report
+    # reports of requests
 
     def report_refused(self, endpoint: Endpoint) -> None:
         """A connection was refused: the engine is taken out at once."""

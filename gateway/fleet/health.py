@@ -20,10 +20,11 @@ from gateway.fleet.settings import HealthSettings
 from gateway.framework import Clock
 
 AT_ONCE = frozenset({"refused", "unhealthy"})
-"""Reasons that need no second failure: nobody listens, or the engine reports that it is dead."""
+"""Reasons that take an engine down at once: no process listens, or the engine reports that it is dead."""
 
 CERTAIN = AT_ONCE | {"asleep", "connect", "dns", "tls"}
-"""Reasons that are no judgement of ours: nothing could be sent, or the engine reports that it does not serve."""
+"""Reasons that are certain, and not our judgement: nothing could be sent, or the engine reports that it does not
+serve."""
 
 COLDEST = 0.1
 """Warmth at the moment of coming back. Not 0, so that a scorer may divide by it; Envoy's slow start begins at the same
@@ -33,7 +34,7 @@ MOST_BACKOFFS = 30
 """The longest pause, as a multiple of the first: 15 s by default, by which an engine's restart is hardly longer."""
 
 JITTER = 0.5
-"""A pause is drawn uniformly between this fraction of it and the whole."""
+"""A pause is a random value between this fraction of the full pause and the full pause."""
 
 
 class Health:
@@ -55,7 +56,7 @@ class Health:
 
     @property
     def ejected(self) -> bool:
-        """It was up, and is down by our judgement. A certain reason in between rules that out until it is up again."""
+        """Whether it was up and is now down by our judgement. False after a certain reason, until it is up again."""
         return not self.up and not self._certain
 
     @property
@@ -66,7 +67,7 @@ class Health:
     def record_success(self, asked: float) -> bool:
         """A probe that was sent at ``asked`` (Clock.monotonic()) was answered.
 
-        Ignored if the engine went down after ``asked``: the answer says nothing about now.
+        Ignored if the engine went down after ``asked``: the answer is older than that.
         """
         now = self._clock.monotonic()
         if not self.up and self._was_up and asked < self._changed_at:
@@ -131,7 +132,7 @@ class Health:
         return max(COLDEST, elapsed / self._settings.slow_start)
 
     def skip_slow_start(self) -> None:
-        """It was in use while it was down, being spared."""
+        """Give it its full share at once: it was spared, and so in use while it was down."""
         self._warming_from = None
 
     def _mark_down(self, reason: str) -> bool:

@@ -1,7 +1,7 @@
-"""What an engine is beside its load: its data-parallel ranks, models, version, and where its KV events come from.
+"""Finds out what an engine is: its data-parallel ranks, models, version, and the source of its KV events.
 
-Rules: an engine that is up does not go down by what is asked here. A known number of ranks changes only if the engine
-reports the other number twice. What was learned before stands until there is another answer.
+Rules: a failure here never takes an engine down that is up. The number of ranks changes only if the engine reports the
+new number twice. A known value is kept until there is another answer.
 """
 
 from __future__ import annotations
@@ -27,14 +27,15 @@ REFRESH = 30.0
 """Seconds after which models and event sources are asked for again: adapters come and go at run time."""
 
 RETRY = 5.0
-"""Seconds after which they are asked for again if one of them could not be had."""
+"""Seconds after which they are requested again if one of the requests failed."""
 
 CONFIRM = 0.1
-"""Seconds before an engine is asked again whether its number of ranks has changed, so that not both answers fall into
+"""Seconds before the second report of a changed number of ranks is requested, so that the two reports are not both from
 the moment of the change."""
 
 NO_LIST = frozenset({"status-401", "status-403", "status-404", "status-405"})
-"""Answers to ``/v1/models`` with which an engine may still serve: a key that only clients have, or no such route."""
+"""Statuses of ``/v1/models`` with which an engine may still serve: it needs a key that only clients have, or has no
+such route."""
 
 
 class EngineInspector:
@@ -61,7 +62,7 @@ class EngineInspector:
         self._warned: set[str] = set()
 
     def refresh_soon(self) -> None:
-        """Ask with the next scrape, also if one is on its way now: the endpoints have changed."""
+        """Inspect with the next scrape that is sent from now on: the endpoints have changed."""
         self._soon = True
 
     def restarted(self) -> None:
@@ -102,7 +103,7 @@ class EngineInspector:
             self._engine.served = await probe.models()
         except ProbeFailed as failure:
             if failure.reason in NO_LIST:
-                self._warn("models", f"it does not tell its models ({failure.reason}); does it need an api_key?")
+                self._warn("models", f"it does not list its models ({failure.reason}); does it need an api_key?")
             elif not up:
                 raise
             else:

@@ -1,4 +1,4 @@
-"""The gateway's own questions to an engine: a few small GETs.
+"""The gateway's own requests to an engine: a few small GETs.
 
 Rules: an engine's key goes to that engine only and into no log or error. Every failure is a ``ProbeFailed``; how
 answers are bounded is in ``ask.py``.

@@ -130,7 +130,7 @@ class EngineRegistry:
         return EngineCore(rank, ledger, FittedCost(*self._starting_costs(model, settings)))
 
     def _starting_costs(self, model: Model, settings: EndpointSettings) -> tuple[StartingCosts, PeerGroup]:
-        """What a core of this endpoint costs before anything was measured, and the cores that are declared alike."""
+        """The starting costs of a core of this endpoint, and the group of cores with the same declared hardware."""
         start = starting_costs((settings.cost, self._context.settings.cost), lambda: None)
         if Role(settings.role) is Role.PREFILL:
             start = start.of_prompts_only()
@@ -172,12 +172,12 @@ class EngineRegistry:
         for watch in self.watches.values():
             engine = watch.engine
             self._update_access(engine)
-            # A core's speed is what the first binding says: it is learned anew where that is another than before.
+            # The first binding gives a core's starting costs. If they change, the core's speed is learned anew.
             first = engine.bindings[0]
             for core in engine.cores:
                 core.cost.reconfigure(*self._starting_costs(first.model, first.settings))
             self.update_draining(engine)
-            # The engine that had its name before took the series of that name along.
+            # An engine that was dropped under the same name has removed the series of that name: show the state again.
             watch.publish_state()
         self.update_spared()
 

@@ -225,8 +225,8 @@ class ScrapeReader:
     def _histogram(self, text: bytes, name: bytes, most: float) -> tuple[dict[str, float], dict[str, float]]:
         """Count and sum by engine. ``most``: the largest sum that is read.
 
-        The lines of one engine stand together, but not those of one name. So the family's ``# TYPE`` line is searched,
-        and the names only up to the next family.
+        The lines of one engine are consecutive, but those of one name are not. So the family's ``# TYPE`` line is
+        searched, and the names only up to the next family.
         """
         start = self._find(text, b"\n# TYPE " + name[1:] + b" histogram")
         if start < 0:
@@ -249,7 +249,7 @@ class ScrapeReader:
         return found[0], found[1]
 
     def _optional_samples(self, text: bytes, name: bytes) -> list[tuple[bytes, float]]:
-        """The samples of a name that most engines do not have, and that none gets while its process lives."""
+        """The samples of a name that most engines do not have. It never appears later in the life of a process."""
         if left := self._absent.get(name, 0):
             self._absent[name] = left - 1
             return []
@@ -266,7 +266,7 @@ class ScrapeReader:
         return {}
 
     def _samples(self, text: bytes, name: bytes) -> list[tuple[bytes, float]]:
-        """All samples of one name, as (labels with their braces, value). By the format they stand together."""
+        """All samples of one name, as (labels with their braces, value). By the format they are consecutive lines."""
         samples: list[tuple[bytes, float]] = []
         position = self._find(text, name)
         while position >= 0 and text.startswith(name, position) and len(samples) < MAX_SAMPLES:

@@ -34,7 +34,7 @@ class KvEventsSettings:
                 continue
             if not value.startswith(("tcp://", "ipc://")):
                 raise ValueError(f"{name}: {value!r} must begin with tcp:// or ipc://")
-            # An endpoint without a usable address is estimated, which a user who configured events would not notice.
+            # With an address that cannot be used the endpoint would be estimated, which a user might not notice.
             if value.startswith("tcp://") and not _has_port(value):
                 raise ValueError(f"{name}: {value!r} must be tcp://HOST:PORT")
         if self.connects and self.endpoint is not None:
@@ -100,10 +100,10 @@ class CostSettings:
 class TlsSettings:
     """How to speak TLS with an ``https`` engine. Files are PEM.
 
-    ``ca``: whose certificates are believed, in place of the system's authorities. ``certificate``, ``key``: our own,
-    for engines that ask clients for one; without ``key`` it is in the certificate's file. ``server_name``: the name in
-    the engine's certificate, where that is not the URL's host. ``verify: false`` believes every certificate: whoever
-    stands between then reads everything.
+    ``ca``: trusted authorities, instead of the system's. ``certificate``, ``key``: our own, for engines that require
+    client certificates; without ``key`` the key is in the certificate's file. ``server_name``: the name in the engine's
+    certificate, if it is not the URL's host. ``verify: false`` accepts every certificate: anyone on the network path
+    can then read everything.
     """
 
     ca: str | None = None
@@ -210,7 +210,7 @@ def _check_url(url: str) -> None:
         raise ValueError(f"url: {url!r} holds no name that a host can have") from None
     except ValueError:
         port = 0
-    if port == 0:  # nobody listens there, and the scheme's default port was not meant
+    if port == 0:  # port 0 cannot be connected to, and it does not mean the default port
         raise ValueError(f"url: the port of {url!r} must be in 1..65535")
 
 

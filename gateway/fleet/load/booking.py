@@ -23,8 +23,8 @@ FEWEST, MOST = 0.1, 100.0
 
 
 def learn_output(model: Model, tokens: float, limit: int | None = None) -> None:
-    """An answer had ``tokens`` of the ``limit`` that it was allowed. One that was cut off below the expected output
-    teaches nothing: its length is a lower bound."""
+    """An answer had ``tokens``, of at most ``limit``. An answer that its limit cut off below the expected output is
+    ignored: its length is only a lower bound."""
     if limit is not None and limit <= tokens < model.expected_output:
         return
     model.expected_output += LEARNING_RATE * (tokens - model.expected_output)

@@ -2,9 +2,9 @@
 
 The form is a roofline (``framework.Scalars``): a prompt token costs its matrix multiplications, and attention to all
 tokens before it; a step reads the weights, and the KV of every resident token. Prefill and steps have one fitted scale
-each, which an engine shares with its peers (``fit.PeerGroup``) as far as it is not known to differ. Halving or doubling
-any of these hardly moves the routing, so one scale each is enough; what matters is to be right within a factor of two
-on a tiny model on a CPU as well as on 70B on eight GPUs, soon after the start.
+each, which an engine shares with its peers (``fit.PeerGroup``) unless it is known to differ. Half or twice of any of
+these values hardly changes the routing, so one scale each is enough. The aim is to be right within a factor of two soon
+after the start, for a tiny model on a CPU as well as for 70B on eight GPUs.
 
 Pure: no clock, no I/O.
 """

@@ -1,12 +1,12 @@
 """Fits cost models: one line for all engines of a model and role that are declared alike, and each engine's deviation.
 
-Engines that are declared alike mostly are alike. What makes one of them look faster is mostly chance: its first
-requests, a busy neighbour, prompts that happened to wait. A scheduler that believed it would send everything new to
-the engine that looks fastest. Three equal engines on a busy machine, of which one had been slow three times at its
-start, served 0.66 to 0.78 of their tokens from cache where 0.80 was possible.
+Engines that are declared alike are mostly alike. If one of them looks faster, the cause is mostly chance: its first
+requests, a busy neighbour, prompts that happened to wait. A scheduler that used such a difference would send all new
+prompts to the engine that looks fastest. Three equal engines on a busy machine, one of which had been slow three times
+at its start, served 0.66 to 0.78 of their tokens from cache, where 0.80 was possible.
 
-So an engine departs from the line only on long evidence: by the mean of its *batches* of observations, as far as that
-exceeds what chance does to such a mean (James and Stein's estimator, without its negative part). The observations of
+So an engine's own scale differs from the shared line only after many observations: by the mean of its *batches* of
+observations, reduced by what chance does to such a mean (the positive-part James-Stein estimator). The observations of
 a few busy seconds resemble each other, so their own scatter underestimates chance; the scatter of batches does not
 (batch means, Conway 1963), if each is long enough. Engines of other hardware are recognised within some hundred
 requests, and at once if they are declared.
@@ -71,8 +71,8 @@ BATCH_PRIOR = 4.0
 """Weight of this prior, in batches."""
 
 CERTAIN = 3.0
-"""Standard errors by which an engine has to differ from its peers before any of that counts. By chance that happens
-once in 400 times, and the rest beyond it is small."""
+"""Standard errors by which an engine has to differ from its peers; only the part beyond them counts. By chance that
+happens once in 400 times, and then the part is small."""
 
 FARTHEST = log(4.0)
 """Largest deviation of one observation that counts: more is a stall or a fault, not a speed."""
