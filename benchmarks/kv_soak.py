@@ -166,7 +166,7 @@ async def soak(processes: Processes, seconds: float) -> list[Figure]:
         await asyncio.sleep(seconds)
         quiet, asked = ninety_nine(heard), asking.answered
         spent.append(cpu([gateway.pid]))
-        publisher.tell(json.dumps({"rate": RATE, "seconds": seconds}))
+        publisher.write_line(json.dumps({"rate": RATE, "seconds": seconds}))
         memory = []
         heard = listen()
         for _ in range(LIMITS):

@@ -300,7 +300,7 @@ def test_check_warns_of_what_will_disappoint_and_is_0(tmp_path, capsys):
     assert main(["check", str(config), "--probe"]) == 0
     lines = capsys.readouterr().err.splitlines()
     assert [line for line in lines if line.startswith("kvgate: warning: model sim: no endpoint may prefill")]
-    assert [line for line in lines if "127.0.0.1:2 cannot be asked (refused)" in line]
+    assert [line for line in lines if "127.0.0.1:2 cannot be reached (refused)" in line]
     assert lines[-1] == f"{config}: in order, but for the above"
 
 

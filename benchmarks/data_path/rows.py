@@ -52,7 +52,7 @@ class Engines:
 
     def __init__(self, processes: Processes, known: Sequence[Sequence[int]]) -> None:
         publisher = _ours(processes, "events", str(ENGINES))
-        publisher.tell(json.dumps(known))
+        publisher.write_line(json.dumps(known))
         addresses = json.loads(publisher.line())
         process = _ours(processes, "engines", *map(",".join, addresses))
         said = json.loads(process.line())

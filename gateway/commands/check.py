@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from ipaddress import ip_address
 
 from filters.role import RoleFilter
-from gateway.commands.interview import Interviews, Told, ask
+from gateway.commands.interview import EngineReport, Interviews, ask
 from gateway.config.settings import Config, ModelSettings
 from gateway.fleet.ask import ProbeFailed
 from gateway.fleet.settings import EndpointSettings
@@ -55,9 +55,9 @@ class Split:
             (
                 [one for one in self.prefilling if one.role == "prefill"],
                 self.decoding,
-                "will never prefill for any that may decode",
+                "will never prefill, since no decode endpoint fits",
             ),
-            (self.decoding, self.prefilling, "will serve every request whole, with none to prefill for it"),
+            (self.decoding, self.prefilling, "will serve every request whole, since no prefill endpoint fits"),
         )
 
     def partners(self, one: EndpointSettings, others: Iterable[EndpointSettings]) -> list[EndpointSettings]:
@@ -97,8 +97,8 @@ async def _of_model(
         return list(_of_whole(model, scheduler)), ()
     split = Split(model, handler.parameters)
     probed = split.prefilling if probe and split.rules.connector == "nixl" else []
-    told = await asyncio.gather(*(ask(interviews, model, one, probe=one in probed) for one in model.endpoints))
-    warnings = [*_of_split(split), *_of_engines(split, told)]
+    reports = await asyncio.gather(*(ask(interviews, model, one, probe=one in probed) for one in model.endpoints))
+    warnings = [*_of_split(split), *_of_engines(split, reports)]
     if probed:
         return warnings, [
             f"probed {', '.join(map(_name, probed))}; a block or two are held there until their lease ends"
@@ -128,7 +128,7 @@ def _of_listening(config: Config) -> Iterator[str]:
         return
     connecting = [(model, one) for model in config.models for one in model.endpoints if one.kv_events.connects]
     if not connecting:
-        yield f"kv_events.listen is {listen}, and no endpoint has kv_events.connects: what comes there is not used"
+        yield f"kv_events.listen is {listen}, but no endpoint has kv_events.connects: events that arrive are not used"
     for model, one in connecting:
         topic = one.kv_topic(model.name)
         if named.setdefault(one.url.rstrip("/"), topic) != topic:
@@ -162,8 +162,8 @@ def _of_split(split: Split) -> Iterator[str]:
         yield "no endpoint may decode, so that every request is refused with 503: give one the role decode"
     elif len(model.endpoints) == 1:
         yield (
-            f"{_name(model.endpoints[0])} would have to prefill and decode, and no engine hands over to itself: "
-            "add an endpoint, or take a handler that never splits"
+            f"{_name(model.endpoints[0])} would have to prefill and decode, but no engine hands over to itself: "
+            "add an endpoint, or use a handler that never splits"
         )
     else:
         yield from _of_labels(split)
@@ -193,26 +193,25 @@ def _of_labels(split: Split) -> Iterator[str]:
                 yield f"{_name(one)} {lack}: none has {labels}, as 'same' of its handler asks"
 
 
-def _of_engines(split: Split, told: Sequence[Told]) -> Iterator[str]:
-    for one in told:
+def _of_engines(split: Split, reports: Sequence[EngineReport]) -> Iterator[str]:
+    for one in reports:
         if one.unreachable:
             yield (
-                f"{_name(one.endpoint)} cannot be asked ({one.why}), and what it would say is not checked: "
-                "start it, and check again"
+                f"{_name(one.endpoint)} cannot be reached ({one.why}), so it is not checked: start it, and check again"
             )
-    yield from _of_versions(split, {one.endpoint.url: one for one in told if not one.unreachable})
-    for one in told:
+    yield from _of_versions(split, {one.endpoint.url: one for one in reports if not one.unreachable})
+    for one in reports:
         if not one.unreachable:
             yield from (f"{_name(one.endpoint)}: {warning}" for warning in _of_engine(split, one))
 
 
-def _of_versions(split: Split, told: Mapping[str, Told]) -> Iterator[str]:
+def _of_versions(split: Split, reports: Mapping[str, EngineReport]) -> Iterator[str]:
     for ones, others, lack in split.sides:
         for one in ones:
             partners = split.partners(one, others)
-            if not partners or one.url not in told or any(other.url not in told for other in partners):
+            if not partners or one.url not in reports or any(other.url not in reports for other in partners):
                 continue
-            version, versions = told[one.url].version, {told[other.url].version for other in partners}
+            version, versions = reports[one.url].version, {reports[other.url].version for other in partners}
             if version not in versions:
                 shown = ", ".join(sorted(map(_version, versions)))
                 yield (
@@ -221,11 +220,11 @@ def _of_versions(split: Split, told: Mapping[str, Told]) -> Iterator[str]:
                 )
 
 
-def _of_engine(split: Split, one: Told) -> Iterator[str]:
+def _of_engine(split: Split, one: EngineReport) -> Iterator[str]:
     if one.late:
         yield (
-            f"it did not answer {' and '.join(one.late)} in time, and what it would say there is not checked: "
-            "check again when it has less to do"
+            f"it did not answer {' and '.join(one.late)} in time, so this part is not checked: check again when it is "
+            "less busy"
         )
     yield from _of_connector(split, one)
     if one.endpoint.role != "decode" and split.rules.connector == "nixl":
@@ -237,7 +236,7 @@ def _of_engine(split: Split, one: Told) -> Iterator[str]:
         )
 
 
-def _of_connector(split: Split, one: Told) -> Iterator[str]:
+def _of_connector(split: Split, one: EngineReport) -> Iterator[str]:
     connector, role = split.rules.connector, one.endpoint.role
     fitting = VLLM_CONNECTORS.get(connector, ())
     running, kv_role = one.transfer.get("kv_connector"), one.transfer.get("kv_role")
@@ -248,13 +247,13 @@ def _of_connector(split: Split, one: Told) -> Iterator[str]:
             "start it with the --kv-transfer-config for that"
         )
     elif not one.configured and connector == "nixl" and one.metrics is not None and b"vllm:nixl_" not in one.metrics:
-        yield f"no KV connector is to be seen, no vllm:nixl_* in its metrics: start it with {NIXL_FLAG}"
+        yield f"it has no KV connector: its metrics have no vllm:nixl_*: start it with {NIXL_FLAG}"
     fits = {"kv_producer": "prefill", "kv_consumer": "decode"}
     if fits.get(str(kv_role), role) != role:
         yield f"its kv_role is {kv_role} and its role here {role}: start it with kv_both, or change the role"
 
 
-def _of_side_channel(one: Told) -> Iterator[str]:
+def _of_side_channel(one: EngineReport) -> Iterator[str]:
     probed = one.probed
     if isinstance(probed, ProbeFailed):
         yield f"it did not answer a probe ({probed.reason}): no separate prefill will work either"
@@ -265,8 +264,8 @@ def _of_side_channel(one: Told) -> Iterator[str]:
     host = one.side_channel if probed is None else str(probed["remote_host"])
     if host is not None and _is_local(host) and not _is_local(one.endpoint.host):
         yield (
-            f"it tells decode engines to fetch its KV from {host!r}, which on other hosts is themselves: set "
-            "VLLM_NIXL_SIDE_CHANNEL_HOST to an address that they can reach"
+            f"it gives decode engines the address {host!r} to fetch its KV from, which on other hosts is the host "
+            "itself: set VLLM_NIXL_SIDE_CHANNEL_HOST to an address that they can reach"
         )
 
 

@@ -1,4 +1,4 @@
-"""What ``kvgate check`` asks an engine: its version, its metrics, its configuration, and, if allowed, one prefill."""
+"""The requests of ``kvgate check`` to an engine: version, metrics, configuration and, if allowed, one prefill."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ PARAMETERS = {"do_remote_decode": True, "do_remote_prefill": False}
 
 
 @dataclass(slots=True)
-class Told:
+class EngineReport:
     """What an engine reported.
 
     ``unreachable``: a short word for why it could not be asked; the other fields are then empty. ``detail``: more about
@@ -60,39 +60,39 @@ class Told:
         return f"{self.unreachable}, {self.detail}" if self.detail else self.unreachable
 
 
-async def ask(interviews: Interviews, model: ModelSettings, endpoint: EndpointSettings, *, probe: bool) -> Told:
+async def ask(interviews: Interviews, model: ModelSettings, endpoint: EndpointSettings, *, probe: bool) -> EngineReport:
     """Ask one engine. An engine that cannot be reached is reported in the result. Raises ConfigError if its TLS files
     cannot be used."""
-    told = Told(endpoint)
+    report = EngineReport(endpoint)
     engine = interviews.of_endpoint(endpoint)
     try:
-        told.version = await engine.version()
+        report.version = await engine.version()
     except ProbeFailed as failure:
-        told.unreachable, told.detail = failure.reason, failure.detail
-        return told
+        report.unreachable, report.detail = failure.reason, failure.detail
+        return report
     try:
-        told.metrics = await engine.metrics()
+        report.metrics = await engine.metrics()
     except ProbeFailed as failure:  # it is another server's, or not open: there are no metrics to read
         if failure.reason == "timeout":
-            told.late.append("/metrics")
+            report.late.append("/metrics")
     info: Mapping[str, Any] = {}
     try:
         info = await interviews.of_endpoint(endpoint, CONFIGURATION_TIMEOUT).server_info()
     except ProbeFailed as failure:  # or not in development mode
         if failure.reason == "timeout":
-            told.late.append("/server_info")
+            report.late.append("/server_info")
     config, environ = _mapping(info.get("vllm_config")), _mapping(info.get("vllm_env"))
-    told.configured = bool(config)
-    told.transfer = _mapping(config.get("kv_transfer_config"))
+    report.configured = bool(config)
+    report.transfer = _mapping(config.get("kv_transfer_config"))
     side_channel = environ.get("VLLM_NIXL_SIDE_CHANNEL_HOST")
-    if isinstance(side_channel, str) and told.transfer:
-        told.side_channel = side_channel
+    if isinstance(side_channel, str) and report.transfer:
+        report.side_channel = side_channel
     if probe:
         try:
-            told.probed = await engine.prefill(model)
+            report.probed = await engine.prefill(model)
         except ProbeFailed as failure:
-            told.probed = failure
-    return told
+            report.probed = failure
+    return report
 
 
 class Interview(EngineProbe):
@@ -102,7 +102,7 @@ class Interview(EngineProbe):
         """``/server_info``, which exists in vLLM's development mode only. Raises ProbeFailed."""
         return _mapping(await self._json("/server_info?config_format=json"))
 
-    async def kv_sources_told(self) -> Mapping[str, Any] | None:
+    async def reported_kv_sources(self) -> Mapping[str, Any] | None:
         """As ``kv_sources``; None where there is no such route. Raises ProbeFailed."""
         try:
             return _mapping(await self._json("/kv_event_sources"))

@@ -32,19 +32,19 @@ T = TypeVar("T")
 GUARD = 'cat >/dev/null; kill -s KILL -- "-$0" 2>/dev/null'
 
 START_SECONDS = 60.0
-"""A cold import of transformers on a busy laptop takes 20."""
+"""Seconds for a process to start. A cold import of transformers on a busy laptop takes 20."""
 STOP_SECONDS = 5.0
-"""Nothing is running when processes are stopped: one that has not ended by then is killed."""
+"""Seconds for a process to end after SIGTERM. It has no requests then. After that it is killed."""
 WAIT_SECONDS = 30.0
 END_SECONDS = 30.0
-"""From SIGKILL to the end of the group, on a machine with more to do than cores."""
+"""Seconds from SIGKILL to the end of the group, on an overloaded machine."""
 
 TAIL = 2000
 """Characters of a log that an error shows."""
 
 PORTS = range(10_000, 32_000)
-"""Below the ports that Linux gives to connections (32,768 and more by default): one of those could be taken before
-the process that it was meant for listens, or while that process is dead."""
+"""Ports below those that Linux gives to outgoing connections (32,768 and more by default): such a port could be taken
+before the process listens on it, or while that process is dead."""
 _NUMBERS = itertools.count(os.getpid() * 61)
 """Two programs at once begin at different ports."""
 
@@ -105,7 +105,7 @@ class Process:
             raise NotReady(f"{self.log.stem} did not start:\n{self.tail()}")
         return line
 
-    def tell(self, line: str) -> None:
+    def write_line(self, line: str) -> None:
         """Write a line to its input; it ``talks``."""
         assert self.child.stdin is not None
         self.child.stdin.write(line + "\n")

@@ -29,7 +29,7 @@ from tests.support.engines import each_simulated
 
 TOKENIZER = "tokenizer: somewhere"
 SPLIT = f"models:\n- name: m\n  {TOKENIZER}\n  handler: prefill-decode\n  endpoints:\n"
-OUT = "cannot be asked"
+OUT = "cannot be reached"
 
 
 async def told(text: str, *, probe: bool = False) -> tuple[list[str], list[str]]:
@@ -66,7 +66,7 @@ class TestTheFile:
 
     async def test_one_engine_for_both(self) -> None:
         (warning,) = await of_file(SPLIT + endpoints("role: both"))
-        assert warning.startswith("model m: e0 would have to prefill and decode, and no engine hands over to itself")
+        assert warning.startswith("model m: e0 would have to prefill and decode, but no engine hands over to itself")
 
     async def test_who_only_prefills_idles_where_nothing_is_split(self) -> None:
         whole = f"models:\n- name: m\n  {TOKENIZER}\n  endpoints:\n"
@@ -99,11 +99,11 @@ class TestTheFile:
         given = endpoints(f"role: prefill, {a}", f"role: decode, {a}", f"role: decode, {b}", f"role: both, {a}")
         (warning,) = await of_file(SPLIT + given + rules)
         assert warning == (
-            "model m: e2 will serve every request whole, with none to prefill for it: none has zone=b, "
+            "model m: e2 will serve every request whole, since no prefill endpoint fits: none has zone=b, "
             "as 'same' of its handler asks"
         )
         idle, whole = await of_file(SPLIT + endpoints(f"role: prefill, {a}", f"role: decode, {b}") + rules)
-        assert idle.startswith("model m: e0 will never prefill for any that may decode: none has zone=a")
+        assert idle.startswith("model m: e0 will never prefill, since no decode endpoint fits: none has zone=a")
         assert whole.startswith("model m: e1 will serve every request whole")
 
     async def test_a_threshold_without_a_tokenizer(self) -> None:
@@ -130,7 +130,7 @@ def pair(prefill: str, decode: str, more: str = "") -> str:
 
 
 QUIET = {"dev_mode": False}
-"""As in production: the engine does not tell its configuration."""
+"""As in production: the engine does not report its configuration."""
 
 
 class TestTheEngines:
@@ -141,19 +141,17 @@ class TestTheEngines:
     async def test_one_that_is_out_is_only_warned_of(self) -> None:
         async with engines(EngineSettings(version="1.0", **QUIET)) as (url,):
             (warning,) = await warned(pair(url, "http://127.0.0.1:1"))
-        assert warning == (
-            "model m: d cannot be asked (refused), and what it would say is not checked: start it, and check again"
-        )
+        assert warning == ("model m: d cannot be reached (refused), so it is not checked: start it, and check again")
 
     async def test_versions_that_differ(self) -> None:
         async with engines(EngineSettings(version="0.31.0", **QUIET), EngineSettings(**QUIET)) as urls:
             idle, whole = await warned(pair(*urls))
         assert idle == (
-            "model m: p will never prefill for any that may decode: it runs 0.31.0, and those 0.32.0; "
+            "model m: p will never prefill, since no decode endpoint fits: it runs 0.31.0, and those 0.32.0; "
             "KV is handed over within one version only, so upgrade one side"
         )
         assert whole.startswith(
-            "model m: d will serve every request whole, with none to prefill for it: it runs 0.32.0"
+            "model m: d will serve every request whole, since no prefill endpoint fits: it runs 0.32.0"
         )
 
     async def test_one_partner_of_the_same_version_is_enough(self) -> None:
@@ -165,7 +163,7 @@ class TestTheEngines:
     async def test_no_connector(self) -> None:
         async with engines(EngineSettings(connector="none", **QUIET), EngineSettings(**QUIET)) as urls:
             (warning,) = await warned(pair(*urls))
-            assert warning.startswith("model m: p: no KV connector is to be seen, no vllm:nixl_* in its metrics")
+            assert warning.startswith("model m: p: it has no KV connector: its metrics have no vllm:nixl_*")
             assert '"kv_connector":"NixlConnector"' in warning
             mooncake = "handlers: [{name: prefill-decode, type: prefill-decode, parameters: {connector: mooncake}}]\n"
             assert await warned(pair(*urls, mooncake)) == []
@@ -189,8 +187,8 @@ class TestTheProbe:
         async with engines(EngineSettings(side_channel_host="localhost", **QUIET), EngineSettings(**QUIET)) as (p, d):
             elsewhere = p.replace("127.0.0.1", "0.0.0.0")  # as good as another host: it is no loopback address
             (warning,) = await warned(pair(elsewhere, d), probe=True)
-            assert await warned(pair(elsewhere, d)) == []  # not probed, and in production it does not tell
-        assert warning.startswith("model m: p: it tells decode engines to fetch its KV from 'localhost'")
+            assert await warned(pair(elsewhere, d)) == []  # not probed, and in production it does not report it
+        assert warning.startswith("model m: p: it gives decode engines the address 'localhost' to fetch its KV from")
         assert "VLLM_NIXL_SIDE_CHANNEL_HOST" in warning
 
     async def test_on_one_host_it_is_as_it_should_be(self) -> None:
@@ -281,7 +279,9 @@ class TestItsConfiguration:
         environ = {"VLLM_NIXL_SIDE_CHANNEL_HOST": "localhost"}
         async with talking(transfer=NIXL, environ=environ) as (p, _), talking(transfer=NIXL) as (d, _):
             (warning,) = await warned(pair(p.replace("127.0.0.1", "0.0.0.0"), d))
-            assert warning.startswith("model m: p: it tells decode engines to fetch its KV from 'localhost'")
+            assert warning.startswith(
+                "model m: p: it gives decode engines the address 'localhost' to fetch its KV from"
+            )
             assert await warned(pair(p, d)) == []
 
     async def test_it_may_take_longer_than_anything_else(self) -> None:
@@ -302,8 +302,8 @@ class TestItsConfiguration:
             found = await warned(pair(p, d))
             over.set()
         assert found == [
-            f"model m: {name}: it did not answer {path} in time, and what it would say there is not checked: "
-            "check again when it has less to do"
+            f"model m: {name}: it did not answer {path} in time, so this part is not checked: "
+            "check again when it is less busy"
             for name in ("p", "d")
         ]
 
@@ -356,7 +356,7 @@ class TestEnginesThatConnect:
         text = f"models:\n- name: m\n  {TOKENIZER}\n  endpoints:\n" + endpoints("role: both")
         assert await of_file(text) == []
         (warning,) = await of_file(text + self.LISTEN)
-        assert warning.startswith("kv_events.listen is tcp://*:5557, and no endpoint has kv_events.connects")
+        assert warning.startswith("kv_events.listen is tcp://*:5557, but no endpoint has kv_events.connects")
 
     async def test_an_engine_of_two_models_has_one_topic(self) -> None:
         endpoint = "  - {url: 'http://127.0.0.1:1', kv_events: {connects: true%s}}\n"

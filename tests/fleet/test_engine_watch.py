@@ -127,7 +127,7 @@ async def test_the_last_one_is_used_all_the_same(watched, seen, caplog):
     await eventually(lambda: endpoint.engine.down_reason == "status-500")
     assert (endpoint.engine.up, endpoint.engine.spared, endpoint.warmth) == (True, True, 1.0)
     assert seen.states[-1][1:] == (False, "status-500"), "and it is told that it is not healthy"
-    assert "used all the same" in caplog.text
+    assert "but still used" in caplog.text
     engine.faults.clear()
     await eventually(lambda: not endpoint.engine.spared)
     assert (endpoint.engine.up, endpoint.engine.down_reason, endpoint.warmth) == (True, "", 1.0)

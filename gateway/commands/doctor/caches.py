@@ -42,7 +42,7 @@ MAX_PROBE = 2048
 class CacheCheck:
     """The check of one cache.
 
-    ``told``: tokens of a block by the engine's metrics, 0 if they do not report it. ``configured``: as
+    ``reported``: tokens of a block by the engine's metrics, 0 if they do not report it. ``configured``: as
     ``Patient.unit``. ``sources``: from its /kv_event_sources, None if there is no such route. ``algorithm``: of its
     hashes, by its metrics. ``topic``: of its events if it connects to us. ``listener``: what it then connects to; None:
     another process's.
@@ -53,7 +53,7 @@ class CacheCheck:
     served: ServedModel
     sources: Mapping[str, Any] | None
     rank: int | None
-    told: int
+    reported: int
     configured: int | None
     algorithm: str | None
     seeds: Sequence[str]
@@ -70,9 +70,9 @@ class CacheCheck:
     async def run(self) -> list[Finding]:
         source = self._source()
         heard = Heard()
-        tokens = self.told + 8 if self.told else UNKNOWN
+        tokens = self.reported + 8 if self.reported else UNKNOWN
         if tokens > min(MAX_PROBE, (self.served.max_model_len or MAX_PROBE) - 64):
-            said = f"its blocks of {self.told} tokens are too large for a probe: its events were not tried"
+            said = f"its blocks of {self.reported} tokens are too large for a probe: its events were not tried"
             self._add("events", Level.NOTE, "not tried", said)
             self._of_block_size(heard)
             return self._found
@@ -130,7 +130,7 @@ class CacheCheck:
                 "events",
                 Level.FAILED,
                 "unknown",
-                f"it does not tell where its KV events are (no GET /kv_event_sources): {estimated}",
+                f"it does not report the address of its KV events (no GET /kv_event_sources): {estimated}",
                 f"give kv_events.endpoint and .replay, and start it with {self.flag}",
             )
         elif not self.sources:
@@ -141,7 +141,7 @@ class CacheCheck:
                 "events",
                 Level.FAILED,
                 "unusable",
-                f"its KV events cannot be subscribed to as it tells of them: {estimated}",
+                f"its KV events cannot be subscribed to at the address that it reports: {estimated}",
                 'give it "publisher": "zmq" and a tcp:// endpoint, or name its address in kv_events.endpoint',
             )
         return None
@@ -158,8 +158,8 @@ class CacheCheck:
             said = "its KV events are off: what it holds is estimated from what was sent to it"
             self._add("events", Level.FAILED, "off", said, self._start())
             return None
-        told = (self.sources or {}).get(str(source.offset))
-        there, topic = (told.get("endpoint"), told.get("topic")) if isinstance(told, dict) else (None, None)
+        entry = (self.sources or {}).get(str(source.offset))
+        there, topic = (entry.get("endpoint"), entry.get("topic")) if isinstance(entry, dict) else (None, None)
         if isinstance(there, str) and ("*" in there or "::" in there):
             said = f"it does not connect to the gateway: it listens itself, at {there}"
             self._add("events", Level.FAILED, "listens", said, f"remove kv_events.connects, or {self._start()}")
@@ -230,7 +230,7 @@ class CacheCheck:
                 Level.FAILED,
                 "unreadable",
                 f"{heard.messages} messages came from {at}, and none could be read as blocks with their tokens",
-                "see that it is a vLLM or SGLang publisher; kvgate_kv_events_total tells the kinds",
+                "see that it is a vLLM or SGLang publisher; kvgate_kv_events_total has the kinds",
             )
         else:
             self._add(
@@ -249,7 +249,7 @@ class CacheCheck:
         elif taken and (heard.blocks is not None or source.replay is None):
             said = (
                 "what engines connect to is another process's, such as a running gateway, whose kvgate_kv_stream_state "
-                "tells whether they do"
+                "shows whether they do"
             )
             self._add("events", Level.NOTE, "not heard", said)
         elif taken:
@@ -269,18 +269,18 @@ class CacheCheck:
 
     def _of_block_size(self, heard: Heard) -> None:
         learned = heard.blocks.block_size if heard.blocks is not None else 0
-        size = learned or self.told
-        if learned and self.told and learned != self.told:
+        size = learned or self.reported
+        if learned and self.reported and learned != self.reported:
             self._add(
                 "block size",
                 Level.FAILED,
-                f"{self.told}/{learned}",
-                f"its metrics say that a block has {self.told} tokens, and its events {learned}: "
+                f"{self.reported}/{learned}",
+                f"its metrics say that a block has {self.reported} tokens, and its events {learned}: "
                 "one of the two is not this engine's",
-                "see that url and kv_events.endpoint are the same engine's, and what stands between",
+                "see that url and kv_events.endpoint are the same engine's, and look for a proxy between",
             )
         elif not size:
-            said = "neither metrics nor events tell its block size"
+            said = "neither its metrics nor its events report its block size"
             self._add("block size", Level.WARNING, "?", said, "let GET /metrics through to it, or turn on its events")
         elif self.configured is not None and size % self.configured:
             self._add(
@@ -301,7 +301,7 @@ class CacheCheck:
                 "none",
                 "it has no replay socket: what it announced before a gateway's start, or in a gap, is never known",
                 'give its --kv-events-config a "replay_endpoint", or name it in kv_events.replay; else '
-                "kv_cache.reannounce has it tell some of that",
+                "with kv_cache.reannounce it announces some of that again",
             )
             return
         replayed = await ask_replay(source.replay, heard.sequence)

@@ -15,7 +15,7 @@ from typing import Any
 from gateway.commands.doctor.caches import CacheCheck
 from gateway.commands.doctor.finding import Finding, Level, Report
 from gateway.commands.doctor.tokens import compare
-from gateway.commands.interview import Interview, Interviews, Told, ask
+from gateway.commands.interview import EngineReport, Interview, Interviews, ask
 from gateway.config.settings import ModelSettings
 from gateway.fleet.ask import ProbeFailed
 from gateway.fleet.kv_source import rank_keys
@@ -36,7 +36,7 @@ REMEDIES = {
     "connect": "let this host reach it: a firewall, a network policy, a wrong address",
     "dns": "correct the host name of its url",
     "tls": "correct its certificate, the endpoint's tls, or the scheme of its url",
-    "timeout": "see why it does not answer: overload, or a process that stands still",
+    "timeout": "see why it does not answer: overload, or a process that is stopped",
     "status-401": "give the endpoint the engine's --api-key as api_key",
 }
 
@@ -65,21 +65,33 @@ class Patient:
 async def examine(interviews: Interviews, patient: Patient, report: Report, clock: Clock) -> None:
     """Examine the endpoint, and add the findings to ``report``."""
     add = report.findings.append
-    told = await ask(interviews, patient.model, patient.endpoint, probe=False)
-    if told.unreachable:
-        remedy = REMEDIES.get(told.unreachable, "see its log")
-        add(Finding("reachable", Level.FAILED, told.unreachable, f"it cannot be asked: {told.why}", remedy))
+    engine_report = await ask(interviews, patient.model, patient.endpoint, probe=False)
+    if engine_report.unreachable:
+        remedy = REMEDIES.get(engine_report.unreachable, "see its log")
+        add(
+            Finding(
+                "reachable",
+                Level.FAILED,
+                engine_report.unreachable,
+                f"it cannot be reached: {engine_report.why}",
+                remedy,
+            )
+        )
         return
-    scrape = read(told.metrics) if told.metrics is not None else None
-    add(_of_reachable(told, scrape))
+    scrape = read(engine_report.metrics) if engine_report.metrics is not None else None
+    add(_of_reachable(engine_report, scrape))
     engine = interviews.of_endpoint(patient.endpoint)
     served, finding = await _of_model(engine, patient.model)
     add(finding)
-    add(_of_transfer(patient.endpoint, told))
+    add(_of_transfer(patient.endpoint, engine_report))
     if served is None or (scrape is not None and scrape.asleep):
         return
     add(await compare(engine, served.id, served.root, patient.tokens, patient.model.tokenizer))
-    if told.metrics is not None and (caching := _CACHING.search(told.metrics)) and caching[1] == b"False":
+    if (
+        engine_report.metrics is not None
+        and (caching := _CACHING.search(engine_report.metrics))
+        and caching[1] == b"False"
+    ):
         add(
             Finding(
                 "events",
@@ -90,24 +102,24 @@ async def examine(interviews: Interviews, patient: Patient, report: Report, cloc
             )
         )
         return
-    await _of_caches(engine, patient, served, told, scrape, report, clock)
+    await _of_caches(engine, patient, served, engine_report, scrape, report, clock)
 
 
 async def _of_caches(
     engine: Interview,
     patient: Patient,
     served: ServedModel,
-    told: Told,
+    engine_report: EngineReport,
     scrape: Scrape | None,
     report: Report,
     clock: Clock,
 ) -> None:
     try:
-        sources = await engine.kv_sources_told()
+        sources = await engine.reported_kv_sources()
     except ProbeFailed:
         sources = None
     sizes = [each.block_size for each in scrape.engines.values()] if scrape is not None else []
-    algorithm = _ALGORITHM.search(told.metrics) if told.metrics is not None else None
+    algorithm = _ALGORITHM.search(engine_report.metrics) if engine_report.metrics is not None else None
     count = patient.endpoint.ranks or len(rank_keys(sources or {})) or len(sizes) or 1
     ranks: list[int | None] = [None] if count == 1 else list(range(min(count, MAX_RANKS)))
     checks = [
@@ -117,7 +129,7 @@ async def _of_caches(
             served=served,
             sources=sources,
             rank=rank,
-            told=sizes[min(rank or 0, len(sizes) - 1)] if sizes else 0,
+            reported=sizes[min(rank or 0, len(sizes) - 1)] if sizes else 0,
             configured=patient.unit,
             algorithm=algorithm[1].decode() if algorithm else None,
             seeds=patient.seeds,
@@ -135,8 +147,8 @@ async def _of_caches(
         report.findings.append(Finding("events", Level.NOTE, "", f"of its {count} ranks {MAX_RANKS} were probed"))
 
 
-def _of_reachable(told: Told, scrape: Scrape | None) -> Finding:
-    short = told.version or "?"
+def _of_reachable(engine_report: EngineReport, scrape: Scrape | None) -> Finding:
+    short = engine_report.version or "?"
     if scrape is None:
         return Finding(
             "reachable",
@@ -147,8 +159,8 @@ def _of_reachable(told: Told, scrape: Scrape | None) -> Finding:
         )
     if scrape.asleep:
         return Finding("reachable", Level.FAILED, "asleep", "it is asleep", "POST /wake_up to it")
-    if told.version is None:
-        return Finding("reachable", Level.NOTE, short, "it tells no version")
+    if engine_report.version is None:
+        return Finding("reachable", Level.NOTE, short, "it reports no version")
     return Finding("reachable", Level.OK, short)
 
 
@@ -173,15 +185,15 @@ async def _of_model(engine: Interview, model: ModelSettings) -> tuple[ServedMode
     )
 
 
-def _of_transfer(endpoint: EndpointSettings, told: Told) -> Finding:
-    connector, kv_role = told.transfer.get("kv_connector"), told.transfer.get("kv_role")
-    short = f"{endpoint.role}, {connector or ('none' if told.configured else '?')}"
+def _of_transfer(endpoint: EndpointSettings, engine_report: EngineReport) -> Finding:
+    connector, kv_role = engine_report.transfer.get("kv_connector"), engine_report.transfer.get("kv_role")
+    short = f"{endpoint.role}, {connector or ('none' if engine_report.configured else '?')}"
     fits = {"kv_producer": "prefill", "kv_consumer": "decode"}
     if (wanted := fits.get(str(kv_role), endpoint.role)) != endpoint.role:
         said = f"its kv_role is {kv_role}, and its role here {endpoint.role}"
         level = Level.WARNING if endpoint.role == "both" else Level.FAILED
         return Finding("transfer", level, short, said, f"give it the role {wanted}, or start it with kv_both")
-    if endpoint.role != "both" and told.configured and connector is None:
+    if endpoint.role != "both" and engine_report.configured and connector is None:
         return Finding(
             "transfer",
             Level.FAILED,
@@ -220,7 +232,7 @@ def silent(report: Report, seconds: float) -> None:
             Level.FAILED,
             "slow",
             f"its examination did not end within {seconds:g} s",
-            "see what it is at, or give it more --timeout",
+            "see why it is slow, or give it more --timeout",
         )
     )
 

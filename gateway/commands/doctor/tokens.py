@@ -86,7 +86,7 @@ async def compare(engine: Interview, name: str, root: str | None, tokens: ModelT
                 CHECK,
                 Level.WARNING,
                 failure.reason,
-                f"it does not tell its token ids: POST /tokenize gave {failure.reason}",
+                f"it does not report its token ids: POST /tokenize gave {failure.reason}",
                 "let requests to /tokenize through to it, or watch kvgate_token_parity",
             )
         theirs = answer.get("tokens") if isinstance(answer, dict) else None

@@ -176,7 +176,7 @@ def _table(title: str, columns: Sequence[Column], rows: Sequence[Account]) -> Ta
     for number, (name, _) in enumerate(columns):
         table.add_column(escape(name), justify="right" if number and name not in LEFT else "left")
     for row in rows:
-        table.add_row(*(escape(tell(row)) for _, tell in columns))
+        table.add_row(*(escape(show(row)) for _, show in columns))
     return table
 
 

@@ -65,7 +65,7 @@ def replay(
     for path in (numbers, plot):
         if path is not None:
             check_writable(path)
-    tell(cell.source)
+    print_notes(cell.source)
     comparison = compare(cell, policies, seeds=seeds, processes=processes)
     if numbers is not None:
         save([comparison], numbers)
@@ -80,7 +80,7 @@ def replay(
     return 0
 
 
-def tell(source: Source) -> None:
+def print_notes(source: Source) -> None:
     """Print the notes on a trace before it runs: they matter to a reader of the figures."""
     for note in source.notes:
         print(f"kvgate: {note}", file=sys.stderr)

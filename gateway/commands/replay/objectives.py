@@ -11,7 +11,7 @@ from gateway.errors import ConfigError
 from gateway.framework import Slo
 
 USUAL = Slo(ttft=2.0, tpot=0.050)
-"""The objectives that goodput counts if none are given: what a reader of a chat does not notice."""
+"""The default objectives for goodput: a reader of a chat does not notice such delays."""
 
 LONGEST = 86_400.0
 """Seconds at most, as in a request's headers."""

@@ -16,7 +16,7 @@ from pathlib import Path
 from rich.console import Console
 
 from gateway.commands.replay.cell import Cell
-from gateway.commands.replay.command import tell
+from gateway.commands.replay.command import print_notes
 from gateway.commands.replay.compare import Job, run
 from gateway.commands.replay.demand import Demand, demand
 from gateway.commands.replay.floor import Floor, floors
@@ -59,7 +59,7 @@ class Plan:
 
     def __post_init__(self) -> None:
         if not str(self.cell.objectives):
-            raise ConfigError("say what is to be met: --slo ttft=2s,tpot=50ms")
+            raise ConfigError("give the objectives: --slo ttft=2s,tpot=50ms")
         if self.rate is not None and not self.rate > 0:
             raise ConfigError("--rate must be above 0 requests/s")
         if not 0 < self.share < 1:
@@ -144,7 +144,7 @@ def plan(wanted: Plan, *, plot: Path | None = None, console: Console | None = No
     console = console or Console(width=WIDTH, file=sys.stdout)
     if plot is not None:
         check_writable(plot)
-    tell(wanted.cell.source)
+    print_notes(wanted.cell.source)
     found = wanted.floors()
     faults = [line for floor in found for line in fault(floor, wanted.share, wanted.machine)]
     for line in faults:

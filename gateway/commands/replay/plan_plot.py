@@ -14,7 +14,7 @@ from gateway.commands.replay.statistics import METRICS, mean
 from simulator.virtual.machine import Machine
 
 COLOURS, MARKERS = (OURS, "#bf6a02"), ("o", "s")
-"""The colours of fleets without roles and with them. Colour-blind readers can tell them apart; in print the markers
+"""The colours of fleets without roles and with them. Colour-blind readers can distinguish them; in print the markers
 differ."""
 
 

@@ -89,14 +89,14 @@ def answer(sized: Sized, floors: Sequence[Floor], share: float, machine: Machine
     if fewer is not None:
         lines.append(f"One less answers {fewer.share.mid * 100:.1f} %.")
     if sized.sure is None:
-        lines.append("That is within the noise, and so are a few more: more --seeds tell.")
+        lines.append("That is within the noise, as are a few more engines: run it with more --seeds.")
     elif sized.sure is not found:
         lines.append(f"That is within the noise: beyond it {_engines(sized.sure.fleet, machine)} do.")
     each = found.summaries[0].requests // found.engines
     if each < FEW:
         lines.append(
             f"Each engine has {each} requests only: this is a start with caches that fill, not a steady state. A "
-            "longer trace tells more."
+            "longer trace gives a better answer."
         )
     return lines
 

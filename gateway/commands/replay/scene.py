@@ -1,4 +1,4 @@
-"""The setting of a replay: the engines, and what the gateway knows of them."""
+"""The setting of a replay: the engines, and the gateway's knowledge of them."""
 
 from __future__ import annotations
 

@@ -62,7 +62,7 @@ def warnings(seeds: int) -> list[str]:
         return []
     enough = next(n for n in range(seeds, 100) if certainty(n) <= HARDLY / 2)
     return [
-        f"{seeds} seeds can hardly ever convince: to be told from nothing, a gain must be {certainty(seeds):.1f} times "
+        f"{seeds} seeds are hardly ever enough: to be distinct from noise, a gain must be {certainty(seeds):.1f} times "
         f"its own deviation from seed to seed; with --seeds {enough} it need be {certainty(enough):.1f} times"
     ]
 
@@ -100,7 +100,7 @@ def report(policy: Policy, metric: Metric, found: Found, cells: Sequence[str], k
         it, seeds = gain(metric, found.held_tuned, found.held_given), len(found.held_given[0])
         needed = seeds_needed(it, seeds)
         if needed is not None:
-            lines.append(f"a gain like this one would be told from nothing by {needed} seeds, not by {seeds}")
+            lines.append(f"a gain like this one would be distinct from noise with {needed} seeds, not with {seeds}")
         return lines
     lines.append(f"recommended, in {policy.name}, in place of its plugins and profiles:")
     return lines + snippet(policy, found.values)

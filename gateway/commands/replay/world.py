@@ -101,16 +101,16 @@ def _headers(slo: Slo | None) -> dict[str, str]:
 
 def costs(machine: Machine, scene: Scene) -> CostSettings:
     """The costs that the gateway assumes at the start for an engine on ``machine``. Machines have no storage tier."""
-    told, scale = scene.believed or machine, scene.cost_scale
+    believed, scale = scene.believed or machine, scene.cost_scale
     step_scale = scale if scene.step_scale is None else scene.step_scale
     return CostSettings(
-        prefill_token=told.prefill_token * scale,
-        prefill_quadratic=told.prefill_quadratic * scale,
-        step=told.step * step_scale,
-        step_request=told.step_request * step_scale,
-        kv_token=told.kv_token * step_scale,
-        cpu_fetch=told.fetch_token * scale,
+        prefill_token=believed.prefill_token * scale,
+        prefill_quadratic=believed.prefill_quadratic * scale,
+        step=believed.step * step_scale,
+        step_request=believed.step_request * step_scale,
+        kv_token=believed.kv_token * step_scale,
+        cpu_fetch=believed.fetch_token * scale,
         storage_fetch=0.0,
-        step_tokens=told.max_batched_tokens,
+        step_tokens=believed.max_batched_tokens,
         fit=scene.fitted and scale == step_scale == 1,
     )

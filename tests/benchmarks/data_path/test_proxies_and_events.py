@@ -46,7 +46,7 @@ async def test_events_are_the_engines_and_can_be_replayed(tmp_path) -> None:
     with Processes(tmp_path) as processes, zmq.Context() as context:
         command = [sys.executable, "-m", "benchmarks.data_path.events", "2"]
         process = processes.start("events", command, cwd=HERE, talks=True)
-        process.tell(json.dumps([ids, other, other]))
+        process.write_line(json.dumps([ids, other, other]))
         (address, replay), _ = json.loads(process.line())
         with context.socket(zmq.SUB) as heard, context.socket(zmq.DEALER) as asking:
             for socket in (heard, asking):

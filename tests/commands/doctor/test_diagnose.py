@@ -61,7 +61,7 @@ async def test_engines_behind_tls_and_on_a_unix_socket(tokenizer: Path, tmp_path
         strange = await report(config(tokenizer, {"url": secure.url}))
         (finding,) = strange.findings
         assert finding.short == "tls"
-        assert finding.said.startswith("it cannot be asked: tls, certificate verify failed: ")
+        assert finding.said.startswith("it cannot be reached: tls, certificate verify failed: ")
         await local.kill()
         assert (await report(config(tokenizer, local.url))).findings[0].short == "refused"
     finally:

@@ -104,7 +104,7 @@ def test_each_class_must_be_answered(tmp_path, capsys) -> None:
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        ([], "say what is to be met: --slo ttft=2s,tpot=50ms"),
+        ([], "give the objectives: --slo ttft=2s,tpot=50ms"),
         (["--slo", "chat:ttft=2s"], "mooncake_conversation has no requests of chat:ttft=2s"),
         (["--slo", "ttft=2s", "--rate", "0"], "--rate must be above 0"),
         (["--slo", "ttft=2s", "--share", "100"], "--share must be above 0 and below 100"),
