@@ -14,7 +14,7 @@ from gateway.commands.replay.agents import AgentShape
 from gateway.commands.replay.cell import Cell
 from gateway.commands.replay.groups import Shape
 from gateway.commands.replay.kinds import Kinds, kinds
-from gateway.commands.replay.sources import AgentsSource, GroupsSource, Source, TraceSource
+from gateway.commands.replay.sources import GeneratedSource, Source, TraceSource
 from simulator.virtual.machine import MACHINES
 
 HALF = 6_000
@@ -63,7 +63,7 @@ def held_out(traces: Traces) -> Iterator[Cell]:
         yield from _over(azure, (HBM,), (2.5, 3.5, 5.0))  # nothing is shared: a host tier has nothing to hold
         yield Cell(azure, fleet=MIXED, speed=5.0)
         yield Cell(azure, fleet=MIXED, speed=5.0, believed=told)
-    agents = AgentsSource(AGENTS)
+    agents = GeneratedSource(AGENTS)
     # All sessions fit into the GPUs' memory at the lowest load, and into the hosts' at the two lower ones.
     yield from _over(agents, (HBM,), (0.20, 0.40, 0.60))
     yield from _over(agents, (HOST,), (0.40, 0.60, 0.90))
@@ -74,7 +74,8 @@ def grid(traces: Traces) -> list[Cell]:
 
 
 def title(cell: Cell) -> str:
-    outputs = f", {cell.source.shape.output:,} tokens out" if isinstance(cell.source, GroupsSource) else ""
+    shape = cell.source.shape if isinstance(cell.source, GeneratedSource) else None
+    outputs = f", {shape.output:,} tokens out" if isinstance(shape, Shape) else ""
     told = ", told as one kind" if cell.believed is not None else ""
     return f"{cell.name}{outputs}{told}"
 
@@ -86,9 +87,9 @@ def _over(source: Source, fleets: Sequence[Kinds], speeds: Sequence[float]) -> I
             yield Cell(source, fleet=fleet, speed=speed)
 
 
-def _groups(output: int, first: int | None) -> GroupsSource:
+def _groups(output: int, first: int | None) -> GeneratedSource:
     rounds = 6 if first is None else max(1, first // 750)
-    return GroupsSource(Shape(output=output, rounds=rounds))
+    return GeneratedSource(Shape(output=output, rounds=rounds))
 
 
 def _least(one: int, other: int | None) -> int:

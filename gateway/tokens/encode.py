@@ -69,16 +69,6 @@ class Encoder:
             if self._cuts.pattern is None:
                 log.info("model %s: its tokenizer allows no cut (%s): each turn is encoded whole", name, self._cuts.why)
 
-    @property
-    def fast(self) -> bool:
-        """Whether other threads run while it encodes."""
-        return self._backend is not None
-
-    @property
-    def cuts(self) -> Cuts:
-        """Where texts are split."""
-        return self._cuts
-
     def encode(self, texts: Sequence[str], *, add_special_tokens: bool) -> list[array[int]]:
         """The uint32 ids of each text."""
         return self.finish(self.read(texts, add_special_tokens=add_special_tokens))

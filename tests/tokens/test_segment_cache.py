@@ -250,7 +250,7 @@ def test_conversations_have_the_ids_of_their_whole_texts(
         whole = PreTrainedTokenizerFast(tokenizer_object=tokenizer)
         ENCODERS[name, limit] = Encoder(whole, name, memory_bytes=limit)
     encoder = ENCODERS[name, limit]
-    assert (encoder.cuts.pattern is not None) is (name in CUT)
+    assert (encoder._cuts.pattern is not None) is (name in CUT)
     tags = [tag for tag in TAGS if tokenizer.token_to_id(tag) is not None]
     known: list[list[str]] = [[]]
     for base, depth, turns in conversations:

@@ -34,7 +34,3 @@ class Agenda:
         """Remove and return the next event. Raises IndexError if the queue is empty."""
         at, what, _, of = heappop(self._queue)
         return at, what, of
-
-    def left(self) -> list[tuple[float, Next, Any]]:
-        """The remaining events, in order."""
-        return [(at, what, of) for at, what, _, of in sorted(self._queue, key=lambda entry: entry[:3])]

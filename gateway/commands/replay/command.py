@@ -26,7 +26,7 @@ from gateway.commands.replay.policies import Policy
 from gateway.commands.replay.progress import Ticker
 from gateway.commands.replay.report import Comparison, check_writable, gather, save, tables
 from gateway.commands.replay.schedule import schedule
-from gateway.commands.replay.sources import AgentsSource, GroupsSource, Source, TraceSource
+from gateway.commands.replay.sources import GeneratedSource, Source, TraceSource
 from gateway.errors import ConfigError
 from simulator.virtual.noise import Noise
 
@@ -163,10 +163,8 @@ def source(given: Mapping[str, Any]) -> Source:
                 raise ConfigError(f"--{field.name} is of the workload {name!r}")
     if ours is not None and "first" in given:
         raise ConfigError("--first is of a trace")
-    if ours is Shape:
-        return GroupsSource(Shape(**sizes))
-    if ours is AgentShape:
-        return AgentsSource(AgentShape(**sizes))
+    if ours is not None:
+        return GeneratedSource(ours(**sizes))
     if given.get("first", 1) < 1:
         raise ConfigError("first must be at least 1 request")
     return TraceSource(Path(workload), given.get("first"))

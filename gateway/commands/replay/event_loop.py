@@ -138,12 +138,6 @@ class Run:
                 of.scraped(at)
                 self._agenda.push(at + self._scrape, Next.SCRAPE, of)
 
-    def hear_out(self) -> None:
-        """Apply the KV events that have not arrived yet."""
-        for _, what, of in self._agenda.left():
-            if what is Next.EVENTS:
-                self._hear(*of)
-
     def token_ids(self, call: Call) -> array[int]:
         """The token ids of the call's prompt. Raises ConfigError if it has too few blocks."""
         size = self._workload.block_size

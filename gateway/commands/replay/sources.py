@@ -69,48 +69,29 @@ class TraceSource:
 
 
 @dataclass(frozen=True, slots=True)
-class GroupsSource:
-    """Generated groups of users."""
+class GeneratedSource:
+    """Groups of users or sessions of agents, as the ``shape`` says."""
 
-    shape: Shape
+    shape: Shape | AgentShape
 
     @property
     def name(self) -> str:
-        return Groups.name
+        return Groups.name if isinstance(self.shape, Shape) else Agents.name
 
     @property
     def notes(self) -> list[str]:
         return []
 
     def workload(self, rate: float | None, seed: int) -> Workload:
-        return Groups(self.shape, rate=rate, seed=seed)
-
-    def split(self) -> tuple[GroupsSource, GroupsSource]:
-        return self, self
-
-
-@dataclass(frozen=True, slots=True)
-class AgentsSource:
-    """Generated sessions of agents."""
-
-    shape: AgentShape
-
-    @property
-    def name(self) -> str:
-        return Agents.name
-
-    @property
-    def notes(self) -> list[str]:
-        return []
-
-    def workload(self, rate: float | None, seed: int) -> Workload:
+        if isinstance(self.shape, Shape):
+            return Groups(self.shape, rate=rate, seed=seed)
         return Agents(self.shape, rate=rate, seed=seed)
 
-    def split(self) -> tuple[AgentsSource, AgentsSource]:
+    def split(self) -> tuple[GeneratedSource, GeneratedSource]:
         return self, self
 
 
-Source: TypeAlias = TraceSource | GroupsSource | AgentsSource
+Source: TypeAlias = TraceSource | GeneratedSource
 
 
 @lru_cache(maxsize=2)

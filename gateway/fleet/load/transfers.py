@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from gateway.framework.fleet import TransferStats
+from gateway.framework.fleet import NO_TRANSFERS, TransferStats
 
 MOST_TRANSFERS = 50.0
 """Transfers that count: enough for a mean of transfers that differ ten-fold, and a minute of a busy engine."""
@@ -21,26 +21,24 @@ HALF_LIFE = 120.0
 """Seconds after which a transfer counts half. From ``MOST_TRANSFERS`` to a tenth of one takes nine half-lives, 18
 minutes: a slow network is tried again about three times an hour."""
 
-NOTHING = TransferStats()
-
 
 @dataclass(slots=True)
 class RecentTransfers:
     """``lately``: weighted sums. Only their ratios mean something: seconds per byte, bytes per token."""
 
-    lately: TransferStats = NOTHING
-    _before: TransferStats = field(default=NOTHING, init=False)
+    lately: TransferStats = NO_TRANSFERS
+    _before: TransferStats = field(default=NO_TRANSFERS, init=False)
     _at: float = field(default=0.0, init=False)
 
     def update(self, total: TransferStats, at: float) -> TransferStats:
         """``total``: since the engine's start, by a scrape at ``at`` (Clock.monotonic()). Returns ``lately``."""
         before = self._before
         if total.count < before.count or total.bytes < before.bytes or total.tokens < before.tokens:
-            before = NOTHING  # another process
+            before = NO_TRANSFERS  # another process
         fade = 0.5 ** (max(0.0, at - self._at) / HALF_LIFE)
         self._before, self._at = total, at
-        if total == NOTHING == self.lately:
-            return NOTHING
+        if total == NO_TRANSFERS == self.lately:
+            return NO_TRANSFERS
         lately = self.lately
         count = lately.count * fade + total.count - before.count
         cut = MOST_TRANSFERS / count if count > MOST_TRANSFERS else 1.0

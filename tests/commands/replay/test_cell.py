@@ -11,7 +11,7 @@ from gateway.commands.replay.cell import Cell
 from gateway.commands.replay.groups import Shape
 from gateway.commands.replay.kinds import kinds
 from gateway.commands.replay.schedule import schedule
-from gateway.commands.replay.sources import GroupsSource, TraceSource
+from gateway.commands.replay.sources import GeneratedSource, TraceSource
 from gateway.errors import ConfigError
 
 EXCERPT = Path(__file__).parents[2] / "data" / "replay" / "mooncake_conversation.jsonl"
@@ -33,7 +33,7 @@ def test_a_part_of_a_trace() -> None:
 
 
 def test_groups() -> None:
-    cell = Cell(GroupsSource(Shape(groups=2, users=2, rounds=1, turns=3)), speed=0.5)
+    cell = Cell(GeneratedSource(Shape(groups=2, users=2, rounds=1, turns=3)), speed=0.5)
     assert len(cell.workload(1).start()) == 4
 
 

@@ -17,7 +17,7 @@ from gateway.commands.replay.command import cell, cells, noise
 from gateway.commands.replay.groups import Shape
 from gateway.commands.replay.kinds import Kind, kinds
 from gateway.commands.replay.report import check_writable, load
-from gateway.commands.replay.sources import GroupsSource, TraceSource
+from gateway.commands.replay.sources import GeneratedSource, TraceSource
 from gateway.errors import ConfigError
 from simulator.virtual.machine import MACHINES
 from simulator.virtual.noise import Noise
@@ -31,7 +31,7 @@ def test_options_become_a_cell() -> None:
     mixed = cell({"workload": "t.jsonl", "endpoints": "2 x 70b-tp4 + 8b-h100", "believed": "70b-tp4"})
     assert mixed.fleet == (Kind(MACHINES["70b-tp4"], 2), Kind(MACHINES["8b-h100"]))
     assert mixed.believed == MACHINES["70b-tp4"]
-    assert cell({"workload": "groups", "turns": 3, "scrape": 0.0}) == Cell(GroupsSource(Shape(turns=3)), scrape=None)
+    assert cell({"workload": "groups", "turns": 3, "scrape": 0.0}) == Cell(GeneratedSource(Shape(turns=3)), scrape=None)
 
 
 def test_several_of_an_option_are_cells_of_each() -> None:
@@ -39,7 +39,7 @@ def test_several_of_an_option_are_cells_of_each() -> None:
     found = cells(options)
     assert len(found) == 8
     assert found[0] == Cell(TraceSource(Path("t.jsonl"), 5), fleet=kinds("8 x 8b-h100"), speed=0.3)
-    assert found[-1] == Cell(GroupsSource(Shape(turns=3)), fleet=kinds("8 x 70b-tp4"), speed=0.6)
+    assert found[-1] == Cell(GeneratedSource(Shape(turns=3)), fleet=kinds("8 x 70b-tp4"), speed=0.6)
     fleets = cells({"workload": "t.jsonl", "endpoints": "2 x 70b-tp4 + 8b-h100, 4, 4"})
     assert [one.endpoints for one in fleets] == [3, 4]
     with pytest.raises(ConfigError, match="--gap is of the workload 'agents'"):

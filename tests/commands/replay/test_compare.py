@@ -18,7 +18,7 @@ from gateway.commands.replay.compare import Job, run
 from gateway.commands.replay.groups import Shape
 from gateway.commands.replay.kinds import kinds
 from gateway.commands.replay.policies import load_policy
-from gateway.commands.replay.sources import GroupsSource, TraceSource
+from gateway.commands.replay.sources import GeneratedSource, TraceSource
 from gateway.commands.replay.statistics import Summary
 from gateway.errors import ConfigError
 from tests.support.wait import eventually
@@ -68,7 +68,9 @@ def test_a_seed_changes_the_run_and_a_policy_too() -> None:
 @pytest.mark.parametrize("processes", [1, 2])
 def test_what_a_run_raises_is_raised_and_nothing_is_left(processes) -> None:
     # A prompt that no engine's memory can hold.
-    too_long = Cell(GroupsSource(Shape(groups=1, users=1, rounds=1, own=1_000_000)), fleet=kinds("70b-tp4"), speed=1.0)
+    too_long = Cell(
+        GeneratedSource(Shape(groups=1, users=1, rounds=1, own=1_000_000)), fleet=kinds("70b-tp4"), speed=1.0
+    )
     with pytest.raises(ConfigError):
         run([Job(too_long, load_policy("default"), 1), *JOBS], processes=processes)
     assert multiprocessing.active_children() == []

@@ -23,7 +23,7 @@ from gateway.commands.replay.kinds import kinds
 from gateway.commands.replay.knobs import Knob, knobs
 from gateway.commands.replay.policies import Policy, load_policy, with_parameters
 from gateway.commands.replay.search import Found, Search, fills, split
-from gateway.commands.replay.sources import GroupsSource, TraceSource
+from gateway.commands.replay.sources import GeneratedSource, TraceSource
 from gateway.commands.replay.statistics import METRICS, Summary
 from gateway.commands.replay.tune import report, snippet, warnings
 from gateway.config.load import loads
@@ -58,7 +58,7 @@ def test_the_held_out_part_is_what_was_not_trained_on() -> None:
         10,
         11,
     ]
-    groups = Cell(GroupsSource(Shape(groups=1)))
+    groups = Cell(GeneratedSource(Shape(groups=1)))
     assert split(groups) == (groups, groups)
     with pytest.raises(ConfigError, match="cannot be split"):
         split(Cell(TraceSource(EXCERPT, first=3)))
@@ -303,7 +303,7 @@ def test_it_runs_from_end_to_end(capsys) -> None:
 
 
 def test_what_a_full_cache_pushes_out_is_not_searched_where_none_can_be_full(monkeypatch) -> None:
-    small = Cell(GroupsSource(Shape(groups=1, users=2, rounds=2)), fleet=kinds("2 x 70b-tp4"), speed=0.5)
+    small = Cell(GeneratedSource(Shape(groups=1, users=2, rounds=2)), fleet=kinds("2 x 70b-tp4"), speed=0.5)
     assert not fills(split(small)[0])
     assert fills(split(TRACE)[0])
     seen: list[object] = []
