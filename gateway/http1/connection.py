@@ -64,6 +64,7 @@ class Connection(asyncio.Protocol):
         self._full = False
         # Of the answer
         self._headers: list[tuple[bytes, bytes]] = []
+        self._head_size = 0
         self._silent = 0
         self._in_body = False
         self._framed = False
@@ -84,7 +85,7 @@ class Connection(asyncio.Protocol):
         """Send a request; ``receiver`` gets its answer. Call it only while the connection is ``usable``."""
         assert self._transport is not None
         self._receiver = receiver
-        self._headers, self._silent = [], 0
+        self._headers, self._head_size, self._silent = [], 0, 0
         self._in_body = self._framed = self._complete = False
         if len(body) <= PIECE:
             self._transport.write(head + body)  # one segment where it fits: two would be two system calls
@@ -129,7 +130,12 @@ class Connection(asyncio.Protocol):
             broken = "it changes to another protocol"
         except HttpParserError as error:
             broken = str(error)
-        body = self._body()
+        parts = self._parts
+        if len(parts) == 1:
+            body = parts.pop()
+        else:
+            body = b"".join(parts)
+            parts.clear()
         if self._complete:
             self._keep = self._keep and not broken
             self._end()
@@ -172,6 +178,7 @@ class Connection(asyncio.Protocol):
         if self._in_body:
             return  # a trailer: the head has gone on, and none of them is known to a client of vLLM
         self._headers.append((name, value))
+        self._head_size += len(name) + len(value)
         if name.lower() in FRAMING:
             self._framed = True
 
@@ -181,14 +188,17 @@ class Connection(asyncio.Protocol):
             return
         if status < 200 and status != 101:
             # "continue", "early hints": the answer is yet to come
-            self._headers, self._framed = [], False
+            self._headers, self._head_size, self._framed = [], 0, False
             return
-        if sum(len(name) + len(value) for name, value in self._headers) > MAX_HEAD:
+        if self._head_size > MAX_HEAD:
             raise ValueError(f"more than {MAX_HEAD} bytes of headers")
         if self._framed:
-            codings = [value.strip().lower() for name, value in self._headers if name.lower() == b"transfer-encoding"]
-            if codings and codings != [b"chunked"]:
-                raise ValueError("a transfer coding that was not asked for")  # llhttp would leave it in the body
+            codings = 0
+            for name, value in self._headers:
+                if name.lower() == b"transfer-encoding":
+                    codings += 1
+                    if codings > 1 or value.strip().lower() != b"chunked":  # llhttp would leave another in the body
+                        raise ValueError("a transfer coding that was not asked for")
         self._in_body = True
         self._receiver.begin(status, self._headers)
 
@@ -198,15 +208,6 @@ class Connection(asyncio.Protocol):
             self._keep = self._parser.should_keep_alive()  # llhttp has forgotten it once feed_data returns
 
     # Its own
-
-    def _body(self) -> bytes:
-        """What has come of it."""
-        parts = self._parts
-        if len(parts) == 1:
-            return parts.pop()
-        body = b"".join(parts)
-        parts.clear()
-        return body
 
     def _write(self) -> None:
         while self._rest and not self._full and self._transport is not None:
@@ -224,7 +225,8 @@ class Connection(asyncio.Protocol):
             # that never reads it would keep a connection that is closed politely for ever.
             self.abort()
         elif self._keep and not transport.is_closing():
-            self.resume()
+            if self._paused:
+                self.resume()
             self._free(self)
         else:
             transport.close()
@@ -247,7 +249,8 @@ def encode_head(
     lines = [f"{method} {path} HTTP/1.1", f"Host: {authority}"]
     if length is not None:
         lines.append(f"Content-Length: {length}")
-    lines += [f"{name}: {value}" for name, value in headers]
+    for name, value in headers:
+        lines.append(f"{name}: {value}")
     head = "\r\n".join(lines)
     if head.count("\n") >= len(lines) or head.count("\r") >= len(lines):
         raise ValueError("a header holds a line break")

@@ -6,6 +6,7 @@ from __future__ import annotations
 import asyncio
 import ssl
 from collections import deque
+from functools import partial
 from typing import Protocol
 
 from gateway.framework import Clock
@@ -68,7 +69,7 @@ class Pool:
         """A new one. Raises OSError, ssl.SSLError."""
 
         def make() -> Connection:
-            return Connection(lambda connection: self._free(address, connection))
+            return Connection(partial(self._free, address))
 
         loop = asyncio.get_running_loop()
         began = self._clock.monotonic()

@@ -13,9 +13,10 @@ from dataclasses import replace
 import orjson
 import pytest
 
-from gateway.http1.connection import MAX_HEAD
+from gateway.http1.connection import MAX_HEAD, Receiver
 from gateway.http1.connection import Connection as EngineConnection
 from gateway.proxy.settings import RetrySettings, TimeoutSettings
+from gateway.proxy.upstream.answer import Answer as LegAnswer
 from gateway.proxy.upstream.deadlines import Deadlines
 from gateway.proxy.upstream.legs import Cause
 from tests.support.chat import CHAT, COMPLETE, DONE, ROLE, STREAMED, WORD
@@ -351,19 +352,20 @@ async def test_a_whole_answer_is_waited_for_until_the_head_timeout(monkeypatch):
 
 @pytest.fixture
 def legs(monkeypatch: pytest.MonkeyPatch) -> set[EngineConnection]:
-    """The gateway's connections for legs that are open now."""
+    """The gateway's connections that a leg was sent on, as long as they are open; scrapes keep others."""
     there: set[EngineConnection] = set()
-    made, lost = EngineConnection.connection_made, EngineConnection.connection_lost
+    sent, lost = EngineConnection.send, EngineConnection.connection_lost
 
-    def connection_made(self: EngineConnection, transport: asyncio.BaseTransport) -> None:
-        there.add(self)
-        made(self, transport)
+    def send(self: EngineConnection, head: bytes, body: bytes, receiver: Receiver) -> None:
+        if isinstance(receiver, LegAnswer):
+            there.add(self)
+        sent(self, head, body, receiver)
 
     def connection_lost(self: EngineConnection, error: Exception | None) -> None:
         there.discard(self)
         lost(self, error)
 
-    monkeypatch.setattr(EngineConnection, "connection_made", connection_made)
+    monkeypatch.setattr(EngineConnection, "send", send)
     monkeypatch.setattr(EngineConnection, "connection_lost", connection_lost)
     return there
 

@@ -13,7 +13,7 @@ from typing import Protocol, Self
 from gateway.api.encoding import encoding_of
 from gateway.framework import Endpoint
 from gateway.http1.connection import Connection
-from gateway.proxy.memory import Share
+from gateway.proxy.memory import Memory, Share
 from gateway.proxy.settings import TimeoutSettings
 from gateway.proxy.upstream.deadlines import Deadlines
 from gateway.proxy.upstream.legs import Cause, LegFailed
@@ -47,8 +47,8 @@ class Answer:
     the request: the end of a connection from which all was read is a FIN.
     """
 
-    def __init__(self, endpoint: Endpoint, timeouts: TimeoutSettings, share: Share | None = None) -> None:
-        """``share``: of what is held, to which a body that is read whole is added; None: it is not counted."""
+    def __init__(self, endpoint: Endpoint, timeouts: TimeoutSettings, memory: Memory | None = None) -> None:
+        """``memory``: of what is held, to which a large body that is read whole is added; None: it is not counted."""
         self.endpoint = endpoint
         self.status = 0
         self.headers: list[tuple[str, str]] = []
@@ -63,7 +63,8 @@ class Answer:
         self._parts: list[bytes] = []
         self._size = 0
         self._whole = False
-        self._share = share
+        self._memory = memory
+        self._share: Share | None = None
         self._uncounted = 0
         self._waits = False  # for room, and comes no further
         self._sink: Sink | None = None
@@ -77,7 +78,7 @@ class Answer:
         self._connection = connection
         self._deadlines.begin(self._expired, connection)
         while not self.status and self._failure is None:
-            await self._more()
+            await self._changed()
         if not self.status:
             self._raise()
         # A 101 would tell the client to speak another protocol from here on, a 3xx send it to the engine's own address.
@@ -92,15 +93,17 @@ class Answer:
                 self._raise()
             if self._done:
                 return b""
-            await self._more()
+            await self._changed()
         return self._taken()
 
     async def read(self) -> bytes:
         """All of the body, which is held until ``abort``. Raises LegFailed, also when it is longer than MAX_ANSWER, or
         there is no room for it."""
         self._whole = True
-        self._hold(sum(map(len, self._parts)))
-        await self._ended()
+        size = sum(map(len, self._parts))
+        if not self._done or size > SMALL:
+            self._hold(size)
+            await self._ended()
         return self._taken()
 
     async def flow(self, sink: Sink) -> None:
@@ -137,10 +140,10 @@ class Answer:
         ``failure``: is raised where the rest is waited for.
         """
         connection, self._connection = self._connection, None
-        self._deadlines.end()
         if self._share is not None:
             self._share.release()
         if connection is not None:
+            self._deadlines.end()
             connection.abort()
         if not self._done and failure is not None:
             self._fail(failure)
@@ -155,7 +158,7 @@ class Answer:
 
     def begin(self, status: int, headers: list[tuple[bytes, bytes]]) -> None:
         self.status = status
-        self._deadlines.answered()
+        self._deadlines.answered = True
         self.headers = decoded = []
         for raw_name, raw_value in headers:
             name, value = raw_name.decode("latin-1").lower(), raw_value.decode("latin-1")
@@ -191,8 +194,8 @@ class Answer:
                 self._failure = error
         elif data:
             self._parts.append(data)
-            if self._whole and self._share is not None:
-                self._share.keep(len(data))
+            if self._whole and self._memory is not None and (self._share is not None or len(data) > SMALL):
+                self._held(self._memory).keep(len(data))
         self._done = True
         self._wake()
 
@@ -221,13 +224,19 @@ class Answer:
         self._uncounted += size
         if self._size > MAX_ANSWER:
             self.abort(LegFailed(Cause.GARBAGE, self.endpoint, f"an unstreamed answer of over {MAX_ANSWER} bytes"))
-        elif self._size > SMALL and self._share is not None and not self._waits:
+        elif self._size > SMALL and self._memory is not None and not self._waits:
             wanted, self._uncounted = self._uncounted, 0
             self._waits = True
-            if self._share.grow(wanted, self._told):
+            if self._held(self._memory).grow(wanted, self._told):
                 self._waits = False
             elif self._waits:
                 self.pause()
+
+    def _held(self, memory: Memory) -> Share:
+        """Its share, made with the first byte that counts."""
+        if self._share is None:
+            self._share = memory.share()
+        return self._share
 
     def _told(self, granted: bool) -> None:
         self._waits = False
@@ -242,17 +251,14 @@ class Answer:
     async def _ended(self) -> None:
         """Wait until it is complete. Raises what ended it otherwise."""
         while not self._done and self._failure is None:
-            await self._more()
+            await self._changed()
         if self._failure is not None:
             self._raise()
 
-    async def _more(self) -> None:
-        """Wait until something has changed."""
+    def _changed(self) -> asyncio.Future[None]:
+        """Is done once something has changed."""
         self._waiter = asyncio.get_running_loop().create_future()
-        try:
-            await self._waiter
-        finally:
-            self._waiter = None
+        return self._waiter
 
     def _wake(self) -> None:
         if self._waiter is not None and not self._waiter.done():

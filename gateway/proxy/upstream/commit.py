@@ -98,18 +98,16 @@ async def commit(answer: Answer, kind: Kind, *, until_output: bool = False) -> C
         if answer.status in RETRY_STATUSES:
             held = DeferredError(answer.status, answer.headers, await answer.read())
             raise LegFailed(Cause.STATUS, answer.endpoint, f"HTTP {answer.status}", held)
-        return await (_stream(answer, kind, until_output) if answer.is_event_stream else _whole(answer))
+        if answer.is_event_stream:
+            return await _stream(answer, kind, until_output)
+        committed = Committed(answer, await answer.read())  # all within the head timeout: a part of it is of no use
+        if answer.status == 500 and ENGINE_DEAD in committed.text:
+            held = DeferredError(answer.status, answer.headers, committed.data)
+            raise LegFailed(Cause.ENGINE_DEAD, answer.endpoint, "the engine says that it is dead", held)
+        return committed
     except BaseException:
         answer.abort()
         raise
-
-
-async def _whole(answer: Answer) -> Committed:
-    committed = Committed(answer, await answer.read())  # all within the head timeout: a part of it is of no use
-    if answer.status == 500 and ENGINE_DEAD in committed.text:
-        held = DeferredError(answer.status, answer.headers, committed.data)
-        raise LegFailed(Cause.ENGINE_DEAD, answer.endpoint, "the engine says that it is dead", held)
-    return committed
 
 
 async def _stream(answer: Answer, kind: Kind, until_output: bool) -> Committed:

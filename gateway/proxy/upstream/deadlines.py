@@ -21,7 +21,7 @@ class Deadlines:
     """Calls back at most once, with the timeout that ended the answer.
 
     The head timeout counts until ``committed``, since comments before a stream's first event are no answer. The idle
-    timeout counts after that, since a long prefill is not idle.
+    timeout counts after that, since a long prefill is not idle. ``answered``: the head came.
     """
 
     def __init__(self, timeouts: TimeoutSettings, loop: asyncio.AbstractEventLoop) -> None:
@@ -31,7 +31,7 @@ class Deadlines:
         self._connection: Connection | None = None
         self._began = 0.0
         self._idle_from = 0.0  # unless bytes arrived later
-        self._answered = False
+        self.answered = False
         self._committed = False
         self._paused = False
 
@@ -40,11 +40,9 @@ class Deadlines:
         reference cycle. ``connection``: brings the answer."""
         self._connection = connection
         self._began = self._idle_from = now = self._loop.time()
-        self._arm(expired, now, now + min(self._timeouts.head, self._timeouts.total))
-
-    def answered(self) -> None:
-        """The head came."""
-        self._answered = True
+        timeouts = self._timeouts
+        due = now + min(timeouts.head, timeouts.total, timeouts.idle)
+        self._timer = self._loop.call_at(due, self._look, expired, due)
 
     def committed(self) -> None:
         self._committed = True
@@ -79,7 +77,7 @@ class Deadlines:
         if not self._committed:
             head = self._began + self._timeouts.head
             # For a leg with a single limit both are equal: then it is named after what was missing.
-            return total if total[0] < head or (total[0] == head and self._answered) else (head, Cause.HEAD_TIMEOUT)
+            return total if total[0] < head or (total[0] == head and self.answered) else (head, Cause.HEAD_TIMEOUT)
         if self._paused:
             return total
         return min(total, (self._progress() + self._timeouts.idle, Cause.IDLE_TIMEOUT))

@@ -59,8 +59,9 @@ class Upstream:
             timeouts = replace(timeouts, head=leg.head or timeouts.head, total=leg.total or timeouts.total)
         kept = self._pool.take(leg.address)
         if kept is None:
-            return await self._ask(leg, self._answer(leg, timeouts), await self._connect(leg, timeouts))
-        answer, began = self._answer(leg, timeouts), asyncio.get_running_loop().time()
+            made = await self._connect(leg, timeouts)
+            return await self._ask(leg, Answer(leg.endpoint, timeouts, self._memory), made)
+        answer, began = Answer(leg.endpoint, timeouts, self._memory), asyncio.get_running_loop().time()
         try:
             return await self._ask(leg, answer, kept)
         except LegFailed:
@@ -73,18 +74,15 @@ class Upstream:
                 # It was not the connection that died but the engine, perhaps of this very request.
                 raise LegFailed(Cause.DIED, leg.endpoint, failure.detail) from failure
             raise
-        answer, made = self._answer(leg, timeouts), asyncio.get_running_loop().time()
+        answer, began = Answer(leg.endpoint, timeouts, self._memory), asyncio.get_running_loop().time()
         try:
             return await self._ask(leg, answer, fresh)
         except LegFailed as failure:
             # Who says a byte was not dead before, and who was dead then cannot have read the request now.
-            later = asyncio.get_running_loop().time() - made > SAME_DEATH
+            later = asyncio.get_running_loop().time() - began > SAME_DEATH
             if failure.deaths and answer.wordless and not answer.unread and later:
                 failure.deaths = 2
             raise
-
-    def _answer(self, leg: Leg, timeouts: TimeoutSettings) -> Answer:
-        return Answer(leg.endpoint, timeouts, None if self._memory is None else self._memory.share())
 
     async def _ask(self, leg: Leg, answer: Answer, connection: Connection) -> Answer:
         head = encode_head("POST", leg.path, leg.address.authority, leg.headers, len(leg.body))
