@@ -15,7 +15,7 @@ from ipaddress import ip_address
 from filters.role import RoleFilter
 from gateway.commands.interview import EngineReport, Interviews, ask
 from gateway.config.settings import Config, ModelSettings
-from gateway.fleet.ask import ProbeFailed
+from gateway.fleet.engine_client import ProbeFailed
 from gateway.fleet.settings import EndpointSettings
 from gateway.framework import Clock, Role
 from gateway.scheduling.prefill_decode import PrefillDecode

@@ -10,12 +10,10 @@ import orjson
 
 from gateway.config.settings import ModelSettings
 from gateway.fleet.address import Address, TlsContexts
-from gateway.fleet.ask import ProbeFailed
-from gateway.fleet.ask import ask as send
+from gateway.fleet.engine_client import ProbeFailed
 from gateway.fleet.probe import MAX_JSON, EngineProbe
 from gateway.fleet.settings import EndpointSettings
 from gateway.framework import Clock
-from gateway.http1.connection import encode_head
 from gateway.http1.pool import Pool
 
 TIMEOUT = 3.0
@@ -116,22 +114,12 @@ class Interview(EngineProbe):
         ProbeFailed."""
         name = model.served_name or await self.served_name(model.name)
         body = {"model": name, "prompt": PROMPT, "max_tokens": 1, "kv_transfer_params": PARAMETERS}
-        return _mapping(_mapping(await self.post("/v1/completions", body)).get("kv_transfer_params"))
+        return _mapping(_mapping(await self.post_json("/v1/completions", body)).get("kv_transfer_params"))
 
-    async def post(self, path: str, body: Mapping[str, Any], **headers: str) -> Any:
+    async def post_json(self, path: str, body: Mapping[str, Any], **headers: str) -> Any:
         """POST ``body``; returns the JSON of the answer. Raises ProbeFailed."""
-        content = orjson.dumps(body)
-        fields = [*self._headers, ("Content-Type", "application/json"), *headers.items()]
-        head = encode_head("POST", path, self._address.authority, fields, len(content))
-        answer = await send(
-            self._pool,
-            self._address,
-            head,
-            content,
-            limit=MAX_JSON,
-            timeout=PREFILL_TIMEOUT,
-            connected=self._connected,
-        )
+        fields = {"Content-Type": "application/json", **headers}
+        answer = await self.post(path, orjson.dumps(body), MAX_JSON, PREFILL_TIMEOUT, fields.items())
         try:
             return orjson.loads(answer)
         except ValueError:
@@ -148,7 +136,6 @@ class Interviews:
     """An async context that holds connections to engines that are known from a configuration only."""
 
     def __init__(self, clock: Clock) -> None:
-        self._clock = clock
         self._pool = Pool(clock)
         self._contexts = TlsContexts()
 
@@ -161,7 +148,7 @@ class Interviews:
     def of_endpoint(self, endpoint: EndpointSettings, timeout: float = TIMEOUT) -> Interview:
         """``timeout``: seconds for one question. Raises ConfigError if its TLS files cannot be used."""
         address = Address.of(endpoint, self._contexts)
-        return Interview(self._pool, self._clock, address, endpoint.api_key, timeout, _ignore)
+        return Interview(self._pool, address, endpoint.api_key, timeout, _ignore)
 
 
 def _mapping(value: Any) -> Mapping[str, Any]:

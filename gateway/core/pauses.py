@@ -41,6 +41,7 @@ class Pauses:
         self.now = now
         self._lost = 0.0
         self._due: float | None = None
+        self._timer: asyncio.TimerHandle | None = None
 
     def lost(self) -> float:
         """Seconds that were lost in total; only differences have a meaning."""
@@ -48,13 +49,20 @@ class Pauses:
 
     async def watch(self) -> None:
         """Measure until cancelled."""
+        loop = asyncio.get_running_loop()
         try:
-            while True:
-                self._due = self.now() + TICK
-                await asyncio.sleep(TICK)
-                self._lost, self._due = self.lost(), None
+            self._look(loop)
+            await loop.create_future()
         finally:
-            self._due = None
+            if self._timer is not None:
+                self._timer.cancel()
+            self._due = self._timer = None
+
+    def _look(self, loop: asyncio.AbstractEventLoop) -> None:
+        # A timer of the loop costs half of a task that sleeps, and this is a good part of what an idle gateway does.
+        self._lost = self.lost()
+        self._due = self.now() + TICK
+        self._timer = loop.call_later(TICK, self._look, loop)
 
 
 def _beyond(late: float) -> float:

@@ -12,9 +12,9 @@ import logging
 from collections.abc import Callable
 
 from gateway.core.tasks import TaskSet
-from gateway.fleet.ask import ProbeFailed
 from gateway.fleet.context import FleetContext
 from gateway.fleet.engine import FleetEngine
+from gateway.fleet.engine_client import ProbeFailed
 from gateway.fleet.health import Health
 from gateway.fleet.inspector import EngineInspector
 from gateway.fleet.listener import FleetListener
@@ -80,7 +80,7 @@ class EngineWatch:
         if self._task is None:
             timeout = self._context.settings.scrape.timeout
             engine = self.engine
-            self._probe = EngineProbe(pool, self._clock, engine.address, engine.api_key, timeout, self.record_connect)
+            self._probe = EngineProbe(pool, engine.address, engine.api_key, timeout, self.record_connect)
             self._task = tasks.start(self.run(self._probe), name=f"watch {engine.name}")
 
     def stop(self) -> None:
@@ -242,7 +242,7 @@ class EngineWatch:
         suspect, self._suspect = self._suspect, False
         if suspect or not self.health.up:
             await probe.check_health()
-        scrape, last = await probe.scrape(self._reader), self._last
+        scrape, last = await probe.scrape(self._reader, self._clock), self._last
         if last is not None and restarted(last, scrape):
             self._handle_restart()
         labels_changed = last is not None and len(scrape.engines) != len(last.engines)

@@ -12,9 +12,9 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from gateway.errors import ConfigError
-from gateway.fleet.ask import ProbeFailed
 from gateway.fleet.context import FleetContext
 from gateway.fleet.engine import FleetEndpoint, FleetEngine
+from gateway.fleet.engine_client import ProbeFailed
 from gateway.fleet.kv_source import KvSource, configured_source, connecting_source, reported_source
 from gateway.fleet.listener import FleetListener
 from gateway.fleet.probe import EngineProbe
@@ -124,7 +124,7 @@ class EngineInspector:
         if self.ranks is not None:
             await asyncio.sleep(min(CONFIRM, self._context.settings.scrape.interval))
             try:
-                scrape = await probe.scrape(self._reader)
+                scrape = await probe.scrape(self._reader, self._context.clock)
             except ProbeFailed:
                 return scrape
             answered = await self._ask_sources(probe) or not self._sources

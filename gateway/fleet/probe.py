@@ -1,23 +1,16 @@
-"""The gateway's own requests to an engine: a few small GETs.
-
-Rules: an engine's key goes to that engine only and into no log or error. Every failure is a ``ProbeFailed``; how
-answers are bounded is in ``ask.py``.
-"""
+"""The gateway's own requests to an engine: a few small GETs. Every failure is a ``ProbeFailed``."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import orjson
 
-from gateway.fleet.address import Address
-from gateway.fleet.ask import ProbeFailed, ask
+from gateway.fleet.engine_client import EngineClient, ProbeFailed
 from gateway.fleet.scrape import Scrape, ScrapeReader
 from gateway.framework import Clock
 from gateway.framework.fleet import ServedModel
-from gateway.http1.connection import encode_head
-from gateway.http1.pool import Pool
 
 MAX_METRICS = 4 * 1024 * 1024
 """Bytes of a scrape: seventy times that of a plain engine, room for many ranks and connectors."""
@@ -29,38 +22,16 @@ MAX_MODELS = 10_000
 MAX_NAME = 512
 """Characters of a model's id or a version."""
 
-HEADERS = [("Accept", "text/plain, application/json"), ("Accept-Encoding", "identity")]
 
-
-class EngineProbe:
-    """Asks one engine. ``timeout``: seconds for one question. ``connected``: called with the seconds of a connect."""
-
-    def __init__(
-        self,
-        pool: Pool,
-        clock: Clock,
-        address: Address,
-        api_key: str | None,
-        timeout: float,
-        connected: Callable[[float], None],
-    ) -> None:
-        self._pool = pool
-        self._clock = clock
-        self.retarget(address, api_key)
-        self._timeout = timeout
-        self._connected = connected
-
-    def retarget(self, address: Address, api_key: str | None) -> None:
-        """Use these from the next question on."""
-        self._address = address
-        self._headers = [*HEADERS, ("Authorization", f"Bearer {api_key}")] if api_key else HEADERS
+class EngineProbe(EngineClient):
+    """Asks one engine."""
 
     async def metrics(self) -> bytes:
-        return await self._get("/metrics", MAX_METRICS)
+        return await self.get("/metrics", MAX_METRICS)
 
-    async def scrape(self, reader: ScrapeReader) -> Scrape:
-        """``metrics``, read by the engine's own ``reader``."""
-        scrape = reader.read(await self._get("/metrics", MAX_METRICS), self._clock.monotonic())
+    async def scrape(self, reader: ScrapeReader, clock: Clock) -> Scrape:
+        """``metrics``, read by the engine's own ``reader``. ``clock``: says when they came."""
+        scrape = reader.read(await self.get("/metrics", MAX_METRICS), clock.monotonic())
         if scrape is None:
             raise ProbeFailed("garbage")
         return scrape
@@ -68,7 +39,7 @@ class EngineProbe:
     async def check_health(self) -> None:
         """Raises ProbeFailed: ``unhealthy`` if the engine reports that it is dead (503). No such route is healthy."""
         try:
-            await self._get("/health", MAX_JSON)
+            await self.get("/health", MAX_JSON)
         except ProbeFailed as failure:
             if failure.reason == "status-503":
                 raise ProbeFailed("unhealthy") from None
@@ -103,17 +74,11 @@ class EngineProbe:
         return answer if isinstance(answer, dict) else {}
 
     async def _json(self, path: str) -> Any:
-        body = await self._get(path, MAX_JSON)
+        body = await self.get(path, MAX_JSON)
         try:
             return orjson.loads(body)
         except ValueError:
             raise ProbeFailed("garbage") from None
-
-    async def _get(self, path: str, limit: int) -> bytes:
-        head = encode_head("GET", path, self._address.authority, self._headers, None)
-        return await ask(
-            self._pool, self._address, head, b"", limit=limit, timeout=self._timeout, connected=self._connected
-        )
 
 
 def _member(answer: Any, key: str) -> Any:

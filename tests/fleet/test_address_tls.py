@@ -19,7 +19,7 @@ from gateway.core.observer import NULL_OBSERVER
 from gateway.core.tls import follow
 from gateway.errors import ConfigError
 from gateway.fleet.address import Address, TlsContexts
-from gateway.fleet.ask import ProbeFailed
+from gateway.fleet.engine_client import ProbeFailed
 from gateway.fleet.fleet import Fleet
 from gateway.fleet.probe import EngineProbe
 from gateway.fleet.settings import EndpointSettings, FleetSettings, TlsSettings
@@ -44,7 +44,7 @@ async def asking() -> AsyncIterator[Ask]:
         async def asked(url: str, **tls: Any) -> tuple[str, str] | None:
             settings = EndpointSettings(url, tls=TlsSettings(**tls) if tls else None)
             address = Address.of(settings, contexts)
-            probe = EngineProbe(pool, SystemClock(), address, "s3cret", 10, lambda _: None)
+            probe = EngineProbe(pool, address, "s3cret", 10, lambda _: None)
             try:
                 await probe.models()
             except ProbeFailed as failure:

@@ -11,7 +11,7 @@ import socket
 import pytest
 
 from gateway.fleet.address import Address, TlsContexts
-from gateway.fleet.ask import ProbeFailed
+from gateway.fleet.engine_client import ProbeFailed
 from gateway.fleet.probe import MAX_JSON, MAX_METRICS, MAX_MODELS, EngineProbe
 from gateway.fleet.scrape import read
 from gateway.fleet.settings import EndpointSettings
@@ -40,7 +40,7 @@ def connects():
 def probe(pool, connects):
     def make(url: str, key: str | None = None, timeout: float = 5.0) -> EngineProbe:
         address = Address.of(EndpointSettings(url), TlsContexts())
-        return EngineProbe(pool, SystemClock(), address, key, timeout, connects.append)
+        return EngineProbe(pool, address, key, timeout, connects.append)
 
     return make
 

@@ -18,7 +18,7 @@ from gateway.commands.doctor.hashes import ALGORITHMS, recognise
 from gateway.commands.doctor.tokens import words
 from gateway.commands.interview import Interview
 from gateway.core.prompt import TextInput
-from gateway.fleet.ask import ProbeFailed
+from gateway.fleet.engine_client import ProbeFailed
 from gateway.fleet.kv_source import KvSource, configured_source, connecting_source, reported_source
 from gateway.fleet.settings import EndpointSettings
 from gateway.framework import Clock
@@ -187,7 +187,7 @@ class CacheCheck:
         body = {"model": self.served.id, "prompt": text, "max_tokens": 1, "return_token_ids": True}
         headers = {} if self.rank is None else {RANK_HEADER: str(self.rank)}
         try:
-            answer = await self.engine.post("/v1/completions", body, **headers)
+            answer = await self.engine.post_json("/v1/completions", body, **headers)
             choice = answer["choices"][0]
             usage = answer.get("usage") or {}
         except ProbeFailed as failure:

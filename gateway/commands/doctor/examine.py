@@ -17,7 +17,7 @@ from gateway.commands.doctor.finding import Finding, Level, Report
 from gateway.commands.doctor.tokens import compare
 from gateway.commands.interview import EngineReport, Interview, Interviews, ask
 from gateway.config.settings import ModelSettings
-from gateway.fleet.ask import ProbeFailed
+from gateway.fleet.engine_client import ProbeFailed
 from gateway.fleet.kv_source import rank_keys
 from gateway.fleet.scrape import Scrape, read
 from gateway.fleet.settings import EndpointSettings

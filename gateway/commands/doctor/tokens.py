@@ -16,7 +16,7 @@ import orjson
 from gateway.commands.doctor.finding import Finding, Level
 from gateway.commands.interview import Interview
 from gateway.core.prompt import ChatInput, PromptInput, TextInput
-from gateway.fleet.ask import ProbeFailed
+from gateway.fleet.engine_client import ProbeFailed
 from gateway.tokens import ModelTokens
 from gateway.tokens.agreement import Form
 
@@ -78,7 +78,7 @@ async def compare(engine: Interview, name: str, root: str | None, tokens: ModelT
         if probe.form is Form.CHAT and not tokens.tokenize_agrees:
             continue
         try:
-            answer = await engine.post("/tokenize", {"model": name, **probe.body})
+            answer = await engine.post_json("/tokenize", {"model": name, **probe.body})
         except ProbeFailed as failure:
             if failure.reason == "status-400":
                 continue  # the template refuses it, as ours did, or supports no tools

@@ -1,7 +1,8 @@
-"""One question to an engine over a kept connection: a small request, and its answer read whole.
+"""Small requests to an engine over kept connections, and their answers, read whole.
 
-Rules: no redirects, no proxies from the environment, no cookies. Every answer is bounded in size and time, and is never
-decompressed. Every failure is a ``ProbeFailed`` with a short word for a metric's label.
+Rules: an engine's key goes to that engine only (no redirects, no proxies from the environment, no cookies) and into no
+log or error. Every answer is bounded in size and time, and is never decompressed. Every failure is a ``ProbeFailed``
+with a short word for a metric's label.
 """
 
 from __future__ import annotations
@@ -10,11 +11,13 @@ import asyncio
 import os
 import socket
 import ssl
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 from gateway.fleet.address import Address
-from gateway.http1.connection import Connection
+from gateway.http1.connection import Connection, encode_head
 from gateway.http1.pool import Pool
+
+HEADERS = [("Accept", "text/plain, application/json"), ("Accept-Encoding", "identity")]
 
 
 class ProbeFailed(Exception):
@@ -28,41 +31,65 @@ class ProbeFailed(Exception):
         self.detail = detail
 
 
-async def ask(
-    pool: Pool,
-    address: Address,
-    head: bytes,
-    body: bytes,
-    *,
-    limit: int,
-    timeout: float,
-    connected: Callable[[float], None],
-) -> bytes:
-    """The body of an answer with status 200, of at most ``limit`` bytes, within ``timeout`` seconds. Raises
-    ProbeFailed.
+class EngineClient:
+    """Sends small requests to one engine over kept connections.
 
-    ``connected``: called with the seconds that a new connection took.
+    ``timeout``: seconds for one request. ``connected``: called with the seconds that a new connection took.
     """
-    try:
-        async with asyncio.timeout(timeout):
-            # A request with a body may change something, and must not be sent twice: it gets a new connection.
-            if not body and (kept := pool.take(address)) is not None:
-                answer = _Answer(kept, limit)
-                try:
-                    return await answer.read(head, body)
-                except _Lost:
-                    if not answer.wordless:
-                        raise ProbeFailed("reset") from None
-                    # The engine had closed the idle connection.
-            connection = await _connect(pool, address)
-            connected(connection.connect_seconds)
-            answer = _Answer(connection, limit)
-            try:
-                return await answer.read(head, body)
-            except _Lost:
-                raise _broken_off(connection.error, address, answer.wordless) from None
-    except TimeoutError:
-        raise ProbeFailed("timeout") from None
+
+    def __init__(
+        self, pool: Pool, address: Address, api_key: str | None, timeout: float, connected: Callable[[float], None]
+    ) -> None:
+        self._pool = pool
+        self._timeout = timeout
+        self._connected = connected
+        self.retarget(address, api_key)
+
+    def retarget(self, address: Address, api_key: str | None) -> None:
+        """Use these from the next request on."""
+        self._address = address
+        self._headers = [*HEADERS, ("Authorization", f"Bearer {api_key}")] if api_key else HEADERS
+
+    async def get(self, path: str, limit: int) -> bytes:
+        """The body of an answer with status 200, of at most ``limit`` bytes. Raises ProbeFailed."""
+        address = self._address
+        head = encode_head("GET", path, address.authority, self._headers, None)
+        try:
+            async with asyncio.timeout(self._timeout):
+                if (kept := self._pool.take(address)) is not None:
+                    answer = _Answer(kept, limit)
+                    try:
+                        return await answer.read(head, b"")
+                    except _Lost:
+                        if not answer.wordless:
+                            raise ProbeFailed("reset") from None
+                        # The engine had closed the idle connection.
+                return await self._send_anew(address, head, b"", limit)
+        except TimeoutError:
+            raise ProbeFailed("timeout") from None
+
+    async def post(
+        self, path: str, body: bytes, limit: int, timeout: float, headers: Iterable[tuple[str, str]]
+    ) -> bytes:
+        """As ``get``. It may change something, and must not be sent twice: it gets a new connection, which cannot have
+        died idle. ``headers``: beside those of each request. ``timeout``: in place of the usual one."""
+        address = self._address
+        head = encode_head("POST", path, address.authority, [*self._headers, *headers], len(body))
+        try:
+            async with asyncio.timeout(timeout):
+                return await self._send_anew(address, head, body, limit)
+        except TimeoutError:
+            raise ProbeFailed("timeout") from None
+
+    async def _send_anew(self, address: Address, head: bytes, body: bytes, limit: int) -> bytes:
+        """Send a request on a new connection. Raises ProbeFailed."""
+        connection = await _connect(self._pool, address)
+        self._connected(connection.connect_seconds)
+        answer = _Answer(connection, limit)
+        try:
+            return await answer.read(head, body)
+        except _Lost:
+            raise _broken_off(connection.error, address, answer.wordless) from None
 
 
 class _Lost(Exception):

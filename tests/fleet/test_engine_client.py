@@ -1,4 +1,4 @@
-"""One question over a kept connection: which connection it takes, and what of an answer is waited for."""
+"""One request over a kept connection: which connection it takes, and what of an answer is waited for."""
 
 from __future__ import annotations
 
@@ -7,10 +7,9 @@ from collections.abc import Awaitable, Callable, Iterator
 import pytest
 
 from gateway.fleet.address import Address, TlsContexts
-from gateway.fleet.ask import ProbeFailed, ask
+from gateway.fleet.engine_client import EngineClient, ProbeFailed
 from gateway.fleet.settings import EndpointSettings
 from gateway.framework.clock import SystemClock
-from gateway.http1.connection import encode_head
 from gateway.http1.pool import Pool
 from tests.support.wait import eventually
 from tests.support.wire import STREAM_HEAD, Connection, answer, scripted
@@ -31,8 +30,8 @@ def asking(connects: list[float]) -> Iterator[Asking]:
 
     async def asked(url: str, body: bytes = b"", timeout: float = 10.0) -> bytes:
         address = Address.of(EndpointSettings(url), TlsContexts())
-        head = encode_head("POST" if body else "GET", "/", address.authority, [], len(body) if body else None)
-        return await ask(pool, address, head, body, limit=1000, timeout=timeout, connected=connects.append)
+        client = EngineClient(pool, address, None, timeout, connects.append)
+        return await (client.post("/", body, 1000, timeout, ()) if body else client.get("/", 1000))
 
     yield asked
     pool.close()
