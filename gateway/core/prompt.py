@@ -23,7 +23,7 @@ class NotConvertible(Exception):
     known. If it is to be refused, the engine does so."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)  # never changed; frozen, each of its fields would cost 0.2 us
 class ChatInput:
     """Messages as the client sent them (parsed JSON), with what changes their rendering.
 
@@ -90,7 +90,7 @@ class Medium(NamedTuple):
 NOWHERE: frozenset[str] = frozenset()
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)  # never changed; frozen, each of its fields would cost 0.2 us
 class Prompt:
     """What the engine will see, or an estimate of it.
 
