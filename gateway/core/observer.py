@@ -5,12 +5,23 @@ The caller bounds the label values: they are configured names, or words from the
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
+
+
+class Hit(NamedTuple):
+    """What an engine reported of a prompt. ``prompt``: its tokens, where reported. ``cached``: those of them that came
+    from a cache. ``expected``: as many we expected; None where the two cannot be compared."""
+
+    endpoint: str
+    prompt: int | None
+    cached: int
+    expected: int | None
 
 
 @dataclass(slots=True)  # never changed; frozen, each of its fields would cost 0.2 us
-class Settled:  # 27 fields: it is one line of the log, and each field is a key of that line
+class Settled:  # 31 fields: it is one line of the log, a key each, and what the metrics count beside it
     """One request's line: for the log, and for the request metrics. Seconds; None where it does not apply.
 
     ``outcome``: ``ok``, an error's word, or ``cancelled``. ``overhead``: our own time before the first byte went
@@ -18,6 +29,12 @@ class Settled:  # 27 fields: it is one line of the log, and each field is a key 
     reason. ``prefill_endpoint``: of a separate prefill, and ``prefill_time`` what it took. ``fallback``: why the decode
     endpoint computed the prompt although a separate prefill was planned. ``slo``: ``met`` or ``missed``, of a request
     with objectives. ``by_ids``: an engine got our token ids and not the prompt's text.
+
+    ``placements``: of each attempt, the plan's reason (``single``, ``split``, or why a prefill was not split off) and
+    the seconds that match, schedule and reserve took together. ``legs``: of each leg that was sent, its endpoint, its
+    kind and how it ended (``ok``, ``refused``, ``died``, ``head-timeout``, ``status-503``, ...). ``hits``: of each leg
+    whose engine reported what came from its cache. ``counted``: our exact count of the prompt, where
+    ``reported_prompt_tokens`` can be compared with it.
     """
 
     request_id: str
@@ -47,22 +64,18 @@ class Settled:  # 27 fields: it is one line of the log, and each field is a key 
     error: str | None = None
     slo: str | None = None
     by_ids: bool = False
+    placements: Sequence[tuple[str, float]] = ()
+    legs: Sequence[tuple[str, str, str]] = ()
+    hits: Sequence[Hit] = ()
+    counted: int | None = None
 
 
 class Observer:
     """Every method may be called on the hot path: no I/O, no exceptions."""
 
     # requests
-    def settled(self, request: Settled) -> None: ...
-    def decided(self, model: str, seconds: float) -> None:
-        """Match, schedule and reserve, together."""
-
-    def planned(self, model: str, reason: str) -> None:
-        """A handler's plan: ``single``, ``split``, or why a prefill was not split off."""
-
-    def attempted(self, model: str, endpoint: str, leg: str, result: str) -> None:
-        """One leg (``prefill`` or ``decode``; a request that is not split has only the latter) ended: ``ok``, or why it
-        failed (``refused``, ``died``, ``head-timeout``, ``status-503``, ...)."""
+    def settled(self, request: Settled) -> None:
+        """A request has ended. What only counts of its life is reported here, once, and not as it happens."""
 
     def prefilled(self, model: str, seconds: float) -> None:
         """A prefill leg was answered: from its sending to its answer's end."""
@@ -91,9 +104,6 @@ class Observer:
     def prompt_asked(self, model: str, result: str) -> None:
         """The same for a prompt that cannot be tokenized here: the words of ``media_rendered``."""
 
-    def tokens_compared(self, model: str, ours: int, reported: int) -> None:
-        """Our exact count against ``usage.prompt_tokens``."""
-
     def ids_compared(self, model: str, equal: bool) -> None:
         """Our token ids of a prompt against the engine's."""
 
@@ -102,12 +112,6 @@ class Observer:
 
     def endpoint_parity(self, model: str, endpoint: str, agrees: bool) -> None:
         """Whether the engine at ``endpoint`` makes the same tokens as we do; called when that changes."""
-
-    def hits_compared(self, model: str, endpoint: str, expected: int, reported: int) -> None:
-        """Expected hit against ``cached_tokens``."""
-
-    def hits_reported(self, model: str, endpoint: str, prompt: int, cached: int) -> None:
-        """What an answer reports about its prompt: its tokens, and those that came from a cache."""
 
     # plugins
     def plugin_failed(self, kind: str, name: str, error: BaseException) -> None: ...

@@ -41,16 +41,25 @@ class Metrics(Observer):
             families.ttft[model].observe(request.ttft)
             if request.outcome == "ok" and request.output_tokens is not None and request.output_tokens > 1:
                 families.per_token[model].observe((request.duration - request.ttft) / (request.output_tokens - 1))
-
-    def decided(self, model: str, seconds: float) -> None:
-        self.families.decision[model,].observe(seconds)
-
-    def attempted(self, model: str, endpoint: str, leg: str, result: str) -> None:
-        if endpoint not in self.families.dropped:
-            self.families.attempts[model, endpoint, leg, result] += 1
-
-    def planned(self, model: str, reason: str) -> None:
-        self.families.plans[model, reason] += 1
+        for reason, seconds in request.placements:
+            families.plans[request.model, reason] += 1
+            families.decision[model].observe(seconds)
+        for endpoint, leg, result in request.legs:
+            if endpoint not in families.dropped:
+                families.attempts[request.model, endpoint, leg, result] += 1
+        if request.counted is not None:
+            families.counts[model] += 1
+            families.mismatches[model] += request.counted != request.reported_prompt_tokens
+        for hit in request.hits:
+            series = request.model, hit.endpoint
+            if hit.endpoint in families.dropped:
+                continue
+            if hit.prompt is not None:
+                families.reported_prompts[series] += hit.prompt
+                families.reported_hits[series] += hit.cached
+            if hit.expected is not None:
+                families.expected_hits[series] += hit.expected
+                families.hit_error[series] += abs(hit.expected - hit.cached)
 
     def prefilled(self, model: str, seconds: float) -> None:
         self.families.prefill_leg[model,].observe(seconds)
@@ -80,10 +89,6 @@ class Metrics(Observer):
     def prompt_asked(self, model: str, result: str) -> None:
         self.families.asked[model, result] += 1
 
-    def tokens_compared(self, model: str, ours: int, reported: int) -> None:
-        self.families.counts[model,] += 1
-        self.families.mismatches[model,] += ours != reported
-
     def ids_compared(self, model: str, equal: bool) -> None:
         self.families.ids[model,] += 1
         self.families.id_mismatches[model,] += not equal
@@ -94,16 +99,6 @@ class Metrics(Observer):
     def endpoint_parity(self, model: str, endpoint: str, agrees: bool) -> None:
         if endpoint not in self.families.dropped:
             self.families.agreeing[model, endpoint] = agrees
-
-    def hits_compared(self, model: str, endpoint: str, expected: int, reported: int) -> None:
-        if endpoint not in self.families.dropped:
-            self.families.expected_hits[model, endpoint] += expected
-            self.families.hit_error[model, endpoint] += abs(expected - reported)
-
-    def hits_reported(self, model: str, endpoint: str, prompt: int, cached: int) -> None:
-        if endpoint not in self.families.dropped:
-            self.families.reported_prompts[model, endpoint] += prompt
-            self.families.reported_hits[model, endpoint] += cached
 
     # plugins
     def plugin_failed(self, kind: str, name: str, error: BaseException) -> None:

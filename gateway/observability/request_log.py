@@ -48,20 +48,22 @@ class RequestLog(Observer):
         level = logging.WARNING if failed else logging.INFO
         if self._requests and level >= self._logs.level:
             self._logs.write(level, "request", request_fields(request))
+        if request.counted is not None and request.counted != request.reported_prompt_tokens:
+            self._mismatch(request)
+
+    def _mismatch(self, request: Settled) -> None:
+        if self._first("mismatch", request.model):
+            self._logs.logger.warning(
+                "our token count differs from the engine's: is its tokenizer or chat template another one? Cache "
+                "matches of such prompts are wrong; logged once, counted in kvgate_token_count_mismatches_total",
+                model=request.model,
+                ours=request.counted,
+                reported=request.reported_prompt_tokens,
+            )
 
     def tokens_estimated(self, model: str, why: str) -> None:
         if self._first("estimated", model, why):
             self._logs.logger.info("prompt tokens are estimated from bytes", model=model, reason=why)
-
-    def tokens_compared(self, model: str, ours: int, reported: int) -> None:
-        if ours != reported and self._first("mismatch", model):
-            self._logs.logger.warning(
-                "our token count differs from the engine's: is its tokenizer or chat template another one? Cache "
-                "matches of such prompts are wrong; logged once, counted in kvgate_token_count_mismatches_total",
-                model=model,
-                ours=ours,
-                reported=reported,
-            )
 
     def plugin_failed(self, kind: str, name: str, error: BaseException) -> None:
         # A plugin that fails does so on every request.

@@ -1,13 +1,15 @@
 from __future__ import annotations
 
 import threading
+from dataclasses import replace
 
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from gateway.core.observer import Observer
+from gateway.core.observer import Hit, Observer
 from gateway.observability.metrics import Metrics
 from gateway.observability.observers import METHODS
+from tests.observability.conftest import ANSWERED
 
 Series = dict[tuple[str, frozenset[tuple[str, str]]], float]
 
@@ -71,10 +73,9 @@ def test_one_output_token_has_no_time_between_tokens(metrics, settled) -> None:
     assert value(metrics, "kvgate_time_to_first_token_seconds_count", model="m") == 3
 
 
-def test_decision_attempts_and_disconnects(metrics) -> None:
-    metrics.decided("m", 0.0003)
-    metrics.attempted("m", "a", "decode", "refused")
-    metrics.attempted("m", "a", "decode", "refused")
+def test_decision_attempts_and_disconnects(metrics, settled) -> None:
+    legs = [("a", "decode", "refused"), ("a", "decode", "refused")]
+    metrics.settled(settled(placements=[("single", 0.0003)], legs=legs))
     metrics.disconnected("m", "queued")
     assert value(metrics, "kvgate_decision_seconds_bucket", model="m", le="0.0004") == 1
     assert value(metrics, "kvgate_decision_seconds_bucket", model="m", le="0.0002") == 0
@@ -82,14 +83,11 @@ def test_decision_attempts_and_disconnects(metrics) -> None:
     assert value(metrics, "kvgate_client_disconnects_total", model="m", phase="queued") == 1
 
 
-def test_tokens_and_hits(metrics) -> None:
+def test_tokens_and_hits(metrics, settled) -> None:
     metrics.tokens_estimated("m", "no-tokenizer")
-    metrics.tokens_compared("m", 10, 10)
-    metrics.tokens_compared("m", 10, 11)
-    metrics.hits_compared("m", "a", expected=64, reported=48)
-    metrics.hits_compared("m", "a", expected=16, reported=32)
-    metrics.hits_reported("m", "a", prompt=100, cached=48)
-    metrics.hits_reported("m", "a", prompt=60, cached=32)
+    metrics.settled(settled(counted=10, reported_prompt_tokens=10, hits=[Hit("a", 100, 48, 64)]))
+    metrics.settled(settled(counted=10, reported_prompt_tokens=11, hits=[Hit("a", 60, 32, 16)]))
+    metrics.settled(settled(counted=None, hits=[Hit("b", 10, 5, None), Hit("b", None, 5, 6)]))
     metrics.cache_lookups("a", "own", 200, 90)
     metrics.cache_lookups("a", "external", 20, 10)
     assert value(metrics, "kvgate_prompts_estimated_total", model="m", reason="no-tokenizer") == 1
@@ -98,14 +96,17 @@ def test_tokens_and_hits(metrics) -> None:
     assert value(metrics, "kvgate_expected_hit_tokens_total", model="m", endpoint="a") == 80
     assert value(metrics, "kvgate_reported_hit_tokens_total", model="m", endpoint="a") == 80
     assert value(metrics, "kvgate_reported_prompt_tokens_total", model="m", endpoint="a") == 160
+    assert value(metrics, "kvgate_reported_prompt_tokens_total", model="m", endpoint="b") == 10
+    assert value(metrics, "kvgate_reported_hit_tokens_total", model="m", endpoint="b") == 5
+    assert value(metrics, "kvgate_expected_hit_tokens_total", model="m", endpoint="b") == 6
     assert value(metrics, "kvgate_engine_cache_query_tokens_total", endpoint="a", cache="own") == 200
     assert value(metrics, "kvgate_engine_cache_hit_tokens_total", endpoint="a", cache="external") == 10
     # The two errors cancel each other in the totals, and not here.
     assert value(metrics, "kvgate_hit_error_tokens_total", model="m", endpoint="a") == 32
 
 
-def test_no_mismatch_is_a_zero_and_not_an_absence(metrics) -> None:
-    metrics.tokens_compared("m", 10, 10)
+def test_no_mismatch_is_a_zero_and_not_an_absence(metrics, settled) -> None:
+    metrics.settled(settled(counted=10, reported_prompt_tokens=10))
     assert value(metrics, "kvgate_token_count_mismatches_total", model="m") == 0
 
 
@@ -131,11 +132,9 @@ def test_kv_cache(metrics) -> None:
     assert value(metrics, "kvgate_kv_index_blocks", model="m") == 1234
 
 
-def test_plans_legs_and_hand_overs(metrics) -> None:
-    metrics.planned("m", "split")
-    metrics.planned("m", "split")
-    metrics.planned("m", "short")
-    metrics.attempted("m", "p", "prefill", "ok")
+def test_plans_legs_and_hand_overs(metrics, settled) -> None:
+    placements = [("split", 0.001), ("split", 0.001), ("short", 0.001)]
+    metrics.settled(settled(placements=placements, legs=[("p", "prefill", "ok")]))
     metrics.prefilled("m", 0.3)
     metrics.handed_over("m", 0.05)
     metrics.fell_back("m", "late")
@@ -174,9 +173,7 @@ def test_an_engine_that_is_dropped_takes_its_series_along(metrics) -> None:
 
 def say_all(metrics: Metrics, endpoint: str) -> None:
     """What a request and a stream still say about an endpoint."""
-    metrics.attempted("m", endpoint, "decode", "ok")
-    metrics.hits_compared("m", endpoint, 1, 1)
-    metrics.hits_reported("m", endpoint, 1, 1)
+    metrics.settled(replace(ANSWERED, legs=[(endpoint, "decode", "ok")], hits=[Hit(endpoint, 1, 1, 1)]))
     metrics.kv_events(endpoint, "stored", 1)
     metrics.kv_gap(endpoint, "lost")
 
@@ -209,13 +206,12 @@ def test_what_is_out_of_use_is_shown_as_long_as_it_is_there(metrics) -> None:
 
 
 def test_a_model_that_is_dropped_takes_its_series_along(metrics, settled) -> None:
-    metrics.settled(settled())
-    metrics.planned("m", "single")
+    metrics.settled(settled(placements=[("single", 0.001)]))
     metrics.queued("m", 3)
     metrics.kv_blocks("m", 7)
     metrics.parity("m", True)
     metrics.endpoint_parity("m", "a", True)
-    metrics.planned("other", "single")
+    metrics.settled(settled(model="other", placements=[("single", 0.001)]))
     metrics.model_dropped("m")
     assert [name for name, labels in read(metrics) if dict(labels).get("model") == "m"] == []
     assert value(metrics, "kvgate_plans_total", model="other", reason="single") == 1
@@ -230,7 +226,7 @@ def test_an_endpoint_that_comes_back_is_shown_again(metrics) -> None:
     metrics.endpoint_dropped("a")
     metrics.draining("a", True)
     metrics.kv_transfers("a", 2.0, {})
-    metrics.attempted("m", "a", "prefill", "ok")
+    metrics.settled(replace(ANSWERED, legs=[("a", "prefill", "ok")]))
     shown = {"kvgate_endpoint_draining", "kvgate_engine_kv_expired_requests", "kvgate_attempts_total"}
     assert labelled(metrics, "endpoint", "a") == shown
 

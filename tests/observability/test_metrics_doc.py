@@ -16,6 +16,7 @@ import pytest
 
 from gateway import errors
 from gateway.api import indivisible
+from gateway.core.observer import Hit
 from gateway.observability.metrics import Metrics
 from gateway.proxy.serving.handover_failures import HandoverCause
 from gateway.proxy.serving.timeline import Phase
@@ -36,10 +37,8 @@ def described() -> dict[str, tuple[str, tuple[str, ...]]]:
 
 def test_the_page_describes_what_there_is(clock, settled) -> None:
     metrics = Metrics(clock, "1")
-    metrics.settled(settled(slo="met"))
-    metrics.decided("m", 0.001)
-    metrics.attempted("m", "a", "decode", "ok")
-    metrics.planned("m", "split")
+    life = {"placements": [("split", 0.001)], "legs": [("a", "decode", "ok")], "hits": [Hit("a", 3, 2, 1)]}
+    metrics.settled(settled(slo="met", counted=1, **life))
     metrics.prefilled("m", 0.1)
     metrics.handed_over("m", 0.1)
     metrics.fell_back("m", "late")
@@ -49,13 +48,10 @@ def test_the_page_describes_what_there_is(clock, settled) -> None:
     metrics.tokens_estimated("m", "x")
     metrics.media_rendered("m", "asked")
     metrics.prompt_asked("m", "asked")
-    metrics.tokens_compared("m", 1, 2)
     metrics.ids_compared("m", False)
     metrics.parity("m", True)
     metrics.prompts_exact("m", 0.5)
     metrics.endpoint_parity("m", "a", False)
-    metrics.hits_compared("m", "a", 1, 2)
-    metrics.hits_reported("m", "a", 3, 2)
     metrics.cache_lookups("a", "own", 3, 2)
     metrics.plugin_failed("scorer", "x", ValueError())
     metrics.score_refused("x")

@@ -46,7 +46,7 @@ def test_a_single_listener_is_called_directly() -> None:
 
 def test_what_nobody_implements_is_ignored() -> None:
     Observers(Scores()).kv_blocks("m", 1)
-    Observers().decided("m", 0.1)
+    Observers().prefilled("m", 0.1)
 
 
 def test_observers_nest() -> None:

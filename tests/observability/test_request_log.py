@@ -88,14 +88,15 @@ def test_request_lines_can_be_off(seen, answered) -> None:
     assert seen(lambda log: log.settled(answered), requests=False) == []
 
 
-def test_a_token_mismatch_is_logged_once_per_model(seen) -> None:
+def test_a_token_mismatch_is_logged_once_per_model(seen, settled) -> None:
     def use(log: RequestLog) -> None:
-        log.tokens_compared("m", 10, 10)
+        log.settled(settled(counted=10, reported_prompt_tokens=10))
+        log.settled(settled(counted=None, reported_prompt_tokens=11))
         for _ in range(3):
-            log.tokens_compared("m", 10, 12)
-            log.tokens_compared("other", 7, 6)
+            log.settled(settled(counted=10, reported_prompt_tokens=12))
+            log.settled(settled(model="other", counted=7, reported_prompt_tokens=6))
 
-    lines = seen(use)
+    lines = seen(use, requests=False)
     assert [(line["model"], line["ours"], line["reported"]) for line in lines] == [("m", 10, 12), ("other", 7, 6)]
     assert "tokenizer" in lines[0]["event"]
 

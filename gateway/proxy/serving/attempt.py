@@ -57,13 +57,12 @@ class Attempt:
 
     def begin(self) -> None:
         """It is placed: report that to those who count, and to plugins."""
-        self.timeline.attempts += 1
+        self.timeline.placements += ((self.plan.reason, self.decision.decision.seconds),)
         body = self.call.body
         if isinstance(body, JsonBody) and "vllm_xargs" in body.fields:
             self.reports = asks_report(body.fields)
         if self.scheduler.on_placed:
             self.scheduler.placed(self.call.request, self.plan)
-        self.observer.planned(self.model_name, self.plan.reason)
 
     @property
     def model_name(self) -> str:
@@ -84,7 +83,7 @@ class Attempt:
         if (endpoint := self.under_way.pop(leg, None)) is not None:
             if self.reports and result != "ok":
                 self.call.serving.index.cancel_report(endpoint.slot, self.call.keys)
-            self.observer.attempted(self.model_name, endpoint.name, leg, result)
+            self.timeline.legs += ((endpoint.name, leg, result),)
 
     def prefilled(self, result: str, *, usage: Usage | None = None, seconds: float | None = None) -> None:
         """The prefill leg has ended, or will not be sent; harmless if it had before.
@@ -171,7 +170,7 @@ class Attempt:
         learn(self.placement, self.call.request, answered(self))
         usage, prompt = self.timeline.usage, self.call.prompt
         if usage is not None and usage.prompt_tokens is not None and prompt.whole and not self.timeline.by_ids:
-            self.observer.tokens_compared(self.model_name, prompt.count, usage.prompt_tokens)
+            self.timeline.counted = prompt.count
         if not self.placement.split:  # what it reports is the prefill engine's figure, which had it from there
             compare(self, self.placement.decode, usage)
 

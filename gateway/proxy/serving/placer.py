@@ -46,7 +46,7 @@ class Placer:
             candidates = self._directory.eligible(request, call.home, retries.failed_on)
             plan = decide(request, call.keys, candidates, index, self._scheduler, trace, one_leg=one_leg)
         except GatewayError as error:
-            exchange.decision = self._decisions.keep(request, timeline.attempts + 1, trace, error.message, began)
+            exchange.decision = self._decisions.keep(request, len(timeline.placements) + 1, trace, error.message, began)
             raise
         prefill_result = None if before is None else before.prefill_result
         if prefill_result is not None and prefill_result.prefill is not plan.prefill:
@@ -54,7 +54,7 @@ class Placer:
         now, prefilled = self._clock.monotonic(), prefill_result is not None
         placement = book(request, call.keys, plan, index, now, prefilled=prefilled)
         try:
-            decision = self._decisions.keep(request, timeline.attempts + 1, trace, plan, began)
+            decision = self._decisions.keep(request, len(timeline.placements) + 1, trace, plan, began)
             attempt = Attempt(
                 *(call, timeline, plan, placement, decision, retries, self._scheduler, self._observer),
                 prefill_result=prefill_result,
@@ -65,5 +65,4 @@ class Placer:
             raise
         exchange.decision, exchange.attempt = decision, attempt
         attempt.begin()
-        self._observer.decided(call.serving.model.name, decision.decision.seconds)
         return attempt

@@ -44,7 +44,7 @@ def line(exchange: Exchange) -> Settled:
         status=timeline.status,
         stream=request.stream if request else False,
         endpoint=plan.decode.name if plan else None,
-        attempts=timeline.attempts,
+        attempts=len(timeline.placements),
         prompt_tokens=request.prompt_tokens if request else 0,
         exact=exact,
         expected_hit=booked.expected_hit if booked else 0,
@@ -64,6 +64,10 @@ def line(exchange: Exchange) -> Settled:
         error=timeline.error,
         slo=None if request is None or request.slo is None else _verdict(timeline, request),
         by_ids=timeline.by_ids,
+        placements=timeline.placements,
+        legs=timeline.legs,
+        hits=timeline.hits,
+        counted=timeline.counted,
     )
 
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from gateway.api.usage import Usage
+from gateway.core.observer import Hit
 from gateway.errors import GatewayError
 from gateway.framework import Clock
 
@@ -40,9 +41,10 @@ fails and is made again elsewhere stays in ``before-commit``."""
 class Timeline:
     """Times are of ``clock.monotonic()``, None until they happen.
 
-    ``attempts``: placements. ``prefill_time``: seconds of a separate prefill. ``fallback``: why a planned hand-over did
-    not happen. ``by_ids``: an engine got our ids instead of the prompt's text, so that its count is ours. ``outputs``:
-    events of a stream that carry output; ``outputs_at_first``: as many came with the first.
+    ``placements``, ``legs``, ``hits``, ``counted``: as in ``Settled``. ``prefill_time``: seconds of a separate prefill.
+    ``fallback``: why a planned hand-over did not happen. ``by_ids``: an engine got our ids instead of the prompt's
+    text, so that its count is ours. ``outputs``: events of a stream that carry output; ``outputs_at_first``: as many
+    came with the first.
     """
 
     clock: Clock
@@ -50,7 +52,7 @@ class Timeline:
     phase: Phase = Phase.RECEIVING
     received_at: float | None = None
     queue_wait: float = 0.0
-    attempts: int = 0
+    placements: tuple[tuple[str, float], ...] = ()
     sent_at: float | None = None
     prefill_time: float | None = None
     fallback: str = ""
@@ -62,6 +64,9 @@ class Timeline:
     status: int = 0
     outcome: str = "ok"
     error: str | None = None
+    legs: tuple[tuple[str, str, str], ...] = ()
+    hits: tuple[Hit, ...] = ()
+    counted: int | None = None
 
     def enter(self, phase: Phase) -> None:
         """Raises ValueError where ``phase`` cannot follow the present one: a defect of ours."""
