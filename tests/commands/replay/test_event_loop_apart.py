@@ -14,6 +14,7 @@ from gateway.commands.replay.policies import load_policy
 from gateway.commands.replay.scene import Scene
 from gateway.commands.replay.workload import Call
 from gateway.commands.replay.world import World
+from gateway.errors import ConfigError
 from gateway.framework import Plan, Request, Role
 from simulator.virtual.machine import MACHINES
 from tests.commands.replay.test_event_loop import Calls, chats
@@ -45,6 +46,22 @@ def test_transfers_of_one_engine_wait_for_each_other() -> None:
     result = replay(Calls(calls), load_policy("prefill-decode-512"), Scene(fleet=APART, link=link), seed=1)
     first, second = sorted(record.ttft for record in result.records)
     assert second - first == pytest.approx(5.0, rel=0.01)
+
+
+def test_a_leg_that_cannot_be_simulated_is_an_error_that_names_it() -> None:
+    calls = chats(1, 2.0)
+    world = World(load_policy("default"), Scene(fleet=APART), block_size=100, seed=1)
+
+    def schedule(request: Request, among, trace=None) -> Plan:
+        encode, decode, *_ = among
+        return Plan.of(decode, encode=encode)
+
+    world.scheduler.schedule = schedule  # type: ignore[method-assign]
+    run = Run(world, Calls(calls), 0.01, None)
+    run.come(calls)
+    with pytest.raises(ConfigError, match="planned the legs encode, decode, which a replay cannot send"):
+        run.go()
+    assert [seat.place.load.requests for seat in world.seats] == [0, 0, 0]
 
 
 @pytest.mark.parametrize("name", ["prefill-decode", "prefill-decode-512"])
