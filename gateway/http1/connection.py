@@ -64,7 +64,6 @@ class Connection(asyncio.Protocol):
         self._full = False
         # Of the answer
         self._headers: list[tuple[bytes, bytes]] = []
-        self._head_size = 0
         self._silent = 0
         self._in_body = False
         self._framed = False
@@ -85,7 +84,7 @@ class Connection(asyncio.Protocol):
         """Send a request; ``receiver`` gets its answer. Call it only while the connection is ``usable``."""
         assert self._transport is not None
         self._receiver = receiver
-        self._headers, self._head_size, self._silent = [], 0, 0
+        self._headers, self._silent = [], 0
         self._in_body = self._framed = self._complete = False
         if len(body) <= PIECE:
             self._transport.write(head + body)  # one segment where it fits: two would be two system calls
@@ -178,7 +177,6 @@ class Connection(asyncio.Protocol):
         if self._in_body:
             return  # a trailer: the head has gone on, and none of them is known to a client of vLLM
         self._headers.append((name, value))
-        self._head_size += len(name) + len(value)
         if name.lower() in FRAMING:
             self._framed = True
 
@@ -188,9 +186,12 @@ class Connection(asyncio.Protocol):
             return
         if status < 200 and status != 101:
             # "continue", "early hints": the answer is yet to come
-            self._headers, self._head_size, self._framed = [], 0, False
+            self._headers, self._framed = [], False
             return
-        if self._head_size > MAX_HEAD:
+        size = 0
+        for name, value in self._headers:
+            size += len(name) + len(value)
+        if size > MAX_HEAD:
             raise ValueError(f"more than {MAX_HEAD} bytes of headers")
         if self._framed:
             codings = 0

@@ -43,8 +43,8 @@ class Answer:
 
     ``status``, ``headers``: of its head, 0 and empty before; names in lower case. ``encoding``: how its body is
     compressed, empty for not at all. ``connect_seconds``: the round trip of making the connection; None if one was
-    reused. ``wordless``: the connection ended before a byte came. ``unread``: and by a reset, so that nobody had read
-    the request: the end of a connection from which all was read is a FIN.
+    reused. ``unread``: of a connection that ended before a byte came, whether by a reset, so that nobody had read the
+    request: the end of a connection from which all was read is a FIN. None: a byte came, or it has not ended.
     """
 
     def __init__(self, endpoint: Endpoint, timeouts: TimeoutSettings, memory: Memory | None = None) -> None:
@@ -55,8 +55,7 @@ class Answer:
         self.is_event_stream = False
         self.encoding = ""
         self.connect_seconds: float | None = None
-        self.wordless = False
-        self.unread = False
+        self.unread: bool | None = None
         self._deadlines = Deadlines(timeouts, asyncio.get_running_loop())
         self._connection: Connection | None = None
         self._waiter: asyncio.Future[None] | None = None
@@ -201,8 +200,8 @@ class Answer:
 
     def lost(self, error: Exception | None, *, wordless: bool) -> None:
         """The connection ended before the answer did."""
-        self.wordless = wordless
-        self.unread = wordless and isinstance(error, ConnectionResetError | BrokenPipeError)
+        if wordless:
+            self.unread = isinstance(error, ConnectionResetError | BrokenPipeError)
         detail = "the engine closed the connection" if error is None else f"{type(error).__name__}: {error}"
         self._broke(Cause.DIED, detail)
 

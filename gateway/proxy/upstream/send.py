@@ -65,7 +65,7 @@ class Upstream:
         try:
             return await self._ask(leg, answer, kept)
         except LegFailed:
-            if not answer.wordless or asyncio.get_running_loop().time() - began > STALE:
+            if answer.unread is None or asyncio.get_running_loop().time() - began > STALE:
                 raise
         try:
             fresh = await self._connect(leg, timeouts)
@@ -80,7 +80,7 @@ class Upstream:
         except LegFailed as failure:
             # Who says a byte was not dead before, and who was dead then cannot have read the request now.
             later = asyncio.get_running_loop().time() - began > SAME_DEATH
-            if failure.deaths and answer.wordless and not answer.unread and later:
+            if failure.deaths and answer.unread is False and later:
                 failure.deaths = 2
             raise
 
