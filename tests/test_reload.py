@@ -186,7 +186,7 @@ async def test_what_is_wrong_changes_nothing_and_says_why(tokenizer, tmp_path, w
             assert gateway.gateway.reloading.wiring is wiring
             assert slots(gateway) == before
             assert len(engines_of(gateway.gateway.fleet)) == 1
-            assert list(gateway.gateway.feed._caches) == ["sim"]
+            assert list(gateway.gateway.feed._indexes) == ["sim"]
             assert (await ask(gateway)).status_code == 200
             text = await gateway.metrics()
             assert 'kvgate_token_parity{model="sim"} 1.0' in text
@@ -378,7 +378,7 @@ async def test_one_that_is_broken_off_has_changed_nothing():
                 await reloading
             assert gateway.gateway.reloading.wiring is wiring
             assert slots(gateway) == before
-            assert list(gateway.gateway.feed._caches) == ["sim"]
+            assert list(gateway.gateway.feed._indexes) == ["sim"]
             assert (await ask(gateway, chat(model="new"))).status_code == 404
             servers[1].faults.clear()
             await changed(gateway, gateway.read())
