@@ -58,9 +58,9 @@ YOUNG = 10_000
 class Gateway:
     """Every room of one process, connected; its listeners are the caller's.
 
-    ``observers``: told of everything beside the metrics. ``seed``: of every choice by chance. ``read``: reads the
-    configuration again for a reload; None: there is none. ``adopted``: told of each one that comes into force by that.
-    Raises ConfigError.
+    ``observers``: observers beside the metrics. ``seed``: of all random choices. ``read``: reads the configuration
+    again for a reload; None: it cannot be reloaded. ``adopted``: called with each configuration that comes into force
+    by a reload. Raises ConfigError.
     """
 
     def __init__(

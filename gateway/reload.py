@@ -45,8 +45,8 @@ class Reloaded:
 
 
 class Reloading:
-    """Holds the wiring that is in force. ``tls``: of the clients' listener; None: it is plain. ``read``: None
-    where there is no file. ``adopted``: told of each configuration that comes into force."""
+    """Holds the wiring that is in force. ``tls``: of the clients' listener; None: plain HTTP. ``read``: None if there
+    is no file. ``adopted``: called with each configuration that comes into force."""
 
     def __init__(
         self,

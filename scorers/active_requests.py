@@ -4,8 +4,8 @@ What it does
     1 / (1 + n / half), n requests in flight: 1 is an idle endpoint, 1/2 one with ``half`` requests.
 
 Scheduling intent
-    Balance by count alone: for requests that are alike. Requests that are not are better told apart by
-    ``placement-cost`` or ``load``: a count does not see that one prompt has a hundred times the tokens of another.
+    Balance by count alone, for similar requests. For different requests use ``placement-cost`` or ``load``: a count
+    does not see that one prompt has a hundred times the tokens of another.
 
 Inputs
     ``load.requests`` (ours, from placement to settle) and ``load.foreign_requests``.

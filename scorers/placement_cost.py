@@ -16,7 +16,7 @@ What it does
     1 is a cost of nothing, 1/2 a cost of ``second`` seconds: score = 1 / (1 + cost / second). Absolute: a candidate
     more or less changes no other's score.
 
-    ``explain`` tells the terms apart: ``overhead``, ``queued``, ``prefill``, ``fetch``, ``batch`` (the first token's
+    ``explain`` returns the terms: ``overhead``, ``queued``, ``prefill``, ``fetch``, ``batch`` (the first token's
     five), ``stall`` (of the answers that run there), ``decode`` (the own one's), ``displaced`` (by reuse).
 
 Scheduling intent

@@ -70,7 +70,7 @@ class SessionAffinity:
         self._seen: Mapping[tuple[str, str], tuple[float, tuple[str, ...]]] = self._homes
 
     def __copy__(self) -> SessionAffinity:
-        """To be asked and never told: it reads the same sessions, since copying 100,000 takes 50 ms."""
+        """A read-only copy that shares the sessions, since copying 100,000 of them takes 50 ms."""
         made = object.__new__(type(self))
         vars(made).update(vars(self), _homes=OrderedDict(), _seen=MappingProxyType(self._homes))
         return made

@@ -112,7 +112,7 @@ class JsonBody:
 
 
 def _refusal(raw: bytes, error: Exception) -> ClientError:
-    """What a client is told whose body cannot be parsed."""
+    """The error for a body that cannot be parsed."""
     if isinstance(error, UnicodeDecodeError):
         return ClientError(f"the body is not UTF-8: invalid byte at {error.start}")
     if isinstance(error, RecursionError):

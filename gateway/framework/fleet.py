@@ -52,7 +52,7 @@ class Engine:
     ``down_reason`` is a short word for a metric's label, empty while it is healthy. ``spared``: it is not, and is
     ``up`` all the same, since too many others are out. ``latency``: seconds, a running mean of the connections'
     measured round trip; None before the first. ``started``: the engine's ``process_start_time_seconds``; None if it
-    does not tell.
+    does not report it.
     """
 
     url: str
@@ -76,8 +76,8 @@ class TransferStats:
     """KV that an engine has moved between itself and others, as it counts that itself: sums over ``count`` transfers.
 
     ``seconds``: each worker of an engine (tensor parallel) moves its own part, and its time is added to the others',
-    although they work at once. ``tokens``: of prompts whose KV came from another engine. Where engines push, ``tokens``
-    are told by who gets the KV and the rest by who sends it; where they pull, all by who gets it.
+    although they work at once. ``tokens``: of prompts whose KV came from another engine. If engines push, the receiver
+    of the KV reports ``tokens``, and the sender the rest; if they pull, the receiver reports all.
     """
 
     count: float = 0.0

@@ -150,7 +150,7 @@ class Plan:
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What became of a request, told to plugins at settle. Seconds; None where it does not apply.
+    """The result of a request, which plugins get at settle. Seconds; None if it does not apply.
 
     ``outcome`` is ``ok`` or an error's ``outcome`` word. ``cached_tokens`` is what the engine reported.
     """

@@ -77,7 +77,7 @@ class Connection(asyncio.Protocol):
 
     @property
     def usable(self) -> bool:
-        """It can take a request, as far as can be told before the engine has said something to it."""
+        """Whether it seems able to take a request. An engine's close that has not arrived yet is not known."""
         return self._transport is not None and self._receiver is None and not self._transport.is_closing()
 
     def send(self, head: bytes, body: bytes, receiver: Receiver) -> None:

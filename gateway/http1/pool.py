@@ -53,7 +53,7 @@ class Pool:
         self._closed = False
 
     def take(self, address: Address) -> Connection | None:
-        """One that can be used, as far as can be told; None if there is none."""
+        """A kept connection that seems usable; None if there is none."""
         idle = self._idle.get(address)
         if not idle:
             return None

@@ -210,16 +210,16 @@ class Families:
     def _make_token_families(self) -> None:
         counter = self._counter
         self.prompt_tokens = counter("prompt_tokens", "Prompt tokens of requests sent to an engine.", "model")
-        self.output_tokens = counter("output_tokens", "Output tokens, where the answer tells them.", "model")
+        self.output_tokens = counter("output_tokens", "Output tokens, if the answer reports them.", "model")
         self.estimates = counter(
             "prompts_estimated", "Prompts whose tokens were estimated from bytes.", "model", "reason"
         )
         self.renders = counter(
-            "media_renders", "Chats with images of which an engine was to tell the tokens.", "model", "result"
+            "media_renders", "Chats with images whose tokens were requested from an engine.", "model", "result"
         )
         self.asked = counter(
             "prompts_asked",
-            "Prompts that cannot be tokenized here, of which an engine was to tell the tokens.",
+            "Prompts that cannot be tokenized here, whose tokens were requested from an engine.",
             "model",
             "result",
         )

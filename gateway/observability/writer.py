@@ -90,7 +90,7 @@ class LineWriter:
         # Lines count as buffered until they are written; else a stopped reader would double the bound.
         if dropped:
             lines.append(self._dropped_line(dropped))
-        # If the reader is gone (a closed pipe, a closed stream) nobody can be told.
+        # If the reader is gone (a closed pipe, a closed stream) the failure cannot be reported.
         with contextlib.suppress(OSError, ValueError):
             self._stream.write(b"".join(lines))
             self._stream.flush()

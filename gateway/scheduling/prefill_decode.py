@@ -38,8 +38,8 @@ Parameters
     ``prefer`` (default none): labels that should be.
     ``connector`` (default ``nixl``): what the engines move KV with: ``nixl``, ``mooncake``, ``sglang`` or
     ``shared-storage``. SGLang's engines generate nothing alone: with it all that generates is split, or fails.
-    ``strict`` (default ``false``): where a separate prefill would pay and cannot be had on any pair, or fails, the
-    request fails.
+    ``strict`` (default ``false``): the request fails if a separate prefill would pay, but no pair is usable or the
+    prefill fails.
 
     Of the costs:
     ``best`` (default 8): of each profile's ranking, how many are compared: up to 64 pairs take some 30 us. 1 leaves who

@@ -14,8 +14,8 @@ from gateway.scheduling.scheduler import Scheduler
 P = TypeVar("P")
 
 MUTABLE = (dict, list, set, deque, Random)
-"""What a plugin remembers in. Copied one level deep: a plugin that keeps its memory elsewhere, or so much that copying
-it would hold up requests, has a ``__copy__``. A rehearsal never tells it where a request was placed."""
+"""Types that hold a plugin's memory. They are copied one level deep. A plugin with its memory in other types, or with
+too much to copy while requests wait, has a ``__copy__``. A rehearsal never calls ``on_placed`` or ``on_settled``."""
 
 
 def rehearsal(scheduler: Scheduler) -> Scheduler:
@@ -36,7 +36,7 @@ def rehearsal(scheduler: Scheduler) -> Scheduler:
 
 
 def _understudy(plugin: P, copies: dict[int, object]) -> P:
-    """A copy, the same one for whoever shares the plugin. ``copies``: by the original's id."""
+    """A copy; all profiles that share the plugin share the copy. ``copies``: by the original's id."""
     if id(plugin) not in copies:
         made = copies[id(plugin)] = copy(plugin)
         for name, value in getattr(made, "__dict__", {}).items():

@@ -1,6 +1,6 @@
-"""Runs a model's handler, and tells stateful plugins what became of its plans.
+"""Runs a model's handler, and notifies stateful plugins of placed and settled requests.
 
-Synchronous from end to end: whoever calls ``schedule`` reserves the plan before the next ``await``, so that concurrent
+Everything is synchronous: the caller of ``schedule`` reserves the plan before the next ``await``, so that concurrent
 requests see each other's work.
 """
 
@@ -70,7 +70,7 @@ class Scheduler:
                 self._observer.plugin_failed(kind, name, error)
 
     def settled(self, request: Request, plan: Plan, outcome: Outcome) -> None:
-        """Tell every plugin that has ``on_settled``. Never raises: what fails is counted."""
+        """Call ``on_settled`` of every plugin that has it. Never raises: failures are counted."""
         for kind, name, hook in self.on_settled:
             try:
                 hook(request, plan, outcome)

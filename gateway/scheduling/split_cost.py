@@ -71,7 +71,7 @@ class Computing(NamedTuple):
 
 
 class Answering(NamedTuple):
-    """A request answered by one endpoint, whoever computes its prompt. Seconds.
+    """The costs of a request that one endpoint decodes, wherever its prompt is computed. Seconds.
 
     ``alone``: it computes the prompt as well. ``queued``: until it can begin. ``rest``: what any pair with it costs
     beside the prefill, but for ``moving``; ``moving``: until the KV is there; None: as its partner has it.
@@ -133,7 +133,8 @@ class SplitCost:
         return begun + moving + answering.rest + computing.harm
 
     def at_least(self, answering: Answering) -> float:
-        """What every pair with it costs, whoever computes: where that is not less, nobody needs to be asked."""
+        """The least cost of any pair with this decode endpoint. If that is not less than the best, no pair of it has to
+        be compared."""
         return max(self._leg, answering.queued) + (answering.moving or 0.0) + answering.rest
 
     def _weight(self, request: Request) -> float:

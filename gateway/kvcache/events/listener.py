@@ -1,12 +1,12 @@
-"""Listens for engines that connect to us: one socket for each rank's port, and engines told apart by their topics.
+"""Listens for engines that connect to us: one socket for each rank's port; the topic identifies the engine.
 
 vLLM's publisher binds where its address has a ``*`` or ``::``, and connects to any other; rank r of an engine connects
 to a port that is r higher. So rank r of every engine comes to our own port + r, with the engine's topic.
 
-Rules: whose a connection is is not known before its first message. So when a connection is made, every publisher
-without one is told that it may be its own. Of two connections with one topic the later one counts: the earlier is left
-over from a restart, or a mistake, and is logged. The messages that wait for a reader are bounded; what comes beyond is
-dropped, and asked for again.
+Rules: a connection's engine is not known before its first message. So when a connection is made, every publisher
+without a connection is notified that it may be its own. If two connections have one topic, the later one counts: the
+earlier one is from before a restart, or a mistake, and is logged. The queue of messages for a reader is bounded;
+messages beyond it are dropped, and requested again by replay.
 """
 
 from __future__ import annotations

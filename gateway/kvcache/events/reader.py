@@ -74,9 +74,9 @@ class EventReader:
         self._signal: Signal | None = None
         self._often = LogLimit(target.clock)
         self._connected = False
-        # Of the engine process: the digest of its last message, how many processes (or beginnings) there were before,
-        # the number of the last live message, whether its events are partial, and whether the index was told so;
-        # whether only its next message will show if it is still the same process.
+        # About the engine process: the digest of its last message, the number of processes (or restarts of the
+        # sequence) before it, the number of the last live message, whether its events are partial, and whether the
+        # index knows that; whether only its next message will show if it is still the same process.
         self._digest = 0
         self._process = 0
         self._heard = -1

@@ -32,8 +32,8 @@ PASSING = frozenset({errno.EADDRINUSE, errno.EMFILE, errno.ENFILE, errno.ENOMEM}
 class EventStream:
     """Follows the events of ``target`` as they come from ``source``, from ``start`` to ``close``.
 
-    ``synced``: set while the history has been read, as far as there is one. ``state``, which the observer is told:
-    ``connecting``, ``live``, ``partial``, or ``off`` where an address cannot be one.
+    ``synced``: set while the history has been read, if there is one. ``state``, which is reported to the observer:
+    ``connecting``, ``live``, ``partial``, or ``off`` if an address is not valid.
     """
 
     def __init__(self, target: EventTarget, source: EventSource) -> None:

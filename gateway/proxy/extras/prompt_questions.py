@@ -178,7 +178,8 @@ class PromptQuestions:
     def _remember(
         self, asked: Asked, model: ModelQuestions, question: _Question, prompt: Prompt | None
     ) -> Prompt | None:
-        """``prompt``; where nothing was told, what was told of the conversation's earlier turns, and an estimate."""
+        """Cache ``prompt`` and return it. If None, return the ids that were reported for the conversation's earlier
+        turns, with an estimate of the rest."""
         assert isinstance(asked.body, JsonBody)
         now, turns = self._clock.monotonic(), []
         if question.messages:
