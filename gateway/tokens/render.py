@@ -15,6 +15,8 @@ from dataclasses import replace
 from functools import lru_cache
 from typing import Any
 
+from jinja2.runtime import Context
+
 from gateway.core.prompt import ChatInput
 from gateway.framework import Clock
 from gateway.tokens.content_format import content_format_of, supports_developer, takes_later_systems, variables_of
@@ -121,7 +123,9 @@ class Renderer:
                     raise ValueError("a message cannot both end and go on")
                 conversation, final = tag_end(conversation, template)
             compiled = self._compile(template)
-            context = compiled.new_context(dict(messages=conversation, tools=tools, **seen))
+            seen = dict(messages=conversation, tools=tools, **seen)
+            # The context that ``compiled.new_context`` makes, without two functions on the way.
+            context = Context(compiled.environment, {**compiled.globals, **seen}, compiled.name, compiled.blocks)
             text = "".join(compiled.root_render_func(context))
             return text if final is None else cut_at_tag(text, final)
         except Exception as error:  # a template can raise anything; vLLM answers 400 to any exception

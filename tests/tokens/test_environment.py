@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from jinja2.runtime import Context
 from jinja2.sandbox import ImmutableSandboxedEnvironment, SandboxedEnvironment
 from transformers.utils import chat_template_utils
 
@@ -211,3 +212,15 @@ def test_the_sandbox_is_not_asked_for_what_a_type_decides(monkeypatch: pytest.Mo
         compiled.render(messages=[{"role": "a"}])  # a namespace is made by a call that is asked about
     monkeypatch.setattr(SandboxedEnvironment, "is_safe_callable", lambda *given: True)
     assert compiled.render(messages=[{"role": "a"}]) == "AaTrue1"
+
+
+def test_a_context_needs_no_more_than_what_a_rendering_gives_it() -> None:
+    """``Renderer`` makes it itself: jinja's own way through ``new_context`` adds only what imported templates read."""
+    compiled = OURS.from_string("{% block one %}{{ messages }}{% endblock %}{{ raise_exception }}")
+    given = {"messages": [], "tools": None}
+    ours = vars(Context(OURS, {**compiled.globals, **given}, compiled.name, compiled.blocks))
+    theirs = vars(compiled.new_context(given))
+    assert theirs.pop("globals_keys") == set(compiled.globals)
+    assert ours.pop("globals_keys") == set()
+    assert vars(ours.pop("eval_ctx")) == vars(theirs.pop("eval_ctx"))
+    assert ours == theirs
