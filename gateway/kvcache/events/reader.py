@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextlib import aclosing
 from enum import Enum
 
@@ -29,7 +29,7 @@ from gateway.kvcache.events.replay import ReplayBroken, ReplayEndless, replay, s
 from gateway.kvcache.events.sockets import Change, Inbox, Signal
 from gateway.kvcache.events.target import EventTarget
 from gateway.kvcache.index.cache_index import Applied
-from gateway.kvcache.index.events import AllBlocksCleared, Event
+from gateway.kvcache.index.events import AllBlocksCleared
 from gateway.kvcache.index.layers import Layer, tier_of
 
 log = logging.getLogger("kvgate.kvcache")
@@ -95,9 +95,11 @@ class EventReader:
         """Never returns. Raises failures of ours."""
         self._signal = inbox.signal
         while True:
-            if self._retry_at is not None and self._until_retry() == 0:
+            retry = None if self._retry_at is None else max(0.0, self._retry_at - self._target.clock.monotonic())
+            if retry == 0.0:  # the history is to be asked for again
                 await self._read_history(anew=True)
                 self._report()
+                continue
             match inbox.receive():
                 case list(frames):  # first, as the usual case
                     await self._on_message(frames)
@@ -107,7 +109,7 @@ class EventReader:
                         self.asleep = False
                         await self._reset()
                 case None:
-                    await inbox.signal.wait(self._until_retry())
+                    await inbox.signal.wait(retry)
                 case Change.CONNECTED:
                     self._connected = True
                     await self._on_connected()
@@ -125,10 +127,6 @@ class EventReader:
         self.asleep = True
         if self._signal is not None:
             self._signal.set()
-
-    def _until_retry(self) -> float | None:
-        """Seconds until the history is to be asked for again; None: it is known as far as it can be."""
-        return None if self._retry_at is None else max(0.0, self._retry_at - self._target.clock.monotonic())
 
     async def _on_connected(self) -> None:
         """The subscription stands, for the first time or again: find out what was missed, and whether it is the same
@@ -260,7 +258,9 @@ class EventReader:
     async def _apply(self, sequence: int, payload: bytes) -> bool:
         """Apply one message; whether it reported that the GPU cache is empty."""
         target, batch = self._target, decode(payload)
-        await self._rest_if(MESSAGE_COST)
+        if self._work + MESSAGE_COST > SLICE:
+            await self._rest()
+        self._work += MESSAGE_COST
         for reason, count in batch.refused.items():
             target.observer.kv_events(target.name, reason, count)
         cleared = False
@@ -272,9 +272,15 @@ class EventReader:
                     await self._reset()
                     cleared = True
                     continue
-                await self._rest_if(blocks)
-                await self._apply_slice(events)
-            self._target.index.report_counts(self._target.slot)
+                if self._work + blocks > SLICE:
+                    await self._rest()
+                self._work += blocks
+                for event in () if self._tiered else events:
+                    medium = event.medium  # type: ignore[union-attr]  # no reset is among them
+                    self._tiered = self._tiered or (medium != "GPU" and tier_of(medium) is not Layer.GPU)
+                if target.index.apply(target.slot, events) is Applied.REKEYED:
+                    await self._await_restart()
+            target.index.report_counts(target.slot)
         self.last, self._digest = sequence, xxh3_64_intdigest(payload)
         if self._other_rank_came:
             self._partial = True  # where its own events go is unknown
@@ -282,17 +288,12 @@ class EventReader:
             self._partial = False  # blocks that were not reported are gone
         return cleared
 
-    async def _apply_slice(self, events: Sequence[Event]) -> None:
-        self._tiered = self._tiered or any(
-            event.medium != "GPU" and tier_of(event.medium) is not Layer.GPU  # type: ignore[union-attr]  # no reset
-            for event in events
-        )
-        if self._target.index.apply(self._target.slot, events) is Applied.REKEYED:
-            # The owner restarts the streams in a turn of its own, when none of them is on the stack. Until that cancels
-            # this one, it must apply nothing: the rest is for its successor, behind what came before.
-            loop = asyncio.get_running_loop()
-            loop.call_soon(self._target.rekeyed)
-            await loop.create_future()
+    async def _await_restart(self) -> None:
+        """The index was rekeyed. The owner restarts all streams in a turn of its own, when none is on the stack. Until
+        that cancels this one, it must apply nothing: the rest is for its successor, behind what came before."""
+        loop = asyncio.get_running_loop()
+        loop.call_soon(self._target.rekeyed)
+        await loop.create_future()
 
     def _leave_out(self, rank: int | None) -> None:
         """Events of another rank would be taken for blocks that this one holds."""
@@ -305,7 +306,9 @@ class EventReader:
 
     async def _reset(self) -> None:
         for _ in self._target.index.reset_gpu(self._target.slot):
-            await self._rest_if(1)
+            if self._work >= SLICE:
+                await self._rest()
+            self._work += 1
         await self._sweep()
 
     async def _forget(self) -> None:
@@ -323,12 +326,10 @@ class EventReader:
         while not self._target.index.sweep(SLICE):  # noqa: ASYNC110 -- nothing is waited for: others run between two slices
             await asyncio.sleep(0)
 
-    async def _rest_if(self, blocks: int) -> None:
-        """Give other tasks a turn first, if so many ``blocks`` more would be above a slice since their last."""
-        self._work += blocks
-        if self._work > SLICE:
-            self._work = blocks
-            await asyncio.sleep(0)
+    async def _rest(self) -> None:
+        """Give other tasks a turn."""
+        self._work = 0
+        await asyncio.sleep(0)
 
     def _report(self) -> None:
         """The history is known as far as it can be, for now: report the state."""

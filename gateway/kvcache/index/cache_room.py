@@ -32,7 +32,7 @@ class CacheRoom:
         is room for the rest of its capacity."""
         slot, room, size = state.endpoint.slot, 0, state.endpoint.metrics.kv_capacity
         blocks, block_size = state.blocks, state.block_size
-        blocks.set_capacity(size // block_size if block_size else 0)
+        blocks.copies.turnover = size // block_size if block_size else 0
         self.sizeless.pop(slot, None)
         if state.events and state.events_seen and not state.replaying and not state.partial:
             room = size - len(blocks) * block_size
@@ -50,7 +50,7 @@ class CacheRoom:
         endpoint = state.endpoint
         load = endpoint.load
         under_way = load.unallocated_tokens
-        if under_way <= 0 or state.partial or not endpoint.metrics.kv_capacity or state.blocks.is_tiered:
+        if under_way <= 0 or state.partial or not endpoint.metrics.kv_capacity or state.blocks.copies.is_tiered:
             return NOTHING
         # Each request fills its last block only in part, and begins another for its answer.
         under_way += load.requests * state.block_size

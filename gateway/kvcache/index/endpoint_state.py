@@ -29,7 +29,7 @@ class EndpointState:
     ``reset_work``: the GPU tier was reset; what is left of clearing it in the table. ``counted``: blocks that the
     index's size limit counts for it. ``awaited_reports``: first key of a prompt -> how often the engine was asked to
     announce its blocks again. ``reannounces_left``: prompts that may still ask that. ``below``: as
-    ``EngineBlocks.below``. ``counts``: what its events came to, by kind, since that was last reported.
+    ``Copies.below``. ``counts``: what its events came to, by kind, since that was last reported.
     """
 
     def __init__(
@@ -51,7 +51,7 @@ class EndpointState:
         self.partial = False
         self.reset_work: Generator[None] | None = None
         self.blocks = EngineBlocks(unit, table, column, partial(predictions.confirmed, column))
-        self.below = self.blocks.below
+        self.below = self.blocks.copies.below
         self.approximate = ApproximateCache(table, column)
         self.candidate = Candidate(endpoint.slot, column, block_size=0)
         self.counted = 0

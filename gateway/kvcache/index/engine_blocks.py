@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import struct
 from array import array
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 from xxhash import xxh3_64_intdigest
 
@@ -51,20 +51,6 @@ class EngineBlocks(RunStore):
     def size(self) -> int:
         """What counts towards the index's size: engine blocks, and pending ones as the memory that they take."""
         return len(self.known) + PENDING_COST * len(self._pending)
-
-    @property
-    def below(self) -> tuple[Mapping[int, int], Mapping[int, int]]:
-        """Blocks on the CPU, and in storage: as ``Copies.below``."""
-        return self.copies.below
-
-    @property
-    def is_tiered(self) -> bool:
-        """Something is on a tier below the GPU."""
-        return self.copies.is_tiered
-
-    def set_capacity(self, turnover: int) -> None:
-        """The engine's cache has room for ``turnover`` of its blocks; 0: unknown."""
-        self.copies.turnover = turnover
 
     # events
 
@@ -226,7 +212,7 @@ class EngineBlocks(RunStore):
     def clear(self) -> Iterator[None] | None:
         """The GPU tier is empty; other tiers stay. Returns the work, in steps of one block each, to be done before any
         other event is applied; None if nothing is on other tiers, so that all may be dropped."""
-        if not self.is_tiered:
+        if not self.copies.is_tiered:
             return None
         self._pending = PendingBlocks()
         return self.clear_gpu()

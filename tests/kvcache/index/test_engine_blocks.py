@@ -386,7 +386,7 @@ def test_forgotten_blocks_are_forgotten_on_all_tiers(blocks):
 def test_a_copy_ends_with_age(blocks):
     """Engines evict what nobody uses: a second copy that has seen the cache filled once more is none, announced or
     not."""
-    blocks.set_capacity(10)
+    blocks.copies.turnover = 10
     blocks.take_in(stored([103], ids(3)))
     blocks.take_in(stored([103], ids(3)))
     for number in range(20):
