@@ -35,7 +35,7 @@ KEEP_ALIVE = 75.0
 """Seconds that an idle client connection is kept: nginx's default."""
 
 LINGER = 5.0
-"""Seconds in which the rest of a refused body is read away, so that the client can read why."""
+"""Seconds in which the rest of a refused body is read and dropped, so that the client can read the error."""
 
 
 class Handler(Protocol):
@@ -172,7 +172,7 @@ class ClientConnection(web.RequestHandler):
         self._silence = self._loop.call_at(due, self._unheard, due)
 
     def _unheard(self, due: float) -> None:
-        if (now := self._loop.time()) - due > LATE:  # what has come while we stood still is read first
+        if (now := self._loop.time()) - due > LATE:  # this process was held up: first read what has arrived meanwhile
             self._silence = self._loop.call_at(now + TURN, self._unheard, inf)
         else:
             self.force_close()
@@ -185,10 +185,10 @@ class ClientConnection(web.RequestHandler):
         if self._request_count != count:
             message, body = self._messages[-1]
             unfinished.head_came(body)
-            if not isinstance(message, RawRequestMessage):  # it would tell of the same error with all that comes
+            if not isinstance(message, RawRequestMessage):  # an error, which the old parser would raise again
                 self._parser = cast(Any, Refusing(refused=True))
         elif self._upgraded or self._reading_paused or self._buffer_paused:
-            return  # what came was not parsed, and no more of it comes for now
+            return  # reading is paused, and aiohttp has not parsed these bytes yet
         elif isinstance(cast(object, self._parser), Refusing):
             return
         elif not unfinished.came(len(data)):
@@ -208,12 +208,12 @@ class ClientConnection(web.RequestHandler):
     # What is written to it
 
     def attend(self, full: Callable[[], None] | None, gone: Callable[[], None] | None) -> None:
-        """Call ``full`` each time when the client has stopped to take what is written, ``gone`` when it has closed its
-        half: the connection closes then, but nobody is told before all that waits has been taken."""
+        """Call ``full`` each time the write buffer becomes full, and ``gone`` when the client has closed its half. The
+        connection closes then, but asyncio reports that only after the write buffer has drained."""
         self._full, self._gone = full, gone
 
     def when_taken(self, then: Callable[[], None] | None) -> None:
-        """Call ``then`` once, when what was written has been taken."""
+        """Call ``then`` once, when the write buffer has drained."""
         self._taken = then
 
     def eof_received(self) -> None:
@@ -240,7 +240,7 @@ class ClientConnection(web.RequestHandler):
         transport = self.transport
         if transport is None or self._tail is not None:
             return
-        loop, there = self._loop, transport  # it is taken from us when aiohttp closes it
+        loop, there = self._loop, transport  # aiohttp clears the attribute
 
         def look(before: int) -> None:
             self._tail = None

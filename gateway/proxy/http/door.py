@@ -52,7 +52,7 @@ class HttpClient:
         except RuntimeError as error:
             if self.connection.transport is not None:
                 raise
-            raise ClientGone from error  # aiohttp's word for a connection that was closed before it was waited for
+            raise ClientGone from error  # aiohttp raises this if the connection was closed before the read
 
     def _expected(self) -> None:
         """A client may wait for this before it sends. One that speaks HTTP/1.0 would take it for the answer."""

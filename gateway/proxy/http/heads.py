@@ -70,7 +70,7 @@ class Unfinished:
         return self._body is None
 
     def head_came(self, body: StreamReader) -> None:
-        """The head of the request with ``body`` is complete. What came behind it in the same call is not counted."""
+        """The head of the request with ``body`` is complete. Bytes after it in the same call are not counted."""
         self.size, self._taken = 0, body.total_bytes
         self._body = None if body.is_eof() else body
 

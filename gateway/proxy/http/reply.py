@@ -19,23 +19,24 @@ if TYPE_CHECKING:
     from gateway.proxy.http.connection import ClientConnection
 
 NO_CONTENT = 204
-"""The one status of a proxied answer that has no body, and says no length."""
+"""The only status of a proxied answer that has neither a body nor a length."""
 
 AT_ONCE = 64 * 1024
-"""Bytes for one client that are not kept for the turn's end: as many as its transport takes before it says that it is
-full, which must not be known later."""
+"""From this many bytes for one client on, they are written at once: it is the high-water mark of its transport, and
+back-pressure must not be delayed."""
 
 TOGETHER = 64
-"""Answers that are written to together: some two milliseconds' work, for which the first of them waits at most."""
+"""The most answers that are written together: some 2 ms of work, which is the longest wait of the first one."""
 
 _REASONS = {status.value: status.phrase for status in HTTPStatus}
 
 
 class Outbox:
-    """What is to be written in this turn of the loop, to whichever client: it is written at the turn's end.
+    """Collects the writes to all clients in one iteration of the event loop, and makes them at its end.
 
-    First all that came of the engines is read, then all of it is written: the processes that it is for are woken while
-    there is nothing else to do, and a client gets what came of its stream in one piece. One a loop.
+    So all engines' sockets are read first, and all clients' sockets are written then. Clients are woken when the
+    gateway has nothing else to do, and a client gets all new parts of its stream in one write. There is one ``Outbox``
+    for each loop.
     """
 
     def __init__(self) -> None:
@@ -125,7 +126,7 @@ class HttpReply:
         self._connection.when_taken(resumed)
 
     def forget(self) -> None:
-        """Watch and attend no more; harmless at any time."""
+        """End ``watch`` and ``attend``; harmless at any time."""
         self._connection.attend(None, None)
         self._unwatch()
 
@@ -157,7 +158,7 @@ class HttpReply:
             self._transport.write(data)
 
     def part(self, data: bytes) -> None:
-        """Write more of a body that has begun and does not end with it, at the end of the loop's turn."""
+        """Write a middle part of the body, neither the first nor the last, at the end of the loop's iteration."""
         if self._chunked:
             data = b"%x\r\n%b\r\n" % (len(data), data)
         if not self._waiting:
@@ -167,13 +168,13 @@ class HttpReply:
             self.flush()
 
     def flush(self) -> None:
-        """Write now what waits for the end of the turn."""
+        """Write now the parts that wait for the end of the iteration."""
         data, self._waiting = self._waiting, b""
         if data and not self._transport.is_closing():
             self._transport.write(data)
 
     def cut(self) -> None:
-        """End it visibly incomplete."""
+        """End the answer so that the client sees that it is incomplete."""
         self.keep_alive = False
         self.flush()
         self._transport.abort()
@@ -189,7 +190,7 @@ _dated = (0, "")
 
 
 def _date() -> str:
-    """Now, in HTTP's form; made once a second."""
+    """The current time in HTTP's format; computed once a second."""
     global _dated
     now = int(time.time())
     if _dated[0] != now:

@@ -81,7 +81,7 @@ class Server:
         self._patience = patience
 
     def runner(self) -> web.ServerRunner:
-        """What a listener is made of. Access logs are ours, one line a request."""
+        """The runner for a listener. aiohttp's access log is off: the gateway writes its own line for each request."""
         server = _Connections(self, patience=lambda: self._patience)
         self._listeners.append(server)
         return web.ServerRunner(server, handle_signals=False, shutdown_timeout=1.0)
@@ -156,7 +156,7 @@ class Server:
         else:
             reason = error.message.strip().partition("\n")[0].rstrip(":")[:SHOWN_REASON]
             refusal = ClientError(f"The request is not valid HTTP: {reason}")
-        status, headers, body = render(refusal, Dialect.OPENAI)  # nobody knows which path was meant
+        status, headers, body = render(refusal, Dialect.OPENAI)  # the path, and so the dialect, is not known
         return status, [*headers.items(), ("x-request-id", _make_id())], body
 
     async def _infer(self, client: HttpClient, chosen: str) -> None:
