@@ -55,29 +55,25 @@ class LineComposer:
 
     def write(self, level: int, event: str, fields: dict[str, PlainValue]) -> None:
         """``level``: of ``logging``. ``fields`` are changed to what is shown."""
-        self._write(self._text(level, event, fields) if self._for_people else self._json(level, event, fields))
-
-    def _text(self, level: int, event: str, fields: dict[str, PlainValue]) -> bytes:
-        parts = [f"{self._now()} [{_LEVELS[level]:<9}] {event}"]
-        shown, free, show = self._shown, self._free, self._show
+        shown, free, now = self._shown, self._free, self._now()
         for name, value in fields.items():
             if type(value) is str:
-                value = show(value) if name in free else shown[value]
-            parts.append(f"{name}={value}")
-        return (" ".join(parts) + "\n").encode("utf-8", "backslashreplace")
-
-    def _json(self, level: int, event: str, fields: dict[str, PlainValue]) -> bytes:
-        shown, free, show = self._shown, self._free, self._show
-        for name, value in fields.items():
-            if type(value) is str:
-                fields[name] = show(value) if name in free else shown[value]
-        return as_json({"time": self._now(), "level": _LEVELS[level], "event": event, **fields}) + b"\n"
+                fields[name] = self._show(value) if name in free else shown[value]
+        if self._for_people:
+            parts = [f"{now} [{_LEVELS[level]:<9}] {event}"]
+            for name, value in fields.items():
+                parts.append(f"{name}={value}")
+            line = (" ".join(parts) + "\n").encode("utf-8", "backslashreplace")
+        else:
+            line = as_json({"time": now, "level": _LEVELS[level], "event": event, **fields}) + b"\n"
+        self._write(line)
 
     def _show(self, value: str) -> str:
         """Masked, and in text without line breaks."""
         value = self._redaction.text(value)
         if self._for_people:
-            value = printable(value)
+            if not value.isprintable():
+                value = printable(value)
             return repr(value) if _QUOTED.search(value) else value
         return value
 

@@ -32,6 +32,9 @@ class Logs:
 
     ``make``: gives the logger of a level. ``redacting``: the processor that masks secrets. ``composer``: writes request
     lines without the logger; None: lines are coloured, and the logger writes all of them.
+
+    ``write(level, event, fields)`` writes a line of which there are thousands a second. The caller has checked
+    ``level`` before gathering ``fields``, which may be changed. ``event`` and the fields' names come from the code.
     """
 
     def __init__(
@@ -48,6 +51,7 @@ class Logs:
         self._writer = writer
         self._redacting = redacting
         self._composer = composer
+        self.write = self._log if composer is None else composer.write
         self._bridge = Bridge(self.logger)
         self._root = logging.getLogger()
         self._ours = logging.getLogger("kvgate")
@@ -64,13 +68,8 @@ class Logs:
         self.logger = self._bridge.logger = self._make(self.level)
         self._set_level(self.level)
 
-    def write(self, level: int, event: str, fields: dict[str, PlainValue]) -> None:
-        """Write a line of which there are thousands a second. The caller has checked ``level`` before gathering
-        ``fields``, which are changed here. ``event`` and the fields' names come from the code."""
-        if self._composer is not None:
-            self._composer.write(level, event, fields)
-        else:
-            self.logger.log(level, event, **fields)
+    def _log(self, level: int, event: str, fields: dict[str, PlainValue]) -> None:
+        self.logger.log(level, event, **fields)
 
     def _set_level(self, level: int) -> None:
         self._root.setLevel(max(level, logging.WARNING))
