@@ -13,10 +13,10 @@ from gateway.api.usage import Usage
 from gateway.core.observer import Observer
 from gateway.fleet.load.booking import BOOKING_STEP, Booking
 from gateway.framework import DECODE, PREFILL, Endpoint, Plan
-from gateway.placement.placing import Placement, learn
+from gateway.placement.placing import Placement
 from gateway.proxy.serving.call import Call
 from gateway.proxy.serving.decisions import DecisionRecord
-from gateway.proxy.serving.learning import answered, compare
+from gateway.proxy.serving.learning import compare, learn_from
 from gateway.proxy.serving.prefill_result import PrefillResult
 from gateway.proxy.serving.record import outcome
 from gateway.proxy.serving.timeline import Phase, Timeline
@@ -162,17 +162,9 @@ class Attempt:
         """Learn from what has ended well, and give back what was booked; nothing if that was done before."""
         try:
             if not self.over and self.timeline.outcome == "ok":
-                self._learn()
+                learn_from(self)
         finally:  # a defect in what is learned must not keep a place for ever
             self.end(self.timeline.outcome)
-
-    def _learn(self) -> None:
-        learn(self.placement, self.call.request, answered(self))
-        usage, prompt = self.timeline.usage, self.call.prompt
-        if usage is not None and usage.prompt_tokens is not None and prompt.whole and not self.timeline.by_ids:
-            self.timeline.counted = prompt.count
-        if not self.placement.split:  # what it reports is the prefill engine's figure, which had it from there
-            compare(self, self.placement.decode, usage)
 
     def end(self, result: str) -> None:
         """Give back what is booked, and say how the attempt ended. Harmless if it has ended."""

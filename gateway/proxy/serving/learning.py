@@ -9,24 +9,29 @@ from typing import TYPE_CHECKING
 
 from gateway.api.usage import Usage
 from gateway.core.observer import Hit
-from gateway.placement.placing import Answered, LegWork
+from gateway.placement.placing import Answered, LegWork, learn
 from gateway.tokens.agreement import FORMS
 
 if TYPE_CHECKING:
     from gateway.proxy.serving.attempt import Attempt
 
 
-def answered(attempt: Attempt) -> Answered:
-    """What was seen of an answer that has ended well."""
-    timeline = attempt.timeline
-    return Answered(
+def learn_from(attempt: Attempt) -> None:
+    """From an answer that has ended well: the engine's pace, how long answers are, and what the engine counted."""
+    timeline, call, usage = attempt.timeline, attempt.call, attempt.timeline.usage
+    seen = Answered(
         at=timeline.clock.monotonic(),
-        sequences=attempt.call.sequences,
+        sequences=call.sequences,
         events=timeline.outputs,
         first_at=timeline.first_output_at,
         later=timeline.outputs_since_first,
-        tokens=None if timeline.usage is None else timeline.usage.output_tokens,
+        tokens=None if usage is None else usage.output_tokens,
     )
+    learn(attempt.placement, call.request, seen)
+    if usage is not None and usage.prompt_tokens is not None and call.prompt.whole and not timeline.by_ids:
+        timeline.counted = call.prompt.count
+    if not attempt.placement.split:  # what it reports is the prefill engine's figure, which had it from there
+        compare(attempt, attempt.placement.decode, usage)
 
 
 def compare(attempt: Attempt, work: LegWork, usage: Usage | None) -> None:
