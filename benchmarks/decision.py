@@ -23,7 +23,7 @@ from gateway.config.load import loads
 from gateway.core.observer import NULL_OBSERVER
 from gateway.fleet.fleet import Fleet
 from gateway.fleet.load.booking import Booking
-from gateway.fleet.load.ledger import Reservation
+from gateway.fleet.load.ledger import Ledger, Reservation
 from gateway.fleet.settings import EndpointSettings, FleetSettings
 from gateway.framework import Context, Endpoint, EngineMetrics, Kind, Match, Matches, Model, Request, Source
 from gateway.framework.clock import SystemClock
@@ -90,7 +90,8 @@ class Scene:
         return booking
 
     def _occupy(self, endpoint: Endpoint, *, foreign: bool) -> None:
-        ledger, cost = self.fleet.ledger(endpoint), self.fleet.cost(endpoint)
+        ledger, cost = endpoint.load, self.fleet.cost(endpoint)
+        assert isinstance(ledger, Ledger)
         for _ in range(self._chance.randint(1, 24)):
             prefill_tokens = self._chance.randint(0, 2000)
             reservation = Reservation(ledger, self._chance.randint(500, 8000))

@@ -300,7 +300,7 @@ async def test_an_endpoint_that_goes_on_is_told_what_is_new_of_it():
             ]
             assert gateway.gateway.fleet.all_endpoints == [endpoint]
             assert (endpoint.role, endpoint.labels) == ("decode", {"zone": "a"})
-            assert gateway.gateway.fleet.api_key(endpoint) == "second"
+            assert endpoint.api_key == "second"
             await eventually(lambda: endpoint not in gateway.gateway.feed._streams, "its events are not followed")
             assert "second" not in orjson.dumps(told).decode()
 

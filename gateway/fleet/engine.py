@@ -15,8 +15,13 @@ from gateway.fleet.kv_source import KvSource
 from gateway.fleet.load.cost import FittedCost
 from gateway.fleet.load.ledger import Ledger
 from gateway.fleet.load.transfers import RecentTransfers
+from gateway.fleet.outliers import OutlierDetector
 from gateway.fleet.settings import EndpointSettings
 from gateway.framework import Endpoint, Engine, EngineMetrics, Model, Role
+
+LATENCY_WEIGHT = 0.2
+"""Weight of a new round trip in the running mean: about the last five count, so one late wake-up of our loop hardly
+changes it."""
 
 
 @dataclass(slots=True, weakref_slot=True, eq=False)
@@ -111,8 +116,9 @@ class FleetEngine(Engine):
     """One URL, however many models are bound to it.
 
     ``address``: how to connect to ``location``. ``configured_ranks``: None: as many as the engine reports.
-    ``api_key``: for endpoints without one of their own. ``drained``: by an operator. A dropped engine keeps its
-    address and key for the requests that are under way to it.
+    ``api_key``: for endpoints without one of their own. ``drained``: by an operator. ``answers``: how its last ones
+    ended. ``heard_at``: Clock.monotonic() when one last began or ended. A dropped engine keeps its address and key for
+    the requests that are under way to it.
     """
 
     location: Location = field(kw_only=True, repr=False)
@@ -122,6 +128,8 @@ class FleetEngine(Engine):
     drained: bool = field(kw_only=True, repr=False, default=False)
     bindings: list[ModelBinding] = field(kw_only=True, repr=False, default_factory=list)
     cores: list[EngineCore] = field(kw_only=True, repr=False, default_factory=list)
+    answers: OutlierDetector = field(kw_only=True, repr=False, default_factory=OutlierDetector)
+    heard_at: float = field(kw_only=True, repr=False, default=0.0)
 
     @property
     def endpoints(self) -> list[FleetEndpoint]:
@@ -140,6 +148,10 @@ class FleetEngine(Engine):
         """
         self.address = Address.of(with_tls([binding.settings for binding in self.bindings]), contexts)
         self.api_key = next((binding.settings.api_key for binding in self.bindings if binding.settings.api_key), None)
+
+    def record_connect(self, seconds: float) -> None:
+        """Add the time of a new connection to the running mean of round trips."""
+        self.latency = seconds if self.latency is None else self.latency + LATENCY_WEIGHT * (seconds - self.latency)
 
     def add_endpoint(self, binding: ModelBinding, core: EngineCore, slot: int) -> FleetEndpoint:
         endpoint = FleetEndpoint(

@@ -18,16 +18,11 @@ from gateway.fleet.engine_client import ProbeFailed
 from gateway.fleet.health import Health
 from gateway.fleet.inspector import EngineInspector
 from gateway.fleet.listener import FleetListener
-from gateway.fleet.outliers import OutlierDetector
 from gateway.fleet.probe import EngineProbe
 from gateway.fleet.scrape import Scrape, ScrapeReader, restarted
 from gateway.http1.pool import Pool
 
 log = logging.getLogger("kvgate.fleet")
-
-LATENCY_WEIGHT = 0.2
-"""Weight of a new round trip in the running mean: about the last five count, so one late wake-up of our loop hardly
-changes it."""
 
 RESCRAPE = 0.1
 """Seconds before a scrape that a broken answer triggers: many broken answers must not cause many scrapes."""
@@ -64,8 +59,7 @@ class EngineWatch:
         self._last: Scrape | None = None
         self._wake = asyncio.Event()
         self._suspect = False
-        self._answers = OutlierDetector()
-        self._heard_at = context.clock.monotonic()
+        engine.heard_at = context.clock.monotonic()
         self._probe: EngineProbe | None = None
         self._task: asyncio.Task[None] | None = None
 
@@ -80,7 +74,7 @@ class EngineWatch:
         if self._task is None:
             timeout = self._context.settings.scrape.timeout
             engine = self.engine
-            self._probe = EngineProbe(pool, engine.address, engine.api_key, timeout, self.record_connect)
+            self._probe = EngineProbe(pool, engine.address, engine.api_key, timeout, engine.record_connect)
             self._task = tasks.start(self.run(self._probe), name=f"watch {engine.name}")
 
     def stop(self) -> None:
@@ -112,34 +106,18 @@ class EngineWatch:
         If others were answered while one waited, the queue is long and the engine is not broken.
         """
         now = self._clock.monotonic()
-        mute = waited is not None and self._heard_at < now - waited
+        mute = waited is not None and self.engine.heard_at < now - waited
         if mute or waited is None:
-            self._answers.record(now, broken=True)
+            self.engine.answers.record(now, broken=True)
         in_flight = 0 if mute else sum(core.ledger.requests for core in self.engine.cores)
-        if self._answers.is_outlier(in_flight) and self.health.record_broken():
+        if self.engine.answers.is_outlier(in_flight) and self.health.record_broken():
             log.warning("engine %s: too many of its answers broke off, the last one: %s", self.engine.name, why)
-            self._answers.clear()
+            self.engine.answers.clear()
             self._update_state()
             self._wake.set()
         elif self.engine.up:
             self._suspect = True
             self._wake.set()
-
-    def report_head(self, connect_seconds: float | None) -> None:
-        """An answer's head came. ``connect_seconds``: time to make a new connection; None: a kept one was used."""
-        self._heard_at = self._clock.monotonic()
-        if connect_seconds is not None:
-            self.record_connect(connect_seconds)
-
-    def report_complete(self) -> None:
-        """An answer is complete."""
-        self._heard_at = now = self._clock.monotonic()
-        self._answers.record(now, broken=False)
-
-    def record_connect(self, seconds: float) -> None:
-        """Add the time of a new connection to the running mean of round trips."""
-        mean = self.engine.latency
-        self.engine.latency = seconds if mean is None else mean + LATENCY_WEIGHT * (seconds - mean)
 
     # state
 

@@ -17,18 +17,16 @@ from gateway.core.observer import Observer
 from gateway.core.tasks import TaskSet
 from gateway.core.tls import follow
 from gateway.fleet.adapters import Adapters
-from gateway.fleet.address import Address
 from gateway.fleet.context import FleetContext
 from gateway.fleet.diff import FleetDiff
-from gateway.fleet.engine import FleetEndpoint, FleetEngine
+from gateway.fleet.engine import FleetEndpoint
 from gateway.fleet.engine_watch import EngineWatch
 from gateway.fleet.kv_source import KvSource
 from gateway.fleet.listener import FleetListener
 from gateway.fleet.load.cost import FittedCost
-from gateway.fleet.load.ledger import Ledger
 from gateway.fleet.registry import EngineRegistry
 from gateway.fleet.settings import EndpointSettings, FleetSettings
-from gateway.framework import Clock, Endpoint, Engine, Model
+from gateway.framework import Clock, Endpoint, Model
 from gateway.framework.fleet import ServedModel
 from gateway.http1.pool import Pool
 
@@ -219,35 +217,19 @@ class Fleet:
     def endpoints(self, model: Model) -> Sequence[Endpoint]:
         return self._registry.by_model.get(model.name, ())
 
-    def ledger(self, endpoint: Endpoint) -> Ledger:
-        """The ledger behind ``endpoint.load``."""
-        assert isinstance(endpoint.load, Ledger)
-        return endpoint.load
-
     def cost(self, endpoint: Endpoint) -> FittedCost:
         """The cost model behind ``endpoint.cost``."""
         assert isinstance(endpoint.cost, FittedCost)
         return endpoint.cost
-
-    def api_key(self, endpoint: Endpoint) -> str | None:
-        """The key for requests to this endpoint's engine."""
-        return _known(endpoint).api_key
-
-    def address(self, engine: Engine) -> Address:
-        """How to connect to an engine, also to one that was dropped. A change of configuration may change it."""
-        assert isinstance(engine, FleetEngine)
-        return engine.address
 
     def bootstrap_port(self, endpoint: Endpoint) -> int:
         """The port of the bootstrap server of this endpoint's engine, where other engines learn how to fetch its KV
         (Mooncake, SGLang)."""
         return _known(endpoint).binding.settings.bootstrap_port
 
-    def served_name(self, endpoint: Endpoint, model: Model, adapter: str | None = None) -> str:
-        """The ``model`` of a body for this endpoint: the adapter; else as configured; else the model's own name, if
-        the engine serves it; else the engine's first id that is no adapter."""
-        if adapter is not None:
-            return adapter
+    def served_name(self, endpoint: Endpoint, model: Model) -> str:
+        """The ``model`` of a body for this endpoint, where it names no adapter: as configured; else the model's own
+        name, if the engine serves it; else the engine's first id that is no adapter."""
         if model.served_name is not None:
             return model.served_name
         served = endpoint.engine.served
@@ -274,13 +256,18 @@ class Fleet:
 
     def report_head(self, endpoint: Endpoint, connect_seconds: float | None = None) -> None:
         """An answer's head came. ``connect_seconds``: what a new connection took; None: it was there already."""
-        if watch := self._registry.watches.get(endpoint.engine):
-            watch.report_head(connect_seconds)
+        assert isinstance(endpoint, FleetEndpoint)
+        engine = endpoint.engine
+        engine.heard_at = self._context.clock.monotonic()
+        if connect_seconds is not None:
+            engine.record_connect(connect_seconds)
 
     def report_complete(self, endpoint: Endpoint) -> None:
         """An answer is complete."""
-        if watch := self._registry.watches.get(endpoint.engine):
-            watch.report_complete()
+        assert isinstance(endpoint, FleetEndpoint)
+        engine = endpoint.engine
+        engine.heard_at = now = self._context.clock.monotonic()
+        engine.answers.record(now, broken=False)
 
     async def _first_probes(self, watches: Sequence[EngineWatch]) -> None:
         """Wait until each engine was probed once, or for the scrape timeout."""

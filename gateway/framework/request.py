@@ -123,7 +123,9 @@ class Plan:
         **others: Endpoint,
     ) -> Plan:
         """``others``: the endpoints of the legs before the decode leg, by kind: ``Plan.of(one, prefill=other)``."""
-        legs = (*(PlannedLeg(kind, endpoint) for kind, endpoint in others.items()), PlannedLeg(DECODE, decode))
+        legs: tuple[PlannedLeg, ...] = (PlannedLeg(DECODE, decode),)
+        if others:
+            legs = (*[PlannedLeg(kind, endpoint) for kind, endpoint in others.items()], *legs)
         return cls(legs, reason, connector, strict, costs)
 
     @property

@@ -58,12 +58,6 @@ class LegWork:
         self.booking.first_token()
         self.blocks.computed()
 
-    def release(self, *, ok: bool) -> None:
-        """It is over. ``ok``: answered well, so that the endpoint holds the prompt."""
-        self.booking.settle()
-        if ok:
-            self.blocks.computed()
-
     def reported(self, cached: int | None) -> None:
         """The engine reported ``cached`` tokens of the prompt as cached."""
         self.blocks.reported(self.booking.expected_hit, cached)
@@ -71,24 +65,18 @@ class LegWork:
 
 @dataclass(slots=True, eq=False)
 class Placement:
-    """A request on its endpoints. ``legs``: the work of each leg, by kind, until it has ended; the decode leg's stays.
-    ``split``: the decode leg fetches the prompt's KV, and does not compute it. ``pure``: no leg of another kind is in
-    the time to the first token, so that it teaches what computing costs.
+    """A request on its endpoints. ``legs``: the work of each leg, by kind, until it has ended; that of ``decode``
+    stays. ``computes``: where the prompt is computed, as far as it has not been. ``split``: the decode leg fetches the
+    prompt's KV, and does not compute it. ``pure``: no leg of another kind is in the time to the first token, so that it
+    teaches what computing costs.
     """
 
     plan: Plan
     legs: dict[str, LegWork]
+    decode: LegWork
+    computes: Booking
     split: bool
     pure: bool
-
-    @property
-    def decode(self) -> LegWork:
-        return self.legs[DECODE]
-
-    @property
-    def computes(self) -> Booking:
-        """Where the prompt is computed, as far as it has not been."""
-        return self.legs[PREFILL if PREFILL in self.legs else DECODE].booking
 
     def ended(self, kind: str, *, ok: bool, seconds: float | None = None) -> LegWork | None:
         """A leg before the decode leg has ended: give back what it had, and learn from it. Its blocks are the caller's
@@ -99,7 +87,11 @@ class Placement:
         """
         leg = self.legs.pop(kind, None)
         if leg is not None:
-            leg.release(ok=ok)
+            leg.booking.settle()
+            if ok:
+                leg.blocks.computed()
+            if kind == PREFILL:
+                self.computes = self.decode.booking
             if seconds is not None:
                 leg.booking.learn_prefill(seconds)
                 leg.booking.cost.count_request()
@@ -119,9 +111,10 @@ class Placement:
         self.end(ok=False)
 
     def end(self, *, ok: bool) -> None:
-        """The request has left its decode endpoint. All other legs must have ended before."""
-        self.decode.release(ok=ok)
-        self.decode.blocks.end()
+        """The request has left its decode endpoint. All other legs must have ended before. ``ok``: answered well, so
+        that the endpoint holds the prompt."""
+        self.decode.booking.settle()
+        self.decode.blocks.end(computed=ok)
 
 
 def book(
@@ -138,8 +131,9 @@ def book(
     ``now``: Clock.monotonic(), as when the loads were read. ``prefilled``: the plan's prefill leg is answered already.
     """
 
-    split, pure = plan.prefill is not None, True
+    split, pure = len(plan.legs) > 1 and plan.prefill is not None, True
     legs: dict[str, LegWork] = {}
+    computes: Booking | None = None
     for kind, endpoint in plan.legs:
         if kind == PREFILL and prefilled:
             continue
@@ -150,8 +144,10 @@ def book(
             work = LegWork(Booking(request, endpoint, now, kv=False), BlockUse(index, keys, endpoint))
         if kind == (PREFILL if split else DECODE):
             work.booking.book_prefill(now, reported=split or request.stream)
+            computes = work.booking
         legs[kind] = work
-    return Placement(plan, legs, split, pure)
+    decode = legs[DECODE]
+    return Placement(plan, legs, decode, computes or decode.booking, split, pure)
 
 
 class Answered(NamedTuple):

@@ -178,7 +178,7 @@ async def test_a_fleet_watches_both_kinds(engines, fleets, seen, authority, mode
     await eventually(lambda: [e.engine.up for e in endpoints] == [True, True], "both are up")
     assert [e.name for e in endpoints] == [f"127.0.0.1:{secure.port}", f"unix:{local.path}"]
     assert [e.engine.url for e in endpoints] == [secure.url, local.url]
-    addresses = [fleet.address(e.engine) for e in endpoints]
+    addresses = [e.engine.address for e in endpoints]
     assert [(a.host, a.port, a.socket) for a in addresses] == [("127.0.0.1", secure.port, None), ("", 0, local.path)]
     assert addresses[0].ssl is not None
     # Its events are on this machine, too.
@@ -198,11 +198,11 @@ async def test_a_wrong_authority_takes_the_engine_out_and_the_log_says_why(
     assert said[-1].startswith(f"engine 127.0.0.1:{engine.port} is down: tls (certificate verify failed: ")
     # A change of the configuration cures it, and the endpoint is the same one.
     right = EndpointSettings(engine.url, tls=TlsSettings(ca=authority.file))
-    before = fleet.address(endpoint.engine)
+    before = endpoint.engine.address
     fleet.apply(await fleet.prepare([(model, [right])]))
     await eventually(lambda: endpoint.engine.up, "it is up")
     assert fleet.endpoints(model) == (endpoint,)
-    assert fleet.address(endpoint.engine) != before
+    assert endpoint.engine.address != before
 
 
 def fleet_of(*models) -> Fleet:
@@ -220,13 +220,13 @@ async def test_a_file_that_cannot_be_used_stops_a_change(fleets, engines, author
     engine = await engines(tls=authority.serving())
     fleet = await fleets((model, [EndpointSettings(engine.url, tls=TlsSettings(ca=authority.file))]))
     (endpoint,) = fleet.endpoints(model)
-    address = fleet.address(endpoint.engine)
+    address = endpoint.engine.address
     with pytest.raises(ConfigError, match=r"tls\.certificate: .*missing cannot be read"):
         await fleet.prepare(
             [(model, [EndpointSettings(engine.url, tls=TlsSettings(certificate=f"{tmp_path}/missing"))])]
         )
     assert fleet.endpoints(model) == (endpoint,)
-    assert fleet.address(endpoint.engine) is address
+    assert endpoint.engine.address is address
 
 
 def test_models_on_one_engine_agree_about_its_tls(authority):
@@ -235,7 +235,7 @@ def test_models_on_one_engine_agree_about_its_tls(authority):
     with_tls, without = EndpointSettings("https://e:1", tls=tls), EndpointSettings("https://E:1/")
     fleet = fleet_of((one, [without]), (other, [with_tls]))
     (engine,) = engines_of(fleet)
-    assert fleet.address(engine) == Address.of(with_tls, fleet._registry.tls_contexts)
+    assert engine.address == Address.of(with_tls, fleet._registry.tls_contexts)
     with pytest.raises(ConfigError, match="model other: endpoint https://e:1 has another tls than with another model"):
         fleet_of((one, [with_tls]), (other, [EndpointSettings("https://e:1", tls=TlsSettings(verify=False))]))
 
@@ -244,10 +244,10 @@ async def test_an_address_outlives_its_engine(fleets, engines, model, authority)
     engine = await engines(tls=authority.serving())
     fleet = await fleets((model, [EndpointSettings(engine.url, tls=TlsSettings(ca=authority.file))]))
     (endpoint,) = fleet.endpoints(model)
-    address = fleet.address(endpoint.engine)
+    address = endpoint.engine.address
     fleet.apply(await fleet.prepare([]))
     assert engines_of(fleet) == []
-    assert fleet.address(endpoint.engine) is address
+    assert endpoint.engine.address is address
 
 
 async def test_a_renewed_client_certificate_is_shown_to_the_engine(engines, fleets, authority, model, monkeypatch):
@@ -260,7 +260,7 @@ async def test_a_renewed_client_certificate_is_shown_to_the_engine(engines, flee
     made = watched.context
     authority.issue("client", "new.internal")
     await eventually(lambda: watched.context is not made, "the files were read again")
-    assert fleet.address(engines_of(fleet)[0]).ssl is watched.context
+    assert engines_of(fleet)[0].address.ssl is watched.context
 
 
 async def test_an_authority_that_is_written_while_it_is_read_is_looked_at_again(authority, monkeypatch, caplog):

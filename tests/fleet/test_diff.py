@@ -94,7 +94,7 @@ async def test_what_goes_on_keeps_its_ledger_its_fit_and_an_operators_drain() ->
     one = EndpointSettings("http://a:1")
     fleet = fleet_of([(Model("m"), [one])])
     (endpoint,) = fleet.drain("a:1")
-    reservation = reserve(fleet.ledger(endpoint), 10, 20)
+    reservation = reserve(endpoint.load, 10, 20)
     again = Model("m", handler="other")
     fleet.apply(await fleet.prepare([(again, [EndpointSettings("http://A:1/", labels={"zone": "z"})])]))
     assert fleet.all_endpoints == [endpoint]
@@ -135,7 +135,7 @@ async def test_others_run_between_two_new_engines_and_a_change_that_is_cancelled
 async def test_who_is_gone_is_shown_until_the_last_request_has_ended() -> None:
     fleet = fleet_of([(Model("m"), [EndpointSettings("http://a:1")])])
     (endpoint,) = fleet.all_endpoints
-    reservation = reserve(fleet.ledger(endpoint), 10, 20)
+    reservation = reserve(endpoint.load, 10, 20)
     with fleet.lending(endpoint):
         fleet.apply(await fleet.prepare([(Model("m"), [EndpointSettings("http://b:1")])]))
         assert fleet.all_endpoints[-1] is endpoint
@@ -149,7 +149,7 @@ async def test_who_is_gone_is_kept_by_its_requests_only() -> None:
     """What it has learned would count among its peers for as long as it were."""
     fleet = fleet_of([(Model("m"), [EndpointSettings("http://a:1")])])
     (endpoint,) = fleet.all_endpoints
-    reservation = reserve(fleet.ledger(endpoint), 10, 20)
+    reservation = reserve(endpoint.load, 10, 20)
     fleet.apply(await fleet.prepare([(Model("m"), [EndpointSettings("http://b:1")])]))
     cost = weakref.ref(fleet.cost(endpoint))
     reservation.settle()

@@ -54,7 +54,7 @@ def test_endpoints_are_made_of_settings():
     assert second.engine is third.engine
     assert second.load is not third.load
     assert (first.engine.up, first.engine.down_reason) == (False, "not-probed")
-    assert fleet.ledger(first) is first.load
+    assert first.load is first.core.ledger
     assert fleet.cost(first) is first.cost
     assert ready(fleet, model) == 0
     assert fleet.endpoints(Model("other")) == ()
@@ -109,9 +109,9 @@ def test_keys_belong_to_engines():
         (other, [entry("http://a:1")]),
         (third, [entry("http://a:1", api_key="k-3")]),
     )
-    assert [fleet.api_key(endpoint) for endpoint in fleet.endpoints(one)] == ["k-a", None]
-    assert [fleet.api_key(endpoint) for endpoint in fleet.endpoints(other)] == ["k-a"]
-    assert [fleet.api_key(endpoint) for endpoint in fleet.endpoints(third)] == ["k-3"]
+    assert [endpoint.api_key for endpoint in fleet.endpoints(one)] == ["k-a", None]
+    assert [endpoint.api_key for endpoint in fleet.endpoints(other)] == ["k-a"]
+    assert [endpoint.api_key for endpoint in fleet.endpoints(third)] == ["k-3"]
 
 
 def test_names_in_bodies():
@@ -125,7 +125,6 @@ def test_names_in_bodies():
         "alias": ServedModel("alias"),
     }
     assert fleet.served_name(endpoint, model) == "base"
-    assert fleet.served_name(endpoint, model, "sql") == "sql"
     assert fleet.served_name(endpoint, Model("alias")) == "alias"
     assert fleet.served_name(endpoint, Model("m", served_name="given")) == "given"
     assert dict(fleet.adapters(model)) == {"sql": ServedModel("sql", parent="base")}
@@ -174,7 +173,7 @@ async def test_endpoints_come_and_go_at_run_time(engines, fleets, seen):
     assert before == (old,)
     assert fleet.endpoints(model) == (old, new)
 
-    reservation = reserve(fleet.ledger(old), 1, 1)
+    reservation = reserve(old.load, 1, 1)
     await change(fleet, (model, [entry(second.url)]))
     assert fleet.endpoints(model) == (new,)
     assert [engine.url for engine in engines_of(fleet)] == [second.url]
@@ -184,12 +183,12 @@ async def test_endpoints_come_and_go_at_run_time(engines, fleets, seen):
     fleet.report_refused(old)
     fleet.report_broken(old, "reset")
     fleet.report_head(old, 0.1)
-    assert fleet.api_key(old) == "k"
+    assert old.api_key == "k"
     assert fleet.bootstrap_port(old) == 9000
     assert fleet.served_name(old, model) == "tiny"
     fleet.cost(old).learn_step(1, 1, 0.01, at=0.0)
     reservation.settle()
-    assert fleet.ledger(old).requests == 0
+    assert old.load.requests == 0
 
     await eventually(lambda: not is_watched(old.engine.name))
     assert is_watched(new.engine.name)

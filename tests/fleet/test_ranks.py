@@ -66,7 +66,7 @@ async def test_they_are_known_before_the_start_returns(served, model, seen):
     for endpoint, running in ((first, 3), (second, 4)):
         assert (endpoint.role, endpoint.labels) == (Role.PREFILL, {"zone": "a"})
         assert (endpoint.metrics.running, endpoint.metrics.kv_capacity) == (running, 77)
-        assert (fleet.api_key(endpoint), fleet.bootstrap_port(endpoint)) == ("k", 9000)
+        assert (endpoint.api_key, fleet.bootstrap_port(endpoint)) == ("k", 9000)
         assert fleet.served_name(endpoint, model) == "tiny"
     assert ready(fleet, model) == 2
     assert len(engines_of(fleet)) == 1
@@ -117,7 +117,7 @@ async def test_two_models_on_one_engine_share_its_cores(engines, fleets, seen):
     fleet = await fleets(first_one, then_other)
     assert [e.name for e in fleet.endpoints(one)] == ["x/0", "x/1"]
     assert [e.name for e in fleet.endpoints(other)] == ["x@other/0", "x@other/1"]
-    assert [fleet.api_key(endpoint) for endpoint in fleet.endpoints(other)] == ["k", "k"]
+    assert [endpoint.api_key for endpoint in fleet.endpoints(other)] == ["k", "k"]
     for first, second in zip(fleet.endpoints(one), fleet.endpoints(other), strict=True):
         assert first.load is second.load
         assert first.cost is second.cost

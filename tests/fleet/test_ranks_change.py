@@ -33,14 +33,14 @@ async def test_they_grow(served, model, seen):
 async def test_they_shrink_and_requests_there_end_in_peace(served, model, seen):
     engine, fleet = await served(ranks=3, endpoint={"api_key": "k"})
     *kept, last = fleet.endpoints(model)
-    reservation = reserve(fleet.ledger(last), 10, 20)
+    reservation = reserve(last.load, 10, 20)
     engine.ranks = 2
     await eventually(lambda: len(fleet.endpoints(model)) == 2)
     assert list(fleet.endpoints(model)) == kept
     assert [told for told in seen.told if told[0] == "dropped"][1:] == [("dropped", last.name)]
     assert seen.gone[-1] == last.name
     # The request was placed, and is not yet sent.
-    assert fleet.api_key(last) == "k"
+    assert last.api_key == "k"
     assert fleet.bootstrap_port(last) == 8998
     fleet.report_head(last, 0.01)
     reservation.first_token()

@@ -9,7 +9,7 @@ from dataclasses import replace
 import pytest
 
 from gateway.fleet.settings import CostSettings, EndpointSettings
-from gateway.framework import Endpoint
+from gateway.framework import Endpoint, Model
 from simulator.server import EngineServer
 from tests.support.chat import chat
 from tests.support.engines import simulated
@@ -99,17 +99,16 @@ async def test_a_rank_that_goes_between_placement_and_sending_still_gets_the_key
             old = endpoints(gateway)
             # As a reload does: what the other configuration wants is made beside the old, and then all changes at once.
             change = await fleet.prepare([(serving.model, [replace(configured, name="other")])])
-            key_of = fleet.api_key
+            name_of = fleet.served_name
             placed: list[Endpoint] = []
 
-            def change_first(endpoint: Endpoint) -> str | None:
-                if not placed:
-                    assert endpoint.load.requests == 1, "it is placed"
+            def change_first(endpoint: Endpoint, model: Model) -> str:
+                if not placed and endpoint.load.requests == 1:  # it is placed
                     fleet.apply(change)
                     placed.append(endpoint)
-                return key_of(endpoint)
+                return name_of(endpoint, model)
 
-            monkeypatch.setattr(fleet, "api_key", change_first)
+            monkeypatch.setattr(fleet, "served_name", change_first)
             reply = await gateway.client.post(PATH, json=chat(1))
             assert reply.status_code == 200, reply.text
             assert [line.endpoint for line in gateway.lines] == [placed[0].name]

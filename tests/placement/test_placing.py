@@ -66,7 +66,7 @@ class Scene:
         return book(request, self.keys, plan, self.index, now, prefilled=prefilled)
 
     def load(self, endpoint: Endpoint) -> tuple[int, int, int]:
-        ledger = self.fleet.ledger(endpoint)
+        ledger = endpoint.load
         return ledger.requests, ledger.prefill_tokens, ledger.kv_tokens
 
 

@@ -54,11 +54,15 @@ class BlockUse:
         if cached is not None and cached < expected and (prediction := self._prediction) is not None:
             prediction.owner.withdraw(prediction)
 
-    def end(self) -> None:
-        """The request is over, however it ended. What was not computed by then will not be."""
+    def end(self, *, computed: bool = False) -> None:
+        """The request is over, however it ended. ``computed``: and by now the prompt is; else what was not computed
+        before will not be."""
         prediction, self._prediction = self._prediction, None
         if prediction is not None and not self._computed:
-            prediction.owner.withdraw(prediction)
+            if computed:
+                prediction.owner.computed(prediction)
+            else:
+                prediction.owner.withdraw(prediction)
         order, self._order = self._order, None
         if order is not None:
             order.free(self, self._blocks)

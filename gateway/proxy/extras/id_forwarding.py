@@ -28,7 +28,7 @@ class IdForwarding:
         if not isinstance(body, JsonBody) or request.adapter is not None or prompt.own is None or prompt.media:
             return body
         kind, engine = call.route.kind, endpoint.engine
-        served = engine.served.get(self._fleet.served_name(endpoint, request.model, None))
+        served = engine.served.get(self._fleet.served_name(endpoint, request.model))
         room = served.max_model_len if served is not None else None
         alike = prompt.single and prompt.whole
         alike = alike and same_answer(kind, body.fields, prompt.count, version=engine.version, room=room)

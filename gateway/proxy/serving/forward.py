@@ -14,6 +14,7 @@ from gateway.api.headers import RANK_HEADER, to_engine
 from gateway.api.settings import PassSettings
 from gateway.api.stream_usage import REFUSALS, refuses
 from gateway.core.log_limit import LogLimit, left_out
+from gateway.fleet.engine import FleetEndpoint
 from gateway.fleet.fleet import Fleet
 from gateway.framework import DECODE, Endpoint
 from gateway.framework.clock import SystemClock
@@ -117,13 +118,14 @@ class Forwarder:
     def leg(self, asked: Asked, endpoint: Endpoint, body: Body, *, readable: bool = True, sent_as: str = "") -> Leg:
         """``body`` on its way to ``endpoint``: its path, its headers, the model's name there. ``readable``: as for
         ``headers.forward``. ``sent_as``: its ``x-request-id``, where that is not the request's own."""
-        key = self._fleet.api_key(endpoint)
-        headers = to_engine(asked.headers, self._passing, api_key=key, readable=readable)
+        assert isinstance(endpoint, FleetEndpoint)
+        headers = to_engine(asked.headers, self._passing, api_key=endpoint.api_key, readable=readable)
         headers.append(("content-type", body.content_type))
         headers.append(("x-request-id", sent_as or asked.id))
         if endpoint.rank is not None:
             headers = [(name, value) for name, value in headers if name != RANK_HEADER]
             headers.append((RANK_HEADER, str(endpoint.rank)))
-        name = self._fleet.served_name(endpoint, asked.request.model, asked.request.adapter)
-        address = self._fleet.address(endpoint.engine)
-        return Leg(endpoint, address, asked.route.path, headers, body.encode(name))
+        name = asked.request.adapter
+        if name is None:
+            name = self._fleet.served_name(endpoint, asked.request.model)
+        return Leg(endpoint, endpoint.engine.address, asked.route.path, headers, body.encode(name))

@@ -70,7 +70,7 @@ def test_where_nobody_is_answered_a_first_token_waits_for_no_batch(manual_clock)
     context = Context("one", clock, Random(3))
     scorer, late = PlacementCost(PlacementCost.Parameters(), context), SloFilter(SloFilter.Parameters(), context)
     for endpoint in (prefill, decode):
-        reserve(fleet.ledger(endpoint), 0, 4000)  # there, its prompt computed: a batch where it is answered
+        reserve(endpoint.load, 0, 4000)  # there, its prompt computed: a batch where it is answered
     apart, whole = (scorer.explain(request, endpoint) for endpoint in (prefill, decode))
     assert (apart["batch"], whole["batch"] > 4) == (0, True)
     for endpoint, terms in ((prefill, apart), (decode, whole)):

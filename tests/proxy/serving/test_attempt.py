@@ -56,7 +56,7 @@ class Requests(RuleBasedStateMachine):
         entries = [EndpointSettings(f"http://e{number}:1") for number in range(ENDPOINTS)]
         self.fleet = Fleet([(self.model, entries)], FleetSettings(), self.clock, NULL_OBSERVER, Random(1))
         self.endpoints = self.fleet.endpoints(self.model)
-        self.ledgers = [self.fleet.ledger(endpoint) for endpoint in self.endpoints]
+        self.ledgers = [endpoint.load for endpoint in self.endpoints]
         self.index = CacheIndex(CacheSettings(), "m", self.clock, NULL_OBSERVER)
         for endpoint in self.endpoints:
             self.index.add(endpoint, events=True)
