@@ -234,3 +234,29 @@ async def test_what_is_received_at_once_is_bounded_in_bytes(size: int):
             assert ready.receive_some() == ([], 0, True)
         finally:
             ready.close()
+
+
+async def test_a_message_names_the_connection_that_the_monitor_reported():
+    """By ZMQ_SRCFD, which libzmq calls deprecated: what is leaned on for engines that connect to us."""
+    accepted = zmq.EVENT_ACCEPTED
+    with open_socket(zmq.SUB) as socket, open_monitor(socket, accepted) as monitor:
+        socket.setsockopt(zmq.SUBSCRIBE, b"")
+        socket.bind("tcp://127.0.0.1:0")
+        address = socket.getsockopt_string(zmq.LAST_ENDPOINT)
+        signal, changes = Signal(), Changes(monitor)
+        messages = MessageSocket(socket, signal)
+        connections = set()
+        with zmq.Context() as context, context.socket(zmq.XPUB) as first, context.socket(zmq.XPUB) as second:
+            for engine in (first, second):
+                engine.linger = 0
+                engine.connect(address)
+                connection = parse_monitor_message(await next_of(changes))["value"]
+                await eventually(lambda engine=engine: engine.poll(0), "our subscription comes")
+                engine.send_multipart([b"kv", b"hello"])
+                await signal.wait(30)
+                assert messages.receive_from() == (connection, [b"kv", b"hello"])
+                assert messages.receive_from() is None
+                connections.add(connection)
+        assert len(connections) == 2
+        messages.close()
+        changes.ready.close()
