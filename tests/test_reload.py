@@ -340,7 +340,7 @@ async def test_plugins_that_stay_remember_and_requests_settle_where_they_were_pl
             old = gateway.gateway.scheduler
             turn = old.profiles["default"].picker[1]
             settled: list[str] = []
-            old._on_settled = (("picker", "turn", lambda request, plan, outcome: settled.append(outcome.outcome)),)
+            old.on_settled = (("picker", "turn", lambda request, plan, outcome: settled.append(outcome.outcome)),)
             running_one = asyncio.get_running_loop().create_task(ask(gateway, chat(max_tokens=40, ignore_eos=True)))
             await eventually(lambda: servers[0].running + servers[1].running == 1, "it runs")
             labels = PluginSettings("near", "labels", {"match": {"zone": "a"}, "prefer": True})
