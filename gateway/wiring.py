@@ -12,7 +12,7 @@ import contextlib
 import logging
 import random
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass, field, fields, replace
+from dataclasses import dataclass, field, fields, replace
 from functools import cache, partial
 
 from gateway.config.build import build_scheduler
@@ -23,7 +23,7 @@ from gateway.errors import ConfigError
 from gateway.fleet.fleet import Fleet
 from gateway.fleet.load.hardware import starting_costs
 from gateway.fleet.load.shape import ModelShape, find_shape
-from gateway.fleet.settings import CostSettings, EndpointSettings
+from gateway.fleet.settings import EndpointSettings
 from gateway.flow.admission import Admission
 from gateway.framework import Clock, Context, Kind, Model
 from gateway.kvcache.events.poller import Poller
@@ -242,8 +242,8 @@ def priced(config: Config, runtimes: Sequence[ModelRuntime]) -> list[tuple[Model
         shape = cache(partial(_shape, settings))
         endpoints = []
         for endpoint in settings.endpoints:
-            costs = starting_costs((endpoint.cost, settings.cost, config.fleet.cost), shape)
-            endpoints.append(replace(endpoint, cost=CostSettings(**asdict(costs))))
+            costs = endpoint.costs or starting_costs((endpoint.cost, settings.cost, config.fleet.cost), shape)
+            endpoints.append(replace(endpoint, costs=costs))
         found.append((runtime.model, endpoints))
     return found
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from gateway.config.settings import DEFAULT_PLUGINS, DEFAULT_PROFILES
-from gateway.fleet.settings import CostSettings
+from gateway.fleet.settings import StartingCosts
 from gateway.framework import EngineMetrics
 from simulator.server import EngineServer
 from simulator.settings import EngineSettings
@@ -25,7 +25,7 @@ PATH = "/v1/completions"
 ANSWERS = 8
 """That the decode engine is giving meanwhile: each token that is computed beside them costs 1 + 0.1 x 8 of its time."""
 
-BELIEVED = CostSettings(
+BELIEVED = StartingCosts(
     prefill_token=1e-3, prefill_quadratic=0.0, step=0.02, step_request=1e-4, kv_token=1e-9, fit=False
 )
 """Kept, so that no noise decides: 600 tokens stall the answers by 0.6 s, of which each counts a tenth."""
@@ -82,8 +82,10 @@ async def pair(
             parameters={"decide": "cost", "lam": 0.1},
             plugins=DEFAULT_PLUGINS,
             profiles=DEFAULT_PROFILES,
-            fleet=replace(PATIENT_FLEET, cost=BELIEVED),
+            fleet=PATIENT_FLEET,
         )
+        endpoints = tuple(replace(endpoint, costs=BELIEVED) for endpoint in config.models[0].endpoints)
+        config = replace(config, models=(replace(config.models[0], endpoints=endpoints),))
         gateway = await stack.enter_async_context(running(config))
         made = Pair(gateway, *engines)
         tasks = [asyncio.create_task(made.answer(1000 + seed)) for seed in range(answers)]

@@ -142,7 +142,7 @@ async def test_starting_costs_change_per_endpoint_model_and_fleet(tokenizer):
     async with engines(2, tokenizer=tokenizer) as servers:
         config = config_for(*(server.url for server in servers), tokenizer=tokenizer)
         one, other = config.models[0].endpoints
-        small, slow = CostSettings(profile="8b-h100"), CostSettings(step=1.0)
+        small, slow = CostSettings(profile="8b-h100"), CostSettings(step_tokens=100)
         config = replace(config, models=(replace(config.models[0], endpoints=(replace(one, cost=small), other)),))
         async with running(config) as gateway:
             (serving,) = gateway.gateway.directory.servings
@@ -151,12 +151,14 @@ async def test_starting_costs_change_per_endpoint_model_and_fleet(tokenizer):
             first.learn_step(1, 1, 1.0, at=0.0)
             assert first.step_scale > 5
             told = await changed(gateway, replace(config, fleet=replace(config.fleet, cost=slow)))
-            assert told == {"changes": ["fleet.cost.step"], "restart": []}
-            assert second.scalars.step == 1.0
+            assert told == {"changes": ["fleet.cost.step_tokens"], "restart": []}
+            assert second.scalars.step_tokens == 100
             assert first.start.step == 8.4e-3
             assert first.step_scale > 1, "its own were not changed"
-            await changed(gateway, replace(config, models=(replace(config.models[0], cost=CostSettings(step=2.0)),)))
-            assert (first.start.step, second.start.step) == (8.4e-3, 2.0)
+            await changed(
+                gateway, replace(config, models=(replace(config.models[0], cost=CostSettings(step_tokens=200)),))
+            )
+            assert (first.start.step, second.start.step_tokens) == (8.4e-3, 200)
 
 
 @pytest.mark.parametrize("wrong", ["file", "plugin", "tokenizer", "new tokenizer", "name", "keys"])

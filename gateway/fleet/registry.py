@@ -19,12 +19,12 @@ from gateway.fleet.health import Health
 from gateway.fleet.listener import FleetListener
 from gateway.fleet.load.cost import FittedCost
 from gateway.fleet.load.fit import PeerGroup
-from gateway.fleet.load.hardware import StartingCosts, starting_costs
+from gateway.fleet.load.hardware import starting_costs
 from gateway.fleet.load.ledger import Ledger
 from gateway.fleet.names import bind, check_names, same_name
 from gateway.fleet.outliers import spared
 from gateway.fleet.ranks import ranks_of
-from gateway.fleet.settings import EndpointSettings
+from gateway.fleet.settings import EndpointSettings, StartingCosts
 from gateway.fleet.slots import SlotAllocator
 from gateway.framework import Engine, Model, Role
 
@@ -131,7 +131,7 @@ class EngineRegistry:
 
     def _starting_costs(self, model: Model, settings: EndpointSettings) -> tuple[StartingCosts, PeerGroup]:
         """The starting costs of a core of this endpoint, and the group of cores with the same declared hardware."""
-        start = starting_costs((settings.cost, self._context.settings.cost), lambda: None)
+        start = settings.costs or starting_costs((settings.cost, self._context.settings.cost), lambda: None)
         if Role(settings.role) is Role.PREFILL:
             start = start.of_prompts_only()
         return start, self._peers.setdefault((model.name, settings.role, start), PeerGroup())

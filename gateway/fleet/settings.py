@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Literal
 from urllib.parse import urlsplit
 
@@ -43,21 +43,47 @@ class KvEventsSettings:
             raise ValueError("replay needs endpoint, or connects")
 
 
+STEP_TOKENS = 8192
+"""Prompt tokens that an engine computes in one step: vLLM's default ``max_num_batched_tokens`` on an H100."""
+
+
+@dataclass(frozen=True, slots=True)
+class StartingCosts:
+    """Starting values of one core's cost model, which is then fitted. All but ``step_tokens`` are seconds. The defaults
+    are the profile ``70b-tp4``.
+
+    ``prefill_token``: per new prompt token. ``prefill_quadratic``: per (new token x token of context).
+    ``step``: an empty decode step. ``step_request``: per running request. ``kv_token``: per resident token. The others
+    are as in ``CostSettings``.
+    """
+
+    prefill_token: float = 79.2e-6
+    prefill_quadratic: float = 1.64e-9
+    step: float = 21e-3
+    step_request: float = 79.2e-6
+    kv_token: float = 34.9e-9
+    cpu_fetch: float = 1.6e-6
+    storage_fetch: float = 25.6e-6
+    step_tokens: int = STEP_TOKENS
+    fit: bool = True
+
+    def of_prompts_only(self) -> StartingCosts:
+        """For a prefill endpoint: requests there wait for their prompts and make no decode step longer."""
+        return replace(self, step_request=0.0, kv_token=0.0)
+
+
 MAX_TENSOR_PARALLEL = 1024
 """GPUs of one engine core: beyond any deployment."""
 
 
 @dataclass(frozen=True, slots=True)
 class CostSettings:
-    """Starting values of the cost model, which is then fitted. All but ``step_tokens`` are seconds.
+    """On what the engines run: what the cost model starts from.
 
     ``profile``: a name in ``hardware.PROFILES``. ``gpu``, ``tensor_parallel``: on which and how many GPUs the model
     runs; the values follow from its config.json beside the tokenizer, in a folder or the hub's cache.
-    ``prefill_token``: per new prompt token. ``prefill_quadratic``: per (new token x token of context).
-    ``step``: an empty decode step. ``step_request``: per running request. ``kv_token``: per resident token. Both are
-    0 for an endpoint of the role prefill, whatever is configured: nothing is decoded there.
-    ``cpu_fetch``, ``storage_fetch``: per token that is held in the CPU's memory, or in storage, to bring it to the GPU.
-    ``step_tokens``: prompt tokens of one step (vLLM's ``max_num_batched_tokens``). These three are not fitted.
+    ``cpu_fetch``, ``storage_fetch``: seconds per token that is held in the CPU's memory, or in storage, to bring it to
+    the GPU. ``step_tokens``: prompt tokens of one step (vLLM's ``max_num_batched_tokens``). These three are not fitted.
     ``fit``: whether to fit the rest to measured times.
 
     A value that an endpoint does not set is its model's, then the fleet's, then that of ``70b-tp4`` with ``fit``. A
@@ -67,11 +93,6 @@ class CostSettings:
     profile: Literal["70b-tp4", "8b-h100"] | None = None
     gpu: Literal["a100", "h100", "h200", "b200", "l4", "l40s", "mi300x"] | None = None
     tensor_parallel: int | None = None
-    prefill_token: float | None = None
-    prefill_quadratic: float | None = None
-    step: float | None = None
-    step_request: float | None = None
-    kv_token: float | None = None
     cpu_fetch: float | None = None
     storage_fetch: float | None = None
     step_tokens: int | None = None
@@ -84,13 +105,9 @@ class CostSettings:
             raise ValueError("tensor_parallel needs gpu")
         if self.tensor_parallel is not None and not 1 <= self.tensor_parallel <= MAX_TENSOR_PARALLEL:
             raise ValueError(f"tensor_parallel must be in 1..{MAX_TENSOR_PARALLEL}")
-        for name in ("prefill_token", "step"):
-            value = getattr(self, name)
-            if value is not None and not value > 0:
-                raise ValueError(f"{name} must be above 0 seconds")
         if self.step_tokens is not None and self.step_tokens < 1:
             raise ValueError("step_tokens must be at least 1")
-        for name in ("prefill_quadratic", "step_request", "kv_token", "cpu_fetch", "storage_fetch"):
+        for name in ("cpu_fetch", "storage_fetch"):
             value = getattr(self, name)
             if value is not None and not value >= 0:
                 raise ValueError(f"{name} must be at least 0 seconds")
@@ -141,6 +158,7 @@ class EndpointSettings:
     ``kv_capacity_tokens``: of each rank, if the engine does not report it or reports it wrongly.
     ``bootstrap_port``: where a prefill engine's Mooncake or SGLang bootstrap server listens. ``drain``: no new request
     goes there. ``cost``: if its hardware differs from that of the others.
+    ``costs`` is no key: what ``cost`` of all levels comes to; None: by those that the fleet knows.
     """
 
     url: str
@@ -155,6 +173,7 @@ class EndpointSettings:
     bootstrap_port: int = 8998
     drain: bool = False
     cost: CostSettings = field(default_factory=CostSettings)
+    costs: StartingCosts | None = field(default=None, metadata={"key": False})
 
     def __post_init__(self) -> None:
         _check_url(self.url)

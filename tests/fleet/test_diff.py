@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from gateway.core.observer import NULL_OBSERVER, Observer
 from gateway.errors import ConfigError
 from gateway.fleet.fleet import Fleet
-from gateway.fleet.settings import CostSettings, EndpointSettings, FleetSettings, ScrapeSettings
+from gateway.fleet.settings import CostSettings, EndpointSettings, FleetSettings, ScrapeSettings, StartingCosts
 from gateway.framework import Endpoint, ManualClock, Model
 from gateway.framework.clock import SystemClock
 from tests.fleet.conftest import ScriptedEngine
@@ -199,7 +199,7 @@ async def test_a_name_that_moves_to_another_engine_keeps_its_series() -> None:
         await second.stop()
 
 
-SLOW = CostSettings(prefill_token=5e-3)
+SLOW = StartingCosts(prefill_token=5e-3)
 ONE, OTHER = Model("one"), Model("other")
 A, B = "http://a:1", "http://b:1"
 
@@ -211,11 +211,11 @@ def change(fleet: Fleet, wanted: Wanted) -> None:
 def test_what_the_first_that_is_left_says_of_the_cost_counts() -> None:
     """Whose word counted is gone, and the one that is left is told another cost in the same change, or an earlier."""
     fleet = fleet_of([(ONE, [EndpointSettings(A)]), (OTHER, [EndpointSettings(A)])])
-    change(fleet, [(OTHER, [EndpointSettings(A, cost=SLOW)])])
+    change(fleet, [(OTHER, [EndpointSettings(A, costs=SLOW)])])
     assert fleet.cost(fleet.endpoints(OTHER)[0]).start.prefill_token == 5e-3
-    fleet = fleet_of([(ONE, [EndpointSettings(A)]), (OTHER, [EndpointSettings(A, cost=SLOW)])])
+    fleet = fleet_of([(ONE, [EndpointSettings(A)]), (OTHER, [EndpointSettings(A, costs=SLOW)])])
     assert fleet.cost(fleet.endpoints(OTHER)[0]).start.prefill_token != 5e-3
-    change(fleet, [(OTHER, [EndpointSettings(A, cost=SLOW)])])
+    change(fleet, [(OTHER, [EndpointSettings(A, costs=SLOW)])])
     assert fleet.cost(fleet.endpoints(OTHER)[0]).start.prefill_token == 5e-3
 
 
@@ -231,7 +231,7 @@ def test_engines_learn_from_those_of_their_own_role_and_start() -> None:
 
     scales = learn()
     assert min(scales) > 3
-    change(fleet, [(ONE, [EndpointSettings(A, cost=SLOW), EndpointSettings(B)])])
+    change(fleet, [(ONE, [EndpointSettings(A, costs=SLOW), EndpointSettings(B)])])
     assert (first.prefill_scale, second.prefill_scale) == pytest.approx((1, scales[1]), rel=0.01)
     assert learn()[0] == 1
     change(fleet, [(ONE, [EndpointSettings(A), EndpointSettings(B)])])

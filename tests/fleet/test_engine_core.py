@@ -5,9 +5,8 @@ import pytest
 from gateway.fleet.address import Address, Location, TlsContexts
 from gateway.fleet.engine import EngineCore, FleetEngine, ModelBinding
 from gateway.fleet.load.cost import FittedCost
-from gateway.fleet.load.hardware import StartingCosts
 from gateway.fleet.load.ledger import Ledger
-from gateway.fleet.settings import EndpointSettings
+from gateway.fleet.settings import EndpointSettings, StartingCosts
 from gateway.framework import EngineMetrics, Model
 
 URL = "http://e:1"

@@ -13,7 +13,7 @@ from gateway.config.build import build_scheduler
 from gateway.core.observer import Observer
 from gateway.fleet.engine import FleetEndpoint
 from gateway.fleet.fleet import Fleet
-from gateway.fleet.settings import CostSettings, EndpointSettings, FleetSettings, ScrapeSettings
+from gateway.fleet.settings import EndpointSettings, FleetSettings, ScrapeSettings, StartingCosts
 from gateway.framework import Context, ManualClock, Model, Slo
 from gateway.kvcache.index.cache_index import CacheIndex
 from gateway.kvcache.index.events import Event
@@ -51,7 +51,7 @@ class World:
                 (
                     self.model,
                     [
-                        EndpointSettings(f"http://e{number}:8000", role=role.value, cost=costs(machine, scene))
+                        EndpointSettings(f"http://e{number}:8000", role=role.value, costs=costs(machine, scene))
                         for number, (machine, role) in enumerate(zip(machines, scene.roles, strict=True))
                     ],
                 )
@@ -99,11 +99,11 @@ def _headers(slo: Slo | None) -> dict[str, str]:
     return {name: f"{seconds * 1000:.9f}" for name, seconds in asked.items() if seconds is not None}
 
 
-def costs(machine: Machine, scene: Scene) -> CostSettings:
+def costs(machine: Machine, scene: Scene) -> StartingCosts:
     """The costs that the gateway assumes at the start for an engine on ``machine``. Machines have no storage tier."""
     believed, scale = scene.believed or machine, scene.cost_scale
     step_scale = scale if scene.step_scale is None else scene.step_scale
-    return CostSettings(
+    return StartingCosts(
         prefill_token=believed.prefill_token * scale,
         prefill_quadratic=believed.prefill_quadratic * scale,
         step=believed.step * step_scale,

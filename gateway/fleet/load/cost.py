@@ -15,7 +15,7 @@ from collections.abc import Callable
 from math import exp, isfinite
 
 from gateway.fleet.load.fit import FADE, LEAST_SCALE, SCALE_BOUND, Deviation, PeerGroup
-from gateway.fleet.load.hardware import StartingCosts
+from gateway.fleet.settings import StartingCosts
 from gateway.framework import Scalars
 
 SHORTEST = 1e-9

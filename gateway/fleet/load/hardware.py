@@ -15,9 +15,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
+from typing import Any
 
 from gateway.fleet.load.shape import ModelShape
-from gateway.fleet.settings import CostSettings
+from gateway.fleet.settings import CostSettings, StartingCosts
 
 MFU = 0.45
 """Share of the peak FLOPs that a prefill reaches: BLIS's fit for vLLM on H100 (inference-sim/inference-sim)."""
@@ -40,30 +41,6 @@ CPU_LINK = 50e9
 
 STORAGE_LINK = 12.5e9
 """Bytes a second between an engine and a store: 100 Gbit/s."""
-
-STEP_TOKENS = 8192
-"""Prompt tokens that an engine computes in one step: vLLM's default ``max_num_batched_tokens`` on an H100."""
-
-
-@dataclass(frozen=True, slots=True)
-class StartingCosts:
-    """Starting values of one core's cost model, as ``CostSettings`` explains them. The defaults are the profile
-    ``70b-tp4``."""
-
-    prefill_token: float = 79.2e-6
-    prefill_quadratic: float = 1.64e-9
-    step: float = 21e-3
-    step_request: float = 79.2e-6
-    kv_token: float = 34.9e-9
-    cpu_fetch: float = 1.6e-6
-    storage_fetch: float = 25.6e-6
-    step_tokens: int = STEP_TOKENS
-    fit: bool = True
-
-    def of_prompts_only(self) -> StartingCosts:
-        """For a prefill endpoint: requests there wait for their prompts and make no decode step longer."""
-        return replace(self, step_request=0.0, kv_token=0.0)
-
 
 PROFILES: Mapping[str, StartingCosts] = {
     # Llama 3 70B in BF16 on four H100: MFU 45 %, 35 ns per KV token, 15 ms to read the weights and 6 ms of overhead.
@@ -105,6 +82,9 @@ GPUS: Mapping[str, Gpu] = {
 
 VALUES = tuple(field.name for field in fields(StartingCosts) if field.name != "fit")
 
+OWN = ("cpu_fetch", "storage_fetch", "step_tokens")
+"""Values that a level may set by themselves: nothing that is measured corrects them."""
+
 
 def roofline(shape: ModelShape, gpu: Gpu, tensor_parallel: int) -> StartingCosts:
     """What a model of ``shape`` costs on ``tensor_parallel`` GPUs."""
@@ -128,14 +108,14 @@ def roofline(shape: ModelShape, gpu: Gpu, tensor_parallel: int) -> StartingCosts
 def starting_costs(levels: Sequence[CostSettings], shape: Callable[[], ModelShape | None]) -> StartingCosts:
     """Combine ``levels``, the nearest first: an endpoint's, its model's, the fleet's.
 
-    Each value is the nearest that is set, up to the first level that names a profile or a GPU: levels beyond it
-    describe other hardware. ``shape``: gives that of the model's config.json, called only if a GPU is named; None: it
-    is unknown, and the default profile is used.
+    Of a value that several levels set, the nearest counts, up to the first level that names a profile or a GPU: levels
+    beyond it describe other hardware. ``shape``: gives that of the model's config.json, called only if a GPU is named;
+    None: it is unknown, and the default profile is used.
     """
-    given: dict[str, float] = {}
+    given: dict[str, Any] = {}
     base = StartingCosts()
     for level in levels:
-        given = {value: said for value in VALUES if (said := getattr(level, value)) is not None} | given
+        given = {name: value for name in OWN if (value := getattr(level, name)) is not None} | given
         if level.profile is not None:
             base = PROFILES[level.profile]
             break
@@ -143,5 +123,6 @@ def starting_costs(levels: Sequence[CostSettings], shape: Callable[[], ModelShap
             known = shape()
             base = StartingCosts() if known is None else roofline(known, GPUS[level.gpu], level.tensor_parallel or 1)
             break
-    fit = next((level.fit for level in levels if level.fit is not None), True)
-    return StartingCosts(**{value: given.get(value, getattr(base, value)) for value in VALUES}, fit=fit)
+    if (fit := next((level.fit for level in levels if level.fit is not None), None)) is not None:
+        given["fit"] = fit
+    return replace(base, **given)

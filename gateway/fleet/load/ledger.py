@@ -13,7 +13,7 @@ from collections import deque
 from heapq import heapify, heappop, heappush
 from math import exp, inf
 
-from gateway.fleet.load.hardware import STEP_TOKENS
+from gateway.fleet.settings import STEP_TOKENS
 from gateway.framework import Clock, EngineMetrics
 from gateway.framework.cost import LATELY, Sums
 

@@ -8,7 +8,7 @@ from filters.slo import SloFilter
 from gateway.core.observer import NULL_OBSERVER
 from gateway.fleet.fleet import Fleet
 from gateway.fleet.load.booking import MOST, Booking, learn_events, learn_output
-from gateway.fleet.settings import CostSettings, EndpointSettings, FleetSettings
+from gateway.fleet.settings import CostSettings, EndpointSettings, FleetSettings, StartingCosts
 from gateway.framework import Context, EngineMetrics, Kind, Match, Matches, Model, Request, Slo
 from gateway.framework.cost import FirstToken
 from scorers.placement_cost import PlacementCost
@@ -54,9 +54,12 @@ def test_what_an_engine_has_room_for_is_told_in_its_own_steps(manual_clock):
 def test_where_nobody_is_answered_a_first_token_waits_for_no_batch(manual_clock):
     """Each who predicts one reads the same figures, so that none has to think of the role."""
     clock, model = manual_clock(), Model("m")
-    settings = FleetSettings(cost=CostSettings(step_request=0.1, kv_token=1e-3))
-    roles = [EndpointSettings("http://p:1", role="prefill"), EndpointSettings("http://d:1", role="decode")]
-    fleet = Fleet([(model, roles)], settings, clock, NULL_OBSERVER, Random(3))
+    slow = StartingCosts(step_request=0.1, kv_token=1e-3)
+    roles = [
+        EndpointSettings("http://p:1", role="prefill", costs=slow),
+        EndpointSettings("http://d:1", role="decode", costs=slow),
+    ]
+    fleet = Fleet([(model, roles)], FleetSettings(), clock, NULL_OBSERVER, Random(3))
     prefill, decode = fleet.endpoints(model)
     request = Request(
         id="r",

@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 
 from gateway.fleet.load.cost import FittedCost
 from gateway.fleet.load.fit import OVERHEAD_BOUND, SCALE_BOUND, PeerGroup
-from gateway.fleet.load.hardware import PROFILES, VALUES, StartingCosts
+from gateway.fleet.load.hardware import PROFILES, VALUES
+from gateway.fleet.settings import StartingCosts
 from gateway.framework import NO_MATCH
 from tests.support.examples import examples
 

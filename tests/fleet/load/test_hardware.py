@@ -4,9 +4,9 @@ from dataclasses import replace
 
 import pytest
 
-from gateway.fleet.load.hardware import GPUS, PROFILES, VALUES, StartingCosts, roofline, starting_costs
+from gateway.fleet.load.hardware import GPUS, PROFILES, VALUES, roofline, starting_costs
 from gateway.fleet.load.shape import ModelShape, read_shape
-from gateway.fleet.settings import CostSettings
+from gateway.fleet.settings import CostSettings, StartingCosts
 from simulator.virtual.machine import MACHINES
 from tests.fleet.load.test_shape import LLAMA_8B, LLAMA_70B
 
@@ -51,25 +51,25 @@ def test_nothing_said_is_70b_on_four_h100():
 
 
 def test_the_nearest_says_each_value():
-    endpoint, model = CostSettings(step=0.1), CostSettings(step=0.2, kv_token=1e-9, fit=False)
-    fleet = CostSettings(profile="8b-h100", kv_token=2e-9, prefill_token=3e-6, fit=True)
+    endpoint, model = CostSettings(cpu_fetch=0.1), CostSettings(cpu_fetch=0.2, step_tokens=100, fit=False)
+    fleet = CostSettings(profile="8b-h100", step_tokens=200, storage_fetch=3e-6, fit=True)
     assert starting_costs((endpoint, model, fleet), unknown) == replace(
-        PROFILES["8b-h100"], step=0.1, kv_token=1e-9, prefill_token=3e-6, fit=False
+        PROFILES["8b-h100"], cpu_fetch=0.1, step_tokens=100, storage_fetch=3e-6, fit=False
     )
 
 
 def test_who_names_hardware_takes_no_values_of_other_hardware():
-    fleet = CostSettings(prefill_token=1e-3, step=1.0, fit=False)
-    found = starting_costs((CostSettings(profile="8b-h100", step=5e-3), fleet), unknown)
-    assert found == replace(PROFILES["8b-h100"], step=5e-3, fit=False)
+    fleet = CostSettings(storage_fetch=1e-3, cpu_fetch=1.0, fit=False)
+    found = starting_costs((CostSettings(profile="8b-h100", cpu_fetch=5e-3), fleet), unknown)
+    assert found == replace(PROFILES["8b-h100"], cpu_fetch=5e-3, fit=False)
 
 
 def test_a_gpu_needs_the_shape():
-    levels = (CostSettings(gpu="h200", tensor_parallel=2, step=5e-3),)
+    levels = (CostSettings(gpu="h200", tensor_parallel=2, step_tokens=500),)
     shape = read_shape(LLAMA_70B)
     assert shape is not None
-    assert starting_costs(levels, lambda: shape) == replace(roofline(shape, GPUS["h200"], 2), step=5e-3)
-    assert starting_costs(levels, unknown) == StartingCosts(step=5e-3)
+    assert starting_costs(levels, lambda: shape) == replace(roofline(shape, GPUS["h200"], 2), step_tokens=500)
+    assert starting_costs(levels, unknown) == StartingCosts(step_tokens=500)
 
 
 def test_a_shape_is_read_only_where_it_is_asked_for():

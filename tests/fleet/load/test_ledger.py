@@ -7,7 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.fleet.load.ledger import GAUGE_LAG, SPARE_EXPIRIES, STEP_TOKENS, Ledger
+from gateway.fleet.load.ledger import GAUGE_LAG, SPARE_EXPIRIES, Ledger
+from gateway.fleet.settings import STEP_TOKENS
 from gateway.framework import EngineMetrics
 from gateway.framework.cost import LATELY
 from tests.support.examples import examples

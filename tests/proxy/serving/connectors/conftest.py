@@ -8,8 +8,8 @@ import pytest
 from gateway.api.body import JsonBody
 from gateway.api.settings import PassSettings
 from gateway.fleet.load.cost import FittedCost
-from gateway.fleet.load.hardware import StartingCosts
 from gateway.fleet.load.ledger import Ledger
+from gateway.fleet.settings import StartingCosts
 from gateway.framework import Endpoint, Engine, Kind, Model
 from gateway.framework.clock import SystemClock
 from gateway.proxy.serving.connectors import Pair
