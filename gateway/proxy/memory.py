@@ -159,7 +159,8 @@ class Share:
         memory = self._memory
         if memory.held + size > memory.limit:
             raise memory.full()
-        memory._add(self, size)
+        memory.held += size  # it does not wait: who waits is growing
+        self.size += size
 
     def keep(self, size: int) -> None:
         """Add ``size`` bytes even without room: until now they belonged to another share."""

@@ -5,14 +5,12 @@ However it ends, ``end`` gives back all that it booked, once.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
-
 from gateway.api.body import JsonBody
 from gateway.api.field_filter import asks_report
 from gateway.api.usage import Usage
 from gateway.core.observer import Observer
-from gateway.fleet.load.booking import BOOKING_STEP, Booking
-from gateway.framework import DECODE, PREFILL, Endpoint, Plan
+from gateway.fleet.load.booking import BOOKING_STEP
+from gateway.framework import DECODE, PREFILL, Endpoint
 from gateway.placement.placing import Placement
 from gateway.proxy.serving.call import Call
 from gateway.proxy.serving.decisions import DecisionRecord
@@ -24,36 +22,53 @@ from gateway.proxy.upstream.legs import LegFailed, Retries
 from gateway.scheduling.scheduler import Scheduler
 
 
-@dataclass(slots=True, eq=False)
 class Attempt:
     """``placement``: what is booked now; ``booked``: where the prompt was to be computed, for the record. ``decision``:
     is given what became of it. ``retries``: whether there may be another attempt. ``prefill_result``: a prefill's
     answer that is not used yet. ``sent_as``: the legs' ``x-request-id``, where it is not the call's id. ``under_way``:
     legs that were sent and have not ended. ``reports``: what is sent has the engine announce again what it holds of the
-    prompt. ``broken``: how its answer broke off after commit. ``outputs_due``: as many must have come before the ledger
-    is updated again. ``over``: it has given all back.
+    prompt. ``broken``: how its answer broke off after commit. ``over``: it has given all back.
     """
 
-    call: Call
-    timeline: Timeline
-    plan: Plan
-    placement: Placement
-    decision: DecisionRecord
-    retries: Retries
-    scheduler: Scheduler
-    observer: Observer
-    prefill_result: PrefillResult | None = None
-    sent_as: str = ""
-    booked: Booking = field(init=False)
-    under_way: dict[str, Endpoint] = field(default_factory=dict)
-    reports: bool = False
-    broken: LegFailed | None = None
-    outputs_due: int = 0
-    over: bool = False
+    __slots__ = (
+        *("_observer", "_outputs_due", "_scheduler", "booked", "broken", "call", "decision", "model_name", "over"),
+        *("placement", "plan", "prefill_result", "reports", "retries", "sent_as", "timeline", "under_way"),
+    )
 
-    def __post_init__(self) -> None:
-        self.booked = self.placement.computes
-        self.decision.book(self.booked)
+    def __init__(
+        self,
+        call: Call,
+        timeline: Timeline,
+        placement: Placement,
+        decision: DecisionRecord,
+        retries: Retries,
+        scheduler: Scheduler,
+        observer: Observer,
+        before: Attempt | None = None,
+    ) -> None:
+        """``before``: the attempt that failed, if any: what of it is still of use goes on."""
+        self.call = call
+        self.model_name = call.serving.model.name
+        self.timeline = timeline
+        self.plan = plan = placement.plan
+        self.placement = placement
+        self.decision = decision
+        self.retries = retries
+        self.prefill_result: PrefillResult | None = None
+        self.sent_as = ""
+        if before is not None:
+            self.sent_as = before.sent_as
+            if (result := before.prefill_result) is not None and result.prefill is plan.prefill:
+                self.prefill_result = result
+        self.booked = placement.computes
+        self.under_way: dict[str, Endpoint] = {}
+        self.reports = False
+        self.broken: LegFailed | None = None
+        self.over = False
+        self._outputs_due = 0  # as many must have come before the ledger is updated again
+        self._scheduler = scheduler
+        self._observer = observer
+        decision.book(self.booked)
 
     def begin(self) -> None:
         """It is placed: report that to those who count, and to plugins."""
@@ -61,12 +76,8 @@ class Attempt:
         body = self.call.body
         if isinstance(body, JsonBody) and "vllm_xargs" in body.fields:
             self.reports = asks_report(body.fields)
-        if self.scheduler.on_placed:
-            self.scheduler.placed(self.call.request, self.plan)
-
-    @property
-    def model_name(self) -> str:
-        return self.call.serving.model.name
+        if self._scheduler.on_placed:
+            self._scheduler.placed(self.call.request, self.plan)
 
     # Its legs
 
@@ -95,7 +106,7 @@ class Attempt:
             return
         if seconds is not None:
             self.timeline.prefill_time = seconds
-            self.observer.prefilled(self.model_name, seconds)
+            self._observer.prefilled(self.model_name, seconds)
         compare(self, work, usage)
         work.blocks.end()
 
@@ -114,7 +125,7 @@ class Attempt:
         self.placement.falls_back(self.timeline.clock.monotonic(), reported=self.call.request.stream)
         self.booked = self.placement.computes
         self.decision.book(self.booked)
-        self.observer.fell_back(self.model_name, cause)
+        self._observer.fell_back(self.model_name, cause)
 
     # Its answer
 
@@ -124,7 +135,7 @@ class Attempt:
         if outputs <= timeline.outputs:
             return
         timeline.outputs = outputs
-        if outputs < self.outputs_due:
+        if outputs < self._outputs_due:
             return
         if timeline.first_output_at is None:
             timeline.first_output_at = timeline.clock.monotonic()
@@ -132,7 +143,7 @@ class Attempt:
             self.placement.decode.computed()
         per_event = self.call.serving.model.event_tokens
         self.placement.decode.booking.reservation.set_generated(round(outputs * per_event))
-        self.outputs_due = outputs + max(1, int(BOOKING_STEP / per_event))
+        self._outputs_due = outputs + max(1, int(BOOKING_STEP / per_event))
 
     def answered(self, status: int, usage: Usage | None, *, error: bool = False, apart: int = 0) -> None:
         """The engine's answer is complete, though its client may have to read it yet: the engine is free again.
@@ -160,8 +171,10 @@ class Attempt:
 
     def conclude(self) -> None:
         """Learn from what has ended well, and give back what was booked; nothing if that was done before."""
+        if self.over:
+            return
         try:
-            if not self.over and self.timeline.outcome == "ok":
+            if self.timeline.outcome == "ok":
                 learn_from(self)
         finally:  # a defect in what is learned must not keep a place for ever
             self.end(self.timeline.outcome)
@@ -176,5 +189,5 @@ class Attempt:
         self.placement.end(ok=result == "ok")
         self.leg_ended(DECODE, result)
         self.decision.ended(result, self.timeline.first_output_at)
-        if self.scheduler.on_settled:
-            self.scheduler.settled(self.call.request, self.plan, outcome(self.timeline, result))
+        if self._scheduler.on_settled:
+            self._scheduler.settled(self.call.request, self.plan, outcome(self.timeline, result))

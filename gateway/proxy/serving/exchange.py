@@ -67,7 +67,7 @@ class Exchange:
             return
         self._settled = True
         try:
-            if self.attempt is not None:
+            if self.attempt is not None and not self.attempt.over:
                 self.attempt.conclude()
         finally:
             self.share.release()

@@ -48,18 +48,12 @@ class Placer:
         except GatewayError as error:
             exchange.decision = self._decisions.keep(request, len(timeline.placements) + 1, trace, error.message, began)
             raise
-        prefill_result = None if before is None else before.prefill_result
-        if prefill_result is not None and prefill_result.prefill is not plan.prefill:
-            prefill_result = None
-        now, prefilled = self._clock.monotonic(), prefill_result is not None
-        placement = book(request, call.keys, plan, index, now, prefilled=prefilled)
+        done = None if before is None else before.prefill_result
+        prefilled = done is not None and done.prefill is plan.prefill
+        placement = book(request, call.keys, plan, index, self._clock.monotonic(), prefilled=prefilled)
         try:
             decision = self._decisions.keep(request, len(timeline.placements) + 1, trace, plan, began)
-            attempt = Attempt(
-                *(call, timeline, plan, placement, decision, retries, self._scheduler, self._observer),
-                prefill_result=prefill_result,
-                sent_as="" if before is None else before.sent_as,
-            )
+            attempt = Attempt(call, timeline, placement, decision, retries, self._scheduler, self._observer, before)
         except BaseException:  # a defect must not keep a place for ever
             placement.cancel()
             raise

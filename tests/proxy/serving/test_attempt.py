@@ -179,7 +179,7 @@ class Requests(RuleBasedStateMachine):
         placement = book(call.request, call.keys, plan, self.index, now, prefilled=answered)
         decision = self.decisions.keep(call.request, 1, Trace(), plan, now)
         exchange.attempt = Attempt(
-            call, exchange.timeline, plan, placement, decision, Silent(), self.scheduler, NULL_OBSERVER
+            call, exchange.timeline, placement, decision, Silent(), self.scheduler, NULL_OBSERVER
         )
         exchange.attempt.begin()
 
