@@ -7,6 +7,8 @@ from array import array
 from pathlib import Path
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from gateway.core.observer import Observer
 from gateway.core.prompt import ChatInput, TextInput, TokenInput
@@ -15,6 +17,7 @@ from gateway.tokens import ModelTokens
 from gateway.tokens.agreement import CHECKS, LEAST, RECOVERY, WINDOW, Form
 from gateway.tokens.parity import BLIND, PAUSE, TRIED, Parity
 from gateway.tokens.settings import ParitySettings, TokenSettings
+from tests.support.examples import examples
 
 IDS = array("I", [1, 2, 3])
 
@@ -404,3 +407,47 @@ class TestIdsInsteadOfTexts:
         assert not parity.may_send_ids("b", None, Form.CHAT)
         counts(parity, *[True] * RECOVERY)
         assert parity.may_send_ids("b", None, Form.CHAT)
+
+
+STEPS = st.lists(
+    st.tuples(st.sampled_from(["count", "ids", "hits", "send", "wait"]), st.sampled_from("ab"), st.booleans()),
+    max_size=8,
+)
+
+
+@examples(300)
+@given(STEPS, st.sampled_from([0.0, 0.5]))
+def test_who_does_not_look_whether_ids_are_wanted_misses_none(
+    steps: list[tuple[str, str, bool]], sample: float
+) -> None:
+    """A request looks at ``asks`` alone, which may be true in vain, but never false where an engine is to be asked."""
+    clock = ManualClock()
+    parity = Parity("m", clock, sample=sample)
+    assert parity.asks is (sample > 0)
+    for step, endpoint, equal in [one for one in steps for _ in range(LEAST)]:
+        if step == "count":
+            parity.compare_counts(endpoint, Form.CHAT, 1, 1 if equal else 2)
+        elif step == "ids":
+            parity.compare_ids(endpoint, Form.CHAT, IDS, IDS.tolist() if equal else [7])
+        elif step == "hits":
+            parity.compare_hits(endpoint, 5 if equal else 0, BLIND)
+        elif step == "send":
+            parity.may_send_ids(endpoint, None, Form.CHAT)
+        else:
+            clock.now += PAUSE / LEAST
+        asks = parity.asks  # before it is asked whose: that is where a doubt may begin
+        wanted = [parity.needs_proof(name) or parity.wants_ids(name, form, 0.0) for name in "ab" for form in Form]
+        assert asks or not any(wanted)
+
+
+def test_once_doubts_are_settled_no_request_looks_for_them_any_more(parity: Parity) -> None:
+    for _ in range(LEAST):
+        parity.compare_hits("a", 0, BLIND)
+    for _ in range(CHECKS):
+        assert parity.asks
+        parity.compare_ids("a", Form.CHAT, IDS, IDS.tolist())
+    assert not parity.asks
+    parity.may_send_ids("b", None, Form.CHAT)
+    assert parity.asks
+    parity.compare_ids("b", Form.CHAT, IDS, IDS.tolist())
+    assert not parity.asks
