@@ -29,7 +29,8 @@ class FleetEndpoint(Endpoint):
     """One model binding on one engine core.
 
     ``source``: the source of its KV events, valid once ``source_known``. ``drained``: by an operator. ``lent``: the
-    number of requests whose KV it computes for another engine that has not fetched it yet.
+    number of requests whose KV it computes for another engine that has not fetched it yet. ``api_key``: its own, else
+    its engine's.
 
     A dropped endpoint keeps its engine and its binding, since running requests still need the address and the key.
     """
@@ -41,11 +42,7 @@ class FleetEndpoint(Endpoint):
     source_known: bool = field(kw_only=True, repr=False, default=False)
     drained: bool = field(kw_only=True, repr=False, default=False)
     lent: int = field(kw_only=True, repr=False, default=0)
-
-    @property
-    def api_key(self) -> str | None:
-        """The key for requests to it: its own, else its engine's."""
-        return self.binding.settings.api_key or self.engine.api_key
+    api_key: str | None = field(kw_only=True, repr=False, default=None)
 
     @property
     def running(self) -> int:
@@ -148,6 +145,9 @@ class FleetEngine(Engine):
         """
         self.address = Address.of(with_tls([binding.settings for binding in self.bindings]), contexts)
         self.api_key = next((binding.settings.api_key for binding in self.bindings if binding.settings.api_key), None)
+        for binding in self.bindings:
+            for endpoint in binding.endpoints:
+                endpoint.api_key = binding.settings.api_key or self.api_key
 
     def record_connect(self, seconds: float) -> None:
         """Add the time of a new connection to the running mean of round trips."""
@@ -166,6 +166,7 @@ class FleetEngine(Engine):
             labels=dict(binding.settings.labels),
             core=core,
             binding=binding,
+            api_key=binding.settings.api_key or self.api_key,
         )
         if core.endpoints:
             # Another model is on this core already: the metrics of the core are valid for this endpoint, too.

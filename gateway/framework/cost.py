@@ -55,7 +55,7 @@ class FirstToken(NamedTuple):
 
     @property
     def seconds(self) -> float:
-        return self.overhead + self.queued + self.prefill + self.fetch + self.batch
+        return sum(self)
 
 
 class Scalars(NamedTuple):

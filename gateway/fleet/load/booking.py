@@ -85,7 +85,7 @@ class Booking:
         scalars = self.cost.scalars
         first = scalars.first_token(beside, self.match, self.prompt_tokens)
         self.ledger.step_tokens = scalars.step_tokens
-        self.predicted = seconds = first.seconds
+        self.predicted = seconds = sum(first)
         self.reservation.book_prefill(
             self.new_tokens,
             context=self.match.expected_hit,

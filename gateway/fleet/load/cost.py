@@ -114,7 +114,8 @@ class FittedCost:
         if not (self.start.fit and tokens > 0 and SHORTEST < seconds < LONGEST):
             return
         own, expected = self._expected_prefill(tokens, context, ahead)
-        scalars, line = self.scalars, self._peers.prefill
+        scalars, peers = self.scalars, self._peers
+        line = peers.prefill
         batch = scalars.step_request * max(0.0, running) + scalars.kv_token * max(0.0, kv_tokens)
         batch *= 1 + (max(0, ahead[0]) + tokens) / scalars.step_tokens
         if not (0 < expected < LONGEST and isfinite(batch)):
@@ -123,7 +124,9 @@ class FittedCost:
         weight = line.scale * own / estimated
         self._prefill.learn(line, seconds, estimated, weight, at)
         line.learn(expected, max(seconds - batch, LEAST_PREFILL * seconds), own / expected)
-        self._learned_at = self._peers.changed()
+        self._learned_at = peers.requests
+        if peers.young:
+            peers.publish_early()
 
     def learn_step(self, running: float, kv_tokens: float, seconds: float, *, at: float) -> None:
         """The tokens of a request came ``seconds`` apart on average, without the time of prompts that were computed
@@ -132,10 +135,13 @@ class FittedCost:
         expected = start.step + start.step_request * max(0.0, running) + start.kv_token * max(0.0, kv_tokens)
         if not (start.fit and SHORTEST < seconds < LONGEST and 0 < expected < LONGEST):
             return
-        line = self._peers.step
+        peers = self._peers
+        line = peers.step
         self._step.learn(line, seconds, line.scale * expected, 1.0, at)
         line.learn(expected, seconds)
-        self._learned_at = self._peers.changed()
+        self._learned_at = peers.requests
+        if peers.young:
+            peers.publish_early()
 
     def learn_whole(
         self,
@@ -161,7 +167,8 @@ class FittedCost:
             return
         own, prefill = self._expected_prefill(tokens, context, ahead)
         step = start.step + start.step_request * max(0.0, running) + start.kv_token * max(0.0, kv_tokens)
-        prefill_line, step_line = self._peers.prefill, self._peers.step
+        peers = self._peers
+        prefill_line, step_line = peers.prefill, peers.step
         first = prefill_line.overhead + prefill_line.scale * prefill
         rest = step_line.scale * step * steps
         estimated = first + rest
@@ -172,7 +179,9 @@ class FittedCost:
         self._step.learn(step_line, seconds, estimated, 1 - share, at)
         prefill_line.learn(prefill, seconds * share, share)
         step_line.learn(step, seconds * (1 - share) / steps, 1 - share)
-        self._learned_at = self._peers.changed()
+        self._learned_at = peers.requests
+        if peers.young:
+            peers.publish_early()
 
     def count_request(self) -> None:
         """A request has ended there. Deviations of peers that got no request meanwhile fade by this count."""

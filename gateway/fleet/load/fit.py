@@ -201,7 +201,7 @@ class PeerGroup:
     ``count``: how many there are. ``requests``: theirs that have ended. ``shared``: the fit that all of them use. It
     changes once a turn and for all at the same moment, so that no engine seems to differ from another by observations
     in between; ``version`` counts these changes. ``due``: the number of ``requests`` from which it is to be published
-    again.
+    again. ``young``: observations left that are published at once.
     """
 
     def __init__(self) -> None:
@@ -212,7 +212,7 @@ class PeerGroup:
         self.requests = 0
         self.version = 0
         self.shared = SharedFit(1.0, 0.0, 1.0)
-        self._young = YOUNG
+        self.young = YOUNG
         self.due = 0
 
     def join(self, member: object) -> Callable[[], object]:
@@ -222,12 +222,10 @@ class PeerGroup:
         leave.atexit = False
         return leave
 
-    def changed(self) -> int:
-        """A line, and a member's deviation from it, have changed; returns ``requests``, when they did."""
-        if self._young:
-            self._young -= 1
-            self.publish()
-        return self.requests
+    def publish_early(self) -> None:
+        """A line, and a member's deviation from it, have changed while the group is ``young``."""
+        self.young -= 1
+        self.publish()
 
     def publish(self) -> None:
         """Have all members use the lines as they are now."""

@@ -207,7 +207,7 @@ class MessageSocket:
         return False
 
     def check(self) -> bool:
-        there = self.has_message()
+        there = self._has_message = bool(int(self._socket.getsockopt(_EVENTS)) & _POLLIN)
         if there:
             self._silent = 0
             self._signal.set()

@@ -18,10 +18,11 @@ from gateway.core.prompt import NOWHERE, Medium
 from gateway.framework import Clock, Endpoint, Matches
 from gateway.kvcache.index.endpoint_state import EndpointState
 from gateway.kvcache.index.events import BlockRemoved, BlockStored, Event, is_keyed, is_tail
+from gateway.kvcache.index.eviction import NOTHING
 from gateway.kvcache.index.hash_map import PACKING, Packing
 from gateway.kvcache.index.indexed_endpoints import IndexedEndpoints
-from gateway.kvcache.index.key_cache import KeyCache
-from gateway.kvcache.index.keys import PLAIN_ROOTS, BlockKeys, chain_with_media, root
+from gateway.kvcache.index.key_cache import RUN, KeyCache
+from gateway.kvcache.index.keys import PLAIN_ROOTS, BlockKeys, chain, chain_with_media, root
 from gateway.kvcache.index.matching import Candidate, deeper, match_approximate, match_from_events
 from gateway.kvcache.index.use import BlockUse
 from gateway.kvcache.settings import CacheSettings
@@ -167,10 +168,8 @@ class CacheIndex(IndexedEndpoints):
                 self._fit_unit(size)
         unit = self.unit
         first = root(exact, adapter, salt) if adapter or salt else PLAIN_ROOTS[exact]
-        if media:
-            keys = chain_with_media(ids, unit, first, media, self._key_cache.keys)
-        else:
-            keys = self._key_cache.keys(ids, unit, first)
+        step = self._key_cache.keys if len(ids) >= RUN else chain  # a prompt that fills no run is in none
+        keys = chain_with_media(ids, unit, first, media, step) if media else step(ids, unit, first)
         return BlockKeys(keys, unit, count, exact, whole, differing)
 
     def match(self, keys: BlockKeys, prompt_tokens: int, endpoints: Sequence[Endpoint]) -> Matches:
@@ -183,7 +182,8 @@ class CacheIndex(IndexedEndpoints):
         matches.room = self._room.tokens_left
         if keys.unit != self.unit:  # the unit changed while the request waited
             return matches
-        self._predictions.expire()
+        if (now := self._clock.monotonic()) >= self._predictions.due_at:
+            self._predictions.expire(now)
         if self._room.sizeless:
             self._room.refresh()
         from_events: list[Candidate] = []
@@ -205,7 +205,7 @@ class CacheIndex(IndexedEndpoints):
                 and not (differing and endpoint.name in differing)
             ):
                 candidate.gpu = state.reset_work is None
-                candidate.evicted = self._room.next_evicted(state, self.unit)
+                candidate.evicted = self._room.next_evicted(state, self.unit) if endpoint.load.requests else NOTHING
                 if not below:
                     cpu, storage = state.below
                     below = bool(cpu or storage)

@@ -28,6 +28,7 @@ class IndexedEndpoints:
         self.unit = settings.block_size
         self._settings = settings
         self._model = model
+        self._clock = clock
         self._observer = observer
         self._states: dict[int, EndpointState] = {}
         self._columns = Columns()

@@ -16,6 +16,7 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Iterator, Sequence
+from math import inf
 from typing import TypeAlias
 
 from gateway.framework import Clock
@@ -61,7 +62,8 @@ Claims: TypeAlias = dict[BlockChunk, dict[Prediction, int]]
 
 class Predictions:
     """All predictions of a model's endpoints. ``column``: an endpoint's first. ``computed`` and ``withdraw`` may be
-    called in any order, and more than once.
+    called in any order, and more than once. ``due_at``: Clock.monotonic() from which ``expire`` may have something to
+    do; before that there is nothing.
     """
 
     def __init__(self, table: BlockTable, clock: Clock) -> None:
@@ -71,6 +73,7 @@ class Predictions:
         # Those whose prompts are under way, and those whose events are expected; the earliest first.
         self._under_way: OrderedDict[Prediction, None] = OrderedDict()
         self._announced: OrderedDict[Prediction, None] = OrderedDict()
+        self.due_at = inf
 
     def predict(self, column: int, keys: Sequence[int], now: int) -> Prediction:
         """The endpoint will hold ``keys``.
@@ -93,6 +96,7 @@ class Predictions:
             else:
                 claimed[prediction] = bits
         self._under_way[prediction] = None
+        self.due_at = min(self.due_at, prediction.at + COMPUTED_WITHIN)
         return prediction
 
     def confirmed(self, column: int, chunk: BlockChunk, bits: int) -> None:
@@ -108,15 +112,15 @@ class Predictions:
                 if not prediction.marks:
                     self._announced.pop(prediction, None)
 
-    def expire(self) -> None:
-        """Drop predictions that have not come true in time. Cheap while nothing is due."""
-        if not (self._under_way or self._announced):
-            return
-        now, work = self._clock.monotonic(), 0
+    def expire(self, now: float) -> None:
+        """Drop predictions that have not come true in time."""
+        work, self.due_at = 0, inf
         for predictions, seconds in ((self._announced, EVENTS_WITHIN), (self._under_way, COMPUTED_WITHIN)):
             while predictions and work < EXPIRE_LIMIT and (oldest := next(iter(predictions))).at + seconds <= now:
                 work += len(oldest.marks)
                 self.withdraw(oldest)
+            if predictions:
+                self.due_at = min(self.due_at, next(iter(predictions)).at + seconds)
 
     def remove_all(self, column: int) -> Iterator[None]:
         """Take all predictions of an endpoint out of the table, in steps of one chunk each."""
@@ -142,6 +146,7 @@ class Predictions:
         if prediction.marks:
             prediction.at = self._clock.monotonic()
             self._announced[prediction] = None
+            self.due_at = min(self.due_at, prediction.at + EVENTS_WITHIN)
 
     def withdraw(self, prediction: Prediction) -> None:
         """It will not come true, or has: from here on only events count."""

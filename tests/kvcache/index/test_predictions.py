@@ -36,13 +36,13 @@ def test_a_prediction_lasts_as_long_as_its_prompt_is_under_way(scene, clock):
     scene.predict(3, keys_of(1, 2))
     scene.predictions.computed(scene.predict(0, keys_of(1)))
     clock.now += EVENTS_WITHIN
-    scene.predictions.expire()
+    scene.predictions.expire(clock.now)
     assert (scene.predicted(3), scene.predicted(0)) == (set(keys_of(1, 2)), set())
     clock.now = COMPUTED_WITHIN - 0.1
-    scene.predictions.expire()
+    scene.predictions.expire(clock.now)
     assert scene.predicted(3) == set(keys_of(1, 2))
     clock.now = COMPUTED_WITHIN
-    scene.predictions.expire()
+    scene.predictions.expire(clock.now)
     assert scene.table.size == 0
 
 
@@ -52,10 +52,10 @@ def test_its_events_may_take_some_seconds_once_it_is_computed(scene, clock):
     scene.predictions.computed(prediction)
     clock.now += EVENTS_WITHIN - 0.1
     scene.predictions.computed(prediction)
-    scene.predictions.expire()
+    scene.predictions.expire(clock.now)
     assert scene.predicted() == set(keys_of(1))
     clock.now += 0.1
-    scene.predictions.expire()
+    scene.predictions.expire(clock.now)
     assert scene.predicted() == set()
 
 
@@ -92,7 +92,7 @@ def test_an_endpoint_leaves_alone(scene, clock):
     scene.predictions.withdraw(left)
     assert scene.predicted() == set(keys_of(1, 2))
     clock.now += COMPUTED_WITHIN
-    scene.predictions.expire()
+    scene.predictions.expire(clock.now)
     assert scene.table.size == 0
 
 
@@ -100,9 +100,9 @@ def test_many_expire_in_slices(scene, clock):
     for number in range(EXPIRE_LIMIT + 10):
         scene.predict(0, keys_of(number))
     clock.now += COMPUTED_WITHIN
-    scene.predictions.expire()
+    scene.predictions.expire(clock.now)
     assert len(scene.predicted()) == 10
-    scene.predictions.expire()
+    scene.predictions.expire(clock.now)
     assert scene.predicted() == set()
 
 
@@ -128,7 +128,7 @@ def test_it_is_what_a_table_of_times_says(steps):
             live = [one for one in live if one[1] != number]
         elif step == "wait":
             clock.now += 2 * len(prompt)
-            scene.predictions.expire()
+            scene.predictions.expire(clock.now)
             live = [one for one in live if one[3] > clock.now]
         elif live:
             one = live[len(prompt) % len(live)]
