@@ -170,18 +170,18 @@ class MessageSocket:
 
     def receive(self) -> list[bytes] | None:
         """The frames of a message; None: there is none, as far as was signalled."""
-        frame = self._first_frame()
-        return None if frame is None else self._whole_message(frame)
+        message = self._receive()
+        return None if message is None else message[1]
 
     def receive_some(self) -> tuple[list[list[bytes]], int, bool]:
         """As ``receive``, up to a batch of messages; their bytes; whether that was all."""
         messages: list[list[bytes]] = []
         size = 0
         while len(messages) < BATCH and size < BATCH_BYTES:
-            if (frame := self._first_frame()) is None:
+            if (message := self._receive()) is None:
                 return messages, size, True
-            messages.append(self._whole_message(frame))
-            size += sum(map(len, messages[-1]))
+            messages.append(message[1])
+            size += sum(map(len, message[1]))
         return messages, size, False
 
     def receive_from(self) -> tuple[int, list[bytes]] | None:
@@ -190,10 +190,9 @@ class MessageSocket:
         Messages without one are skipped: those of ZMTP 1.0, which is what libzmq takes a connection for that does not
         greet as ZMTP does (a port scan, a TLS client).
         """
-        while (frame := self._first_frame()) is not None:
-            frames = self._whole_message(frame)
+        while (message := self._receive()) is not None:
             with contextlib.suppress(zmq.ZMQError):
-                return int(frame.get(zmq.SRCFD)), frames
+                return int(message[0].get(zmq.SRCFD)), message[1]
         return None
 
     def poll(self) -> bool:
@@ -240,21 +239,18 @@ class MessageSocket:
             self._poller.add(self)
         self._signal.set()
 
-    def _first_frame(self) -> zmq.Frame | None:
-        """The first frame of a message, if there is one."""
+    def _receive(self) -> tuple[zmq.Frame, list[bytes]] | None:
+        """The first frame of a message, and all of them as bytes: libzmq has the whole message, or nothing."""
         if self._has_message is None or not (self._has_message or self._watched):
             self.has_message()  # costs a third of the exception that says that there is none
         if self._has_message:
             self._has_message = None
-            return self._socket.recv(_NOBLOCK, copy=False)
+            first = frame = self._socket.recv(_NOBLOCK, copy=False)
+            frames = [frame.bytes]
+            while frame.more:
+                frame = self._socket.recv(_NOBLOCK, copy=False)
+                frames.append(frame.bytes)
+            return first, frames
         if self._poller is None:
             self._watch()
         return None
-
-    def _whole_message(self, frame: zmq.Frame) -> list[bytes]:
-        """The message that begins with ``frame``: libzmq has all of it, or nothing."""
-        frames = [frame.bytes]
-        while frame.more:
-            frame = self._socket.recv(_NOBLOCK, copy=False)
-            frames.append(frame.bytes)
-        return frames

@@ -82,23 +82,20 @@ class _Connection:
         self._drained = False  # nothing was left when messages were last received
 
     def receive(self) -> Change | list[bytes] | None:
-        if not self._next and not self._fill():
-            return None
-        return self._next.popleft()
-
-    def _fill(self) -> bool:
-        """Whether something was there."""
-        if self._drained:  # what has come since will be signalled
-            self._drained = False
-            return False
-        messages, _, drained = self._messages.receive_some()
-        if messages:
-            self._drained = drained
-            # Changes before these messages must be there by now, signalled or not.
-            self._changes.has_message()
-        self._receive_changes()
-        self._next += messages
-        return bool(self._next)
+        if not self._next:
+            if self._drained:  # what has come since will be signalled
+                self._drained = False
+                return None
+            messages, _, drained = self._messages.receive_some()
+            if not messages:
+                self._receive_changes()
+            else:
+                self._drained = drained
+                # Changes before these messages must be there by now, signalled or not.
+                if self._changes.has_message():
+                    self._receive_changes()
+                self._next += messages
+        return self._next.popleft() if self._next else None
 
     def _receive_changes(self) -> None:
         while change := self._changes.receive():

@@ -44,8 +44,8 @@ class BlockStore:
     def is_plain(self) -> bool:
         """Every block is on the GPU only, and no two have the same key: then a removal of a hash that is not in
         ``copies.many`` is the end of the block and of its keys."""
-        copies = self.copies
-        return not (self.duplicates[Layer.GPU] or copies.absent or copies.is_tiered)
+        cpu, storage = self.copies.below
+        return not (self.duplicates[Layer.GPU] or self.copies.absent or cpu or storage)
 
     def store(self, hashes: Sequence[int], keys: Sequence[int], behind: int) -> None:
         """Add new blocks, on the GPU, in a run behind the location ``behind``."""

@@ -30,12 +30,13 @@ class CacheRoom:
     def measure(self, state: EndpointState) -> None:
         """What is held has changed, or how complete the events are. Where they report all that the engine keeps, there
         is room for the rest of its capacity."""
-        slot, room, size = state.endpoint.slot, 0, state.endpoint.metrics.kv_capacity
-        blocks, block_size = state.blocks, state.block_size
+        metrics, blocks = state.endpoint.metrics, state.blocks
+        slot, room, size = state.endpoint.slot, 0, metrics.kv_capacity
+        block_size = blocks.block_size or metrics.block_size
         blocks.copies.turnover = size // block_size if block_size else 0
         self.sizeless.pop(slot, None)
         if state.events and state.events_seen and not state.replaying and not state.partial:
-            room = size - len(blocks) * block_size
+            room = size - len(blocks.known) * block_size
             if not size:
                 self.sizeless[slot] = state
         if room > 0:

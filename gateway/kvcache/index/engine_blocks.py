@@ -50,7 +50,7 @@ class EngineBlocks(RunStore):
     @property
     def size(self) -> int:
         """What counts towards the index's size: engine blocks, and pending ones as the memory that they take."""
-        return len(self.known) + PENDING_COST * len(self._pending)
+        return len(self.known) + PENDING_COST * len(self._pending.blocks)
 
     # events
 
@@ -80,7 +80,7 @@ class EngineBlocks(RunStore):
         )
         chunks, heads, pack = table.chunks, table.heads, self._pack
         stored = removed = 0
-        count = len(events) if self.block_size == unit and not self._pending else 0
+        count = len(events) if self.block_size == unit and not self._pending.blocks else 0
         counted = not self.is_plain
         gone: dict[int, int] = {}  # chunk number -> bits: blocks that were stored together mostly go together
         while at < count:
@@ -140,7 +140,8 @@ class EngineBlocks(RunStore):
                 counted = not self.is_plain
             stored += 1
             at += 1
-        self.release_plain(gone)
+        if gone:
+            self.release_plain(gone)
         self.copies.computed += stored
         return at, stored, removed
 
@@ -222,7 +223,7 @@ class EngineBlocks(RunStore):
 
         ``now``: in the index's count of placements, as ``BlockChunk.used``.
         """
-        if self._pending:
+        if self._pending.blocks:
             count -= PENDING_COST * self._pending.drop_oldest(-(-count // PENDING_COST))
         if count > 0:
             self._second_chance.evict(self, count, now)

@@ -105,7 +105,7 @@ class IndexedEndpoints:
             for kind, count in state.counts.items():
                 self._observer.kv_events(state.endpoint.name, kind, count)
             state.counts.clear()
-            self._observer.kv_blocks(self._model, self.blocks)
+            self._observer.kv_blocks(self._model, self._table.size)
 
     def _start(self, endpoint: Endpoint, events: bool, events_seen: bool) -> None:
         """The endpoint holds nothing, in new columns."""

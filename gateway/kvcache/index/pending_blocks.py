@@ -29,46 +29,43 @@ class _Pending:
 
 
 class PendingBlocks:
-    """By engine hash; beyond ``MAX_PENDING`` the oldest are dropped."""
+    """``blocks``: by engine hash, the oldest first; beyond ``MAX_PENDING`` these are dropped."""
 
     def __init__(self) -> None:
-        self._known: OrderedDict[int, _Pending] = OrderedDict()
+        self.blocks: OrderedDict[int, _Pending] = OrderedDict()
         self._children: dict[int, dict[int, None]] = {}
-
-    def __len__(self) -> int:
-        return len(self._known)
 
     def add(self, parent: int, block_hash: int, tokens: array[int] | None, media: tuple[Medium, ...] = ()) -> None:
         """One copy of a block. ``tokens``: None if its content is not known. ``media``: that begin in it."""
-        pending = self._known.get(block_hash)
+        pending = self.blocks.get(block_hash)
         if pending is not None:
             pending.copies += 1
             return
-        self._known[block_hash] = _Pending(parent, tokens, media)
+        self.blocks[block_hash] = _Pending(parent, tokens, media)
         self._children.setdefault(parent, {})[block_hash] = None
-        self.drop_oldest(len(self._known) - MAX_PENDING)
+        self.drop_oldest(len(self.blocks) - MAX_PENDING)
 
     def remove(self, block_hash: int) -> bool:
         """One copy is gone; false if none was known."""
-        pending = self._known.get(block_hash)
+        pending = self.blocks.get(block_hash)
         if pending is None:
             return False
         pending.copies -= 1
         if not pending.copies:
-            self._unlink(block_hash, self._known.pop(block_hash))
+            self._unlink(block_hash, self.blocks.pop(block_hash))
         return True
 
     def pop_children(self, parent: int) -> Iterator[tuple[int, array[int] | None, tuple[Medium, ...], int]]:
         """Take out the children of ``parent``, which is known now: (hash, tokens, media, copies)."""
         for block_hash in self._children.pop(parent, ()):
-            pending = self._known.pop(block_hash)
+            pending = self.blocks.pop(block_hash)
             yield block_hash, pending.tokens, pending.media, pending.copies
 
     def drop_oldest(self, count: int) -> int:
         """Drop ``count`` blocks, or all; returns how many."""
-        count = max(0, min(count, len(self._known)))
+        count = max(0, min(count, len(self.blocks)))
         for _ in range(count):
-            self._unlink(*self._known.popitem(last=False))
+            self._unlink(*self.blocks.popitem(last=False))
         return count
 
     def _unlink(self, block_hash: int, pending: _Pending) -> None:

@@ -73,7 +73,7 @@ class RunStore(BlockStore):
                 self._store_again(block_hash, copies)
             else:
                 self.known.recent[block_hash] = ()
-        if self._pending:
+        if self._pending.blocks:
             self._resolve_pending(hashes)
         return problem
 

@@ -308,7 +308,7 @@ def test_pending_blocks_are_bounded(blocks):
     for number in range(0, 3 * MAX_PENDING, 64):
         names = range(10**6 + number, 10**6 + number + 64)
         blocks.take_in(stored(names, ids(*[number % 97] * 64), parent=5))
-    assert len(blocks._pending) == MAX_PENDING
+    assert len(blocks._pending.blocks) == MAX_PENDING
 
 
 def test_a_recomputed_block_has_one_copy(blocks):
