@@ -11,6 +11,7 @@ import logging
 import sys
 from collections.abc import Callable, Iterable
 from datetime import UTC, datetime
+from functools import partial
 from typing import Any, BinaryIO
 
 import structlog
@@ -32,9 +33,6 @@ class Logs:
 
     ``make``: gives the logger of a level. ``redacting``: the processor that masks secrets. ``composer``: writes request
     lines without the logger; None: lines are coloured, and the logger writes all of them.
-
-    ``write(level, event, fields)`` writes a line of which there are thousands a second. The caller has checked
-    ``level`` before gathering ``fields``, which may be changed. ``event`` and the fields' names come from the code.
     """
 
     def __init__(
@@ -44,6 +42,7 @@ class Logs:
         level: int,
         redacting: Redaction,
         composer: LineComposer | None,
+        clock: Clock,
     ) -> None:
         self.logger = make(level)
         self.level = level
@@ -51,7 +50,7 @@ class Logs:
         self._writer = writer
         self._redacting = redacting
         self._composer = composer
-        self.write = self._log if composer is None else composer.write
+        self._clock = clock
         self._bridge = Bridge(self.logger)
         self._root = logging.getLogger()
         self._ours = logging.getLogger("kvgate")
@@ -68,8 +67,14 @@ class Logs:
         self.logger = self._bridge.logger = self._make(self.level)
         self._set_level(self.level)
 
-    def _log(self, level: int, event: str, fields: dict[str, PlainValue]) -> None:
-        self.logger.log(level, event, **fields)
+    def write(self, level: int, event: str, gather: Callable[[], dict[str, PlainValue]]) -> None:
+        """Write a line of which there are thousands a second. The caller has checked ``level``. ``event`` and the
+        fields' names come from the code. ``gather``: gives the fields, which may be changed; the writer's thread calls
+        it, where the line is composed."""
+        if self._composer is None:
+            self.logger.log(level, event, **gather())
+        else:
+            self._writer.write(partial(self._composer.line, level, event, gather, self._clock.wall()))
 
     def _set_level(self, level: int) -> None:
         self._root.setLevel(max(level, logging.WARNING))
@@ -117,7 +122,8 @@ def configure(
     stream = stream or sys.stderr.buffer
     level = _number(settings.level)
     redacting = Redaction(secrets)
-    stamp = _Stamp(clock or SystemClock())
+    clock = clock or SystemClock()
+    stamp = _Stamp(clock)
     text = settings.format == "text"
     processors: list[Processor] = [
         structlog.processors.format_exc_info,
@@ -141,8 +147,9 @@ def configure(
         return made
 
     coloured = text and stream.isatty()
-    composer = None if coloured else LineComposer(writer.write, stamp.now, redacting, text=text, free=FREE)
-    return Logs(logger, writer, level, redacting, composer)
+    # A stamp of its own: the writer's thread composes.
+    composer = None if coloured else LineComposer(_Stamp(clock).of, redacting, text=text, free=FREE)
+    return Logs(logger, writer, level, redacting, composer, clock)
 
 
 def _number(level: str) -> int:
@@ -174,9 +181,8 @@ class _Stamp:
         self._second = -1
         self._text = ""
 
-    def now(self) -> str:
+    def of(self, wall: float) -> str:
         """ISO 8601, to the millisecond. The part up to the second is made once a second."""
-        wall = self._clock.wall()
         second = int(wall)
         if second != self._second:
             self._second, self._text = (
@@ -186,7 +192,7 @@ class _Stamp:
         return f"{self._text}.{int((wall - second) * 1000):03d}Z"
 
     def __call__(self, logger: object, method: str, event: EventDict) -> EventDict:
-        head = {"time": self.now(), "level": method, "event": event.pop("event")}
+        head = {"time": self.of(self._clock.wall()), "level": method, "event": event.pop("event")}
         return head | dict(event)
 
 

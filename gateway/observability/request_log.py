@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import partial
 
 from gateway.core.log_limit import PERIOD, LogLimit
 from gateway.core.observer import Observer, Settled
@@ -47,7 +48,7 @@ class RequestLog(Observer):
         failed = request.status >= 500 or request.outcome == "broken"
         level = logging.WARNING if failed else logging.INFO
         if self._requests and level >= self._logs.level:
-            self._logs.write(level, "request", request_fields(request))
+            self._logs.write(level, "request", partial(request_fields, request))
         if request.counted is not None and request.counted != request.reported_prompt_tokens:
             self._mismatch(request)
 

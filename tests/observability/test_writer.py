@@ -8,6 +8,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
+from functools import partial
 
 import orjson
 
@@ -36,6 +37,22 @@ def piped() -> Iterator[tuple[LineWriter, int]]:
     os.close(reader)
 
 
+@contextlib.contextmanager
+def blocked(**bounds: int) -> Iterator[LineWriter]:
+    """A writer whose reader reads only once the context is left."""
+    reader, writing = os.pipe()
+    stream = os.fdopen(writing, "wb", buffering=0)
+    writer = LineWriter(stream, dropped, **bounds)
+    writer.write(b"x" * 99_000, now=True)  # a pipe holds 64 KB
+    yield writer
+    collector = threading.Thread(target=read_all, args=(reader,))
+    collector.start()
+    writer.close()
+    stream.close()
+    collector.join()
+    os.close(reader)
+
+
 def test_lines_arrive_in_order_and_close_writes_the_rest() -> None:
     stream = io.BytesIO()
     writer = LineWriter(stream, dropped)
@@ -44,6 +61,30 @@ def test_lines_arrive_in_order_and_close_writes_the_rest() -> None:
         assert writer.write(line) == len(line)
     writer.close()
     assert stream.getvalue() == b"".join(expected)
+
+
+def test_what_makes_a_line_is_called_where_it_is_written_in_order_with_the_others(capsys) -> None:
+    stream, threads = io.BytesIO(), set()
+
+    def make(number: int) -> bytes:
+        threads.add(threading.current_thread().name)
+        return b"line %d\n" % (number if number != 33 else 1 // 0)
+
+    writer = LineWriter(stream, dropped)
+    for number in range(100):
+        assert writer.write(partial(make, number) if number % 3 == 0 else b"line %d\n" % number)
+    writer.close()
+    assert stream.getvalue() == b"".join(b"line %d\n" % number for number in range(100) if number != 33)
+    assert threads == {"kvgate-log"}
+    assert "ZeroDivisionError" in capsys.readouterr().err
+    assert writer._buffered == 0
+
+
+def test_lines_that_are_not_made_yet_count_too() -> None:
+    with blocked(max_buffered=200_000) as writer:
+        taken = [writer.write(lambda: b"x\n") for _ in range(1000)]
+    assert 0 < sum(taken) <= 200_000 - 99_000
+    assert taken[-1] == 0
 
 
 def test_a_line_arrives_without_a_close() -> None:
