@@ -11,16 +11,17 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from gateway.commands.replay.recording import Line, Recording
+from gateway.commands.replay.recording import Recording
+from gateway.commands.replay.workload import Call
 
 
 def with_answers(recording: Recording) -> Recording:
     """Add the answers' blocks that can be found. A line that already has them is unchanged, and so is one whose prompt
     fills no block: too little is known of what continues it."""
-    size, following = recording.block_size, dict[str, Line]()
+    size, following = recording.block_size, dict[str, Call]()
     if not recording.prefixes or all(line.session is None for line in recording.lines):
         return recording
-    lines: list[Line] = []
+    lines: list[Call] = []
     for line in reversed(recording.lines):
         later = None if line.session is None else following.get(line.session)
         if line.session is not None:
@@ -29,7 +30,7 @@ def with_answers(recording: Recording) -> Recording:
     return replace(recording, lines=lines[::-1])
 
 
-def _answered(line: Line, later: Line, size: int) -> Sequence[int]:
+def _answered(line: Call, later: Call, size: int) -> Sequence[int]:
     """The blocks of ``line`` with the whole blocks of its answer."""
     prompt, end = line.input_tokens // size, line.input_tokens + line.output_tokens
     if not prompt or len(line.blocks) > -(-line.input_tokens // size):

@@ -23,8 +23,8 @@ import json
 from collections.abc import Sequence
 from typing import Any
 
-from gateway.commands.replay.recording import Line, OwnBlocks
-from gateway.commands.replay.workload import MAX_TOKENS, VLLM_BLOCK
+from gateway.commands.replay.recording import OwnBlocks
+from gateway.commands.replay.workload import MAX_TOKENS, VLLM_BLOCK, Call
 
 BLOCK_SIZES = (512, 256, 128, 64, 32, 16)
 """Block sizes in tokens that a trace may have: Mooncake's, vLLM's, and those between."""
@@ -49,7 +49,7 @@ class JsonLines:
     failed = 0
 
     def __init__(self) -> None:
-        self.lines: list[Line] = []
+        self.lines: list[Call] = []
         self._known = _Blocks()
         self._own = OwnBlocks()
         self._chats = _Chats()
@@ -75,7 +75,7 @@ class JsonLines:
         prompt, output = _count(value, "input_length"), _count(value, "output_length")
         blocks = self._blocks(value.get("hash_ids"), prompt, output, number)
         session = _session(value, self._chats)
-        self.lines.append(Line(at * seconds, prompt, output, blocks, session, *_traffic(value)))
+        self.lines.append(Call(at * seconds, prompt, output, blocks, session, *_traffic(value)))
 
     def _blocks(self, ids: Any, prompt: int, output: int, number: int) -> Sequence[int]:
         if self._first is None:

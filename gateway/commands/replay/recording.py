@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from statistics import median_low
 
@@ -18,30 +18,17 @@ not identify one."""
 
 
 @dataclass(frozen=True, slots=True)
-class Line:
-    """One request of a trace. ``at``: seconds. ``blocks``: numbered from 0 in the order of their first use in the file.
-    ``session``: the conversation, if the line names it. ``traffic``: the class, if it has one."""
-
-    at: float
-    input_tokens: int
-    output_tokens: int
-    blocks: Sequence[int]
-    session: str | None = None
-    traffic: str = ""
-    priority: int = 0
-
-
-@dataclass(frozen=True, slots=True)
 class Recording:
     """A trace as it was read.
 
-    lines       by time.
+    lines       its requests by time, as they were recorded. Their blocks are numbered from 0 in the order of their
+                first use in the file. A session is one that the file names.
     block_size  tokens of one block id.
     prefixes    whether the trace says what prompts share; else each prompt's blocks are its own.
     failed      requests that were left out, since they have no tokens.
     """
 
-    lines: Sequence[Line]
+    lines: Sequence[Call]
     block_size: int
     prefixes: bool = True
     failed: int = 0
@@ -70,15 +57,7 @@ class Trace:
             scale = (len(lines) - 1) / seconds / rate
         began, names = times[0], sessions(recording)
         self._calls = tuple(
-            Call(
-                at=(at - began) * scale,
-                input_tokens=line.input_tokens,
-                output_tokens=line.output_tokens,
-                blocks=line.blocks,
-                session=session,
-                traffic=line.traffic,
-                priority=line.priority,
-            )
+            replace(line, at=(at - began) * scale, session=session)
             for at, line, session in zip(times, lines, names, strict=True)
         )
 

@@ -16,8 +16,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 
-from gateway.commands.replay.recording import Line, OwnBlocks
-from gateway.commands.replay.workload import MAX_TOKENS, VLLM_BLOCK
+from gateway.commands.replay.recording import OwnBlocks
+from gateway.commands.replay.workload import MAX_TOKENS, VLLM_BLOCK, Call
 
 LATEST = 1e12
 """The largest timestamp in seconds: one in milliseconds is refused, and fractions of seconds remain exact."""
@@ -95,7 +95,7 @@ class Table:
     prefixes = False
 
     def __init__(self, columns: Columns) -> None:
-        self.lines: list[Line] = []
+        self.lines: list[Call] = []
         self.failed = 0
         self._columns = columns
         self._blocks = OwnBlocks()
@@ -115,7 +115,7 @@ class Table:
             self.failed += 1
             return
         session, traffic = (cells[places[name]].strip() if name in places else "" for name in (SESSION, CLASS))
-        self.lines.append(Line(at, prompt, output, self._blocks.of(prompt), session or None, traffic))
+        self.lines.append(Call(at, prompt, output, self._blocks.of(prompt), session or None, traffic))
 
 
 def _cells(text: str) -> Sequence[str]:

@@ -6,6 +6,7 @@ Lines of JSON: what is read, and what is refused.
 from __future__ import annotations
 
 import json
+from dataclasses import astuple
 from pathlib import Path
 
 import pytest
@@ -41,7 +42,8 @@ def test_the_published_trace_is_read() -> None:
 
 
 def test_the_first_lines_only() -> None:
-    assert read(EXCERPT, first=7).lines == read(EXCERPT).lines[:7]
+    first, whole = read(EXCERPT, first=7), read(EXCERPT)
+    assert [astuple(one) for one in first.lines] == [astuple(one) for one in whole.lines[:7]]
 
 
 def test_lines_are_put_in_order_and_blank_ones_skipped(tmp_path) -> None:
