@@ -62,21 +62,19 @@ def can_be_asked(chat: ChatInput) -> bool:
     return bool(media) and not any(part.get("type") == EMBEDDED or EMBEDDED in part for part in media)
 
 
-def around_media(renderer: Renderer, encoder: Encoder, chat: ChatInput, *, limit: int) -> Prompt:
-    """The prompt of a chat that holds media. ``limit``: characters of its text.
+def around_media(renderer: Renderer, encoder: Encoder, chat: ChatInput, most: int) -> Prompt:
+    """The prompt of a chat that holds media. ``most``: characters of its text.
 
     Raises:
         Unrenderable: the chat cannot be rendered at all; says why.
     """
     media = media_of(chat.messages)
-    marked = renderer.render(chat, "marked")
-    if len(marked) > limit:
-        raise Unrenderable(Why.TOO_LONG)
+    marked = renderer.render(chat, most, "marked")
     before, *behind = marked.split(MARK)
     if len(behind) != len(media):  # the template drops or repeats contents
         raise Unrenderable(Why.MEDIA)
     if renderer.content_format(chat) == "openai":
-        head = _shown_head(renderer.render(chat, "shown"), before, encoder, chat.add_special_tokens)
+        head = _shown_head(renderer.render(chat, media="shown"), before, encoder, chat.add_special_tokens)
     else:
         head = _special_head(before, renderer.special_tokens, encoder, chat.add_special_tokens)
     (own,) = encoder.encode([before], add_special_tokens=chat.add_special_tokens)

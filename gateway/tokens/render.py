@@ -13,6 +13,7 @@ import logging
 from collections.abc import Mapping
 from dataclasses import replace
 from functools import lru_cache
+from math import inf
 from typing import Any
 
 from jinja2.runtime import Context
@@ -84,11 +85,11 @@ class Renderer:
         self._thoughtless: str | None = None
         self._systems_first: bool | None = None
 
-    def render(self, chat: ChatInput, media: Media = "refused") -> str:
+    def render(self, chat: ChatInput, most: float = inf, media: Media = "refused") -> str:
         """The chat's text. ``media``: as for ``converse``.
 
         Raises:
-            Unrenderable: it cannot be rendered; says why.
+            Unrenderable: it cannot be rendered, or the text has more than ``most`` characters; says why.
         """
         if chat.template is not None:
             raise Unrenderable(Why.REQUEST_TEMPLATE)
@@ -127,10 +128,14 @@ class Renderer:
             # The context that ``compiled.new_context`` makes, without two functions on the way.
             context = Context(compiled.environment, {**compiled.globals, **seen}, compiled.name, compiled.blocks)
             text = "".join(compiled.root_render_func(context))
-            return text if final is None else cut_at_tag(text, final)
+            if final is not None:
+                text = cut_at_tag(text, final)
         except Exception as error:  # a template can raise anything; vLLM answers 400 to any exception
             log.debug("a chat template failed: %s", type(error).__name__)
             raise Unrenderable(Why.TEMPLATE_ERROR) from error
+        if len(text) > most:
+            raise Unrenderable(Why.TOO_LONG)
+        return text
 
     def content_format(self, chat: ChatInput) -> ContentFormat:
         """The form in which the template takes the contents of ``chat``. Raises Unrenderable if there is none."""

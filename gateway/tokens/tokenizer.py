@@ -230,6 +230,8 @@ class ModelTokens:
         native = loaded.native if form is Form.CHAT or (loaded.native is not None and loaded.native.texts) else None
         longest = self._longest_token if native is None else native.longest_token
         most = MAX_TEXT if size <= ALONE else most_of(room(), longest)
+        if isinstance(prompt, TextInput) and (size > MAX_TEXT or max(map(len, prompt.texts), default=0) > most):
+            raise Unrenderable(Why.TOO_LONG)
         if native is not None:
             rest = _Rest(partial(self._by_library, native, prompt, most, size), size)
         elif isinstance(prompt, ChatInput) and not is_cheap(prompt):
@@ -250,8 +252,9 @@ class ModelTokens:
     def _begin(self, prompt: ChatInput | TextInput, most: int, size: int) -> Prompt | _Rest:
         """On the loop: the ids, or what is left to do in a thread. Raises as ``_guarded``."""
         assert self._encoder is not None
+        assert self._renderer is not None
         try:
-            texts = self._texts_of(prompt, most)
+            texts = prompt.texts if isinstance(prompt, TextInput) else (self._renderer.render(prompt, most),)
             # Even with few characters a body may have many texts, and a known text still has to be copied.
             if len(texts) > LOOP_TEXTS or sum(map(len, texts)) > LOOP_CHARACTERS:
                 return _Rest(partial(self._encode, prompt, texts), size)
@@ -272,9 +275,11 @@ class ModelTokens:
         """The ids, from the beginning."""
         assert self._encoder is not None
         assert self._renderer is not None
-        if isinstance(prompt, ChatInput) and holds_media(prompt):
-            return around_media(self._renderer, self._encoder, prompt, limit=most)
-        return self._encode(prompt, self._texts_of(prompt, most))
+        if isinstance(prompt, TextInput):
+            return self._encode(prompt, prompt.texts)
+        if holds_media(prompt):
+            return around_media(self._renderer, self._encoder, prompt, most)
+        return self._encode(prompt, (self._renderer.render(prompt, most),))
 
     def _encode(self, prompt: ChatInput | TextInput, texts: Sequence[str]) -> Prompt:
         assert self._encoder is not None
@@ -285,26 +290,13 @@ class ModelTokens:
         return _exact(self._encoder.finish(reading))
 
     def _by_library(self, native: Native, prompt: ChatInput | TextInput, most: int, size: int) -> Prompt:
+        if isinstance(prompt, TextInput):
+            return _exact([native.text(text, add_special_tokens=prompt.add_special_tokens) for text in prompt.texts])
         if size > MAX_TEXT:
             raise Unrenderable(Why.TOO_LONG)
-        if isinstance(prompt, TextInput):
-            texts = self._texts_of(prompt, most)
-            return _exact([native.text(text, add_special_tokens=prompt.add_special_tokens) for text in texts])
         if holds_media(prompt):
             raise Unrenderable(Why.MEDIA)
         return _exact([native.chat(prompt, most)])
-
-    def _texts_of(self, prompt: ChatInput | TextInput, most: int) -> Sequence[str]:
-        """The texts to encode. Raises Unrenderable if all together are too long for that, or one is longer than
-        ``most``."""
-        if isinstance(prompt, TextInput):
-            texts: Sequence[str] = prompt.texts
-        else:
-            assert self._renderer is not None
-            texts = (self._renderer.render(prompt),)
-        if sum(map(len, texts)) > MAX_TEXT or max(map(len, texts), default=0) > most:
-            raise Unrenderable(Why.TOO_LONG)
-        return texts
 
     def _guarded(self, step: Callable[[], Prompt]) -> Prompt:
         """Run ``step``, blocking. Whatever it raises becomes Unrenderable."""

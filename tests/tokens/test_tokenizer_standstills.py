@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from gateway.core.prompt import ChatInput, TextInput
+from gateway.core.prompt import ChatInput
 from gateway.tokens.render_cost import ALONE, LOOP_NEW
 from gateway.tokens.segments import LONG, Cuts
 from tests.tokens.conftest import Load
@@ -65,14 +65,15 @@ async def test_no_two_long_prompts_are_worked_on_in_one_turn_of_the_loop(
         now[0] += 1
         again[0] = loop.call_soon(count)
 
-    render = tokens._texts_of
+    assert tokens._renderer is not None
+    render = tokens._renderer.render
 
-    def watching(prompt: ChatInput | TextInput, most: int) -> Any:
-        seen.append((len(prompt.raw) if isinstance(prompt, ChatInput) else 0, now[0]))
+    def watching(prompt: ChatInput, most: int) -> Any:
+        seen.append((len(prompt.raw), now[0]))
         return render(prompt, most)
 
     again = [loop.call_soon(count)]
-    monkeypatch.setattr(tokens, "_texts_of", watching)
+    monkeypatch.setattr(tokens._renderer, "render", watching)
     await asyncio.gather(*(tokens.tokenize(asked) for _ in range(10) for asked in (turns(40), chat(USER))))
     again[0].cancel()
     long, short = [{turn for size, turn in seen if (size > ALONE) is which} for which in (True, False)]
