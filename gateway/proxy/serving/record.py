@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from gateway.core.observer import Settled
 from gateway.framework import Outcome, Request
 from gateway.proxy.serving.goodput import Verdict, judge
-from gateway.proxy.serving.timeline import Timeline
+from gateway.proxy.serving.timeline import Figures, Timeline
 
 if TYPE_CHECKING:
     from gateway.proxy.serving.exchange import Exchange
@@ -15,15 +15,15 @@ if TYPE_CHECKING:
 
 def outcome(timeline: Timeline, result: str) -> Outcome:
     """For plugins. ``result``: how the attempt ended."""
-    usage = timeline.usage
+    usage, figures = timeline.usage, timeline.figures()
     return Outcome(
         outcome=result,
         status=timeline.status,
-        duration=timeline.duration,
-        ttft=timeline.ttft,
+        duration=figures.duration,
+        ttft=figures.ttft,
         prompt_tokens=usage.prompt_tokens if usage else None,
         cached_tokens=usage.cached_tokens if usage else None,
-        output_tokens=timeline.output_tokens,
+        output_tokens=figures.output_tokens,
     )
 
 
@@ -33,12 +33,12 @@ def line(exchange: Exchange) -> Settled:
     request = None if asked is None else asked.request
     plan = None if attempt is None else attempt.plan
     booked = None if attempt is None else attempt.booked
-    usage, exact = timeline.usage, request is not None and request.exact
+    usage, figures, exact = timeline.usage, timeline.figures(), request is not None and request.exact
     if attempt is not None:
         exact = exact and attempt.call.exact_on(attempt.plan.decode)
     return Settled(
         request_id=exchange.id,
-        model=exchange.model_name,
+        model=request.model.name if request else "",
         route=exchange.route.path,
         outcome=timeline.outcome,
         status=timeline.status,
@@ -48,13 +48,13 @@ def line(exchange: Exchange) -> Settled:
         prompt_tokens=request.prompt_tokens if request else 0,
         exact=exact,
         expected_hit=booked.expected_hit if booked else 0,
-        duration=timeline.duration,
+        duration=figures.duration,
         queue_wait=timeline.queue_wait,
-        overhead=timeline.overhead,
+        overhead=figures.overhead,
         phase=str(timeline.phase),
         match_source=str(request.matches[booked.endpoint.slot].source) if request and booked else "none",
-        ttft=timeline.ttft,
-        output_tokens=timeline.output_tokens,
+        ttft=figures.ttft,
+        output_tokens=figures.output_tokens,
         reported_prompt_tokens=usage.prompt_tokens if usage else None,
         cached_tokens=usage.cached_tokens if usage else None,
         plan=plan.reason if plan else "",
@@ -62,7 +62,7 @@ def line(exchange: Exchange) -> Settled:
         prefill_time=timeline.prefill_time,
         fallback=timeline.fallback or None,
         error=timeline.error,
-        slo=None if request is None or request.slo is None else _verdict(timeline, request),
+        slo=None if request is None or request.slo is None else _verdict(timeline, figures, request),
         by_ids=timeline.by_ids,
         placements=timeline.placements,
         legs=timeline.legs,
@@ -71,14 +71,14 @@ def line(exchange: Exchange) -> Settled:
     )
 
 
-def _verdict(timeline: Timeline, request: Request) -> Verdict | None:
+def _verdict(timeline: Timeline, figures: Figures, request: Request) -> Verdict | None:
     return judge(
         request.slo,
         kind=request.kind,
         stream=request.stream,
         status=timeline.status,
         outcome=timeline.outcome,
-        duration=timeline.duration,
-        ttft=timeline.ttft,
-        output_tokens=timeline.output_tokens,
+        duration=figures.duration,
+        ttft=figures.ttft,
+        output_tokens=figures.output_tokens,
     )

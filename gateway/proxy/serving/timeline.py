@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
+from typing import NamedTuple
 
 from gateway.api.usage import Usage
 from gateway.core.observer import Hit
@@ -35,6 +36,20 @@ NEXT: Mapping[Phase, frozenset[Phase]] = {
 }
 """Which phases may follow each. In any of them a request may end: refused, failed, or left by its client. A leg that
 fails and is made again elsewhere stays in ``before-commit``."""
+
+
+class Figures(NamedTuple):
+    """What a request took, in seconds, and what it brought.
+
+    ``duration``: since its arrival. ``overhead``: our own before a leg went out, without the body's way and the queue.
+    ``ttft``: from its arrival to the first event that carries output; None where nothing was streamed.
+    ``output_tokens``: by the engine's count, else the events of a stream; None where neither is known.
+    """
+
+    duration: float
+    overhead: float
+    ttft: float | None
+    output_tokens: int | None
 
 
 @dataclass(slots=True, eq=False)
@@ -77,23 +92,19 @@ class Timeline:
     def failed(self, error: GatewayError) -> None:
         self.status, self.outcome, self.error = error.status, error.outcome, error.message
 
-    @property
-    def duration(self) -> float:
-        """Seconds since its arrival."""
-        return self.clock.monotonic() - self.arrived
-
-    @property
-    def overhead(self) -> float:
-        """Seconds of our own before a leg went out: without the body's way and the queue."""
-        if self.sent_at is None:
-            return 0.0
-        ready_at = self.received_at if self.received_at is not None else self.arrived
-        return max(0.0, self.sent_at - ready_at - self.queue_wait)
-
-    @property
-    def ttft(self) -> float | None:
-        """Seconds from arrival to the first event that carries output; None where nothing was streamed."""
-        return None if self.first_output_at is None else self.first_output_at - self.arrived
+    def figures(self) -> Figures:
+        """As of now."""
+        overhead, ttft, tokens = 0.0, None, None
+        if self.sent_at is not None:
+            ready_at = self.received_at if self.received_at is not None else self.arrived
+            overhead = max(0.0, self.sent_at - ready_at - self.queue_wait)
+        if self.first_output_at is not None:
+            ttft = self.first_output_at - self.arrived
+        if self.usage is not None:
+            tokens = self.usage.output_tokens
+        if tokens is None:
+            tokens = self.outputs or None
+        return Figures(self.clock.monotonic() - self.arrived, overhead, ttft, tokens)
 
     @property
     def outputs_since_first(self) -> int:
@@ -104,9 +115,3 @@ class Timeline:
         """
         since = self.outputs - self.outputs_at_first
         return since if self.first_output_at is not None and since > 1 else 0
-
-    @property
-    def output_tokens(self) -> int | None:
-        if self.usage is not None and self.usage.output_tokens is not None:
-            return self.usage.output_tokens
-        return self.outputs or None

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from gateway.api.usage import Usage
 from gateway.framework import ManualClock
 from gateway.proxy.serving.timeline import NEXT, Phase, Timeline
 
@@ -41,11 +42,21 @@ def test_the_architecture_prints_the_table() -> None:
 def test_a_first_output_alone_tells_no_time_between_tokens() -> None:
     clock = ManualClock(10.0)
     timeline = Timeline(clock, 4.0)
-    assert (timeline.ttft, timeline.outputs_since_first, timeline.overhead) == (None, 0, 0.0)
+    assert (timeline.figures().ttft, timeline.outputs_since_first, timeline.figures().overhead) == (None, 0, 0.0)
     timeline.received_at = clock.now
     clock.now = 12.0
     timeline.sent_at = clock.now
     timeline.first_output_at, timeline.outputs, timeline.outputs_at_first = 13.0, 3, 2
-    assert (timeline.ttft, timeline.outputs_since_first, timeline.overhead) == (9.0, 0, 2.0)
+    assert (timeline.figures().ttft, timeline.outputs_since_first, timeline.figures().overhead) == (9.0, 0, 2.0)
     timeline.outputs = 12
     assert timeline.outputs_since_first == 10
+
+
+def test_the_engines_count_of_output_goes_before_the_events_of_its_stream() -> None:
+    clock = ManualClock(10.0)
+    timeline = Timeline(clock, 4.0)
+    assert timeline.figures() == (6.0, 0.0, None, None)
+    timeline.outputs, timeline.usage = 3, Usage(prompt_tokens=7)
+    assert timeline.figures().output_tokens == 3
+    timeline.usage = Usage(prompt_tokens=7, output_tokens=0)
+    assert timeline.figures().output_tokens == 0
