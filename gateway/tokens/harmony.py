@@ -17,6 +17,7 @@ from collections import OrderedDict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
+from functools import cache
 from threading import Lock
 from typing import Any
 
@@ -110,6 +111,12 @@ class Instructions:
 Piece = Part | Preamble | Instructions
 
 
+@cache
+def _encoding() -> Any:
+    """Loaded once in a process, which takes 0.3 s: it is the same for every model and after every reload."""
+    return library.load_harmony_encoding(library.HarmonyEncodingName.HARMONY_GPT_OSS)
+
+
 class Harmony:
     """``memory``: bytes for messages and their ids."""
 
@@ -117,7 +124,7 @@ class Harmony:
     longest_token = LONGEST_TOKEN
 
     def __init__(self, memory: int) -> None:
-        self._encoding = library.load_harmony_encoding(library.HarmonyEncodingName.HARMONY_GPT_OSS)
+        self._encoding = _encoding()
         self._memory = memory
         self._lock = Lock()
         self._known: OrderedDict[tuple[Piece, bool], array[int]] = OrderedDict()
