@@ -6,17 +6,19 @@ A decode leg that fetches its KV: when its answer is the client's, and what happ
 from __future__ import annotations
 
 import asyncio
+from dataclasses import replace
 
 import orjson
 import pytest
 
-from gateway.proxy.settings import TimeoutSettings
 from tests.support.chat import CHAT, DONE, ROLE, STREAMED, WORD
 from tests.support.split import (
     ERROR,
     FAILED,
     FAILED_STREAM,
     FETCHING,
+    PATIENT,
+    SOON,
     Told,
     answered,
     decodes,
@@ -51,7 +53,8 @@ BODIES = pytest.mark.parametrize("body", [CHAT, STREAMED], ids=["whole", "stream
     ids=["whole", "head", "first event", "no head", "no event"],
 )
 async def test_a_decode_leg_that_cannot_fetch_is_sent_once_more_without(body, failure, cause):
-    async with pair(decode=fetching_fails(failure)) as setting:
+    timeouts = replace(PATIENT, handover=SOON) if cause == "decode-stuck" else PATIENT
+    async with pair(decode=fetching_fails(failure), timeouts=timeouts) as setting:
         assert answered(body, *await setting.ask(body))
         assert setting.decode.with_parameters == [True, False]
         line = await setting.settled()
@@ -75,7 +78,7 @@ async def test_a_prefill_engine_that_goes_down_while_its_kv_is_fetched(stage, do
         await (connection.gone() if fetching else decided.wait())
         await decodes(connection, head, request)
 
-    async with pair(decode=fetching_fails(fetches), timeouts=TimeoutSettings()) as setting:
+    async with pair(decode=fetching_fails(fetches)) as setting:
         first, second = setting.servers
         second.metrics = METRICS + FETCHING % stage.encode()
         asked = asyncio.get_running_loop().create_task(setting.ask(body))
@@ -150,7 +153,8 @@ async def test_an_answer_that_was_only_announced_is_not_the_clients_yet(failure,
             else:
                 connection.writer.close()
 
-    async with pair(decode=post) as setting:
+    timeouts = replace(PATIENT, handover=SOON) if failure == "stuck" else PATIENT
+    async with pair(decode=post, timeouts=timeouts) as setting:
         body = {"model": "sim", "input": "Hello", "messages": [{"role": "user", "content": "x"}], "max_tokens": 9}
         reply = await setting.gateway.client.post(path, json={**body, "stream": True})
         assert (reply.status_code, reply.content) == (200, whole)
@@ -175,7 +179,7 @@ async def test_an_answer_without_output_is_an_answer(path):
 async def test_an_unstreamed_answer_that_is_late_goes_to_another_engine():
     """Nothing tells it from one that cannot fetch, and a third of the client's patience is enough for each."""
     second = Told(decodes)
-    timeouts = TimeoutSettings(connect=1, head=0.3, idle=5, total=20, prefill=5, handover=5)
+    timeouts = replace(PATIENT, head=SOON)
     async with pair(prefills, hangs, second, timeouts=timeouts) as setting:
         for _ in range(6):
             assert answered(CHAT, *await setting.ask(CHAT))

@@ -113,7 +113,7 @@ async def test_a_lease_ages_while_we_stand_still(monkeypatch):
         connection.writer.write(answer(PREFILLED))
         stand_still(PAUSE)
 
-    async with pair(post, timeouts=TimeoutSettings()) as setting:
+    async with pair(post) as setting:
         assert (await setting.ask(CHAT))[0] == 200
         assert setting.decode.with_parameters == [False]
         assert (await setting.settled()).fallback == "expired"

@@ -15,7 +15,11 @@ from tests.support.gateway import QUICK_FLEET, Running, running, split_config
 from tests.support.wait import eventually
 from tests.support.wire import STREAM_HEAD, Connection, ScriptedServer, answer, chunked, engine
 
-SHORT = TimeoutSettings(connect=1, head=2, idle=2, total=5, prefill=0.3, handover=0.3)
+PATIENT = TimeoutSettings(connect=30, head=60, idle=60, total=300, prefill=60, handover=60)
+"""However busy the machine is, an engine that answers does so in time. Who tries a limit makes that one short."""
+
+SOON = 0.3
+"""Seconds of a limit that is reached."""
 
 WATCHED = replace(QUICK_FLEET, scrape=replace(QUICK_FLEET.scrape, timeout=1.0))
 """An engine that says nothing more is seen to be down within a second."""
@@ -148,7 +152,7 @@ class Setting:
 @contextlib.asynccontextmanager
 async def pair(prefill: Post = prefills, decode: Post = decodes, *more: Post, **parameters: Any):
     """One prefill engine, and decode engines that act by ``decode`` and ``more``."""
-    timeouts = parameters.pop("timeouts", SHORT)
+    timeouts = parameters.pop("timeouts", PATIENT)
     retries = parameters.pop("retries", RetrySettings(budget=1.0))
     fleet = parameters.pop("fleet", WATCHED)
     also_prefills = parameters.pop("also_prefills", ())

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import AsyncIterator, Awaitable, Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import orjson
@@ -16,7 +16,9 @@ from tests.support.chat import CHAT, COMPLETE, DONE, ROLE, TELLING, WORD
 from tests.support.split import (
     FAILED,
     PARAMETERS,
+    PATIENT,
     PREFILLED,
+    SOON,
     UNWATCHED,
     Setting,
     Told,
@@ -85,10 +87,15 @@ PREFILL_FAILURES = {
 }
 
 
+def within(name: str) -> TimeoutSettings:
+    """The limits for one of PREFILL_FAILURES."""
+    return replace(PATIENT, prefill=SOON) if "timeout" in name else PATIENT
+
+
 @BODIES
 @pytest.mark.parametrize("name", list(PREFILL_FAILURES))
 async def test_without_a_good_prefill_the_decode_endpoint_computes_the_prompt(name, body):
-    async with pair(PREFILL_FAILURES[name]) as setting:
+    async with pair(PREFILL_FAILURES[name], timeouts=within(name)) as setting:
         assert answered(body, *await setting.ask(body))
         assert setting.decode.bodies == [body]
         line = await setting.settled()
@@ -161,7 +168,7 @@ async def while_the_prefill_runs(body: dict[str, Any]) -> AsyncIterator[Held]:
         await prefills(connection, head, request)
 
     decoding = Told(decodes), Told(decodes)
-    async with pair(waits, *decoding, timeouts=TimeoutSettings()) as setting:
+    async with pair(waits, *decoding) as setting:
         asked = asyncio.get_running_loop().create_task(setting.ask(body))
         await eventually(lambda: setting.prefill.bodies, "the prefill runs")
         endpoints = setting.gateway.gateway.fleet.endpoints(setting.gateway.gateway.directory.servings[0].model)
@@ -212,7 +219,7 @@ async def test_a_decode_engine_that_was_never_reached_leaves_the_parameters_for_
 @BODIES
 @pytest.mark.parametrize("name", ["prefill-died", "prefill-head-timeout", "prefill-incomplete", "prefill-status"])
 async def test_strict_makes_a_failed_hand_over_an_error(name, body):
-    async with pair(PREFILL_FAILURES[name], strict=True) as setting:
+    async with pair(PREFILL_FAILURES[name], strict=True, timeouts=within(name)) as setting:
         status, content = await setting.ask(body)
         assert status == (504 if "timeout" in name else 502)
         assert name in orjson.loads(content)["error"]["message"]
@@ -254,7 +261,7 @@ async def test_what_is_booked_on_which_engine_and_when():
         await decoded.wait()
         await decodes(connection, head, body)
 
-    async with pair(first, second, timeouts=TimeoutSettings()) as setting:
+    async with pair(first, second) as setting:
         gateway = setting.gateway.gateway
         p, d = gateway.fleet.endpoints(gateway.directory.servings[0].model)
         asked = asyncio.get_running_loop().create_task(setting.ask(CHAT))
@@ -279,7 +286,7 @@ async def test_a_fallback_books_the_prompts_computing_where_it_happens(connector
         await decoded.wait()
         await decodes(connection, head, body)
 
-    options = {"connector": connector, "bootstrap_port": 1, "timeouts": TimeoutSettings()}
+    options = {"connector": connector, "bootstrap_port": 1}
     async with pair(resets, second, **options) as setting:
         gateway = setting.gateway.gateway
         p, d = gateway.fleet.endpoints(gateway.directory.servings[0].model)
@@ -305,7 +312,7 @@ async def test_a_client_that_leaves_cancels_the_leg_that_runs(leg, body):
         connection.writer.close()
 
     posts = (waits, decodes) if leg == "prefill" else (prefills, waits)
-    async with pair(*posts, timeouts=TimeoutSettings()) as setting:
+    async with pair(*posts) as setting:
         told = setting.prefill if leg == "prefill" else setting.decode
         asked = asyncio.get_running_loop().create_task(setting.ask(body))
         await eventually(lambda: told.bodies, f"the {leg} leg runs")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from contextlib import asynccontextmanager
+from dataclasses import replace
 
 import orjson
 import pytest
@@ -12,7 +13,7 @@ from gateway.framework import Kind
 from gateway.proxy.serving.connectors.mooncake import FAILED_FOR, KNOWN_FOR, Mooncake
 from gateway.proxy.serving.handover_failures import HandoverCause, HandoverFailed
 from tests.support.chat import CHAT
-from tests.support.split import decodes, pair, prefills
+from tests.support.split import PATIENT, SOON, decodes, pair, prefills
 from tests.support.wait import eventually
 from tests.support.wire import Connection, scripted
 
@@ -229,7 +230,8 @@ async def test_a_silent_server_is_asked_once_by_many_requests_which_are_answered
         await connection.gone()
 
     async with scripted(hears) as server:
-        async with pair(prefills, decodes, connector="mooncake", bootstrap_port=server.port) as setting:
+        options = {"connector": "mooncake", "bootstrap_port": server.port, "timeouts": replace(PATIENT, connect=SOON)}
+        async with pair(prefills, decodes, **options) as setting:
             replies = await asyncio.gather(*(setting.ask(CHAT) for _ in range(8)))
             assert [status for status, _ in replies] == [200] * 8
             assert setting.decode.with_parameters == [False] * 8
