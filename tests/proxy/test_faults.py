@@ -446,7 +446,7 @@ async def test_a_defect_of_ours_in_learning_keeps_nothing_booked(monkeypatch):
     def fail(*args):
         raise RuntimeError("a defect")
 
-    monkeypatch.setattr("gateway.proxy.serving.attempt.learn", fail)
+    monkeypatch.setattr("gateway.proxy.serving.attempt.learn_from", fail)
     async with gateway_before(good) as gateway:
         with contextlib.suppress(httpx.HTTPError):
             await gateway.client.post("/v1/chat/completions", json=CHAT)
