@@ -1,0 +1,187 @@
+"""The rooms that a request crosses, real and connected as the wiring does, between a client and engines in memory."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from array import array
+from collections.abc import Callable, Sequence
+from random import Random
+from typing import Any
+
+from gateway.api.routes import ROUTES
+from gateway.config.settings import Config
+from gateway.core.observer import Observer, Settled
+from gateway.fleet.fleet import Fleet
+from gateway.framework import Endpoint, ManualClock
+from gateway.kvcache.events.poller import Poller
+from gateway.kvcache.index.predictions import EVENTS_WITHIN
+from gateway.proxy.memory import Memory
+from gateway.proxy.serving.decisions import Decisions
+from gateway.proxy.serving.director import Director
+from gateway.proxy.serving.exchange import Exchange
+from gateway.proxy.serving.forward import Forwarder
+from gateway.proxy.serving.handover import Handover, HandoverState
+from gateway.proxy.serving.hooks import BeforeSend, Hooks
+from gateway.proxy.serving.model_directory import ModelDirectory
+from gateway.proxy.serving.placer import Placer
+from gateway.proxy.serving.reception import Reception
+from gateway.proxy.serving.response_affinity import ResponseAffinity
+from gateway.proxy.serving.stream_usage import StreamUsage
+from gateway.proxy.serving.timeline import Timeline
+from gateway.proxy.upstream.send import Upstream
+from gateway.wiring import Common, Draft, priced
+from tests.support.gateway import IN_TURN, config_for
+from tests.support.in_memory import EngineSide, MemoryClient, MemoryEngines, MemoryReply
+from tests.support.wire import STREAM_HEAD, answer, chunked
+
+CHAT = ROUTES["/v1/chat/completions"]
+
+
+class Notes(Observer):
+    """``lines``: of the requests that were settled. ``left``: phases in which clients went away."""
+
+    def __init__(self) -> None:
+        self.lines: list[Settled] = []
+        self.left: list[str] = []
+
+    def settled(self, request: Settled) -> None:
+        self.lines.append(request)
+
+    def disconnected(self, model: str, phase: str) -> None:
+        self.left.append(phase)
+
+
+class Scene:
+    """One model on ``count`` engines, e0, e1, ..., which are asked in turn; their KV events would come at once.
+
+    ``changes``: of the configuration. Needs a running loop.
+    """
+
+    def __init__(
+        self, count: int = 2, *, hooks: Hooks | None = None, before_send: Sequence[BeforeSend] = (), **changes: Any
+    ) -> None:
+        urls = [f"http://e{number}:1" for number in range(count)]
+        self.config: Config = config_for(*urls, **(IN_TURN | changes))
+        config, self.clock, self.notes = self.config, ManualClock(), Notes()
+        common = Common(self.clock, self.notes, Random(1))
+        draft = Draft.make(config, common, None)
+        self.scheduler = draft.scheduler
+        [self.serving] = draft.runtimes
+        self.fleet = Fleet(priced(config, draft.runtimes), config.fleet, self.clock, self.notes, common.chance)
+        for endpoint in self.endpoints:
+            self.fleet._registry.watches[endpoint.engine].health.record_success(self.clock.now)
+            endpoint.engine.up = True
+            self.serving.index.add(endpoint, events=True)
+            self.serving.index.set_complete(endpoint.slot)
+        self.engines = MemoryEngines(self.clock)
+        self.memory = Memory(config.listen.max_held)
+        self.decisions = Decisions(self.clock)
+        self.responses = ResponseAffinity(self.clock)
+        self.directory = ModelDirectory(draft.runtimes, self.fleet, 0.0)
+        upstream = Upstream(config.timeouts, self.engines, self.memory)
+        usage = StreamUsage(self.clock)
+        self.forwarder = Forwarder(self.fleet, upstream, config.pass_through, usage, before_send)
+        self._handover = HandoverState()
+        handover = Handover(
+            forwarder=self.forwarder,
+            fleet=self.fleet,
+            timeouts=config.timeouts,
+            clock=self.clock,
+            observer=self.notes,
+            random=common.chance,
+            state=self._handover,
+        )
+        hooks = hooks or Hooks()
+        self.reception = Reception(
+            *(self.directory, self.fleet, self.responses, hooks.prompt_sources),
+            *(config.listen, config.timeouts, config.pass_through, self.clock),
+        )
+        self.placer = Placer(self.directory, self.scheduler, self.decisions, self.clock, self.notes)
+        self.director = Director(
+            *(self.reception, self.placer, self.forwarder, handover, hooks),
+            retries=config.retries,
+            idle=config.timeouts.idle,
+            poller=Poller(),
+            memory=self.memory,
+            clock=self.clock,
+            observer=self.notes,
+        )
+        self._tasks: list[asyncio.Task[None]] = []
+
+    async def __aenter__(self) -> Scene:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        for task in self._tasks:
+            task.cancel()
+            with contextlib.suppress(asyncio.CancelledError, Exception):
+                await task
+        self.engines.close()
+        await self._handover.close()
+        await self.serving.tokens.close()
+
+    @property
+    def endpoints(self) -> Sequence[Endpoint]:
+        return self.fleet.endpoints(self.serving.model)
+
+    @property
+    def line(self) -> Settled:
+        """Of the one request that was settled."""
+        [line] = self.notes.lines
+        return line
+
+    def exchange(self) -> Exchange:
+        """A request that has just come."""
+        return Exchange("id", CHAT, Timeline(self.clock, self.clock.now), self.memory.share(), self.notes)
+
+    def ask(self, client: MemoryClient) -> asyncio.Task[None]:
+        """Have the director answer ``client``."""
+        task = asyncio.create_task(self.director.handle(client, CHAT, "id"))
+        self._tasks.append(task)
+        return task
+
+    async def begun(self, client: MemoryClient, *said: bytes) -> tuple[asyncio.Task[None], EngineSide, MemoryReply]:
+        """``client`` has the beginning of a stream: ``said``, each piece a chunk."""
+        task = self.ask(client)
+        side = await self.engines.request()
+        side.say(STREAM_HEAD + chunked(*said, end=False))
+        await client.begun.wait()
+        assert client.answer is not None
+        return task, side, client.answer
+
+    async def answered(self, body: dict[str, Any], said: bytes) -> MemoryClient:
+        """A client that has the whole answer ``said``."""
+        client = MemoryClient(body)
+        task = self.ask(client)
+        (await self.engines.request()).say(answer(said))
+        await task
+        return client
+
+    def has_all_back(self, requests: int = 1) -> None:
+        """So many requests have ended, each was counted once, and nothing of them is held or booked anywhere."""
+        assert len(self.notes.lines) == requests
+        assert self.memory.held == 0
+        assert (self.serving.admission.in_flight, self.serving.admission.waiting) == (0, 0)
+        for endpoint in self.endpoints:
+            load = endpoint.load
+            assert (load.requests, load.prefill_tokens, load.kv_tokens) == (0, 0, 0), endpoint.name
+            assert endpoint.in_flight == 0
+        self.clock.now += EVENTS_WITHIN  # after which no event is waited for that would confirm what was predicted
+        index = self.serving.index
+        index.match(index.keys(array("I"), 0, True, None, None), 0, self.endpoints)
+        assert index.blocks == 0
+        idle: list[bool] = []
+        self.director.retire(lambda: idle.append(True))
+        assert idle == [True], "no request is left"
+
+
+def recorded(log: list[str], owner: Any, name: str, word: str) -> None:
+    """Have each call of ``owner``'s method enter ``word`` in ``log``."""
+    real: Callable[..., Any] = getattr(owner, name)
+
+    def call(*arguments: Any, **named: Any) -> Any:
+        log.append(word)
+        return real(*arguments, **named)
+
+    setattr(owner, name, call)
