@@ -43,6 +43,7 @@ class EngineClient:
         self._pool = pool
         self._timeout = timeout
         self._connected = connected
+        self._context: ssl.SSLContext | None = None  # with which it connected last
         self.retarget(address, api_key)
 
     def retarget(self, address: Address, api_key: str | None) -> None:
@@ -56,7 +57,13 @@ class EngineClient:
         head = encode_head("GET", path, address.authority, self._headers, None)
         try:
             async with asyncio.timeout(self._timeout):
-                if (kept := self._pool.take(address)) is not None:
+                kept = self._pool.take(address)
+                if kept is not None and address.ssl is not self._context:
+                    # Files of its TLS have changed: whether the engine takes us by the new ones shows now, and not when
+                    # a request needs a connection.
+                    kept.abort()
+                    kept = None
+                if kept is not None:
                     answer = _Answer(kept, limit)
                     try:
                         return await answer.read(head, b"")
@@ -83,6 +90,7 @@ class EngineClient:
 
     async def _send_anew(self, address: Address, head: bytes, body: bytes, limit: int) -> bytes:
         """Send a request on a new connection. Raises ProbeFailed."""
+        self._context = address.ssl
         connection = await _connect(self._pool, address)
         self._connected(connection.connect_seconds)
         answer = _Answer(connection, limit)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import shutil
 import ssl
 from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
@@ -261,6 +262,23 @@ async def test_a_renewed_client_certificate_is_shown_to_the_engine(engines, flee
     authority.issue("client", "new.internal")
     await eventually(lambda: watched.context is not made, "the files were read again")
     assert engines_of(fleet)[0].address.ssl is watched.context
+
+
+async def test_the_next_question_goes_by_the_files_that_were_read_again(engines, authority, tmp_path):
+    """Over a connection that was made with them, though the kept one would do."""
+    engine, contexts, connects = await engines(tls=authority.serving()), TlsContexts(), []
+    settings = EndpointSettings(engine.url, tls=TlsSettings(ca=authority.file))
+    address = Address.of(settings, contexts)
+    with contextlib.closing(Pool(SystemClock())) as pool:
+        probe = EngineProbe(pool, address, None, 10, connects.append)
+        await probe.models()
+        await probe.models()
+        assert len(connects) == 1
+        shutil.copyfile(Authority(tmp_path, "other").file, authority.file)
+        (watched,) = contexts.all()
+        await watched.look()
+        with pytest.raises(ProbeFailed, match="tls"):
+            await probe.models()
 
 
 async def test_an_authority_that_is_written_while_it_is_read_is_looked_at_again(authority, monkeypatch, caplog):
