@@ -15,7 +15,7 @@ from gateway.kvcache.index.block_table import CHUNK_BITS, LEADING, OFFSET_MASK, 
 from gateway.kvcache.index.copies import Copies
 from gateway.kvcache.index.eviction import EvictionOrder
 from gateway.kvcache.index.hash_map import HashMap, Locations, as_tuple
-from gateway.kvcache.index.layers import Layer
+from gateway.kvcache.index.layers import PREDICTED, Layer
 
 MAX_RECOMPUTED = 16_384
 """Blocks that are remembered as computed again: 2 MB, and more than two of the longest prompts. Beyond that, copies
@@ -53,7 +53,8 @@ class BlockStore:
         each = len(keys) // len(hashes)
         found: list[int] = []
         at = 0
-        entered = self._table.insert(behind, keys)
+        table, order, column = self._table, self.order, self._column
+        entered = table.insert(behind, keys)
         for chunk, offset, count in entered:
             first = chunk.number << CHUNK_BITS | offset
             if each == 1:
@@ -61,10 +62,15 @@ class BlockStore:
                 at += count
             else:
                 found += range(first, first + count)
-            self._mark(Layer.GPU, chunk, LEADING[count] << offset)
+            bits = LEADING[count] << offset
+            if had := table.mark(chunk, column, bits):
+                self._count_duplicates(Layer.GPU, chunk, had)
+            order.stored(chunk, bits)
         # Only now: a chunk may be there twice, for keys that it had and for new ones, which no column held until now.
+        predicted = column + PREDICTED
         for chunk, offset, count in entered:
-            self._confirm(chunk, LEADING[count] << offset)
+            if chunk.full >> predicted & 1 or (chunk.part and predicted in chunk.part):
+                self._confirmed(chunk, LEADING[count] << offset)
         if each > 1:
             for number, block_hash in enumerate(hashes):
                 known[block_hash] = tuple(found[number * each : (number + 1) * each])
@@ -74,7 +80,7 @@ class BlockStore:
         self._drop_recomputed(block_hash)
         if self.copies.add(block_hash, tier):
             for where in as_tuple(self.known[block_hash]):
-                self._mark_confirmed(tier, self._table.chunk_at(where), 1 << (where & OFFSET_MASK))
+                self._mark(tier, self._table.chunk_at(where), 1 << (where & OFFSET_MASK))
 
     def remove_copy(self, block_hash: int, tier: Layer) -> None:
         """One copy less of a known block; with the last one on all tiers it is known no longer."""
@@ -96,7 +102,7 @@ class BlockStore:
         for block_hash in hashes:
             locations = recent.pop(block_hash, None) if block_hash not in many else None
             if locations is None and (
-                block_hash in many or not packed or (locations := packed.pop(block_hash)) is None
+                block_hash in many or not packed.size or (locations := packed.pop(block_hash)) is None
             ):
                 left.append(block_hash)
             elif isinstance(locations, int):
@@ -155,28 +161,23 @@ class BlockStore:
             yield
         self._to_clear = HashMap()
 
-    def _mark_confirmed(self, tier: Layer, chunk: BlockChunk, bits: int) -> None:
-        """These blocks are on the tier. What was predicted of them is confirmed."""
-        self._mark(tier, chunk, bits)
-        if tier is Layer.GPU:
-            self._confirm(chunk, bits)
-
     def _mark(self, tier: Layer, chunk: BlockChunk, bits: int) -> None:
-        """These blocks are on the tier; predictions of them stay."""
-        had = self._table.mark(chunk, self._column + tier, bits)
+        """These blocks are on the tier. What was predicted of them is confirmed."""
+        if had := self._table.mark(chunk, self._column + tier, bits):
+            self._count_duplicates(tier, chunk, had)
         if tier is Layer.GPU:
             self.order.stored(chunk, bits)
+            predicted = self._column + PREDICTED
+            if chunk.full >> predicted & 1 or (chunk.part and predicted in chunk.part):
+                self._confirmed(chunk, bits)
+
+    def _count_duplicates(self, tier: Layer, chunk: BlockChunk, had: int) -> None:
+        """The tier had these blocks' keys already."""
         while had:
             bit = had & -had
             had ^= bit
             where = chunk.number << CHUNK_BITS | bit.bit_length() - 1
             self.duplicates[tier][where] = self.duplicates[tier].get(where, 0) + 1
-
-    def _confirm(self, chunk: BlockChunk, bits: int) -> None:
-        """What was predicted of these blocks is confirmed."""
-        predicted = self._column + Layer.PREDICTED
-        if chunk.full >> predicted & 1 or (chunk.part and predicted in chunk.part):
-            self._confirmed(chunk, bits)
 
     def release(self, tier: Layer, locations: Locations) -> None:
         """A block's last copy on the tier is gone, and with it its keys, unless other blocks have them."""

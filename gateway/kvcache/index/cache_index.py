@@ -280,10 +280,12 @@ class CacheIndex(IndexedEndpoints):
 
     def _update_size(self, state: EndpointState) -> None:
         """What the endpoint holds has changed. Sweeps as much as it grew, so that what waits for that does not grow."""
-        grown = self._limit.update(state)
+        limit = self._limit
+        grown = limit.update(state)
         if self._columns.sweeps:
             self._columns.sweep(SWEEP + max(0, grown))
-        self._limit.enforce(state, self._placements)
+        if limit.total > limit.free:
+            limit.enforce(state, self._placements)
         self._room.measure(state)
 
     def _apply_stored(self, state: EndpointState, event: BlockStored) -> bool:

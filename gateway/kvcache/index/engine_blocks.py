@@ -40,23 +40,25 @@ class EngineBlocks(RunStore):
         self.block_size = 0
         self._bit = 1 << column
         self._pack = struct.Struct(f"{unit}I").pack
+        # One group of full attention stands for the engine: all hold the same tokens. KV connectors report none.
         self._group: int | None = None
         self._second_chance = SecondChance(table)
 
     def __len__(self) -> int:
         """Engine blocks known."""
-        return len(self.known)
+        return len(self.known.recent) + self.known.packed.size
 
     @property
     def size(self) -> int:
         """What counts towards the index's size: engine blocks, and pending ones as the memory that they take."""
-        return len(self.known) + PENDING_COST * len(self._pending.blocks)
+        return len(self) + PENDING_COST * len(self._pending.blocks)
 
     # events
 
     def problem(self, event: BlockStored) -> str:
         """Why ``event`` cannot be applied: a label of ``kvgate_kv_events_total``, or ``""``."""
-        if event.kv_cache_spec_kind not in FULL_ATTENTION or not self._is_our_group(event.group_idx):
+        ours, group = self._group, event.group_idx
+        if event.kv_cache_spec_kind not in FULL_ATTENTION or not (group is None or ours is None or group == ours):
             return "other-group"
         if event.medium != "GPU" and tier_of(event.medium) is None:
             return "unknown-medium"
@@ -95,7 +97,7 @@ class EngineBlocks(RunStore):
                 if counted or block_hash in many:
                     break
                 where = known.pop(block_hash, None)  # type: ignore[arg-type]  # bytes are no names, and so not there
-                if where is None and packed:
+                if where is None and packed.size:
                     where = packed.pop(block_hash)
                 if type(where) is not int:
                     if where is not None:
@@ -116,7 +118,7 @@ class EngineBlocks(RunStore):
                 self.release_plain(gone)
                 gone.clear()
             where = known.get(event.parent_block_hash)  # type: ignore[arg-type]  # nor is None a name
-            if where is None and packed:
+            if where is None and packed.size:
                 where = packed.get(event.parent_block_hash)
             if type(where) is not int or type(block_hash) is not int or block_hash < 0 or block_hash in known:
                 break
@@ -133,7 +135,7 @@ class EngineBlocks(RunStore):
                 keys.append(key)  # the only holder of the chunk adds to its end
                 table.size += 1
                 known[block_hash] = where + 1
-            elif packed and block_hash in packed:
+            elif packed.size and block_hash in packed:
                 break
             else:
                 self.store([block_hash], [key], where)
@@ -195,7 +197,8 @@ class EngineBlocks(RunStore):
 
     def remove(self, event: BlockRemoved) -> str:
         """Apply; returns a label for what was not used, or ``""``."""
-        if event.group_idx != self._group and not self._is_our_group(event.group_idx):
+        ours, group = self._group, event.group_idx
+        if not (group is None or ours is None or group == ours):
             return "other-group"
         tier = Layer.GPU if event.medium == "GPU" else tier_of(event.medium)
         if tier is None:
@@ -231,9 +234,3 @@ class EngineBlocks(RunStore):
     def pack(self, packing: Packing, most: int) -> bool:
         """Pack the oldest hashes, ``most`` of them at most: the index is large. False if there are too few."""
         return self.known.pack(packing, most)
-
-    # part of the above
-
-    def _is_our_group(self, group: int | None) -> bool:
-        """One group of full attention speaks for the engine: all hold the same tokens. KV connectors report none."""
-        return group is None or self._group is None or group == self._group

@@ -8,12 +8,13 @@ from __future__ import annotations
 from array import array
 from collections.abc import Callable, Sequence
 
+from gateway.core.prompt import Medium
 from gateway.kvcache.index.block_store import BlockStore
 from gateway.kvcache.index.block_table import BlockChunk, BlockTable
 from gateway.kvcache.index.events import BlockStored, all_short, short
 from gateway.kvcache.index.extra_keys import parse_extra_keys
 from gateway.kvcache.index.hash_map import as_tuple
-from gateway.kvcache.index.keys import chain_with_media, media_within, root
+from gateway.kvcache.index.keys import PLAIN_ROOTS, chain, chain_with_media, media_within, root
 from gateway.kvcache.index.layers import Layer
 from gateway.kvcache.index.pending_blocks import PendingBlocks
 
@@ -30,11 +31,15 @@ class RunStore(BlockStore):
         """Store a run behind its parent, and behind the run what waited for it. Returns a label for what was not used,
         or ``""``."""
         hashes, size = all_short(event.block_hashes), event.block_size
-        understood, salt, media = parse_extra_keys(event)
+        understood, salt = len(hashes), None
+        media: tuple[Medium, ...] = ()
+        if event.lora_id is not None or (event.extra_keys and any(event.extra_keys)):
+            understood, salt, media = parse_extra_keys(event)
         start = 0
         behind = -1
         if event.parent_block_hash is None:
-            parent: int | None = root(True, event.lora_name, salt)
+            lora = event.lora_name
+            parent: int | None = root(True, lora, salt) if lora or salt else PLAIN_ROOTS[True]
         else:
             before = short(event.parent_block_hash)
             while before not in self.known:
@@ -61,9 +66,15 @@ class RunStore(BlockStore):
             tokens = tokens[start * size : understood * size]
             hashes = hashes[start:]
             media = media_within(media, start * size, understood * size)
-        keys = chain_with_media(tokens, self._unit, parent or 0, media)
-        count = len(keys) * self._unit // size
-        if self._are_new(hashes, keys, behind):
+        unit, parent = self._unit, parent or 0
+        keys = chain_with_media(tokens, unit, parent, media) if media else chain(tokens, unit, parent)
+        count = len(keys) * unit // size
+        known, packed = self.known.recent, self.known.packed
+        are_new = known.keys().isdisjoint(hashes) and len(hashes) == len(set(hashes))
+        if are_new and packed.size:
+            # If no column holds the keys, the hashes are not known, unless an engine gives one hash to two contents.
+            are_new = self._table.is_new(behind, keys) or not any(block_hash in packed for block_hash in hashes)
+        if are_new:
             if count:
                 self.store(hashes[:count], keys, behind)
         elif not self._store_mixed(hashes[:count], keys, behind, copies):
@@ -76,14 +87,6 @@ class RunStore(BlockStore):
         if self._pending.blocks:
             self._resolve_pending(hashes)
         return problem
-
-    def _are_new(self, hashes: list[int], keys: list[int], behind: int) -> bool:
-        """Whether no hash of a run is known, or in it twice. ``keys``: of its first blocks."""
-        known, packed = self.known.recent, self.known.packed
-        if not known.keys().isdisjoint(hashes) or len(hashes) != len(set(hashes)):
-            return False
-        # If no column holds the keys, the hashes are not known, unless an engine gives one hash to two contents.
-        return not packed or self._table.is_new(behind, keys) or not any(block_hash in packed for block_hash in hashes)
 
     def _store_mixed(self, hashes: Sequence[int], keys: Sequence[int], behind: int, copies: bool) -> bool:
         """Store a run of which some blocks are known. False if one is known with other content: then all behind it is

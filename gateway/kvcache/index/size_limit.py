@@ -19,31 +19,33 @@ PACK_OTHER = 512
 
 class SizeLimit:
     """Of one index. ``states``: all that are in it. ``most``: blocks, counted for each endpoint that holds one, and for
-    removed endpoints until they have left the table."""
+    removed endpoints until they have left the table. ``total``: blocks counted; up to ``free`` of them, ``enforce`` has
+    nothing to do."""
 
     def __init__(self, states: Mapping[int, EndpointState], most: int, packing: Packing) -> None:
         self._states = states
         self._most = most
         self._packing = packing
-        self._total = 0
+        self.total = 0
         self._turn = 0
+        self.free = min(most, packing.above)
 
     def update(self, state: EndpointState) -> int:
         """What the endpoint holds has changed; returns by how many blocks."""
         size = state.blocks.size
         grown = size - state.counted
-        self._total += grown
+        self.total += grown
         state.counted = size
         return grown
 
     def enforce(self, state: EndpointState, now: int) -> None:
         """Keep the limit, after events of this endpoint. ``now``: in the index's count of placements."""
-        if self._total > self._most:
+        if self.total > self._most:
             largest = max(self._states.values(), key=lambda other: other.counted)
             several = min(EVICT, self._most // EVICT)
-            largest.blocks.drop_oldest(max(self._total - self._most, several), now)
+            largest.blocks.drop_oldest(max(self.total - self._most, several), now)
             self.update(largest)
-        if self._total > self._packing.above:
+        if self.total > self._packing.above:
             state.blocks.pack(self._packing, PACK)
             states = list(self._states.values())
             self._turn %= len(states)
@@ -54,4 +56,4 @@ class SizeLimit:
         """So many blocks of a removed endpoint have left the table; None: all."""
         count = state.counted if most is None else min(most, state.counted)
         state.counted -= count
-        self._total -= count
+        self.total -= count

@@ -276,7 +276,7 @@ class Naive(RuleBasedStateMachine):
             for work in self.works:
                 assert next(work, None) is None
             assert self.index.blocks == 0
-            assert self.index._limit._total == 0
+            assert self.index._limit.total == 0
 
 
 class Small(Naive):

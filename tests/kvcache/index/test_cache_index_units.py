@@ -135,7 +135,7 @@ def test_what_waits_for_its_parent_is_within_the_bound():
     for slot in range(3):
         index.remove(slot)
     assert index.sweep(1000)
-    assert (index.blocks, index._limit._total) == (0, 0)
+    assert (index.blocks, index._limit.total) == (0, 0)
 
 
 def test_what_is_not_yet_swept_is_within_the_bound():
