@@ -8,10 +8,12 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import sys
 
 import orjson
 import pytest
 
+from gateway.proxy.serving import reception
 from tests.support.chat import CHAT, COMPLETE, DONE, ROLE, STREAMED, WORD
 from tests.support.gateway import config_for, running
 from tests.support.wait import eventually
@@ -77,3 +79,22 @@ async def test_a_client_that_leaves_its_stream_leaves_no_cycle(kept):
             if turn == 0:
                 ours()
         assert "Exchange" not in ours()
+
+
+async def test_nothing_keeps_the_body_of_a_stream_that_has_begun(monkeypatch):
+    """Its answer may take an hour, and thousands of them may be under way."""
+    bodies: list[bytes] = []
+    parse = reception.parse
+
+    def noted(route, raw, content_type, settings):
+        bodies.append(raw)
+        return parse(route, raw, content_type, settings)
+
+    monkeypatch.setattr(reception, "parse", noted)
+    endless = raw_post(orjson.dumps(STREAMED | {"user": "for ever" + "x" * 100_000}))
+    async with engine(talk) as server, running(config_for(server.url)) as gateway, raw_client(gateway.url) as client:
+        await client.say(endless)
+        await client.reader.readuntil(WORD)
+        [size], held = map(len, bodies), sys.getrefcount(bodies[0])
+        assert size > 100_000
+        assert held == 2, "the list's, and the argument's"

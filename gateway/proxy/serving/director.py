@@ -83,7 +83,8 @@ class Director:
         try:
             yield
         finally:
-            self._ended()
+            self._running -= 1
+            self._look_idle()
 
     async def handle(self, client: Client, route: Route, request_id: str) -> None:
         """Answer one request. Raises GatewayError while nothing has gone to the client; CancelledError if it left."""
@@ -105,7 +106,9 @@ class Director:
             try:
                 exchange.settle()
             finally:
-                self._ended()
+                self._running -= 1
+                if self._when_idle is not None:
+                    self._look_idle()
 
     def refused(self, route: Route, request_id: str, error: GatewayError) -> None:
         """Count and log a request that was refused before it was read."""
@@ -117,8 +120,7 @@ class Director:
         timeline = Timeline(self._clock, self._clock.monotonic())
         return Exchange(request_id, route, timeline, self._memory.share(), self._observer)
 
-    def _ended(self) -> None:
-        self._running -= 1
+    def _look_idle(self) -> None:
         if not self._running and self._when_idle is not None:
             then, self._when_idle = self._when_idle, None
             then()

@@ -21,8 +21,9 @@ from gateway.proxy.serving.timeline import Timeline
 
 @dataclass(slots=True, eq=False)
 class Exchange:
-    """``share``: of the memory for bodies. ``asked``: a ``Call`` once it is tokenized. ``decision``, ``attempt``: the
-    last ones. None before there is one. ``after_settle``: of hooks."""
+    """``share``: of the memory for bodies. ``asked``: what is asked, from when it is parsed; ``call``: the same once it
+    is tokenized, and no attribute before. ``model_name``: empty where it is not known which. ``decision``, ``attempt``:
+    the last ones. None before there is one. ``after_settle``: of hooks."""
 
     id: str
     route: Route
@@ -30,27 +31,17 @@ class Exchange:
     share: Share
     observer: Observer
     asked: Asked | None = None
+    call: Call = field(init=False)
+    model_name: str = ""
     permit: Permit | None = None
     decision: DecisionRecord | None = None
     attempt: Attempt | None = None
     after_settle: list[AfterSettle] = field(default_factory=list)
     _settled: bool = field(default=False, repr=False)
 
-    @property
-    def model_name(self) -> str:
-        """Empty where it is not known which."""
-        return "" if self.asked is None else self.asked.serving.model.name
-
-    @property
-    def call(self) -> Call:
-        """What is asked, with its tokens. Raises ValueError before it has been tokenized."""
-        if not isinstance(self.asked, Call):
-            raise ValueError("the request has not been tokenized")
-        return self.asked
-
     def forget_prompt(self) -> None:
         """Its answer has begun and may take an hour: nothing keeps its body and its ids any more."""
-        self.asked = light = self.call.without_prompt()
+        self.asked = self.call = light = self.call.without_prompt()
         if self.attempt is not None:
             self.attempt.call = light
         self.share.release()

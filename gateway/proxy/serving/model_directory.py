@@ -72,8 +72,11 @@ class ModelDirectory:
         """Endpoints of ``model`` that could serve it; with an adapter, those whose engine has it loaded. ``draining``:
         also those that are out of use."""
         endpoints = self._fleet.endpoints(model) or self._last.get(model.name, ())
-        if adapter is None and (draining or not [1 for endpoint in endpoints if endpoint.draining]):
-            return endpoints
+        for endpoint in endpoints:
+            if adapter is not None or (endpoint.draining and not draining):
+                break
+        else:
+            return endpoints  # most times: the same sequence, which others may remember
         return [
             endpoint
             for endpoint in endpoints

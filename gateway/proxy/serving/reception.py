@@ -42,7 +42,7 @@ class Reception:
         self._passing = passing
         self._clock = clock
 
-    async def read(self, exchange: Exchange, client: Client) -> Call:
+    async def read(self, exchange: Exchange, client: Client) -> None:
         """What was read is kept by ``exchange`` alone: an answer may take an hour. Raises GatewayError, ClientGone."""
         timeline = exchange.timeline
         raw = await client.receive(limit=self._max_body, timeout=self._patience, share=exchange.share)
@@ -50,6 +50,7 @@ class Reception:
         parsed = parse(exchange.route, raw, client.header("Content-Type"), self._passing)
         exchange.asked = asked = self._identify(exchange, parsed, client)
         serving = asked.serving
+        exchange.model_name = serving.model.name
         serving.budget.deposit()
         exchange.permit = serving.admission.try_acquire()
         if exchange.permit is None:
@@ -66,9 +67,8 @@ class Reception:
                 client=lambda: client_of(asked.headers, client.remote),
                 room=lambda: self._directory.room(serving.model),
             )
-        exchange.asked = call = Call.of(asked, prompt, tokenized(serving, asked.request, prompt))
+        exchange.asked = exchange.call = Call.of(asked, prompt, tokenized(serving, asked.request, prompt))
         timeline.enter(Phase.BEFORE_COMMIT)
-        return call
 
     def _identify(self, exchange: Exchange, parsed: Parsed, client: Client) -> Asked:
         headers = client.headers

@@ -47,7 +47,9 @@ class Answer:
     request: the end of a connection from which all was read is a FIN. None: a byte came, or it has not ended.
     """
 
-    def __init__(self, endpoint: Endpoint, timeouts: TimeoutSettings, memory: Memory | None = None) -> None:
+    _deadlines: Deadlines
+
+    def __init__(self, endpoint: Endpoint, memory: Memory | None = None) -> None:
         """``memory``: of what is held, to which a large body that is read whole is added; None: it is not counted."""
         self.endpoint = endpoint
         self.status = 0
@@ -56,7 +58,6 @@ class Answer:
         self.encoding = ""
         self.connect_seconds: float | None = None
         self.unread: bool | None = None
-        self._deadlines = Deadlines(timeouts, asyncio.get_running_loop())
         self._connection: Connection | None = None
         self._waiter: asyncio.Future[None] | None = None
         self._parts: list[bytes] = []
@@ -72,10 +73,10 @@ class Answer:
 
     # For whom it is
 
-    async def head(self, connection: Connection) -> None:
-        """Wait until ``status`` and ``headers`` are known. Raises LegFailed."""
+    async def head(self, connection: Connection, timeouts: TimeoutSettings) -> None:
+        """``timeouts`` count from now on. Wait until ``status`` and ``headers`` are known. Raises LegFailed."""
         self._connection = connection
-        self._deadlines.begin(self._expired, connection)
+        self._deadlines = Deadlines(timeouts, connection, self._expired)
         while not self.status and self._failure is None:
             await self._changed()
         if not self.status:

@@ -24,25 +24,18 @@ class Deadlines:
     timeout counts after that, since a long prefill is not idle. ``answered``: the head came.
     """
 
-    def __init__(self, timeouts: TimeoutSettings, loop: asyncio.AbstractEventLoop) -> None:
+    def __init__(self, timeouts: TimeoutSettings, connection: Connection, expired: Callable[[Cause], None]) -> None:
+        """They count from now on. ``connection``: brings the answer. ``expired``: is called at most once. Only the
+        timer refers to it, so that an answer that has ended is no reference cycle."""
         self._timeouts = timeouts
-        self._loop = loop
-        self._timer: asyncio.TimerHandle | None = None
-        self._connection: Connection | None = None
-        self._began = 0.0
-        self._idle_from = 0.0  # unless bytes arrived later
+        self._loop = loop = asyncio.get_running_loop()
+        self._connection: Connection | None = connection
+        self._began = self._idle_from = now = loop.time()  # the latter unless bytes arrived later
         self.answered = False
         self._committed = False
         self._paused = False
-
-    def begin(self, expired: Callable[[Cause], None], connection: Connection) -> None:
-        """``expired``: is called at most once. Only the timer refers to it, so that an answer that has ended is no
-        reference cycle. ``connection``: brings the answer."""
-        self._connection = connection
-        self._began = self._idle_from = now = self._loop.time()
-        timeouts = self._timeouts
         due = now + min(timeouts.head, timeouts.total, timeouts.idle)
-        self._timer = self._loop.call_at(due, self._look, expired, due)
+        self._timer: asyncio.TimerHandle | None = loop.call_at(due, self._look, expired, due)
 
     def committed(self) -> None:
         self._committed = True

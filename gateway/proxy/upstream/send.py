@@ -60,10 +60,10 @@ class Upstream:
         kept = self._pool.take(leg.address)
         if kept is None:
             made = await self._connect(leg, timeouts)
-            return await self._ask(leg, Answer(leg.endpoint, timeouts, self._memory), made)
-        answer, began = Answer(leg.endpoint, timeouts, self._memory), asyncio.get_running_loop().time()
+            return await self._ask(leg, Answer(leg.endpoint, self._memory), made, timeouts)
+        answer, began = Answer(leg.endpoint, self._memory), asyncio.get_running_loop().time()
         try:
-            return await self._ask(leg, answer, kept)
+            return await self._ask(leg, answer, kept, timeouts)
         except LegFailed:
             if answer.unread is None or asyncio.get_running_loop().time() - began > STALE:
                 raise
@@ -74,9 +74,9 @@ class Upstream:
                 # It was not the connection that died but the engine, perhaps of this very request.
                 raise LegFailed(Cause.DIED, leg.endpoint, failure.detail) from failure
             raise
-        answer, began = Answer(leg.endpoint, timeouts, self._memory), asyncio.get_running_loop().time()
+        answer, began = Answer(leg.endpoint, self._memory), asyncio.get_running_loop().time()
         try:
-            return await self._ask(leg, answer, fresh)
+            return await self._ask(leg, answer, fresh, timeouts)
         except LegFailed as failure:
             # Who says a byte was not dead before, and who was dead then cannot have read the request now.
             later = asyncio.get_running_loop().time() - began > SAME_DEATH
@@ -84,12 +84,12 @@ class Upstream:
                 failure.deaths = 2
             raise
 
-    async def _ask(self, leg: Leg, answer: Answer, connection: Connection) -> Answer:
+    async def _ask(self, leg: Leg, answer: Answer, connection: Connection, timeouts: TimeoutSettings) -> Answer:
         head = encode_head("POST", leg.path, leg.address.authority, leg.headers, len(leg.body))
         connection.send(head, leg.body, answer)
         answer.connect_seconds = None if connection.idle_since else connection.connect_seconds
         try:
-            await answer.head(connection)
+            await answer.head(connection, timeouts)
         except BaseException:
             answer.abort()
             raise

@@ -86,7 +86,7 @@ class Requests(RuleBasedStateMachine):
         serving = SimpleNamespace(model=self.model, index=self.index, tokens=SimpleNamespace(parity=Silent()))
         timeline = Timeline(self.clock, self.clock.now, phase=Phase.BEFORE_COMMIT)
         exchange = Exchange("x", route, timeline, self.memory.share(), NULL_OBSERVER)
-        exchange.asked = Call(
+        exchange.asked = exchange.call = Call(
             "x", route, (), NO_BODY, serving, request, 1, "", Prompt(ids, tokens, exact=True), keys, own_tokens=tokens
         )
         self._plan(exchange, decode, prefill, prefilled)

@@ -177,18 +177,18 @@ async def test_a_connection_whose_answer_ended_while_it_was_paused_is_used_again
         sent = leg(server.url)
         head = encode_head("POST", sent.path, sent.address.authority, sent.headers, len(sent.body))
         connection = await pool.connect(sent.address)
-        with Answer(sent.endpoint, PATIENT) as first:
+        with Answer(sent.endpoint) as first:
             connection.send(head, sent.body, first)
-            await first.head(connection)
+            await first.head(connection, PATIENT)
             assert await first.chunk() == b"data: 1\n\n"
             first.pause()
             connection.data_received(chunked(b"data: 2\n\n"))
             assert await first.chunk() == b"data: 2\n\n"
             assert await first.chunk() == b""
         assert pool.take(sent.address) is connection
-        with Answer(sent.endpoint, PATIENT) as second:
+        with Answer(sent.endpoint) as second:
             connection.send(head, sent.body, second)
-            await second.head(connection)
+            await second.head(connection, PATIENT)
             assert script_went_on.is_set()
             assert await second.read() == b"second"
     pool.close()
