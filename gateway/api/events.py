@@ -219,7 +219,7 @@ class EventObserver:
             self.committed = self.error is None
             return
         fields = _fields(payload)
-        kind = _text(fields.get("type")) or self._event.decode("latin-1")
+        kind = (_text(fields["type"]) if "type" in fields else None) or self._event.decode("latin-1")
         failed = kind == "error" or self._event == b"error" or fields.get("error", _NULL) != _NULL
         if not self.committed:
             if failed:
@@ -230,8 +230,11 @@ class EventObserver:
         elif failed:
             self.early_error = self.early_error or payload
             return
-        for holder in (fields, _inner(fields, "message"), _inner(fields, "response")):
-            found = usage_of(_value(holder.get("usage")), self._kind)
+        for name in ("usage", "message", "response"):
+            if name not in fields:
+                continue
+            usage = fields[name] if name == "usage" else _fields(bytes(fields[name])).get("usage", _NULL)
+            found = usage_of(_value(usage), self._kind) if usage != _NULL else None
             if found is not None:
                 self._early_usage = found if self._early_usage is None else self._early_usage.merged(found)
         if self._has_output(fields, kind):
@@ -253,7 +256,11 @@ class EventObserver:
         if "choices" not in fields:
             return True
         choices = _value(fields["choices"])
-        return isinstance(choices, list) and any(isinstance(one, dict) and _choice_has_output(one) for one in choices)
+        if isinstance(choices, list):
+            for choice in choices:
+                if isinstance(choice, dict) and _choice_has_output(choice):
+                    return True
+        return False
 
 
 def _choice_has_output(choice: Mapping[str, Any]) -> bool:
@@ -263,7 +270,11 @@ def _choice_has_output(choice: Mapping[str, Any]) -> bool:
         return True
     if choice.get("finish_reason") is not None:
         return True
-    return any(delta.get(name) for name in delta if name != "role") or (bool(delta) and "role" not in delta)
+    if "role" not in delta:
+        return bool(delta)
+    others = dict(delta)
+    del others["role"]
+    return any(others.values())
 
 
 def _fields(payload: bytes) -> Mapping[str, msgspec.Raw]:
@@ -273,20 +284,14 @@ def _fields(payload: bytes) -> Mapping[str, msgspec.Raw]:
         return {}
 
 
-def _value(raw: msgspec.Raw | None) -> Any:
-    if raw is None:
-        return None
+def _value(raw: msgspec.Raw) -> Any:
     try:
         return msgspec.json.decode(raw)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
         return None
 
 
-def _inner(fields: Mapping[str, msgspec.Raw], name: str) -> Mapping[str, msgspec.Raw]:
-    return _fields(bytes(fields[name])) if name in fields else {}
-
-
-def _text(raw: msgspec.Raw | None) -> str | None:
+def _text(raw: msgspec.Raw) -> str | None:
     value = _value(raw)
     return value if isinstance(value, str) else None
 
