@@ -143,6 +143,10 @@ class Reservation:
         while settled and settled[0][0] < now - SETTLED_KEPT:
             settled.popleft()
         settled.append((now, kv_tokens))
+        expiring = ledger._expiring
+        if expiring and expiring[0][2] is self:  # nothing is left that could expire
+            heappop(expiring)
+            ledger._stale_at = min(ledger._foreign.until, expiring[0][0] if expiring else inf)
         return True
 
     def _end_prefill(self, at: float, *, seen: bool) -> None:

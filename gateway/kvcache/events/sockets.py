@@ -42,9 +42,7 @@ ten."""
 _numbers = itertools.count()
 
 # Options of libzmq as plain integers: to look up an enum's member costs as much as a call with it.
-_EVENTS = int(zmq.EVENTS)
 _NOBLOCK = int(zmq.NOBLOCK)
-_POLLIN = int(zmq.POLLIN)
 
 
 class Change(Enum):
@@ -149,6 +147,8 @@ class MessageSocket:
 
     def __init__(self, socket: zmq.Socket[bytes], signal: Signal, poller: Poller | None = None) -> None:
         self._socket = socket
+        # To poll one socket takes as long as to get its ZMQ_EVENTS, of which pyzmq makes an enum's member each time.
+        self._polled = [(socket, int(zmq.POLLIN))]
         self._signal = signal
         self._poller = poller
         # Whether there is a message, as libzmq said last; None: it was not asked since one was received.
@@ -165,7 +165,7 @@ class MessageSocket:
 
     def has_message(self) -> bool:
         """Whether there is a message now."""
-        self._has_message = bool(int(self._socket.getsockopt(_EVENTS)) & _POLLIN)
+        self._has_message = bool(zmq.zmq_poll(self._polled, 0))
         return self._has_message
 
     def receive(self) -> list[bytes] | None:
@@ -206,7 +206,7 @@ class MessageSocket:
         return False
 
     def check(self) -> bool:
-        there = self._has_message = bool(int(self._socket.getsockopt(_EVENTS)) & _POLLIN)
+        there = self._has_message = bool(zmq.zmq_poll(self._polled, 0))
         if there:
             self._silent = 0
             self._signal.set()
