@@ -13,7 +13,6 @@ import asyncio
 from bisect import bisect_left, insort
 from collections.abc import Callable
 from dataclasses import dataclass
-from itertools import count
 from operator import attrgetter
 
 from gateway.errors import Exhausted
@@ -48,7 +47,7 @@ class Memory:
     def __init__(self, limit: int) -> None:
         self.limit = limit
         self.held = 0
-        self._numbers = count()
+        self.shares = 0  # that were ever made
         self._waiting: dict[Share, _Wait] = {}
         # The waiting shares, the oldest first, and the bytes that they hold. Thousands may wait: a share is found by
         # bisection.
@@ -60,10 +59,6 @@ class Memory:
     def waiting(self) -> int:
         """Shares that wait for room."""
         return len(self._waiting)
-
-    def share(self) -> Share:
-        """A new share, of 0 bytes."""
-        return Share(self, next(self._numbers))
 
     def allow(self, limit: int) -> None:
         """Set another limit."""
@@ -149,9 +144,10 @@ class Share:
 
     __slots__ = ("_memory", "number", "size")
 
-    def __init__(self, memory: Memory, number: int) -> None:
+    def __init__(self, memory: Memory) -> None:
+        """Holds nothing yet."""
         self._memory = memory
-        self.number = number
+        self.number = memory.shares = memory.shares + 1
         self.size = 0
 
     def take(self, size: int) -> None:

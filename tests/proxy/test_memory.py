@@ -38,7 +38,7 @@ async def growing(share: Share, size: int) -> asyncio.Task[None]:
 
 async def test_who_waits_is_let_in_by_age_as_others_give_back():
     memory = Memory(1000)
-    first, second, third = (memory.share() for _ in range(3))
+    first, second, third = (Share(memory) for _ in range(3))
     await first.grown(700)
     late, early = await growing(third, 600), await growing(second, 600)
     assert (memory.waiting, memory.held) == (2, 700)
@@ -52,7 +52,7 @@ async def test_who_waits_is_let_in_by_age_as_others_give_back():
 
 async def test_what_waits_for_one_another_is_resolved_by_refusing_the_newest():
     memory = Memory(1000)
-    old, new = memory.share(), memory.share()
+    old, new = Share(memory), Share(memory)
     await old.grown(350)
     await new.grown(350)
     going = await growing(old, 350)
@@ -67,7 +67,7 @@ async def test_what_waits_for_one_another_is_resolved_by_refusing_the_newest():
 
 async def test_where_nobody_gives_back_the_newest_is_refused_after_a_while(quick):
     memory = Memory(1000)
-    idle, old, new = (memory.share() for _ in range(3))
+    idle, old, new = (Share(memory) for _ in range(3))
     idle.take(500)
     await old.grown(100)
     await new.grown(100)
@@ -82,8 +82,8 @@ async def test_where_nobody_gives_back_the_newest_is_refused_after_a_while(quick
 async def test_any_number_of_those_that_wait_is_told_at_once_though_each_asks_again():
     memory = Memory(10_000)
     told: list[int] = []
-    waiting = [memory.share() for _ in range(2_000)]
-    big = memory.share()
+    waiting = [Share(memory) for _ in range(2_000)]
+    big = Share(memory)
     big.take(10_000)
 
     def again(share: Share) -> None:
@@ -100,11 +100,11 @@ async def test_any_number_of_those_that_wait_is_told_at_once_though_each_asks_ag
 
 async def test_a_body_that_came_with_its_head_has_the_last_quarter_to_itself():
     memory = Memory(1000)
-    large, small = memory.share(), memory.share()
+    large, small = Share(memory), Share(memory)
     await large.grown(int(1000 * LARGE))
     small.take(250)
     with pytest.raises(Exhausted):
-        memory.share().take(1)
+        Share(memory).take(1)
     large.release()
     small.release()
     small.release()
@@ -113,7 +113,7 @@ async def test_a_body_that_came_with_its_head_has_the_last_quarter_to_itself():
 
 async def test_a_higher_limit_lets_in():
     memory = Memory(100)
-    first, second = memory.share(), memory.share()
+    first, second = Share(memory), Share(memory)
     await first.grown(70)
     waits = await growing(second, 70)
     memory.allow(1000)
@@ -133,7 +133,7 @@ async def test_a_higher_limit_lets_in():
 def test_nothing_is_lost_or_given_back_twice(steps: list[tuple[str, int, int]]) -> None:
     async def run() -> None:
         memory = Memory(100)
-        shares = [memory.share() for _ in range(6)]
+        shares = [Share(memory) for _ in range(6)]
         waits: dict[Share, asyncio.Task[None]] = {}
         for what, number, size in steps:
             share = shares[number]
@@ -237,7 +237,7 @@ async def test_a_client_that_leaves_gives_back_what_it_held(slow, phase):
         memory = gateway.gateway.memory
         async with raw_client(gateway.url) as client:
             if phase == "waiting":
-                memory.share().keep(200 * KIB)
+                Share(memory).keep(200 * KIB)
             before = memory.held
             await client.say(raw_post(body)[: (100 if phase == "receiving" else 1000) * KIB])
             if phase == "receiving":
@@ -260,7 +260,7 @@ async def test_an_answer_that_is_held_whole_waits_for_room(slow):
     slow.go.set()
     async with engine(slow) as server, running(config_for(server.url, listen=TIGHT)) as gateway:
         memory = gateway.gateway.memory
-        other = memory.share()
+        other = Share(memory)
         other.keep(200 * KIB)
         async with raw_client(gateway.url) as client:
             await client.say(raw_post(orjson.dumps(CHAT)))
@@ -278,7 +278,7 @@ async def test_an_answer_that_finds_no_room_is_refused(slow, quick, leaves):
     slow.go.set()
     async with engine(slow) as server, running(config_for(server.url, listen=TIGHT)) as gateway:
         memory = gateway.gateway.memory
-        memory.share().keep(200 * KIB)
+        Share(memory).keep(200 * KIB)
         async with raw_client(gateway.url) as client:
             await client.say(raw_post(orjson.dumps(CHAT)))
             if leaves:

@@ -16,7 +16,7 @@ from gateway.fleet.fleet import Fleet
 from gateway.framework import Endpoint, ManualClock
 from gateway.kvcache.events.poller import Poller
 from gateway.kvcache.index.predictions import EVENTS_WITHIN
-from gateway.proxy.memory import Memory
+from gateway.proxy.memory import Memory, Share
 from gateway.proxy.serving.decisions import Decisions
 from gateway.proxy.serving.director import Director
 from gateway.proxy.serving.exchange import Exchange
@@ -133,7 +133,7 @@ class Scene:
 
     def exchange(self) -> Exchange:
         """A request that has just come."""
-        return Exchange("id", CHAT, Timeline(self.clock, self.clock.now), self.memory.share(), self.notes)
+        return Exchange("id", CHAT, Timeline(self.clock, self.clock.now), Share(self.memory), self.notes)
 
     def ask(self, client: MemoryClient) -> asyncio.Task[None]:
         """Have the director answer ``client``."""

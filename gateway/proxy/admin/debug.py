@@ -20,7 +20,7 @@ from gateway.errors import ClientError, GatewayError
 from gateway.proxy.admin.explain import Explainer
 from gateway.proxy.admin.operations import refuse_pages
 from gateway.proxy.http.receive import receive
-from gateway.proxy.memory import Memory
+from gateway.proxy.memory import Memory, Share
 from gateway.proxy.serving.decisions import DecisionRecord, Decisions
 
 LIMIT = 20
@@ -93,7 +93,7 @@ class Debug:
 
     async def _explain(self, http: web.Request) -> web.Response:
         refuse_pages(http)
-        share = self._memory.share()
+        share = Share(self._memory)
         try:
             raw = await receive(
                 http.headers, http.content, limit=self._max_body(), timeout=self._patience(), share=share

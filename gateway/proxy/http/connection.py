@@ -61,7 +61,7 @@ class ClientConnection(web.RequestHandler):
     """
 
     __slots__ = (
-        *("_full", "_gone", "_handler", "_patience", "_silence", "_tail", "_taken", "_unfinished"),
+        *("_full", "_gone", "_handler", "_patience", "_refusing", "_silence", "_tail", "_taken", "_unfinished"),
         *("full", "may_be_large", "outbox"),
     )
 
@@ -79,7 +79,7 @@ class ClientConnection(web.RequestHandler):
             auto_decompress=False,
         )
         self.outbox = outbox
-        self.full = self.may_be_large = False
+        self.full = self.may_be_large = self._refusing = False
         self._handler = handler
         self._patience = patience
         self._unfinished = Unfinished()
@@ -186,17 +186,21 @@ class ClientConnection(web.RequestHandler):
             message, body = self._messages[-1]
             unfinished.head_came(body)
             if not isinstance(message, RawRequestMessage):  # an error, which the old parser would raise again
-                self._parser = cast(Any, Refusing(refused=True))
+                self._refuse(refused=True)
         elif self._upgraded or self._reading_paused or self._buffer_paused:
             return  # reading is paused, and aiohttp has not parsed these bytes yet
-        elif isinstance(cast(object, self._parser), Refusing):
+        elif not data or self._refusing:
             return
         elif not unfinished.came(len(data)):
             if unfinished.in_head:
-                self._parser = cast(Any, Refusing(refused=False))
+                self._refuse(refused=False)
                 super().data_received(b"")
             else:
                 self.force_close()
+
+    def _refuse(self, *, refused: bool) -> None:
+        self._parser = cast(Any, Refusing(refused=refused))
+        self._refusing = True
 
     def connection_lost(self, exc: BaseException | None) -> None:
         self._silence.cancel()

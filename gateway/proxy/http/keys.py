@@ -29,10 +29,12 @@ def read(settings: KeySettings) -> list[str]:
 
 
 class ClientKeys:
-    """The keys of a ``KeySettings``; with none, everyone may. Raises ConfigError as ``read`` does."""
+    """The keys of a ``KeySettings``; with none, everyone may, and none is ``wanted``. Raises ConfigError as ``read``
+    does."""
 
     def __init__(self, settings: KeySettings) -> None:
         self._digests = [_digest(key) for key in read(settings)]
+        self.wanted = bool(self._digests)
 
     def check(self, headers: Mapping[str, str]) -> None:
         """Raises Unauthorized unless a key is sent as ``Authorization: Bearer`` or, as Anthropic's clients do,

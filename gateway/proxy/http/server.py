@@ -62,7 +62,7 @@ class Server:
         self.in_progress = 0
         """Requests whose answers are not yet complete."""
         self._idle = asyncio.Event()
-        self._idle.set()
+        """Is set when the last request ends, which only a drain waits for."""
         self._draining = False
         self._often = LogLimit(SystemClock())
         self._listeners: list[_Connections] = []
@@ -92,7 +92,9 @@ class Server:
         self._draining = True
         try:
             async with asyncio.timeout(grace):
-                await self._idle.wait()
+                while self.in_progress:
+                    self._idle.clear()
+                    await self._idle.wait()
                 while not await self._written():  # noqa: ASYNC110 -- there is no event of it
                     await asyncio.sleep(LOOK)
         except TimeoutError:
@@ -116,7 +118,6 @@ class Server:
     async def handle(self, client: HttpClient) -> None:
         """Answer one request, whatever becomes of it."""
         self.in_progress += 1
-        self._idle.clear()
         chosen = request_id(client.head.headers.getall("X-Request-Id", ()), _make_id)
         try:
             fault = fault_of(client.head, may_be_large=client.connection.may_be_large)
@@ -143,7 +144,7 @@ class Server:
                 _refuse(client, GatewayError("The gateway failed; its log says how."), chosen)
         finally:
             self.in_progress -= 1
-            if not self.in_progress:
+            if self._draining and not self.in_progress:
                 self._idle.set()
 
     def invalid(self, error: http_exceptions.HttpProcessingError) -> tuple[int, list[tuple[str, str]], bytes]:
@@ -162,7 +163,8 @@ class Server:
     async def _infer(self, client: HttpClient, chosen: str) -> None:
         route = find(client.method, client.path)
         try:
-            self._keys.check(client.head.headers)
+            if self._keys.wanted:
+                self._keys.check(client.head.headers)
             if self._draining:
                 raise ShuttingDown("The gateway is shutting down; connect again.", retry_after=DRAIN_RETRY)
         except GatewayError as error:

@@ -17,7 +17,7 @@ from gateway.core.observer import Observer
 from gateway.errors import GatewayError, NoEndpoint
 from gateway.framework import Clock
 from gateway.kvcache.events.poller import Poller
-from gateway.proxy.memory import Memory
+from gateway.proxy.memory import Memory, Share
 from gateway.proxy.serving.attempt import Attempt
 from gateway.proxy.serving.client import Client, ClientGone
 from gateway.proxy.serving.exchange import Exchange
@@ -118,7 +118,7 @@ class Director:
 
     def _begin(self, route: Route, request_id: str) -> Exchange:
         timeline = Timeline(self._clock, self._clock.monotonic())
-        return Exchange(request_id, route, timeline, self._memory.share(), self._observer)
+        return Exchange(request_id, route, timeline, Share(self._memory), self._observer)
 
     def _look_idle(self) -> None:
         if not self._running and self._when_idle is not None:

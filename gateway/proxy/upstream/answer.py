@@ -235,7 +235,7 @@ class Answer:
     def _held(self, memory: Memory) -> Share:
         """Its share, made with the first byte that counts."""
         if self._share is None:
-            self._share = memory.share()
+            self._share = Share(memory)
         return self._share
 
     def _told(self, granted: bool) -> None:

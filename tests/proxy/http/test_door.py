@@ -11,7 +11,7 @@ import pytest
 from gateway.proxy.http.door import HttpClient
 from gateway.proxy.http.keys import ClientKeys
 from gateway.proxy.http.server import Server
-from gateway.proxy.memory import Memory
+from gateway.proxy.memory import Memory, Share
 from gateway.proxy.serving.client import ClientGone
 from gateway.proxy.serving.director import Director
 from gateway.proxy.serving.model_directory import ModelDirectory
@@ -52,7 +52,7 @@ async def test_what_a_client_sends_is_read_and_what_is_replied_is_written():
     seen = {}
 
     async def does(client: HttpClient) -> None:
-        share = Memory(1000).share()
+        share = Share(Memory(1000))
         seen["body"] = await client.receive(limit=10, timeout=5, share=share)
         seen["headers"], seen["remote"] = client.headers, client.remote
         seen["one"], seen["none"] = client.header("X-TWO"), client.header("x-three")

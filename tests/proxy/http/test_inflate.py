@@ -20,7 +20,7 @@ from gateway.api.encoding import MADE
 from gateway.errors import BodyTooLarge, ClientError, UnsupportedMediaType
 from gateway.proxy.http.inflate import Inflating, inflating
 from gateway.proxy.http.receive import receive
-from gateway.proxy.memory import Memory
+from gateway.proxy.memory import Memory, Share
 
 
 def bare(data: bytes) -> bytes:
@@ -156,7 +156,7 @@ async def received(zipped: bytes, limit: int) -> tuple[bytes, int]:
     counting = loop.create_task(count())
     try:
         headers = CIMultiDict({"Content-Encoding": "gzip"})
-        return await receive(headers, content, limit=limit, timeout=60, share=Memory(2**40).share()), turns
+        return await receive(headers, content, limit=limit, timeout=60, share=Share(Memory(2**40))), turns
     finally:
         counting.cancel()
 

@@ -24,7 +24,7 @@ from gateway.kvcache.index.cache_index import CacheIndex
 from gateway.kvcache.index.predictions import EVENTS_WITHIN
 from gateway.kvcache.settings import CacheSettings
 from gateway.placement.placing import book
-from gateway.proxy.memory import Memory
+from gateway.proxy.memory import Memory, Share
 from gateway.proxy.serving.attempt import Attempt
 from gateway.proxy.serving.call import NO_BODY, Call
 from gateway.proxy.serving.decisions import Decisions
@@ -85,7 +85,7 @@ class Requests(RuleBasedStateMachine):
         keys = self.index.keys(ids, tokens, True, None, None)
         serving = SimpleNamespace(model=self.model, index=self.index, tokens=SimpleNamespace(parity=Silent()))
         timeline = Timeline(self.clock, self.clock.now, phase=Phase.BEFORE_COMMIT)
-        exchange = Exchange("x", route, timeline, self.memory.share(), NULL_OBSERVER)
+        exchange = Exchange("x", route, timeline, Share(self.memory), NULL_OBSERVER)
         exchange.asked = exchange.call = Call(
             "x", route, (), NO_BODY, serving, request, 1, "", Prompt(ids, tokens, exact=True), keys, own_tokens=tokens
         )
