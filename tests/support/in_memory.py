@@ -20,7 +20,8 @@ from tests.support.wire import length_in
 class MemoryReply:
     """A ``Reply``. ``body``: what was sent; ``sends``: the same, as it was sent. ``ended``, ``was_cut``: how it ended.
 
-    ``room``: bytes that the client takes by itself; None: all. With more it is full, until ``take``.
+    ``room``: bytes that the client takes by itself; None: all. With more it is full, until ``take``. ``idle``: seconds
+    for which it may take nothing, as the gateway has said last.
     """
 
     def __init__(self, status: int, headers: Iterable[tuple[str, str]], length: int | None, room: int | None) -> None:
@@ -29,6 +30,7 @@ class MemoryReply:
         self.length = length
         self.sends: list[bytes] = []
         self.ended = self.was_cut = False
+        self.idle = 0.0
         self._room = room
         self._untaken = 0
         self._waiting = b""
@@ -62,11 +64,11 @@ class MemoryReply:
         assert data, "a part is not empty"
         assert self.sends, "a part follows the first bytes"
         if not self._waiting:
-            asyncio.get_running_loop().call_soon(self._flush)
+            asyncio.get_running_loop().call_soon(self.flush)
         self._waiting += data
 
     def cut(self) -> None:
-        self._flush()
+        self.flush()
         self.ended = self.was_cut = True
 
     async def taken(self, idle: float) -> None:
@@ -82,7 +84,7 @@ class MemoryReply:
         self._full, self._gone = full, gone
 
     def watch(self, idle: float, taken: Callable[[], None], gone: Callable[[], None]) -> None:
-        assert idle > 0
+        self.idle = idle
         self._watched = taken, gone
 
     def forget(self) -> None:
@@ -108,7 +110,8 @@ class MemoryReply:
         if self._gone is not None:
             self._gone()
 
-    def _flush(self) -> None:
+    def flush(self) -> None:
+        """The loop's turn ends: the parts that came in it are written."""
         data, self._waiting = self._waiting, b""
         self._write(data)
 
