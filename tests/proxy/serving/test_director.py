@@ -13,13 +13,17 @@ from gateway.errors import BodyTooLarge, NoEndpoint, UpstreamError
 from gateway.flow.settings import FlowSettings
 from gateway.proxy.serving.client import ClientGone
 from gateway.proxy.settings import RetrySettings
-from tests.support.chat import CHAT, COMPLETE, DONE, ROLE, STREAMED, TELLING, WORD
+from tests.support.chat import CHAT, COMPLETE, DONE, ROLE, STREAMED, TELLING, WORD, chat
 from tests.support.in_memory import MemoryClient
 from tests.support.scene import CHAT as ROUTE
 from tests.support.scene import Scene, recorded
 from tests.support.wire import STREAM_HEAD, answer, chunked
 
 BUSY = answer(b'{"error": "busy"}', status="503 Service Unavailable", extra=b"X-Engine: full\r\n")
+
+LONG = chat()
+"""Of many blocks."""
+LONG_STREAMED = chat(stream=True)
 
 
 def reset() -> ConnectionResetError:
@@ -108,7 +112,7 @@ async def test_what_need_not_be_waited_for_is_one_step():
 
 
 async def receiving(scene: Scene) -> asyncio.Task[None]:
-    task = scene.ask(MemoryClient(CHAT, arrives=asyncio.Event()))
+    task = scene.ask(MemoryClient(LONG, arrives=asyncio.Event()))
     await asyncio.sleep(0)
     assert scene.memory.held > 0
     return task
@@ -116,7 +120,7 @@ async def receiving(scene: Scene) -> asyncio.Task[None]:
 
 async def queued(scene: Scene) -> asyncio.Task[None]:
     permit = scene.serving.admission.try_acquire()
-    task = scene.ask(MemoryClient(CHAT))
+    task = scene.ask(MemoryClient(LONG))
     await asyncio.sleep(0)
     assert scene.serving.admission.waiting == 1
     task.add_done_callback(lambda _: permit.release())
@@ -132,24 +136,24 @@ async def tokenizing(scene: Scene) -> asyncio.Task[None]:
         return estimate(b"x", "slow")
 
     scene.serving.tokens.tokenize = slow
-    task = scene.ask(MemoryClient(CHAT))
+    task = scene.ask(MemoryClient(LONG))
     await began.wait()
     return task
 
 
 async def before_commit(scene: Scene) -> asyncio.Task[None]:
-    task = scene.ask(MemoryClient(STREAMED))
+    task = scene.ask(MemoryClient(LONG_STREAMED))
     (await scene.engines.request()).say(STREAM_HEAD + chunked(b": wait\n\n", end=False))
     return task
 
 
 async def streaming(scene: Scene) -> asyncio.Task[None]:
-    return (await scene.begun(MemoryClient(STREAMED), ROLE, WORD))[0]
+    return (await scene.begun(MemoryClient(LONG_STREAMED), ROLE, WORD))[0]
 
 
 async def done(scene: Scene) -> asyncio.Task[None]:
     """Its engine has said all, and the client has not taken it."""
-    client = MemoryClient(CHAT, room=0)
+    client = MemoryClient(LONG, room=0)
     task = scene.ask(client)
     (await scene.engines.request()).say(answer(COMPLETE))
     await client.begun.wait()
@@ -161,10 +165,15 @@ PHASES = [receiving, queued, tokenizing, before_commit, streaming, done]
 
 
 @pytest.mark.parametrize("reach", PHASES, ids=lambda reach: reach.__name__)
-async def test_a_client_that_leaves_gives_all_back(reach: Callable[[Scene], Awaitable[asyncio.Task[None]]]):
+async def test_a_client_that_leaves_gives_all_back(
+    reach: Callable[[Scene], Awaitable[asyncio.Task[None]]], tokenizer: str
+):
     phase = reach.__name__.replace("_", "-")
-    async with Scene(limits=FlowSettings(max_in_flight=1)) as scene:
+    async with Scene(limits=FlowSettings(max_in_flight=1), tokenizer=tokenizer) as scene:
+        await scene.serving.tokens.load()
         task = await reach(scene)
+        if scene.engines.sides:
+            assert scene.serving.index.blocks > 0, "what its engine would hold then"
         sides = scene.engines.sides
         task.cancel()
         with pytest.raises(asyncio.CancelledError):
