@@ -2,8 +2,8 @@
 PYTHON ?= python3
 VENV   := .venv
 BIN    := $(VENV)/bin
-# One test process more than there are cores: half of the time a test waits, for a timeout or for another process.
-JOBS   ?= $(shell echo $$(( $$(getconf _NPROCESSORS_ONLN) + 1 )))
+# Two test processes more than there are cores: half of the time a test waits, for a timeout or for another process.
+JOBS   ?= $(shell echo $$(( $$(getconf _NPROCESSORS_ONLN) + 2 )))
 
 # Where it is set, every process that a test starts compiles all it imports anew, and pytest rewrites every test.
 unexport PYTHONDONTWRITEBYTECODE
@@ -30,7 +30,7 @@ demo: install ## four simulated engines, round robin against the default profile
 # Each process takes one half of the files, so that what a file's tests share is made once; who is done first takes of
 # the other's. The schedules with groups look at all tests again after each: a tenth of the run's time.
 test: install ## the test suite (no engine needed)
-	$(BIN)/python -m pytest -n $(JOBS) --dist worksteal --ignore tests/engines --ignore tests/attack -m "not slow"
+	$(BIN)/python -m pytest -n $(JOBS) --dist worksteal --ignore tests/engines --ignore tests/attack -m "not slow" --durations 20
 
 test-slow: install ## what takes minutes: the container image's install and start, in an empty venv; the whole demo; properties on five times the examples
 	$(BIN)/python -m pytest --ignore tests/engines --ignore tests/attack -m slow
