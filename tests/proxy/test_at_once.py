@@ -11,8 +11,8 @@ import contextlib
 import orjson
 import pytest
 
-from gateway.proxy.settings import TimeoutSettings
 from tests.support.chat import CHAT, DONE, ROLE, STREAMED, WORD
+from tests.support.gateway import PATIENT
 from tests.support.split import (
     ERROR,
     FAILED,
@@ -30,7 +30,6 @@ from tests.support.split import (
 from tests.support.wait import eventually
 from tests.support.wire import METRICS, STREAM_HEAD, Connection, answer, chunked, scripted
 
-PATIENT = TimeoutSettings(prefill=20, handover=20)
 BODIES = pytest.mark.parametrize("body", [CHAT, STREAMED], ids=["whole", "streamed"])
 
 

@@ -17,13 +17,12 @@ import pytest
 from gateway.proxy.settings import RetrySettings, TimeoutSettings
 from gateway.proxy.upstream.commit import MAX_TEXT
 from tests.support.chat import CHAT, COMPLETE, DONE, ROLE, TELLING, WORD
-from tests.support.gateway import IN_TURN, Running, config_for, running
+from tests.support.gateway import IN_TURN, PATIENT, Running, config_for, running
 from tests.support.wait import eventually
 from tests.support.wire import Answer, Connection, RawClient, answer, chunked, engine, raw_client, raw_post
 
 pytestmark = pytest.mark.asyncio(loop_factories=["uvloop"])
 
-PATIENT = TimeoutSettings(connect=30, head=60, idle=60, total=300)
 ASKS = b"Accept-Encoding: gzip, deflate, br"
 WHOLE, STREAM = (raw_post(orjson.dumps(body), ASKS) for body in (CHAT, TELLING))
 USAGE = {"prompt_tokens": 7, "completion_tokens": 3, "total_tokens": 10}

@@ -13,16 +13,14 @@ import pytest
 from hypothesis import HealthCheck, given
 from hypothesis import strategies as st
 
-from gateway.proxy.settings import TimeoutSettings
 from tests.support.chat import DONE, ROLE, TELLING, event
 from tests.support.examples import examples
-from tests.support.gateway import config_for, running
+from tests.support.gateway import PATIENT, config_for, running
 from tests.support.wire import Connection, chunked, engine, raw_client, raw_post
 
 pytestmark = pytest.mark.asyncio(loop_factories=["uvloop"])
 
 STREAM = raw_post(orjson.dumps(TELLING))
-PATIENT = TimeoutSettings(connect=30, head=60, idle=60, total=300)
 EVENT_HEAD = b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\n"
 CHUNKED = b"Transfer-Encoding: chunked\r\n\r\n"
 

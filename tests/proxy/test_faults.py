@@ -17,15 +17,16 @@ import httpx
 import orjson
 import pytest
 
-from gateway.proxy.settings import RetrySettings, TimeoutSettings
+from gateway.proxy.settings import RetrySettings
 from tests.support.chat import CHAT, COMPLETE, DONE, ROLE, STREAMED, WORD, event
-from tests.support.gateway import IN_TURN, QUICK_FLEET, Running, config_for, running
+from tests.support.gateway import IN_TURN, PATIENT, QUICK_FLEET, SOON, Running, config_for, running
 from tests.support.wait import eventually
 from tests.support.wire import STREAM_HEAD, ScriptedServer, answer, chunked, engine, raw_client, raw_post
 
 pytestmark = pytest.mark.asyncio(loop_factories=["uvloop"])
 
-SHORT = TimeoutSettings(connect=1, head=0.3, idle=0.3, total=5)
+HANGS = replace(PATIENT, head=SOON, idle=SOON)
+"""Limits where an engine hangs."""
 
 
 async def good(connection, head, body):
@@ -103,7 +104,7 @@ async def gateway_before(*posts, **changes):
     """A gateway in front of one engine for each of ``posts``."""
     async with contextlib.AsyncExitStack() as stack:
         engines = [await stack.enter_async_context(engine(post)) for post in posts]
-        changes = {"timeouts": SHORT} | IN_TURN | changes
+        changes = {"timeouts": PATIENT} | IN_TURN | changes
         gateway = await stack.enter_async_context(running(config_for(*(e.url for e in engines), **changes)))
         yield gateway
 
@@ -121,7 +122,7 @@ async def test_another_endpoint_cures_it(name, body):
         seen.append(name)
         await FAILURES[name][0](connection, head, request)
 
-    async with gateway_before(counted, good) as gateway:
+    async with gateway_before(counted, good, timeouts=HANGS if name == "hangs" else PATIENT) as gateway:
         for _ in range(6):
             reply = await gateway.client.post("/v1/chat/completions", json=body)
             assert reply.status_code == 200, reply.text
@@ -149,7 +150,7 @@ async def test_what_breaks_before_commit_is_tried_again(name):
 @pytest.mark.parametrize("name", list(FAILURES))
 async def test_with_no_other_endpoint_the_client_is_told(name, body):
     post, status = FAILURES[name]
-    async with gateway_before(post) as gateway:
+    async with gateway_before(post, timeouts=HANGS if name == "hangs" else PATIENT) as gateway:
         reply = await gateway.client.post("/v1/chat/completions", json=body)
         assert reply.status_code == status
         assert reply.json()["error"]["message"]
@@ -223,7 +224,7 @@ async def test_an_engine_that_is_killed_loses_nothing_that_it_had_not_begun(body
         doomed = await stack.enter_async_context(engine(dies))
         other = await stack.enter_async_context(engine(good))
         unwatched = replace(QUICK_FLEET, scrape=replace(QUICK_FLEET.scrape, interval=60))
-        config = config_for(doomed.url, other.url, **{"timeouts": SHORT, "fleet": unwatched} | IN_TURN)
+        config = config_for(doomed.url, other.url, **{"timeouts": PATIENT, "fleet": unwatched} | IN_TURN)
         gateway = await stack.enter_async_context(running(config))
         for _ in range(4):  # each engine has a kept connection then
             assert (await gateway.client.post("/v1/chat/completions", json=CHAT)).status_code == 200
@@ -308,7 +309,7 @@ async def test_an_engine_that_breaks_is_told_of_though_its_client_takes_nothing(
             while True:
                 await connection.say(chunked(event({"content": "x" * 8000}), end=False))
 
-    timeouts = TimeoutSettings(connect=1, head=10, idle=3, total=1.5)
+    timeouts = replace(PATIENT, idle=3, total=1.5)
     async with gateway_before(talks, timeouts=timeouts) as gateway:
         async with raw_client(gateway.url, takes=16 * 1024) as client:
             await client.say(raw_post(orjson.dumps(STREAMED)))
@@ -387,7 +388,7 @@ async def test_after_commit_the_stream_ends_with_an_error_event_and_no_second_en
         else:
             await connection.gone()
 
-    async with gateway_before(post, post) as gateway:
+    async with gateway_before(post, post, timeouts=HANGS if how == "hang" else PATIENT) as gateway:
         reply = await gateway.client.post("/v1/chat/completions", json=STREAMED)
         assert reply.status_code == 200
         assert reply.content.startswith(ROLE + WORD)
@@ -423,10 +424,7 @@ async def test_a_sick_engine_disturbs_nobody_else():
         else:
             await connection.say(answer(COMPLETE))
 
-    timeouts = replace(SHORT, idle=30, total=30)
-    async with gateway_before(
-        slow, dies, talks_garbage, retries=RetrySettings(budget=1.0), timeouts=timeouts
-    ) as gateway:
+    async with gateway_before(slow, dies, talks_garbage, retries=RetrySettings(budget=1.0)) as gateway:
 
         async def stream():
             reply = await gateway.client.post("/v1/chat/completions", json=STREAMED)
@@ -472,8 +470,7 @@ async def test_an_engine_is_free_again_before_a_slow_client_has_read_its_answer(
     async def post(connection, head, body):
         await connection.say(answer(big))
 
-    timeouts = replace(SHORT, head=10, idle=10, total=30)
-    async with gateway_before(post, timeouts=timeouts) as gateway:
+    async with gateway_before(post) as gateway:
         async with gateway.client.stream("POST", "/v1/embeddings", json={"model": "sim", "input": "x"}) as reply:
             endpoint = gateway.gateway.fleet.endpoints(gateway.gateway.directory.servings[0].model)[0]
             assert endpoint.load.requests == 0

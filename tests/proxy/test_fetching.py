@@ -12,13 +12,12 @@ import orjson
 import pytest
 
 from tests.support.chat import CHAT, DONE, ROLE, STREAMED, WORD
+from tests.support.gateway import PATIENT, SOON
 from tests.support.split import (
     ERROR,
     FAILED,
     FAILED_STREAM,
     FETCHING,
-    PATIENT,
-    SOON,
     Told,
     answered,
     decodes,

@@ -20,7 +20,7 @@ from gateway.proxy.upstream.answer import Answer as LegAnswer
 from gateway.proxy.upstream.deadlines import Deadlines
 from gateway.proxy.upstream.legs import Cause
 from tests.support.chat import CHAT, COMPLETE, DONE, ROLE, STREAMED, WORD
-from tests.support.gateway import IN_TURN, Running, config_for, running
+from tests.support.gateway import IN_TURN, PATIENT, Running, config_for, running
 from tests.support.wait import eventually
 from tests.support.wire import Answer, Connection, RawClient, answer, chunked, engine, length_in, raw_client, raw_post
 
@@ -28,7 +28,6 @@ pytestmark = pytest.mark.asyncio(loop_factories=["uvloop"])
 
 WHOLE, STREAM = raw_post(orjson.dumps(CHAT)), raw_post(orjson.dumps(STREAMED))
 EVENTS = ROLE + WORD + DONE
-PATIENT = TimeoutSettings(connect=30, head=60, idle=60, total=300)
 NOT_AGAIN = RetrySettings(attempts=1, budget=0.0)
 
 JSON_HEAD = b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\n"

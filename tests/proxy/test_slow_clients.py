@@ -16,7 +16,7 @@ from gateway.proxy.http.connection import ClientConnection
 from gateway.proxy.settings import TimeoutSettings
 from gateway.proxy.upstream.answer import Answer
 from tests.support.chat import CHAT, COMPLETE, DONE, ROLE, STREAMED, WORD, event
-from tests.support.gateway import config_for, running
+from tests.support.gateway import PATIENT, config_for, running
 from tests.support.wait import eventually
 from tests.support.wire import STREAM_HEAD, Connection, RawClient, answer, chunked, engine, raw_client, raw_post
 
@@ -32,8 +32,6 @@ ENOUGH = 100_000_000
 HELD = 40_000_000
 """Bytes that may be on their way then: two sockets' buffers are up to 4 MB for what is sent and, here, 32 for what is
 received, of which a stopped reader takes a part; the gateway's own are far below that."""
-
-PATIENT = TimeoutSettings(connect=30, head=60, idle=60, total=300)
 
 
 class Talker:

@@ -15,6 +15,7 @@ from gateway.core.observer import Observer, Settled
 from gateway.fleet.settings import EndpointSettings, FleetSettings, HealthSettings, ScrapeSettings
 from gateway.observability.settings import LogSettings
 from gateway.proxy.http.listener import Listener
+from gateway.proxy.settings import TimeoutSettings
 from gateway.scheduling.settings import HandlerSettings, PluginSettings, ProfileSettings
 from simulator.server import EngineServer
 from tests.support.wait import eventually
@@ -32,6 +33,12 @@ PATIENT_FLEET = replace(
     health=replace(QUICK_FLEET.health, failures=10),
 )
 """A dead engine refuses connections, which takes it out at once; one that only answers late on a busy machine stays."""
+
+PATIENT = TimeoutSettings(connect=30, head=60, idle=60, total=300, prefill=60, handover=60)
+"""However busy the machine is, an engine that answers does so in time. Who tries a limit makes that one short."""
+
+SOON = 0.3
+"""Seconds of a limit that is reached."""
 
 IN_TURN: dict[str, Any] = {
     "plugins": (PluginSettings("healthy", "healthy"), PluginSettings("turn", "round-robin")),

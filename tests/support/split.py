@@ -9,17 +9,11 @@ from typing import Any
 
 import orjson
 
-from gateway.proxy.settings import RetrySettings, TimeoutSettings
+from gateway.proxy.settings import RetrySettings
 from tests.support.chat import COMPLETE, DONE, ROLE, WORD
-from tests.support.gateway import QUICK_FLEET, Running, running, split_config
+from tests.support.gateway import PATIENT, QUICK_FLEET, Running, running, split_config
 from tests.support.wait import eventually
 from tests.support.wire import STREAM_HEAD, Connection, ScriptedServer, answer, chunked, engine
-
-PATIENT = TimeoutSettings(connect=30, head=60, idle=60, total=300, prefill=60, handover=60)
-"""However busy the machine is, an engine that answers does so in time. Who tries a limit makes that one short."""
-
-SOON = 0.3
-"""Seconds of a limit that is reached."""
 
 WATCHED = replace(QUICK_FLEET, scrape=replace(QUICK_FLEET.scrape, timeout=1.0))
 """An engine that says nothing more is seen to be down within a second."""

@@ -13,12 +13,11 @@ import pytest
 
 from gateway.proxy.settings import RetrySettings, TimeoutSettings
 from tests.support.chat import CHAT, COMPLETE, DONE, ROLE, TELLING, WORD
+from tests.support.gateway import PATIENT, SOON
 from tests.support.split import (
     FAILED,
     PARAMETERS,
-    PATIENT,
     PREFILLED,
-    SOON,
     UNWATCHED,
     Setting,
     Told,

@@ -27,12 +27,11 @@ from gateway.proxy.upstream.commit import commit
 from gateway.proxy.upstream.legs import Cause, Leg, LegFailed
 from gateway.proxy.upstream.send import Upstream
 from tests.support.chat import ROLE
+from tests.support.gateway import PATIENT
 from tests.support.wait import eventually
 from tests.support.wire import STREAM_HEAD, Connection, answer, chunked, scripted
 
 pytestmark = pytest.mark.asyncio(loop_factories=["asyncio", "uvloop"])
-
-PATIENT = TimeoutSettings(connect=5, head=5, idle=5, total=10)
 
 
 def leg(url: str, body: bytes = b'{"model":"m"}') -> Leg:
@@ -314,7 +313,7 @@ async def test_garbage_between_chunks_ends_the_answer_at_once():
             assert await reply.chunk() == b"data: {}\n\n"
             server.connections[0].reader.feed_data(b"\r\n\r\n")
             with pytest.raises(LegFailed) as failed:
-                await asyncio.wait_for(reply.chunk(), 3)
+                await asyncio.wait_for(reply.chunk(), 30)
     assert failed.value.cause is Cause.GARBAGE
 
 

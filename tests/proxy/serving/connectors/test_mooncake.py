@@ -13,7 +13,8 @@ from gateway.framework import Kind
 from gateway.proxy.serving.connectors.mooncake import FAILED_FOR, KNOWN_FOR, Mooncake
 from gateway.proxy.serving.handover_failures import HandoverCause, HandoverFailed
 from tests.support.chat import CHAT
-from tests.support.split import PATIENT, SOON, decodes, pair, prefills
+from tests.support.gateway import PATIENT, SOON
+from tests.support.split import decodes, pair, prefills
 from tests.support.wait import eventually
 from tests.support.wire import Connection, scripted
 
