@@ -16,7 +16,7 @@ from collections.abc import Callable, Generator
 from pathlib import Path
 from typing import Any
 
-import gateway.proxy.serving.director as director
+import gateway.proxy.serving.reception as reception
 from gateway.cli import main as gateway_main
 from gateway.fleet.engine_watch import EngineWatch
 from gateway.http1.connection import Connection
@@ -27,6 +27,7 @@ from gateway.proxy.http.reply import HttpReply
 from gateway.proxy.http.server import Server
 from gateway.proxy.serving.attempt import Attempt
 from gateway.proxy.serving.exchange import Exchange
+from gateway.proxy.serving.placer import Placer
 from gateway.proxy.upstream.send import Upstream
 from gateway.scheduling.scheduler import Scheduler
 from gateway.tokens.encode import Encoder
@@ -34,23 +35,23 @@ from gateway.tokens.render import Renderer
 
 STEPS: list[tuple[Any, str, str]] = [
     (ClientConnection, "data_received", "read the request's head and body (aiohttp)"),
-    (director, "parse", "parse the body"),
-    (director.Director, "_identify", "identify: model, headers"),
+    (reception, "parse", "parse the body"),
+    (reception.Reception, "_identify", "identify: model, headers"),
     (Renderer, "render", "render the chat template"),
     (Encoder, "read", "look up known token ids"),
     (Encoder, "finish", "encode new text, cache its ids"),
-    (director, "tokenized", "block keys"),
+    (reception, "tokenized", "block keys"),
     (CacheIndex, "match", "match"),
     (Scheduler, "schedule", "schedule: filter, score, pick"),
-    (director.Director, "_place", "book, and record the decision"),
+    (Placer, "place", "book, and record the decision"),
     (Connection, "send", "send the leg to the engine"),
     (Connection, "data_received", "read the engine's answer"),
     (Attempt, "answered", "learn, release what was booked"),
     (Exchange, "settle", "settle, count, log"),
-    (HttpReply, "flush", "write to the client"),
+    (HttpReply, "send", "write to the client"),
 ]
 COROUTINES: list[tuple[Any, str, str]] = [
-    (Server, "_handle", "the handler, between its steps"),
+    (Server, "handle", "the handler, between its steps"),
     (Upstream, "send", "take a connection, write the leg's head"),
     (EventReader, "_on_message", "KV events"),
     (EngineWatch, "_probe_once", "scrapes"),
