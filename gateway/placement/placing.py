@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
-from gateway.fleet.load.booking import Booking, learn_events, learn_output
+from gateway.fleet.load.booking import Booking
 from gateway.framework import DECODE, GENERATES, PREFILL, Endpoint, Plan, Request
 from gateway.kvcache.index.cache_index import CacheIndex
 from gateway.kvcache.index.keys import BlockKeys
@@ -20,6 +20,12 @@ from gateway.scheduling.trace import Trace
 
 KEEP_KV = frozenset({PREFILL, DECODE})
 """Kinds of legs that leave the prompt's KV on their endpoint. Any other is booked as one request, and no tokens."""
+
+LEARNING_RATE = 0.05
+"""Weight of one answer in a model's expected output: the last 20 answers weigh about two thirds."""
+
+FEWEST, MOST = 0.1, 100.0
+"""Bounds of the tokens of one stream event: a count outside of them is a defect."""
 
 
 def decide(
@@ -180,7 +186,10 @@ def learn(placement: Placement, request: Request, answered: Answered) -> None:
             booking.learn_steps(answered.at, answered.later / answered.sequences, answered.at - answered.first_at)
     booking.cost.count_request()
     if answered.tokens and answered.events:
-        learn_events(model, answered.tokens / answered.events)
-    output = answered.tokens or answered.events
-    if generates and output:
-        learn_output(model, output / answered.sequences, request.max_tokens)
+        # An event brings several with speculative decoding or with ``--stream-interval``.
+        per_event = min(max(answered.tokens / answered.events, FEWEST), MOST)
+        model.event_tokens += LEARNING_RATE * (per_event - model.event_tokens)
+    output, limit = (answered.tokens or answered.events) / answered.sequences, request.max_tokens
+    # An answer that its limit cut off below the expected output is ignored: its length is only a lower bound.
+    if generates and output and (limit is None or output < limit or output >= model.expected_output):
+        model.expected_output += LEARNING_RATE * (output - model.expected_output)

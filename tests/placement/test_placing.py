@@ -17,7 +17,7 @@ from gateway.framework import PREFILL, Context, Endpoint, Kind, ManualClock, Mod
 from gateway.kvcache.index.cache_index import CacheIndex
 from gateway.kvcache.index.keys import BlockKeys
 from gateway.kvcache.settings import CacheSettings
-from gateway.placement.placing import Answered, Placement, book, decide, learn
+from gateway.placement.placing import MOST, Answered, Placement, book, decide, learn
 from gateway.scheduling.trace import Trace
 
 IDS = array("I", range(3200))
@@ -169,6 +169,35 @@ def test_a_whole_answer_teaches_the_pace_and_the_length(stream: bool) -> None:
     assert (scene.model.event_tokens > 1.0) is stream
     assert (cost.prefill_scale, cost.step_scale) != before
     placement.end(ok=True)
+
+
+def test_an_answer_that_was_cut_off_says_only_that_it_had_so_many() -> None:
+    scene = Scene()
+    scene.model.expected_output = 200.0
+    request = scene.request(stream=False)
+    placement = scene.book(request, scene.decide(request))
+
+    def answered(tokens: int, limit: int) -> float:
+        request.max_tokens = limit
+        learn(placement, request, Answered(1.0, tokens=tokens))
+        return scene.model.expected_output
+
+    assert answered(10, limit=10) == 200
+    more = answered(400, limit=400)
+    assert more > 200
+    assert answered(10, limit=50) < more
+
+
+def test_tokens_of_an_event_are_learned_within_bounds() -> None:
+    scene = Scene()
+    request = scene.request()
+    placement = scene.book(request, scene.decide(request))
+    for _ in range(200):
+        learn(placement, request, Answered(1.0, events=10, tokens=30))
+    assert scene.model.event_tokens == pytest.approx(3, rel=0.01)
+    for _ in range(500):
+        learn(placement, request, Answered(1.0, events=1, tokens=10**12))
+    assert scene.model.event_tokens <= MOST
 
 
 def test_what_generates_nothing_teaches_no_length() -> None:

@@ -4,36 +4,14 @@ from __future__ import annotations
 
 from gateway.fleet.load.cost import FittedCost
 from gateway.fleet.load.ledger import Ledger, Reservation
-from gateway.framework import GENERATES, NO_MATCH, Endpoint, Model, Request
+from gateway.framework import GENERATES, NO_MATCH, Endpoint, Request
 
 BOOKING_STEP = 16
 """Tokens of a stream after which the ledger is updated: the block in which engines allocate KV memory."""
 
-LEARNING_RATE = 0.05
-"""Weight of one answer in a model's expected output: the last 20 answers weigh about two thirds."""
-
-
 FULL = 0.9
 """Share of KV memory in use from which an engine's waiting requests wait for memory: the next prompt does not fit.
 Below 1, because a prompt may have some tens of thousands of tokens."""
-
-
-FEWEST, MOST = 0.1, 100.0
-"""Bounds of the tokens of one stream event: a count outside of them is a defect."""
-
-
-def learn_output(model: Model, tokens: float, limit: int | None = None) -> None:
-    """An answer had ``tokens``, of at most ``limit``. An answer that its limit cut off below the expected output is
-    ignored: its length is only a lower bound."""
-    if limit is not None and limit <= tokens < model.expected_output:
-        return
-    model.expected_output += LEARNING_RATE * (tokens - model.expected_output)
-
-
-def learn_events(model: Model, tokens: float) -> None:
-    """A stream had ``tokens`` per event: several with speculative decoding or with ``--stream-interval``."""
-    model.event_tokens += LEARNING_RATE * (min(max(tokens, FEWEST), MOST) - model.event_tokens)
-
 
 LEAST_DECODING = 0.25
 """Least share of the time between tokens that is credited to decode steps, however long prompts are estimated to

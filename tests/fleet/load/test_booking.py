@@ -7,33 +7,12 @@ import pytest
 from filters.slo import SloFilter
 from gateway.core.observer import NULL_OBSERVER
 from gateway.fleet.fleet import Fleet
-from gateway.fleet.load.booking import MOST, Booking, learn_events, learn_output
+from gateway.fleet.load.booking import Booking
 from gateway.fleet.settings import CostSettings, EndpointSettings, FleetSettings, StartingCosts
 from gateway.framework import Context, EngineMetrics, Kind, Match, Matches, Model, Request, Slo
 from gateway.framework.cost import FirstToken
 from scorers.placement_cost import PlacementCost
 from tests.support.ledgers import reserve
-
-
-def test_an_answer_that_was_cut_off_says_only_that_it_had_so_many():
-    model = Model("m", expected_output=200.0)
-    learn_output(model, 10, limit=10)
-    assert model.expected_output == 200
-    learn_output(model, 400, limit=400)
-    assert model.expected_output > 200
-    before = model.expected_output
-    learn_output(model, 10, limit=50)
-    assert model.expected_output < before
-
-
-def test_tokens_of_an_event_are_learned_within_bounds():
-    model = Model("m")
-    for _ in range(200):
-        learn_events(model, 3)
-    assert model.event_tokens == pytest.approx(3, rel=0.01)
-    for _ in range(500):
-        learn_events(model, 1e12)
-    assert model.event_tokens <= MOST
 
 
 def test_what_an_engine_has_room_for_is_told_in_its_own_steps(manual_clock):
