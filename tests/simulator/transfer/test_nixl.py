@@ -381,7 +381,7 @@ class TestFailures:
         assert await counter(two.decode, "num_failed_transfers") == 1
 
     async def test_an_engine_that_dies_later_fails_reads_and_then_fast(self, pair: MakePair) -> None:
-        two = await pair(handshake_timeout=1)
+        two = await pair(handshake_timeout=3)
         params = await two.begin(body())
         await two.split(body("first"))
         await two.prefill.server.kill()
@@ -389,7 +389,7 @@ class TestFailures:
             assert (await two.end(body(), params)).status_code == 500
 
     async def test_a_new_engine_at_the_same_address_is_not_the_old_one(self, start: Start) -> None:
-        decode, old = await start(handshake_timeout=2), await start()
+        decode, old = await start(handshake_timeout=20), await start()
         two = Pair(old, decode)
         assert (await two.split(body()))["choices"]
         params = await two.begin(body("later"))
