@@ -195,11 +195,9 @@ def test_the_rooms_are_all_in_the_table() -> None:
 
 def whole_names(path: Path) -> Iterator[str]:
     """What a file imports, with the names that it takes from a package: ``aiohttp.web``."""
-    for node in ast.walk(ast.parse(path.read_text())):
-        if isinstance(node, ast.Import):
-            yield from (alias.name for alias in node.names)
-        elif isinstance(node, ast.ImportFrom):
-            yield from (f"{node.module}.{alias.name}" for alias in node.names)
+    for node in read(path)[0]:
+        base = f"{node.module}." if isinstance(node, ast.ImportFrom) else ""
+        yield from (f"{base}{alias.name}" for alias in node.names)
 
 
 def test_aiohttp_is_the_front_door_and_nothing_else() -> None:
