@@ -131,6 +131,10 @@ class ClientConnection(web.RequestHandler):
             status, headers, said = self._handler.invalid(message.exc)
             reply = HttpReply(self, transport, status, headers, length=len(said), keep_alive=False)
             reply.send(said, last=True)
+            if transport.can_write_eof():  # not over TLS
+                # The client may be sending still, and a reset would take the answer from it: what comes is dropped.
+                transport.write_eof()
+                await asyncio.sleep(LINGER)
         else:
             client = HttpClient(message, body, self)
             await self._handler.handle(client)
