@@ -82,14 +82,43 @@ async def test_a_stream_passes_unchanged():
 async def test_the_engine_is_free_before_the_client_can_see_the_end():
     """Who asks at once finds what this one took free."""
     async with Scene(1) as scene:
-        client = MemoryClient(TELLING)
-        task, side, reply = await scene.begun(client, ROLE)
-        loads: list[int] = []
+        task, side, reply = await scene.begun(MemoryClient(TELLING), ROLE)
+        seen: list[tuple[int, bool]] = []
         send = reply.send
-        reply.send = lambda data, last: (loads.append(scene.endpoints[0].load.requests), send(data, last))
+
+        def look(data: bytes, last: bool) -> None:
+            seen.append((scene.endpoints[0].load.requests, reply.attended))
+            send(data, last)
+
+        reply.send = look
         side.say(chunked(WORD, DONE))
-        assert loads == [0]
+        assert seen == [(0, False)], "there is nothing left to stop, either"
         await task
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_the_fleet_is_told_of_an_answer_that_is_complete(stream):
+    async with Scene(1) as scene:
+        told: list[str] = []
+        recorded(told, scene.fleet, "report_complete", "complete")
+        if stream:
+            task, side, _ = await scene.begun(MemoryClient(TELLING), ROLE)
+            assert told == []
+            side.say(chunked(WORD, DONE))
+            await task
+        else:
+            await scene.answered(CHAT, COMPLETE)
+        assert told == ["complete"]
+
+
+async def test_the_fleet_is_not_told_of_one_that_broke():
+    async with Scene(1) as scene:
+        told: list[str] = []
+        recorded(told, scene.fleet, "report_complete", "complete")
+        task, side, _ = await scene.begun(MemoryClient(TELLING), ROLE)
+        side.end(reset())
+        await task
+        assert told == []
 
 
 async def test_what_need_not_be_waited_for_is_one_step():

@@ -252,6 +252,17 @@ async def test_what_was_held_back_passes_before_the_error():
         scene.has_all_back()
 
 
+async def test_what_was_held_back_passes_where_nothing_follows_it():
+    """Another engine than vLLM may report no usage, and end its stream without a word."""
+    async with Scene(1) as scene:
+        task, side, reply = await scene.begun(MemoryClient(STREAMED), ROLE, WORD)
+        side.say(chunked(FINISH))
+        await task
+        assert reply.body == ROLE + WORD + FINISH
+        assert (reply.ended, scene.line.outcome) == (True, "ok")
+        scene.has_all_back()
+
+
 async def test_usage_that_the_client_asked_for_passes():
     async with Scene(1) as scene:
         task, side, reply = await scene.begun(MemoryClient(TELLING), ROLE, WORD)
