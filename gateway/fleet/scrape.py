@@ -254,7 +254,7 @@ class ScrapeReader:
             self._absent[name] = left - 1
             return []
         samples = self._samples(text, name)
-        if not samples:
+        if not samples and self._find(text, name) < 0:  # else it is there, in a line that cannot be read
             self._absent[name] = LOOK_AGAIN - 1
         return samples
 

@@ -3,7 +3,7 @@ from __future__ import annotations
 import re
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from gateway.fleet.scrape import LOOK_AGAIN, MAX_SAMPLES, Scrape, ScrapeReader, read, restarted
@@ -239,6 +239,7 @@ WORDS = sorted({*re.findall(rb"[^ {},\n]+|[ {},\n]", ONE), b'"None"', b"\xff", b
 
 @given(st.lists(st.sampled_from(WORDS) | st.binary(max_size=8), max_size=60).map(b"".join), st.integers(0, 400))
 @examples(200)
+@example(noise=b"vllm:external_prefix_cache_hits_total{", cut=0)
 def test_no_text_raises_and_memory_changes_nothing(noise, cut):
     reader = ScrapeReader()
     for text in (ONE, ONE[:cut] + noise + ONE[cut:], noise, noise + ONE, ONE):
