@@ -31,7 +31,7 @@ from gateway.proxy.serving.stream_usage import StreamUsage
 from gateway.proxy.serving.timeline import Timeline
 from gateway.proxy.upstream.send import Upstream
 from gateway.wiring import Common, Draft, priced
-from tests.support.gateway import IN_TURN, config_for
+from tests.support.gateway import IN_TURN, config_for, split_config
 from tests.support.in_memory import EngineSide, MemoryClient, MemoryEngines, MemoryReply
 from tests.support.wire import STREAM_HEAD, answer, chunked
 
@@ -74,7 +74,7 @@ class Scene:
         self.fleet = Fleet(priced(config, draft.runtimes), config.fleet, self.clock, self.notes, common.chance)
         for endpoint in self.endpoints:
             self.fleet._registry.watches[endpoint.engine].health.record_success(self.clock.now)
-            endpoint.engine.up = True
+            endpoint.engine.up, endpoint.engine.down_reason = True, ""
             self.serving.index.add(endpoint, events=True)
             self.serving.index.set_complete(endpoint.slot)
         self.engines = MemoryEngines(self.clock)
@@ -149,6 +149,13 @@ class Scene:
         self._tasks.append(task)
         return task
 
+    async def left(self, task: asyncio.Task[None]) -> None:
+        """Its client leaves, which cancels it."""
+        task.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await task
+        await self.turn()
+
     async def begun(self, client: MemoryClient, *said: bytes) -> tuple[asyncio.Task[None], EngineSide, MemoryReply]:
         """``client`` has the beginning of a stream: ``said``, each piece a chunk."""
         task = self.ask(client)
@@ -175,7 +182,7 @@ class Scene:
         for endpoint in self.endpoints:
             load = endpoint.load
             assert (load.requests, load.prefill_tokens, load.kv_tokens) == (0, 0, 0), endpoint.name
-            assert endpoint.in_flight == 0
+            assert (endpoint.in_flight, endpoint.running) == (0, 0)
         if not any(line.outcome == "ok" for line in self.notes.lines):
             self.clock.now += EVENTS_WITHIN  # no event is waited for any more that would confirm what was predicted
             index = self.serving.index
@@ -184,6 +191,19 @@ class Scene:
         idle: list[bool] = []
         self.director.retire(lambda: idle.append(True))
         assert idle == [True], "no request is left"
+
+
+def split(prefill: int = 1) -> dict[str, Any]:
+    """Every prompt is computed on one of the first engines, and answered on the one behind them."""
+    urls = [f"http://e{number}:1" for number in range(prefill)]
+    config = split_config(urls, [f"http://e{prefill}:1"], parameters={})
+    model = config.models[0]
+    return {
+        "endpoints": model.endpoints,
+        "handler": model.handler,
+        "handlers": config.handlers,
+        "profiles": config.profiles,
+    }
 
 
 def recorded(log: list[str], owner: Any, name: str, word: str) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
-from typing import Any
 
 import pytest
 
@@ -17,24 +16,10 @@ from gateway.proxy.serving.exchange import Exchange
 from gateway.proxy.serving.prefill_result import PrefillResult
 from gateway.proxy.upstream.legs import Cause, LegFailed, Retries
 from tests.support.chat import CHAT
-from tests.support.gateway import split_config
 from tests.support.in_memory import MemoryClient
-from tests.support.scene import Scene
+from tests.support.scene import Scene, split
 
 FORM = b'--b\r\nContent-Disposition: form-data; name="model"\r\n\r\nsim\r\n--b--\r\n'
-
-
-def split(prefill: int = 1) -> dict[str, Any]:
-    """Every prompt is computed on one of the first engines, and answered on the one behind them."""
-    urls = [f"http://e{number}:1" for number in range(prefill)]
-    config = split_config(urls, [f"http://e{prefill}:1"], parameters={})
-    model = config.models[0]
-    return {
-        "endpoints": model.endpoints,
-        "handler": model.handler,
-        "handlers": config.handlers,
-        "profiles": config.profiles,
-    }
 
 
 async def read(scene: Scene) -> Exchange:
