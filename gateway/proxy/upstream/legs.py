@@ -51,7 +51,7 @@ BUDGET_RESERVE = 10.0
 """Retries that a model may spend before it has had many requests: a tenth of a few would be none."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)  # never changed; frozen, each of its fields would cost 0.2 us
 class Leg:
     """One upstream request: everything but the connection. ``path`` begins with a slash.
 
