@@ -111,6 +111,8 @@ class ClientConnection(web.RequestHandler):
                 self._next_keepalive_close_time = due = self._loop.time() + KEEP_ALIVE
                 if self._keepalive_handle is None:
                     self._keepalive_handle = self._loop.call_at(due, self._process_keepalive)
+                if self._messages:  # thousands may have come in one packet: others have a turn between two of them
+                    await asyncio.sleep(0)
         except Exception:
             log.exception("a client's connection failed by a defect of the gateway")
             self.force_close()

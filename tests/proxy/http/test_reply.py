@@ -110,6 +110,30 @@ async def test_a_pipelined_request_is_begun_only_when_the_answer_before_it_is_do
         assert order == [f"{word} /{number}" for number in range(3) for word in ("begins", "ends")]
 
 
+async def test_others_have_turns_between_requests_that_came_at_once():
+    """Each of these is answered without a wait, and one packet holds thousands of them."""
+    turns: list[int] = []
+
+    async def handle(http: HttpClient) -> None:
+        turns.append(counted)
+        http.say(200, [], b"")
+
+    async def count() -> None:
+        nonlocal counted
+        while True:
+            counted += 1
+            await asyncio.sleep(0)
+
+    counted = 0
+    async with connected(handle) as (reader, writer):
+        counting = asyncio.get_running_loop().create_task(count())
+        writer.write(GET * 200)
+        for _ in range(200):
+            await head_of(reader)
+        counting.cancel()
+    assert len(set(turns)) == 200
+
+
 async def test_a_client_that_leaves_cancels_the_handler():
     ended = asyncio.Event()
 
