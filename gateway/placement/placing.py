@@ -1,4 +1,4 @@
-"""Decide, book, learn: from a request to its place on one endpoint or two, and back.
+"""Decide, book, learn: where each leg of a request goes, what is booked there, and what its answer teaches.
 
 ``decide`` and ``book`` belong together: no await may lie between the reading of the loads and their booking, or two
 concurrent requests would not see each other.

@@ -94,8 +94,8 @@ class Memory:
         """Grant the waiting shares for which there is room, the oldest first. If no byte would ever be released, refuse
         the newest.
 
-        A share that gets its answer may at once wait again, or release. The loop here handles that: with recursive
-        calls, hundreds of shares would overflow the interpreter's stack.
+        A share that is granted or refused may at once wait again, or release. It is handled by the loop here: with
+        recursive calls, hundreds of shares would overflow the interpreter's stack.
         """
         if self._looking:
             return
@@ -155,7 +155,7 @@ class Share:
         memory = self._memory
         if memory.held + size > memory.limit:
             raise memory.full()
-        memory.held += size  # it does not wait: who waits is growing
+        memory.held += size  # not by ``_add``: a share that takes does not wait for room, only one that grows does
         self.size += size
 
     def keep(self, size: int) -> None:

@@ -64,8 +64,8 @@ class Debug:
         except ClientError as error:
             return _error(error)
         clock, parts = self._decisions.clock, []
-        for number, attempted in enumerate(found, start=1):
-            parts.append(orjson.dumps(attempted.to_json(clock.monotonic(), clock.wall())))
+        for number, record in enumerate(found, start=1):
+            parts.append(orjson.dumps(record.to_json(clock.monotonic(), clock.wall())))
             if number % SLICE == 0:
                 await asyncio.sleep(0)
         return _answer(b'{"decisions":[' + b",".join(parts) + b"]}\n")
@@ -83,11 +83,11 @@ class Debug:
             raise ClientError(f"limit must be a number in 1..{MOST}", param="limit")
         request_id, model, endpoint = asked.get("request_id"), asked.get("model"), asked.get("endpoint")
         chosen = (
-            attempted
-            for attempted in self._decisions
-            if (request_id is None or attempted.decision.request_id == request_id)
-            and (model is None or attempted.decision.model == model)
-            and (endpoint is None or attempted.decision.is_at(endpoint))
+            record
+            for record in self._decisions
+            if (request_id is None or record.decision.request_id == request_id)
+            and (model is None or record.decision.model == model)
+            and (endpoint is None or record.decision.is_at(endpoint))
         )
         return list(islice(chosen, int(limit)))
 
@@ -101,14 +101,14 @@ class Debug:
             route, body = _asked(http.query.get("path"), raw)
             cookie = http.headers.get("Cookie", "")
             async with self._one_at_a_time:  # explanations may not take more CPU than one request at a time
-                account = await self._explainer().explain(
+                explanation = await self._explainer().explain(
                     route, body, http.headers.get("Content-Type", ""), visible(http.headers.items()), cookie
                 )
         except GatewayError as error:
             return _error(error)
         finally:
             share.release()
-        return _answer(orjson.dumps(account) + b"\n")
+        return _answer(orjson.dumps(explanation) + b"\n")
 
 
 def _asked(path: str | None, raw: bytes) -> tuple[Route, bytes]:

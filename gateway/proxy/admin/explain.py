@@ -1,6 +1,7 @@
-"""Explains where a request would go now, and why. It runs the director's steps up to the plan, and none after it.
+"""Explains where a request would go now, and why. It parses, identifies, tokenizes and decides as a request does, with
+the same functions, and stops there.
 
-It does not admit, reserve, predict or store anything, and sends nothing to an engine.
+It does not admit or book anything, and sends nothing to an engine.
 """
 
 from __future__ import annotations
@@ -61,20 +62,20 @@ class Explainer:
 
         Raises GatewayError if the request could not be parsed.
         """
-        call = parse(route, raw, content_type, self.passing)
+        parsed = parse(route, raw, content_type, self.passing)
         arrived = self.clock.monotonic()
         runtime, request = identify(
-            call, self.directory, request_id=REQUEST_ID, arrived=arrived, headers=headers, cookie=cookie
+            parsed, self.directory, request_id=REQUEST_ID, arrived=arrived, headers=headers, cookie=cookie
         )
-        request.bound = call.previous_response is not None
+        request.bound = parsed.previous_response is not None
         with self.in_use():
-            prompt = await runtime.tokens.tokenize(call.input, room=lambda: self.directory.room(runtime.model))
+            prompt = await runtime.tokens.tokenize(parsed.input, room=lambda: self.directory.room(runtime.model))
             keys = tokenized(runtime, request, prompt)
             await self.poller.catch_up()
-            return self._decide(runtime, request, call, prompt, keys)
+            return self._decide(runtime, request, parsed, prompt, keys)
 
     def _decide(
-        self, runtime: ModelRuntime, request: Request, call: Parsed, prompt: Prompt, keys: BlockKeys
+        self, runtime: ModelRuntime, request: Request, parsed: Parsed, prompt: Prompt, keys: BlockKeys
     ) -> dict[str, Any]:
         """Without an await, so that the reported state is the one at the decision."""
         trace, began = Trace(), self.clock.monotonic()
@@ -85,21 +86,20 @@ class Explainer:
         endpoints, error = could, None
         try:
             home = ""
-            if call.previous_response is not None:
-                home = self.stored.engine_of(call.previous_response, every)
+            if parsed.previous_response is not None:
+                home = self.stored.engine_of(parsed.previous_response, every)
             endpoints = self.directory.eligible(request, home)
             out |= {one.name: "does not keep the previous response" for one in could if one not in endpoints}
-            one_leg = "" if isinstance(call.body, JsonBody) else "form"
+            one_leg = "" if isinstance(parsed.body, JsonBody) else "form"
             made: Plan | str = decide(request, keys, endpoints, runtime.index, scheduler, trace, one_leg=one_leg)
         except GatewayError as failed:
             made, error = failed.message, failed
-        account = Decision(request, 1, runtime.model.handler, trace.steps, began, self.clock.monotonic(), made).to_json(
-            [_terms(scheduler, step, request) for step in trace.steps]
-        )
+        at, terms = self.clock.monotonic(), [_terms(scheduler, step, request) for step in trace.steps]
+        decision = Decision(request, 1, runtime.model.handler, trace.steps, began, at, made).to_json(terms)
         if not isinstance(made, str):
-            account["plan"]["new_tokens"] = request.new_tokens(made.decode)
+            decision["plan"]["new_tokens"] = request.new_tokens(made.decode)
         return {
-            **account,
+            **decision,
             "estimated": prompt.why or None,
             "tokens": runtime.tokens.state,
             "block_size": keys.unit,

@@ -52,9 +52,10 @@ Get = Callable[[HttpClient, str], None]
 
 
 class Server:
-    """Handles one connection's requests, one at a time; counts those in progress, for a shutdown to wait for.
+    """Answers the requests of all client connections, and counts those in progress, for a shutdown to wait for.
 
-    ``patience``: seconds for the head of a new connection's first request to arrive.
+    ``patience``: seconds for the head of a new connection's first request to arrive. ``chosen``, in its methods: the
+    request's id.
     """
 
     def __init__(self, director: Director, directory: ModelDirectory, keys: ClientKeys, *, patience: float) -> None:
@@ -95,7 +96,7 @@ class Server:
                 while self.in_progress:
                     self._idle.clear()
                     await self._idle.wait()
-                while not await self._written():  # noqa: ASYNC110 -- there is no event of it
+                while not await self._written():  # noqa: ASYNC110 -- there is no event for it
                     await asyncio.sleep(LOOK)
         except TimeoutError:
             left = self.in_progress, self._unwritten()
@@ -116,7 +117,7 @@ class Server:
         return sum(unwritten(connection.transport) for connection in connections if connection.transport is not None)
 
     async def handle(self, client: HttpClient) -> None:
-        """Answer one request, whatever becomes of it."""
+        """Answer one request. Raises nothing but CancelledError."""
         self.in_progress += 1
         chosen = request_id(client.head.headers.getall("X-Request-Id", ()), _make_id)
         try:
@@ -200,8 +201,8 @@ class Server:
 
 
 class _Connections(web.Server):
-    """Makes a ``_Connection`` for each accepted connection. ``patience``: returns the seconds for the first request
-    head of a new connection to arrive."""
+    """Makes a ``ClientConnection`` for each accepted connection. ``patience``: returns the seconds for the head of its
+    first request to arrive."""
 
     def __init__(self, handler: Server, *, patience: Callable[[], float]) -> None:
         super().__init__(_unused, handler_cancellation=True)
@@ -223,8 +224,8 @@ def _say(client: HttpClient, body: bytes, chosen: str, status: int = 200) -> Non
 
 
 def _refuse(client: HttpClient, error: GatewayError, chosen: str, *, close: bool = False) -> None:
-    """``close``: the connection ends with it; it does so, too, where the rest of the body, or this listener, is of no
-    use to it."""
+    """Answer with ``error``. ``close``: the connection ends with it. It also ends if the rest of the body will not be
+    read, or if the gateway is shutting down."""
     status, headers, body = render(error, dialect_of(client.path))
     close = close or isinstance(error, ShuttingDown) or status in (408, 413, 415) or not client.body.is_eof()
     with contextlib.suppress(ClientGone):

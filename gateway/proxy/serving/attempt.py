@@ -24,10 +24,11 @@ from gateway.scheduling.scheduler import Scheduler
 
 class Attempt:
     """``placement``: what is booked now; ``booked``: where the prompt was to be computed, for the record. ``decision``:
-    is given what became of it. ``retries``: whether there may be another attempt. ``prefill_result``: a prefill's
-    answer that is not used yet. ``sent_as``: the legs' ``x-request-id``, where it is not the call's id. ``under_way``:
-    legs that were sent and have not ended. ``reports``: what is sent has the engine announce again what it holds of the
-    prompt. ``broken``: how its answer broke off after commit. ``over``: it has given all back.
+    the record of its decision, which gets its result. ``retries``: whether there may be another attempt.
+    ``prefill_result``: a prefill's answer that is not used yet. ``sent_as``: the legs' ``x-request-id``, if it is not
+    the call's id. ``under_way``: the endpoint of each leg that was sent and has not ended, by kind. ``reports``: the
+    engine is requested to announce the prompt's blocks again. ``broken``: how its answer broke off after commit.
+    ``over``: it has given everything back.
     """
 
     __slots__ = (
@@ -71,7 +72,7 @@ class Attempt:
         decision.book(self.booked)
 
     def begin(self) -> None:
-        """It is placed: report that to those who count, and to plugins."""
+        """It is placed: enter that into the timeline, and notify plugins."""
         self.timeline.placements += ((self.plan.reason, self.decision.decision.seconds),)
         body = self.call.body
         if isinstance(body, JsonBody) and "vllm_xargs" in body.fields:

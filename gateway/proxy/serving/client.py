@@ -22,7 +22,7 @@ class Reply(Protocol):
         """Write the next bytes of the body now. ``last``: they end it."""
 
     def part(self, data: bytes) -> None:
-        """Write more of a body that has begun and does not end with it, at the end of the loop's turn."""
+        """Write a middle part of the body, neither the first nor the last, at the end of the loop's iteration."""
 
     def cut(self) -> None:
         """End it visibly incomplete."""

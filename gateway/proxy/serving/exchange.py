@@ -1,4 +1,4 @@
-"""One request from its head to its end: who owns what it holds.
+"""One request from its head to its end: the owner of all that it holds.
 
 Whatever happens, ``settle`` gives everything back exactly once: the permit, the memory, what the last attempt booked.
 """
@@ -40,7 +40,7 @@ class Exchange:
     _settled: bool = field(default=False, repr=False)
 
     def forget_prompt(self) -> None:
-        """Its answer has begun and may take an hour: nothing keeps its body and its ids any more."""
+        """Its answer has begun and may take an hour: drop its body and its ids."""
         self.asked = self.call = light = self.call.without_prompt()
         if self.attempt is not None:
             self.attempt.call = light

@@ -100,7 +100,7 @@ class Forwarder:
             return committed
 
     def failed(self, failure: LegFailed) -> None:
-        """Tell the fleet what a leg, or an answer that broke after commit, shows of its engine."""
+        """Report to the fleet what a failed leg, or an answer that broke after commit, shows of its engine."""
         health = failure.rule.health
         if health is Health.OURS:
             # Each request fails so while descriptors are out.
@@ -112,7 +112,7 @@ class Forwarder:
             self._fleet.report_broken(failure.endpoint, str(failure.cause), failure.waited)
 
     def finished(self, endpoint: Endpoint) -> None:
-        """Tell the fleet that an answer is complete."""
+        """Report to the fleet that a stream is complete."""
         self._fleet.report_complete(endpoint)
 
     def leg(self, asked: Asked, endpoint: Endpoint, body: Body, *, readable: bool = True, sent_as: str = "") -> Leg:

@@ -37,18 +37,19 @@ from gateway.proxy.upstream.legs import Cause, DeferredError, LegFailed
 log = logging.getLogger("kvgate.handover")
 
 LOOK = 1.0
-"""Seconds between two looks at the engines of a hand-over that is under way: what they show comes from scrapes, which
-are as far apart by default."""
+"""Seconds between two checks of the engines while the KV is fetched: the default interval of scrapes, which show their
+state."""
 
 SILENT = frozenset({"timeout", "connect"})
-"""Reasons for which an engine is down without a word. One whose process is gone is noticed by who fetches from it."""
+"""Reasons for which an engine is down although its process may still run. If the process is gone, the engine that
+fetches from it notices that itself."""
 
 IDS = 100_000
-"""Ids of hand-overs that are remembered: minutes of them, and longer than any engine keeps a request's KV."""
+"""Hand-overs whose ids are remembered: some minutes of them, longer than any engine keeps a request's KV."""
 
 FETCHED = 10.0
-"""Seconds after which a fetch counts as done if the prefill engine was well all the while: it takes a tenth of them,
-and an unstreamed answer that is half written shall not be thrown away."""
+"""Seconds after which a fetch counts as done if the prefill engine was healthy meanwhile: ten times what a fetch takes.
+After that an unstreamed answer may be half written, and is not thrown away."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,7 +119,7 @@ class Handover:
             attempt.sent_as = self._unused(attempt.call.id)
         try:
             if plan.prefill.engine.spared and connector.alone and not plan.strict:
-                # Better computed elsewhere at once than by who may keep it waiting.
+                # Its engine is used although it is not healthy: the decode endpoint computes the prompt sooner.
                 raise HandoverFailed(HandoverCause.PREFILL_DOWN, plan.prefill.engine.down_reason)
             with self._fleet.lending(plan.prefill):
                 if connector.at_once:
@@ -133,7 +134,7 @@ class Handover:
                 raise failure.error() from failure
             leg = failure.__cause__
             if not connector.alone:
-                # Another pair may cure it.
+                # Another pair of engines may succeed.
                 raise (leg if isinstance(leg, LegFailed) else failure.error()) from failure
             if isinstance(leg, LegFailed):
                 attempt.retries.cured(leg)
@@ -160,7 +161,7 @@ class Handover:
             attempt.timeline.enter(Phase.BEFORE_COMMIT)
             if answered.status != 200:
                 return answered
-            # The engine's lease may have begun when we were not there to read its answer.
+            # If this process was stopped meanwhile, the engine's lease may have begun before its answer was read.
             at = pauses.now() - (pauses.lost() - lost)
             prefill_result = attempt.prefill_result = PrefillResult(prefill, transfer, answered.data, at)
         _require_up(attempt.plan.decode)
@@ -185,7 +186,7 @@ class Handover:
 
     async def _at_once(self, connector: Connector, attempt: Attempt, prefill: Endpoint, body: JsonBody) -> Committed:
         transfer = await connector.open(self._pair(attempt, prefill))
-        # The decode leg's first: should its connection be refused at once, no engine computes for nothing.
+        # The decode leg first: if its connection is refused at once, no engine computes in vain.
         second = self._start(self._decode(attempt, attempt.plan.decode, transfer.decode(body, b"")), attempt)
         first = self._start(self._prefill(attempt, prefill, transfer.prefill(body), alone=False), attempt)
         committed: Committed | None = None
@@ -196,8 +197,8 @@ class Handover:
             committed = await self._watched(second, attempt, transfer)
             return committed
         finally:
-            # Whichever is still on its way waits for the other, which is gone; but one that has begun to hand its KV
-            # to an answer that goes to the client may finish.
+            # Each leg waits for the other, so without an answer both end. But with a committed answer the prefill leg
+            # goes on: it may still be handing its KV over.
             if committed is not None and not first.done():
                 committed.accompany(first)
             else:
@@ -270,7 +271,8 @@ class Handover:
                     down_at = None
                 elif down_at is None:
                     down_at = self._clock.monotonic()
-                # What a decode engine fetches may be another request's: an answer that may be half written goes on.
+                # The fetch that the decode engine reports may be another request's. So an unstreamed answer, which may
+                # be half written, is ended only if its fetch cannot be done yet.
                 elif (
                     (attempt.call.request.stream or began > (prefill.metrics.at or 0.0) - FETCHED)
                     and (decode.metrics.at or 0.0) > down_at
@@ -310,7 +312,7 @@ class Handover:
 
 
 async def _end(*legs: asyncio.Task[Committed], keep: Committed | None) -> None:
-    """Cancel what is still on its way, wait until it is gone, and close what came nevertheless, but ``keep``."""
+    """Cancel the legs that still run, wait for their end, and close what they answered all the same, but ``keep``."""
     for leg in legs:
         leg.cancel()
     for result in await asyncio.gather(*legs, return_exceptions=True):
@@ -319,12 +321,12 @@ async def _end(*legs: asyncio.Task[Committed], keep: Committed | None) -> None:
 
 
 def _require_up(endpoint: Endpoint) -> None:
-    """Raises LegFailed where the engine went down since it was chosen: the request is placed anew."""
+    """Raises LegFailed if the engine went down since it was chosen: the request is placed again."""
     if not endpoint.engine.up:
         raise LegFailed(Cause.REFUSED, endpoint, f"it is down: {endpoint.engine.down_reason}")
 
 
 def _error_of(answered: Committed) -> LegFailed:
-    """An engine's own error, or its stream that holds nothing else, as what another endpoint may better."""
+    """An engine's error response, or its stream with nothing but an error, as the failure of its leg."""
     held = DeferredError(answered.status, answered.headers, answered.data)
     return LegFailed(Cause.STATUS, answered.answer.endpoint, f"HTTP {answered.status}", held)

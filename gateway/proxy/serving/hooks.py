@@ -1,7 +1,7 @@
 """Where features that are off by default take part in a request's life.
 
-Each is a file of ``proxy/extras`` that exists at run time only if the configuration asks for it. The wiring registers
-it here, so that a request without it pays for one look at an empty tuple.
+Each is a file of ``proxy/extras``, and the wiring makes an object of it only if the configuration asks for it. A
+request without it pays for one look at an empty tuple. ``ResponseAffinity``, which is always on, is a hook, too.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ class PromptSource(Protocol):
     """Another source of a prompt's tokens than our own tokenizer."""
 
     async def prompt(self, asked: Asked, parsed: Parsed) -> Prompt | None:
-        """The prompt; None: it has nothing to say of this one."""
+        """The prompt; None: this source does not have it."""
 
 
 class BeforeSend(Protocol):
@@ -35,20 +35,20 @@ class BeforeSend(Protocol):
 
 
 AfterSettle = Callable[[], None]
-"""Is called once the request has ended well and has given everything back. Returns at once."""
+"""A function that is called once the request has succeeded and has given everything back. It returns at once."""
 
 
 class AfterCommit(Protocol):
     """Sees an answer that may be relayed, before its client does; the request's body and tokens are still there."""
 
     def after_commit(self, attempt: Attempt, committed: Committed) -> AfterSettle | None:
-        """What is to be done after the request is settled; None: nothing."""
+        """A function to call after the request is settled; None: none."""
 
 
 @dataclass(frozen=True, slots=True)
 class Hooks:
-    """Of all requests; ``BeforeSend`` are given to the ``Forwarder``. ``prompt_sources`` are asked in turn, before our
-    own tokenizer. ``after_commit``: by the kind of request that they are for."""
+    """All hooks but ``BeforeSend``, which the ``Forwarder`` has. ``prompt_sources``: tried in turn, before our own
+    tokenizer. ``after_commit``: by the kind of request."""
 
     prompt_sources: tuple[PromptSource, ...] = ()
     after_commit: Mapping[Kind, Sequence[AfterCommit]] = field(default_factory=dict)

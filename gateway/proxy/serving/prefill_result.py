@@ -10,7 +10,7 @@ from gateway.proxy.serving.connectors import Transfer
 
 @dataclass(frozen=True, slots=True)
 class PrefillResult:
-    """``at``: when the prefill ended, or before, by ``pauses.age_clock``."""
+    """``at``: when the prefill ended, or earlier, by ``core.pauses.age_clock``."""
 
     prefill: Endpoint
     transfer: Transfer

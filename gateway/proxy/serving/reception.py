@@ -43,7 +43,8 @@ class Reception:
         self._clock = clock
 
     async def read(self, exchange: Exchange, client: Client) -> None:
-        """What was read is kept by ``exchange`` alone: an answer may take an hour. Raises GatewayError, ClientGone."""
+        """Fill in ``exchange``, up to its ``call``. Nothing else may keep the body: it is dropped when a stream begins,
+        which may take an hour. Raises GatewayError, ClientGone."""
         timeline = exchange.timeline
         raw = await client.receive(limit=self._max_body, timeout=self._patience, share=exchange.share)
         timeline.received_at = self._clock.monotonic()

@@ -24,12 +24,12 @@ gives at its defaults."""
 
 
 SMALL = 64 * 1024
-"""Bytes of an unstreamed answer that are not counted: most answers are no longer, and 4,096 of them are what one of
-the largest is."""
+"""Bytes of an unstreamed answer that are not counted: most answers are no longer, and 4,096 of them hold as much as one
+of the largest."""
 
 
 class Sink(Protocol):
-    """Who is given a body as it comes."""
+    """Receives a body, part by part, as it arrives."""
 
     def part(self, data: bytes) -> None:
         """More of it: not empty, and not the last."""
@@ -43,14 +43,14 @@ class Answer:
 
     ``status``, ``headers``: of its head, 0 and empty before; names in lower case. ``encoding``: how its body is
     compressed, empty for not at all. ``connect_seconds``: the round trip of making the connection; None if one was
-    reused. ``unread``: of a connection that ended before a byte came, whether by a reset, so that nobody had read the
-    request: the end of a connection from which all was read is a FIN. None: a byte came, or it has not ended.
+    reused. ``unread``: for a connection that ended before a byte came: True if it was reset, so that the engine had not
+    read the request (after a complete read the end is a FIN). None: a byte came, or the connection has not ended.
     """
 
     _deadlines: Deadlines
 
     def __init__(self, endpoint: Endpoint, memory: Memory | None = None) -> None:
-        """``memory``: of what is held, to which a large body that is read whole is added; None: it is not counted."""
+        """``memory``: the budget that counts a large body which is read whole; None: it is not counted."""
         self.endpoint = endpoint
         self.status = 0
         self.headers: list[tuple[str, str]] = []
@@ -66,12 +66,12 @@ class Answer:
         self._memory = memory
         self._share: Share | None = None
         self._uncounted = 0
-        self._waits = False  # for room, and comes no further
+        self._waits = False  # for room: nothing is read from the engine meanwhile
         self._sink: Sink | None = None
         self._done = False
         self._failure: Exception | None = None
 
-    # For whom it is
+    # Called by the reader of the answer
 
     async def head(self, connection: Connection, timeouts: TimeoutSettings) -> None:
         """``timeouts`` count from now on. Wait until ``status`` and ``headers`` are known. Raises LegFailed."""
@@ -117,14 +117,14 @@ class Answer:
         try:
             await self._ended()
         finally:
-            self._sink = None  # which knows this answer: neither shall wait for the garbage collector
+            self._sink = None  # the sink refers to this answer: a cycle would wait for the garbage collector
 
     def committed(self) -> None:
         """The first event came: from here on only the idle and the total timeout count."""
         self._deadlines.committed()
 
     def pause(self) -> None:
-        """Nothing shall come until ``resume``: whom it is for has enough. Harmless at any time."""
+        """Read nothing from the engine until ``resume``: the client has no room. Harmless at any time."""
         if self._connection is not None:
             self._deadlines.pause()
             self._connection.pause()
@@ -175,7 +175,7 @@ class Answer:
             try:
                 self._sink.part(data)
             except Exception as error:
-                self.abort(error)  # else who waits for the end would wait for ever
+                self.abort(error)  # otherwise ``flow`` would wait for ever
             return
         self._parts.append(data)
         if not self._whole:
@@ -184,7 +184,7 @@ class Answer:
         self._hold(len(data))
 
     def end(self, data: bytes) -> None:
-        """The last of the body, which may be empty; the connection is not this answer's any more."""
+        """The last of the body, which may be empty. The connection is free for another request."""
         self._connection = None
         self._deadlines.end()
         if self._sink is not None:
@@ -200,7 +200,7 @@ class Answer:
         self._wake()
 
     def lost(self, error: Exception | None, *, wordless: bool) -> None:
-        """The connection ended before the answer did."""
+        """The connection ended before the answer did. ``wordless``: before its first byte."""
         if wordless:
             self.unread = isinstance(error, ConnectionResetError | BrokenPipeError)
         detail = "the engine closed the connection" if error is None else f"{type(error).__name__}: {error}"
@@ -210,7 +210,7 @@ class Answer:
         """What came is no answer."""
         self._broke(Cause.GARBAGE, detail)
 
-    # Its own
+    # Internal
 
     def _broke(self, cause: Cause, detail: str) -> None:
         """It ends here; its connection is closed already."""
@@ -219,7 +219,7 @@ class Answer:
         self._fail(LegFailed(cause, self.endpoint, detail))
 
     def _hold(self, size: int) -> None:
-        """``size`` bytes more are held. Where there is no room, the engine is not read on until there is."""
+        """``size`` bytes more are held. If there is no room, nothing is read from the engine until there is."""
         self._size += size
         self._uncounted += size
         if self._size > MAX_ANSWER:
@@ -233,7 +233,7 @@ class Answer:
                 self.pause()
 
     def _held(self, memory: Memory) -> Share:
-        """Its share, made with the first byte that counts."""
+        """Its share, which is made when it is first needed."""
         if self._share is None:
             self._share = Share(memory)
         return self._share
@@ -256,7 +256,7 @@ class Answer:
             self._raise()
 
     def _changed(self) -> asyncio.Future[None]:
-        """Is done once something has changed."""
+        """A future that is done once something has changed."""
         self._waiter = asyncio.get_running_loop().create_future()
         return self._waiter
 

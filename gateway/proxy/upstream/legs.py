@@ -3,28 +3,9 @@
 Pure: send.py and commit.py find the cause, director.py, handover.py and forward.py act on its row. A new rule is a new
 ``Cause`` with its row; ARCHITECTURE.md prints the table, and the tests compare the two.
 
-what happened                                    then
-===============================================  =============================================================
-refused, or reset before anything was sent       another endpoint; free
-the gateway has no room for another connection,  an error at once: no endpoint is to blame, none would do better
-or for the whole answer
-idle keep-alive connection died                  the same endpoint on a fresh connection, inside send.py; free.
-                                                 If that one dies at once or unread, it is the same death, and counts
-                                                 once; if it dies later, no further attempt
-502, 503, 504, no head in time                   another endpoint; counts as an attempt
-engine died after the body was sent, or says so  one more attempt in all: a request can be what kills an engine
-prefill leg: 4xx, but 401, 403, 408 and 429      the client's, unchanged
-prefill leg: no good answer, or an incomplete    the decode leg alone computes the prompt; free
-decode leg older than its KV's lease             the same, without KV parameters
-decode leg with KV parameters: 500; an error or  the same endpoint once more, without them; free
-a break before its first output; none in time;
-the prefill engine goes down while it fetches
-any other answer of the engine                   the client's, unchanged
-after commit                                     the stream ends with an error event; never a second engine
-===============================================  =============================================================
-=======
-A leg may be sent again only while nothing of an answer has gone to the client. A request that may have killed an engine
-gets one more, not the fleet.
+A leg may be sent again only while no byte of an answer has gone to the client. A request that may have killed an engine
+is sent once more, and not to one engine after the other. A kept connection that died idle is no failure: send.py
+replaces it. How a hand-over between two legs can fail is in ``serving/handover_failures.py``.
 """
 
 from __future__ import annotations
@@ -40,15 +21,14 @@ from gateway.framework import Endpoint
 from gateway.proxy.settings import RetrySettings
 
 RETRY_STATUSES = frozenset({502, 503, 504})
-"""An engine that is dead or full says 503 (vLLM's admission limits are made for that); what stands before it, 502 or
-504."""
+"""An engine that is dead or full answers 503 (vLLM's admission limits do so); a proxy in front of it, 502 or 504."""
 
 ENGINE_DEAD = b"EngineCore encountered an issue"
-"""In what vLLM answers (status 500, or an error as a stream's first event) to all that was on an engine whose core
-process has died; its server ends a moment later."""
+"""A part of vLLM's answer (status 500, or an error as a stream's first event) to each request on an engine whose core
+process has died. Its server ends a moment later."""
 
 BUDGET_RESERVE = 10.0
-"""Retries that a model may spend before it has had many requests: a tenth of a few would be none."""
+"""Retries. A model's budget begins with them and never holds more: a tenth of its first few requests would be none."""
 
 
 @dataclass(slots=True)  # never changed; frozen, each of its fields would cost 0.2 us
@@ -218,9 +198,9 @@ RULES: Mapping[Cause, Rule] = {
 class LegFailed(Exception):
     """A leg that failed before commit, or an answer that broke after it. ``detail`` holds no credentials.
 
-    ``held``: what the engine answered, where it did. ``announced``: a stream that broke off had begun, without output.
-    ``deaths``: how often the engine may have died of the request. ``waited``: seconds after which it was not waited for
-    any longer, where that is what ended it.
+    ``held``: the engine's answer, if there was one. ``announced``: a stream had begun, without output, before it broke
+    off. ``deaths``: how often an engine may have died of the request. ``waited``: seconds that the gateway had waited,
+    if a timeout ended the leg.
     """
 
     def __init__(self, cause: Cause, endpoint: Endpoint, detail: str, held: DeferredError | None = None) -> None:
@@ -235,7 +215,7 @@ class LegFailed(Exception):
 
     @property
     def result(self) -> str:
-        """The word for it in metrics."""
+        """The ``result`` label in metrics."""
         return f"status-{self.held.status}" if self.cause is Cause.STATUS and self.held else str(self.cause)
 
     @property
@@ -249,7 +229,7 @@ class LegFailed(Exception):
 
 
 class RetryBudget:
-    """Of a model's requests, the fraction that may be sent again, so that a sick fleet is not hammered."""
+    """The fraction of a model's requests that may be sent again, so that retries do not overload an unhealthy fleet."""
 
     def __init__(self, fraction: float) -> None:
         self._fraction = fraction
@@ -268,7 +248,11 @@ class RetryBudget:
 
 
 class Retries:
-    """The legs of one request so far: says whether there may be another."""
+    """Counts the failed attempts of one request, and decides whether there may be another.
+
+    ``sent``: attempts that failed and were not free. ``failed_on``: slots of the endpoints that failed this request;
+    they are no candidates again.
+    """
 
     def __init__(self, settings: RetrySettings, budget: RetryBudget) -> None:
         self._settings = settings
@@ -276,14 +260,14 @@ class Retries:
         self._deaths = 0
         self.sent = 0
         self.failed_on: set[int] = set()
-        """Slots that failed this request: they are no candidates again."""
 
     def cured(self, failure: LegFailed) -> None:
-        """Book a failure that the request survives on the decode endpoint it has: one death in all may be cured."""
+        """Count a failure that cost no attempt, since the decode endpoint computes the prompt itself. A death counts:
+        a request has one in all."""
         self._deaths += failure.deaths
 
     def may_try_another(self, failure: LegFailed) -> bool:
-        """Book ``failure``; true if the request may be placed again, on an endpoint not in ``failed_on``."""
+        """Count ``failure``. True if the request may be placed again, on an endpoint not in ``failed_on``."""
         self.failed_on.add(failure.endpoint.slot)
         rule = failure.rule
         if rule.then is Then.ERROR:
@@ -292,8 +276,8 @@ class Retries:
             return True
         self.sent += 1
         if rule.cost is Cost.DEATH:
-            # Not from the budget: when an engine dies under load, all that was on it comes at once, and each request
-            # may do so only once. Health takes such an engine out, so that it is no load that could go on.
+            # Not from the budget: when an engine dies under load, all of its requests are retried at once, each only
+            # once. Health ejects the engine, so these retries cannot go on.
             self._deaths += failure.deaths
             return self._deaths == 1 and self.sent < self._settings.attempts
         return self.sent < self._settings.attempts and self._budget.withdraw()

@@ -1,4 +1,4 @@
-"""Sends legs to engines over kept-alive connections. Nothing behind ``send(leg) -> Answer`` sees a transport.
+"""Sends legs to engines over kept-alive connections. Callers of ``send(leg) -> Answer`` see no transport.
 
 A new connection is made for the leg that needs it, and goes to the pool once its answer is complete. Cancellation
 closes the connection: that is how vLLM learns to abort.
@@ -21,15 +21,16 @@ from gateway.proxy.upstream.answer import Answer
 from gateway.proxy.upstream.legs import Cause, Leg, LegFailed
 
 STALE = 0.25
-"""Seconds from sending on a kept connection within which its end says that it had died idle: a round trip, also across
-a continent. What ends later has had the request, which may be what killed the engine."""
+"""Seconds after sending. If a kept connection ends within them without an answer, it had died idle: the time is enough
+for a round trip across a continent. A connection that ends later has delivered the request, which may have killed the
+engine."""
 
 SAME_DEATH = 0.05
 """Seconds from making a connection to its end without a byte, right after a kept one ended so, that are one death: the
 kernel closes a killed process's sockets one by one, and its listening socket completes handshakes until its turn."""
 
 OURS = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.ENOBUFS, errno.EADDRNOTAVAIL})
-"""Why a connection cannot be made that say nothing of the engine: no descriptor, no memory, no port of ours is left."""
+"""Errors when connecting that say nothing of the engine: the gateway itself has no descriptor, memory or port left."""
 
 
 class Upstream:
@@ -78,7 +79,9 @@ class Upstream:
         try:
             return await self._ask(leg, answer, fresh, timeouts)
         except LegFailed as failure:
-            # Who says a byte was not dead before, and who was dead then cannot have read the request now.
+            # One death: the engine sent a byte, so that it was alive when the kept connection ended; or it was dead
+            # already when this connection was made, and has not read the request again. Otherwise it may have died of
+            # the request twice.
             later = asyncio.get_running_loop().time() - began > SAME_DEATH
             if failure.deaths and answer.unread is False and later:
                 failure.deaths = 2
