@@ -24,6 +24,7 @@ from simulator.server import EngineServer
 from simulator.settings import EngineSettings
 from tests.support.fleet import engines_of
 from tests.support.gateway import PATIENT_FLEET, running, split_config
+from tests.support.ports import free_in_a_row
 from tests.support.wait import eventually
 
 AT_ONCE = 64
@@ -52,7 +53,7 @@ class Engines:
 
     async def start(self, role: str, port: int = 0) -> EngineServer:
         server = EngineServer(EngineSettings(kv_role=role, handshake_timeout=0.2))
-        await server.start(port=port)
+        await server.start(port=port or free_in_a_row())
         self._stack.push_async_callback(server.close)
         self.all.append(server)
         return server

@@ -21,6 +21,7 @@ from simulator.settings import EngineSettings
 from tests.support.chat import chat
 from tests.support.engines import engines
 from tests.support.gateway import PATIENT_FLEET, QUICK_FLEET, Running, config_for, running
+from tests.support.ports import free_in_a_row
 from tests.support.wait import eventually
 
 PATH = "/v1/chat/completions"
@@ -114,7 +115,7 @@ async def test_blocks_that_are_announced_once_more_are_no_copies(tokenizer):
 async def test_an_engine_that_restarts_holds_nothing(tokenizer):
     async with contextlib.AsyncExitStack() as stack:
         first = EngineServer(EngineSettings(tokenizer=tokenizer))
-        await first.start()
+        await first.start(port=free_in_a_row())
         gateway = await stack.enter_async_context(running(config_for(first.url, tokenizer=tokenizer)))
         await synced(gateway)
         await ask(gateway, chat(1))

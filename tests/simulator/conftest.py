@@ -13,6 +13,7 @@ import pytest
 
 from simulator.server import EngineServer
 from simulator.settings import EngineSettings
+from tests.support.ports import free_in_a_row
 
 DATA = Path(__file__).parents[1] / "data" / "simulator"
 
@@ -56,7 +57,7 @@ async def start() -> AsyncIterator[Start]:
 
     async def begin(settings: EngineSettings | None = None, *, port: int = 0, **changes: Any) -> Running:
         server = EngineServer(settings or EngineSettings(**{"step_seconds": 0.0005, **changes}))
-        await server.start(port=port)
+        await server.start(port=port or free_in_a_row())
         # Without certificates: reading them takes longer than most tests.
         client = httpx.AsyncClient(base_url=server.url, timeout=20, verify=False, trust_env=False)
         running.append(Running(server, client))

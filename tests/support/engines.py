@@ -9,6 +9,7 @@ from typing import Any
 
 from simulator.server import EngineServer
 from simulator.settings import EngineSettings
+from tests.support.ports import free_in_a_row
 
 
 @contextlib.asynccontextmanager
@@ -17,7 +18,7 @@ async def simulated(
 ) -> AsyncIterator[EngineServer]:
     """One engine with ``settings`` (the default ones) and these ``changes``. ``where``: of ``EngineServer.start``."""
     server = EngineServer(replace(settings or EngineSettings(), **changes))
-    await server.start(**(where or {}))
+    await server.start(**({"port": free_in_a_row()} | dict(where or {})))
     try:
         yield server
     finally:

@@ -1,4 +1,4 @@
-"""Ports that are next to each other: of ranks, and of what listens for them."""
+"""Ports for what a test starts: next to each other, as ranks need them, and nobody else's once it has ended."""
 
 from __future__ import annotations
 
@@ -7,12 +7,16 @@ import random
 import socket
 
 BELOW_EPHEMERAL = range(20_000, 32_000)
-"""The system hands out none of these by itself, so that no other test is given one meanwhile."""
+"""The system hands out none of these by itself. So no other test is given one meanwhile: where an engine was killed,
+its port refuses connections, and is free for the engine that comes back."""
+
+CHANCE = random.SystemRandom()
+"""Hypothesis seeds the common generator: all test processes would draw the same ports."""
 
 
-def free_in_a_row(count: int) -> int:
+def free_in_a_row(count: int = 1) -> int:
     """The first of ``count`` ports of 127.0.0.1 that were free a moment ago."""
-    for port in random.sample(BELOW_EPHEMERAL, 100):
+    for port in CHANCE.sample(BELOW_EPHEMERAL, 100):
         with contextlib.ExitStack() as stack, contextlib.suppress(OSError):
             for offset in range(count):
                 stack.enter_context(socket.socket()).bind(("127.0.0.1", port + offset))

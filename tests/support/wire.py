@@ -10,6 +10,8 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
+from tests.support.ports import free_in_a_row
+
 Script = Callable[["Connection"], Awaitable[None]]
 
 
@@ -114,7 +116,7 @@ async def scripted(
         server = await asyncio.start_unix_server(serve, path, ssl=tls)
         state.url = f"unix://{path}"
     else:
-        server = await asyncio.start_server(serve, "127.0.0.1", port, ssl=tls)
+        server = await asyncio.start_server(serve, "127.0.0.1", port or free_in_a_row(), ssl=tls)
         state.port = server.sockets[0].getsockname()[1]
         state.url = f"{'http' if tls is None else 'https'}://127.0.0.1:{state.port}"
     state.server = server

@@ -16,6 +16,7 @@ from simulator.server import EngineServer
 from simulator.settings import EngineSettings
 from tests.support.engines import simulated
 from tests.support.gateway import Running, config_for, running
+from tests.support.ports import free_in_a_row
 from tests.support.wait import eventually
 
 CHAT: dict[str, Any] = {
@@ -179,7 +180,7 @@ async def test_a_route_that_is_not_there_is_asked_for_again_when_its_engine_is_a
     folders: tuple[Path, Path],
 ) -> None:
     first = EngineServer(EngineSettings(tokenizer=str(folders[0])))
-    await first.start()
+    await first.start(port=free_in_a_row())
     again = EngineServer(EngineSettings(tokenizer=str(folders[0]), scale_out=True))
     async with running(config_for(first.url, tokenizer=str(folders[0]), parity=EVERY)) as gateway:
         (endpoint,) = gateway.gateway.fleet.endpoints(gateway.gateway.directory.servings[0].model)
