@@ -64,7 +64,7 @@ class Connection(asyncio.Protocol):
         self._full = False
         # Of the answer
         self._headers: list[tuple[bytes, bytes]] = []
-        self._silent = 0
+        self._outside = 0  # bytes since the last part of a body: of a head, of chunk sizes, of trailers
         self._in_body = False
         self._framed = False
         self._paused = False
@@ -84,7 +84,7 @@ class Connection(asyncio.Protocol):
         """Send a request; ``receiver`` gets its answer. Call it only while the connection is ``usable``."""
         assert self._transport is not None
         self._receiver = receiver
-        self._headers, self._silent = [], 0
+        self._headers, self._outside = [], 0
         self._in_body = self._framed = self._complete = False
         if len(body) <= PIECE:
             self._transport.write(head + body)  # one segment where it fits: two would be two system calls
@@ -141,11 +141,11 @@ class Connection(asyncio.Protocol):
             receiver.end(body)
             return
         if body:
-            self._silent = 0
+            self._outside = 0
             receiver.part(body)
         else:
-            self._silent += len(data)
-            if self._silent > MAX_HEAD:
+            self._outside += len(data)
+            if self._outside > MAX_HEAD:
                 broken = f"more than {MAX_HEAD} bytes of headers"
         if broken:
             self._break(broken)
@@ -158,7 +158,7 @@ class Connection(asyncio.Protocol):
         if error is None and self._in_body and not self._framed:
             receiver.end(b"")  # an answer whose end is the connection's
             return
-        receiver.lost(error, wordless=not self._in_body and not self._silent)
+        receiver.lost(error, wordless=not self._in_body and not self._outside)
 
     def pause_writing(self) -> None:
         self._full = True

@@ -53,7 +53,7 @@ class Memory:
         # bisection.
         self._line: list[Share] = []
         self._held_in_line = 0
-        self._looking = False
+        self._serving = False
 
     @property
     def waiting(self) -> int:
@@ -63,7 +63,7 @@ class Memory:
     def allow(self, limit: int) -> None:
         """Set another limit."""
         self.limit = limit
-        self._look()
+        self._serve_waiting()
 
     def full(self) -> Exhausted:
         return Exhausted(
@@ -80,7 +80,7 @@ class Memory:
         self._waiting[share] = _Wait(size, then, timer)
         insort(self._line, share, key=_AGE)
         self._held_in_line += share.size
-        self._look()
+        self._serve_waiting()
 
     def _leave(self, share: Share) -> _Wait | None:
         wait = self._waiting.pop(share, None)
@@ -90,23 +90,23 @@ class Memory:
             self._held_in_line -= share.size
         return wait
 
-    def _look(self) -> None:
+    def _serve_waiting(self) -> None:
         """Grant the waiting shares for which there is room, the oldest first. If no byte would ever be released, refuse
         the newest.
 
         A share that is granted or refused may at once wait again, or release. It is handled by the loop here: with
         recursive calls, hundreds of shares would overflow the interpreter's stack.
         """
-        if self._looking:
+        if self._serving:
             return
-        self._looking = True
+        self._serving = True
         try:
-            while self._waiting and self._looks():
+            while self._waiting and self._serve_one():
                 pass
         finally:
-            self._looking = False
+            self._serving = False
 
-    def _looks(self) -> bool:
+    def _serve_one(self) -> bool:
         """Whether a share was granted or refused."""
         oldest = self._line[0]
         size = self._waiting[oldest].size
@@ -136,7 +136,7 @@ class Memory:
         self._refuse_newest()
         if (wait := self._waiting.get(share)) is not None:
             wait.timer = asyncio.get_running_loop().call_later(PATIENCE, self._overdue, share)
-        self._look()
+        self._serve_waiting()
 
 
 class Share:
@@ -199,4 +199,4 @@ class Share:
             memory.held -= self.size
             self.size = 0
             if memory._waiting:
-                memory._look()
+                memory._serve_waiting()

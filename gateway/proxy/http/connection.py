@@ -9,7 +9,9 @@ promises, each with a contract test (tests/proxy/http/test_reply.py, test_heads.
 - ``start`` is the connection's task; a connection that is lost cancels it (``handler_cancellation``), one that is
   closed cancels ``_waiter``; ``_close`` and ``_force_close`` say that no further request is read;
 - ``_process_keepalive`` closes at ``_next_keepalive_close_time`` a connection that waits for a request;
-- ``_upgraded``: what comes behind a request for another protocol is kept in ``_message_tail`` and not parsed.
+- ``_upgraded``: what comes behind a request for another protocol is kept in ``_message_tail`` and not parsed;
+- ``_buffer_paused`` and ``_reading_paused``: nothing is read from the socket. ``_resume_reading_if_drained`` ends that,
+  once no more than ``_msg_queue_resume_size`` requests wait.
 """
 
 from __future__ import annotations
@@ -39,7 +41,7 @@ LINGER = 5.0
 
 
 class Handler(Protocol):
-    """Who answers."""
+    """Answers the requests of a connection."""
 
     async def handle(self, client: HttpClient) -> None:
         """Answer one request, or leave it without an answer: its connection is closed then."""
@@ -54,10 +56,11 @@ class ClientConnection(web.RequestHandler):
     its first request to come: aiohttp's own timer starts with the first answer.
 
     It keeps no more of a head than ``MAX_HEAD`` and what comes in one call: 431 is the answer to what becomes larger,
-    and none where it is a body's trailers. It tells when its client takes no more, and when it does again.
+    and none where it is a body's trailers. It calls back when its client has no room (``attend``), and when it has room
+    again (``when_taken``).
 
-    ``full``: the client has not taken what was written. ``may_be_large``: more than ``MAX_HEAD`` bytes have come at
-    once; from then on each head of this connection is counted.
+    ``full``: the client has no room: the write buffer is above its high-water mark. ``may_be_large``: more than
+    ``MAX_HEAD`` bytes have come at once; from then on each head of this connection is counted.
     """
 
     __slots__ = (
@@ -71,7 +74,7 @@ class ClientConnection(web.RequestHandler):
         super().__init__(
             server,
             loop=asyncio.get_running_loop(),
-            access_log=cast(Any, None),  # which is how it is told to write none
+            access_log=cast(Any, None),  # so that it writes none
             keepalive_timeout=KEEP_ALIVE,
             max_line_size=MAX_HEAD,
             max_field_size=MAX_HEAD,
@@ -150,7 +153,7 @@ class ClientConnection(web.RequestHandler):
         return reply.keep_alive
 
     def _decline(self) -> None:
-        """A request for another protocol was answered in this one: what came behind it is HTTP as well."""
+        """A request to upgrade the protocol was answered in HTTP: the bytes after it are HTTP, too. Parse them."""
         if self._messages or self._parser is None:
             return
         self._parser.set_upgraded(False)
@@ -162,7 +165,8 @@ class ClientConnection(web.RequestHandler):
             self._resume_reading_if_drained()
 
     async def _read_away(self, body: StreamReader) -> None:
-        """The rest of a body that nobody wants, for a while: a client that is still sending reads no answer."""
+        """Read and drop the rest of a body, for ``LINGER`` seconds at most: many clients read no answer while they
+        still send."""
         try:
             async with asyncio.timeout(LINGER):
                 while not body.is_eof():
@@ -244,13 +248,13 @@ class ClientConnection(web.RequestHandler):
         if then is not None:
             then()
 
-    def see_off(self, idle: float) -> None:
-        """An answer has been written, though its end waits for the client, which reads on for as long as it likes:
-        abort the connection after ``idle`` seconds in which it took nothing."""
+    def abort_if_stalled(self, idle: float) -> None:
+        """The end of an answer is in the write buffer, and the client may read it as slowly as it likes: abort the
+        connection only after ``idle`` seconds in which it took nothing."""
         transport = self.transport
         if transport is None or self._tail is not None:
             return
-        loop, there = self._loop, transport  # aiohttp clears the attribute
+        loop, there = self._loop, transport  # aiohttp sets the attribute to None when the connection is lost
 
         def look(before: int) -> None:
             self._tail = None

@@ -19,7 +19,7 @@ HANDSHAKE = 10.0
 """Seconds for a handshake: many times the two round trips on any usable network. With asyncio's default of 60 a silent
 connection would be held that long."""
 
-GOODBYE = 30.0
+TLS_SHUTDOWN = 30.0
 """Seconds for a client to read the rest of its last answer, some 64 KB, and to complete the TLS shutdown: asyncio's
 default. With 2 a client that reads 30 KB a second would lose the end of an answer that closes its connection."""
 
@@ -69,7 +69,7 @@ class Listener:
             where |= {
                 "ssl": self._tls.context,
                 "ssl_handshake_timeout": HANDSHAKE,
-                "ssl_shutdown_timeout": GOODBYE,
+                "ssl_shutdown_timeout": TLS_SHUTDOWN,
             }
         loop = asyncio.get_running_loop()
         server: asyncio.Server = await loop.create_server(connections, backlog=self._backlog, **where)

@@ -140,7 +140,7 @@ class HttpReply:
             finally:
                 self.forget()
         if unwritten(self._transport):
-            self._connection.see_off(idle)
+            self._connection.abort_if_stalled(idle)
 
     def send(self, data: bytes, last: bool) -> None:
         """Write the next bytes of the body now, with the head if they are the first. ``last``: they end it."""

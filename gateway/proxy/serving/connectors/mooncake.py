@@ -1,8 +1,8 @@
-"""vLLM's MooncakeConnector: we name the transfer, and tell the decode engine which engine to ask for it: that engine's
-bootstrap server says who it is. Both legs go out at once, and the decode engine waits for the KV.
+"""vLLM's MooncakeConnector: the gateway names the transfer, and sends the decode engine the id of the prefill engine,
+which that engine's bootstrap server reports. Both legs go out at once, and the decode engine waits for the KV.
 
-Each server is asked once for all who need its answer. Nobody's leaving costs the others theirs, and the last one's ends
-the question.
+One question to a server is shared by all requests that need its answer. A request that ends does not end the question
+for the others; the last one does.
 """
 
 from __future__ import annotations

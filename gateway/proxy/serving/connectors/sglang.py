@@ -1,8 +1,8 @@
 """SGLang's disaggregation: both legs bear the same room at the prefill engine's bootstrap server, and meet there.
 
 Both get the client's body, its limits included: the prefill engine's sampled token, with its probabilities if they were
-asked for, goes to the decode engine along with the KV. The prefill leg's own answer is nobody's. Neither engine takes a
-request without a room, so that a failed hand-over is cured by another pair, or by nobody.
+asked for, goes to the decode engine along with the KV. The prefill leg's own answer is dropped. Neither engine takes a
+request without a room, so after a failed hand-over only another pair of engines can serve it.
 """
 
 from __future__ import annotations
