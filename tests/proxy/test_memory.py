@@ -273,7 +273,8 @@ async def test_an_answer_that_is_held_whole_waits_for_room(slow):
 
 
 @pytest.mark.parametrize("leaves", [True, False])
-async def test_an_answer_that_finds_no_room_is_refused(slow, quick, leaves):
+async def test_an_answer_that_finds_no_room_is_refused(slow, monkeypatch, leaves):
+    monkeypatch.setattr("gateway.proxy.memory.PATIENCE", 60.0 if leaves else 0.05)
     slow.padding = b" " * (200 * KIB)
     slow.go.set()
     async with engine(slow) as server, running(config_for(server.url, listen=TIGHT)) as gateway:
