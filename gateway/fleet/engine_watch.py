@@ -27,8 +27,8 @@ log = logging.getLogger("kvgate.fleet")
 RESCRAPE = 0.1
 """Seconds before a scrape that a broken answer triggers: many broken answers must not cause many scrapes."""
 
-OURS = 0.5
-"""Part of the scrape timeout. If our own loop was held up for longer, the gateway was late and not the engine."""
+OWN_PAUSE = 0.5
+"""Part of the scrape timeout. If the gateway's own loop was held up for longer, it was late, and not the engine."""
 
 
 class EngineWatch:
@@ -204,7 +204,7 @@ class EngineWatch:
             await self._update(probe, asked)
         except ProbeFailed as failure:
             lost = pauses.lost() - lost
-            if failure.reason == "timeout" and lost > OURS * self._context.settings.scrape.timeout:
+            if failure.reason == "timeout" and lost > OWN_PAUSE * self._context.settings.scrape.timeout:
                 log.info("engine %s: not scraped in time, of which we lost %.1f s ourselves", self.engine.name, lost)
                 self._suspect = True
                 self._wake.set()

@@ -27,7 +27,13 @@ from gateway.proxy.serving.attempt import Attempt
 from gateway.proxy.serving.bootstrap import Bootstrap, Unreachable
 from gateway.proxy.serving.connectors import Connector, Pair, Transfer, connectors
 from gateway.proxy.serving.forward import Forwarder
-from gateway.proxy.serving.handover_failures import OURS, HandoverCause, HandoverFailed, of_decode, of_prefill
+from gateway.proxy.serving.handover_failures import (
+    NOT_THE_CLIENTS,
+    HandoverCause,
+    HandoverFailed,
+    of_decode,
+    of_prefill,
+)
 from gateway.proxy.serving.prefill_result import PrefillResult
 from gateway.proxy.serving.timeline import Phase
 from gateway.proxy.settings import TimeoutSettings
@@ -219,7 +225,7 @@ class Handover:
             attempt.prefilled(failure.result)
             raise HandoverFailed(of_prefill(failure.cause), failure.detail) from failure
         with answered:
-            if 400 <= answered.status <= 499 and answered.status not in OURS:
+            if 400 <= answered.status <= 499 and answered.status not in NOT_THE_CLIENTS:
                 attempt.prefilled("engine_error")
                 return answered
             if answered.status != 200 or answered.events is not None:

@@ -14,7 +14,7 @@ from typing import NamedTuple
 from gateway.errors import GatewayError, UpstreamError, UpstreamTimeout
 from gateway.proxy.upstream.legs import RULES, Cause, LegFailed
 
-OURS = frozenset({401, 403, 408, 429})
+NOT_THE_CLIENTS = frozenset({401, 403, 408, 429})
 """A prefill engine's refusals that are not the client's doing: its key is the gateway's, and so is its load. Its other
 4xx are the client's, unchanged."""
 

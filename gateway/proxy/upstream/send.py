@@ -29,7 +29,7 @@ SAME_DEATH = 0.05
 """Seconds from making a connection to its end without a byte, right after a kept one ended so, that are one death: the
 kernel closes a killed process's sockets one by one, and its listening socket completes handshakes until its turn."""
 
-OURS = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.ENOBUFS, errno.EADDRNOTAVAIL})
+OWN_LIMITS = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.ENOBUFS, errno.EADDRNOTAVAIL})
 """Errors when connecting that say nothing of the engine: the gateway itself has no descriptor, memory or port left."""
 
 
@@ -107,7 +107,7 @@ class Upstream:
             detail = f"no connection within {timeouts.connect:g} s"
             raise LegFailed(Cause.CONNECT_TIMEOUT, leg.endpoint, detail) from error
         except (OSError, ssl.SSLError) as error:
-            cause = Cause.EXHAUSTED if error.errno in OURS else Cause.REFUSED
+            cause = Cause.EXHAUSTED if error.errno in OWN_LIMITS else Cause.REFUSED
             raise LegFailed(cause, leg.endpoint, f"{type(error).__name__}: {error}") from error
         if not connection.usable:
             raise LegFailed(Cause.RESET_UNSENT, leg.endpoint, "the connection was closed as soon as it was made")
