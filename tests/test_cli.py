@@ -448,7 +448,7 @@ async def test_explain_without_a_usable_endpoint_is_1(tmp_path):
     prompt = tmp_path / "prompt"
     prompt.write_text("Hello")
     config = str(write(tmp_path, "http://127.0.0.1:1"))
-    code, out, _ = await as_a_process("explain", config, "--model", "sim", "--prompt-file", str(prompt))
+    code, out, _ = await here("explain", config, "--model", "sim", "--prompt-file", str(prompt))
     assert code == 1
     assert "refused" in out
 
