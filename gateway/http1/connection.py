@@ -184,6 +184,8 @@ class Connection(asyncio.Protocol):
         status = self._parser.get_status_code()
         if self._complete or self._receiver is None:
             return
+        if status < 100:
+            raise ValueError(f"HTTP status {status}, which there is none of")
         if status < 200 and status != 101:
             # "continue", "early hints": the answer is yet to come
             self._headers, self._framed = [], False

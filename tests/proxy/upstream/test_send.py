@@ -71,7 +71,7 @@ async def test_an_answer_passes_with_its_status_headers_and_bytes():
             assert reply.connect_seconds is not None
 
 
-@pytest.mark.parametrize("status", ["101 Switching Protocols", "999 Odd"])
+@pytest.mark.parametrize("status", ["101 Switching Protocols", "999 Odd", "000 None", "099 Odd"])
 async def test_a_status_that_is_no_answer_is_garbage_and_its_connection_is_closed(status: str):
     async def script(connection: Connection) -> None:
         await connection.request()
