@@ -124,6 +124,33 @@ async def test_a_chunked_body_may_be_cut_anywhere(cut):
         assert await client.ended() == b""
 
 
+BROKEN = raw_post(chunked(WHOLE, end=False), b"Transfer-Encoding: chunked", length=None), b"not a size\r\n"
+
+
+async def test_a_chunked_body_that_breaks_its_framing_is_refused_when_it_does():
+    async with served() as (gateway, client):
+        await client.say(BROKEN[0])
+        await eventually(lambda: gateway.gateway.server.in_progress == 1, "its body is waited for")
+        await client.say(BROKEN[1])
+        reply = await client.reply()
+        assert reply.status == 400
+        said = orjson.loads(reply.body)["error"]["message"]
+        assert said == "The body is not what its headers say: Invalid character in chunk size"
+        await client.say(raw_post(WHOLE))  # is dropped: nobody knows where a request would begin
+        assert await client.ended() == b""
+        await eventually(gateway.idle, "nothing stays booked")
+        assert [line.outcome for line in gateway.lines] == ["client_error"]
+
+
+async def test_the_rest_of_a_refused_body_may_break_its_framing():
+    async with served(client_keys=KeySettings(values=("key",))) as (gateway, client):
+        await client.say(BROKEN[0])
+        assert (await client.reply()).status == 401
+        await client.say(BROKEN[1] + raw_post(WHOLE))
+        assert await client.ended() == b""
+        assert [line.outcome for line in gateway.lines] == ["unauthorized"]
+
+
 @pytest.mark.parametrize("body", [WHOLE, STREAM], ids=["whole", "streamed"])
 async def test_a_connection_that_its_client_wants_closed_is_closed(body):
     async with served() as (_, client):

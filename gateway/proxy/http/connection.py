@@ -136,10 +136,7 @@ class ClientConnection(web.RequestHandler):
             status, headers, said = self._handler.invalid(message.exc)
             reply = HttpReply(self, transport, status, headers, length=len(said), keep_alive=False)
             reply.send(said, last=True)
-            if transport.can_write_eof():  # not over TLS
-                # The client may be sending still, and a reset would take the answer from it: what comes is dropped.
-                transport.write_eof()
-                await asyncio.sleep(LINGER)
+            await self._linger()
         else:
             client = HttpClient(message, body, self)
             await self._handler.handle(client)
@@ -171,8 +168,18 @@ class ClientConnection(web.RequestHandler):
             async with asyncio.timeout(LINGER):
                 while not body.is_eof():
                     await body.readany()
-        except (TimeoutError, RuntimeError, web.RequestPayloadError):
+        except web.RequestPayloadError:
             self.close()
+            await self._linger()
+        except (TimeoutError, RuntimeError):
+            self.close()
+
+    async def _linger(self) -> None:
+        """The last answer was written, and what comes is dropped: a client that is still sending shall read the answer,
+        which a reset would take from it."""
+        if self.transport is not None and self.transport.can_write_eof():  # not over TLS
+            self.transport.write_eof()
+            await asyncio.sleep(LINGER)
 
     # Its head
 
@@ -194,9 +201,10 @@ class ClientConnection(web.RequestHandler):
         super().data_received(data)
         if self._request_count != count:
             message, body = self._messages[-1]
-            unfinished.head_came(body)
             if not isinstance(message, RawRequestMessage):  # an error, which the old parser would raise again
+                unfinished.broke(cast(http_exceptions.HttpProcessingError, message.exc))
                 self._refuse(refused=True)
+            unfinished.head_came(body)
         elif self._upgraded or self._reading_paused or self._buffer_paused:
             return  # reading is paused, and aiohttp has not parsed these bytes yet
         elif not data or self._refusing:

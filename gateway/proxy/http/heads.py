@@ -6,13 +6,17 @@ another request. A faulty request is answered, and its connection is closed.
 
 from __future__ import annotations
 
-from aiohttp import StreamReader, http_exceptions
+from aiohttp import StreamReader, http_exceptions, web
 from aiohttp.http import HttpVersion10, HttpVersion11, RawRequestMessage
 
 from gateway.errors import ClientError, GatewayError
 
 MAX_HEAD = 65536
 """The most bytes of a whole head: enough for session cookies and trace baggage, and a bound on memory."""
+
+
+SHOWN_REASON = 200
+"""The most characters of a parser's error message that are sent back: it may hold the request line."""
 
 
 class HeadTooLarge(ClientError):
@@ -46,6 +50,11 @@ def fault_of(message: RawRequestMessage, *, may_be_large: bool) -> GatewayError 
     if may_be_large and _size(message) > MAX_HEAD:
         return HeadTooLarge(TOO_LARGE)
     return None
+
+
+def reason_of(error: http_exceptions.HttpProcessingError) -> str:
+    """What a parser says of what is no HTTP, without the client's bytes, which follow in further lines."""
+    return error.message.strip().partition("\n")[0].rstrip(":")[:SHOWN_REASON]
 
 
 def _size(message: RawRequestMessage) -> int:
@@ -84,6 +93,12 @@ class Unfinished:
             return True
         self.size += size
         return self.size <= MAX_HEAD
+
+    def broke(self, error: http_exceptions.HttpProcessingError) -> None:
+        """What came is neither a head nor more of a body. Who waits for the rest of a body is told, which aiohttp does
+        not do: it would wait until it is too late for it."""
+        if self._body is not None and not self._body.is_eof():
+            self._body.set_exception(web.RequestPayloadError(reason_of(error)))
 
     def end(self) -> None:
         """The connection has ended."""

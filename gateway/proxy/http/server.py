@@ -26,7 +26,7 @@ from gateway.errors import ClientError, GatewayError, NotFound, ShuttingDown
 from gateway.framework.clock import SystemClock
 from gateway.proxy.http.connection import ClientConnection
 from gateway.proxy.http.door import HttpClient
-from gateway.proxy.http.heads import TOO_LARGE, HeadTooLarge, fault_of
+from gateway.proxy.http.heads import TOO_LARGE, HeadTooLarge, fault_of, reason_of
 from gateway.proxy.http.keys import ClientKeys
 from gateway.proxy.http.reply import Outbox
 from gateway.proxy.http.write_progress import unwritten
@@ -41,9 +41,6 @@ LOOK = 0.02
 
 DRAIN_RETRY = 1.0
 """Seconds in ``Retry-After`` during a shutdown: enough to connect to another replica."""
-
-SHOWN_REASON = 200
-"""The most characters of a parser's error message that are sent back: it may hold the request line."""
 
 JSON = "application/json"
 MODELS = "/v1/models"
@@ -156,8 +153,7 @@ class Server:
         if error.code == HeadTooLarge.status or isinstance(error, http_exceptions.LineTooLong):
             refusal: ClientError = HeadTooLarge(TOO_LARGE)
         else:
-            reason = error.message.strip().partition("\n")[0].rstrip(":")[:SHOWN_REASON]
-            refusal = ClientError(f"The request is not valid HTTP: {reason}")
+            refusal = ClientError(f"The request is not valid HTTP: {reason_of(error)}")
         status, headers, body = render(refusal, Dialect.OPENAI)  # the path, and so the dialect, is not known
         return status, [*headers.items(), ("x-request-id", _make_id())], body
 
