@@ -1,14 +1,16 @@
 """A client's connection: aiohttp reads and keeps it, and this file is all that leans on how aiohttp does that.
 
 In the place of aiohttp's ``RequestHandler.start``, which makes a task, a request and a writer for each request, its
-requests are answered one after the other within the connection's own task. What is leaned on, none of which aiohttp
-promises, each with a contract test (tests/proxy/http/test_reply.py, test_heads.py):
+requests are answered one after the other within the connection's own task. What is leaned on, which aiohttp does not
+promise, is held by tests/proxy/http/test_reply.py, test_heads.py and tests/proxy/test_framing.py:
 
 - ``data_received`` appends what the parser makes to ``_messages``, counts it in ``_request_count``, and wakes
   ``_waiter``; the parser is ``_parser``, and nothing else keeps what came;
 - ``start`` is the connection's task; a connection that is lost cancels it (``handler_cancellation``), one that is
   closed cancels ``_waiter``; ``_close`` and ``_force_close`` say that no further request is read;
-- ``_process_keepalive`` closes at ``_next_keepalive_close_time`` a connection that waits for a request;
+- ``_task_handler`` is that task, and None once it has ended by itself;
+- ``_process_keepalive``, on the timer ``_keepalive_handle``, closes at ``_next_keepalive_close_time`` a connection that
+  waits for a request;
 - ``_upgraded``: what comes behind a request for another protocol is kept in ``_message_tail`` and not parsed;
 - ``_buffer_paused`` and ``_reading_paused``: nothing is read from the socket. ``_resume_reading_if_drained`` ends that,
   once no more than ``_msg_queue_resume_size`` requests wait.

@@ -133,10 +133,16 @@ class HttpReply:
     async def taken(self, idle: float) -> None:
         """Wait until the client has room. Raises TimeoutError after ``idle`` seconds in which it took nothing."""
         if self._connection.full:
-            done = asyncio.get_running_loop().create_future()
-            self.watch(idle, lambda: done.set_result(None), lambda: done.set_exception(TimeoutError()))
+            done: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
+
+            def then(took: bool) -> None:
+                if not done.done():  # a shutdown may have cancelled it in the same turn
+                    done.set_result(took)
+
+            self.watch(idle, lambda: then(True), lambda: then(False))
             try:
-                await done
+                if not await done:
+                    raise TimeoutError
             finally:
                 self.forget()
         if unwritten(self._transport):

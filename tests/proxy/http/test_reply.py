@@ -202,6 +202,32 @@ async def test_nothing_taken_in_time_is_a_timeout_and_slow_is_not():
             assert b"\r\n0\r\n\r\n" not in (await reader.read(-1))[-16:], "the end says that something lacks"
 
 
+async def test_a_wait_for_a_client_that_is_cancelled_as_the_client_takes_is_only_cancelled():
+    told: list[BaseException | str] = []
+
+    async def handle(http: HttpClient) -> None:
+        loop = asyncio.get_running_loop()
+        loop.set_exception_handler(lambda loop, context: told.append(context["exception"]))
+        reply = http.reply(200, [], length=None)
+        while not http.connection.full:
+            reply.send(bytes(100_000), last=False)
+            await asyncio.sleep(0)
+        waiting = loop.create_task(reply.taken(60))
+        await asyncio.sleep(0)
+        waiting.cancel()
+        http.connection.resume_writing()
+        with contextlib.suppress(asyncio.CancelledError):
+            await waiting
+        told.append("cancelled")
+        http.connection.pause_writing()  # as the transport knows it
+        reply.cut()
+
+    async with connected(handle) as (_, writer):
+        writer.write(GET)
+        await eventually(lambda: told)
+        assert told == ["cancelled"]
+
+
 @pytest.mark.parametrize(
     ("request_head", "length", "kept", "framing"),
     [
