@@ -102,7 +102,7 @@ async def test_long_prompts_are_split_and_what_is_short_or_held_is_not() -> None
     async with pair() as made:
         assert await made.ask(1, 10) == "cheaper-whole"
         assert await made.ask(2, 600) == "split"
-        await eventually(lambda: made.metrics.recent_transfers.count >= 1, "a scrape tells of the transfer")
+        await eventually(lambda: made.metrics.transfers.count >= 1, "a scrape tells of the transfer")
         transfers = made.metrics.transfers
         assert (transfers.count, transfers.tokens) == (1, 600)
         assert transfers.bytes >= 600 * BYTES_PER_TOKEN
