@@ -128,5 +128,5 @@ async def test_behind_a_queue_of_prefills_the_decode_engine_computes() -> None:
 async def test_where_moving_is_seen_to_be_slow_the_decode_engine_computes() -> None:
     async with pair(decoding={"kv_transfer_seconds": 2e-3}) as made:
         assert await made.ask(1, 600) == "split"
-        await eventually(lambda: made.metrics.recent_transfers.count >= 1, "a scrape tells of the transfer")
+        await eventually(lambda: made.metrics.transfers.count >= 1, "a scrape tells of the transfer")
         assert await made.ask(2, 600) == "cheaper-whole"
