@@ -156,7 +156,7 @@ class Gateway:
     async def start(self) -> None:
         """Load the tokenizers, probe the engines, follow their events. Raises ConfigError."""
         await self.load()
-        for runtime in self.directory.servings:
+        for runtime in self.directory.runtimes:
             runtime.tokens.log_status()
         with blaming(self.config, "kv_events", "listen"):
             self.feed.listen()

@@ -151,7 +151,7 @@ def _check(options: argparse.Namespace) -> int:
             with console.status("loading tokenizers"):
                 await gateway.load()
             with console.status("asking the engines"):
-                tokens = {runtime.model.name: runtime.tokens for runtime in gateway.directory.servings}
+                tokens = {runtime.model.name: runtime.tokens for runtime in gateway.directory.runtimes}
                 return await check(config, gateway.scheduler, gateway.clock, probe=options.probe, tokens=tokens)
         finally:
             await gateway.close()

@@ -189,12 +189,12 @@ class Wiring:
     @property
     def models(self) -> dict[str, tuple[ModelSettings, ModelRuntime]]:
         """By name: the settings of a model, and its runtime."""
-        pairs = zip(self.config.models, self.directory.servings, strict=True)
+        pairs = zip(self.config.models, self.directory.runtimes, strict=True)
         return {settings.name: (settings, runtime) for settings, runtime in pairs}
 
     @property
     def tokens(self) -> set[ModelTokens]:
-        return {runtime.tokens for runtime in self.directory.servings}
+        return {runtime.tokens for runtime in self.directory.runtimes}
 
 
 def _before_send(config: Config, fleet: Fleet) -> Sequence[BeforeSend]:
@@ -249,7 +249,7 @@ def priced(config: Config, runtimes: Sequence[ModelRuntime]) -> list[tuple[Model
 
 
 def _shape(settings: ModelSettings) -> ModelShape | None:
-    """Asked for once a model, where a GPU is named for any of its endpoints."""
+    """IncomingRequest for once a model, where a GPU is named for any of its endpoints."""
     shape = None if settings.tokenizer is None else find_shape(settings.tokenizer, settings.revision)
     if shape is None:
         log.warning(

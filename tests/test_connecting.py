@@ -180,7 +180,7 @@ class TestWhatAnEngineIsAskedToTell:
             for question in range(1, 6):
                 await ask(gateway, chat(1, question))
             publisher = server.service.sockets.publishers[0]
-            index = gateway.gateway.directory.servings[0].index
+            index = gateway.gateway.directory.runtimes[0].index
             blocks = index._states[0].blocks
             await eventually(lambda: not index._states[0].awaited_reports, f"all {publisher.next_seq} are heard")
             assert len(blocks) == len(server.cache.held)
@@ -188,7 +188,7 @@ class TestWhatAnEngineIsAskedToTell:
 
     async def test_of_a_request_that_fails_no_report_is_awaited(self, tokenizer: str) -> None:
         async with self.late(tokenizer, 5) as (gateway, server):
-            index = gateway.gateway.directory.servings[0].index
+            index = gateway.gateway.directory.runtimes[0].index
             for fault in ("admission", "hang", "drop"):
                 server.faults.inject(fault, path=PATH)
                 with contextlib.suppress(httpx.TimeoutException):

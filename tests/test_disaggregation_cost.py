@@ -58,8 +58,8 @@ class Pair:
     @property
     def metrics(self) -> EngineMetrics:
         """Of the decode engine, as the gateway has them."""
-        (serving,) = self.gateway.gateway.directory.servings
-        endpoints = self.gateway.gateway.fleet.endpoints(serving.model)
+        (runtime,) = self.gateway.gateway.directory.runtimes
+        endpoints = self.gateway.gateway.fleet.endpoints(runtime.model)
         return next(one.metrics for one in endpoints if one.engine.url == self.decode.url)
 
 

@@ -102,7 +102,7 @@ async def test_blocks_that_are_announced_once_more_are_no_copies(tokenizer):
     async with engines(1, tokenizer=tokenizer) as servers:
         async with running(config_for(servers[0].url, tokenizer=tokenizer, pass_through=passing)) as gateway:
             await synced(gateway)
-            index = gateway.gateway.directory.servings[0].index
+            index = gateway.gateway.directory.runtimes[0].index
             for question in range(4):
                 await ask(gateway, chat(1, question, **(full if question else {})))
             await gateway.heard(*servers)
@@ -119,7 +119,7 @@ async def test_an_engine_that_restarts_holds_nothing(tokenizer):
         gateway = await stack.enter_async_context(running(config_for(first.url, tokenizer=tokenizer)))
         await synced(gateway)
         await ask(gateway, chat(1))
-        endpoint = gateway.gateway.fleet.endpoints(gateway.gateway.directory.servings[0].model)[0]
+        endpoint = gateway.gateway.fleet.endpoints(gateway.gateway.directory.runtimes[0].model)[0]
         port, started = first.port, endpoint.engine.started
         assert started is not None
         await first.kill()
@@ -128,7 +128,7 @@ async def test_an_engine_that_restarts_holds_nothing(tokenizer):
         stack.push_async_callback(again.close)
         await eventually(lambda: endpoint.engine.started not in (None, started), "the restart is noticed")
         await eventually(lambda: endpoint.engine.up, "the engine is up again")
-        index = gateway.gateway.directory.servings[0].index
+        index = gateway.gateway.directory.runtimes[0].index
         await eventually(lambda: index.blocks == 0, "what the dead process held is forgotten")
         await synced(gateway)
         for question in range(3):

@@ -47,7 +47,7 @@ async def changed(gateway: Running, wanted: Config) -> dict[str, list[str]]:
 
 def slots(gateway: Running) -> dict[str, int]:
     return {
-        e.name: e.slot for s in gateway.gateway.directory.servings for e in gateway.gateway.fleet.endpoints(s.model)
+        e.name: e.slot for s in gateway.gateway.directory.runtimes for e in gateway.gateway.fleet.endpoints(s.model)
     }
 
 
@@ -115,18 +115,18 @@ async def test_what_does_not_change_stays_as_it_is(tokenizer):
             assert await gateway.gateway.feed.synced(10)
             for group in range(6):
                 await ask(gateway, chat(group))
-            (serving,) = gateway.gateway.directory.servings
+            (runtime,) = gateway.gateway.directory.runtimes
             fleet, feed = gateway.gateway.fleet, gateway.gateway.feed
-            before = list(fleet.endpoints(serving.model))
+            before = list(fleet.endpoints(runtime.model))
             streams = dict(feed._streams)
             costs, watches = [e.cost for e in before], [fleet._registry.watches[e.engine]._task for e in before]
             told = await changed(
                 gateway, with_endpoints(config, *(EndpointSettings(url=server.url) for server in servers))
             )
             assert told == {"changes": [f"models[sim].endpoints[{servers[2].url}] added"], "restart": []}
-            (after,) = gateway.gateway.directory.servings
+            (after,) = gateway.gateway.directory.runtimes
             endpoints = fleet.endpoints(after.model)
-            assert (after.tokens, after.index, after.admission) == (serving.tokens, serving.index, serving.admission)
+            assert (after.tokens, after.index, after.admission) == (runtime.tokens, runtime.index, runtime.admission)
             assert list(endpoints[:2]) == before
             assert [e.cost for e in endpoints[:2]] == costs
             assert [fleet._registry.watches[e.engine]._task for e in endpoints[:2]] == watches
@@ -145,8 +145,8 @@ async def test_starting_costs_change_per_endpoint_model_and_fleet(tokenizer):
         small, slow = CostSettings(profile="8b-h100"), CostSettings(step_tokens=100)
         config = replace(config, models=(replace(config.models[0], endpoints=(replace(one, cost=small), other)),))
         async with running(config) as gateway:
-            (serving,) = gateway.gateway.directory.servings
-            first, second = (gateway.gateway.fleet.cost(e) for e in gateway.gateway.fleet.endpoints(serving.model))
+            (runtime,) = gateway.gateway.directory.runtimes
+            first, second = (gateway.gateway.fleet.cost(e) for e in gateway.gateway.fleet.endpoints(runtime.model))
             assert (first.scalars.step, second.scalars.step) == (8.4e-3, 21e-3)
             first.learn_step(1, 1, 1.0, at=0.0)
             assert first.step_scale > 5
@@ -205,7 +205,7 @@ async def test_a_model_that_is_gone_is_not_found_and_its_running_answers_end(tok
         config = replace(config_for(servers[0].url, tokenizer=tokenizer), models=(model("sim", servers[0].url), keep))
         config = replace(config, models=(replace(config.models[0], tokenizer=tokenizer), keep))
         async with running(config) as gateway:
-            gone = gateway.gateway.directory.servings[0]
+            gone = gateway.gateway.directory.runtimes[0]
             (endpoint,) = gateway.gateway.fleet.endpoints(gone.model)
             long = chat(stream=True, max_tokens=60, ignore_eos=True)
             async with gateway.client.stream("POST", PATH, json=long) as answer:
@@ -242,7 +242,7 @@ async def test_a_request_that_began_before_its_model_went_is_still_placed(tokeni
         config = config_for(servers[0].url, limits=limits)
         async with running(config) as gateway:
             first = asyncio.get_running_loop().create_task(ask(gateway, chat(max_tokens=40, ignore_eos=True)))
-            admission = gateway.gateway.directory.servings[0].admission
+            admission = gateway.gateway.directory.runtimes[0].admission
             await eventually(lambda: admission.in_flight == 1, "one is under way")
             second = asyncio.get_running_loop().create_task(ask(gateway))
             await eventually(lambda: admission.waiting == 1, "one waits")

@@ -70,7 +70,7 @@ def refuses(text: bytes) -> bool:
     return b"stream_options" in text or b"include_usage" in text
 
 
-class UsageTaker:
+class UsageRemover:
     """Forwards one stream to a client that did not request its usage.
 
     ``single``: it has one choice; else the events that end its choices cannot wait for the stream's end, and get the

@@ -21,7 +21,7 @@ class Hit(NamedTuple):
 
 
 @dataclass(slots=True)  # never changed; frozen, each of its fields would cost 0.2 us
-class Settled:  # 31 fields: it is one line of the log, a key each, and what the metrics count beside it
+class Settled:  # 29 fields: it is one line of the log, a key each, and what the metrics count beside it
     """One request's line: for the log, and for the request metrics. Seconds; None where it does not apply.
 
     ``outcome``: ``ok``, an error's word, or ``cancelled``. ``overhead``: our own time before the first byte went
@@ -30,11 +30,8 @@ class Settled:  # 31 fields: it is one line of the log, a key each, and what the
     endpoint computed the prompt although a separate prefill was planned. ``slo``: ``met`` or ``missed``, of a request
     with objectives. ``by_ids``: an engine got our token ids and not the prompt's text.
 
-    ``placements``: of each attempt, the plan's reason (``single``, ``split``, or why a prefill was not split off) and
-    the seconds that match, schedule and reserve took together. ``legs``: of each leg that was sent, its endpoint, its
-    kind and how it ended (``ok``, ``refused``, ``died``, ``head-timeout``, ``status-503``, ...). ``hits``: of each leg
-    whose engine reported what came from its cache. ``counted``: our exact count of the prompt, where
-    ``reported_prompt_tokens`` can be compared with it.
+    ``hits``: of each leg whose engine reported what came from its cache. ``counted``: our exact count of the prompt,
+    where ``reported_prompt_tokens`` can be compared with it.
     """
 
     request_id: str
@@ -64,8 +61,6 @@ class Settled:  # 31 fields: it is one line of the log, a key each, and what the
     error: str | None = None
     slo: str | None = None
     by_ids: bool = False
-    placements: Sequence[tuple[str, float]] = ()
-    legs: Sequence[tuple[str, str, str]] = ()
     hits: Sequence[Hit] = ()
     counted: int | None = None
 
@@ -75,7 +70,16 @@ class Observer:
 
     # requests
     def settled(self, request: Settled) -> None:
-        """A request has ended. What only counts of its life is reported here, once, and not as it happens."""
+        """A request has ended. What can be counted as late as this is reported here, once."""
+
+    def placed(self, model: str, reason: str, seconds: float) -> None:
+        """An attempt is placed. ``reason``: the plan's (``single``, ``split``, or why a prefill was not split off).
+        ``seconds``: what match, schedule and reserve took together."""
+
+    def attempted(self, model: str, endpoint: str, leg: str, result: str) -> None:
+        """A leg that was sent has ended: its kind, and how (``ok``, ``refused``, ``died``, ``head-timeout``,
+        ``status-503``, ...). Not only when its request ends: others watch for a leg that fails while the rest goes
+        on."""
 
     def prefilled(self, model: str, seconds: float) -> None:
         """A prefill leg was answered: from its sending to its answer's end."""

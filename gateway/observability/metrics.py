@@ -41,12 +41,6 @@ class Metrics(Observer):
             families.ttft[model].observe(request.ttft)
             if request.outcome == "ok" and request.output_tokens is not None and request.output_tokens > 1:
                 families.per_token[model].observe((request.duration - request.ttft) / (request.output_tokens - 1))
-        for reason, seconds in request.placements:
-            families.plans[request.model, reason] += 1
-            families.decision[model].observe(seconds)
-        for endpoint, leg, result in request.legs:
-            if endpoint not in families.dropped:
-                families.attempts[request.model, endpoint, leg, result] += 1
         if request.counted is not None:
             families.counts[model] += 1
             families.mismatches[model] += request.counted != request.reported_prompt_tokens
@@ -60,6 +54,14 @@ class Metrics(Observer):
             if hit.expected is not None:
                 families.expected_hits[series] += hit.expected
                 families.hit_error[series] += abs(hit.expected - hit.cached)
+
+    def placed(self, model: str, reason: str, seconds: float) -> None:
+        self.families.plans[model, reason] += 1
+        self.families.decision[model,].observe(seconds)
+
+    def attempted(self, model: str, endpoint: str, leg: str, result: str) -> None:
+        if endpoint not in self.families.dropped:
+            self.families.attempts[model, endpoint, leg, result] += 1
 
     def prefilled(self, model: str, seconds: float) -> None:
         self.families.prefill_leg[model,].observe(seconds)

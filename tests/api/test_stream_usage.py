@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from gateway.api import stream_usage
 from gateway.api.body import JsonBody
 from gateway.api.settings import PassSettings
-from gateway.api.stream_usage import LONGEST, UsageTaker, include_usage, refuses
+from gateway.api.stream_usage import LONGEST, UsageRemover, include_usage, refuses
 from tests.support.examples import examples
 
 DATA = Path(__file__).parent.parent / "data" / "api"
@@ -23,13 +23,13 @@ ERROR = b'data: {"error":{"message":"Internal server error","code":500}}\n\n'
 TRAP = 'data: {"choices":[],"usage":{"prompt_tokens":1}}\n\ndata: [DONE]\n\n"finish_reason":"stop" "usage'
 
 
-def taker(*, single: bool = True, fingerprint: bytes = b"", learned: list[bytes] | None = None) -> UsageTaker:
-    return UsageTaker(single=single, fingerprint=fingerprint, learn=(learned if learned is not None else []).append)
+def remover(*, single: bool = True, fingerprint: bytes = b"", learned: list[bytes] | None = None) -> UsageRemover:
+    return UsageRemover(single=single, fingerprint=fingerprint, learn=(learned if learned is not None else []).append)
 
 
 def taken(said: bytes, at: list[int] | None = None, **options: Any) -> bytes:
     """What a client gets of a stream that comes cut at these places."""
-    one = taker(**options)
+    one = remover(**options)
     cuts = sorted({0, len(said), *(at or [])})
     return b"".join(one.feed(said[a:b]) for a, b in itertools.pairwise(cuts)) + one.end()
 
@@ -85,7 +85,7 @@ def test_streams_without_a_usage_pass(name: str) -> None:
 
 
 def test_what_comes_whole_passes_at_once() -> None:
-    one = taker()
+    one = remover()
     assert one.feed(event(piece("a"))) == event(piece("a"))
     assert one.feed(event(piece("b"))[:20]) == b""
     assert one.feed(event(piece("b"))[20:]) == event(piece("b"))
@@ -98,7 +98,7 @@ def test_an_event_without_a_usage_or_an_end_is_not_read_however_it_comes(monkeyp
 
 
 def test_the_end_of_the_only_choice_waits_for_the_fingerprint() -> None:
-    one = taker()
+    one = remover()
     finish = event(piece("b", "stop"))
     assert one.feed(finish) == b""
     assert one.feed(KEEP_ALIVE) == KEEP_ALIVE
@@ -108,7 +108,7 @@ def test_the_end_of_the_only_choice_waits_for_the_fingerprint() -> None:
 
 
 def test_the_ends_of_several_choices_do_not_wait() -> None:
-    one = taker(single=False, fingerprint=b'"x"')
+    one = remover(single=False, fingerprint=b'"x"')
     assert one.feed(event(piece("b", "stop"))) == event(piece("b", "stop", system_fingerprint="x"))
     assert one.feed(event(piece("c", index=1))) == event(piece("c", index=1))
     assert one.feed(last(system_fingerprint="x") + DONE) == DONE
@@ -170,7 +170,7 @@ def test_text_that_looks_like_a_usage_is_only_text() -> None:
 
 def test_an_event_that_is_too_long_passes_unseen() -> None:
     long = event(piece("x" * LONGEST, "stop"))
-    one = taker()
+    one = remover()
     assert one.feed(event(piece("a", "stop"))) == b""
     passed = [one.feed(long[:LONGEST]), one.feed(long[LONGEST:-1]), one.feed(long[-1:])]
     assert passed == [b"", event(piece("a", "stop")) + long[:-1], long[-1:]]

@@ -28,8 +28,8 @@ def headers(server: EngineServer) -> set[str | None]:
 
 
 def endpoints(gateway: Running) -> list[Endpoint]:
-    (serving,) = gateway.gateway.directory.servings
-    return list(gateway.gateway.fleet.endpoints(serving.model))
+    (runtime,) = gateway.gateway.directory.runtimes
+    return list(gateway.gateway.fleet.endpoints(runtime.model))
 
 
 async def test_every_rank_has_its_header_its_events_and_its_cache(tokenizer):
@@ -95,10 +95,10 @@ async def test_a_rank_that_goes_between_placement_and_sending_still_gets_the_key
         config = config_for(endpoints=(configured,), tokenizer=tokenizer, fleet=PATIENT_FLEET)
         async with running(config) as gateway:
             fleet = gateway.gateway.fleet
-            (serving,) = gateway.gateway.directory.servings
+            (runtime,) = gateway.gateway.directory.runtimes
             old = endpoints(gateway)
             # As a reload does: what the other configuration wants is made beside the old, and then all changes at once.
-            change = await fleet.prepare([(serving.model, [replace(configured, name="other")])])
+            change = await fleet.prepare([(runtime.model, [replace(configured, name="other")])])
             name_of = fleet.served_name
             placed: list[Endpoint] = []
 

@@ -73,9 +73,10 @@ def test_one_output_token_has_no_time_between_tokens(metrics, settled) -> None:
     assert value(metrics, "kvgate_time_to_first_token_seconds_count", model="m") == 3
 
 
-def test_decision_attempts_and_disconnects(metrics, settled) -> None:
-    legs = [("a", "decode", "refused"), ("a", "decode", "refused")]
-    metrics.settled(settled(placements=[("single", 0.0003)], legs=legs))
+def test_decision_attempts_and_disconnects(metrics) -> None:
+    metrics.placed("m", "single", 0.0003)
+    metrics.attempted("m", "a", "decode", "refused")
+    metrics.attempted("m", "a", "decode", "refused")
     metrics.disconnected("m", "queued")
     assert value(metrics, "kvgate_decision_seconds_bucket", model="m", le="0.0004") == 1
     assert value(metrics, "kvgate_decision_seconds_bucket", model="m", le="0.0002") == 0
@@ -132,9 +133,10 @@ def test_kv_cache(metrics) -> None:
     assert value(metrics, "kvgate_kv_index_blocks", model="m") == 1234
 
 
-def test_plans_legs_and_hand_overs(metrics, settled) -> None:
-    placements = [("split", 0.001), ("split", 0.001), ("short", 0.001)]
-    metrics.settled(settled(placements=placements, legs=[("p", "prefill", "ok")]))
+def test_plans_legs_and_hand_overs(metrics) -> None:
+    for reason in ("split", "split", "short"):
+        metrics.placed("m", reason, 0.001)
+    metrics.attempted("m", "p", "prefill", "ok")
     metrics.prefilled("m", 0.3)
     metrics.handed_over("m", 0.05)
     metrics.fell_back("m", "late")
@@ -173,7 +175,8 @@ def test_an_engine_that_is_dropped_takes_its_series_along(metrics) -> None:
 
 def say_all(metrics: Metrics, endpoint: str) -> None:
     """What a request and a stream still say about an endpoint."""
-    metrics.settled(replace(ANSWERED, legs=[(endpoint, "decode", "ok")], hits=[Hit(endpoint, 1, 1, 1)]))
+    metrics.attempted("m", endpoint, "decode", "ok")
+    metrics.settled(replace(ANSWERED, hits=[Hit(endpoint, 1, 1, 1)]))
     metrics.kv_events(endpoint, "stored", 1)
     metrics.kv_gap(endpoint, "lost")
 
@@ -206,12 +209,13 @@ def test_what_is_out_of_use_is_shown_as_long_as_it_is_there(metrics) -> None:
 
 
 def test_a_model_that_is_dropped_takes_its_series_along(metrics, settled) -> None:
-    metrics.settled(settled(placements=[("single", 0.001)]))
+    metrics.settled(settled())
+    metrics.placed("m", "single", 0.001)
     metrics.queued("m", 3)
     metrics.kv_blocks("m", 7)
     metrics.parity("m", True)
     metrics.endpoint_parity("m", "a", True)
-    metrics.settled(settled(model="other", placements=[("single", 0.001)]))
+    metrics.placed("other", "single", 0.001)
     metrics.model_dropped("m")
     assert [name for name, labels in read(metrics) if dict(labels).get("model") == "m"] == []
     assert value(metrics, "kvgate_plans_total", model="other", reason="single") == 1
@@ -226,7 +230,7 @@ def test_an_endpoint_that_comes_back_is_shown_again(metrics) -> None:
     metrics.endpoint_dropped("a")
     metrics.draining("a", True)
     metrics.kv_transfers("a", 2.0, {})
-    metrics.settled(replace(ANSWERED, legs=[("a", "prefill", "ok")]))
+    metrics.attempted("m", "a", "prefill", "ok")
     shown = {"kvgate_endpoint_draining", "kvgate_engine_kv_expired_requests", "kvgate_attempts_total"}
     assert labelled(metrics, "endpoint", "a") == shown
 

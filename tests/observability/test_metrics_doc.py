@@ -37,8 +37,9 @@ def described() -> dict[str, tuple[str, tuple[str, ...]]]:
 
 def test_the_page_describes_what_there_is(clock, settled) -> None:
     metrics = Metrics(clock, "1")
-    life = {"placements": [("split", 0.001)], "legs": [("a", "decode", "ok")], "hits": [Hit("a", 3, 2, 1)]}
-    metrics.settled(settled(slo="met", counted=1, **life))
+    metrics.placed("m", "split", 0.001)
+    metrics.attempted("m", "a", "decode", "ok")
+    metrics.settled(settled(slo="met", counted=1, hits=[Hit("a", 3, 2, 1)]))
     metrics.prefilled("m", 0.1)
     metrics.handed_over("m", 0.1)
     metrics.fell_back("m", "late")

@@ -141,7 +141,7 @@ async def test_an_engine_that_does_not_answer_costs_the_timeout_once(
         writer.close()
 
     async with gateway_of(tokenizer, engine, ask_timeout=0.05) as gateway:
-        endpoint = gateway.gateway.fleet.endpoints(gateway.gateway.directory.servings[0].model)[0]
+        endpoint = gateway.gateway.fleet.endpoints(gateway.gateway.directory.runtimes[0].model)[0]
         server = await asyncio.start_server(hang, "127.0.0.1", 0)
         leg, address = PromptQuestions._leg, server.sockets[0].getsockname()
 
@@ -179,8 +179,8 @@ async def test_what_was_told_of_earlier_turns_is_known_where_no_engine_tells(
 
 async def test_engines_that_do_otherwise_than_they_tell_are_noticed(engine: EngineServer, tokenizer: Path) -> None:
     async with gateway_of(tokenizer, engine) as gateway:
-        parity = gateway.gateway.directory.servings[0].tokens.parity
-        name = gateway.gateway.fleet.endpoints(gateway.gateway.directory.servings[0].model)[0].name
+        parity = gateway.gateway.directory.runtimes[0].tokens.parity
+        name = gateway.gateway.fleet.endpoints(gateway.gateway.directory.runtimes[0].model)[0].name
         for _ in range(LEAST):
             parity.compare_counts(name, Form.CHAT, 1, 2)
         line = await send(gateway, chat())
@@ -195,7 +195,7 @@ async def test_a_client_that_leaves_costs_others_nothing(engine: EngineServer, t
     async with gateway_of(tokenizer, engine) as gateway:
         leaving = asyncio.ensure_future(gateway.client.post(CHAT, json=chat("both")))
         staying = asyncio.ensure_future(gateway.client.post(CHAT, json=chat("both")))
-        await eventually(lambda: gateway.gateway.directory.servings[0].admission.in_flight > 0, "one is there")
+        await eventually(lambda: gateway.gateway.directory.runtimes[0].admission.in_flight > 0, "one is there")
         leaving.cancel()
         with contextlib.suppress(asyncio.CancelledError, httpx.HTTPError):
             await leaving

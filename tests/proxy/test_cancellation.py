@@ -137,7 +137,7 @@ async def test_in_the_queue():
     held = Held()
     limits = FlowSettings(max_in_flight=1, max_queue=5, queue_timeout=60)
     async with engine(held) as server, running(config_for(server.url, limits=limits)) as gateway:
-        admission = gateway.gateway.directory.servings[0].admission
+        admission = gateway.gateway.directory.runtimes[0].admission
         async with Client(gateway, CHAT) as first:
             await eventually(lambda: held.asked == 1, "the first is with the engine")
             async with Client(gateway, CHAT) as second:
@@ -160,7 +160,7 @@ async def test_while_tokenizing():
             await release.wait()
             return estimate(b"x", "slow")
 
-        gateway.gateway.directory.servings[0].tokens.tokenize = slow
+        gateway.gateway.directory.runtimes[0].tokens.tokenize = slow
         async with Client(gateway, CHAT) as client:
             await started.wait()
             client.leave("close")

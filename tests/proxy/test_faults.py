@@ -275,7 +275,7 @@ async def test_a_gateway_without_descriptors_blames_no_engine(caplog):
                 assert reply.status == 503
         assert caplog.text.count("no connection to an engine could be made") == 1, "and not one a request"
         assert orjson.loads(reply.body)["error"]["type"] == "service_unavailable"
-        endpoints = gateway.gateway.fleet.endpoints(gateway.gateway.directory.servings[0].model)
+        endpoints = gateway.gateway.fleet.endpoints(gateway.gateway.directory.runtimes[0].model)
         assert all(endpoint.engine.up for endpoint in endpoints)
         assert gateway.lines[-1].outcome == "exhausted"
         await ends_idle(gateway)
@@ -330,7 +330,7 @@ async def test_a_refused_connection_costs_nothing_and_takes_the_endpoint_out():
             reply = await gateway.client.post("/v1/chat/completions", json=CHAT)
             assert reply.status_code == 200
         down = [
-            e for e in gateway.gateway.fleet.endpoints(gateway.gateway.directory.servings[0].model) if not e.engine.up
+            e for e in gateway.gateway.fleet.endpoints(gateway.gateway.directory.runtimes[0].model) if not e.engine.up
         ]
         assert [e.engine.url for e in down] == [doomed.url]
         assert down[0].engine.down_reason == "refused"
@@ -407,7 +407,7 @@ async def test_an_engine_that_restarts_serves_again():
             assert (await gateway.client.post("/v1/chat/completions", json=CHAT)).status_code == 200
         assert (await gateway.client.post("/v1/chat/completions", json=CHAT)).status_code == 503
         await stack.enter_async_context(engine(good, first.port))
-        endpoint = gateway.gateway.fleet.endpoints(gateway.gateway.directory.servings[0].model)[0]
+        endpoint = gateway.gateway.fleet.endpoints(gateway.gateway.directory.runtimes[0].model)[0]
         await eventually(lambda: endpoint.engine.up, "the probe finds the engine again")
         assert (await gateway.client.post("/v1/chat/completions", json=CHAT)).status_code == 200
 
@@ -472,9 +472,9 @@ async def test_an_engine_is_free_again_before_a_slow_client_has_read_its_answer(
 
     async with gateway_before(post) as gateway:
         async with gateway.client.stream("POST", "/v1/embeddings", json={"model": "sim", "input": "x"}) as reply:
-            endpoint = gateway.gateway.fleet.endpoints(gateway.gateway.directory.servings[0].model)[0]
+            endpoint = gateway.gateway.fleet.endpoints(gateway.gateway.directory.runtimes[0].model)[0]
             assert endpoint.load.requests == 0
-            assert gateway.gateway.directory.servings[0].admission.in_flight == 1
+            assert gateway.gateway.directory.runtimes[0].admission.in_flight == 1
             assert len(await reply.aread()) == len(big)
         await ends_idle(gateway)
         assert gateway.lines[-1].outcome == "ok"

@@ -100,7 +100,7 @@ async def test_another_tokenizer_never_gets_ours(engine: EngineServer, other: Pa
         for _ in range(LEAST + 2):
             await ask(gateway)
             assert not as_ids(last(engine, CHAT))
-        assert not gateway.gateway.directory.servings[0].tokens.parity.trusted
+        assert not gateway.gateway.directory.runtimes[0].tokens.parity.trusted
 
 
 async def test_a_count_that_is_our_own_is_no_evidence(engine: EngineServer, folder: Path) -> None:
@@ -121,7 +121,7 @@ async def test_some_prompts_go_as_text_and_a_difference_ends_it(
             await ask(gateway)
             went.append(as_ids(last(engine, CHAT)))
         assert went == [False, True, True, False, True, True, False]
-        gateway.gateway.directory.servings[0].tokens.parity.compare_counts(
+        gateway.gateway.directory.runtimes[0].tokens.parity.compare_counts(
             gateway.lines[0].endpoint or "", Form.CHAT, 1, 2
         )
         await ask(gateway)

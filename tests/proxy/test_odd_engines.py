@@ -416,5 +416,5 @@ async def test_a_connection_that_died_idle_is_replaced_and_nobody_notices():
         assert len(asked) == 3
         assert [line.attempts for line in gateway.lines] == [1, 1, 1]
         assert not gateway.down(
-            gateway.gateway.fleet.endpoints(gateway.gateway.directory.servings[0].model)[0].engine.url
+            gateway.gateway.fleet.endpoints(gateway.gateway.directory.runtimes[0].model)[0].engine.url
         )

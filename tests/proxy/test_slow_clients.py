@@ -182,7 +182,7 @@ async def test_one_that_stops_before_a_whole_answer_keeps_no_engine():
         await connection.say(whole)
 
     async with engine(big) as server, running(config_for(server.url, timeouts=PATIENT)) as gateway:
-        endpoint = gateway.gateway.fleet.endpoints(gateway.gateway.directory.servings[0].model)[0]
+        endpoint = gateway.gateway.fleet.endpoints(gateway.gateway.directory.runtimes[0].model)[0]
         async with raw_client(gateway.url, takes=SMALL) as client:
             await client.say(WHOLE * 2)
             for _ in range(2):

@@ -25,7 +25,7 @@ BEHIND = raw_post(orjson.dumps({**CHAT, "user": "behind"}), b"X-Trace: behind")
 START = b"POST /v1/chat/completions HTTP/1.1\r\n"
 
 
-class Asked:
+class IncomingRequest:
     """An engine that keeps what it was asked, read strictly: one Host, one Content-Length, nothing that is folded."""
 
     def __init__(self) -> None:
@@ -48,8 +48,8 @@ class Asked:
 
 
 @contextlib.asynccontextmanager
-async def guarded() -> AsyncIterator[tuple[Running, RawClient, Asked]]:
-    asked = Asked()
+async def guarded() -> AsyncIterator[tuple[Running, RawClient, IncomingRequest]]:
+    asked = IncomingRequest()
     async with engine(asked) as server, running(config_for(server.url)) as gateway:
         async with raw_client(gateway.url) as client:
             yield gateway, client, asked

@@ -71,17 +71,17 @@ class Running:
 
     def idle(self) -> bool:
         """Nothing is booked anywhere."""
-        servings = self.gateway.directory.servings
-        return all(s.admission.in_flight == 0 and s.admission.waiting == 0 for s in servings) and all(
+        runtimes = self.gateway.directory.runtimes
+        return all(s.admission.in_flight == 0 and s.admission.waiting == 0 for s in runtimes) and all(
             (e.load.requests, e.load.prefill_tokens, e.load.kv_tokens) == (0, 0, 0)
-            for s in servings
+            for s in runtimes
             for e in self.gateway.fleet.endpoints(s.model)
         )
 
     def down(self, url: str) -> bool:
         """No endpoint of the engine at ``url`` is healthy."""
-        servings = self.gateway.directory.servings
-        endpoints = [e for s in servings for e in self.gateway.fleet.endpoints(s.model)]
+        runtimes = self.gateway.directory.runtimes
+        endpoints = [e for s in runtimes for e in self.gateway.fleet.endpoints(s.model)]
         return not any(e.engine.up and not e.engine.spared for e in endpoints if e.engine.url == url)
 
     async def heard(self, *servers: EngineServer) -> None:

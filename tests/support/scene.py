@@ -42,11 +42,20 @@ TURNS = 10
 
 
 class Notes(Observer):
-    """``lines``: of the requests that were settled. ``left``: phases in which clients went away."""
+    """``placements``: reason and seconds of each attempt. ``legs``: endpoint, kind and result of each that was sent and
+    has ended. ``lines``: of the requests that were settled. ``left``: phases in which clients went away."""
 
     def __init__(self) -> None:
+        self.placements: list[tuple[str, float]] = []
+        self.legs: list[tuple[str, str, str]] = []
         self.lines: list[Settled] = []
         self.left: list[str] = []
+
+    def placed(self, model: str, reason: str, seconds: float) -> None:
+        self.placements.append((reason, seconds))
+
+    def attempted(self, model: str, endpoint: str, leg: str, result: str) -> None:
+        self.legs.append((endpoint, leg, result))
 
     def settled(self, request: Settled) -> None:
         self.lines.append(request)
@@ -70,13 +79,13 @@ class Scene:
         common = Common(self.clock, self.notes, Random(1))
         draft = Draft.make(config, common, None)
         self.scheduler = draft.scheduler
-        [self.serving] = draft.runtimes
+        [self.runtime] = draft.runtimes
         self.fleet = Fleet(priced(config, draft.runtimes), config.fleet, self.clock, self.notes, common.chance)
         for endpoint in self.endpoints:
             self.fleet._registry.watches[endpoint.engine].health.record_success(self.clock.now)
             endpoint.engine.up, endpoint.engine.down_reason = True, ""
-            self.serving.index.add(endpoint, events=True)
-            self.serving.index.set_complete(endpoint.slot)
+            self.runtime.index.add(endpoint, events=True)
+            self.runtime.index.set_complete(endpoint.slot)
         self.engines = MemoryEngines(self.clock)
         self.memory = Memory(config.listen.max_held)
         self.decisions = Decisions(self.clock)
@@ -122,11 +131,11 @@ class Scene:
                 await task
         self.engines.close()
         await self._handover.close()
-        await self.serving.tokens.close()
+        await self.runtime.tokens.close()
 
     @property
     def endpoints(self) -> Sequence[Endpoint]:
-        return self.fleet.endpoints(self.serving.model)
+        return self.fleet.endpoints(self.runtime.model)
 
     @property
     def line(self) -> Settled:
@@ -178,14 +187,14 @@ class Scene:
         was answered well may have left blocks in the index."""
         assert len(self.notes.lines) == requests
         assert self.memory.held == 0
-        assert (self.serving.admission.in_flight, self.serving.admission.waiting) == (0, 0)
+        assert (self.runtime.admission.in_flight, self.runtime.admission.waiting) == (0, 0)
         for endpoint in self.endpoints:
             load = endpoint.load
             assert (load.requests, load.prefill_tokens, load.kv_tokens) == (0, 0, 0), endpoint.name
             assert (endpoint.in_flight, endpoint.running) == (0, 0)
         if not any(line.outcome == "ok" for line in self.notes.lines):
             self.clock.now += EVENTS_WITHIN  # no event is waited for any more that would confirm what was predicted
-            index = self.serving.index
+            index = self.runtime.index
             index.match(index.keys(array("I"), 0, True, None, None), 0, self.endpoints)
             assert index.blocks == 0
         idle: list[bool] = []

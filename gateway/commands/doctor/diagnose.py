@@ -34,7 +34,7 @@ async def diagnose(
     listener = _listening(gateway)
     lines = gateway.config.origin.lines
     patients, reports = [], []
-    for number, (model, runtime) in enumerate(zip(gateway.config.models, gateway.directory.servings, strict=True)):
+    for number, (model, runtime) in enumerate(zip(gateway.config.models, gateway.directory.runtimes, strict=True)):
         given = ("models", number, "kv_cache", "block_size") in lines
         for endpoint in model.endpoints:
             unit = model.kv_cache.block_size if given else None

@@ -85,10 +85,10 @@ class Explainer:
         out = {one.name: _out(one, request) for one in every if one not in could}
         endpoints, error = could, None
         try:
-            home = ""
+            pinned_url = ""
             if parsed.previous_response is not None:
-                home = self.stored.engine_of(parsed.previous_response, every)
-            endpoints = self.directory.eligible(request, home)
+                pinned_url = self.stored.engine_of(parsed.previous_response, every)
+            endpoints = self.directory.eligible(request, pinned_url)
             out |= {one.name: "does not keep the previous response" for one in could if one not in endpoints}
             one_leg = "" if isinstance(parsed.body, JsonBody) else "form"
             made: Plan | str = decide(request, keys, endpoints, runtime.index, scheduler, trace, one_leg=one_leg)

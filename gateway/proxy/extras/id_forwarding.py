@@ -21,8 +21,8 @@ class IdForwarding:
     async def before_send(self, attempt: Attempt, endpoint: Endpoint, body: Body, leg: str) -> Body:
         """Of each leg anew: the next engine may be of another version, or make other ids."""
         call = attempt.call
-        serving, request, prompt = call.serving, call.request, call.prompt
-        if not serving.tokens.forwards_ids:
+        runtime, request, prompt = call.runtime, call.request, call.prompt
+        if not runtime.tokens.forwards_ids:
             return body
         # An adapter's engine may give it a tokenizer of its own, and what an image becomes stands in no text.
         if not isinstance(body, JsonBody) or request.adapter is not None or prompt.own is None or prompt.media:
@@ -32,7 +32,7 @@ class IdForwarding:
         room = served.max_model_len if served is not None else None
         alike = prompt.single and prompt.whole
         alike = alike and same_answer(kind, body.fields, prompt.count, version=engine.version, room=room)
-        if not alike or not serving.tokens.parity.may_send_ids(endpoint.name, engine.started, FORMS[kind]):
+        if not alike or not runtime.tokens.parity.may_send_ids(endpoint.name, engine.started, FORMS[kind]):
             return body
         pieces: list[bytes] = []
         for piece in json_pieces(prompt.own):

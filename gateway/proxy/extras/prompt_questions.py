@@ -24,8 +24,8 @@ from gateway.core.observer import Observer
 from gateway.core.prompt import ChatInput, Prompt, TextInput
 from gateway.core.tasks import TaskSet
 from gateway.framework import Clock, Endpoint, Kind
-from gateway.proxy.extras.token_routes import ABSENCE, ABSENT, TOKENIZE, telling
-from gateway.proxy.serving.call import Asked
+from gateway.proxy.extras.token_routes import ABSENCE, ABSENT, TOKENIZE, reporting_routes
+from gateway.proxy.serving.call import IncomingRequest
 from gateway.proxy.serving.forward import Forwarder
 from gateway.proxy.serving.model_directory import ModelDirectory
 from gateway.proxy.serving.not_asked import NotAsked
@@ -131,14 +131,14 @@ class PromptQuestions:
         self._state = state
         self._models = state.configure(settings)
 
-    async def prompt(self, asked: Asked, parsed: Parsed) -> Prompt | None:
+    async def prompt(self, incoming: IncomingRequest, parsed: Parsed) -> Prompt | None:
         """The engine's own ids; None: no engine reported them, or none was asked. Only for a model whose tokens have
         ``may_ask_first``."""
-        name = asked.serving.model.name
+        name = incoming.runtime.model.name
         model = self._models.get(name)
         if model is None or not isinstance(parsed.body, JsonBody):
             return None
-        question = _question(parsed, parsed.body, model, asked.serving.tokens, asked.request.adapter)
+        question = _question(parsed, parsed.body, model, incoming.runtime.tokens, incoming.request.adapter)
         if question is None:
             return None
         known = model.reported.find(question.name, self._clock.monotonic())
@@ -147,14 +147,16 @@ class PromptQuestions:
             return known
         task = model.asked.get(question.name)
         if task is None:
-            asking = self._ask_in_time(asked, model, question)
+            asking = self._ask_in_time(incoming, model, question)
             task = self._state.tasks.start(asking, name=f"ask for tokens of {name}", awaited=True)
             model.asked[question.name] = task
             task.add_done_callback(lambda _: model.asked.pop(question.name, None))
         # The first client may disconnect while others wait for the same answer.
         return await asyncio.shield(task)
 
-    async def _ask_in_time(self, asked: Asked, model: ModelQuestions, question: _Question) -> Prompt | None:
+    async def _ask_in_time(
+        self, incoming: IncomingRequest, model: ModelQuestions, question: _Question
+    ) -> Prompt | None:
         endpoint: Endpoint | None = None
         prompt: Prompt | None = None
         timeout, slots = model.bounds(question)
@@ -162,9 +164,9 @@ class PromptQuestions:
         try:
             async with asyncio.timeout(timeout), slots:
                 result = "no-route"
-                while (chosen := self._choose(asked, question)) is not None:
+                while (chosen := self._choose(incoming, question)) is not None:
                     endpoint, path = chosen
-                    result, prompt = await self._ask(asked, endpoint, path, media=question.media)
+                    result, prompt = await self._ask(incoming, endpoint, path, media=question.media)
                     if result != "absent":
                         break
                     self._rest(endpoint, path, ABSENCE)
@@ -172,32 +174,32 @@ class PromptQuestions:
             result = "busy" if endpoint is None else "timeout"
         if endpoint is not None and result in ("failed", "timeout"):
             self._rest(endpoint, path, PAUSE)
-        self._count(asked.serving.model.name, question, result)
-        return self._remember(asked, model, question, prompt)
+        self._count(incoming.runtime.model.name, question, result)
+        return self._remember(incoming, model, question, prompt)
 
     def _remember(
-        self, asked: Asked, model: ModelQuestions, question: _Question, prompt: Prompt | None
+        self, incoming: IncomingRequest, model: ModelQuestions, question: _Question, prompt: Prompt | None
     ) -> Prompt | None:
         """Cache ``prompt`` and return it. If None, return the ids that were reported for the conversation's earlier
         turns, with an estimate of the rest."""
-        assert isinstance(asked.body, JsonBody)
+        assert isinstance(incoming.body, JsonBody)
         now, turns = self._clock.monotonic(), []
         if question.messages:
-            path, adapter = asked.route.path, asked.request.adapter
-            turns = turn_keys(path, asked.body.fields, question.messages, adapter)
+            path, adapter = incoming.route.path, incoming.request.adapter
+            turns = turn_keys(path, incoming.body.fields, question.messages, adapter)
         if prompt is not None:
             model.reported.keep(question.name, prompt, now, turns[-1] if turns else None)
             return prompt
         found = model.reported.find_continued(turns, now)
         return None if found is None else continued(found[1], question.messages[found[0] :])
 
-    def _choose(self, asked: Asked, question: _Question) -> tuple[Endpoint, str] | None:
+    def _choose(self, incoming: IncomingRequest, question: _Question) -> tuple[Endpoint, str] | None:
         """An endpoint whose engine may answer, and the path: the best path that any engine has, then the endpoint with
         the fewest of our requests, then the one with the least work."""
         now = self._clock.monotonic()
         candidates = [
             endpoint
-            for endpoint in self._directory.candidates(asked.serving.model, asked.request.adapter)
+            for endpoint in self._directory.candidates(incoming.runtime.model, incoming.request.adapter)
             if endpoint.engine.up and not endpoint.draining
         ]
         for path in question.paths:
@@ -209,9 +211,11 @@ class PromptQuestions:
     def _rest(self, endpoint: Endpoint, path: str, seconds: float) -> None:
         self._state.rests.begin(endpoint.engine, path, self._clock.monotonic() + seconds)
 
-    async def _ask(self, asked: Asked, endpoint: Endpoint, path: str, *, media: bool) -> tuple[str, Prompt | None]:
+    async def _ask(
+        self, incoming: IncomingRequest, endpoint: Endpoint, path: str, *, media: bool
+    ) -> tuple[str, Prompt | None]:
         """The result as a word for the metric, and the prompt."""
-        leg, url = self._leg(asked, endpoint, path, media=media), endpoint.engine.url
+        leg, url = self._leg(incoming, endpoint, path, media=media), endpoint.engine.url
         self._state.asking[url] += 1
         try:
             with await self._upstream.send(leg) as answer:
@@ -241,13 +245,13 @@ class PromptQuestions:
             return "failed", None
         return "asked", prompt if media else replace(prompt, own=prompt.ids)
 
-    def _leg(self, asked: Asked, endpoint: Endpoint, path: str, *, media: bool) -> Leg:
-        assert isinstance(asked.body, JsonBody)
-        body = asked.body
+    def _leg(self, incoming: IncomingRequest, endpoint: Endpoint, path: str, *, media: bool) -> Leg:
+        assert isinstance(incoming.body, JsonBody)
+        body = incoming.body
         if media:
             body = body.copy()
             body.set("mm_payload", "none")
-        return replace(self._forwarder.leg(asked, endpoint, body), path=path)
+        return replace(self._forwarder.leg(incoming, endpoint, body), path=path)
 
     def _count(self, name: str, question: _Question, result: str) -> None:
         if question.media:
@@ -279,7 +283,7 @@ def _question(
     if media:
         paths = [f"{parsed.route.path}/render"] if model.settings.media.render and _is_for_an_engine(parsed) else []
     elif isinstance(given, ChatInput | TextInput) and tokens.asks_engine_for(given):
-        paths = telling(parsed.route, body, tokens)
+        paths = reporting_routes(parsed.route, body, tokens)
         if isinstance(given, TextInput):
             paths = [path for path in paths if path == TOKENIZE]  # a render route answers with a list
     else:

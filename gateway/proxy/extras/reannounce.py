@@ -13,7 +13,7 @@ class Reannounce:
 
     async def before_send(self, attempt: Attempt, endpoint: Endpoint, body: Body, leg: str) -> Body:
         """Asks in the leg's ``vllm_xargs``, unless its client does so itself."""
-        call, index = attempt.call, attempt.call.serving.index
+        call, index = attempt.call, attempt.call.runtime.index
         # One prompt, which the engine looks up once: what each report is of must be known.
         wanted = (
             not attempt.reports

@@ -23,7 +23,7 @@ from gateway.core.log_limit import LogLimit, left_out
 from gateway.core.tasks import TaskSet
 from gateway.framework import Endpoint
 from gateway.framework.clock import SystemClock
-from gateway.proxy.extras.token_routes import ABSENCE, ABSENT, RENDERED, telling
+from gateway.proxy.extras.token_routes import ABSENCE, ABSENT, RENDERED, reporting_routes
 from gateway.proxy.serving.attempt import Attempt
 from gateway.proxy.serving.call import Call
 from gateway.proxy.serving.forward import Forwarder
@@ -88,9 +88,9 @@ class TokenAudit:
 
     def after_commit(self, attempt: Attempt, committed: Committed) -> AfterSettle | None:
         """An ``AfterCommit``: an engine is asked once the request has given everything back."""
-        serving = attempt.call.serving
-        questions = self._choose(attempt) if serving.tokens.parity.asks else None
-        return None if questions is None else partial(self._ask_later, serving, questions)
+        runtime = attempt.call.runtime
+        questions = self._choose(attempt) if runtime.tokens.parity.asks else None
+        return None if questions is None else partial(self._ask_later, runtime, questions)
 
     def _choose(self, attempt: Attempt) -> Questions | None:
         """An answer has begun: prepare the requests to send after its end, if it is in the sample. They are prepared
@@ -101,7 +101,7 @@ class TokenAudit:
             return None
         if request.indivisible or request.adapter is not None or attempt.model_name in self._state.busy:
             return None
-        parity = call.serving.tokens.parity
+        parity = call.runtime.tokens.parity
         sampled = parity.wants_ids(plan.decode.name, FORMS[call.route.kind], self._chance.random())
         unproved = [leg.endpoint for leg in plan.legs if parity.needs_proof(leg.endpoint.name)]
         if not sampled and not unproved:
@@ -123,7 +123,7 @@ class TokenAudit:
 
     def _paths(self, call: Call, endpoint: Endpoint, body: JsonBody) -> list[str]:
         now = self._clock.monotonic()
-        paths = telling(call.route, body, call.serving.tokens)
+        paths = reporting_routes(call.route, body, call.runtime.tokens)
         return [path for path in paths if not self._state.absent.has(endpoint.engine, path, now)]
 
     def _leg(self, call: Call, endpoint: Endpoint, path: str, limit: int) -> Leg | None:

@@ -33,7 +33,7 @@ RENAMED = b"reasoning_content"
 also finds texts with this word: for these ``/tokenize`` is not used either."""
 
 
-def telling(route: Route, body: JsonBody, tokens: ModelTokens) -> list[str]:
+def reporting_routes(route: Route, body: JsonBody, tokens: ModelTokens) -> list[str]:
     """The paths, best first."""
     if route.kind not in RENDERED:
         return []

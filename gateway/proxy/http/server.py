@@ -51,8 +51,8 @@ Get = Callable[[HttpClient, str], None]
 class Server:
     """Answers the requests of all client connections, and counts those in progress, for a shutdown to wait for.
 
-    ``patience``: seconds for the head of a new connection's first request to arrive. ``chosen``, in its methods: the
-    request's id.
+    ``patience``: seconds for the head of a new connection's first request to arrive. ``assigned_id``, in its methods:
+    the request's id.
     """
 
     def __init__(self, director: Director, directory: ModelDirectory, keys: ClientKeys, *, patience: float) -> None:
@@ -116,30 +116,30 @@ class Server:
     async def handle(self, client: HttpClient) -> None:
         """Answer one request. Raises nothing but CancelledError."""
         self.in_progress += 1
-        chosen = request_id(client.head.headers.getall("X-Request-Id", ()), _make_id)
+        assigned_id = request_id(client.head.headers.getall("X-Request-Id", ()), _make_id)
         try:
             fault = fault_of(client.head, may_be_large=client.connection.may_be_large)
             if fault is not None:
-                _refuse(client, fault, chosen, close=True)
+                _refuse(client, fault, assigned_id, close=True)
             elif (get := self._open.get(client.path)) is not None and client.method in ("GET", "HEAD"):
-                get(client, chosen)
+                get(client, assigned_id)
             elif (client.path == MODELS or client.path.startswith(f"{MODELS}/")) and client.method in ("GET", "HEAD"):
-                self._models(client, chosen)
+                self._models(client, assigned_id)
             else:
-                await self._infer(client, chosen)
+                await self._infer(client, assigned_id)
         except GatewayError as error:
-            _refuse(client, error, chosen)
+            _refuse(client, error, assigned_id)
         except ClientGone:
             client.abort()
         except asyncio.CancelledError:
             raise
         except Exception as error:
             if (count := self._often.admit(_place(error))) is not None:
-                log.exception("request %s failed by a defect of the gateway%s", chosen, left_out(count))
+                log.exception("request %s failed by a defect of the gateway%s", assigned_id, left_out(count))
             if client.answer is not None and client.answer.begun:  # all that is left is to cut it off visibly
                 client.abort()
             else:
-                _refuse(client, GatewayError("The gateway failed; its log says how."), chosen)
+                _refuse(client, GatewayError("The gateway failed; its log says how."), assigned_id)
         finally:
             self.in_progress -= 1
             if self._draining and not self.in_progress:
@@ -157,7 +157,7 @@ class Server:
         status, headers, body = render(refusal, Dialect.OPENAI)  # the path, and so the dialect, is not known
         return status, [*headers.items(), ("x-request-id", _make_id())], body
 
-    async def _infer(self, client: HttpClient, chosen: str) -> None:
+    async def _infer(self, client: HttpClient, assigned_id: str) -> None:
         route = find(client.method, client.path)
         try:
             if self._keys.wanted:
@@ -165,34 +165,34 @@ class Server:
             if self._draining:
                 raise ShuttingDown("The gateway is shutting down; connect again.", retry_after=DRAIN_RETRY)
         except GatewayError as error:
-            self._director.refused(route, chosen, error)
+            self._director.refused(route, assigned_id, error)
             raise
-        await self._director.handle(client, route, chosen)
+        await self._director.handle(client, route, assigned_id)
 
-    def _alive(self, client: HttpClient, chosen: str) -> None:
-        _say(client, orjson.dumps({"status": "ok"}), chosen)
+    def _alive(self, client: HttpClient, assigned_id: str) -> None:
+        _say(client, orjson.dumps({"status": "ok"}), assigned_id)
 
-    def _ready(self, client: HttpClient, chosen: str) -> None:
+    def _ready(self, client: HttpClient, assigned_id: str) -> None:
         models = self._directory.readiness()
         if (name := client.head.url.query.get("model")) is not None:
             model = self._directory.find(name)[0].model.name
             models = {model: models[model]}
         ready = not self._draining and any(report["ready"] for report in models.values())
         status = "draining" if self._draining else "ready" if ready else "not-ready"
-        _say(client, orjson.dumps({"status": status, "models": models}), chosen, 200 if ready else 503)
+        _say(client, orjson.dumps({"status": status, "models": models}), assigned_id, 200 if ready else 503)
 
-    def _version(self, client: HttpClient, chosen: str) -> None:
-        _say(client, orjson.dumps({"version": __version__}), chosen)
+    def _version(self, client: HttpClient, assigned_id: str) -> None:
+        _say(client, orjson.dumps({"version": __version__}), assigned_id)
 
-    def _models(self, client: HttpClient, chosen: str) -> None:
+    def _models(self, client: HttpClient, assigned_id: str) -> None:
         self._keys.check(client.head.headers)
         entries, path = self._directory.entries(), client.head.url.path
         name = path.removeprefix(MODELS).removeprefix("/")
         if not name:
-            return _say(client, listing(entries), chosen)
+            return _say(client, listing(entries), assigned_id)
         for entry in entries:
             if entry["id"] == name:
-                return _say(client, one(entry), chosen)
+                return _say(client, one(entry), assigned_id)
         raise NotFound(f"The model {name[:128]!r} does not exist; GET /v1/models lists what there is.", param="model")
 
 
@@ -215,17 +215,17 @@ async def _unused(http: web.BaseRequest) -> web.StreamResponse:
     raise NotImplementedError
 
 
-def _say(client: HttpClient, body: bytes, chosen: str, status: int = 200) -> None:
-    client.say(status, [("content-type", JSON), ("x-request-id", chosen)], body)
+def _say(client: HttpClient, body: bytes, assigned_id: str, status: int = 200) -> None:
+    client.say(status, [("content-type", JSON), ("x-request-id", assigned_id)], body)
 
 
-def _refuse(client: HttpClient, error: GatewayError, chosen: str, *, close: bool = False) -> None:
+def _refuse(client: HttpClient, error: GatewayError, assigned_id: str, *, close: bool = False) -> None:
     """Answer with ``error``. ``close``: the connection ends with it. It also ends if the rest of the body will not be
     read, or if the gateway is shutting down."""
     status, headers, body = render(error, dialect_of(client.path))
     close = close or isinstance(error, ShuttingDown) or status in (408, 413, 415) or not client.body.is_eof()
     with contextlib.suppress(ClientGone):
-        client.say(status, [*headers.items(), ("x-request-id", chosen)], body, close=close)
+        client.say(status, [*headers.items(), ("x-request-id", assigned_id)], body, close=close)
 
 
 def _place(error: BaseException) -> str:

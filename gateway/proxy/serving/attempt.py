@@ -49,7 +49,7 @@ class Attempt:
     ) -> None:
         """``before``: the attempt that failed, if any: what of it is still of use goes on."""
         self.call = call
-        self.model_name = call.serving.model.name
+        self.model_name = call.runtime.model.name
         self.timeline = timeline
         self.plan = plan = placement.plan
         self.placement = placement
@@ -73,7 +73,8 @@ class Attempt:
 
     def begin(self) -> None:
         """It is placed: enter that into the timeline, and notify plugins."""
-        self.timeline.placements += ((self.plan.reason, self.decision.decision.seconds),)
+        self.timeline.attempts += 1
+        self._observer.placed(self.model_name, self.plan.reason, self.decision.decision.seconds)
         body = self.call.body
         if isinstance(body, JsonBody) and "vllm_xargs" in body.fields:
             self.reports = asks_report(body.fields)
@@ -86,7 +87,7 @@ class Attempt:
         """A leg, by its kind, goes out to ``endpoint``."""
         self.under_way[leg] = endpoint
         if self.reports:
-            self.call.serving.index.expect_report(endpoint.slot, self.call.keys)
+            self.call.runtime.index.expect_report(endpoint.slot, self.call.keys)
         if self.timeline.sent_at is None:  # the first one ends our own time before any engine had the request
             self.timeline.sent_at = self.timeline.clock.monotonic()
 
@@ -94,8 +95,8 @@ class Attempt:
         """A leg is over; harmless if it was before, or was never sent."""
         if (endpoint := self.under_way.pop(leg, None)) is not None:
             if self.reports and result != "ok":
-                self.call.serving.index.cancel_report(endpoint.slot, self.call.keys)
-            self.timeline.legs += ((endpoint.name, leg, result),)
+                self.call.runtime.index.cancel_report(endpoint.slot, self.call.keys)
+            self._observer.attempted(self.model_name, endpoint.name, leg, result)
 
     def prefilled(self, result: str, *, usage: Usage | None = None, seconds: float | None = None) -> None:
         """The prefill leg has ended, or will not be sent; harmless if it had before.
@@ -142,7 +143,7 @@ class Attempt:
             timeline.first_output_at = timeline.clock.monotonic()
             timeline.outputs_at_first = outputs
             self.placement.decode.computed()
-        per_event = self.call.serving.model.event_tokens
+        per_event = self.call.runtime.model.event_tokens
         self.placement.decode.booking.reservation.set_generated(round(outputs * per_event))
         self._outputs_due = outputs + max(1, int(BOOKING_STEP / per_event))
 

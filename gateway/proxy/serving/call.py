@@ -1,6 +1,7 @@
 """What is known of a request once it is read. Frozen: what happens later is in an ``Attempt`` and a ``Timeline``.
 
-An ``Asked`` has been parsed and belongs to a model; a ``Call`` has its prompt's tokens, too, and can be placed.
+An ``IncomingRequest`` has been parsed and belongs to a model. A ``Call`` has its prompt's tokens, too, and can be
+placed.
 """
 
 from __future__ import annotations
@@ -21,22 +22,22 @@ NO_IDS = array("I")
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Asked:
-    """``headers``: the client's. ``sequences``: answers asked for. ``home``: URL of the only engine that can serve it;
-    empty: any may."""
+class IncomingRequest:
+    """``headers``: the client's. ``sequences``: how many answers it requests. ``pinned_url``: URL of the only engine
+    that can serve it; empty: any may."""
 
     id: str
     route: Route
     headers: Sequence[tuple[str, str]]
     body: Body
-    serving: ModelRuntime
+    runtime: ModelRuntime
     request: Request
     sequences: int
-    home: str
+    pinned_url: str
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Call(Asked):
+class Call(IncomingRequest):
     """``keys``: of the prompt's blocks. ``own_tokens``: as many our tokenizer made of the prompt; None: it did not."""
 
     prompt: Prompt
@@ -44,11 +45,11 @@ class Call(Asked):
     own_tokens: int | None
 
     @classmethod
-    def of(cls, asked: Asked, prompt: Prompt, keys: BlockKeys) -> Call:
+    def of(cls, incoming: IncomingRequest, prompt: Prompt, keys: BlockKeys) -> Call:
         own = None if prompt.own is None else len(prompt.own)
         return cls(
-            *(asked.id, asked.route, asked.headers, asked.body, asked.serving, asked.request),
-            *(asked.sequences, asked.home, prompt, keys, own),
+            *(incoming.id, incoming.route, incoming.headers, incoming.body, incoming.runtime, incoming.request),
+            *(incoming.sequences, incoming.pinned_url, prompt, keys, own),
         )
 
     def exact_on(self, endpoint: Endpoint) -> bool:

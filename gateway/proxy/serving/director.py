@@ -127,7 +127,7 @@ class Director:
 
     async def _answer(self, exchange: Exchange, client: Client) -> None:
         """Place and forward until an answer is the client's, or no attempt is left."""
-        retries = Retries(self._retries, exchange.call.serving.budget)
+        retries = Retries(self._retries, exchange.call.runtime.budget)
         failure: LegFailed | None = None
         held: DeferredError | None = None
         while True:

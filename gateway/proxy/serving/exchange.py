@@ -12,7 +12,7 @@ from gateway.core.observer import Observer
 from gateway.flow.admission import Permit
 from gateway.proxy.memory import Share
 from gateway.proxy.serving.attempt import Attempt
-from gateway.proxy.serving.call import Asked, Call
+from gateway.proxy.serving.call import Call, IncomingRequest
 from gateway.proxy.serving.decisions import DecisionRecord
 from gateway.proxy.serving.hooks import AfterSettle
 from gateway.proxy.serving.record import line
@@ -21,8 +21,8 @@ from gateway.proxy.serving.timeline import Timeline
 
 @dataclass(slots=True, eq=False)
 class Exchange:
-    """``share``: of the memory for bodies. ``asked``: what is asked, from when it is parsed; ``call``: the same once it
-    is tokenized, and no attribute before. ``model_name``: empty where it is not known which. ``decision``, ``attempt``:
+    """``share``: of the memory for bodies. ``incoming``: from when it is parsed; ``call``: the same once it is
+    tokenized, and no attribute before. ``model_name``: empty where it is not known which. ``decision``, ``attempt``:
     the last ones. None before there is one. ``after_settle``: of hooks."""
 
     id: str
@@ -30,7 +30,7 @@ class Exchange:
     timeline: Timeline
     share: Share
     observer: Observer
-    asked: Asked | None = None
+    incoming: IncomingRequest | None = None
     call: Call = field(init=False)
     model_name: str = ""
     permit: Permit | None = None
@@ -41,7 +41,7 @@ class Exchange:
 
     def forget_prompt(self) -> None:
         """Its answer has begun and may take an hour: drop its body and its ids."""
-        self.asked = self.call = light = self.call.without_prompt()
+        self.incoming = self.call = light = self.call.without_prompt()
         if self.attempt is not None:
             self.attempt.call = light
         self.share.release()

@@ -19,7 +19,7 @@ from gateway.fleet.fleet import Fleet
 from gateway.framework import DECODE, Endpoint
 from gateway.framework.clock import SystemClock
 from gateway.proxy.serving.attempt import Attempt
-from gateway.proxy.serving.call import Asked
+from gateway.proxy.serving.call import IncomingRequest
 from gateway.proxy.serving.hooks import BeforeSend
 from gateway.proxy.serving.stream_usage import StreamUsage
 from gateway.proxy.upstream.commit import Committed, commit
@@ -96,7 +96,7 @@ class Forwarder:
                 if answer.encoding:  # what is compressed can only pass as it came
                     self._usage.refused(endpoint, "compresses its streams unasked")
                 else:
-                    committed.taker = self._usage.taker(call, endpoint)
+                    committed.usage_remover = self._usage.remover(call, endpoint)
             return committed
 
     def failed(self, failure: LegFailed) -> None:
@@ -115,17 +115,19 @@ class Forwarder:
         """Report to the fleet that a stream is complete."""
         self._fleet.report_complete(endpoint)
 
-    def leg(self, asked: Asked, endpoint: Endpoint, body: Body, *, readable: bool = True, sent_as: str = "") -> Leg:
+    def leg(
+        self, incoming: IncomingRequest, endpoint: Endpoint, body: Body, *, readable: bool = True, sent_as: str = ""
+    ) -> Leg:
         """``body`` on its way to ``endpoint``: its path, its headers, the model's name there. ``readable``: as for
         ``headers.forward``. ``sent_as``: its ``x-request-id``, where that is not the request's own."""
         assert isinstance(endpoint, FleetEndpoint)
-        headers = to_engine(asked.headers, self._passing, api_key=endpoint.api_key, readable=readable)
+        headers = to_engine(incoming.headers, self._passing, api_key=endpoint.api_key, readable=readable)
         headers.append(("content-type", body.content_type))
-        headers.append(("x-request-id", sent_as or asked.id))
+        headers.append(("x-request-id", sent_as or incoming.id))
         if endpoint.rank is not None:
             headers = [(name, value) for name, value in headers if name != RANK_HEADER]
             headers.append((RANK_HEADER, str(endpoint.rank)))
-        name = asked.request.adapter
+        name = incoming.request.adapter
         if name is None:
-            name = self._fleet.served_name(endpoint, asked.request.model)
-        return Leg(endpoint, endpoint.engine.address, asked.route.path, headers, body.encode(name))
+            name = self._fleet.served_name(endpoint, incoming.request.model)
+        return Leg(endpoint, endpoint.engine.address, incoming.route.path, headers, body.encode(name))

@@ -109,7 +109,7 @@ class Handover:
         nobody carries such a plan."""
         carrier = self.carriers.get(attempt.plan.kinds)
         if carrier is None:
-            handler, kinds = attempt.call.serving.model.handler, ", ".join(attempt.plan.kinds)
+            handler, kinds = attempt.call.runtime.model.handler, ", ".join(attempt.plan.kinds)
             raise PluginFailed(f"the handler {handler!r} planned the legs {kinds}: the gateway has no carrier for them")
         return await carrier(self, attempt)
 

@@ -15,14 +15,14 @@ from gateway.api.parse import Parsed
 from gateway.core.prompt import Prompt
 from gateway.framework import Endpoint, Kind
 from gateway.proxy.serving.attempt import Attempt
-from gateway.proxy.serving.call import Asked
+from gateway.proxy.serving.call import IncomingRequest
 from gateway.proxy.upstream.commit import Committed
 
 
 class PromptSource(Protocol):
     """Another source of a prompt's tokens than our own tokenizer."""
 
-    async def prompt(self, asked: Asked, parsed: Parsed) -> Prompt | None:
+    async def prompt(self, incoming: IncomingRequest, parsed: Parsed) -> Prompt | None:
         """The prompt; None: this source does not have it."""
 
 

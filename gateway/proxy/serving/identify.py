@@ -34,11 +34,11 @@ def identify(
     name = parsed.model or directory.only
     if name is None:
         raise ClientError("The body must name a model: GET /v1/models lists what there is.", param="model")
-    serving, adapter = directory.find(name)
-    expected = serving.model.expected_output
+    runtime, adapter = directory.find(name)
+    expected = runtime.model.expected_output
     request = Request(
         id=request_id,
-        model=serving.model,
+        model=runtime.model,
         kind=parsed.route.kind,
         arrived=arrived,
         adapter=adapter,
@@ -47,12 +47,12 @@ def identify(
         expected_output=parsed.n * (min(expected, parsed.max_tokens) if parsed.max_tokens else expected),
         cache_salt=parsed.cache_salt,
         priority=parsed.priority,
-        session=read_session(parsed.session, headers, cookie, serving.session),
+        session=read_session(parsed.session, headers, cookie, runtime.session),
         indivisible=parsed.indivisible,
         headers=headers,
-        slo=read_slo(headers, serving.slo),
+        slo=read_slo(headers, runtime.slo),
     )
-    return serving, request
+    return runtime, request
 
 
 def client_of(headers: Sequence[tuple[str, str]], address: str | None) -> str:
@@ -64,10 +64,10 @@ def client_of(headers: Sequence[tuple[str, str]], address: str | None) -> str:
     return address or ""
 
 
-def tokenized(serving: ModelRuntime, request: Request, prompt: Prompt) -> BlockKeys:
+def tokenized(runtime: ModelRuntime, request: Request, prompt: Prompt) -> BlockKeys:
     """Enter the tokens into ``request``; returns the keys of their blocks."""
     request.token_ids, request.prompt_tokens, request.exact = prompt.ids, prompt.count, prompt.whole
-    return serving.index.keys(
+    return runtime.index.keys(
         prompt.ids,
         prompt.count,
         prompt.exact,

@@ -42,7 +42,7 @@ def compare(attempt: Attempt, work: LegWork, usage: Usage | None) -> None:
     request, endpoint, exact = call.request, work.booking.endpoint, call.exact_on(work.booking.endpoint)
     # The engine's counts of a prompt that we have tokenized: where they can differ from ours only because its ids do.
     if not (call.own_tokens is None or timeline.by_ids or request.indivisible or request.adapter is not None):
-        parity = call.serving.tokens.parity
+        parity = call.runtime.tokens.parity
         if usage.prompt_tokens is not None:
             parity.compare_counts(endpoint.name, FORMS[request.kind], call.own_tokens, usage.prompt_tokens)
         if usage.cached_tokens is not None and exact:

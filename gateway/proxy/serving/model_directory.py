@@ -39,22 +39,22 @@ class ModelRuntime:
 class ModelDirectory:
     """Finds what a name stands for. Adapters come and go with what the engines report."""
 
-    def __init__(self, servings: Sequence[ModelRuntime], fleet: Fleet, created: float) -> None:
+    def __init__(self, runtimes: Sequence[ModelRuntime], fleet: Fleet, created: float) -> None:
         """``created``: seconds since the epoch, of every entry of ``entries``."""
         self._created = int(created)
-        self._servings = servings
+        self._runtimes = runtimes
         self._fleet = fleet
         self._last: dict[str, Sequence[Endpoint]] = {}
-        self._names = {name: s for s in servings for name in (s.model.name, *s.model.aliases)}
+        self._names = {name: s for s in runtimes for name in (s.model.name, *s.model.aliases)}
 
     def find(self, name: str) -> tuple[ModelRuntime, str | None]:
         """The model of ``name`` and, if the name is an adapter's, the adapter. Raises NotFound."""
-        serving = self._names.get(name)
-        if serving is not None:
-            return serving, None
-        for serving in self._servings:
-            if name in self._fleet.adapters(serving.model):
-                return serving, name
+        runtime = self._names.get(name)
+        if runtime is not None:
+            return runtime, None
+        for runtime in self._runtimes:
+            if name in self._fleet.adapters(runtime.model):
+                return runtime, name
         nearest = difflib.get_close_matches(name[:128], self._names, n=1)
         hint = f"; the nearest is {nearest[0]!r}" if nearest else "; GET /v1/models lists what there is"
         raise NotFound(f"The model {name[:128]!r} does not exist{hint}.", param="model")
@@ -62,11 +62,11 @@ class ModelDirectory:
     @property
     def only(self) -> str | None:
         """The one model's name if there is just one: what a body that names none is meant for."""
-        return self._servings[0].model.name if len(self._servings) == 1 else None
+        return self._runtimes[0].model.name if len(self._runtimes) == 1 else None
 
     @property
-    def servings(self) -> Sequence[ModelRuntime]:
-        return self._servings
+    def runtimes(self) -> Sequence[ModelRuntime]:
+        return self._runtimes
 
     def candidates(self, model: Model, adapter: str | None, *, draining: bool = False) -> Sequence[Endpoint]:
         """Endpoints of ``model`` that could serve it; with an adapter, those whose engine has it loaded. ``draining``:
@@ -83,17 +83,18 @@ class ModelDirectory:
             if (draining or not endpoint.draining) and (adapter is None or adapter in endpoint.engine.served)
         ]
 
-    def eligible(self, request: Request, home: str = "", failed_on: Set[int] = NOT_TRIED) -> Sequence[Endpoint]:
+    def eligible(self, request: Request, pinned_url: str = "", failed_on: Set[int] = NOT_TRIED) -> Sequence[Endpoint]:
         """The endpoints on which ``request`` may be placed, before any filter.
 
-        ``home``: the URL of the only engine that can serve it; empty: any may. ``failed_on``: slots that failed it.
+        ``pinned_url``: the URL of the only engine that can serve it; empty: any may. ``failed_on``: slots that failed
+        it.
 
         Raises NoEndpoint.
         """
         model = request.model
         endpoints = self.candidates(model, request.adapter, draining=request.bound)
-        if home:
-            endpoints = kept_at(home, endpoints)
+        if pinned_url:
+            endpoints = kept_at(pinned_url, endpoints)
         if failed_on:
             endpoints = [endpoint for endpoint in endpoints if endpoint.slot not in failed_on]
         if not endpoints:
@@ -119,8 +120,8 @@ class ModelDirectory:
     def entries(self) -> list[dict[str, Any]]:
         """What ``GET /v1/models`` lists: every name that ``find`` finds, with what the engines say of it."""
         entries: list[dict[str, Any]] = []
-        for serving in self._servings:
-            model = serving.model
+        for runtime in self._runtimes:
+            model = runtime.model
             served = [
                 engine_model
                 for endpoint in self._fleet.endpoints(model)
@@ -144,16 +145,16 @@ class ModelDirectory:
         tokens, and why not exactly; the share of its last prompts that were exact; which endpoints make other tokens
         of them."""
         report = {}
-        for serving in self._servings:
-            endpoints = self._fleet.endpoints(serving.model)
+        for runtime in self._runtimes:
+            endpoints = self._fleet.endpoints(runtime.model)
             usable = [e for e in endpoints if e.engine.up and not e.draining]
             answering = [e for e in usable if e.role != Role.PREFILL]
-            report[serving.model.name] = {
+            report[runtime.model.name] = {
                 "ready": bool(answering),
-                "tokens": serving.tokens.state,
-                "exact": serving.tokens.share,
+                "tokens": runtime.tokens.state,
+                "exact": runtime.tokens.share,
                 "differing": {
-                    name: "; ".join(map(str, why)) for name, why in serving.tokens.parity.differences.items()
+                    name: "; ".join(map(str, why)) for name, why in runtime.tokens.parity.differences.items()
                 },
                 "endpoints": len(endpoints),
                 "usable": len(usable),

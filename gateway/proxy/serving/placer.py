@@ -39,20 +39,20 @@ class Placer:
         Raises NoEndpoint, PluginFailed.
         """
         call, timeline, before = exchange.call, exchange.timeline, exchange.attempt
-        request, index, began, trace = call.request, call.serving.index, self._clock.monotonic(), Trace()
+        request, index, began, trace = call.request, call.runtime.index, self._clock.monotonic(), Trace()
         # What has failed once is not tried again: its client has waited long enough.
         one_leg = "fell-back" if timeline.fallback else "" if isinstance(call.body, JsonBody) else "form"
         try:
-            candidates = self._directory.eligible(request, call.home, retries.failed_on)
+            candidates = self._directory.eligible(request, call.pinned_url, retries.failed_on)
             plan = decide(request, call.keys, candidates, index, self._scheduler, trace, one_leg=one_leg)
         except GatewayError as error:
-            exchange.decision = self._decisions.keep(request, len(timeline.placements) + 1, trace, error.message, began)
+            exchange.decision = self._decisions.keep(request, timeline.attempts + 1, trace, error.message, began)
             raise
         done = None if before is None else before.prefill_result
         prefilled = done is not None and done.prefill is plan.prefill
         placement = book(request, call.keys, plan, index, self._clock.monotonic(), prefilled=prefilled)
         try:
-            decision = self._decisions.keep(request, len(timeline.placements) + 1, trace, plan, began)
+            decision = self._decisions.keep(request, timeline.attempts + 1, trace, plan, began)
             attempt = Attempt(call, timeline, placement, decision, retries, self._scheduler, self._observer, before)
         except BaseException:  # a defect must not keep a place for ever
             placement.cancel()

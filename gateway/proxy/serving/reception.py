@@ -8,7 +8,7 @@ from gateway.api.settings import PassSettings
 from gateway.core.prompt import Prompt
 from gateway.fleet.fleet import Fleet
 from gateway.framework import Clock
-from gateway.proxy.serving.call import Asked, Call
+from gateway.proxy.serving.call import Call, IncomingRequest
 from gateway.proxy.serving.client import Client
 from gateway.proxy.serving.exchange import Exchange
 from gateway.proxy.serving.hooks import PromptSource
@@ -49,31 +49,31 @@ class Reception:
         raw = await client.receive(limit=self._max_body, timeout=self._patience, share=exchange.share)
         timeline.received_at = self._clock.monotonic()
         parsed = parse(exchange.route, raw, client.header("Content-Type"), self._passing)
-        exchange.asked = asked = self._identify(exchange, parsed, client)
-        serving = asked.serving
-        exchange.model_name = serving.model.name
-        serving.budget.deposit()
-        exchange.permit = serving.admission.try_acquire()
+        exchange.incoming = incoming = self._identify(exchange, parsed, client)
+        runtime = incoming.runtime
+        exchange.model_name = runtime.model.name
+        runtime.budget.deposit()
+        exchange.permit = runtime.admission.try_acquire()
         if exchange.permit is None:
             timeline.enter(Phase.QUEUED)
             began = self._clock.monotonic()
-            exchange.permit = await serving.admission.acquire()
+            exchange.permit = await runtime.admission.acquire()
             timeline.queue_wait = self._clock.monotonic() - began
         timeline.enter(Phase.TOKENIZING)
-        asks = self._prompt_sources and serving.tokens.may_ask_first
-        prompt = await self._sourced(asked, parsed) if asks else None
+        asks = self._prompt_sources and runtime.tokens.may_ask_first
+        prompt = await self._sourced(incoming, parsed) if asks else None
         if prompt is None:
-            prompt = await serving.tokens.tokenize(
+            prompt = await runtime.tokens.tokenize(
                 parsed.input,
-                client=lambda: client_of(asked.headers, client.remote),
-                room=lambda: self._directory.room(serving.model),
+                client=lambda: client_of(incoming.headers, client.remote),
+                room=lambda: self._directory.room(runtime.model),
             )
-        exchange.asked = exchange.call = Call.of(asked, prompt, tokenized(serving, asked.request, prompt))
+        exchange.incoming = exchange.call = Call.of(incoming, prompt, tokenized(runtime, incoming.request, prompt))
         timeline.enter(Phase.BEFORE_COMMIT)
 
-    def _identify(self, exchange: Exchange, parsed: Parsed, client: Client) -> Asked:
+    def _identify(self, exchange: Exchange, parsed: Parsed, client: Client) -> IncomingRequest:
         headers = client.headers
-        serving, request = identify(
+        runtime, request = identify(
             parsed,
             self._directory,
             request_id=exchange.id,
@@ -81,15 +81,17 @@ class Reception:
             headers=visible(headers),
             cookie=client.header("Cookie"),
         )
-        home = ""
+        pinned_url = ""
         if parsed.previous_response is not None:
-            home = self._responses.engine_of(parsed.previous_response, self._fleet.endpoints(serving.model))
+            pinned_url = self._responses.engine_of(parsed.previous_response, self._fleet.endpoints(runtime.model))
             request.bound = True
-        return Asked(exchange.id, exchange.route, headers, parsed.body, serving, request, parsed.n, home)
+        return IncomingRequest(
+            exchange.id, exchange.route, headers, parsed.body, runtime, request, parsed.n, pinned_url
+        )
 
-    async def _sourced(self, asked: Asked, parsed: Parsed) -> Prompt | None:
+    async def _sourced(self, incoming: IncomingRequest, parsed: Parsed) -> Prompt | None:
         for source in self._prompt_sources:
-            prompt = await source.prompt(asked, parsed)
+            prompt = await source.prompt(incoming, parsed)
             if prompt is not None:
-                return asked.serving.tokens.from_engine(parsed.input, prompt)
+                return incoming.runtime.tokens.from_engine(parsed.input, prompt)
         return None

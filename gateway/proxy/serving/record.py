@@ -29,8 +29,8 @@ def outcome(timeline: Timeline, result: str) -> Outcome:
 
 def line(exchange: Exchange) -> Settled:
     """For the log and the metrics."""
-    timeline, asked, attempt = exchange.timeline, exchange.asked, exchange.attempt
-    request = None if asked is None else asked.request
+    timeline, incoming, attempt = exchange.timeline, exchange.incoming, exchange.attempt
+    request = None if incoming is None else incoming.request
     plan = None if attempt is None else attempt.plan
     booked = None if attempt is None else attempt.booked
     usage, figures, exact = timeline.usage, timeline.figures(), request is not None and request.exact
@@ -44,7 +44,7 @@ def line(exchange: Exchange) -> Settled:
         status=timeline.status,
         stream=request.stream if request else False,
         endpoint=plan.decode.name if plan else None,
-        attempts=len(timeline.placements),
+        attempts=timeline.attempts,
         prompt_tokens=request.prompt_tokens if request else 0,
         exact=exact,
         expected_hit=booked.expected_hit if booked else 0,
@@ -64,8 +64,6 @@ def line(exchange: Exchange) -> Settled:
         error=timeline.error,
         slo=None if request is None or request.slo is None else _verdict(timeline, figures, request),
         by_ids=timeline.by_ids,
-        placements=timeline.placements,
-        legs=timeline.legs,
         hits=timeline.hits,
         counted=timeline.counted,
     )

@@ -81,7 +81,7 @@ class _Stream:
     ) -> None:
         self._answer = committed.answer
         self._observe = committed.observe
-        self._taker = committed.taker
+        self._usage_remover = committed.usage_remover
         self._reply = reply
         self._events = events
         self._attempt = attempt
@@ -91,13 +91,13 @@ class _Stream:
     def begin(self, data: bytes) -> None:
         """``data``: what has come so far, and was observed."""
         self._reply.attend(self._stop, self._give_up)
-        self._reply.send(data if self._taker is None else self._taker.feed(data), last=False)
+        self._reply.send(data if self._usage_remover is None else self._usage_remover.feed(data), last=False)
         self._look()
 
     def part(self, data: bytes) -> None:
-        if self._taker is None:
+        if self._usage_remover is None:
             self._reply.part(data)
-        elif passing := self._taker.feed(data):
+        elif passing := self._usage_remover.feed(data):
             self._reply.part(passing)
         unseen = self._unseen
         unseen.append(data)
@@ -112,13 +112,13 @@ class _Stream:
         failed = events.error is not None or events.late_error is not None
         self._attempt.answered(self._answer.status, events.usage, error=failed, apart=events.apart)
         self._reply.forget()  # there is nothing left to stop
-        if self._taker is not None:
-            data = self._taker.feed(data) + self._taker.end()
+        if self._usage_remover is not None:
+            data = self._usage_remover.feed(data) + self._usage_remover.end()
         self._reply.send(data, last=True)
 
     def held(self) -> bytes:
         """What has come and did not pass, of a stream that broke."""
-        return b"" if self._taker is None else self._taker.end()
+        return b"" if self._usage_remover is None else self._usage_remover.end()
 
     def close(self) -> None:
         """It has ended, in whichever way. What came of it is counted."""

@@ -14,7 +14,7 @@ from weakref import WeakKeyDictionary
 from gateway.api.body import Body, JsonBody
 from gateway.api.indivisible import ONE
 from gateway.api.prompts import NULL
-from gateway.api.stream_usage import KINDS, UsageTaker, include_usage
+from gateway.api.stream_usage import KINDS, UsageRemover, include_usage
 from gateway.framework import Clock, Endpoint, Engine
 from gateway.proxy.serving.call import Call
 from gateway.proxy.serving.not_asked import NotAsked
@@ -64,14 +64,14 @@ class StreamUsage:
         leg.set("stream_options", options)
         return leg
 
-    def taker(self, call: Call, endpoint: Endpoint) -> UsageTaker:
+    def remover(self, call: Call, endpoint: Endpoint) -> UsageRemover:
         """Removes the usage from a stream whose body came from ``ask``."""
         known = self._of(endpoint)
 
         def learn(fingerprint: bytes) -> None:
             known.fingerprint = fingerprint
 
-        return UsageTaker(single=_is_single(call), fingerprint=known.fingerprint or b"", learn=learn)
+        return UsageRemover(single=_is_single(call), fingerprint=known.fingerprint or b"", learn=learn)
 
     def refused(self, endpoint: Endpoint, why: str) -> None:
         """Do not ask the engine again until it restarts."""

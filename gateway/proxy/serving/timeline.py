@@ -56,7 +56,7 @@ class Figures(NamedTuple):
 class Timeline:
     """Times are of ``clock.monotonic()``, None until they happen.
 
-    ``placements``, ``legs``, ``hits``, ``counted``: as in ``Settled``. ``prefill_time``: seconds of a separate prefill.
+    ``attempts``, ``hits``, ``counted``: as in ``Settled``. ``prefill_time``: seconds of a separate prefill.
     ``fallback``: why a planned hand-over did not happen. ``by_ids``: an engine got our ids instead of the prompt's
     text, so that its count is ours. ``outputs``: events of a stream that carry output; ``outputs_at_first``: as many
     came with the first.
@@ -67,7 +67,7 @@ class Timeline:
     phase: Phase = Phase.RECEIVING
     received_at: float | None = None
     queue_wait: float = 0.0
-    placements: tuple[tuple[str, float], ...] = ()
+    attempts: int = 0
     sent_at: float | None = None
     prefill_time: float | None = None
     fallback: str = ""
@@ -79,7 +79,6 @@ class Timeline:
     status: int = 0
     outcome: str = "ok"
     error: str | None = None
-    legs: tuple[tuple[str, str, str], ...] = ()
     hits: tuple[Hit, ...] = ()
     counted: int | None = None
 

@@ -12,7 +12,7 @@ from typing import Self
 
 from gateway.api.encoding import Inflater, Undecodable, decoded
 from gateway.api.events import MAX_EVENT, EventObserver
-from gateway.api.stream_usage import UsageTaker
+from gateway.api.stream_usage import UsageRemover
 from gateway.framework import Kind
 from gateway.proxy.upstream.answer import Answer
 from gateway.proxy.upstream.legs import ENGINE_DEAD, RETRY_STATUSES, Cause, DeferredError, LegFailed
@@ -35,11 +35,11 @@ class Committed:
 
     ``status``, ``headers``: of its head. ``data``: the whole body, or the bytes of a stream so far, unchanged.
     ``events``: the observer of the stream; None: it is not a stream. ``observe``: gets the stream's next bytes.
-    ``taker``: removes from it the usage that the client did not request. ``companion``: a prefill leg that still runs,
-    and ends with this answer at the latest.
+    ``usage_remover``: removes from it the usage that the client did not request. ``companion``: a prefill leg that
+    still runs, and ends with this answer at the latest.
     """
 
-    __slots__ = ("answer", "companion", "data", "events", "headers", "observe", "status", "taker")
+    __slots__ = ("answer", "companion", "data", "events", "headers", "observe", "status", "usage_remover")
 
     def __init__(
         self,
@@ -54,7 +54,7 @@ class Committed:
         self.data = data
         self.events = events
         self.observe = observe
-        self.taker: UsageTaker | None = None
+        self.usage_remover: UsageRemover | None = None
         self.companion: asyncio.Task[Committed] | None = None
 
     @property

@@ -65,5 +65,5 @@ async def test_the_soak_asks_for_everything_and_sees_what_comes(tmp_path) -> Non
     assert len(looks) == LOOKS
     kinds = {name.partition(" ")[0] for name in load.seen}
     assert kinds == set(KINDS)
-    # Asked without a gateway, who breaks off is the engine itself: never a 502.
+    # IncomingRequest without a gateway, who breaks off is the engine itself: never a 502.
     assert set(load.seen) <= EXPECTED

@@ -367,7 +367,7 @@ async def test_a_reload_waits_for_who_asks_before_it_gives_the_tokenizer_back(to
     async with engines(1, tokenizer=tokenizer) as servers:
         config = config_for(servers[0].url, tokenizer=tokenizer)
         async with running(config) as gateway:
-            (before,) = gateway.gateway.directory.servings
+            (before,) = gateway.gateway.directory.runtimes
             threads, gate, tasks = before.tokens._threads, threading.Event(), TaskSet()
             for number in range(threads._free):
                 tasks.start(threads.run("other", 1, lambda: gate.wait(30)), name=f"hold {number}")

@@ -75,7 +75,7 @@ async def test_another_tokenizer_is_noticed(engine: EngineServer, folders: tuple
 async def test_it_comes_back_by_itself(engine: EngineServer, folders: tuple[Path, Path]) -> None:
     """The engines are set right, or were replaced."""
     async with running(config_for(engine.url, tokenizer=str(folders[0]))) as gateway:
-        parity = gateway.gateway.directory.servings[0].tokens.parity
+        parity = gateway.gateway.directory.runtimes[0].tokens.parity
         for _ in range(LEAST):
             parity.compare_counts("elsewhere", Form.CHAT, 1, 2)
         await ask(gateway, times=RECOVERY)
@@ -183,7 +183,7 @@ async def test_a_route_that_is_not_there_is_asked_for_again_when_its_engine_is_a
     await first.start(port=free_in_a_row())
     again = EngineServer(EngineSettings(tokenizer=str(folders[0]), scale_out=True))
     async with running(config_for(first.url, tokenizer=str(folders[0]), parity=EVERY)) as gateway:
-        (endpoint,) = gateway.gateway.fleet.endpoints(gateway.gateway.directory.servings[0].model)
+        (endpoint,) = gateway.gateway.fleet.endpoints(gateway.gateway.directory.runtimes[0].model)
         await ask(gateway)
         await eventually(lambda: asked(first, "/tokenize") == 1, "what is there is asked for instead")
         await eventually(lambda: not gateway.gateway.rooms.token_audit.busy, "it is compared")

@@ -83,11 +83,11 @@ class Requests(RuleBasedStateMachine):
         request = Request("x", self.model, kind, self.clock.now, stream=stream, prompt_tokens=tokens, matches=matches)
         ids = array("I", [tokens % 3]) * tokens
         keys = self.index.keys(ids, tokens, True, None, None)
-        serving = SimpleNamespace(model=self.model, index=self.index, tokens=SimpleNamespace(parity=Silent()))
+        runtime = SimpleNamespace(model=self.model, index=self.index, tokens=SimpleNamespace(parity=Silent()))
         timeline = Timeline(self.clock, self.clock.now, phase=Phase.BEFORE_COMMIT)
         exchange = Exchange("x", route, timeline, Share(self.memory), NULL_OBSERVER)
-        exchange.asked = exchange.call = Call(
-            "x", route, (), NO_BODY, serving, request, 1, "", Prompt(ids, tokens, exact=True), keys, own_tokens=tokens
+        exchange.incoming = exchange.call = Call(
+            "x", route, (), NO_BODY, runtime, request, 1, "", Prompt(ids, tokens, exact=True), keys, own_tokens=tokens
         )
         self._plan(exchange, decode, prefill, prefilled)
         self.live.append(exchange)

@@ -15,7 +15,7 @@ from gateway.core.prompt import Prompt
 from gateway.fleet.fleet import Fleet
 from gateway.fleet.settings import EndpointSettings, FleetSettings
 from gateway.framework import Kind, ManualClock, Model, Request
-from gateway.proxy.serving.call import Asked, Call
+from gateway.proxy.serving.call import Call, IncomingRequest
 
 IDS = array("I", range(64))
 BODY = JsonBody(b'{"model": "m", "prompt": "a long one"}', PassSettings())
@@ -25,8 +25,8 @@ ROUTE = ROUTES["/v1/completions"]
 def call(prompt: Prompt) -> Call:
     model = Model("m")
     request = Request("r", model, Kind.COMPLETION, 0.0, token_ids=IDS, prompt_tokens=64)
-    serving = SimpleNamespace(model=model)
-    return Call.of(Asked("r", ROUTE, [("a", "b")], BODY, serving, request, 2, ""), prompt, SimpleNamespace())
+    runtime = SimpleNamespace(model=model)
+    return Call.of(IncomingRequest("r", ROUTE, [("a", "b")], BODY, runtime, request, 2, ""), prompt, SimpleNamespace())
 
 
 def test_it_does_not_change() -> None:

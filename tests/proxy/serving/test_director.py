@@ -26,11 +26,11 @@ def reset() -> ConnectionResetError:
 async def test_the_verbs_in_their_order():
     async with Scene() as scene:
         log: list[str] = []
-        client, serving = MemoryClient(CHAT), scene.serving
+        client, runtime = MemoryClient(CHAT), scene.runtime
         recorded(log, client, "receive", "receive")
-        recorded(log, serving.admission, "try_acquire", "admit")
-        recorded(log, serving.tokens, "tokenize", "tokenize")
-        recorded(log, serving.index, "match", "match")
+        recorded(log, runtime.admission, "try_acquire", "admit")
+        recorded(log, runtime.tokens, "tokenize", "tokenize")
+        recorded(log, runtime.index, "match", "match")
         recorded(log, scene.scheduler, "schedule", "schedule")
         recorded(log, scene.forwarder, "forward", "forward")
         recorded(log, client, "reply", "relay")
@@ -52,7 +52,7 @@ async def test_a_whole_answer_passes_unchanged():
         assert ("x-request-id", "id") in reply.headers
         line = scene.line
         assert (line.outcome, line.status, line.phase, line.output_tokens) == ("ok", 200, "done", 1)
-        assert line.legs == (("e0:1", "decode", "ok"),)
+        assert scene.notes.legs == [("e0:1", "decode", "ok")]
         scene.has_all_back()
 
 
@@ -136,7 +136,7 @@ async def test_a_refused_connection_is_retried_elsewhere_for_free():
         client = await scene.answered(CHAT, COMPLETE)
         assert client.answer.body == COMPLETE
         assert [side.host for side in scene.engines.sides] == ["e1"]
-        assert scene.line.legs == (("e0:1", "decode", "refused"), ("e1:1", "decode", "ok"))
+        assert scene.notes.legs == [("e0:1", "decode", "refused"), ("e1:1", "decode", "ok")]
         assert (scene.line.attempts, scene.line.endpoint, scene.line.outcome) == (2, "e1:1", "ok")
         assert not scene.endpoints[0].engine.up, "the fleet was told"
         scene.has_all_back()
@@ -152,7 +152,7 @@ async def test_an_engines_503_is_retried_elsewhere():
         second.say(answer(COMPLETE))
         await task
         assert client.answer.body == COMPLETE
-        assert [leg[2] for leg in scene.line.legs] == ["status-503", "ok"]
+        assert [leg[2] for leg in scene.notes.legs] == ["status-503", "ok"]
         scene.has_all_back()
 
 
@@ -179,7 +179,7 @@ async def test_a_held_error_is_relayed_although_the_next_endpoint_refuses():
         (await scene.engines.request()).say(BUSY)
         await task
         assert client.answer.status == 503
-        assert [leg[2] for leg in scene.line.legs] == ["status-503", "refused"]
+        assert [leg[2] for leg in scene.notes.legs] == ["status-503", "refused"]
         scene.has_all_back()
 
 
@@ -191,7 +191,7 @@ async def test_a_request_that_kills_engines_kills_two():
         with pytest.raises(UpstreamError, match="died"):
             await task
         assert len(scene.engines.sides) == 2
-        assert [leg[2] for leg in scene.line.legs] == ["died", "died"]
+        assert [leg[2] for leg in scene.notes.legs] == ["died", "died"]
         scene.has_all_back()
 
 
@@ -201,7 +201,7 @@ async def test_no_endpoint_from_the_beginning():
             endpoint.engine.up = False
         with pytest.raises(NoEndpoint):
             await scene.ask(MemoryClient(CHAT))
-        assert (scene.line.status, scene.line.attempts, scene.line.legs) == (503, 0, ())
+        assert (scene.line.status, scene.line.attempts, scene.notes.legs) == (503, 0, [])
         [decision] = scene.decisions
         assert decision.settled is scene.line
         scene.has_all_back()
@@ -212,7 +212,7 @@ async def test_all_refuse():
         scene.engines.refusing |= {"e0", "e1"}
         with pytest.raises(NoEndpoint):
             await scene.ask(MemoryClient(CHAT))
-        assert [leg[2] for leg in scene.line.legs] == ["refused", "refused"]
+        assert [leg[2] for leg in scene.notes.legs] == ["refused", "refused"]
         scene.has_all_back()
 
 

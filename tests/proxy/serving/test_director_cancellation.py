@@ -29,10 +29,10 @@ async def receiving(scene: Scene) -> asyncio.Task[None]:
 
 
 async def queued(scene: Scene) -> asyncio.Task[None]:
-    permit = scene.serving.admission.try_acquire()
+    permit = scene.runtime.admission.try_acquire()
     task = scene.ask(MemoryClient(LONG))
     await asyncio.sleep(0)
-    assert scene.serving.admission.waiting == 1
+    assert scene.runtime.admission.waiting == 1
     task.add_done_callback(lambda _: permit.release())
     return task
 
@@ -45,7 +45,7 @@ async def tokenizing(scene: Scene) -> asyncio.Task[None]:
         await asyncio.Event().wait()
         return estimate(b"x", "slow")
 
-    scene.serving.tokens.tokenize = slow
+    scene.runtime.tokens.tokenize = slow
     task = scene.ask(MemoryClient(LONG))
     await began.wait()
     return task
@@ -80,10 +80,10 @@ async def test_a_client_that_leaves_gives_all_back(
 ):
     phase = reach.__name__.replace("_", "-")
     async with Scene(limits=FlowSettings(max_in_flight=1), tokenizer=tokenizer) as scene:
-        await scene.serving.tokens.load()
+        await scene.runtime.tokens.load()
         task = await reach(scene)
         if scene.engines.sides:
-            assert scene.serving.index.blocks > 0, "what its engine would hold then"
+            assert scene.runtime.index.blocks > 0, "what its engine would hold then"
         sides = scene.engines.sides
         task.cancel()
         with pytest.raises(asyncio.CancelledError):
@@ -107,7 +107,7 @@ async def test_a_client_that_leaves_in_any_turn_gives_all_back(legs: int, tokeni
     while outcomes[-1:] != ["ok"]:
         assert len(outcomes) < 100, "it never ends"
         async with Scene(2, tokenizer=tokenizer, **(split() if legs == 2 else {})) as scene:
-            await scene.serving.tokens.load()
+            await scene.runtime.tokens.load()
             task = scene.ask(MemoryClient(LONG_STREAMED))
             await asyncio.sleep(0)
             stream = STREAM_HEAD, *(chunked(part, end=False) for part in (ROLE, *[WORD] * 3)), chunked(DONE)

@@ -69,6 +69,17 @@ async def test_the_two_legs(body):
         assert 'kvgate_handover_seconds_count{model="sim"} 1.0' in metrics
 
 
+async def test_each_leg_is_counted_when_it_ends_and_not_with_its_request():
+    async with pair(decode=hangs) as setting:
+        asked = asyncio.create_task(setting.ask(CHAT))
+        await eventually(lambda: setting.decode.bodies, "the decode leg runs")
+        assert await setting.attempts() == {("prefill", "ok"): 1}
+        assert 'kvgate_plans_total{model="sim",reason="split"} 1.0' in await setting.gateway.metrics()
+        asked.cancel()
+        await setting.settled()
+        assert await setting.attempts() == {("prefill", "ok"): 1, ("decode", "bad"): 1}
+
+
 PREFILL_FAILURES = {
     "prefill-died": resets,
     "prefill-head-timeout": hangs,
@@ -170,7 +181,7 @@ async def while_the_prefill_runs(body: dict[str, Any]) -> AsyncIterator[Held]:
     async with pair(waits, *decoding) as setting:
         asked = asyncio.get_running_loop().create_task(setting.ask(body))
         await eventually(lambda: setting.prefill.bodies, "the prefill runs")
-        endpoints = setting.gateway.gateway.fleet.endpoints(setting.gateway.gateway.directory.servings[0].model)
+        endpoints = setting.gateway.gateway.fleet.endpoints(setting.gateway.gateway.directory.runtimes[0].model)
         chosen = next(e for e in endpoints if e.role == "decode" and e.load.requests)
         server = next(s for s in setting.servers if s.url == chosen.engine.url)
         told, other = decoding if server is setting.servers[1] else reversed(decoding)
@@ -262,7 +273,7 @@ async def test_what_is_booked_on_which_engine_and_when():
 
     async with pair(first, second) as setting:
         gateway = setting.gateway.gateway
-        p, d = gateway.fleet.endpoints(gateway.directory.servings[0].model)
+        p, d = gateway.fleet.endpoints(gateway.directory.runtimes[0].model)
         asked = asyncio.get_running_loop().create_task(setting.ask(CHAT))
         await eventually(lambda: setting.prefill.bodies, "the prefill runs")
         assert (p.load.requests, p.load.prefill_tokens > 0, p.load.kv_tokens > 0) == (1, True, True)
@@ -288,7 +299,7 @@ async def test_a_fallback_books_the_prompts_computing_where_it_happens(connector
     options = {"connector": connector, "bootstrap_port": 1}
     async with pair(resets, second, **options) as setting:
         gateway = setting.gateway.gateway
-        p, d = gateway.fleet.endpoints(gateway.directory.servings[0].model)
+        p, d = gateway.fleet.endpoints(gateway.directory.runtimes[0].model)
         asked = asyncio.get_running_loop().create_task(setting.ask(TELLING))
         await eventually(lambda: setting.decode.bodies, "the decode leg runs")
         assert d.load.prefill_tokens > 0

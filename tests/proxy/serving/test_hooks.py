@@ -12,7 +12,7 @@ from gateway.api.parse import Parsed
 from gateway.core.prompt import Prompt, estimate
 from gateway.framework import DECODE, Endpoint, Kind
 from gateway.proxy.serving.attempt import Attempt
-from gateway.proxy.serving.call import Asked
+from gateway.proxy.serving.call import IncomingRequest
 from gateway.proxy.serving.client import ClientGone
 from gateway.proxy.serving.hooks import AfterSettle, Hooks
 from gateway.proxy.upstream.commit import Committed
@@ -30,11 +30,11 @@ class Source:
     """A ``PromptSource`` that knows ``prompt``."""
 
     def __init__(self, prompt: Prompt | None) -> None:
-        self.asked: list[tuple[Asked, Parsed]] = []
+        self.asked: list[tuple[IncomingRequest, Parsed]] = []
         self._prompt = prompt
 
-    async def prompt(self, asked: Asked, parsed: Parsed) -> Prompt | None:
-        self.asked.append((asked, parsed))
+    async def prompt(self, incoming: IncomingRequest, parsed: Parsed) -> Prompt | None:
+        self.asked.append((incoming, parsed))
         return self._prompt
 
 
@@ -89,12 +89,12 @@ def watched(scene: Scene, hook: After, body: dict[str, Any], **more: Any) -> Mem
 async def test_a_source_takes_the_place_of_our_tokenizer():
     source, log = Source(estimate(b"x" * 400, "media")), []
     async with Scene(hooks=Hooks((source,)), **ASKING) as scene:
-        recorded(log, scene.serving.tokens, "tokenize", "tokenize")
+        recorded(log, scene.runtime.tokens, "tokenize", "tokenize")
         await scene.answered(CHAT, COMPLETE)
         assert log == []
         assert scene.line.prompt_tokens == 100
-        [(asked, parsed)] = source.asked
-        assert (asked.id, parsed.model) == ("id", "sim")
+        [(incoming, parsed)] = source.asked
+        assert (incoming.id, parsed.model) == ("id", "sim")
         scene.has_all_back()
 
 
@@ -105,7 +105,7 @@ async def test_sources_are_asked_in_turn_and_then_our_tokenizer():
         assert [len(source.asked) for source in (first, second, third)] == [1, 1, 0]
     async with Scene(hooks=Hooks((first, third)), **ASKING) as scene:
         log: list[str] = []
-        recorded(log, scene.serving.tokens, "tokenize", "tokenize")
+        recorded(log, scene.runtime.tokens, "tokenize", "tokenize")
         await scene.answered(CHAT, COMPLETE)
         assert [len(source.asked) for source in (first, third)] == [2, 1]
         assert log == ["tokenize"]
@@ -168,7 +168,7 @@ async def test_a_client_that_leaves_while_a_hook_works_gives_all_back():
         task.cancel()
         with pytest.raises(asyncio.CancelledError):
             await task
-        assert (scene.line.phase, scene.line.legs, scene.engines.sides) == ("before-commit", (), [])
+        assert (scene.line.phase, scene.notes.legs, scene.engines.sides) == ("before-commit", [], [])
         scene.has_all_back()
 
 

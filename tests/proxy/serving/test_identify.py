@@ -41,7 +41,7 @@ async def test_a_session_in_a_cookie_stays_where_it_was() -> None:
                     reply = await gateway.client.post("/v1/chat/completions", json=CHAT, headers=headers)
                     assert reply.status_code == 200
             homes = [set(asked[start::3]) for start in range(3)]
-            assert [len(home) for home in homes] == [1, 1, 1]
+            assert [len(pinned_url) for pinned_url in homes] == [1, 1, 1]
 
 
 def test_clients_are_told_apart_by_their_keys_and_else_by_their_addresses() -> None:
@@ -57,8 +57,8 @@ async def test_the_longest_context_of_a_models_engines_is_known() -> None:
         await connection.say(answer(COMPLETE))
 
     async with engine(post) as server, running(config_for(server.url)) as gateway:
-        model = gateway.gateway.directory.servings[0].model
+        model = gateway.gateway.directory.runtimes[0].model
         assert gateway.gateway.directory.room(model) == 4096
     async with engine(post) as server, running(config_for(server.url, served_name="unlisted")) as gateway:
-        model = gateway.gateway.directory.servings[0].model
+        model = gateway.gateway.directory.runtimes[0].model
         assert gateway.gateway.directory.room(model) is None

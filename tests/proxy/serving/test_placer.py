@@ -29,7 +29,7 @@ async def read(scene: Scene) -> Exchange:
 
 
 def place(scene: Scene, exchange: Exchange, retries: Retries | None = None) -> Attempt:
-    return scene.placer.place(exchange, retries or Retries(scene.config.retries, scene.serving.budget))
+    return scene.placer.place(exchange, retries or Retries(scene.config.retries, scene.runtime.budget))
 
 
 def loads(scene: Scene) -> list[int]:
@@ -47,7 +47,7 @@ async def test_an_attempt_is_booked_when_it_is_there():
         assert (attempt.plan.decode, attempt.booked.endpoint) == (scene.endpoints[0], scene.endpoints[0])
         assert loads(scene) == [1, 0]
         assert scene.endpoints[0].load.prefill_tokens == exchange.call.prompt.count
-        assert exchange.timeline.placements == (("single", 0.0),)
+        assert (exchange.timeline.attempts, scene.notes.placements) == (1, [("single", 0.0)])
         exchange.settle()
         scene.has_all_back()
 
@@ -66,21 +66,21 @@ async def test_requests_see_each_others_reservations():
 
 async def test_what_failed_it_is_no_candidate():
     async with Scene() as scene:
-        exchange, retries = await read(scene), Retries(scene.config.retries, scene.serving.budget)
+        exchange, retries = await read(scene), Retries(scene.config.retries, scene.runtime.budget)
         first = place(scene, exchange, retries)
         first.end("refused")
         assert retries.may_try_another(LegFailed(Cause.REFUSED, first.plan.decode, "refused"))
         second = place(scene, exchange, retries)
         assert (first.plan.decode, second.plan.decode) == tuple(scene.endpoints)
         assert exchange.attempt is second
-        assert len(exchange.timeline.placements) == 2
+        assert exchange.timeline.attempts == 2
         exchange.settle()
         scene.has_all_back()
 
 
 async def test_where_none_is_left_the_decision_says_so_and_the_last_attempt_stays():
     async with Scene(1) as scene:
-        exchange, retries = await read(scene), Retries(scene.config.retries, scene.serving.budget)
+        exchange, retries = await read(scene), Retries(scene.config.retries, scene.runtime.budget)
         first = place(scene, exchange, retries)
         first.end("refused")
         retries.may_try_another(LegFailed(Cause.REFUSED, first.plan.decode, "refused"))
@@ -134,7 +134,7 @@ def fell_back(exchange: Exchange) -> None:
 
 def has_form(exchange: Exchange) -> None:
     form = MultipartBody(FORM, "multipart/form-data; boundary=b", PassSettings())
-    exchange.asked = exchange.call = replace(exchange.call, body=form)
+    exchange.incoming = exchange.call = replace(exchange.call, body=form)
 
 
 @pytest.mark.parametrize(("given", "reason"), [(fell_back, "fell-back"), (has_form, "form")])

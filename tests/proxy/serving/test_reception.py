@@ -28,16 +28,16 @@ async def test_it_ends_with_a_call_that_can_be_placed():
         exchange, client = scene.exchange(), MemoryClient(STREAMED, headers=[("X-Team", "a")])
         await scene.reception.read(exchange, client)
         call = exchange.call
-        assert exchange.asked is call
-        assert (call.id, call.route.path, call.sequences, call.home) == ("id", "/v1/chat/completions", 1, "")
+        assert exchange.incoming is call
+        assert (call.id, call.route.path, call.sequences, call.pinned_url) == ("id", "/v1/chat/completions", 1, "")
         assert call.headers == client.headers
-        assert call.serving is scene.serving
+        assert call.runtime is scene.runtime
         request = call.request
         assert (request.stream, request.arrived, request.headers["x-team"]) == (True, 5.0, "a")
         assert request.prompt_tokens == call.prompt.count > 0
         assert (exchange.timeline.phase, exchange.timeline.received_at) == (Phase.BEFORE_COMMIT, 5.0)
         assert scene.memory.held == len(client.body)
-        assert scene.serving.admission.in_flight == 1
+        assert scene.runtime.admission.in_flight == 1
         exchange.settle()
         scene.has_all_back()
 
@@ -86,7 +86,7 @@ async def test_what_cannot_be_asked_takes_no_permit(body, error):
         exchange = scene.exchange()
         with pytest.raises(error):
             await scene.reception.read(exchange, MemoryClient(body))
-        assert (exchange.asked, exchange.permit, exchange.timeline.phase) == (None, None, Phase.RECEIVING)
+        assert (exchange.incoming, exchange.permit, exchange.timeline.phase) == (None, None, Phase.RECEIVING)
         exchange.settle()
         scene.has_all_back()
 
@@ -106,11 +106,11 @@ async def test_a_body_for_which_there_is_no_room():
 
 async def test_it_waits_for_its_turn():
     async with Scene(limits=ONE) as scene:
-        permit = scene.serving.admission.try_acquire()
+        permit = scene.runtime.admission.try_acquire()
         exchange = scene.exchange()
         reading = asyncio.create_task(scene.reception.read(exchange, MemoryClient(CHAT)))
         await scene.turn()
-        assert (exchange.timeline.phase, scene.serving.admission.waiting) == (Phase.QUEUED, 1)
+        assert (exchange.timeline.phase, scene.runtime.admission.waiting) == (Phase.QUEUED, 1)
         scene.clock.now += 2.5
         permit.release()
         await reading
@@ -121,7 +121,7 @@ async def test_it_waits_for_its_turn():
 
 async def test_a_full_queue_refuses_it():
     async with Scene(limits=FlowSettings(max_in_flight=1, max_queue=0)) as scene:
-        permit = scene.serving.admission.try_acquire()
+        permit = scene.runtime.admission.try_acquire()
         exchange = scene.exchange()
         with pytest.raises(Saturated):
             await scene.reception.read(exchange, MemoryClient(CHAT))
@@ -133,7 +133,7 @@ async def test_a_full_queue_refuses_it():
 
 async def test_each_request_pays_into_the_budget_for_retries():
     async with Scene(retries=RetrySettings(budget=0.5)) as scene:
-        budget = scene.serving.budget
+        budget = scene.runtime.budget
         while budget.withdraw():
             pass
         for expected in (False, True):
@@ -148,7 +148,7 @@ async def test_each_request_pays_into_the_budget_for_retries():
 
 async def test_a_tokenizer_makes_its_ids(tokenizer):
     async with Scene(tokenizer=tokenizer) as scene:
-        await scene.serving.tokens.load()
+        await scene.runtime.tokens.load()
         exchange = scene.exchange()
         await scene.reception.read(exchange, MemoryClient(CHAT))
         call = exchange.call
@@ -174,7 +174,7 @@ async def test_the_tokenizer_is_told_whose_request_it_is(headers, same):
             names.append(client())
             return estimate(b"x" * 100, "test")
 
-        scene.serving.tokens.tokenize = tokenize
+        scene.runtime.tokens.tokenize = tokenize
         exchange = scene.exchange()
         await scene.reception.read(exchange, MemoryClient(CHAT, headers=headers))
         assert exchange.call.prompt.count == math.ceil(100 / 4)
@@ -193,7 +193,7 @@ async def test_a_response_that_goes_on_goes_to_its_engine():
         exchange = scene.exchange(RESPONSES)
         body = {"model": "sim", "input": "go on", "previous_response_id": "resp_1"}
         await scene.reception.read(exchange, MemoryClient(body))
-        assert (exchange.call.home, exchange.call.request.bound) == ("http://e1:1", True)
+        assert (exchange.call.pinned_url, exchange.call.request.bound) == ("http://e1:1", True)
         exchange.settle()
 
 

@@ -135,7 +135,7 @@ async def test_a_stream_that_breaks_ends_with_an_error_and_no_other_engine():
         line = scene.line
         assert (line.outcome, line.status, line.phase, line.output_tokens) == ("broken", 200, "streaming", 1)
         assert line.error.startswith("died")
-        assert line.legs == (("e0:1", "decode", "died"),)
+        assert scene.notes.legs == [("e0:1", "decode", "died")]
         assert told == ["broken"]
         scene.has_all_back()
 

@@ -86,7 +86,7 @@ async def test_an_engine_that_refuses_to_report_is_asked_without():
         again.say(STREAM_HEAD + chunked(ROLE, WORD, DONE))
         await task
         assert client.answer.body == ROLE + WORD + DONE
-        assert [leg[2] for leg in scene.line.legs] == ["engine_error", "ok"]
+        assert [leg[2] for leg in scene.notes.legs] == ["engine_error", "ok"]
         scene.has_all_back()
 
 

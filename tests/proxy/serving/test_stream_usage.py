@@ -80,8 +80,8 @@ async def test_hits_of_plain_streams_are_seen():
             assert b'"usage"' not in (await gateway.client.post(CHAT, json=body)).content
         assert [line.cached_tokens > 0 for line in gateway.lines] == [False, True, True]
         assert all(line.output_tokens == 3 for line in gateway.lines)
-        (serving,) = gateway.gateway.directory.servings
-        assert serving.model.event_tokens == pytest.approx(1), "the event with the usage is no output"
+        (runtime,) = gateway.gateway.directory.runtimes
+        assert runtime.model.event_tokens == pytest.approx(1), "the event with the usage is no output"
 
 
 async def test_a_decode_leg_tells_its_usage():
@@ -230,8 +230,8 @@ async def test_the_share_of_hits_is_the_engines_own_over_mixed_traffic():
         queried, hit = sum(rank.prefix_queries for rank in ranks), sum(rank.prefix_hits for rank in ranks)
         assert hit > queried / 2
 
-        fleet, (serving,) = gateway.gateway.fleet, gateway.gateway.directory.servings
-        endpoints = fleet.endpoints(serving.model)
+        fleet, (runtime,) = gateway.gateway.fleet, gateway.gateway.directory.runtimes
+        endpoints = fleet.endpoints(runtime.model)
         await eventually(lambda: sum(one.metrics.prefix_queries for one in endpoints) == queried, "all is scraped")
         text = await gateway.metrics()
         assert named(text, "kvgate_engine_cache_hit_tokens_total") == hit

@@ -125,7 +125,7 @@ async def test_each_leg_is_booked_until_it_has_ended(handler):
 
     async with encoding(handler, waits) as setting:
         gateway = setting.gateway.gateway
-        e, d = gateway.fleet.endpoints(gateway.directory.servings[0].model)
+        e, d = gateway.fleet.endpoints(gateway.directory.runtimes[0].model)
         asked = asyncio.get_running_loop().create_task(setting.ask(TELLING))
         await eventually(lambda: setting.prefill.bodies, "the leg that encodes runs")
         assert (e.load.requests, e.load.prefill_tokens, e.load.kv_tokens, e.in_flight) == (1, 0, 0, 1)
