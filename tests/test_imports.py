@@ -93,6 +93,18 @@ THIRD_PARTY: dict[str, tuple[str, ...]] = {
 FRONT_DOOR = ("gateway.proxy.http", "gateway.proxy.admin")
 OF_AIOHTTP = ("aiohttp.web", "aiohttp.http", "aiohttp.http_exceptions", "aiohttp.StreamReader")
 
+# Files that import each other, in a circle: to be taken apart. The list only gets shorter.
+CIRCLES: set[frozenset[str]] = {
+    frozenset({"gateway.kvcache.index.cache_index", "gateway.kvcache.index.use"}),
+    frozenset({"gateway.tokens.harmony", "gateway.tokens.mistral", "gateway.tokens.native"}),
+    frozenset(
+        f"gateway.proxy.serving.{name}"
+        for name in (
+            *("attempt", "call", "exchange", "hooks", "learning", "model_directory", "record", "response_affinity"),
+        )
+    ),
+}
+
 # Time, chance and tasks come from outside, or a replay could not be exact.
 AMBIENT = {
     "time": {"time", "monotonic", "perf_counter", "sleep"},
@@ -209,6 +221,54 @@ def test_aiohttp_is_the_front_door_and_nothing_else() -> None:
         if within(imported, ("aiohttp",)) and not (within(name, FRONT_DOOR) and within(imported, OF_AIOHTTP))
     ]
     assert found == []
+
+
+def circles(graph: dict[str, set[str]]) -> set[frozenset[str]]:
+    """The files of ``graph`` (who imports whom) that import each other, be it over others."""
+
+    def reached(start: str) -> set[str]:
+        found: set[str] = set()
+        left = [start]
+        while left:
+            for name in graph[left.pop()] - found:
+                found.add(name)
+                left.append(name)
+        return found
+
+    below = {name: reached(name) for name in graph}
+    return {frozenset(other for other in below[name] if name in below[other]) for name in graph if name in below[name]}
+
+
+def test_no_files_import_each_other() -> None:
+    """Not over others, not within a function, and not for types only either: who reads one would have to read all."""
+    graph = {
+        name: {imported for _, imported in imports(name, path) if imported in MODULES} for name, path in MODULES.items()
+    }
+    assert [sorted(found) for found in circles(graph) if not any(found <= known for known in CIRCLES)] == []
+
+
+@pytest.mark.parametrize(
+    ("graph", "found"),
+    [
+        ({"a": {"b"}, "b": {"c"}, "c": set()}, []),
+        ({"a": {"b", "c"}, "b": {"c"}, "c": set()}, []),
+        ({"a": {"a"}}, ["a"]),
+        ({"a": {"b"}, "b": {"c"}, "c": {"a"}, "d": {"a", "b"}}, ["abc"]),
+        ({"a": {"b"}, "b": {"a", "c"}, "c": {"d"}, "d": {"c"}}, ["ab", "cd"]),
+    ],
+)
+def test_a_circle_is_found(graph: dict[str, set[str]], found: list[str]) -> None:
+    assert circles(graph) == {frozenset(names) for names in found}
+
+
+def test_a_late_import_and_one_for_types_count(tmp_path) -> None:
+    path = tmp_path / "x.py"
+    path.write_text(
+        "if TYPE_CHECKING:\n    from gateway.fleet.load import ledger\n"
+        "def late():\n    from gateway.tokens.native import load\n"
+    )
+    found = {name for _, name in imports("gateway.proxy.x", path)}
+    assert found == {"gateway.fleet.load.ledger", "gateway.tokens.native"}
 
 
 def test_time_chance_and_tasks_come_from_outside() -> None:

@@ -2,19 +2,29 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Iterable
-from typing import TYPE_CHECKING
+from typing import Any, Protocol
 
 from aiohttp import StreamReader
 from aiohttp.http import HttpVersion10, HttpVersion11, RawRequestMessage
 
 from gateway.proxy.http.receive import receive
-from gateway.proxy.http.reply import HttpReply
+from gateway.proxy.http.reply import HttpReply, Writable
 from gateway.proxy.memory import Share
 from gateway.proxy.serving.client import ClientGone
 
-if TYPE_CHECKING:
-    from gateway.proxy.http.connection import ClientConnection
+
+class Connected(Writable, Protocol):
+    """What a request needs of its client's connection. ``transport``: None once the connection is lost.
+    ``may_be_large``: its heads must be counted."""
+
+    transport: asyncio.Transport | None
+    may_be_large: bool
+
+    @property
+    def peername(self) -> Any:
+        """The client's address, as its socket has it; None once the connection is lost."""
 
 
 class HttpClient:
@@ -26,7 +36,7 @@ class HttpClient:
 
     __slots__ = ("answer", "body", "connection", "head", "headers", "method", "path")
 
-    def __init__(self, head: RawRequestMessage, body: StreamReader, connection: ClientConnection) -> None:
+    def __init__(self, head: RawRequestMessage, body: StreamReader, connection: Connected) -> None:
         self.head = head
         self.body = body
         self.connection = connection

@@ -11,12 +11,9 @@ import time
 from collections.abc import Callable, Iterable
 from email.utils import formatdate
 from http import HTTPStatus
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 from gateway.proxy.http.write_progress import taken_of, unwritten
-
-if TYPE_CHECKING:
-    from gateway.proxy.http.connection import ClientConnection
 
 NO_CONTENT = 204
 """The only status of a proxied answer that has neither a body nor a length."""
@@ -57,6 +54,22 @@ class Outbox:
             reply.flush()
 
 
+class Writable(Protocol):
+    """What an answer needs of its client's connection. ``full``: the client has no room. ``outbox``: of its loop."""
+
+    full: bool
+    outbox: Outbox
+
+    def attend(self, full: Callable[[], None] | None, gone: Callable[[], None] | None) -> None:
+        """Call ``full`` each time the client has no room left, and ``gone`` when it has closed its half."""
+
+    def when_taken(self, then: Callable[[], None] | None) -> None:
+        """Call ``then`` once, when the client has room again."""
+
+    def abort_if_stalled(self, idle: float) -> None:
+        """Let what is buffered go out, and abort only after ``idle`` seconds in which the client took nothing."""
+
+
 class HttpReply:
     """A ``Reply`` over HTTP/1.1, or HTTP/1.0.
 
@@ -68,7 +81,7 @@ class HttpReply:
 
     def __init__(
         self,
-        connection: ClientConnection,
+        connection: Writable,
         transport: asyncio.Transport,
         status: int,
         headers: Iterable[tuple[str, str]],
