@@ -7,7 +7,6 @@ else is the engine's to judge, and its own error goes back unchanged. Every erro
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import TypeVar
 
 import msgspec
@@ -43,8 +42,7 @@ the estimate is too small."""
 T = TypeVar("T")
 
 
-@dataclass(slots=True)
-class Parsed:
+class Parsed(msgspec.Struct):
     """A parsed request. ``model``: empty if the body names none. ``n``: number of sequences.
 
     ``max_tokens``: the most output tokens per sequence; None: no limit known. ``priority``: lower is earlier, as in

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any
 
 import msgspec
@@ -19,8 +18,7 @@ COUNTS = (
 """The names of counts in all dialects."""
 
 
-@dataclass(frozen=True, slots=True)
-class Usage:
+class Usage(msgspec.Struct, frozen=True):
     """Tokens of one answer. ``prompt_tokens`` includes the cached ones, whatever the dialect's own convention.
 
     ``cached_tokens`` is None if the engine does not report it (vLLM: without ``--enable-prompt-tokens-details``).

@@ -13,6 +13,8 @@ from typing import Self
 from urllib.parse import urlsplit
 from weakref import WeakValueDictionary
 
+import msgspec
+
 from gateway.core.tls import KeyPair, Unusable, WatchedContext, trust
 from gateway.errors import ConfigError
 from gateway.fleet.settings import EndpointSettings, TlsSettings
@@ -59,8 +61,7 @@ class Location:
         return f"{self.scheme}://{authority}"
 
 
-@dataclass(frozen=True, slots=True)
-class Address:
+class Address(msgspec.Struct, frozen=True):
     """Where an engine listens, and how to connect. Equal addresses may share connections.
 
     ``host``: name or IP address without brackets; empty for a Unix socket. ``socket``: the path of one. ``tls``: None

@@ -11,12 +11,12 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping
-from dataclasses import replace
 from functools import lru_cache
 from math import inf
 from typing import Any
 
 from jinja2.runtime import Context
+from msgspec.structs import replace
 
 from gateway.core.prompt import ChatInput
 from gateway.framework import Clock

@@ -13,9 +13,10 @@ import logging
 import os
 from array import array
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
 from functools import partial
 from typing import NamedTuple
+
+from msgspec.structs import replace
 
 from gateway.core.observer import Observer
 from gateway.core.prompt import (

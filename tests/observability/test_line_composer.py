@@ -5,13 +5,13 @@ from __future__ import annotations
 import io
 import logging
 import time
-from dataclasses import replace
 from functools import partial
 
 import orjson
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from gateway.framework import ManualClock
 from gateway.observability.line_composer import LineComposer

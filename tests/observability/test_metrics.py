@@ -1,9 +1,9 @@
 from __future__ import annotations
 
 import threading
-from dataclasses import replace
 
 import pytest
+from msgspec.structs import replace
 from prometheus_client.parser import text_string_to_metric_families
 
 from gateway.core.observer import Hit, Observer

@@ -9,12 +9,12 @@ import asyncio
 import contextlib
 import json
 from collections.abc import AsyncIterator
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
+from msgspec.structs import replace
 
 from gateway.core.observer import Settled
 from gateway.proxy.extras.prompt_questions import PromptQuestions

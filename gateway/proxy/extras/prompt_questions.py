@@ -14,8 +14,10 @@ import asyncio
 import logging
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
+
+from msgspec.structs import replace
 
 from gateway.api.body import JsonBody
 from gateway.api.parse import Parsed

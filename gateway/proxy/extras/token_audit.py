@@ -12,11 +12,12 @@ import logging
 import random
 from array import array
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
 import msgspec
+from msgspec.structs import replace
 
 from gateway.api.body import JsonBody
 from gateway.core.log_limit import LogLimit, left_out

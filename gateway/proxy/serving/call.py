@@ -8,7 +8,9 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+
+import msgspec
+from msgspec.structs import replace
 
 from gateway.api.body import Body, JsonBody
 from gateway.api.routes import Route
@@ -21,8 +23,7 @@ from gateway.proxy.serving.model_directory import ModelRuntime
 NO_IDS = array("I")
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class IncomingRequest:
+class IncomingRequest(msgspec.Struct, frozen=True, eq=False):
     """``headers``: the client's. ``sequences``: how many answers it requests. ``pinned_url``: URL of the only engine
     that can serve it; empty: any may."""
 
@@ -36,8 +37,7 @@ class IncomingRequest:
     pinned_url: str
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class Call(IncomingRequest):
+class Call(IncomingRequest, frozen=True, eq=False):
     """``keys``: of the prompt's blocks. ``own_tokens``: as many our tokenizer made of the prompt; None: it did not."""
 
     prompt: Prompt

@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
-from dataclasses import replace
+
+from msgspec.structs import replace
 
 from gateway.api.body import Body
 from gateway.api.headers import RANK_HEADER, to_engine

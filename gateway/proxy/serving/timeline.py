@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from enum import StrEnum
-from typing import NamedTuple
+
+import msgspec
 
 from gateway.api.usage import Usage
 from gateway.core.observer import Hit
@@ -38,7 +38,7 @@ NEXT: Mapping[Phase, frozenset[Phase]] = {
 fails and is made again elsewhere stays in ``before-commit``."""
 
 
-class Figures(NamedTuple):
+class Figures(msgspec.Struct, frozen=True):
     """What a request took, in seconds, and what it brought.
 
     ``duration``: since its arrival. ``overhead``: our own before a leg went out, without the body's way and the queue.
@@ -52,8 +52,7 @@ class Figures(NamedTuple):
     output_tokens: int | None
 
 
-@dataclass(slots=True, eq=False)
-class Timeline:
+class Timeline(msgspec.Struct, eq=False):
     """Times are of ``clock.monotonic()``, None until they happen.
 
     ``attempts``, ``hits``, ``counted``: as in ``Settled``. ``prefill_time``: seconds of a separate prefill.

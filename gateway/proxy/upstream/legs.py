@@ -11,9 +11,10 @@ replaces it. How a hand-over between two legs can fail is in ``serving/handover_
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from enum import StrEnum
 from typing import NamedTuple
+
+import msgspec
 
 from gateway.errors import Exhausted, GatewayError, UpstreamError, UpstreamTimeout
 from gateway.fleet.address import Address
@@ -31,8 +32,7 @@ BUDGET_RESERVE = 10.0
 """Retries. A model's budget begins with them and never holds more: a tenth of its first few requests would be none."""
 
 
-@dataclass(slots=True)  # never changed; frozen, each of its fields would cost 0.2 us
-class Leg:
+class Leg(msgspec.Struct, frozen=True):
     """One upstream request: everything but the connection. ``path`` begins with a slash.
 
     ``head``, ``total``: seconds to the answer's head or first event and to its end, where they are fewer than for any
@@ -48,8 +48,7 @@ class Leg:
     total: float | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class DeferredError:
+class DeferredError(msgspec.Struct, frozen=True):
     """An engine's error response, kept while another endpoint is tried, and returned if all fail."""
 
     status: int

@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 from array import array
-from dataclasses import FrozenInstanceError
 from random import Random
 from types import SimpleNamespace
 
@@ -32,7 +31,7 @@ def call(prompt: Prompt) -> Call:
 def test_it_does_not_change() -> None:
     one = call(Prompt(IDS, 64, exact=True, own=IDS))
     assert (one.id, one.sequences, one.own_tokens) == ("r", 2, 64)
-    with pytest.raises(FrozenInstanceError):
+    with pytest.raises(AttributeError):
         one.sequences = 3
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from msgspec.structs import astuple
 
 from gateway.api.usage import Usage
 from gateway.framework import ManualClock
@@ -55,7 +56,7 @@ def test_a_first_output_alone_tells_no_time_between_tokens() -> None:
 def test_the_engines_count_of_output_goes_before_the_events_of_its_stream() -> None:
     clock = ManualClock(10.0)
     timeline = Timeline(clock, 4.0)
-    assert timeline.figures() == (6.0, 0.0, None, None)
+    assert astuple(timeline.figures()) == (6.0, 0.0, None, None)
     timeline.outputs, timeline.usage = 3, Usage(prompt_tokens=7)
     assert timeline.figures().output_tokens == 3
     timeline.usage = Usage(prompt_tokens=7, output_tokens=0)
