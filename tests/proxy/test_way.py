@@ -43,7 +43,7 @@ def report(tmp_path_factory: pytest.TempPathFactory, tokenizer: str) -> Report:
             "engines", [sys.executable, "-m", "benchmarks.data_path.engines", *four], cwd=ROOT, talks=True
         )
         config = {
-            "listen": {"host": "127.0.0.1", "port": port},
+            "listen": {"host": "127.0.0.1", "port": port, "admin": f"127.0.0.1:{free_port()}"},
             "fleet": {"scrape": {"interval": SELDOM}},
             "models": [
                 {
