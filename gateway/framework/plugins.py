@@ -78,7 +78,7 @@ RunProfile: TypeAlias = Callable[[str, Sequence[Endpoint]], Sequence[Endpoint]]
 
 class Handler(Protocol):
     """Runs profiles and makes a plan of their results. If it raises, the request fails. So it does if the plan has an
-    endpoint that was no candidate, two legs of one kind, or a last leg that is no decode leg.
+    endpoint that was no candidate.
 
     It may have an attribute ``profiles``, the names that it will run: a name that is nowhere then stops the start.
     """

@@ -95,21 +95,46 @@ class PlannedLeg(NamedTuple):
     endpoint: Endpoint
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True, init=False)
 class Plan:
-    """Which endpoint serves which leg.
+    """Which endpoint serves which leg. Not changed once it is made.
 
     ``legs``: at most one of each kind. The last one is the decode leg; alone, it does all of the request. ``reason`` is
     a short word for logs and metrics, one of few. ``connector``: the name of what brings the KV from one to the other.
     ``strict``: where that fails the request fails; else the decode leg computes the prompt itself. ``costs``: what the
     choice was made by, in seconds by a short word, best first; empty where it was made by something else.
+    ``decode``: the endpoint whose answer is the client's. ``prefill``: the endpoint that computes the prompt for it;
+    None: ``decode`` computes it itself.
     """
 
     legs: tuple[PlannedLeg, ...]
-    reason: str = ""
-    connector: str = "nixl"
-    strict: bool = False
-    costs: Mapping[str, float] = field(default_factory=dict, compare=False)
+    reason: str
+    connector: str
+    strict: bool
+    costs: Mapping[str, float] = field(compare=False)
+    decode: Endpoint = field(init=False, compare=False, repr=False)
+    prefill: Endpoint | None = field(init=False, compare=False, repr=False)
+
+    def __init__(
+        self,
+        legs: tuple[PlannedLeg, ...],
+        reason: str = "",
+        connector: str = "nixl",
+        strict: bool = False,
+        costs: Mapping[str, float] = NO_COSTS,
+    ) -> None:
+        """Raises ValueError if there is no leg, the last one is no decode leg, or two are of one kind."""
+        if not legs or legs[-1].kind != DECODE:
+            raise ValueError(f"the last leg of a plan must be {DECODE!r}: {legs}")
+        if len(legs) > 1 and len({leg.kind for leg in legs}) < len(legs):
+            raise ValueError(f"a plan has two legs of one kind: {legs}")
+        self.legs = legs
+        self.reason = reason
+        self.connector = connector
+        self.strict = strict
+        self.costs = costs
+        self.decode = legs[-1].endpoint
+        self.prefill = self.endpoint(PREFILL) if len(legs) > 1 else None
 
     @classmethod
     def of(
@@ -127,16 +152,6 @@ class Plan:
         if others:
             legs = (*[PlannedLeg(kind, endpoint) for kind, endpoint in others.items()], *legs)
         return cls(legs, reason, connector, strict, costs)
-
-    @property
-    def decode(self) -> Endpoint:
-        """The endpoint whose answer is the client's."""
-        return self.legs[-1].endpoint
-
-    @property
-    def prefill(self) -> Endpoint | None:
-        """The endpoint that computes the prompt for ``decode``; None: it computes it itself."""
-        return self.endpoint(PREFILL) if len(self.legs) > 1 else None
 
     @property
     def kinds(self) -> tuple[str, ...]:

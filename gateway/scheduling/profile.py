@@ -15,7 +15,8 @@ per scorer), and nothing about an endpoint is copied.
 from __future__ import annotations
 
 from array import array
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from math import isfinite
 
 from gateway.core.observer import Observer
 from gateway.errors import NoEndpoint, PluginFailed
@@ -27,7 +28,8 @@ RETRY_AFTER = 5.0
 
 
 class Profile:
-    """``filters``, ``scorers`` and ``picker`` are pairs of an instance's name and the plugin; scorers have a weight."""
+    """``filters``, ``scorers`` and ``picker`` are pairs of an instance's name and the plugin; scorers have a weight.
+    ``weights``: by scorer."""
 
     def __init__(
         self,
@@ -40,80 +42,97 @@ class Profile:
         self.filters = tuple(filters)
         self.scorers = tuple(scorers)
         self.picker = picker
-        self._weights = {name: weight for name, _, weight in self.scorers}
+        self.weights = {name: weight for name, _, weight in self.scorers}
 
-    def run(
-        self, request: Request, endpoints: Sequence[Endpoint], observer: Observer, trace: Trace | None = None
-    ) -> Sequence[Endpoint]:
-        """Best first, never empty. ``trace``: is given a step. Raises NoEndpoint or PluginFailed."""
-        step = None
-        if trace is not None:
-            step = Step(self.name, endpoints, self._weights)
-            trace.steps.append(step)
-        if not endpoints:
+
+def run_profile(
+    profiles: Mapping[str, Profile],
+    request: Request,
+    observer: Observer,
+    trace: Trace | None,
+    name: str,
+    endpoints: Sequence[Endpoint],
+) -> Sequence[Endpoint]:
+    """Run the profile of this ``name`` over ``endpoints``. Best first, never empty. ``trace``: is given a step.
+
+    Raises NoEndpoint or PluginFailed; LookupError if there is no such profile.
+    """
+    profile = profiles.get(name)
+    if profile is None:
+        raise LookupError(f"no profile {name!r}")
+    step = None
+    if trace is not None:
+        step = Step()
+        step.profile, step.candidates, step.weights, step.columns = name, endpoints, profile.weights, {}
+        trace.append(step)
+    if not endpoints:
+        raise NoEndpoint(
+            f"model {request.model.name!r} has no endpoint left to try (profile {name!r})", retry_after=RETRY_AFTER
+        )
+
+    candidates = endpoints
+    for plugin, filtering in profile.filters:
+        try:
+            kept = filtering.filter(request, candidates)
+            if kept is candidates:
+                continue
+            if len(set(candidates).intersection(kept)) != len(kept):
+                raise ValueError(_fault(kept))
+        except Exception as error:
+            raise _failed("filter", plugin, name, error, observer) from error
+        if step is not None:
+            step.filtered(plugin, candidates, kept)
+        if not kept:
             raise NoEndpoint(
-                f"model {request.model.name!r} has no endpoint left to try (profile {self.name!r})",
+                f"no endpoint for model {request.model.name!r}: filter {plugin!r} of profile {name!r} removed "
+                f"the {len(candidates)} left",
                 retry_after=RETRY_AFTER,
             )
+        candidates = kept
 
-        candidates = endpoints
-        for name, filtering in self.filters:
-            try:
-                kept = filtering.filter(request, candidates)
-                if kept is candidates:
-                    continue
-                if len(set(candidates).intersection(kept)) != len(kept):
-                    raise ValueError(_fault(kept))
-            except Exception as error:
-                raise self._failed("filter", name, error, observer) from error
+    count = len(candidates)
+    scores: list[float] | None = None
+    for plugin, scorer, weight in profile.scorers:
+        try:
+            column = scorer.score(request, candidates)
+            if len(column) != count:
+                raise ValueError(f"{len(column)} scores for {count} endpoints")
+            # A NaN may be neither the least nor the greatest, but it is in the sum.
+            if not (min(column) >= 0.0 and max(column) <= 1.0 and isfinite(sum(column))):
+                column = [score if 0.0 <= score <= 1.0 else _refuse(plugin, observer) for score in column]
+        except Exception as error:
+            observer.plugin_failed("scorer", plugin, error)
+            column = [0.0] * count
             if step is not None:
-                step.filtered(name, candidates, kept)
-            if not kept:
-                raise NoEndpoint(
-                    f"no endpoint for model {request.model.name!r}: filter {name!r} of profile {self.name!r} removed "
-                    f"the {len(candidates)} left",
-                    retry_after=RETRY_AFTER,
-                )
-            candidates = kept
-
-        scores = [0.0] * len(candidates)
-        for name, scorer, weight in self.scorers:
-            try:
-                column = scorer.score(request, candidates)
-                if len(column) != len(candidates):
-                    raise ValueError(f"{len(column)} scores for {len(candidates)} endpoints")
-                for score in column:
-                    # Not a min/max clamp: that lets NaN through, which poisons every comparison after it.
-                    if not 0.0 <= score <= 1.0:
-                        column = [score if 0.0 <= score <= 1.0 else _refuse(name, observer) for score in column]
-                        break
-            except Exception as error:
-                observer.plugin_failed("scorer", name, error)
-                column = [0.0] * len(candidates)
-                if step is not None:
-                    step.silent = {**step.silent, name: f"{type(error).__name__}: {error}"}
+                step.silent = {**step.silent, plugin: f"{type(error).__name__}: {error}"}
+        if scores is None and weight == 1.0:
+            scores = list(column)
+        else:
+            if scores is None:
+                scores = [0.0] * count
             for number, score in enumerate(column):
                 scores[number] += weight * score
-            if step is not None:
-                step.columns[name] = array("d", column)
-
-        name, picker = self.picker
-        try:
-            picked = picker.pick(request, candidates, scores)
-            if len(set(candidates).intersection(picked)) != len(picked):
-                raise ValueError(_fault(picked))
-            if not picked:
-                raise ValueError("picked nothing")
-        except Exception as error:
-            raise self._failed("picker", name, error, observer) from error
         if step is not None:
-            step.picked = picked[0].name
-        return picked
+            step.columns[plugin] = array("d", column)
 
-    def _failed(self, kind: str, name: str, error: Exception, observer: Observer) -> PluginFailed:
-        observer.plugin_failed(kind, name, error)
-        # The plugin's own text goes to the log only: who reads this is a client.
-        return PluginFailed(f"the {kind} {name!r} of profile {self.name!r} failed ({type(error).__name__})")
+    plugin, picker = profile.picker
+    try:
+        picked = picker.pick(request, candidates, scores or [0.0] * count)
+        if len(set(candidates).intersection(picked)) != len(picked):
+            raise ValueError(_fault(picked))
+        if not picked:
+            raise ValueError("picked nothing")
+    except Exception as error:
+        raise _failed("picker", plugin, name, error, observer) from error
+    if step is not None:
+        step.picked = picked[0].name
+    return picked
+
+
+def _failed(kind: str, name: str, profile: str, error: Exception, observer: Observer) -> PluginFailed:
+    observer.plugin_failed(kind, name, error)
+    # The plugin's own text goes to the log only: who reads this is a client.
+    return PluginFailed(f"the {kind} {name!r} of profile {profile!r} failed ({type(error).__name__})")
 
 
 def _fault(returned: Sequence[Endpoint]) -> str:

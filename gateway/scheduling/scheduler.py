@@ -7,12 +7,13 @@ requests see each other's work.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 from gateway.core.observer import Observer
 from gateway.errors import GatewayError, PluginFailed
-from gateway.framework import DECODE, Endpoint, Handler, Outcome, Plan, Request
-from gateway.scheduling.profile import Profile
+from gateway.framework import Endpoint, Handler, Outcome, Plan, Request
+from gateway.scheduling.profile import Profile, run_profile
 from gateway.scheduling.trace import Trace
 
 
@@ -39,16 +40,9 @@ class Scheduler:
         if trace is not None:
             trace.handler = name
 
-        def run(profile_name: str, candidates: Sequence[Endpoint]) -> Sequence[Endpoint]:
-            profile = self.profiles.get(profile_name)
-            if profile is None:
-                raise LookupError(f"no profile {profile_name!r}")
-            return profile.run(request, candidates, self._observer, trace)
-
+        run = partial(run_profile, self.profiles, request, self._observer, trace)
         try:
             plan = handler.plan(request, endpoints, run)
-            if len(plan.legs) != 1 or plan.legs[0].kind != DECODE:
-                _check(plan.kinds)
             for leg in plan.legs:
                 if leg.endpoint not in endpoints:
                     raise ValueError(f"planned what was no candidate, for the leg {leg.kind!r}")
@@ -91,11 +85,3 @@ class Scheduler:
             plugins.setdefault(id(handler), ("handler", name, handler))
         hooks = ((kind, name, getattr(plugin, method, None)) for kind, name, plugin in plugins.values())
         return tuple((kind, name, hook) for kind, name, hook in hooks if hook is not None)
-
-
-def _check(kinds: Sequence[str]) -> None:
-    """Raises ValueError where these are no plan's legs."""
-    if not kinds or kinds[-1] != DECODE:
-        raise ValueError(f"planned the legs {kinds}, the last of which must be {DECODE!r}")
-    if len(set(kinds)) < len(kinds):
-        raise ValueError(f"planned the legs {kinds}, two of which are of one kind")

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
@@ -35,20 +34,19 @@ class Step:
     filter that removed any, in order, their names. ``scored``: names of the endpoints that the filters left; None: all.
     ``columns``: by scorer, the scores of those; empty where it came to none. ``weights``: by scorer. ``silent``:
     scorers that failed, and how. ``picked``: the best one's name; None where it came to none.
+
+    Each request makes one, and most of it stays as the class has it: whoever makes one sets the rest.
     """
 
-    __slots__ = ("candidates", "columns", "picked", "profile", "removed", "roster", "scored", "silent", "weights")
-
-    def __init__(self, profile: str, candidates: Sequence[Endpoint], weights: Mapping[str, float]) -> None:
-        self.profile = profile
-        self.candidates = candidates
-        self.roster: Roster | None = None
-        self.weights = weights
-        self.removed: Sequence[tuple[str, Sequence[str]]] = ()
-        self.scored: Sequence[str] | None = None
-        self.columns: dict[str, array[float]] = {}
-        self.silent: Mapping[str, str] = NONE
-        self.picked: str | None = None
+    profile: str
+    candidates: Sequence[Endpoint]
+    weights: Mapping[str, float]
+    columns: dict[str, array[float]]
+    roster: Roster | None = None
+    removed: Sequence[tuple[str, Sequence[str]]] = ()
+    scored: Sequence[str] | None = None
+    silent: Mapping[str, str] = NONE
+    picked: str | None = None
 
     def filtered(self, name: str, given: Sequence[Endpoint], kept: Sequence[Endpoint]) -> None:
         """The filter of this ``name`` kept some of those that it was ``given``."""
@@ -71,10 +69,8 @@ class Step:
         return scores
 
 
-@dataclass(slots=True)
-class Trace:
+class Trace(list[Step]):
     """One call of ``Scheduler.schedule``: the steps in the order in which the handler ran the profiles."""
 
     handler: str = ""
-    steps: list[Step] = field(default_factory=list)
     plan: Plan | None = None

@@ -216,4 +216,4 @@ def test_where_no_endpoint_is_left_the_trace_says_what_was_tried() -> None:
     trace = Trace()
     with pytest.raises(NoEndpoint):
         scene.decide(scene.request(), trace)
-    assert [step.profile for step in trace.steps] == ["default"]
+    assert [step.profile for step in trace] == ["default"]

@@ -9,8 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gateway.errors import NoEndpoint, PluginFailed
-from gateway.framework import Endpoint
-from gateway.scheduling.profile import Profile
+from gateway.framework import Endpoint, Request
+from gateway.scheduling.profile import Profile, run_profile
 from gateway.scheduling.trace import Trace
 from tests.support.candidates import Notes, endpoint, request
 from tests.support.examples import examples
@@ -46,6 +46,12 @@ def fail(*_: Any) -> Any:
     raise RuntimeError("sk-secret")
 
 
+def run(
+    one: Profile, asked: Request, endpoints: Sequence[Endpoint], notes: Notes, trace: Trace | None = None
+) -> Sequence[Endpoint]:
+    return run_profile({one.name: one}, asked, notes, trace, one.name, endpoints)
+
+
 def profile(filters: Any = (), scorers: Any = (), picker: Any = None) -> Profile:
     return Profile("p", filters, scorers, ("best", picker or Choice()))
 
@@ -60,24 +66,24 @@ def test_filters_then_weighted_scores_then_picker() -> None:
         scorers=[("x", Advice([0.5, 1.0]), 2.0), ("y", Advice([1.0, 0.25]), 1.0)],
         picker=picker,
     )
-    assert one.run(request(), (A, B, C), Notes(), trace) == [B]
+    assert run(one, request(), (A, B, C), Notes(), trace) == [B]
     assert picker.seen == {A: 2.0, B: 2.25}
     assert list(picker.seen) == [A, B]
-    assert trace.steps[0].scores() == {"e0": (2.0, {"x": 0.5, "y": 1.0}), "e1": (2.25, {"x": 1.0, "y": 0.25})}
+    assert trace[0].scores() == {"e0": (2.0, {"x": 0.5, "y": 1.0}), "e1": (2.25, {"x": 1.0, "y": 0.25})}
 
 
 def test_without_scorers_every_candidate_scores_nothing() -> None:
     picker, trace = Choice(), Trace()
-    profile(picker=picker).run(request(), (A, B), Notes(), trace)
+    run(profile(picker=picker), request(), (A, B), Notes(), trace)
     assert picker.seen == {A: 0.0, B: 0.0}
-    assert trace.steps[0].scores() == {"e0": (0.0, {}), "e1": (0.0, {})}
+    assert trace[0].scores() == {"e0": (0.0, {}), "e1": (0.0, {})}
 
 
 def test_the_filter_that_leaves_nothing_is_named() -> None:
     seen: list[Any] = []
     one = profile(filters=[("zone", Rule(lambda es: [])), ("after", Rule(seen.append))])
     with pytest.raises(NoEndpoint, match=r"model 'm'.*filter 'zone' of profile 'p' removed the 2 left") as caught:
-        one.run(request(), (A, B), Notes())
+        run(one, request(), (A, B), Notes())
     assert caught.value.status == 503
     assert caught.value.retry_after is not None
     assert seen == []
@@ -85,7 +91,7 @@ def test_the_filter_that_leaves_nothing_is_named() -> None:
 
 def test_no_endpoints_at_all() -> None:
     with pytest.raises(NoEndpoint, match="model 'm' has no endpoint"):
-        profile().run(request(), (), Notes())
+        run(profile(), request(), (), Notes())
 
 
 @pytest.mark.parametrize(
@@ -103,7 +109,7 @@ def test_no_endpoints_at_all() -> None:
 def test_a_broken_filter_fails_the_request(broken: Any) -> None:
     notes = Notes()
     with pytest.raises(PluginFailed, match="the filter 'rule' of profile 'p' failed") as caught:
-        profile(filters=[("rule", Rule(broken))]).run(request(), (A, B), notes)
+        run(profile(filters=[("rule", Rule(broken))]), request(), (A, B), notes)
     assert [(kind, name) for kind, name, _ in notes.failed] == [("filter", "rule")]
     assert "sk-secret" not in caught.value.message
 
@@ -116,9 +122,9 @@ def test_a_broken_filter_fails_the_request(broken: Any) -> None:
 def test_a_broken_scorer_is_silent(broken: Any) -> None:
     notes, picker, trace = Notes(), Choice(), Trace()
     one = profile(scorers=[("bad", Advice(broken), 5.0), ("good", Advice([0.1, 0.9]), 1.0)], picker=picker)
-    assert one.run(request(), (A, B), notes, trace) == [B]
+    assert run(one, request(), (A, B), notes, trace) == [B]
     assert [(kind, name) for kind, name, _ in notes.failed] == [("scorer", "bad")]
-    terms = [terms for _, terms in trace.steps[0].scores().values()]
+    terms = [terms for _, terms in trace[0].scores().values()]
     assert terms == [{"bad": 0.0, "good": 0.1}, {"bad": 0.0, "good": 0.9}]
     assert picker.seen == {A: 0.1, B: 0.9}
 
@@ -127,7 +133,7 @@ def test_a_broken_scorer_is_silent(broken: Any) -> None:
 def test_a_score_out_of_range_counts_as_nothing(score: float) -> None:
     notes, picker = Notes(), Choice()
     one = profile(scorers=[("odd", Advice([score, 0.5]), 1.0)], picker=picker)
-    assert one.run(request(), (A, B), notes) == [B]
+    assert run(one, request(), (A, B), notes) == [B]
     assert notes.refused == ["odd"]
     assert picker.seen == {A: 0.0, B: 0.5}
 
@@ -140,7 +146,7 @@ def test_a_score_out_of_range_counts_as_nothing(score: float) -> None:
 def test_a_broken_picker_fails_the_request(broken: Any) -> None:
     notes = Notes()
     with pytest.raises(PluginFailed, match="the picker 'best' of profile 'p' failed"):
-        profile(picker=Choice(broken)).run(request(), (A, B), notes)
+        run(profile(picker=Choice(broken)), request(), (A, B), notes)
     assert [(kind, name) for kind, name, _ in notes.failed] == [("picker", "best")]
 
 
@@ -150,8 +156,8 @@ def test_the_trace_says_what_happened() -> None:
         scorers=[("x", Advice([0.5, 1.0]), 2.0), ("bad", Advice(fail), 1.0)],
     )
     trace = Trace()
-    one.run(request(), (A, B, C), Notes(), trace)
-    (step,) = trace.steps
+    run(one, request(), (A, B, C), Notes(), trace)
+    (step,) = trace
     assert step.removed == (("no-a", ("e0",)),)
     assert step.weights == {"x": 2.0, "bad": 1.0}
     assert step.silent == {"bad": "RuntimeError: sk-secret"}
@@ -163,8 +169,8 @@ def test_the_trace_of_a_failure_ends_where_it_failed() -> None:
     one = profile(filters=[("none", Rule(lambda es: []))])
     trace = Trace()
     with pytest.raises(NoEndpoint):
-        one.run(request(), (A, B), Notes(), trace)
-    (step,) = trace.steps
+        run(one, request(), (A, B), Notes(), trace)
+    (step,) = trace
     assert step.removed == (("none", ("e0", "e1")),)
     assert step.scores() == {}
     assert step.picked is None
@@ -179,7 +185,7 @@ def test_whatever_scorers_say_the_best_valid_sum_wins(data: st.DataObject, count
     one = profile(
         scorers=[(f"s{i}", Advice(t), w) for i, (t, w) in enumerate(zip(tables, weights, strict=True))], picker=picker
     )
-    (picked,) = one.run(request(), endpoints, notes)
+    (picked,) = run(one, request(), endpoints, notes)
     expected = []
     for i in range(count):
         valid = [(w, t[i]) for t, w in zip(tables, weights, strict=True) if 0 <= t[i] <= 1]

@@ -19,7 +19,7 @@ def test_a_decision_is_the_same_with_a_trace_as_without() -> None:
     fleet, asked, trace = (endpoint(0), endpoint(1)), request(100, held={1: 50}), Trace()
     plan = scheduler.schedule(asked, fleet, trace)
     assert plan == scheduler.schedule(asked, fleet)
-    (step,) = trace.steps
+    (step,) = trace
     assert trace.plan is plan
     assert step.candidates is fleet
     assert step.weights == {"affinity": 2.0}

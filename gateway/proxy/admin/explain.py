@@ -94,8 +94,8 @@ class Explainer:
             made: Plan | str = decide(request, keys, endpoints, runtime.index, scheduler, trace, one_leg=one_leg)
         except GatewayError as failed:
             made, error = failed.message, failed
-        at, terms = self.clock.monotonic(), [_terms(scheduler, step, request) for step in trace.steps]
-        decision = Decision(request, 1, runtime.model.handler, trace.steps, began, at, made).to_json(terms)
+        at, terms = self.clock.monotonic(), [_terms(scheduler, step, request) for step in trace]
+        decision = Decision(request, 1, runtime.model.handler, tuple(trace), began, at, made).to_json(terms)
         if not isinstance(made, str):
             decision["plan"]["new_tokens"] = request.new_tokens(made.decode)
         return {
