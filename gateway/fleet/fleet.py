@@ -46,7 +46,8 @@ class DrainState:
 
 
 class Fleet:
-    """``models``: each with the settings of its endpoints.
+    """``models``: each with the settings of its endpoints. ``by_model``: the endpoints by the name of their model, as
+    ``endpoints`` returns them; a model without any is not there.
 
     Raises ConfigError where names clash, a model names a URL twice, two models disagree about an engine's ranks or TLS,
     or a TLS file cannot be used.
@@ -63,6 +64,7 @@ class Fleet:
         self._context = FleetContext(settings, clock, observer, random)
         self.pauses = self._context.pauses
         self._registry = EngineRegistry(self._context)
+        self.by_model: Mapping[str, Sequence[Endpoint]] = self._registry.by_model
         self._tasks = TaskSet()
         self._connections: Pool | None = None
         held = self._registry.addresses_of(models)
@@ -215,7 +217,7 @@ class Fleet:
     # for requests
 
     def endpoints(self, model: Model) -> Sequence[Endpoint]:
-        return self._registry.by_model.get(model.name, ())
+        return self.by_model.get(model.name, ())
 
     def cost(self, endpoint: Endpoint) -> FittedCost:
         """The cost model behind ``endpoint.cost``."""

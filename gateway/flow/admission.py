@@ -25,12 +25,10 @@ clients give up."""
 
 
 class Permit:
-    """The right of one request to be in flight, until ``release``."""
+    """The right of one request to be in flight, until ``release``. Only ``Admission.try_acquire`` makes one."""
 
     __slots__ = ("_admission",)
-
-    def __init__(self, admission: Admission) -> None:
-        self._admission: Admission | None = admission
+    _admission: Admission | None
 
     def release(self) -> None:
         """Give it back. A second call does nothing."""
@@ -75,7 +73,9 @@ class Admission:
         if self._in_flight >= self._settings.max_in_flight:
             return None
         self._in_flight += 1
-        return Permit(self)
+        permit = Permit()
+        permit._admission = self
+        return permit
 
     async def acquire(self) -> Permit:
         """A permit: at once if there is room, else when it is this request's turn.
@@ -133,6 +133,5 @@ class Admission:
         while self._queue and self._in_flight < self._settings.max_in_flight:
             turn, _ = self._queue.popitem(last=False)
             self._observer.queued(self._model, len(self._queue))
-            if not turn.done():
-                self._in_flight += 1
-                turn.set_result(Permit(self))
+            if not turn.done() and (permit := self.try_acquire()) is not None:
+                turn.set_result(permit)

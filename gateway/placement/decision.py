@@ -7,7 +7,7 @@ together before it is asked for. An endpoint that is dropped must be free to go:
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any, TypeAlias
 
 from gateway.framework import DECODE, NO_MATCH, PREFILL, Match, Plan, Request
 from gateway.scheduling.trace import Roster, Step
@@ -20,15 +20,9 @@ Terms = Mapping[str, Mapping[str, Mapping[str, float]]]
 """By endpoint and scorer: what the score is made of, in one run of a profile."""
 
 
-class Planned(NamedTuple):
-    """A ``Plan`` by names. ``legs``: kind and endpoint. ``costs``: in seconds, of what the handler has compared, by its
-    own words."""
-
-    legs: tuple[tuple[str, str], ...]
-    reason: str
-    connector: str
-    strict: bool
-    costs: Mapping[str, float]
+Planned: TypeAlias = tuple[tuple[tuple[str, str], ...], str, str, bool, Mapping[str, float]]
+"""A ``Plan`` by names: its legs, each a kind and an endpoint; its reason, its connector, whether it is strict; and its
+costs. A plain tuple: one is made for each request."""
 
 
 class Decision:
@@ -78,7 +72,7 @@ class Decision:
             legs: tuple[tuple[str, str], ...] = ()
             for leg in made.legs:
                 legs += ((leg.kind, leg.endpoint.name),)
-            self.plan = Planned(legs, made.reason, made.connector, made.strict, made.costs)
+            self.plan = legs, made.reason, made.connector, made.strict, made.costs
         self.size = OF_ONE + OF_MATCH * len(request.matches)
         for step in steps:
             each = OF_SCORE * len(step.columns)
@@ -89,7 +83,7 @@ class Decision:
 
     def is_at(self, endpoint: str) -> bool:
         """Whether the endpoint of this name has a leg of it."""
-        return self.plan is not None and any(name == endpoint for _, name in self.plan.legs)
+        return self.plan is not None and any(name == endpoint for _, name in self.plan[0])
 
     def to_json(self, terms: Sequence[Terms] = ()) -> dict[str, Any]:
         """``terms``: of each of ``steps``, where they are known."""
@@ -121,14 +115,15 @@ def match_json(match: Match) -> dict[str, Any]:
 def _plan(planned: Planned) -> dict[str, Any]:
     """``others``: the endpoints of legs of other kinds, by kind. They and ``costs`` are left out where there are none,
     and how the KV goes over where it does not."""
-    others = dict(planned.legs)
-    plan: dict[str, Any] = {DECODE: others.pop(DECODE), PREFILL: others.pop(PREFILL, None), "reason": planned.reason}
+    legs, reason, connector, strict, costs = planned
+    others = dict(legs)
+    plan: dict[str, Any] = {DECODE: others.pop(DECODE), PREFILL: others.pop(PREFILL, None), "reason": reason}
     if others:
         plan["others"] = others
-    if planned.costs:
-        plan["costs"] = dict(planned.costs)
+    if costs:
+        plan["costs"] = dict(costs)
     if plan[PREFILL] is not None:
-        plan |= {"connector": planned.connector, "strict": planned.strict}
+        plan |= {"connector": connector, "strict": strict}
     return plan
 
 

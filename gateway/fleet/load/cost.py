@@ -11,7 +11,6 @@ Pure: no clock, no I/O.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from math import exp, isfinite
 
 from gateway.fleet.load.fit import FADE, LEAST_SCALE, SCALE_BOUND, Deviation, PeerGroup
@@ -32,44 +31,18 @@ class FittedCost:
     """``framework.CostModel``, fitted to times that the gateway measures.
 
     ``start``: the values of scale 1; if its ``fit`` is false, they stay. ``peers``: the cores of the same model, role
-    and start; None: there are none.
+    and start; None: there are none. ``scalars``: the current values; the same object until what the peers share
+    changes. A plain attribute: it is read for each candidate of each request.
     """
+
+    scalars: Scalars
 
     def __init__(self, start: StartingCosts, peers: PeerGroup | None = None) -> None:
         self.start = start
         self._prefill, self._step = Deviation(), Deviation()
-        self._peers = PeerGroup()
-        self._leave: Callable[[], object] | None = None  # None: alone
-        self._scalars: Scalars  # as computed by this version of the peers' fit; -1: to be computed
-        self._version = -1
-        self._learned_at = 0
+        self._alone, self._peers = True, PeerGroup()
+        self._leave = self._peers.join(self)
         self._join(peers)
-
-    @property
-    def scalars(self) -> Scalars:
-        """The current values; the same object until what the peers share changes."""
-        peers = self._peers
-        if peers.version == self._version:
-            return self._scalars
-        self._version = peers.version
-        start = self.start
-        prefill, overhead, step = peers.shared
-        if peers.count > 1:
-            fade = FADE ** max(0.0, (peers.requests - self._learned_at) / peers.count - 1)
-            prefill, step = prefill * exp(self._prefill.certain * fade), step * exp(self._step.certain * fade)
-        prefill, step = min(max(prefill, LEAST_SCALE), SCALE_BOUND), min(max(step, LEAST_SCALE), SCALE_BOUND)
-        self._scalars = Scalars(
-            prefill * start.prefill_token,
-            prefill * start.prefill_quadratic,
-            step * start.step,
-            step * start.step_request,
-            step * start.kv_token,
-            overhead,
-            start.cpu_fetch,
-            start.storage_fetch,
-            start.step_tokens,
-        )
-        return self._scalars
 
     @property
     def prefill_scale(self) -> float:
@@ -92,7 +65,27 @@ class FittedCost:
     def reset(self) -> None:
         """Drop this core's own observations: the engine is another process, which has to warm up first."""
         self._prefill, self._step = Deviation(), Deviation()
-        self._version = -1
+        self.refit()
+
+    def refit(self) -> None:
+        """Set ``scalars`` to what the peers share, and how far this core is known to differ from it."""
+        peers, start = self._peers, self.start
+        prefill, overhead, step = peers.shared
+        if peers.count > 1:
+            fade = FADE ** max(0.0, (peers.requests - self._learned_at) / peers.count - 1)
+            prefill, step = prefill * exp(self._prefill.certain * fade), step * exp(self._step.certain * fade)
+        prefill, step = min(max(prefill, LEAST_SCALE), SCALE_BOUND), min(max(step, LEAST_SCALE), SCALE_BOUND)
+        self.scalars = Scalars(
+            prefill * start.prefill_token,
+            prefill * start.prefill_quadratic,
+            step * start.step,
+            step * start.step_request,
+            step * start.kv_token,
+            overhead,
+            start.cpu_fetch,
+            start.storage_fetch,
+            start.step_tokens,
+        )
 
     def learn_prefill(
         self,
@@ -191,17 +184,16 @@ class FittedCost:
             peers.publish()
 
     def _join(self, peers: PeerGroup | None) -> None:
-        """Leave the present peers and join ``peers``."""
+        """Leave the present peers and join ``peers``; without any, a group of its own."""
         if peers is None or not self.start.fit:
-            if self._leave is not None:
-                self._leave()
-                self._peers, self._leave = PeerGroup(), None
-        elif peers is not self._peers:
-            if self._leave is not None:
-                self._leave()
+            peers, self._alone = self._peers if self._alone else PeerGroup(), True
+        else:
+            self._alone = False
+        if peers is not self._peers:
+            self._leave()
             self._peers, self._leave = peers, peers.join(self)
-        self._version = -1
-        self._learned_at = self._peers.requests
+        self._learned_at = peers.requests
+        self.refit()
 
     def _expected_prefill(self, tokens: int, context: int, ahead: tuple[int, float]) -> tuple[float, float]:
         """Seconds that a prompt takes at scale 1, and that it and the queue before it take."""

@@ -19,8 +19,9 @@ from __future__ import annotations
 import weakref
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 from math import inf, log
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 SCALE_BOUND = 50.0
 """A fitted scale stays in 1/50..50. 8B on one GPU is at 1/2.5 of the default, a small model on a CPU at 10; more is a
@@ -195,13 +196,21 @@ class Deviation:
                 self.certain = self._mean * (1 - chance)
 
 
+class Member(Protocol):
+    """An engine of a group."""
+
+    def refit(self) -> None:
+        """Take over what the group shares now."""
+        ...
+
+
 class PeerGroup:
     """The fitted engines of one model, role and start.
 
     ``count``: how many there are. ``requests``: theirs that have ended. ``shared``: the fit that all of them use. It
     changes once a turn and for all at the same moment, so that no engine seems to differ from another by observations
-    in between; ``version`` counts these changes. ``due``: the number of ``requests`` from which it is to be published
-    again. ``young``: observations left that are published at once.
+    in between. ``due``: the number of ``requests`` from which it is to be published again. ``young``: observations left
+    that are published at once.
     """
 
     def __init__(self) -> None:
@@ -210,17 +219,17 @@ class PeerGroup:
         self.step = FittedLine(overhead_weight=inf)
         self.count = 0
         self.requests = 0
-        self.version = 0
         self.shared = SharedFit(1.0, 0.0, 1.0)
         self.young = YOUNG
         self.due = 0
+        self._members: set[weakref.ref[Member]] = set()
 
-    def join(self, member: object) -> Callable[[], object]:
+    def join(self, member: Member) -> Callable[[], object]:
         """Count ``member`` until it is garbage, or the returned function is called."""
-        self._count(1)
-        leave = weakref.finalize(member, self._leave)
-        leave.atexit = False
-        return leave
+        reference = weakref.ref(member, self._leave)
+        self._members.add(reference)
+        self._count()
+        return partial(self._leave, reference)
 
     def publish_early(self) -> None:
         """A line, and a member's deviation from it, have changed while the group is ``young``."""
@@ -230,12 +239,15 @@ class PeerGroup:
     def publish(self) -> None:
         """Have all members use the lines as they are now."""
         self.due = self.requests + max(1, self.count)
-        self.version += 1
         self.shared = SharedFit(self.prefill.scale, self.prefill.overhead, self.step.scale)
+        for reference in tuple(self._members):  # one may become garbage meanwhile
+            if (member := reference()) is not None:
+                member.refit()
 
-    def _leave(self) -> None:
-        self._count(-1)
+    def _leave(self, reference: weakref.ref[Member]) -> None:
+        self._members.discard(reference)
+        self._count()
 
-    def _count(self, more: int) -> None:
-        self.count += more
+    def _count(self) -> None:
+        self.count = len(self._members)
         self.prefill.engines = self.step.engines = max(1, self.count)

@@ -71,7 +71,7 @@ class ModelDirectory:
     def candidates(self, model: Model, adapter: str | None, *, draining: bool = False) -> Sequence[Endpoint]:
         """Endpoints of ``model`` that could serve it; with an adapter, those whose engine has it loaded. ``draining``:
         also those that are out of use."""
-        endpoints = self._fleet.endpoints(model) or self._last.get(model.name, ())
+        endpoints = self._fleet.by_model.get(model.name) or self._last.get(model.name, ())
         for endpoint in endpoints:
             if adapter is not None or (endpoint.draining and not draining):
                 break
