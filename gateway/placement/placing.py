@@ -7,8 +7,9 @@ concurrent requests would not see each other.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
-from typing import NamedTuple
+from dataclasses import replace
+
+import msgspec
 
 from gateway.fleet.load.booking import Booking
 from gateway.framework import DECODE, GENERATES, PREFILL, Endpoint, Plan, Request
@@ -52,8 +53,7 @@ def decide(
     return plan
 
 
-@dataclass(slots=True, eq=False)
-class LegWork:
+class LegWork(msgspec.Struct, eq=False):
     """One leg's work on its endpoint: its load, and its blocks in the cache."""
 
     booking: Booking
@@ -69,8 +69,7 @@ class LegWork:
         self.blocks.reported(self.booking.expected_hit, cached)
 
 
-@dataclass(slots=True, eq=False)
-class Placement:
+class Placement(msgspec.Struct, eq=False):
     """A request on its endpoints. ``legs``: the work of each leg, by kind, until it has ended; that of ``decode``
     stays. ``computes``: where the prompt is computed, as far as it has not been. ``split``: the decode leg fetches the
     prompt's KV, and does not compute it. ``pure``: no leg of another kind is in the time to the first token, so that it
@@ -156,7 +155,7 @@ def book(
     return Placement(plan, legs, decode, computes or decode.booking, split, pure)
 
 
-class Answered(NamedTuple):
+class Answered(msgspec.Struct, frozen=True):
     """What was seen of an answer that ended well, at ``at``. Times are of Clock.monotonic().
 
     ``sequences``: answers in it. ``events``: of its stream that carry output; 0 of an unstreamed one. ``first_at``:
