@@ -20,13 +20,13 @@ from time import thread_time
 from benchmarks.kv_table import Figure, show
 from gateway.config.build import build_scheduler
 from gateway.config.load import loads
+from gateway.core.clock import SystemClock
 from gateway.core.observer import NULL_OBSERVER
 from gateway.fleet.fleet import Fleet
 from gateway.fleet.load.booking import Booking
 from gateway.fleet.load.ledger import Ledger, Reservation
 from gateway.fleet.settings import EndpointSettings, FleetSettings
 from gateway.framework import Context, Endpoint, EngineMetrics, Kind, Match, Matches, Model, Request, Source
-from gateway.framework.clock import SystemClock
 from gateway.proxy.serving.decisions import Decisions
 from gateway.scheduling.scheduler import Scheduler
 from gateway.scheduling.trace import Trace

@@ -9,9 +9,10 @@ from typing import Any, cast
 
 import msgspec
 
+from gateway.core.clock import ManualClock
 from gateway.core.observer import NULL_OBSERVER
 from gateway.fleet.load.ledger import Ledger
-from gateway.framework import Clock, CostModel, Endpoint, Engine, EngineMetrics, ManualClock, Model
+from gateway.framework import Clock, CostModel, Endpoint, Engine, EngineMetrics, Model
 from gateway.kvcache.events.decode import decode
 from gateway.kvcache.index.cache_index import CacheIndex
 from gateway.kvcache.index.events import BlockStored

@@ -14,9 +14,9 @@ from functools import partial
 from time import perf_counter, process_time
 
 from benchmarks.kv_table import Figure, cpu, show
+from gateway.core.clock import SystemClock
 from gateway.core.observer import Observer
 from gateway.core.prompt import ChatInput
-from gateway.framework.clock import SystemClock
 from gateway.kvcache.index.cache_index import CacheIndex
 from gateway.kvcache.settings import CacheSettings
 from gateway.tokens import ModelTokens

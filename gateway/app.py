@@ -13,6 +13,7 @@ from collections.abc import Callable, Sequence
 
 from gateway import __version__
 from gateway.config.settings import Config
+from gateway.core.clock import SystemClock
 from gateway.core.observer import Observer
 from gateway.core.tasks import TaskSet
 from gateway.core.tls import follow
@@ -20,7 +21,6 @@ from gateway.errors import ConfigError
 from gateway.feed import CacheFeed
 from gateway.fleet.fleet import Fleet
 from gateway.framework import Clock
-from gateway.framework.clock import SystemClock
 from gateway.kvcache.events.listener import EventListener
 from gateway.kvcache.events.poller import Poller
 from gateway.notify import notify

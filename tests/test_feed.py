@@ -5,10 +5,10 @@ from typing import cast
 
 import pytest
 
+from gateway.core.clock import ManualClock
 from gateway.feed import SWEEP_SLICE, CacheFeed
 from gateway.fleet.fleet import Fleet
 from gateway.fleet.kv_source import KvSource
-from gateway.framework import ManualClock
 from gateway.kvcache.events.poller import Poller
 from gateway.kvcache.index.cache_index import Applied, CacheIndex
 from gateway.kvcache.settings import CacheSettings

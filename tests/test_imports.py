@@ -275,7 +275,7 @@ def test_time_chance_and_tasks_come_from_outside() -> None:
     found = [
         f"{path.relative_to(ROOT)}:{one.line}: {one.whose}.{one.name}"
         for name, path in MODULES.items()
-        if not within(name, AMBIENT_ALLOWED) and name not in ("gateway.framework.clock", "gateway.core.tasks")
+        if not within(name, AMBIENT_ALLOWED) and name not in ("gateway.core.clock", "gateway.core.tasks")
         for one in read(path)[1]
         if one.is_called and one.name in AMBIENT.get(one.whose, ())
     ]

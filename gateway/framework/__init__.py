@@ -1,6 +1,6 @@
 """The contract: all that a plugin imports from us. Standard library only."""
 
-from gateway.framework.clock import Clock, ManualClock
+from gateway.framework.clock import Clock
 from gateway.framework.cost import MOST_STALLED, CostModel, Scalars, stall_seconds
 from gateway.framework.fleet import (
     Endpoint,
@@ -43,7 +43,6 @@ __all__ = [
     "Handler",
     "Kind",
     "Load",
-    "ManualClock",
     "Match",
     "Matches",
     "Model",

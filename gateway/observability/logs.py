@@ -17,8 +17,8 @@ from typing import Any, BinaryIO
 import structlog
 from structlog.typing import EventDict, FilteringBoundLogger, Processor
 
+from gateway.core.clock import SystemClock
 from gateway.framework import Clock
-from gateway.framework.clock import SystemClock
 from gateway.observability.line_composer import LineComposer, PlainValue, as_json, printable
 from gateway.observability.redaction import Redaction
 from gateway.observability.settings import LogSettings

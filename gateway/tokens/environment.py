@@ -31,8 +31,8 @@ from jinja2.runtime import Context, LoopContext
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 from jinja2.utils import Namespace
 
+from gateway.core.clock import SystemClock
 from gateway.framework import Clock
-from gateway.framework.clock import SystemClock
 
 _OF_DICTS = frozenset(dir(dict))
 _OF_LOOPS = {"depth", "depth0", "first", "index", "index0", "last", "length", "revindex", "revindex0"}

@@ -20,10 +20,10 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
+from gateway.core.clock import SystemClock
 from gateway.core.observer import NULL_OBSERVER, Observer
 from gateway.core.prompt import NOWHERE
 from gateway.framework import Clock
-from gateway.framework.clock import SystemClock
 from gateway.tokens.agreement import CHECKS, WINDOW, Agreement, Difference, Evidence, Form, suspicious
 
 log = logging.getLogger("kvgate.parity")

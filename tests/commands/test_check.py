@@ -18,8 +18,8 @@ from gateway.commands.check import check, of_tokens
 from gateway.commands.interview import CONFIGURATION_TIMEOUT, TIMEOUT
 from gateway.config.build import build_scheduler
 from gateway.config.load import loads
+from gateway.core.clock import SystemClock
 from gateway.core.observer import NULL_OBSERVER
-from gateway.framework.clock import SystemClock
 from gateway.tokens import ModelTokens
 from gateway.tokens.settings import ForwardSettings, TokenSettings
 from simulator.settings import EngineSettings

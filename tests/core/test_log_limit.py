@@ -2,8 +2,8 @@ from __future__ import annotations
 
 import pytest
 
+from gateway.core.clock import ManualClock
 from gateway.core.log_limit import MAX_KEYS, PERIOD, LogLimit, left_out
-from gateway.framework import ManualClock
 
 
 @pytest.fixture

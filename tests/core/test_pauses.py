@@ -9,8 +9,8 @@ import time
 import pytest
 import uvloop
 
+from gateway.core.clock import ManualClock
 from gateway.core.pauses import LATE, TICK, Pauses, age_clock, fair_timeout
-from gateway.framework import ManualClock
 from tests.support.pause import stand_still
 from tests.support.wait import eventually
 

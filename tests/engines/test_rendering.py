@@ -17,9 +17,9 @@ import pytest
 from gateway.api.parse import parse
 from gateway.api.routes import find
 from gateway.api.settings import PassSettings
+from gateway.core.clock import ManualClock
 from gateway.core.observer import NULL_OBSERVER
 from gateway.core.prompt import ChatInput
-from gateway.framework import ManualClock
 from gateway.tokens.encode import Encoder
 from gateway.tokens.loading import load
 from gateway.tokens.reasons import Unrenderable

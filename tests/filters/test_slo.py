@@ -5,7 +5,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from filters.slo import SloFilter
-from gateway.framework import Kind, ManualClock, Slo
+from gateway.core.clock import ManualClock
+from gateway.framework import Kind, Slo
 from tests.support.candidates import context, endpoint, names, request
 
 

@@ -15,12 +15,12 @@ from typing import Any
 import orjson
 import pytest
 
+from gateway.core.clock import ManualClock, SystemClock
 from gateway.core.observer import Observer
 from gateway.fleet.fleet import Fleet
 from gateway.fleet.kv_source import KvSource
 from gateway.fleet.settings import EndpointSettings, FleetSettings, HealthSettings, ScrapeSettings
-from gateway.framework import Endpoint, ManualClock, Model
-from gateway.framework.clock import SystemClock
+from gateway.framework import Endpoint, Model
 from tests.support.wire import Connection, Get, answer, engine, header_in, path_in
 
 DATA = Path(__file__).parent.parent / "data" / "fleet"

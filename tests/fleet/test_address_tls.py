@@ -16,6 +16,7 @@ import pytest
 import uvloop
 from aiohttp import web
 
+from gateway.core.clock import SystemClock
 from gateway.core.observer import NULL_OBSERVER
 from gateway.core.tls import follow
 from gateway.errors import ConfigError
@@ -25,7 +26,6 @@ from gateway.fleet.fleet import Fleet
 from gateway.fleet.probe import EngineProbe
 from gateway.fleet.settings import EndpointSettings, FleetSettings, TlsSettings
 from gateway.framework import Model
-from gateway.framework.clock import SystemClock
 from gateway.http1.pool import Pool
 from tests.fleet.conftest import ScriptedEngine
 from tests.support.fleet import engines_of

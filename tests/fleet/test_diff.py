@@ -12,12 +12,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from gateway.core.clock import ManualClock, SystemClock
 from gateway.core.observer import NULL_OBSERVER, Observer
 from gateway.errors import ConfigError
 from gateway.fleet.fleet import Fleet
 from gateway.fleet.settings import CostSettings, EndpointSettings, FleetSettings, ScrapeSettings, StartingCosts
-from gateway.framework import Endpoint, ManualClock, Model
-from gateway.framework.clock import SystemClock
+from gateway.framework import Endpoint, Model
 from tests.fleet.conftest import ScriptedEngine
 from tests.support.fleet import engines_of
 from tests.support.ledgers import reserve

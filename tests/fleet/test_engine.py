@@ -6,13 +6,13 @@ from random import Random
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
+from gateway.core.clock import SystemClock
 from gateway.core.observer import NULL_OBSERVER
 from gateway.fleet.fleet import Fleet
 from gateway.fleet.load.booking import Booking
 from gateway.fleet.ranks import ranks_of
 from gateway.fleet.settings import EndpointSettings, FleetSettings
 from gateway.framework import Kind, Match, Matches, Model, Request
-from gateway.framework.clock import SystemClock
 from tests.support.examples import examples
 from tests.support.fleet import engines_of
 

@@ -6,10 +6,10 @@ from collections.abc import Awaitable, Callable, Iterator
 
 import pytest
 
+from gateway.core.clock import SystemClock
 from gateway.fleet.address import Address, TlsContexts
 from gateway.fleet.engine_client import EngineClient, ProbeFailed
 from gateway.fleet.settings import EndpointSettings
-from gateway.framework.clock import SystemClock
 from gateway.http1.pool import Pool
 from tests.support.wait import eventually
 from tests.support.wire import STREAM_HEAD, Connection, answer, scripted

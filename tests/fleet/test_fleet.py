@@ -7,13 +7,13 @@ from random import Random
 
 import pytest
 
+from gateway.core.clock import SystemClock
 from gateway.core.observer import NULL_OBSERVER
 from gateway.errors import ConfigError
 from gateway.fleet.fleet import Fleet
 from gateway.fleet.kv_source import KvSource
 from gateway.fleet.settings import EndpointSettings, FleetSettings
 from gateway.framework import Model, Role
-from gateway.framework.clock import SystemClock
 from gateway.framework.fleet import ServedModel
 from tests.fleet.conftest import hangs, is_watched
 from tests.support.fleet import engines_of, ready

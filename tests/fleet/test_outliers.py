@@ -8,10 +8,10 @@ import hypothesis.strategies as st
 import pytest
 from hypothesis import given
 
+from gateway.core.clock import ManualClock
 from gateway.fleet.health import CERTAIN, Health
 from gateway.fleet.outliers import BREAKS, LAST, SHARE, WINDOW, OutlierDetector, spared
 from gateway.fleet.settings import HealthSettings
-from gateway.framework import ManualClock
 from tests.support.examples import examples
 
 ENDED = st.lists(st.tuples(st.floats(0, WINDOW), st.booleans()), max_size=3 * LAST)

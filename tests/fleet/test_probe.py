@@ -10,12 +10,12 @@ import socket
 
 import pytest
 
+from gateway.core.clock import SystemClock
 from gateway.fleet.address import Address, TlsContexts
 from gateway.fleet.engine_client import ProbeFailed
 from gateway.fleet.probe import MAX_JSON, MAX_METRICS, MAX_MODELS, EngineProbe
 from gateway.fleet.scrape import read
 from gateway.fleet.settings import EndpointSettings
-from gateway.framework.clock import SystemClock
 from gateway.framework.fleet import ServedModel
 from gateway.http1.pool import Pool
 from tests.fleet.conftest import hangs, says

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from gateway.core.clock import ManualClock
 from gateway.core.observer import Observer
-from gateway.framework import ManualClock
 
 
 class Queues(Observer):

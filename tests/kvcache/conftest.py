@@ -15,10 +15,11 @@ import pytest
 import zmq
 import zmq.asyncio
 
+from gateway.core.clock import ManualClock
 from gateway.core.observer import Observer
 from gateway.core.tasks import TaskSet
 from gateway.fleet.load.ledger import Ledger
-from gateway.framework import CostModel, Endpoint, Engine, EngineMetrics, ManualClock, Match, Model
+from gateway.framework import CostModel, Endpoint, Engine, EngineMetrics, Match, Model
 from gateway.kvcache.events.poller import Poller
 from gateway.kvcache.events.sockets import EventSource
 from gateway.kvcache.events.stream import EventStream

@@ -6,8 +6,8 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
+from gateway.core.clock import ManualClock
 from gateway.core.observer import Settled
-from gateway.framework import ManualClock
 
 
 @pytest.fixture

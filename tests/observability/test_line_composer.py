@@ -13,7 +13,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from gateway.framework import ManualClock
+from gateway.core.clock import ManualClock
 from gateway.observability.line_composer import LineComposer
 from gateway.observability.logs import Logs, configure
 from gateway.observability.redaction import Redaction, _holds_secret

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.framework import ManualClock
+from gateway.core.clock import ManualClock
 from gateway.observability.logs import Bridge, configure
 from gateway.observability.settings import LogSettings
 from tests.observability.conftest import Lines

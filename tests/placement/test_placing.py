@@ -9,11 +9,12 @@ import pytest
 
 from gateway.config.build import build_scheduler
 from gateway.config.load import loads
+from gateway.core.clock import ManualClock
 from gateway.core.observer import NULL_OBSERVER
 from gateway.errors import NoEndpoint
 from gateway.fleet.fleet import Fleet
 from gateway.fleet.settings import EndpointSettings, FleetSettings
-from gateway.framework import PREFILL, Context, Endpoint, Kind, ManualClock, Model, Plan, Request
+from gateway.framework import PREFILL, Context, Endpoint, Kind, Model, Plan, Request
 from gateway.kvcache.index.cache_index import CacheIndex
 from gateway.kvcache.index.keys import BlockKeys
 from gateway.kvcache.settings import CacheSettings

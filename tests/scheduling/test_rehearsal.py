@@ -3,8 +3,8 @@ from __future__ import annotations
 import random
 from collections.abc import Sequence
 
+from gateway.core.clock import SystemClock
 from gateway.framework import Context, Endpoint, NoParameters, Plan, Request
-from gateway.framework.clock import SystemClock
 from gateway.scheduling.profile import Profile
 from gateway.scheduling.rehearsal import MUTABLE, rehearsal
 from gateway.scheduling.scheduler import Scheduler

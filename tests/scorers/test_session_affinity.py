@@ -4,7 +4,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.framework import ManualClock, Model, Plan
+from gateway.core.clock import ManualClock
+from gateway.framework import Model, Plan
 from scorers.session_affinity import LONGEST, SessionAffinity
 from tests.support.candidates import context, endpoint, request
 

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from gateway.core.clock import ManualClock
 from gateway.core.observer import Observer
 from gateway.framework import (
     Context,
@@ -14,7 +15,6 @@ from gateway.framework import (
     Engine,
     EngineMetrics,
     Kind,
-    ManualClock,
     Match,
     Matches,
     Model,

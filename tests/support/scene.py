@@ -11,9 +11,10 @@ from typing import Any
 
 from gateway.api.routes import ROUTES, Route
 from gateway.config.settings import Config
+from gateway.core.clock import ManualClock
 from gateway.core.observer import Observer, Settled
 from gateway.fleet.fleet import Fleet
-from gateway.framework import Endpoint, ManualClock
+from gateway.framework import Endpoint
 from gateway.kvcache.events.poller import Poller
 from gateway.kvcache.index.predictions import EVENTS_WITHIN
 from gateway.proxy.memory import Memory, Share

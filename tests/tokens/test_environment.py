@@ -14,7 +14,7 @@ from jinja2.runtime import Context
 from jinja2.sandbox import ImmutableSandboxedEnvironment, SandboxedEnvironment
 from transformers.utils import chat_template_utils
 
-from gateway.framework import ManualClock
+from gateway.core.clock import ManualClock
 from gateway.tokens.environment import ChatEnvironment
 from tests.support.examples import examples
 

@@ -10,9 +10,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from gateway.core.clock import ManualClock
 from gateway.core.observer import Observer
 from gateway.core.prompt import ChatInput, TextInput, TokenInput
-from gateway.framework import ManualClock
 from gateway.tokens import ModelTokens
 from gateway.tokens.agreement import CHECKS, LEAST, RECOVERY, WINDOW, Form
 from gateway.tokens.parity import BLIND, PAUSE, TRIED, Parity

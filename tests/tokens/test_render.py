@@ -11,8 +11,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from gateway.core.clock import ManualClock
 from gateway.core.prompt import ChatInput
-from gateway.framework import ManualClock
 from gateway.tokens.conversation import converse
 from gateway.tokens.loading import Loaded, load
 from gateway.tokens.reasons import Unrenderable, Why

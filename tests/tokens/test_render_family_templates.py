@@ -21,8 +21,8 @@ from transformers.utils import chat_template_utils
 from gateway.api.parse import parse
 from gateway.api.routes import find
 from gateway.api.settings import PassSettings
+from gateway.core.clock import ManualClock
 from gateway.core.prompt import ChatInput
-from gateway.framework import ManualClock
 from gateway.tokens.content_format import content_format_of, variables_of
 from gateway.tokens.conversation import converse
 from gateway.tokens.loading import Loaded, load

@@ -22,8 +22,8 @@ from gateway.commands.demo.result import Result
 from gateway.commands.demo.scene import VARIANTS, Scene, Variant
 from gateway.commands.demo.servers import environment, start_engines, start_gateway
 from gateway.commands.processes import NotReady, Processes, sigterm_raises
+from gateway.core.clock import SystemClock
 from gateway.framework import Clock
-from gateway.framework.clock import SystemClock
 
 # vLLM's names of the counters; both count tokens.
 ENGINE_COUNTERS = ("vllm:prefix_cache_queries_total", "vllm:prefix_cache_hits_total")

@@ -10,7 +10,8 @@ from random import Random
 from gateway.commands.replay.policies import Policy
 from gateway.config.build import build_scheduler, find, parameters
 from gateway.config.registry import Registry, discover
-from gateway.framework import Context, ManualClock
+from gateway.core.clock import ManualClock
+from gateway.framework import Context
 
 ABSOLUTE = "max-score"
 """The type of the picker that considers only which score is highest."""

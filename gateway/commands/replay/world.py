@@ -10,11 +10,12 @@ from gateway.commands.replay.scene import Scene
 from gateway.commands.replay.schedule import What
 from gateway.commands.replay.seat import Seat
 from gateway.config.build import build_scheduler
+from gateway.core.clock import ManualClock
 from gateway.core.observer import Observer
 from gateway.fleet.engine import FleetEndpoint
 from gateway.fleet.fleet import Fleet
 from gateway.fleet.settings import EndpointSettings, FleetSettings, ScrapeSettings, StartingCosts
-from gateway.framework import Context, ManualClock, Model, Slo
+from gateway.framework import Context, Model, Slo
 from gateway.kvcache.index.cache_index import CacheIndex
 from gateway.kvcache.index.events import Event
 from gateway.kvcache.settings import CacheSettings

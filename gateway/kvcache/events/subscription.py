@@ -12,8 +12,8 @@ from dataclasses import dataclass
 import zmq
 from zmq.utils.monitor import parse_monitor_message
 
+from gateway.core.clock import SystemClock
 from gateway.core.log_limit import LogLimit, left_out
-from gateway.framework.clock import SystemClock
 from gateway.kvcache.events.decode import MAX_MESSAGE
 from gateway.kvcache.events.poller import Poller
 from gateway.kvcache.events.sockets import QUEUE, Change, Inbox, MessageSocket, Signal, open_monitor, open_socket

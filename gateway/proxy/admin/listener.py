@@ -9,8 +9,8 @@ from typing import Any
 from aiohttp import web
 from aiohttp.http_exceptions import HttpProcessingError
 
+from gateway.core.clock import SystemClock
 from gateway.core.log_limit import LogLimit, left_out
-from gateway.framework.clock import SystemClock
 
 log = logging.getLogger("kvgate.admin")
 

@@ -20,10 +20,10 @@ import msgspec
 from msgspec.structs import replace
 
 from gateway.api.body import JsonBody
+from gateway.core.clock import SystemClock
 from gateway.core.log_limit import LogLimit, left_out
 from gateway.core.tasks import TaskSet
 from gateway.framework import Endpoint
-from gateway.framework.clock import SystemClock
 from gateway.proxy.extras.token_routes import ABSENCE, ABSENT, RENDERED, reporting_routes
 from gateway.proxy.serving.attempt import Attempt
 from gateway.proxy.serving.call import Call

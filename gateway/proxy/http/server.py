@@ -21,9 +21,9 @@ from gateway.api.errors import render
 from gateway.api.headers import request_id
 from gateway.api.models import listing, one
 from gateway.api.routes import Dialect, dialect_of, find
+from gateway.core.clock import SystemClock
 from gateway.core.log_limit import LogLimit, left_out
 from gateway.errors import ClientError, GatewayError, NotFound, ShuttingDown
-from gateway.framework.clock import SystemClock
 from gateway.proxy.http.connection import ClientConnection
 from gateway.proxy.http.door import HttpClient
 from gateway.proxy.http.heads import TOO_LARGE, HeadTooLarge, fault_of, reason_of

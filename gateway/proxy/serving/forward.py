@@ -14,11 +14,11 @@ from gateway.api.body import Body
 from gateway.api.headers import RANK_HEADER, to_engine
 from gateway.api.settings import PassSettings
 from gateway.api.stream_usage import REFUSALS, refuses
+from gateway.core.clock import SystemClock
 from gateway.core.log_limit import LogLimit, left_out
 from gateway.fleet.engine import FleetEndpoint
 from gateway.fleet.fleet import Fleet
 from gateway.framework import DECODE, Endpoint
-from gateway.framework.clock import SystemClock
 from gateway.proxy.serving.attempt import Attempt
 from gateway.proxy.serving.call import IncomingRequest
 from gateway.proxy.serving.hooks import BeforeSend

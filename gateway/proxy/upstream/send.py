@@ -11,8 +11,8 @@ import errno
 import ssl
 from dataclasses import replace
 
+from gateway.core.clock import SystemClock
 from gateway.core.pauses import fair_timeout
-from gateway.framework.clock import SystemClock
 from gateway.http1.connection import Connection, encode_head
 from gateway.http1.pool import Pool
 from gateway.proxy.memory import Memory

@@ -6,7 +6,7 @@ import pytest
 from gateway.commands.demo.comparison import ENGINE_COUNTERS
 from gateway.commands.demo.drive import Sample, counted, counter, drive, words
 from gateway.commands.demo.scene import Scene
-from gateway.framework.clock import SystemClock
+from gateway.core.clock import SystemClock
 from tests.support.engines import simulated
 
 

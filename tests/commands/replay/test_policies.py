@@ -10,9 +10,9 @@ import pytest
 from gateway.commands.replay.policies import POLICIES, load_policies, load_policy, with_parameters
 from gateway.config.build import build_scheduler
 from gateway.config.settings import DEFAULT_HANDLERS, DEFAULT_PLUGINS, DEFAULT_PROFILES
+from gateway.core.clock import SystemClock
 from gateway.errors import ConfigError
 from gateway.framework import Context
-from gateway.framework.clock import SystemClock
 
 OWN = """
 plugins:

@@ -4,7 +4,8 @@ from array import array
 
 import pytest
 
-from gateway.framework import NO_MATCH, ManualClock, Match, Source
+from gateway.core.clock import ManualClock
+from gateway.framework import NO_MATCH, Match, Source
 from gateway.kvcache.events.decode import decode
 from gateway.kvcache.index.events import BlockStored
 from gateway.kvcache.index.layers import LAYERS

@@ -3,8 +3,8 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
+from gateway.core.clock import ManualClock
 from gateway.fleet.load.ledger import Ledger
-from gateway.framework import ManualClock
 from tests.kvcache.conftest import endpoint, ids, index_of, look, removed, stored
 from tests.support.examples import examples
 from tests.support.ledgers import reserve

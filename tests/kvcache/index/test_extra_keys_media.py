@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from gateway.core.clock import ManualClock
 from gateway.core.observer import NULL_OBSERVER
 from gateway.core.prompt import Medium
-from gateway.framework import ManualClock
 from gateway.kvcache.events.decode import decode
 from gateway.kvcache.index.cache_index import CacheIndex
 from gateway.kvcache.settings import CacheSettings

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.framework import ManualClock
+from gateway.core.clock import ManualClock
 from gateway.kvcache.index.block_table import LEADING, BlockTable
 from gateway.kvcache.index.layers import LAYERS, Layer
 from gateway.kvcache.index.predictions import COMPUTED_WITHIN, EVENTS_WITHIN, EXPIRE_LIMIT, Predictions

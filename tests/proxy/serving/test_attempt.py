@@ -13,13 +13,14 @@ from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, invaria
 
 from gateway.api.routes import ROUTES
 from gateway.api.usage import Usage
+from gateway.core.clock import ManualClock
 from gateway.core.observer import NULL_OBSERVER
 from gateway.core.prompt import Prompt
 from gateway.errors import NoEndpoint
 from gateway.fleet.fleet import Fleet
 from gateway.fleet.load.booking import BOOKING_STEP
 from gateway.fleet.settings import EndpointSettings, FleetSettings
-from gateway.framework import EngineMetrics, Kind, ManualClock, Match, Matches, Model, Plan, Request
+from gateway.framework import EngineMetrics, Kind, Match, Matches, Model, Plan, Request
 from gateway.kvcache.index.cache_index import CacheIndex
 from gateway.kvcache.index.predictions import EVENTS_WITHIN
 from gateway.kvcache.settings import CacheSettings

@@ -9,11 +9,12 @@ import pytest
 from gateway.api.body import JsonBody
 from gateway.api.routes import ROUTES
 from gateway.api.settings import PassSettings
+from gateway.core.clock import ManualClock
 from gateway.core.observer import NULL_OBSERVER
 from gateway.core.prompt import Prompt
 from gateway.fleet.fleet import Fleet
 from gateway.fleet.settings import EndpointSettings, FleetSettings
-from gateway.framework import Kind, ManualClock, Model, Request
+from gateway.framework import Kind, Model, Request
 from gateway.proxy.serving.call import Call, IncomingRequest
 
 IDS = array("I", range(64))

@@ -15,12 +15,12 @@ from hypothesis import strategies as st
 
 from gateway.config.build import build_scheduler
 from gateway.config.load import loads
+from gateway.core.clock import SystemClock
 from gateway.core.observer import NULL_OBSERVER
 from gateway.fleet.fleet import Fleet
 from gateway.fleet.load.booking import Booking
 from gateway.fleet.settings import EndpointSettings, FleetSettings
 from gateway.framework import Context, Kind, Match, Matches, Model, Request, Source
-from gateway.framework.clock import SystemClock
 from gateway.proxy.serving.decisions import DecisionRecord, Decisions
 from gateway.scheduling.trace import Trace
 from tests.support.examples import examples

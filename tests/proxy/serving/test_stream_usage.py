@@ -13,7 +13,7 @@ import orjson
 import pytest
 
 from gateway.api.settings import PassSettings
-from gateway.framework.clock import SystemClock
+from gateway.core.clock import SystemClock
 from gateway.proxy.serving.stream_usage import AGAIN
 from tests.support.chat import DONE, ROLE, STREAMED, WORD, chat
 from tests.support.engines import engines

@@ -8,7 +8,7 @@ import pytest
 from msgspec.structs import astuple
 
 from gateway.api.usage import Usage
-from gateway.framework import ManualClock
+from gateway.core.clock import ManualClock
 from gateway.proxy.serving.timeline import NEXT, Phase, Timeline
 
 PAGE = (Path(__file__).parents[3] / "ARCHITECTURE.md").read_text()

@@ -7,11 +7,11 @@ import pytest
 
 from gateway.api.body import JsonBody
 from gateway.api.settings import PassSettings
+from gateway.core.clock import SystemClock
 from gateway.fleet.load.cost import FittedCost
 from gateway.fleet.load.ledger import Ledger
 from gateway.fleet.settings import StartingCosts
 from gateway.framework import Endpoint, Engine, Kind, Model
-from gateway.framework.clock import SystemClock
 from gateway.proxy.serving.connectors import Pair
 
 

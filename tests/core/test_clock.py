@@ -2,8 +2,7 @@ from __future__ import annotations
 
 import time
 
-from gateway.framework import ManualClock
-from gateway.framework.clock import SystemClock
+from gateway.core.clock import ManualClock, SystemClock
 
 
 def test_a_manual_clock_stands_still_until_it_is_set() -> None:
