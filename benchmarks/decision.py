@@ -26,7 +26,9 @@ from gateway.fleet.fleet import Fleet
 from gateway.fleet.load.booking import Booking
 from gateway.fleet.load.ledger import Ledger, Reservation
 from gateway.fleet.settings import EndpointSettings, FleetSettings
-from gateway.framework import Context, Endpoint, EngineMetrics, Kind, Match, Matches, Model, Request, Source
+from gateway.framework import Context, Endpoint, Kind, Request
+from gateway.framework.fleet import EngineMetrics, Model
+from gateway.framework.match import Match, Matches, Source
 from gateway.proxy.serving.decisions import Decisions
 from gateway.scheduling.scheduler import Scheduler
 from gateway.scheduling.trace import Trace

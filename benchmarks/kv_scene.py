@@ -12,7 +12,9 @@ import msgspec
 from gateway.core.clock import ManualClock
 from gateway.core.observer import NULL_OBSERVER
 from gateway.fleet.load.ledger import Ledger
-from gateway.framework import Clock, CostModel, Endpoint, Engine, EngineMetrics, Model
+from gateway.framework import Clock, Endpoint, Engine
+from gateway.framework.cost import CostModel
+from gateway.framework.fleet import EngineMetrics, Model
 from gateway.kvcache.events.decode import decode
 from gateway.kvcache.index.cache_index import CacheIndex
 from gateway.kvcache.index.events import BlockStored

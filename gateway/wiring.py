@@ -25,7 +25,8 @@ from gateway.fleet.load.hardware import starting_costs
 from gateway.fleet.load.shape import ModelShape, find_shape
 from gateway.fleet.settings import EndpointSettings
 from gateway.flow.admission import Admission
-from gateway.framework import Clock, Context, Kind, Model
+from gateway.framework import Clock, Context, Kind
+from gateway.framework.fleet import Model
 from gateway.kvcache.events.poller import Poller
 from gateway.kvcache.index.cache_index import CacheIndex
 from gateway.proxy.extras.id_forwarding import IdForwarding

@@ -53,13 +53,13 @@ from gateway.framework import (
     GENERATES,
     MOST_STALLED,
     NO_MATCH,
+    USUAL_WEIGHT,
     Context,
     Endpoint,
     Request,
     decoding_weight,
     stall_seconds,
 )
-from gateway.framework.weight import USUAL
 
 
 class PlacementCost:
@@ -67,7 +67,7 @@ class PlacementCost:
 
     @dataclass(frozen=True, slots=True)
     class Parameters:
-        lam: float | None = field(default=None, metadata={"usual": USUAL})
+        lam: float | None = field(default=None, metadata={"usual": USUAL_WEIGHT})
         reuse: float = field(default=0.5, metadata={"evicts": True})
         second: float = field(default=1.0, metadata={"blended": True})
 
@@ -90,7 +90,7 @@ class PlacementCost:
         # takes a fifth less than as a sum of terms.
         lam = self._lam
         if lam is None:
-            lam = USUAL if request.slo is None else decoding_weight(request)
+            lam = USUAL_WEIGHT if request.slo is None else decoding_weight(request)
         second, reuse = self._second, self._reuse
         prompt, find = request.prompt_tokens, request.matches.get
         output = request.expected_output if request.kind in GENERATES else 0.0

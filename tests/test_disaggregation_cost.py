@@ -13,7 +13,7 @@ from typing import Any
 
 from gateway.config.settings import DEFAULT_PLUGINS, DEFAULT_PROFILES
 from gateway.fleet.settings import StartingCosts
-from gateway.framework import EngineMetrics
+from gateway.framework.fleet import EngineMetrics
 from simulator.server import EngineServer
 from simulator.settings import EngineSettings
 from simulator.transfer.content import BYTES_PER_TOKEN

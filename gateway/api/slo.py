@@ -7,7 +7,7 @@ from collections.abc import Mapping
 
 from gateway.api.settings import SloSettings
 from gateway.errors import ClientError
-from gateway.framework import Slo
+from gateway.framework.request import Slo
 
 TTFT = "x-slo-ttft-ms"
 TPOT = "x-slo-tpot-ms"

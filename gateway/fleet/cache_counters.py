@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from gateway.framework import EngineMetrics
+from gateway.framework.fleet import EngineMetrics
 
 
 class CacheLookups(NamedTuple):

@@ -10,7 +10,7 @@ from gateway.errors import ConfigError
 from gateway.fleet.address import Address, Location
 from gateway.fleet.engine import FleetEngine, ModelBinding
 from gateway.fleet.settings import EndpointSettings
-from gateway.framework import Model
+from gateway.framework.fleet import Model
 
 
 @dataclass(slots=True, eq=False)

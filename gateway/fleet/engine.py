@@ -17,7 +17,8 @@ from gateway.fleet.load.ledger import Ledger
 from gateway.fleet.load.transfers import RecentTransfers
 from gateway.fleet.outliers import OutlierDetector
 from gateway.fleet.settings import EndpointSettings
-from gateway.framework import Endpoint, Engine, EngineMetrics, Model, Role
+from gateway.framework import Endpoint, Engine, Role
+from gateway.framework.fleet import EngineMetrics, Model
 
 LATENCY_WEIGHT = 0.2
 """Weight of a new round trip in the running mean: about the last five count, so one late wake-up of our loop hardly

@@ -26,8 +26,8 @@ from gateway.fleet.listener import FleetListener
 from gateway.fleet.load.cost import FittedCost
 from gateway.fleet.registry import EngineRegistry
 from gateway.fleet.settings import EndpointSettings, FleetSettings
-from gateway.framework import Clock, Endpoint, Model
-from gateway.framework.fleet import ServedModel
+from gateway.framework import Clock, Endpoint
+from gateway.framework.fleet import Model, ServedModel
 from gateway.http1.pool import Pool
 
 __all__ = ["DrainState", "Fleet", "FleetDiff", "FleetListener", "KvSource"]

@@ -7,7 +7,8 @@ from collections.abc import Iterable, Sequence
 from gateway.errors import ConfigError
 from gateway.fleet.engine import FleetEngine, ModelBinding
 from gateway.fleet.settings import EndpointSettings
-from gateway.framework import Engine, Model
+from gateway.framework import Engine
+from gateway.framework.fleet import Model
 
 
 def bind(model: Model, settings: EndpointSettings, engine: FleetEngine, engines: Iterable[FleetEngine]) -> ModelBinding:

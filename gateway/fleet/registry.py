@@ -26,7 +26,8 @@ from gateway.fleet.outliers import spared
 from gateway.fleet.ranks import ranks_of
 from gateway.fleet.settings import EndpointSettings, StartingCosts
 from gateway.fleet.slots import SlotAllocator
-from gateway.framework import Engine, Model, Role
+from gateway.framework import Engine, Role
+from gateway.framework.fleet import Model
 
 FOREIGN_HALF_LIFE = 5.0
 """Scrape intervals after which foreign load counts half: one lost scrape changes it by an eighth."""

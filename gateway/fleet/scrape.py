@@ -14,8 +14,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
-from gateway.framework import EngineMetrics
-from gateway.framework.fleet import TransferStats
+from gateway.framework.fleet import EngineMetrics, TransferStats
 
 # How a sample's line begins: the newline before it, its name, and the brace (or the space) that ends the name.
 RUNNING = b"\nvllm:num_requests_running{"

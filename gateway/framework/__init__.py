@@ -1,65 +1,48 @@
-"""The contract: all that a plugin imports from us. Standard library only."""
+"""The contract: all that a plugin imports from us. Standard library only.
+
+The gateway itself imports from the files of this folder what is not here: types that a plugin is given, and need not
+name. ``tests/framework/test_names.py`` holds the list.
+"""
 
 from gateway.framework.clock import Clock
-from gateway.framework.cost import MOST_STALLED, CostModel, Scalars, stall_seconds
-from gateway.framework.fleet import (
-    Endpoint,
-    Engine,
-    EngineMetrics,
-    Load,
-    Model,
-    Role,
-)
-from gateway.framework.match import NO_MATCH, Match, Matches, Source
+from gateway.framework.cost import MOST_STALLED, Scalars, stall_seconds
+from gateway.framework.fleet import Endpoint, Engine, Role
+from gateway.framework.match import NO_MATCH
 from gateway.framework.plugins import (
     Context,
-    Explains,
     Filter,
     Handler,
     NoEndpoint,
     NoParameters,
     Picker,
-    Remembers,
     RunProfile,
     Scorer,
 )
-from gateway.framework.request import DECODE, GENERATES, PREFILL, Kind, Outcome, Plan, PlannedLeg, Request, Slo
-from gateway.framework.weight import decoding_weight
+from gateway.framework.request import GENERATES, Kind, Outcome, Plan, Request
+from gateway.framework.weight import USUAL_WEIGHT, decoding_weight
 
 __all__ = [
-    "DECODE",
     "GENERATES",
     "MOST_STALLED",
     "NO_MATCH",
-    "PREFILL",
+    "USUAL_WEIGHT",
     "Clock",
     "Context",
-    "CostModel",
     "Endpoint",
     "Engine",
-    "EngineMetrics",
-    "Explains",
     "Filter",
     "Handler",
     "Kind",
-    "Load",
-    "Match",
-    "Matches",
-    "Model",
     "NoEndpoint",
     "NoParameters",
     "Outcome",
     "Picker",
     "Plan",
-    "PlannedLeg",
-    "Remembers",
     "Request",
     "Role",
     "RunProfile",
     "Scalars",
     "Scorer",
-    "Slo",
-    "Source",
     "decoding_weight",
     "stall_seconds",
 ]

@@ -10,20 +10,21 @@ The life of a plugin:
 4. its shape is checked: the method of its kind, the right number of arguments, not a coroutine function;
 5. called, always on the event loop's thread, synchronously, from the first request to the last.
 
-A plugin that must remember has ``on_placed(request, plan)`` and ``on_settled(request, plan, outcome)``, a scorer that
-can say of what its scores are made ``explain(request, endpoint)``: all optional.
+All optional: a plugin that must remember has ``on_placed(request, plan)`` and ``on_settled(request, plan, outcome)``. A
+scorer may have ``explain(request, endpoint)``, which is called only when a decision is explained. It returns what the
+score of one endpoint is made of: numbers by term, in the scorer's own unit, best so that their sum is what is scored.
 """
 
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol, TypeAlias
 
 from gateway.framework.clock import Clock
 from gateway.framework.fleet import Endpoint
-from gateway.framework.request import Outcome, Plan, Request
+from gateway.framework.request import Plan, Request
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,14 +53,6 @@ class Scorer(Protocol):
     def score(self, request: Request, endpoints: Sequence[Endpoint], /) -> Sequence[float]: ...
 
 
-class Explains(Protocol):
-    """What a scorer may add: of what its score of one endpoint is made. Asked only when a decision is explained."""
-
-    def explain(self, request: Request, endpoint: Endpoint, /) -> Mapping[str, float]:
-        """By term, in the scorer's own unit (seconds, tokens, ...), best so that their sum is what is scored."""
-        ...
-
-
 class Picker(Protocol):
     """Best first; at least one of ``endpoints`` (which are never empty). If it raises, the request fails."""
 
@@ -84,11 +77,3 @@ class Handler(Protocol):
     """
 
     def plan(self, request: Request, endpoints: Sequence[Endpoint], run: RunProfile, /) -> Plan: ...
-
-
-class Remembers(Protocol):
-    """What a stateful plugin may add."""
-
-    def on_placed(self, request: Request, plan: Plan, /) -> None: ...
-
-    def on_settled(self, request: Request, plan: Plan, outcome: Outcome, /) -> None: ...

@@ -9,7 +9,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, TypeAlias
 
-from gateway.framework import DECODE, NO_MATCH, PREFILL, Match, Plan, Request
+from gateway.framework import NO_MATCH, Plan, Request
+from gateway.framework.match import Match
+from gateway.framework.request import DECODE, PREFILL
 from gateway.scheduling.trace import Roster, Step
 
 OF_ONE, OF_SCORE, OF_NAME, OF_MATCH = 1800, 8, 16, 200

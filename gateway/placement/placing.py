@@ -12,7 +12,8 @@ from dataclasses import replace
 import msgspec
 
 from gateway.fleet.load.booking import Booking
-from gateway.framework import DECODE, GENERATES, PREFILL, Endpoint, Plan, Request
+from gateway.framework import GENERATES, Endpoint, Plan, Request
+from gateway.framework.request import DECODE, PREFILL
 from gateway.kvcache.index.cache_index import CacheIndex
 from gateway.kvcache.index.keys import BlockKeys
 from gateway.kvcache.index.use import BlockUse

@@ -21,7 +21,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from gateway.framework import DECODE, Context, Endpoint, Plan, PlannedLeg, Request, RunProfile
+from gateway.framework import Context, Endpoint, Plan, Request, RunProfile
+from gateway.framework.request import DECODE, PlannedLeg
 
 
 class Single:

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from gateway.api.settings import SloSettings
 from gateway.api.slo import read_slo
 from gateway.errors import ClientError
-from gateway.framework import Slo
+from gateway.framework.request import Slo
 
 NONE = SloSettings()
 

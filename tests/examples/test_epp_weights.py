@@ -8,7 +8,7 @@ import pytest
 
 from gateway.config.build import build_scheduler
 from gateway.config.load import load
-from gateway.framework import EngineMetrics
+from gateway.framework.fleet import EngineMetrics
 from gateway.scheduling.trace import Trace
 from tests.support.candidates import context, endpoint, request
 

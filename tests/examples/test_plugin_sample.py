@@ -26,7 +26,8 @@ from gateway.config.load import load
 from gateway.config.build import build_scheduler
 from gateway.errors import ConfigError
 from gateway.core.observer import NULL_OBSERVER
-from gateway.framework import Context, ManualClock
+from gateway.core.clock import ManualClock
+from gateway.framework import Context
 from gateway.scheduling.trace import Trace
 from tests.support.candidates import endpoint, request
 

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from filters.bounded_hash import SPARE, BoundedHash
-from gateway.framework import Model
+from gateway.framework.fleet import Model
 from tests.support.candidates import context, endpoint, names, request
 from tests.support.examples import examples
 

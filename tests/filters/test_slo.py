@@ -6,7 +6,8 @@ from hypothesis import strategies as st
 
 from filters.slo import SloFilter
 from gateway.core.clock import ManualClock
-from gateway.framework import Kind, Slo
+from gateway.framework import Kind
+from gateway.framework.request import Slo
 from tests.support.candidates import context, endpoint, names, request
 
 

@@ -20,7 +20,8 @@ from gateway.core.observer import Observer
 from gateway.fleet.fleet import Fleet
 from gateway.fleet.kv_source import KvSource
 from gateway.fleet.settings import EndpointSettings, FleetSettings, HealthSettings, ScrapeSettings
-from gateway.framework import Endpoint, Model
+from gateway.framework import Endpoint
+from gateway.framework.fleet import Model
 from tests.support.wire import Connection, Get, answer, engine, header_in, path_in
 
 DATA = Path(__file__).parent.parent / "data" / "fleet"

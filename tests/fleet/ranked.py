@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from gateway.fleet.fleet import Fleet
-from gateway.framework import Model
+from gateway.framework.fleet import Model
 
 
 def ranks(fleet: Fleet, model: Model) -> list[int | None]:

@@ -25,7 +25,7 @@ from gateway.fleet.engine_client import ProbeFailed
 from gateway.fleet.fleet import Fleet
 from gateway.fleet.probe import EngineProbe
 from gateway.fleet.settings import EndpointSettings, FleetSettings, TlsSettings
-from gateway.framework import Model
+from gateway.framework.fleet import Model
 from gateway.http1.pool import Pool
 from tests.fleet.conftest import ScriptedEngine
 from tests.support.fleet import engines_of

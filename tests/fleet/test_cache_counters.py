@@ -4,7 +4,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gateway.fleet.cache_counters import NOTHING, CacheCounters, CacheLookups
-from gateway.framework import EngineMetrics
+from gateway.framework.fleet import EngineMetrics
 
 
 def told(queries: float, hits: float = 0.0, external: tuple[float, float] = (0.0, 0.0)) -> EngineMetrics:

@@ -17,7 +17,8 @@ from gateway.core.observer import NULL_OBSERVER, Observer
 from gateway.errors import ConfigError
 from gateway.fleet.fleet import Fleet
 from gateway.fleet.settings import CostSettings, EndpointSettings, FleetSettings, ScrapeSettings, StartingCosts
-from gateway.framework import Endpoint, Model
+from gateway.framework import Endpoint
+from gateway.framework.fleet import Model
 from tests.fleet.conftest import ScriptedEngine
 from tests.support.fleet import engines_of
 from tests.support.ledgers import reserve

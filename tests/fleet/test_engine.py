@@ -12,7 +12,9 @@ from gateway.fleet.fleet import Fleet
 from gateway.fleet.load.booking import Booking
 from gateway.fleet.ranks import ranks_of
 from gateway.fleet.settings import EndpointSettings, FleetSettings
-from gateway.framework import Kind, Match, Matches, Model, Request
+from gateway.framework import Kind, Request
+from gateway.framework.fleet import Model
+from gateway.framework.match import Match, Matches
 from tests.support.examples import examples
 from tests.support.fleet import engines_of
 

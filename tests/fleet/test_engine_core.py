@@ -7,7 +7,7 @@ from gateway.fleet.engine import EngineCore, FleetEngine, ModelBinding
 from gateway.fleet.load.cost import FittedCost
 from gateway.fleet.load.ledger import Ledger
 from gateway.fleet.settings import EndpointSettings, StartingCosts
-from gateway.framework import EngineMetrics, Model
+from gateway.framework.fleet import EngineMetrics, Model
 
 URL = "http://e:1"
 

@@ -10,8 +10,7 @@ from gateway.fleet.health import COLDEST
 from gateway.fleet.kv_source import KvSource
 from gateway.fleet.outliers import BREAKS
 from gateway.fleet.settings import EndpointSettings, FleetSettings, HealthSettings, KvEventsSettings, ScrapeSettings
-from gateway.framework import Model
-from gateway.framework.fleet import ServedModel
+from gateway.framework.fleet import Model, ServedModel
 from tests.fleet.conftest import hangs, says
 from tests.support.ledgers import reserve
 from tests.support.wait import eventually

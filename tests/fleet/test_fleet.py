@@ -13,8 +13,8 @@ from gateway.errors import ConfigError
 from gateway.fleet.fleet import Fleet
 from gateway.fleet.kv_source import KvSource
 from gateway.fleet.settings import EndpointSettings, FleetSettings
-from gateway.framework import Model, Role
-from gateway.framework.fleet import ServedModel
+from gateway.framework import Role
+from gateway.framework.fleet import Model, ServedModel
 from tests.fleet.conftest import hangs, is_watched
 from tests.support.fleet import engines_of, ready
 from tests.support.ledgers import reserve

@@ -9,7 +9,8 @@ from gateway.fleet.kv_source import KvSource
 from gateway.fleet.ranks import rank_count, ranks_of
 from gateway.fleet.scrape import read
 from gateway.fleet.settings import MAX_RANKS, EndpointSettings
-from gateway.framework import Model, Role
+from gateway.framework import Role
+from gateway.framework.fleet import Model
 from tests.fleet.conftest import says
 from tests.fleet.ranked import ranks, sources, text
 from tests.support.fleet import engines_of, ready

@@ -9,7 +9,8 @@ from dataclasses import replace
 import pytest
 
 from gateway.fleet.settings import CostSettings, EndpointSettings
-from gateway.framework import Endpoint, Model
+from gateway.framework import Endpoint
+from gateway.framework.fleet import Model
 from simulator.server import EngineServer
 from tests.support.chat import chat
 from tests.support.engines import simulated

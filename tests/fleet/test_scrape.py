@@ -7,8 +7,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from gateway.fleet.scrape import LOOK_AGAIN, MAX_SAMPLES, Scrape, ScrapeReader, read, restarted
-from gateway.framework import EngineMetrics
-from gateway.framework.fleet import TransferStats
+from gateway.framework.fleet import EngineMetrics, TransferStats
 from tests.support.examples import examples
 
 ONE = b"""# HELP process_start_time_seconds Start time

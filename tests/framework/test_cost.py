@@ -4,7 +4,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.framework import NO_MATCH, Match, Scalars
+from gateway.framework import NO_MATCH, Scalars
+from gateway.framework.match import Match
 
 ROUND = Scalars(
     prefill_token=1e-3,

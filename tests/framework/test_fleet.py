@@ -2,7 +2,8 @@ from __future__ import annotations
 
 import pytest
 
-from gateway.framework import Engine, EngineMetrics
+from gateway.framework import Engine
+from gateway.framework.fleet import EngineMetrics
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from gateway.framework import Match, Matches
+from gateway.framework.match import Match, Matches
 
 
 def test_the_length_of_a_match_is_that_of_all_its_tiers() -> None:

@@ -2,7 +2,10 @@ from __future__ import annotations
 
 import pytest
 
-from gateway.framework import DECODE, PREFILL, Kind, Match, Matches, Model, Plan, PlannedLeg, Request
+from gateway.framework import Kind, Plan, Request
+from gateway.framework.fleet import Model
+from gateway.framework.match import Match, Matches
+from gateway.framework.request import DECODE, PREFILL, PlannedLeg
 from tests.support.candidates import endpoint
 
 

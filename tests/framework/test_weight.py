@@ -2,7 +2,8 @@ from __future__ import annotations
 
 import pytest
 
-from gateway.framework import Slo, decoding_weight
+from gateway.framework import decoding_weight
+from gateway.framework.request import Slo
 from tests.support.candidates import request
 
 

@@ -19,7 +19,10 @@ from gateway.core.clock import ManualClock
 from gateway.core.observer import Observer
 from gateway.core.tasks import TaskSet
 from gateway.fleet.load.ledger import Ledger
-from gateway.framework import CostModel, Endpoint, Engine, EngineMetrics, Match, Model
+from gateway.framework import Endpoint, Engine
+from gateway.framework.cost import CostModel
+from gateway.framework.fleet import EngineMetrics, Model
+from gateway.framework.match import Match
 from gateway.kvcache.events.poller import Poller
 from gateway.kvcache.events.sockets import EventSource
 from gateway.kvcache.events.stream import EventStream

@@ -5,7 +5,8 @@ from collections import Counter
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.framework import Model, NoParameters
+from gateway.framework import NoParameters
+from gateway.framework.fleet import Model
 from pickers import round_robin
 from pickers.round_robin import RoundRobin
 from tests.support.candidates import context, endpoint, names, request

@@ -14,7 +14,9 @@ from gateway.core.observer import NULL_OBSERVER
 from gateway.errors import NoEndpoint
 from gateway.fleet.fleet import Fleet
 from gateway.fleet.settings import EndpointSettings, FleetSettings
-from gateway.framework import PREFILL, Context, Endpoint, Kind, Model, Plan, Request
+from gateway.framework import Context, Endpoint, Kind, Plan, Request
+from gateway.framework.fleet import Model
+from gateway.framework.request import PREFILL
 from gateway.kvcache.index.cache_index import CacheIndex
 from gateway.kvcache.index.keys import BlockKeys
 from gateway.kvcache.settings import CacheSettings

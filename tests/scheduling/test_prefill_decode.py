@@ -11,7 +11,8 @@ from gateway.config.build import build_scheduler
 from gateway.config.load import loads
 from gateway.config.registry import discover
 from gateway.errors import NoEndpoint
-from gateway.framework import Endpoint, Kind, Model, Plan, Request, Role
+from gateway.framework import Endpoint, Kind, Plan, Request, Role
+from gateway.framework.fleet import Model
 from gateway.scheduling.prefill_decode import THRESHOLD, PrefillDecode
 from gateway.scheduling.trace import Trace
 from tests.support.candidates import context, endpoint, request

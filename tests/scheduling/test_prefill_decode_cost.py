@@ -14,8 +14,9 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from gateway.errors import NoEndpoint
-from gateway.framework import Endpoint, EngineMetrics, Kind, Match, Matches, Plan, Request, Role
-from gateway.framework.fleet import TransferStats
+from gateway.framework import Endpoint, Kind, Plan, Request, Role
+from gateway.framework.fleet import EngineMetrics, TransferStats
+from gateway.framework.match import Match, Matches
 from gateway.scheduling.prefill_decode import THRESHOLD, PrefillDecode
 from gateway.scheduling.split_cost import KV_BYTES, Assumptions, SplitCost
 from tests.support.candidates import Physics, context, endpoint, request

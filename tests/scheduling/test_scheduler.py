@@ -6,7 +6,9 @@ import pytest
 
 from gateway import framework
 from gateway.errors import NoEndpoint, PluginFailed
-from gateway.framework import Model, Outcome, Plan, PlannedLeg
+from gateway.framework import Outcome, Plan
+from gateway.framework.fleet import Model
+from gateway.framework.request import PlannedLeg
 from gateway.scheduling.profile import Profile
 from gateway.scheduling.scheduler import Scheduler
 from gateway.scheduling.single import Single

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.framework import Match, Matches
+from gateway.framework.match import Match, Matches
 from scorers.dynamo_cost import DynamoCost
 from tests.support.candidates import context, endpoint, request
 

@@ -4,7 +4,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.framework import EngineMetrics, Kind, Match, Matches, Slo, Source
+from gateway.framework import Kind
+from gateway.framework.fleet import EngineMetrics
+from gateway.framework.match import Match, Matches, Source
+from gateway.framework.request import Slo
 from scorers.placement_cost import PlacementCost
 from tests.support.candidates import Physics, context, endpoint, request
 

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
-from gateway.framework import Match, Matches, NoParameters
+from gateway.framework import NoParameters
+from gateway.framework.match import Match, Matches
 from scorers.prefix_cache import PrefixCache
 from tests.support.candidates import context, endpoint, request
 

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from gateway.framework import EngineMetrics
+from gateway.framework.fleet import EngineMetrics
 from scorers.queue_depth import QueueDepth
 from tests.support.candidates import context, endpoint, request
 

@@ -5,7 +5,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gateway.core.clock import ManualClock
-from gateway.framework import Model, Plan
+from gateway.framework import Plan
+from gateway.framework.fleet import Model
 from scorers.session_affinity import LONGEST, SessionAffinity
 from tests.support.candidates import context, endpoint, request
 

@@ -9,20 +9,10 @@ from typing import Any
 
 from gateway.core.clock import ManualClock
 from gateway.core.observer import Observer
-from gateway.framework import (
-    Context,
-    Endpoint,
-    Engine,
-    EngineMetrics,
-    Kind,
-    Match,
-    Matches,
-    Model,
-    Request,
-    Role,
-    Scalars,
-)
+from gateway.framework import Context, Endpoint, Engine, Kind, Request, Role, Scalars
 from gateway.framework.cost import Sums
+from gateway.framework.fleet import EngineMetrics, Model
+from gateway.framework.match import Match, Matches
 
 
 @dataclass(slots=True)

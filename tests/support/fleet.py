@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from gateway.fleet.fleet import Fleet
-from gateway.framework import Engine, Model
+from gateway.framework import Engine
+from gateway.framework.fleet import Model
 
 
 def engines_of(fleet: Fleet) -> list[Engine]:

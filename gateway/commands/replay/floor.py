@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from gateway.commands.replay.objectives import Objectives
 from gateway.commands.replay.statistics import quantile
 from gateway.commands.replay.workload import Call, Workload
-from gateway.framework import Slo
+from gateway.framework.request import Slo
 from simulator.virtual.machine import Machine
 
 

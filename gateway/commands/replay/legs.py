@@ -16,7 +16,8 @@ from gateway.commands.replay.workload import Call
 from gateway.commands.replay.world import World
 from gateway.errors import ConfigError, NoEndpoint
 from gateway.fleet.load.booking import BOOKING_STEP
-from gateway.framework import DECODE, PREFILL, Kind, Outcome, Request
+from gateway.framework import Kind, Outcome, Request
+from gateway.framework.request import DECODE, PREFILL
 from gateway.placement.placing import Answered, book, decide, learn
 from simulator.virtual.engine import Engine
 from simulator.virtual.job import Job

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from gateway.commands.replay.pairs import pairs
 from gateway.errors import ConfigError
-from gateway.framework import Slo
+from gateway.framework.request import Slo
 
 USUAL = Slo(ttft=2.0, tpot=0.050)
 """The default objectives for goodput: a reader of a chat does not notice such delays."""

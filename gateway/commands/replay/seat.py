@@ -10,8 +10,8 @@ from gateway.fleet.engine import FleetEndpoint
 from gateway.fleet.health import COLDEST
 from gateway.fleet.load.booking import BOOKING_STEP
 from gateway.fleet.settings import HealthSettings
-from gateway.framework import EngineMetrics, Request
-from gateway.framework.fleet import TransferStats
+from gateway.framework import Request
+from gateway.framework.fleet import EngineMetrics, TransferStats
 from gateway.kvcache.index.keys import BlockKeys
 from gateway.placement.placing import Placement
 from simulator.virtual.engine import Engine

@@ -14,7 +14,7 @@ from statistics import fmean, stdev
 
 from gateway.commands.replay.objectives import Objectives
 from gateway.commands.replay.result import Record, Result
-from gateway.framework import Slo
+from gateway.framework.request import Slo
 
 # Of Student's t at 97.5 %, for 1, 2, ... degrees of freedom.
 _T = (

@@ -15,7 +15,9 @@ from gateway.core.observer import Observer
 from gateway.fleet.engine import FleetEndpoint
 from gateway.fleet.fleet import Fleet
 from gateway.fleet.settings import EndpointSettings, FleetSettings, ScrapeSettings, StartingCosts
-from gateway.framework import Context, Model, Slo
+from gateway.framework import Context
+from gateway.framework.fleet import Model
+from gateway.framework.request import Slo
 from gateway.kvcache.index.cache_index import CacheIndex
 from gateway.kvcache.index.events import Event
 from gateway.kvcache.settings import CacheSettings

@@ -14,8 +14,9 @@ from heapq import heapify, heappop, heappush
 from math import exp, inf
 
 from gateway.fleet.settings import STEP_TOKENS
-from gateway.framework import Clock, EngineMetrics
+from gateway.framework import Clock
 from gateway.framework.cost import LATELY, Sums
+from gateway.framework.fleet import EngineMetrics
 
 GAUGE_LAG = 0.25
 """Seconds by which an engine's gauges may lag behind. They are written once per step, and an abort takes effect at the

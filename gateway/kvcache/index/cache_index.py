@@ -15,7 +15,8 @@ from itertools import chain as join
 
 from gateway.core.observer import Observer
 from gateway.core.prompt import NOWHERE, Medium
-from gateway.framework import Clock, Endpoint, Matches
+from gateway.framework import Clock, Endpoint
+from gateway.framework.match import Matches
 from gateway.kvcache.index.endpoint_state import EndpointState
 from gateway.kvcache.index.events import BlockRemoved, BlockStored, Event, is_keyed, is_tail
 from gateway.kvcache.index.eviction import NOTHING

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TypeAlias
 
-from gateway.framework import Match, Source
+from gateway.framework.match import Match, Source
 from gateway.kvcache.index.block_table import LEADING, BlockChunk, BlockTable
 from gateway.kvcache.index.keys import BlockKeys
 from gateway.kvcache.index.layers import PREDICTED, Layer

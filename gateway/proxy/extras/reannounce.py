@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from gateway.api.body import Body, JsonBody
 from gateway.api.field_filter import ask_report
-from gateway.framework import DECODE, GENERATES, Endpoint
+from gateway.framework import GENERATES, Endpoint
+from gateway.framework.request import DECODE
 from gateway.proxy.serving.attempt import Attempt
 
 

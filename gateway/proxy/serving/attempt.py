@@ -10,7 +10,8 @@ from gateway.api.field_filter import asks_report
 from gateway.api.usage import Usage
 from gateway.core.observer import Observer
 from gateway.fleet.load.booking import BOOKING_STEP
-from gateway.framework import DECODE, PREFILL, Endpoint
+from gateway.framework import Endpoint
+from gateway.framework.request import DECODE, PREFILL
 from gateway.placement.placing import Placement
 from gateway.proxy.serving.call import Call
 from gateway.proxy.serving.decisions import DecisionRecord

@@ -18,7 +18,8 @@ from gateway.core.clock import SystemClock
 from gateway.core.log_limit import LogLimit, left_out
 from gateway.fleet.engine import FleetEndpoint
 from gateway.fleet.fleet import Fleet
-from gateway.framework import DECODE, Endpoint
+from gateway.framework import Endpoint
+from gateway.framework.request import DECODE
 from gateway.proxy.serving.attempt import Attempt
 from gateway.proxy.serving.call import IncomingRequest
 from gateway.proxy.serving.hooks import BeforeSend

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import Literal
 
-from gateway.framework import GENERATES, Kind, Slo
+from gateway.framework import GENERATES, Kind
+from gateway.framework.request import Slo
 
 Verdict = Literal["met", "missed"]
 

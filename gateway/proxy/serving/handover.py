@@ -22,7 +22,8 @@ from gateway.core.observer import Observer
 from gateway.core.tasks import TaskSet
 from gateway.errors import PluginFailed
 from gateway.fleet.fleet import Fleet
-from gateway.framework import DECODE, PREFILL, Clock, Endpoint
+from gateway.framework import Clock, Endpoint
+from gateway.framework.request import DECODE, PREFILL
 from gateway.proxy.serving.attempt import Attempt
 from gateway.proxy.serving.bootstrap import Bootstrap, Unreachable
 from gateway.proxy.serving.connectors import Connector, Pair, Transfer, connectors

@@ -11,7 +11,8 @@ from gateway.api.settings import SessionSettings, SloSettings
 from gateway.errors import NoEndpoint, NotFound
 from gateway.fleet.fleet import Fleet
 from gateway.flow.admission import Admission
-from gateway.framework import Endpoint, Model, Request, Role
+from gateway.framework import Endpoint, Request, Role
+from gateway.framework.fleet import Model
 from gateway.kvcache.index.cache_index import CacheIndex
 from gateway.proxy.serving.response_affinity import kept_at
 from gateway.proxy.upstream.legs import RetryBudget

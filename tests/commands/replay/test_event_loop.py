@@ -26,7 +26,8 @@ from gateway.commands.replay.world import World, costs
 from gateway.config.load import loads
 from gateway.errors import ConfigError
 from gateway.fleet.load.booking import BOOKING_STEP
-from gateway.framework import Endpoint, Outcome, Plan, Request, Slo
+from gateway.framework import Endpoint, Outcome, Plan, Request
+from gateway.framework.request import Slo
 from gateway.scheduling.profile import Profile
 from gateway.scheduling.scheduler import Scheduler
 from gateway.scheduling.single import Single

@@ -6,7 +6,7 @@ import pytest
 
 from gateway.commands.replay.objectives import USUAL, Objectives, objectives
 from gateway.errors import ConfigError
-from gateway.framework import Slo
+from gateway.framework.request import Slo
 
 
 def test_objectives_are_of_all_or_of_a_class() -> None:

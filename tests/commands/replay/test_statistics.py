@@ -24,7 +24,8 @@ from gateway.commands.replay.statistics import (
     tpot_of,
 )
 from gateway.commands.replay.workload import Call
-from gateway.framework import Kind, Slo
+from gateway.framework import Kind
+from gateway.framework.request import Slo
 from gateway.proxy.serving.goodput import judge
 from tests.commands.replay.runs import summary
 

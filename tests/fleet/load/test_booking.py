@@ -9,8 +9,11 @@ from gateway.core.observer import NULL_OBSERVER
 from gateway.fleet.fleet import Fleet
 from gateway.fleet.load.booking import Booking
 from gateway.fleet.settings import CostSettings, EndpointSettings, FleetSettings, StartingCosts
-from gateway.framework import Context, EngineMetrics, Kind, Match, Matches, Model, Request, Slo
+from gateway.framework import Context, Kind, Request
 from gateway.framework.cost import FirstToken
+from gateway.framework.fleet import EngineMetrics, Model
+from gateway.framework.match import Match, Matches
+from gateway.framework.request import Slo
 from scorers.placement_cost import PlacementCost
 from tests.support.ledgers import reserve
 

@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 
 from gateway.fleet.load.ledger import GAUGE_LAG, SPARE_EXPIRIES, Ledger
 from gateway.fleet.settings import STEP_TOKENS
-from gateway.framework import EngineMetrics
 from gateway.framework.cost import LATELY
+from gateway.framework.fleet import EngineMetrics
 from tests.support.examples import examples
 from tests.support.ledgers import reserve
 

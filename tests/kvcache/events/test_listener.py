@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator
 import pytest
 import zmq
 
-from gateway.framework import Source
+from gateway.framework.match import Source
 from gateway.kvcache.events.decode import MAX_MESSAGE
 from gateway.kvcache.events.listener import (
     MAX_UNKNOWN,

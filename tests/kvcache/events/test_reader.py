@@ -6,7 +6,7 @@ import logging
 
 import pytest
 
-from gateway.framework import Source
+from gateway.framework.match import Source
 from gateway.kvcache.events.decode import SLICE
 from gateway.kvcache.events.reader import RETRY, TRIES
 from gateway.observability.logs import configure

@@ -8,7 +8,7 @@ from collections import Counter
 import pytest
 import uvloop
 
-from gateway.framework import Source
+from gateway.framework.match import Source
 from gateway.kvcache.events.decode import SLICE
 from tests.kvcache.conftest import (
     CLEARED,

@@ -9,7 +9,8 @@ from array import array
 
 import pytest
 
-from gateway.framework import NO_MATCH, Match, Source
+from gateway.framework import NO_MATCH
+from gateway.framework.match import Match, Source
 from gateway.kvcache.index.events import BlockStored
 from tests.kvcache.conftest import CLEARED, endpoint, ids, index_of, look, removed, stored, tokens_held
 

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from gateway.core.clock import ManualClock
-from gateway.framework import Source
+from gateway.framework.match import Source
 from gateway.kvcache.index.hash_map import PACKING, Packing
 from gateway.kvcache.settings import CacheSettings
 from tests.kvcache.conftest import CLEARED, Index, Tally, endpoint, removed, stored

@@ -5,7 +5,8 @@ from array import array
 import pytest
 
 from gateway.core.clock import ManualClock
-from gateway.framework import NO_MATCH, Match, Source
+from gateway.framework import NO_MATCH
+from gateway.framework.match import Match, Source
 from gateway.kvcache.events.decode import decode
 from gateway.kvcache.index.events import BlockStored
 from gateway.kvcache.index.layers import LAYERS

@@ -3,7 +3,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.framework import Match, Source
+from gateway.framework.match import Match, Source
 from gateway.kvcache.index.block_table import LEADING, BlockTable
 from gateway.kvcache.index.keys import BlockKeys, chain
 from gateway.kvcache.index.layers import LAYERS, Layer

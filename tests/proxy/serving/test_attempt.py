@@ -20,7 +20,9 @@ from gateway.errors import NoEndpoint
 from gateway.fleet.fleet import Fleet
 from gateway.fleet.load.booking import BOOKING_STEP
 from gateway.fleet.settings import EndpointSettings, FleetSettings
-from gateway.framework import EngineMetrics, Kind, Match, Matches, Model, Plan, Request
+from gateway.framework import Kind, Plan, Request
+from gateway.framework.fleet import EngineMetrics, Model
+from gateway.framework.match import Match, Matches
 from gateway.kvcache.index.cache_index import CacheIndex
 from gateway.kvcache.index.predictions import EVENTS_WITHIN
 from gateway.kvcache.settings import CacheSettings

@@ -14,7 +14,8 @@ from gateway.core.observer import NULL_OBSERVER
 from gateway.core.prompt import Prompt
 from gateway.fleet.fleet import Fleet
 from gateway.fleet.settings import EndpointSettings, FleetSettings
-from gateway.framework import Kind, Model, Request
+from gateway.framework import Kind, Request
+from gateway.framework.fleet import Model
 from gateway.proxy.serving.call import Call, IncomingRequest
 
 IDS = array("I", range(64))

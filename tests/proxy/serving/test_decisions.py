@@ -20,7 +20,9 @@ from gateway.core.observer import NULL_OBSERVER
 from gateway.fleet.fleet import Fleet
 from gateway.fleet.load.booking import Booking
 from gateway.fleet.settings import EndpointSettings, FleetSettings
-from gateway.framework import Context, Kind, Match, Matches, Model, Request, Source
+from gateway.framework import Context, Kind, Request
+from gateway.framework.fleet import Model
+from gateway.framework.match import Match, Matches, Source
 from gateway.proxy.serving.decisions import DecisionRecord, Decisions
 from gateway.scheduling.trace import Trace
 from tests.support.examples import examples

@@ -5,7 +5,8 @@ import asyncio
 import pytest
 
 from gateway.api.settings import SloSettings
-from gateway.framework import Kind, Slo
+from gateway.framework import Kind
+from gateway.framework.request import Slo
 from gateway.proxy.serving.goodput import judge
 from tests.support.chat import CHAT
 from tests.support.gateway import config_for, running

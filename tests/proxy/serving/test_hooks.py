@@ -10,7 +10,8 @@ import pytest
 from gateway.api.body import Body, JsonBody
 from gateway.api.parse import Parsed
 from gateway.core.prompt import Prompt, estimate
-from gateway.framework import DECODE, Endpoint, Kind
+from gateway.framework import Endpoint, Kind
+from gateway.framework.request import DECODE
 from gateway.proxy.serving.attempt import Attempt
 from gateway.proxy.serving.call import IncomingRequest
 from gateway.proxy.serving.client import ClientGone

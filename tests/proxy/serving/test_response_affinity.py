@@ -14,7 +14,8 @@ import pytest
 
 from gateway.core.clock import ManualClock
 from gateway.errors import NoEndpoint, NotFound
-from gateway.framework import Endpoint, Engine, Model
+from gateway.framework import Endpoint, Engine
+from gateway.framework.fleet import Model
 from gateway.proxy.serving import response_affinity
 from gateway.proxy.serving.response_affinity import LIFETIME, MAX_ID, ResponseAffinity, kept_at
 from simulator.server import EngineServer

@@ -17,7 +17,7 @@ import orjson
 import pytest
 
 from gateway.api.body import JsonBody
-from gateway.framework import DECODE
+from gateway.framework.request import DECODE
 from gateway.proxy.serving.attempt import Attempt
 from gateway.proxy.serving.handover import Handover
 from gateway.proxy.upstream.commit import Committed

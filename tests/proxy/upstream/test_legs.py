@@ -10,7 +10,8 @@ from gateway.errors import Exhausted, UpstreamError, UpstreamTimeout
 from gateway.fleet.load.cost import FittedCost
 from gateway.fleet.load.ledger import Ledger
 from gateway.fleet.settings import StartingCosts
-from gateway.framework import Endpoint, Engine, Model
+from gateway.framework import Endpoint, Engine
+from gateway.framework.fleet import Model
 from gateway.proxy.settings import RetrySettings
 from gateway.proxy.upstream.legs import BUDGET_RESERVE, RULES, Cause, Cost, LegFailed, Retries, RetryBudget, Rule, Then
 

@@ -18,7 +18,8 @@ import pytest
 from gateway.core.clock import SystemClock
 from gateway.fleet.address import Address, TlsContexts
 from gateway.fleet.settings import EndpointSettings
-from gateway.framework import Endpoint, Engine, Kind, Model
+from gateway.framework import Endpoint, Engine, Kind
+from gateway.framework.fleet import Model
 from gateway.http1.connection import encode_head
 from gateway.http1.pool import Pool
 from gateway.proxy.settings import TimeoutSettings

@@ -11,7 +11,8 @@ from gateway.core.clock import SystemClock
 from gateway.fleet.load.cost import FittedCost
 from gateway.fleet.load.ledger import Ledger
 from gateway.fleet.settings import StartingCosts
-from gateway.framework import Endpoint, Engine, Kind, Model
+from gateway.framework import Endpoint, Engine, Kind
+from gateway.framework.fleet import Model
 from gateway.proxy.serving.connectors import Pair
 
 
