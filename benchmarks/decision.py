@@ -86,7 +86,7 @@ class Scene:
         plan = self.scheduler.schedule(request, self.endpoints, trace)
         now = self._clock.monotonic()
         booking = Booking(request, plan.decode, now)
-        booking.book_prefill(now, reported=True)
+        booking.book_prompt(now, reported=True)
         if decisions is not None and trace is not None:
             decisions.keep(request, 1, trace, plan, now).book(booking)
         return booking
@@ -148,7 +148,7 @@ def main() -> None:
         requests = [scene.request() for _ in range(options.rounds)]
         with cProfile.Profile() as profile:
             for request in requests:
-                scene.decide(request).reservation.settle()
+                scene.decide(request).settle()
         pstats.Stats(profile).sort_stats("tottime").print_stats(20)
         return
     figures, loops = [], []

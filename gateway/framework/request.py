@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any
 
 from gateway.framework.fleet import Endpoint, Model
 from gateway.framework.match import NO_MATCH, Matches
@@ -88,11 +88,20 @@ DECODE, PREFILL = "decode", "prefill"
 may be planned if the gateway has a carrier for them."""
 
 
-class PlannedLeg(NamedTuple):
-    """One upstream request that a plan wants. ``kind``: what it is for; see ``DECODE``."""
+class PlannedLeg(tuple[str, Endpoint]):
+    """One upstream request that a plan wants: ``PlannedLeg((kind, endpoint))``. A plain tuple is made without a call of
+    Python, and each request makes one."""
 
-    kind: str
-    endpoint: Endpoint
+    __slots__ = ()
+
+    @property
+    def kind(self) -> str:
+        """What it is for; see ``DECODE``."""
+        return self[0]
+
+    @property
+    def endpoint(self) -> Endpoint:
+        return self[1]
 
 
 @dataclass(slots=True, init=False)
@@ -124,7 +133,7 @@ class Plan:
         costs: Mapping[str, float] = NO_COSTS,
     ) -> None:
         """Raises ValueError if there is no leg, the last one is no decode leg, or two are of one kind."""
-        if not legs or legs[-1].kind != DECODE:
+        if not legs or legs[-1][0] != DECODE:
             raise ValueError(f"the last leg of a plan must be {DECODE!r}: {legs}")
         if len(legs) > 1 and len({leg.kind for leg in legs}) < len(legs):
             raise ValueError(f"a plan has two legs of one kind: {legs}")
@@ -133,7 +142,7 @@ class Plan:
         self.connector = connector
         self.strict = strict
         self.costs = costs
-        self.decode = legs[-1].endpoint
+        self.decode = legs[-1][1]
         self.prefill = self.endpoint(PREFILL) if len(legs) > 1 else None
 
     @classmethod
@@ -148,9 +157,9 @@ class Plan:
         **others: Endpoint,
     ) -> Plan:
         """``others``: the endpoints of the legs before the decode leg, by kind: ``Plan.of(one, prefill=other)``."""
-        legs: tuple[PlannedLeg, ...] = (PlannedLeg(DECODE, decode),)
+        legs: tuple[PlannedLeg, ...] = (PlannedLeg((DECODE, decode)),)
         if others:
-            legs = (*[PlannedLeg(kind, endpoint) for kind, endpoint in others.items()], *legs)
+            legs = (*[PlannedLeg((kind, endpoint)) for kind, endpoint in others.items()], *legs)
         return cls(legs, reason, connector, strict, costs)
 
     @property

@@ -72,8 +72,8 @@ class Decision:
             self.error = made
         else:
             legs: tuple[tuple[str, str], ...] = ()
-            for leg in made.legs:
-                legs += ((leg.kind, leg.endpoint.name),)
+            for kind, endpoint in made.legs:
+                legs += ((kind, endpoint.name),)
             self.plan = legs, made.reason, made.connector, made.strict, made.costs
         self.size = OF_ONE + OF_MATCH * len(request.matches)
         for step in steps:

@@ -105,9 +105,9 @@ class Placement(msgspec.Struct, eq=False):
 
     def falls_back(self, now: float, *, reported: bool) -> None:
         """The hand-over failed: from ``now`` on the decode endpoint computes the prompt. ``reported``: as
-        for ``Booking.book_prefill``."""
+        for ``Booking.book_prompt``."""
         self.split = False
-        self.decode.booking.book_prefill(now, reported=reported)
+        self.decode.booking.book_prompt(now, reported=reported)
 
     def cancel(self) -> None:
         """Nothing of it was sent: give back what its legs have."""
@@ -149,7 +149,7 @@ def book(
             pure = False
             work = LegWork(Booking(request, endpoint, now, kv=False), BlockUse(index, keys, endpoint))
         if kind == (PREFILL if split else DECODE):
-            work.booking.book_prefill(now, reported=split or request.stream)
+            work.booking.book_prompt(now, reported=split or request.stream)
             computes = work.booking
         legs[kind] = work
     decode = legs[DECODE]

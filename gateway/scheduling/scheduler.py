@@ -43,9 +43,9 @@ class Scheduler:
         run = partial(run_profile, self.profiles, request, self._observer, trace)
         try:
             plan = handler.plan(request, endpoints, run)
-            for leg in plan.legs:
-                if leg.endpoint not in endpoints:
-                    raise ValueError(f"planned what was no candidate, for the leg {leg.kind!r}")
+            for kind, endpoint in plan.legs:
+                if endpoint not in endpoints:
+                    raise ValueError(f"planned what was no candidate, for the leg {kind!r}")
         except GatewayError:
             raise  # a profile's own: no endpoint, or a plugin of it that failed
         except Exception as error:

@@ -37,4 +37,4 @@ class Single:
         self.profiles = (parameters.profile,)
 
     def plan(self, request: Request, endpoints: Sequence[Endpoint], run: RunProfile, /) -> Plan:
-        return Plan((PlannedLeg(DECODE, run(self._profile, endpoints)[0]),), "single")
+        return Plan((PlannedLeg((DECODE, run(self._profile, endpoints)[0])),), "single")

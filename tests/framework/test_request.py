@@ -25,10 +25,10 @@ def test_nothing_is_held_where_there_is_no_match() -> None:
 def test_a_plans_legs_have_kinds_and_the_decode_leg_is_the_last() -> None:
     a, b, c = endpoint(0), endpoint(1), endpoint(2)
     alone = Plan.of(a, reason="single")
-    assert alone == Plan((PlannedLeg(DECODE, a),), "single")
+    assert alone == Plan((PlannedLeg((DECODE, a)),), "single")
     assert (alone.decode, alone.prefill, alone.kinds) == (a, None, (DECODE,))
     split = Plan.of(a, prefill=b, reason="split", connector="sglang", strict=True)
-    assert split == Plan((PlannedLeg(PREFILL, b), PlannedLeg(DECODE, a)), "split", "sglang", True)
+    assert split == Plan((PlannedLeg((PREFILL, b)), PlannedLeg((DECODE, a))), "split", "sglang", True)
     assert (split.decode, split.prefill, split.kinds) == (a, b, (PREFILL, DECODE))
     third = Plan.of(a, encode=c, prefill=b)
     assert third.kinds == ("encode", PREFILL, DECODE)

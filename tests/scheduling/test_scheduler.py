@@ -85,9 +85,11 @@ def test_a_handler_may_cure_a_profile_that_found_nothing() -> None:
         lambda r, e, run: Plan.of(e[0], prefill=endpoint(0)),
         lambda r, e, run: Plan.of(e[0], encode=endpoint(0)),
         lambda r, e, run: Plan(()),
-        lambda r, e, run: Plan((PlannedLeg("prefill", e[0]),)),
-        lambda r, e, run: Plan((PlannedLeg("decode", e[0]), PlannedLeg("prefill", e[1]))),
-        lambda r, e, run: Plan((PlannedLeg("prefill", e[0]), PlannedLeg("prefill", e[1]), PlannedLeg("decode", e[0]))),
+        lambda r, e, run: Plan((PlannedLeg(("prefill", e[0])),)),
+        lambda r, e, run: Plan((PlannedLeg(("decode", e[0])), PlannedLeg(("prefill", e[1])))),
+        lambda r, e, run: Plan(
+            (PlannedLeg(("prefill", e[0])), PlannedLeg(("prefill", e[1])), PlannedLeg(("decode", e[0])))
+        ),
         lambda r, e, run: Plan.of(run("absent", e)[0]),
     ],
     ids=[

@@ -18,29 +18,30 @@ LEAST_DECODING = 0.25
 take."""
 
 
-class Booking:
-    """One leg's work on its endpoint. ``at``: Clock.monotonic() when the engine could start with the prompt.
+class Booking(Reservation):
+    """One leg's work on its endpoint: its reservation, and what that teaches.
 
+    ``at``: Clock.monotonic() when the engine could start with the prompt.
     ``match``: what the endpoint held of the prompt and can use; ``expected_hit``: what the engine should report of it;
     ``new_tokens``: prompt tokens to compute there, at least 1. ``running``, ``kv_tokens``: requests and resident tokens
     there when it was booked. ``predicted``: seconds from ``at`` to the first token; None: the prompt is not computed
     there.
     """
 
+    endpoint: Endpoint  # a leg always has one
+
     __slots__ = (
-        "_prefilled", "at", "cost", "endpoint", "expected_hit", "kv_tokens", "ledger", "match", "new_tokens",
-        "predicted", "prompt_tokens", "reservation", "running",
+        "_prefilled", "at", "cost", "expected_hit", "kv_tokens", "match", "new_tokens", "predicted", "prompt_tokens",
+        "running",
     )  # fmt: skip
 
     def __init__(self, request: Request, endpoint: Endpoint, now: float, *, kv: bool = True) -> None:
-        """Book the prompt's KV memory; ``book_prefill`` books its computing. There is no await between reading the load
+        """Book the prompt's KV memory; ``book_prompt`` books its computing. There is no await between reading the load
         and these two calls. ``endpoint``: with a ledger and a fitted cost model, as a fleet's. ``kv``: the leg keeps
         the prompt's KV; else it is one request, and no tokens."""
         ledger, cost = endpoint.load, endpoint.cost
         assert isinstance(ledger, Ledger)
         assert isinstance(cost, FittedCost)
-        self.endpoint = endpoint
-        self.ledger = ledger
         self.cost = cost
         self.at = now
         self.running, _, _, _, self.kv_tokens, _ = ledger.sums(now)
@@ -49,37 +50,31 @@ class Booking:
         self.match = match = match if request.kind in GENERATES else NO_MATCH
         self.prompt_tokens = request.prompt_tokens
         self.new_tokens = max(request.prompt_tokens - match.expected_hit, 1)
-        self.reservation = Reservation(ledger, request.prompt_tokens if kv else 0)
-        endpoint.in_flight += 1
+        Reservation.__init__(self, ledger, request.prompt_tokens if kv else 0, endpoint)
         self.predicted: float | None = None
         self._prefilled = 0.0
 
-    def book_prefill(self, now: float, *, reported: bool) -> None:
+    def book_prompt(self, now: float, *, reported: bool) -> None:
         """The engine computes the prompt, from ``now`` on. ``reported``: a stream will show when that is done."""
-        self.at = now
+        self.at, ledger = now, self._ledger
         # The load includes this request and its prompt already: take them off.
-        running, waiting, attention, done, kv_tokens, share = self.ledger.sums(now)
+        running, waiting, attention, done, kv_tokens, share = ledger.sums(now)
         beside = running - 1, waiting, attention, done, kv_tokens - self.prompt_tokens, share
         scalars = self.cost.scalars
         first = scalars.first_token(beside, self.match, self.prompt_tokens)
-        self.ledger.step_tokens = scalars.step_tokens
+        ledger.step_tokens = scalars.step_tokens
         self.predicted = seconds = sum(first)
-        self.reservation.book_prefill(
+        self.book_prefill(
             self.new_tokens,
             context=self.match.expected_hit,
             seconds=first.prefill,
             expires_prefill_at=None if reported else now + seconds,
         )
 
-    def settle(self) -> None:
-        """Give back all that is left. Harmless if it was given back."""
-        if self.reservation.settle():
-            self.endpoint.in_flight -= 1
-
     def first_token(self) -> None:
         """The first token came: the prompt is computed."""
-        self.reservation.first_token()
-        self._prefilled = self.ledger.prefilled
+        super().first_token()
+        self._prefilled = self._ledger.prefilled
 
     def learn_prefill(self, seconds: float) -> None:
         """The first token came ``seconds`` after ``at``.
@@ -93,9 +88,9 @@ class Booking:
         self.cost.learn_prefill(
             self.new_tokens,
             self.match.expected_hit,
-            seconds + max(0.0, self.at - self.reservation.since),
+            seconds + max(0.0, self.at - self.since),
             at=self.at,
-            ahead=(self.reservation.ahead, self.reservation.ahead_attention),
+            ahead=(self.ahead, self.ahead_attention),
             running=self.running,
             kv_tokens=self.kv_tokens,
         )
@@ -112,9 +107,9 @@ class Booking:
             self.running + 1,
             self.kv_tokens + self.prompt_tokens,
             steps,
-            seconds + max(0.0, self.at - self.reservation.since),
+            seconds + max(0.0, self.at - self.since),
             at=self.at,
-            ahead=(self.reservation.ahead, self.reservation.ahead_attention),
+            ahead=(self.ahead, self.ahead_attention),
         )
 
     def learn_steps(self, now: float, steps: float, seconds: float) -> None:
@@ -123,8 +118,8 @@ class Booking:
         The time of prompts that were computed meanwhile is taken off. The batch is the mean of that at the beginning
         and that at the end.
         """
-        stalled = self.ledger.prefilled - self._prefilled
-        running, _, _, _, kv_tokens, _ = self.ledger.sums(now)
+        stalled = self._ledger.prefilled - self._prefilled
+        running, _, _, _, kv_tokens, _ = self._ledger.sums(now)
         self.cost.learn_step(
             (self.running + 1 + running) / 2,
             (self.kv_tokens + self.prompt_tokens + kv_tokens) / 2,

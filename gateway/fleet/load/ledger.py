@@ -14,7 +14,7 @@ from heapq import heapify, heappop, heappush
 from math import exp, inf
 
 from gateway.fleet.settings import STEP_TOKENS
-from gateway.framework import Clock
+from gateway.framework import Clock, Endpoint
 from gateway.framework.cost import LATELY, Sums
 from gateway.framework.fleet import EngineMetrics
 
@@ -40,7 +40,8 @@ SPARE_EXPIRIES = 64
 class Reservation:
     """One request's part of a ledger, from its placement on. Its methods may be called in any order, and repeatedly.
 
-    ``kv_tokens``: what the engine holds from the start, the whole prompt; a negative number counts as 0.
+    ``kv_tokens``: what the engine holds from the start, the whole prompt; a negative number counts as 0. ``endpoint``:
+    where it counts as in flight, until it is settled; None: nowhere.
 
     What explains its time to first token: ``ahead``: prefill tokens of ours that were queued when its own were booked.
     ``ahead_attention``: theirs, as ``Ledger.prefill_attention``. ``since``: Clock.monotonic() when the first of them
@@ -58,14 +59,18 @@ class Reservation:
         "_seconds",
         "ahead",
         "ahead_attention",
+        "endpoint",
         "since",
     )
 
-    def __init__(self, ledger: Ledger, kv_tokens: int) -> None:
+    def __init__(self, ledger: Ledger, kv_tokens: int, endpoint: Endpoint | None = None) -> None:
         self._ledger = ledger
         self._kv = kv_tokens = max(0, kv_tokens)
         ledger.requests += 1
         ledger.kv_tokens += kv_tokens
+        self.endpoint = endpoint
+        if endpoint is not None:
+            endpoint.in_flight += 1
         self._prefill = 0
         self._attention = 0.0
         self._seconds = 0.0
@@ -140,6 +145,8 @@ class Reservation:
         kv_tokens = self._kv + self._generated
         ledger.requests -= 1
         ledger.kv_tokens -= kv_tokens
+        if self.endpoint is not None:
+            self.endpoint.in_flight -= 1
         settled = ledger._settled
         while settled and settled[0][0] < now - SETTLED_KEPT:
             settled.popleft()

@@ -145,7 +145,7 @@ class Attempt:
             timeline.outputs_at_first = outputs
             self.placement.decode.computed()
         per_event = self.call.runtime.model.event_tokens
-        self.placement.decode.booking.reservation.set_generated(round(outputs * per_event))
+        self.placement.decode.booking.set_generated(round(outputs * per_event))
         self._outputs_due = outputs + max(1, int(BOOKING_STEP / per_event))
 
     def answered(self, status: int, usage: Usage | None, *, error: bool = False, apart: int = 0) -> None:
@@ -159,7 +159,7 @@ class Attempt:
         timeline.enter(Phase.DONE)
         timeline.status, timeline.usage = status, usage
         if usage is not None and usage.output_tokens is not None:
-            self.placement.decode.booking.reservation.set_generated(usage.output_tokens, exact=True)
+            self.placement.decode.booking.set_generated(usage.output_tokens, exact=True)
         if status >= 400 or error:
             timeline.outcome = "engine_error"
         self.conclude()

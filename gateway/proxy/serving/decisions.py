@@ -68,7 +68,7 @@ class DecisionRecord:
             booking.at,
             booking.expected_hit,
             booking.new_tokens,
-            booking.reservation.ahead,
+            booking.ahead,
             booking.running,
             booking.kv_tokens,
             booking.predicted,

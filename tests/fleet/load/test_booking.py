@@ -26,11 +26,11 @@ def test_what_an_engine_has_room_for_is_told_in_its_own_steps(manual_clock):
     matches = Matches({endpoint.slot: Match()})
     request = Request(id="r", model=model, kind=Kind.CHAT, arrived=clock.now, prompt_tokens=4000, matches=matches)
     booking = Booking(request, endpoint, clock.now)
-    booking.book_prefill(clock.now, reported=True)
+    booking.book_prompt(clock.now, reported=True)
     assert endpoint.load.unallocated_tokens == 4000
     clock.now += booking.predicted  # all but the last step has been told of
     assert endpoint.load.unallocated_tokens == 1000
-    booking.reservation.settle()
+    booking.settle()
 
 
 def test_where_nobody_is_answered_a_first_token_waits_for_no_batch(manual_clock):
@@ -62,14 +62,14 @@ def test_where_nobody_is_answered_a_first_token_waits_for_no_batch(manual_clock)
         (score,) = scorer.score(request, [endpoint])
         assert score == pytest.approx(1 / (1 + sum(terms.values())))
         booking = Booking(request, endpoint, clock.now)
-        booking.book_prefill(clock.now, reported=True)
+        booking.book_prompt(clock.now, reported=True)
         first = sum(terms[part] for part in FirstToken._fields)
         assert booking.predicted == pytest.approx(first)
-        booking.reservation.settle()
+        booking.settle()
     assert late.filter(request, [prefill, decode]) == [prefill]
     cost = fleet.cost(prefill)
     booking = Booking(request, prefill, clock.now)
-    booking.book_prefill(clock.now, reported=True)
+    booking.book_prompt(clock.now, reported=True)
     booking.learn_prefill(booking.predicted)
     assert cost.prefill_scale == pytest.approx(1.0), "what was predicted was so"
 
@@ -91,12 +91,12 @@ def test_a_fleet_without_streams_learns_how_fast_it_is(manual_clock):
             matches=Matches({endpoint.slot: Match()}),
         )
         booking = Booking(request, endpoint, clock.now)
-        booking.book_prefill(clock.now, reported=False)
+        booking.book_prompt(clock.now, reported=False)
         seconds = tokens * (start.prefill_token + start.prefill_quadratic * tokens / 2)
         seconds += steps * (start.step + start.step_request + start.kv_token * tokens)
         clock.now += seconds / 3
         booking.learn_whole(steps, seconds / 3)
-        booking.reservation.settle()
+        booking.settle()
         cost.count_request()
     assert cost.prefill_scale == pytest.approx(1 / 3, rel=0.2)
     assert cost.step_scale == pytest.approx(1 / 3, rel=0.2)
@@ -115,12 +115,12 @@ def test_a_wait_for_memory_is_not_learned_as_computing(manual_clock):
         endpoint.metrics = metrics
         for told in (True, False):
             booking = Booking(request, endpoint, clock.now)
-            booking.book_prefill(clock.now, reported=told)
+            booking.book_prompt(clock.now, reported=told)
             if told:
                 booking.learn_prefill(20.0)
             else:
                 booking.learn_whole(10, 20.0)
-            booking.reservation.settle()
+            booking.settle()
         return cost.prefill_scale
 
     assert serve(EngineMetrics(at=0.0, waiting=30, kv_usage=0.99)) == 1.0

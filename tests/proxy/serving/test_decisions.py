@@ -66,7 +66,7 @@ class Scene:
         trace, now = Trace(), self.clock.monotonic()
         plan = self.scheduler.schedule(request, self.endpoints, trace)
         booking = Booking(request, plan.decode, now)
-        booking.book_prefill(now, reported=True)
+        booking.book_prompt(now, reported=True)
         kept = self.decisions.keep(request, 1, trace, plan, now)
         kept.book(booking)
         booking.settle()
