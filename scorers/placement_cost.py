@@ -91,11 +91,10 @@ class PlacementCost:
         lam = self._lam
         if lam is None:
             lam = USUAL_WEIGHT if request.slo is None else decoding_weight(request)
-        second, reuse = self._second, self._reuse
-        prompt, find = request.prompt_tokens, request.matches.get
+        second, reuse, most_stalled = self._second, self._reuse, MOST_STALLED
+        prompt, find, rooms = request.prompt_tokens, request.matches.get, request.matches.room
         output = request.expected_output if request.kind in GENERATES else 0.0
         now, scores = self._clock.monotonic(), []
-        room_of = request.matches.room.get
         for endpoint in endpoints:
             running, waiting, attention, done, kv_tokens, stalled = endpoint.load.sums(now)
             scalars = endpoint.cost.scalars
@@ -104,14 +103,14 @@ class PlacementCost:
             held = match.expected_hit
             new = prompt - held if prompt > held else 1
             share = 1 + reuse
-            if room := room_of(endpoint.slot):
+            if rooms and (room := rooms.get(endpoint.slot)):
                 left, size = room - waiting - new / 2, endpoint.metrics.kv_capacity
                 if left > 0 and size > 0:
                     share -= reuse * min(1.0, left / size)
             cost += (
                 new
                 * (token + quadratic * (prompt - new / 2))
-                * (share + lam * running * (1 + (stalled if stalled < MOST_STALLED else MOST_STALLED)))
+                * (share + lam * running * (1 + (stalled if stalled < most_stalled else most_stalled)))
             )
             if waiting:
                 queued = waiting * token + quadratic * attention - done
