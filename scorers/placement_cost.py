@@ -53,7 +53,7 @@ from gateway.framework import (
     GENERATES,
     MOST_STALLED,
     NO_MATCH,
-    USUAL_WEIGHT,
+    USUAL_DECODING_WEIGHT,
     Context,
     Endpoint,
     Request,
@@ -67,7 +67,7 @@ class PlacementCost:
 
     @dataclass(frozen=True, slots=True)
     class Parameters:
-        lam: float | None = field(default=None, metadata={"usual": USUAL_WEIGHT})
+        lam: float | None = field(default=None, metadata={"usual": USUAL_DECODING_WEIGHT})
         reuse: float = field(default=0.5, metadata={"evicts": True})
         second: float = field(default=1.0, metadata={"blended": True})
 
@@ -90,7 +90,7 @@ class PlacementCost:
         # takes a fifth less than as a sum of terms.
         lam = self._lam
         if lam is None:
-            lam = USUAL_WEIGHT if request.slo is None else decoding_weight(request)
+            lam = USUAL_DECODING_WEIGHT if request.slo is None else decoding_weight(request)
         second, reuse, most_stalled = self._second, self._reuse, MOST_STALLED
         prompt, find, rooms = request.prompt_tokens, request.matches.get, request.matches.room
         output = request.expected_output if request.kind in GENERATES else 0.0

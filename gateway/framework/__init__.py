@@ -19,13 +19,13 @@ from gateway.framework.plugins import (
     Scorer,
 )
 from gateway.framework.request import GENERATES, Kind, Outcome, Plan, Request
-from gateway.framework.weight import USUAL_WEIGHT, decoding_weight
+from gateway.framework.weight import USUAL_DECODING_WEIGHT, decoding_weight
 
 __all__ = [
     "GENERATES",
     "MOST_STALLED",
     "NO_MATCH",
-    "USUAL_WEIGHT",
+    "USUAL_DECODING_WEIGHT",
     "Clock",
     "Context",
     "Endpoint",

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from gateway.framework.request import Request
 
-USUAL_WEIGHT = 0.5
+USUAL_DECODING_WEIGHT = 0.5
 """Where a request has not both objectives."""
 
 URGENCY = 4.0
@@ -26,5 +26,5 @@ LEAST, MOST = 0.1, 2.0
 def decoding_weight(request: Request) -> float:
     slo = request.slo
     if slo is None or slo.ttft is None or slo.tpot is None:
-        return USUAL_WEIGHT
+        return USUAL_DECODING_WEIGHT
     return min(max(URGENCY * slo.ttft / (max(1.0, request.expected_output) * slo.tpot), LEAST), MOST)

@@ -12,7 +12,7 @@ from typing import Any, TypeAlias
 from gateway.framework import NO_MATCH, Plan, Request
 from gateway.framework.match import Match
 from gateway.framework.request import DECODE, PREFILL
-from gateway.scheduling.trace import Roster, Step
+from gateway.scheduling.trace import ProfileRun, Roster
 
 OF_ONE, OF_SCORE, OF_NAME, OF_MATCH = 1800, 8, 16, 200
 """Bytes: of a decision without its candidates, of a scorer's score of one, of a name where filters removed some, and of
@@ -36,7 +36,7 @@ class Decision:
 
     __slots__ = (
         "adapter", "at", "attempt", "error", "exact", "expected_output", "handler", "kind", "matches", "max_tokens",
-        "model", "plan", "prompt_tokens", "request_id", "seconds", "size", "steps", "stream",
+        "model", "plan", "prompt_tokens", "request_id", "runs", "seconds", "size", "stream",
     )  # fmt: skip
 
     def __init__(
@@ -44,7 +44,7 @@ class Decision:
         request: Request,
         attempt: int,
         handler: str,
-        steps: Sequence[Step],
+        runs: Sequence[ProfileRun],
         began: float,
         at: float,
         made: Plan | str,
@@ -65,7 +65,7 @@ class Decision:
         self.expected_output = request.expected_output
         self.matches: Mapping[int, Match] = request.matches
         self.handler = handler
-        self.steps = steps
+        self.runs = runs
         self.plan: Planned | None = None
         self.error: str | None = None
         if isinstance(made, str):
@@ -76,19 +76,19 @@ class Decision:
                 legs += ((kind, endpoint.name),)
             self.plan = legs, made.reason, made.connector, made.strict, made.costs
         self.size = OF_ONE + OF_MATCH * len(request.matches)
-        for step in steps:
-            each = OF_SCORE * len(step.columns)
-            if step.scored is not None:
+        for run in runs:
+            each = OF_SCORE * len(run.columns)
+            if run.scored is not None:
                 each += OF_NAME
-            if step.roster is not None:
-                self.size += each * len(step.roster.names)
+            if run.roster is not None:
+                self.size += each * len(run.roster.names)
 
     def is_at(self, endpoint: str) -> bool:
         """Whether the endpoint of this name has a leg of it."""
         return self.plan is not None and any(name == endpoint for _, name in self.plan[0])
 
     def to_json(self, terms: Sequence[Terms] = ()) -> dict[str, Any]:
-        """``terms``: of each of ``steps``, where they are known."""
+        """``terms``: of each of ``runs``, where they are known."""
         return {
             "model": self.model,
             "adapter": self.adapter,
@@ -102,7 +102,7 @@ class Decision:
             "plan": None if self.plan is None else _plan(self.plan),
             "error": self.error,
             "profiles": [
-                _profile(step, self.matches, terms[number] if terms else None) for number, step in enumerate(self.steps)
+                _profile(run, self.matches, terms[number] if terms else None) for number, run in enumerate(self.runs)
             ],
         }
 
@@ -129,13 +129,13 @@ def _plan(planned: Planned) -> dict[str, Any]:
     return plan
 
 
-def _profile(step: Step, matches: Mapping[int, Match], terms: Terms | None) -> dict[str, Any]:
+def _profile(run: ProfileRun, matches: Mapping[int, Match], terms: Terms | None) -> dict[str, Any]:
     """One run of a profile: its candidates best first, then those that filters removed.
 
     A scorer that failed is named with the kind of its error: the error's text is a plugin's own, and for the log.
     """
-    removed_by = {name: by for by, names in step.removed for name in names}
-    scores, roster = step.scores(), step.roster or Roster.of(step.candidates)
+    removed_by = {name: by for by, names in run.removed for name in names}
+    scores, roster = run.scores(), run.roster or Roster.of(run.candidates)
     candidates = []
     for name, slot in zip(roster.names, roster.slots, strict=True):
         candidate: dict[str, Any] = {"endpoint": name, **match_json(matches.get(slot, NO_MATCH))}
@@ -146,12 +146,12 @@ def _profile(step: Step, matches: Mapping[int, Match], terms: Terms | None) -> d
             if terms and terms.get(name):
                 candidate["terms"] = terms[name]
         candidates.append(candidate)
-    candidates.sort(key=lambda candidate: (-candidate.get("score", -1.0), candidate["endpoint"] != step.picked))
+    candidates.sort(key=lambda candidate: (-candidate.get("score", -1.0), candidate["endpoint"] != run.picked))
     return {
-        "profile": step.profile,
-        "filters": [{"filter": name, "removed": list(names)} for name, names in step.removed],
-        "scorers": dict(step.weights),
-        "failed_scorers": {name: why.partition(":")[0] for name, why in step.silent.items()},
+        "profile": run.profile,
+        "filters": [{"filter": name, "removed": list(names)} for name, names in run.removed],
+        "scorers": dict(run.weights),
+        "failed_scorers": {name: why.partition(":")[0] for name, why in run.silent.items()},
         "candidates": candidates,
-        "picked": step.picked,
+        "picked": run.picked,
     }

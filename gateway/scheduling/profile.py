@@ -21,7 +21,7 @@ from math import isfinite
 from gateway.core.observer import Observer
 from gateway.errors import NoEndpoint, PluginFailed
 from gateway.framework import Endpoint, Filter, Picker, Request, Scorer
-from gateway.scheduling.trace import Step, Trace
+from gateway.scheduling.trace import ProfileRun, Trace
 
 RETRY_AFTER = 5.0
 """Seconds: engines that are out are tried again every 0.5 to 15 s, and a slow start lets more through each second."""
@@ -53,18 +53,18 @@ def run_profile(
     name: str,
     endpoints: Sequence[Endpoint],
 ) -> Sequence[Endpoint]:
-    """Run the profile of this ``name`` over ``endpoints``. Best first, never empty. ``trace``: is given a step.
+    """Run the profile of this ``name`` over ``endpoints``. Best first, never empty. ``trace``: is given a run.
 
     Raises NoEndpoint or PluginFailed; LookupError if there is no such profile.
     """
     profile = profiles.get(name)
     if profile is None:
         raise LookupError(f"no profile {name!r}")
-    step = None
+    run = None
     if trace is not None:
-        step = Step()
-        step.profile, step.candidates, step.weights, step.columns = name, endpoints, profile.weights, {}
-        trace.append(step)
+        run = ProfileRun()
+        run.profile, run.candidates, run.weights, run.columns = name, endpoints, profile.weights, {}
+        trace.append(run)
     if not endpoints:
         raise NoEndpoint(
             f"model {request.model.name!r} has no endpoint left to try (profile {name!r})", retry_after=RETRY_AFTER
@@ -80,8 +80,8 @@ def run_profile(
                 raise ValueError(_fault(kept))
         except Exception as error:
             raise _failed("filter", plugin, name, error, observer) from error
-        if step is not None:
-            step.filtered(plugin, candidates, kept)
+        if run is not None:
+            run.filtered(plugin, candidates, kept)
         if not kept:
             raise NoEndpoint(
                 f"no endpoint for model {request.model.name!r}: filter {plugin!r} of profile {name!r} removed "
@@ -103,8 +103,8 @@ def run_profile(
         except Exception as error:
             observer.plugin_failed("scorer", plugin, error)
             column = [0.0] * count
-            if step is not None:
-                step.silent = {**step.silent, plugin: f"{type(error).__name__}: {error}"}
+            if run is not None:
+                run.silent = {**run.silent, plugin: f"{type(error).__name__}: {error}"}
         if scores is None and weight == 1.0:
             scores = list(column)
         else:
@@ -112,8 +112,8 @@ def run_profile(
                 scores = [0.0] * count
             for number, score in enumerate(column):
                 scores[number] += weight * score
-        if step is not None:
-            step.columns[plugin] = array("d", column)
+        if run is not None:
+            run.columns[plugin] = array("d", column)
 
     plugin, picker = profile.picker
     try:
@@ -124,8 +124,8 @@ def run_profile(
             raise ValueError("picked nothing")
     except Exception as error:
         raise _failed("picker", plugin, name, error, observer) from error
-    if step is not None:
-        step.picked = picked[0].name
+    if run is not None:
+        run.picked = picked[0].name
     return picked
 
 

@@ -27,7 +27,7 @@ class Roster(NamedTuple):
         return cls(tuple([endpoint.name for endpoint in endpoints]), tuple([endpoint.slot for endpoint in endpoints]))
 
 
-class Step:
+class ProfileRun:
     """One run of a profile; ends where it failed.
 
     ``candidates``: the endpoints that it was run over; where it is kept, their ``roster`` instead. ``removed``: by each
@@ -69,8 +69,8 @@ class Step:
         return scores
 
 
-class Trace(list[Step]):
-    """One call of ``Scheduler.schedule``: the steps in the order in which the handler ran the profiles."""
+class Trace(list[ProfileRun]):
+    """One call of ``Scheduler.schedule``: the runs in the order in which the handler ran the profiles."""
 
     handler: str = ""
     plan: Plan | None = None

@@ -33,3 +33,9 @@ def test_a_plans_legs_have_kinds_and_the_decode_leg_is_the_last() -> None:
     third = Plan.of(a, encode=c, prefill=b)
     assert third.kinds == ("encode", PREFILL, DECODE)
     assert [third.endpoint(kind) for kind in (*third.kinds, "pull")] == [c, b, a, None]
+
+
+@pytest.mark.parametrize("kinds", [(), ("prefill",), ("decode", "prefill"), ("prefill", "prefill", "decode")], ids=str)
+def test_a_plan_ends_with_its_decode_leg_and_has_one_of_each_kind(kinds: tuple[str, ...]) -> None:
+    with pytest.raises(ValueError, match="a plan"):
+        Plan(tuple(PlannedLeg((kind, endpoint(number))) for number, kind in enumerate(kinds)))

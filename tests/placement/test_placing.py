@@ -219,4 +219,4 @@ def test_where_no_endpoint_is_left_the_trace_says_what_was_tried() -> None:
     trace = Trace()
     with pytest.raises(NoEndpoint):
         scene.decide(scene.request(), trace)
-    assert [step.profile for step in trace] == ["default"]
+    assert [run.profile for run in trace] == ["default"]

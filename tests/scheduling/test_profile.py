@@ -157,12 +157,12 @@ def test_the_trace_says_what_happened() -> None:
     )
     trace = Trace()
     run(one, request(), (A, B, C), Notes(), trace)
-    (step,) = trace
-    assert step.removed == (("no-a", ("e0",)),)
-    assert step.weights == {"x": 2.0, "bad": 1.0}
-    assert step.silent == {"bad": "RuntimeError: sk-secret"}
-    assert list(step.scores()) == ["e1", "e2"]
-    assert step.picked == "e2"
+    (made,) = trace
+    assert made.removed == (("no-a", ("e0",)),)
+    assert made.weights == {"x": 2.0, "bad": 1.0}
+    assert made.silent == {"bad": "RuntimeError: sk-secret"}
+    assert list(made.scores()) == ["e1", "e2"]
+    assert made.picked == "e2"
 
 
 def test_the_trace_of_a_failure_ends_where_it_failed() -> None:
@@ -170,10 +170,10 @@ def test_the_trace_of_a_failure_ends_where_it_failed() -> None:
     trace = Trace()
     with pytest.raises(NoEndpoint):
         run(one, request(), (A, B), Notes(), trace)
-    (step,) = trace
-    assert step.removed == (("none", ("e0", "e1")),)
-    assert step.scores() == {}
-    assert step.picked is None
+    (made,) = trace
+    assert made.removed == (("none", ("e0", "e1")),)
+    assert made.scores() == {}
+    assert made.picked is None
 
 
 @examples(100)

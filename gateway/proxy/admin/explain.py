@@ -29,7 +29,7 @@ from gateway.proxy.serving.model_directory import ModelDirectory, ModelRuntime
 from gateway.proxy.serving.response_affinity import ResponseAffinity
 from gateway.scheduling.rehearsal import rehearsal
 from gateway.scheduling.scheduler import Scheduler
-from gateway.scheduling.trace import Step, Trace
+from gateway.scheduling.trace import ProfileRun, Trace
 
 log = logging.getLogger("kvgate.explain")
 
@@ -94,7 +94,7 @@ class Explainer:
             made: Plan | str = decide(request, keys, endpoints, runtime.index, scheduler, trace, one_leg=one_leg)
         except GatewayError as failed:
             made, error = failed.message, failed
-        at, terms = self.clock.monotonic(), [_terms(scheduler, step, request) for step in trace]
+        at, terms = self.clock.monotonic(), [_terms(scheduler, run, request) for run in trace]
         decision = Decision(request, 1, runtime.model.handler, tuple(trace), began, at, made).to_json(terms)
         if not isinstance(made, str):
             decision["plan"]["new_tokens"] = request.new_tokens(made.decode)
@@ -170,16 +170,16 @@ def _out(endpoint: Endpoint, request: Request) -> str:
     return "draining"
 
 
-def _terms(scheduler: Scheduler, step: Step, request: Request) -> Terms:
+def _terms(scheduler: Scheduler, run: ProfileRun, request: Request) -> Terms:
     """The terms of the scores, from those scorers that have ``explain``. A scorer whose ``explain`` raises is left
     out."""
     terms: dict[str, dict[str, Mapping[str, float]]] = {}
-    scores = step.scores()
-    for name, plugin, _ in scheduler.profiles[step.profile].scorers:
+    scores = run.scores()
+    for name, plugin, _ in scheduler.profiles[run.profile].scorers:
         explain = getattr(plugin, "explain", None)
-        if explain is None or name in step.silent:
+        if explain is None or name in run.silent:
             continue
-        for endpoint in step.candidates:
+        for endpoint in run.candidates:
             if endpoint.name not in scores:
                 continue
             try:

@@ -138,12 +138,12 @@ class Decisions(Observer):
         """A decision that ``began`` then (Clock.monotonic()) is made now. ``made``: the plan, or why there is none, as
         the client is told."""
         ring, rosters = self._ring, self._rosters
-        for step in trace:
-            key, endpoints = (request.model.name, step.profile), step.candidates
+        for run in trace:
+            key, endpoints = (request.model.name, run.profile), run.candidates
             known = rosters.get(key)
             if known is None or (known[0] is not endpoints and known[0] != endpoints):
                 known = rosters[key] = endpoints, Roster.of(endpoints)
-            step.roster, step.candidates = known[1], ()  # what is kept must keep no endpoint alive
+            run.roster, run.candidates = known[1], ()  # what is kept must keep no endpoint alive
         decision = Decision(request, attempt, trace.handler, tuple(trace), began, self.clock.monotonic(), made)
         kept = DecisionRecord(decision)
         ring.append(kept)

@@ -149,9 +149,9 @@ def test_neither_is_the_request() -> None:
 def test_candidates_that_stay_the_same_are_kept_once() -> None:
     scene = Scene(8)
     one, two = scene.place(), scene.place()
-    assert one.decision.steps[0].roster is two.decision.steps[0].roster
+    assert one.decision.runs[0].roster is two.decision.runs[0].roster
     scene.drop_first()
-    assert scene.place().decision.steps[0].roster != one.decision.steps[0].roster
+    assert scene.place().decision.runs[0].roster != one.decision.runs[0].roster
 
 
 def test_a_decision_is_told_with_scores_and_matches_best_first() -> None:
