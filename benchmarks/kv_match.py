@@ -13,6 +13,7 @@ from typing import TypeVar
 
 from benchmarks.kv_scene import UNIT, endpoint, fill, hold, index_of, tokens
 from benchmarks.kv_table import Figure, show
+from gateway.core.prompt import Prompt
 from gateway.kvcache.index.keys import BlockKeys
 
 Subject = TypeVar("Subject")
@@ -60,7 +61,7 @@ def main() -> None:
     count = BLOCKS * UNIT
 
     def keys_of(prompt: array[int]) -> BlockKeys:
-        return index.keys(prompt, count, True, None, None)
+        return index.keys(Prompt(prompt, count, True))
 
     def match(keys: BlockKeys) -> object:
         return index.match(keys, count, endpoints)

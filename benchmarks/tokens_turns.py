@@ -50,7 +50,7 @@ class Model:
         asked = ChatInput(messages, json.dumps(messages).encode())
         began, spent = perf_counter(), process_time()
         prompt = await self.tokens.tokenize(asked)
-        self.index.keys(prompt.ids, prompt.count, prompt.exact, None, None)
+        self.index.keys(prompt)
         return (process_time() - spent) * 1000, (perf_counter() - began) * 1000, prompt.count
 
 

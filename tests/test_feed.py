@@ -6,6 +6,7 @@ from typing import cast
 import pytest
 
 from gateway.core.clock import ManualClock
+from gateway.core.prompt import Prompt
 from gateway.feed import SWEEP_SLICE, CacheFeed
 from gateway.fleet.fleet import Fleet
 from gateway.fleet.kv_source import KvSource
@@ -88,7 +89,7 @@ async def test_a_restart_reads_anew(fed, engine):
 
 
 async def test_an_estimated_engine_that_restarts_holds_nothing(fed):
-    keys = fed.index.keys(ids(1), 17, True, None, None)
+    keys = fed.index.keys(Prompt(ids(1), 17, True))
     fed.index.placed(keys, fed.endpoint)
     assert fed.index.match(keys, 17, [fed.endpoint])[0].tokens == 16
     fed.feed.engine_restarted(fed.endpoint)
@@ -113,7 +114,7 @@ async def test_an_engine_that_sleeps_has_nothing_on_its_gpu(fed, engine, below):
 
 
 async def test_an_estimated_engine_that_sleeps_holds_nothing(fed):
-    keys = fed.index.keys(ids(1), 17, True, None, None)
+    keys = fed.index.keys(Prompt(ids(1), 17, True))
     fed.index.placed(keys, fed.endpoint)
     fed.feed.engine_asleep(fed.endpoint)
     assert fed.index.match(keys, 17, [fed.endpoint])[0].tokens == 0

@@ -84,6 +84,39 @@ class Medium(NamedTuple):
     identifier: str
 
 
+BYTES_PER_ID = 4
+"""Of a token id in an ``array('I')``."""
+
+KEYS_KEPT = 2
+"""Lists of block keys that are kept of the same ids: without an adapter and with one."""
+
+
+class KnownPrefix:
+    """The first ``count`` ids of many prompts. ``keys``: keys of their whole blocks, as ``array('Q')``, by the tokens
+    of a block and the key before the first. ``kvcache`` keeps them here, at most ``KEYS_KEPT``."""
+
+    __slots__ = ("count", "keys")
+
+    def __init__(self, count: int) -> None:
+        self.count = count
+        self.keys: dict[tuple[int, int], array[int]] = {}
+
+
+class PrefixedIds(array):  # type: ignore[type-arg]  # before Python 3.12 an array cannot be parametrized at run time
+    """Token ids that begin with a known ``prefix``. Alike if their ids are."""
+
+    __slots__ = ("prefix",)
+
+    prefix: KnownPrefix
+
+    @classmethod
+    def of(cls, ids: bytes, prefix: KnownPrefix) -> PrefixedIds:
+        """``ids``: uint32."""
+        made: PrefixedIds = cls("I", ids)
+        made.prefix = prefix
+        return made
+
+
 NOWHERE: frozenset[str] = frozenset()
 
 

@@ -12,11 +12,13 @@ from __future__ import annotations
 import logging
 from array import array
 from collections.abc import Sequence
-from dataclasses import dataclass
 from itertools import islice
 from operator import attrgetter
 from typing import Any
 
+import msgspec
+
+from gateway.core.prompt import PrefixedIds
 from gateway.tokens.segment_cache import Lookup, Segment, SegmentCache
 from gateway.tokens.segments import Cuts, find_cuts
 
@@ -40,8 +42,7 @@ frees its results: 8 ms for 100,000 tokens at once, 0.3 ms for this many. The to
 _IDS = attrgetter("ids")
 
 
-@dataclass(slots=True)
-class Reading:
+class Reading(msgspec.Struct, eq=False):
     """Texts of one prompt, and what the cache knows of their ids. ``lookups``: one for each text, which may stop before
     its end; empty if there is no cache. ``new``: characters to encode or to look up."""
 
@@ -116,10 +117,15 @@ class Encoder:
         before, after = self._cuts.added[reading.add_special_tokens]
         whole = []
         for lookup in lookups:
-            ids = array("I")
-            ids.frombytes(b"".join([before, *map(_IDS, lookup.segments), after]))
+            pieces = [*map(_IDS, lookup.segments), after]
+            if before:
+                pieces.insert(0, before)
+            # The first piece may be nearly all: it is copied once.
+            prefix = None if before else lookup.prefix
+            ids = array("I", pieces[0]) if prefix is None else PrefixedIds.of(pieces[0], prefix)
+            ids.frombytes(b"".join(pieces[1:]))
             whole.append(ids)
-            cache.add(lookup.segments)
+            cache.add(lookup)
         return whole
 
     def _whole(self, text: str, add_special_tokens: bool) -> list[int]:

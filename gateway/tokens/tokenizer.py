@@ -339,7 +339,6 @@ def _raws(prompt: ChatInput | TextInput) -> list[bytes]:
 
 def _exact(ids: Sequence[array[int]], *, ours: bool = True) -> Prompt:
     """``ours``: our tokenizer made the ids, and not the client."""
-    single = len(ids) == 1
-    return Prompt(
-        ids=ids[0], count=sum(map(len, ids)), exact=True, single=single, own=ids[0] if ours and single else None
-    )
+    first, single = ids[0], len(ids) == 1
+    count = len(first) if single else sum(map(len, ids))
+    return Prompt(first, count, True, single=single, own=first if ours and single else None)

@@ -17,6 +17,7 @@ import zmq.asyncio
 
 from gateway.core.clock import ManualClock
 from gateway.core.observer import Observer
+from gateway.core.prompt import Prompt
 from gateway.core.tasks import TaskSet
 from gateway.fleet.load.ledger import Ledger
 from gateway.framework import Endpoint, Engine
@@ -127,7 +128,7 @@ def payload(*events: Event) -> bytes:
 
 
 def tokens_held(index: CacheIndex, slot: int, prompt: array[int], **seed: Any) -> int:
-    keys = index.keys(prompt, len(prompt), True, seed.get("adapter"), seed.get("salt"))
+    keys = index.keys(Prompt(prompt, len(prompt), True), seed.get("adapter"), seed.get("salt"))
     return index.match(keys, len(prompt) + 1, [endpoint(slot)])[slot].tokens
 
 
@@ -167,7 +168,7 @@ def look(
     adapter: str | None = None,
     salt: str | None = None,
 ) -> Match:
-    keys = index.keys(prompt, count or len(prompt), exact, adapter, salt)
+    keys = index.keys(Prompt(prompt, count or len(prompt), exact), adapter, salt)
     return index.match(keys, count or len(prompt), [endpoint(slot)])[slot]
 
 

@@ -11,6 +11,7 @@ from gateway.config.build import build_scheduler
 from gateway.config.load import loads
 from gateway.core.clock import ManualClock
 from gateway.core.observer import NULL_OBSERVER
+from gateway.core.prompt import Prompt
 from gateway.errors import NoEndpoint
 from gateway.fleet.fleet import Fleet
 from gateway.fleet.settings import EndpointSettings, FleetSettings
@@ -56,7 +57,7 @@ class Scene:
             self.index.add(endpoint, events=True)
             self.index.set_complete(endpoint.slot)
         self.scheduler = build_scheduler(loads(ONE, {}), lambda name: Context(name, self.clock, chance))
-        self.keys: BlockKeys = self.index.keys(IDS, len(IDS), True, None, None)
+        self.keys: BlockKeys = self.index.keys(Prompt(IDS, len(IDS), True))
 
     def request(self, *, stream: bool = True, kind: Kind = Kind.CHAT) -> Request:
         return Request("r", self.model, kind, self.clock.now, stream=stream, token_ids=IDS, prompt_tokens=len(IDS))
@@ -80,7 +81,7 @@ def test_two_that_are_decided_one_after_the_other_see_each_other() -> None:
     assert scene.load(placement.plan.decode) == (1, len(IDS), len(IDS))
     other = scene.request()
     other.token_ids = array("I", range(5000, 8200))
-    keys = scene.index.keys(other.token_ids, len(IDS), True, None, None)
+    keys = scene.index.keys(Prompt(other.token_ids, len(IDS), True))
     plan = decide(other, keys, scene.endpoints, scene.index, scene.scheduler)
     assert plan.decode is not placement.plan.decode, "the first one's work is in the way"
     alike = scene.request()

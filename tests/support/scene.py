@@ -13,6 +13,7 @@ from gateway.api.routes import ROUTES, Route
 from gateway.config.settings import Config
 from gateway.core.clock import ManualClock
 from gateway.core.observer import Observer, Settled
+from gateway.core.prompt import Prompt
 from gateway.fleet.fleet import Fleet
 from gateway.framework import Endpoint
 from gateway.kvcache.events.poller import Poller
@@ -196,7 +197,7 @@ class Scene:
         if not any(line.outcome == "ok" for line in self.notes.lines):
             self.clock.now += EVENTS_WITHIN  # no event is waited for any more that would confirm what was predicted
             index = self.runtime.index
-            index.match(index.keys(array("I"), 0, True, None, None), 0, self.endpoints)
+            index.match(index.keys(Prompt(array("I"), 0, True)), 0, self.endpoints)
             assert index.blocks == 0
         idle: list[bool] = []
         self.director.retire(lambda: idle.append(True))

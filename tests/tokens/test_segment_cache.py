@@ -14,8 +14,9 @@ from hypothesis import strategies as st
 from tokenizers import Tokenizer
 from transformers import PreTrainedTokenizerFast
 
+from gateway.core.prompt import KnownPrefix, PrefixedIds
 from gateway.tokens.encode import Encoder
-from gateway.tokens.segment_cache import OVERHEAD, Lookup, SegmentCache
+from gateway.tokens.segment_cache import HOPS, OVERHEAD, Lookup, SegmentCache
 from gateway.tokens.segments import LEAST, Cuts, find_cuts
 from tests.support.examples import examples
 from tests.tokens.shapes import CUT, TAGS, UNCUT, shape, text_of
@@ -45,7 +46,7 @@ def add(cache: SegmentCache, text: str) -> list[str]:
         known = cache.segments.get(segment.text)
         segment.ids = segment.text.encode("utf-32-le") if known is None else known.ids
     assert b"".join(segment.ids or b"" for segment in lookup.segments) == text.encode("utf-32-le")
-    cache.add(lookup.segments)
+    cache.add(lookup)
     return new
 
 
@@ -79,6 +80,87 @@ def test_a_text_can_be_recalled_a_little_at_a_time(
     assert [one.text for one in lookup.missing] == [one.text for one in whole.missing]
     cache.look_up(lookup)
     assert len(lookup.segments) == len(whole.segments)
+
+
+@pytest.mark.parametrize("limit", [ROOM, 40 * (OVERHEAD + 5 * LEAST)], ids=["room", "little-room"])
+@examples(60)
+@given(st.lists(st.tuples(st.integers(0, 5), st.integers(0, 9), st.lists(st.integers(0, 3), max_size=9)), max_size=12))
+def test_spans_change_nothing_that_is_found(
+    cuts: Cuts, limit: int, conversations: list[tuple[int, int, list[int]]]
+) -> None:
+    """Conversations that branch: each has the segments that a cache without spans finds, and the ids of its text."""
+    with_spans, without = SegmentCache(limit, cuts, hops=2), SegmentCache(limit, cuts, hops=1 << 30)
+    known: list[list[int]] = [[]]
+    for base, depth, turns in conversations:
+        known.append(known[base % len(known)][:depth] + turns)
+        for _ in range(3):
+            text = turns_of(*known[-1])
+            new = add(with_spans, text)
+            if limit == ROOM:
+                assert new == add(without, text)
+            lookup = with_spans.look_up(Lookup(text))
+            if lookup.prefix is not None:
+                assert text.startswith("".join(map(turn, known[-1]))[: lookup.prefix.count])
+            assert with_spans.size <= limit
+            assert with_spans._spans_size == sum(span.size for span in with_spans._spans)
+
+
+def test_a_long_known_text_is_one_piece(cuts: Cuts) -> None:
+    cache = SegmentCache(ROOM, cuts)
+    text = turns_of(*range(40))
+    for expected in (41, 41, 2, 2):
+        assert len(cache.look_up(Lookup(text)).segments) == expected
+        add(cache, text)
+    lookup = cache.look_up(Lookup(turns_of(*range(40), 50)))
+    assert [one.text for one in lookup.missing] == [turn(50), "<|im_end|>"]
+    assert lookup.prefix is not None
+    assert lookup.prefix.count == len("".join(map(turn, range(40))))
+    branch = turns_of(*range(20), 60)
+    assert add(cache, branch) == [turn(60), "<|im_end|>"], "what is under the span is known, too"
+    assert add(cache, branch) == ["<|im_end|>"]
+    assert len(cache.look_up(Lookup(branch)).segments) == 3, "the piece is what both begin with"
+    assert add(cache, text) == ["<|im_end|>"]
+
+
+def test_a_piece_grows_with_its_conversation(cuts: Cuts) -> None:
+    cache = SegmentCache(ROOM, cuts)
+    for number in range(1, 200):
+        assert add(cache, turns_of(*range(number)))[:-1] == [turn(number - 1)]
+        assert len(cache.look_up(Lookup(turns_of(*range(number)))).segments) <= HOPS + 3
+    assert len(cache._spans) == 1
+
+
+def test_pieces_take_a_quarter_of_the_memory(cuts: Cuts) -> None:
+    cache = SegmentCache(400_000, cuts)
+    for number in range(300):
+        text = turns_of(*range(20 * number, 20 * number + 18))
+        add(cache, text)
+        add(cache, text)
+        assert cache.size <= 400_000
+        assert cache._spans_size <= 100_000
+    assert len(cache._spans) > 1
+
+
+def test_what_was_used_in_one_piece_stays(cuts: Cuts) -> None:
+    """Its nodes are moved now and then only; they are never evicted before what was used earlier."""
+    cache, text = SegmentCache(400_000, cuts), turns_of(*range(40))
+    add(cache, text)
+    for number in range(2000):
+        assert add(cache, text) == ["<|im_end|>"]
+        add(cache, turns_of(3 * number + 100, 3 * number + 101, 3 * number + 102))
+    assert cache._moved < 20_000
+
+
+def test_nothing_is_stored_behind_what_was_evicted_meanwhile(cuts: Cuts) -> None:
+    cache = SegmentCache(ROOM, cuts)
+    add(cache, turns_of(1, 2))
+    lookup = cache.look_up(Lookup(turns_of(1, 2, 3)))
+    for segment in lookup.missing:
+        segment.ids = b""
+    while len(cache):
+        cache._forget_oldest()
+    cache.add(lookup)
+    assert (len(cache), cache.size) == (0, 0)
 
 
 def test_no_more_is_searched_than_asked_for(cuts: Cuts) -> None:
@@ -237,19 +319,22 @@ def rendered(turns: list[str], tags: list[str]) -> str:
     return "".join(f"{tags[place % len(tags)]}user\n{turn}" for place, turn in enumerate(turns)) + f"{tags[-1]}bot\n"
 
 
+@pytest.mark.parametrize("hops", [1, HOPS])
 @pytest.mark.parametrize("limit", [ROOM, 30_000], ids=["room", "little-room"])
 @pytest.mark.parametrize("name", [*CUT, *(name for name in UNCUT if name != "dropout")])
 @examples(40, suppress_health_check=[HealthCheck.too_slow])
 @given(CONVERSATIONS, st.booleans())
 def test_conversations_have_the_ids_of_their_whole_texts(
-    name: str, limit: int, conversations: list[tuple[int, int, list[bytes]]], special: bool
+    name: str, limit: int, hops: int, conversations: list[tuple[int, int, list[bytes]]], special: bool
 ) -> None:
     """Turn by turn through the cache, branching, and among others: every id is the whole encoding's."""
     tokenizer: Tokenizer = shape(name)
-    if (name, limit) not in ENCODERS:
+    if (name, limit, hops) not in ENCODERS:
         whole = PreTrainedTokenizerFast(tokenizer_object=tokenizer)
-        ENCODERS[name, limit] = Encoder(whole, name, memory_bytes=limit)
-    encoder = ENCODERS[name, limit]
+        encoder = ENCODERS[name, limit, hops] = Encoder(whole, name, memory_bytes=limit)
+        if encoder._cache is not None:
+            encoder._cache = SegmentCache(limit, encoder._cuts, hops)
+    encoder = ENCODERS[name, limit, hops]
     assert (encoder._cuts.pattern is not None) is (name in CUT)
     tags = [tag for tag in TAGS if tokenizer.token_to_id(tag) is not None]
     known: list[list[str]] = [[]]
@@ -258,6 +343,10 @@ def test_conversations_have_the_ids_of_their_whole_texts(
         text = rendered(known[-1], tags)
         (ids,) = encoder.encode([text], add_special_tokens=special)
         assert ids == array("I", tokenizer.encode(text, add_special_tokens=special).ids)
+        if isinstance(ids, PrefixedIds):
+            beginning = ids[: ids.prefix.count]
+            assert BEGINNINGS.setdefault(ids.prefix, beginning) == beginning
 
 
-ENCODERS: dict[tuple[str, int], Encoder] = {}
+ENCODERS: dict[tuple[str, int, int], Encoder] = {}
+BEGINNINGS: dict[KnownPrefix, array[int]] = {}

@@ -104,7 +104,7 @@ def test_a_long_text_with_another_end_is_encoded_from_where_that_begins(name: st
     assert len(first.missing) == len(first.segments) > len(text) / (2 * LONG)
     for segment in first.segments:
         segment.ids = b""
-    cache.add(first.segments)
+    cache.add(first)
     second = cache.look_up(Lookup(text[:-64] + "and what has never been seen before stands here, at its very end"))
     assert [len(segment.text) > LONG - 1 for segment in second.segments[:-1]] == [True] * (len(second.segments) - 1)
     assert second.new < 2 * LONG
@@ -120,7 +120,7 @@ def test_where_a_remembered_text_ended_is_no_end_in_another() -> None:
         assert "".join(segment.text for segment in lookup.segments) == text
         for segment in lookup.missing:
             segment.ids = b""
-        cache.add(lookup.segments)
+        cache.add(lookup)
     assert [segment.text for segment in cache.look_up(Lookup(half + "f and more")).segments] == [half + "f and more"]
 
 
@@ -139,6 +139,6 @@ def test_texts_that_share_beginnings_have_their_own_ids(name: str, texts: list[t
         lookup = cache.look_up(Lookup(text))
         for segment in lookup.missing:
             segment.ids = json.dumps(backend.encode(segment.text, add_special_tokens=False).ids).encode()
-        cache.add(lookup.segments)
+        cache.add(lookup)
         ids = [token for segment in lookup.segments for token in json.loads(segment.ids or b"[]")]
         assert ids == backend.encode(text, add_special_tokens=False).ids

@@ -14,6 +14,7 @@ from gateway.commands.replay.schedule import Change, What
 from gateway.commands.replay.seat import Flight, Prefill, Seat
 from gateway.commands.replay.workload import Call
 from gateway.commands.replay.world import World
+from gateway.core.prompt import Prompt
 from gateway.errors import ConfigError, NoEndpoint
 from gateway.fleet.load.booking import BOOKING_STEP
 from gateway.framework import Kind, Outcome, Request
@@ -65,7 +66,7 @@ class Legs:
             prompt_tokens=len(ids),
             exact=True,
         )
-        self._send(Flight(call, request, self._world.index.keys(ids, len(ids), True, None, None)))
+        self._send(Flight(call, request, self._world.index.keys(Prompt(ids, len(ids), True))))
 
     def _send(self, flight: Flight) -> None:
         """Choose endpoints for the call, book it there, and send its first leg."""

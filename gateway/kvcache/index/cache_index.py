@@ -8,13 +8,12 @@ Everything here is synchronous and quick.
 from __future__ import annotations
 
 import math
-from array import array
 from collections.abc import Generator, Iterator, Sequence
 from enum import Enum
 from itertools import chain as join
 
 from gateway.core.observer import Observer
-from gateway.core.prompt import NOWHERE, Medium
+from gateway.core.prompt import PrefixedIds, Prompt
 from gateway.framework import Clock, Endpoint
 from gateway.framework.match import Matches
 from gateway.kvcache.index.endpoint_state import EndpointState
@@ -151,27 +150,23 @@ class CacheIndex(IndexedEndpoints):
 
     # requests
 
-    def keys(
-        self,
-        ids: array[int],
-        count: int,
-        exact: bool,
-        adapter: str | None,
-        salt: str | None,
-        media: Sequence[Medium] = (),
-        whole: bool = True,
-        differing: frozenset[str] = NOWHERE,
-    ) -> BlockKeys:
-        """Keys of a prompt's whole blocks. ``ids``, ``media``, ``whole``, ``differing``: as in ``Prompt``. ``count``:
-        its tokens."""
+    def keys(self, prompt: Prompt, adapter: str | None = None, salt: str | None = None) -> BlockKeys:
+        """Keys of the whole blocks of ``prompt``. ``adapter``, ``salt``: of its request."""
         if not self._unit_known:
             for size in [state.block_size for state in self._states.values() if state.block_size]:
                 self._fit_unit(size)
-        unit = self.unit
+        unit, ids, exact, media = self.unit, prompt.ids, prompt.exact, prompt.media
         first = root(exact, adapter, salt) if adapter or salt else PLAIN_ROOTS[exact]
         step = self._key_cache.keys if len(ids) >= RUN else chain  # a prompt that fills no run is in none
-        keys = chain_with_media(ids, unit, first, media, step) if media else step(ids, unit, first)
-        return BlockKeys(keys, unit, count, exact, whole, differing)
+        more: Sequence[int] = ()
+        if isinstance(ids, PrefixedIds) and not media:
+            keys: Sequence[int] = self._key_cache.of_prefix(ids, unit, first)
+            more = step(ids[len(keys) * unit :], unit, keys[-1] if keys else first)
+        else:
+            keys = chain_with_media(ids, unit, first, media, step) if media else step(ids, unit, first)
+        found = BlockKeys(keys, unit, prompt.count, exact, prompt.whole, prompt.differing)
+        found.extend(more)
+        return found
 
     def match(self, keys: BlockKeys, prompt_tokens: int, endpoints: Sequence[Endpoint]) -> Matches:
         """What each of ``endpoints`` holds of the prompt.

@@ -12,7 +12,8 @@ from collections import OrderedDict
 
 from xxhash import xxh3_64_intdigest
 
-from gateway.kvcache.index.keys import BYTES_PER_ID, chain, cutter
+from gateway.core.prompt import BYTES_PER_ID, KEYS_KEPT, PrefixedIds
+from gateway.kvcache.index.keys import chain, cutter
 
 RUN = 1024
 """Ids of a run at most: half a run of a long prompt is hashed again, which takes 3 us, and a shorter run saves less."""
@@ -32,6 +33,17 @@ class KeyCache:
     def __len__(self) -> int:
         """Runs."""
         return len(self._runs)
+
+    def of_prefix(self, ids: PrefixedIds, unit: int, parent: int) -> array[int]:
+        """Keys of the whole blocks of the known prefix of ``ids``, by reference."""
+        name, prefix = (unit, parent), ids.prefix
+        keys = prefix.keys.get(name)
+        if keys is None:
+            keys = array("Q", self.keys(ids[: prefix.count], unit, parent))
+            if len(prefix.keys) >= KEYS_KEPT:
+                prefix.keys.clear()
+            prefix.keys[name] = keys
+        return keys
 
     def keys(self, ids: array[int], unit: int, parent: int) -> list[int]:
         """Keys of the whole blocks of ``ids``, behind the block whose key is ``parent``."""

@@ -11,43 +11,48 @@ from array import array
 from collections.abc import Callable, Sequence
 from functools import lru_cache
 from struct import Struct
+from typing import Self
 
 from xxhash import xxh3_64_intdigest
 
-from gateway.core.prompt import NOWHERE, Medium
-
-BYTES_PER_ID = 4
-"""Of a token id in an ``array('I')``."""
+from gateway.core.prompt import BYTES_PER_ID, NOWHERE, Medium
 
 CUT = 64
 """Blocks of a run that is split by a cached function, at most: that takes 32 bytes a block and 10 ns to make. Most runs
 come from events or ``KeyCache``; prompts come in all lengths."""
 
 
-class BlockKeys(list[int]):
+class BlockKeys(array):  # type: ignore[type-arg]  # before Python 3.12 an array cannot be parametrized at run time
     """Keys of a prompt's whole blocks, first to last. ``unit``: tokens a block. ``tokens``: of the prompt.
 
     ``exact``, ``whole``: as in ``Prompt``; if not ``whole``, no engine will report the last of them. ``differing``:
-    names of endpoints whose engines make other tokens of the prompt.
+    names of endpoints whose engines make other tokens of the prompt. An array and no list: to copy it makes no objects.
     """
 
     __slots__ = ("differing", "exact", "tokens", "unit", "whole")
 
-    def __init__(
-        self,
-        keys: list[int],
+    unit: int
+    tokens: int
+    exact: bool
+    whole: bool
+    differing: frozenset[str]
+
+    def __new__(
+        cls,
+        keys: Sequence[int],
         unit: int,
         tokens: int,
         exact: bool,
         whole: bool,
         differing: frozenset[str] = NOWHERE,
-    ) -> None:
-        super().__init__(keys)
+    ) -> Self:
+        self: Self = super().__new__(cls, "Q", keys)  # type: ignore[assignment]  # typeshed says array[int]
         self.unit = unit
         self.tokens = tokens
         self.exact = exact
         self.whole = whole
         self.differing = differing
+        return self
 
 
 def root(exact: bool, adapter: str | None, salt: str | None) -> int:

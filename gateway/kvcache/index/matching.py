@@ -43,7 +43,10 @@ def match_approximate(
     keys: BlockKeys, prompt_tokens: int, candidates: Sequence[Candidate], table: BlockTable
 ) -> Iterator[tuple[int, Match]]:
     """(slot, match) of the endpoints that probably hold something, by what was sent there."""
-    depths, _ = _depths(table.path(keys), _bits([each.column for each in candidates]), _APPROXIMATE)
+    alive = 0
+    for candidate in candidates:
+        alive |= 1 << candidate.column
+    depths, _ = _depths(table.path(keys), alive, _APPROXIMATE)
     unit = keys.unit
     for candidate in candidates:
         size = candidate.block_size if candidate.block_size > unit else unit

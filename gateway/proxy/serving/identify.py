@@ -67,13 +67,4 @@ def client_of(headers: Sequence[tuple[str, str]], address: str | None) -> str:
 def tokenized(runtime: ModelRuntime, request: Request, prompt: Prompt) -> BlockKeys:
     """Enter the tokens into ``request``; returns the keys of their blocks."""
     request.token_ids, request.prompt_tokens, request.exact = prompt.ids, prompt.count, prompt.whole
-    return runtime.index.keys(
-        prompt.ids,
-        prompt.count,
-        prompt.exact,
-        request.adapter,
-        request.cache_salt,
-        prompt.media,
-        whole=prompt.whole,
-        differing=prompt.differing,
-    )
+    return runtime.index.keys(prompt, request.adapter, request.cache_salt)

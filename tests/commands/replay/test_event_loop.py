@@ -24,6 +24,7 @@ from gateway.commands.replay.scene import Scene
 from gateway.commands.replay.workload import Call
 from gateway.commands.replay.world import World, costs
 from gateway.config.load import loads
+from gateway.core.prompt import Prompt
 from gateway.errors import ConfigError
 from gateway.fleet.load.booking import BOOKING_STEP
 from gateway.framework import Endpoint, Outcome, Plan, Request
@@ -136,7 +137,7 @@ def test_in_the_end_nothing_is_booked_and_the_index_is_true() -> None:
     world.clock.now += 100  # predictions have lapsed
     for call in workload.calls:
         ids = run.token_ids(call)
-        matches = world.index.match(world.index.keys(ids, len(ids), True, None, None), len(ids), world.endpoints)
+        matches = world.index.match(world.index.keys(Prompt(ids, len(ids), True)), len(ids), world.endpoints)
         for seat in world.seats:
             found = len(seat.engine.pool.find(call.blocks, (call.input_tokens - 1) // 100))
             assert matches[seat.place.slot].expected_hit == found * 100

@@ -7,6 +7,7 @@ from collections.abc import AsyncIterator
 import pytest
 import zmq
 
+from gateway.core.prompt import Prompt
 from gateway.framework.match import Source
 from gateway.kvcache.events.decode import MAX_MESSAGE
 from gateway.kvcache.events.listener import (
@@ -240,8 +241,8 @@ async def test_a_lost_connection_is_told(engine, listener, follower):
 
 async def test_an_engine_that_was_never_heard_is_estimated(listener, follower):
     await follow(follower, listener, None)
-    follower.index.placed(follower.index.keys(ids(1), 17, True, None, None), endpoint(0))
-    match = follower.index.match(follower.index.keys(ids(1), 17, True, None, None), 17, [endpoint(0)])[0]
+    follower.index.placed(follower.index.keys(Prompt(ids(1), 17, True)), endpoint(0))
+    match = follower.index.match(follower.index.keys(Prompt(ids(1), 17, True)), 17, [endpoint(0)])[0]
     assert match.source is Source.ESTIMATED
 
 
@@ -357,7 +358,7 @@ async def test_an_engine_without_replay_is_asked_before_it_is_heard(engine, list
     follower = Follower(reannounce=3)
     await engine.subscribed()
     await follow(follower, listener, None)
-    keys = follower.index.keys(ids(1), 17, True, None, None)
+    keys = follower.index.keys(Prompt(ids(1), 17, True))
     await eventually(lambda: follower.index.claim_reannounce(0, keys), "the first prompt asks")
     await engine.publish(stored([11], ids(1)))
     await state(follower, "live")

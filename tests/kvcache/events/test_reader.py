@@ -6,6 +6,7 @@ import logging
 
 import pytest
 
+from gateway.core.prompt import Prompt
 from gateway.framework.match import Source
 from gateway.kvcache.events.decode import SLICE
 from gateway.kvcache.events.reader import RETRY, TRIES
@@ -31,7 +32,7 @@ from tests.support.wait import eventually
 
 async def test_an_engine_that_has_said_nothing_is_believed(engine, follower):
     await live(follower, engine)
-    keys = follower.index.keys(ids(1), 17, True, None, None)
+    keys = follower.index.keys(Prompt(ids(1), 17, True))
     follower.index.placed(keys, endpoint(0))
     assert follower.index.match(keys, 17, [endpoint(0)])[0].source is Source.PREDICTED
 
@@ -44,7 +45,7 @@ async def test_what_was_sent_there_while_we_connected_is_not_forgotten(engine, f
         await engine.publish(stored([10 + number], ids(number)))
     stream = follower.follow(engine.address, engine.replay)
     for _ in range(2):
-        keys = follower.index.keys(ids(77), 17, exact, None, None)
+        keys = follower.index.keys(Prompt(ids(77), 17, exact))
         follower.index.placed(keys, endpoint(0))
         await stream.synced.wait()
         source = Source.PREDICTED if exact else Source.ESTIMATED
@@ -76,13 +77,13 @@ async def test_what_an_engine_held_is_not_matched_before_its_history_is_read(eng
     async def watch() -> None:
         while True:
             for number in (0, 700, 1999):
-                keys = follower.index.keys(ids(number), 17, True, None, None)
+                keys = follower.index.keys(Prompt(ids(number), 17, True))
                 match = follower.index.match(keys, 17, [endpoint(0)])[0]
                 seen.add((match.tokens, match.source))
             await asyncio.sleep(0)
 
     follower.tasks.start(watch(), name="watch")
-    follower.index.placed(follower.index.keys(ids(700), 17, True, None, None), endpoint(0))
+    follower.index.placed(follower.index.keys(Prompt(ids(700), 17, True)), endpoint(0))
     await live(follower, engine)
     await held(follower, 0, 1999)
     assert seen <= {(0, Source.NONE), (16, Source.ESTIMATED), (16, Source.EVENTS)}
@@ -130,7 +131,7 @@ async def test_an_engine_that_empties_its_cache_holds_nothing_unknown(engine, fo
     await engine.publish(CLEARED, stored([13], ids(3)))
     await held(follower, 0, 3)
     await eventually(lambda: follower.tally.states[-1] == ("partial" if below else "live"), "its state")
-    keys = follower.index.keys(ids(1), 17, True, None, None)
+    keys = follower.index.keys(Prompt(ids(1), 17, True))
     assert not follower.index.claim_reannounce(0, keys)
 
 

@@ -8,6 +8,7 @@ from collections import Counter
 import pytest
 import uvloop
 
+from gateway.core.prompt import Prompt
 from gateway.framework.match import Source
 from gateway.kvcache.events.decode import SLICE
 from tests.kvcache.conftest import (
@@ -74,7 +75,7 @@ async def test_a_reset_with_tiers_below_lets_others_run(engine, follower):
     follower.tasks.start(watch(), name="watch")
     await held(follower, 0, 77)
     assert turns > 3000 // SLICE
-    match = follower.index.match(follower.index.keys(ids(*range(9)), 145, True, None, None), 145, [endpoint(0)])[0]
+    match = follower.index.match(follower.index.keys(Prompt(ids(*range(9)), 145, True)), 145, [endpoint(0)])[0]
     assert (match.gpu, match.cpu) == (0, 80)
 
 
@@ -154,7 +155,7 @@ async def test_events_of_another_rank_are_left_out_and_what_is_held_is_not_known
     assert tokens_held(follower.index, 0, ids(1)) == tokens_held(follower.index, 0, ids(2)) == 0
     await eventually(lambda: follower.tally.states[-1] == "partial", "it may hold anything")
     assert caplog.text.count("come from rank 0 of its engine, not from 1") == 1
-    keys = follower.index.keys(ids(3), 17, True, None, None)
+    keys = follower.index.keys(Prompt(ids(3), 17, True))
     follower.index.placed(keys, endpoint(0))
     assert follower.index.match(keys, 17, [endpoint(0)])[0].source is Source.ESTIMATED
 
@@ -227,7 +228,7 @@ async def test_an_address_that_is_none_turns_events_off(follower, address):
     async with asyncio.timeout(10):
         await stream.synced.wait()
     assert follower.tally.states == ["connecting", "off"]
-    keys = follower.index.keys(ids(1), 17, True, None, None)
+    keys = follower.index.keys(Prompt(ids(1), 17, True))
     follower.index.placed(keys, endpoint(0))
     assert follower.index.match(keys, 17, [endpoint(0)])[0].source is Source.ESTIMATED
 
@@ -245,7 +246,7 @@ async def test_what_fails_in_us_is_read_anew(engine, follower, monkeypatch, capl
     await engine.publish(stored([12], ids(2)))
     await eventually(lambda: follower.tally.events["failed"] == 1, "it fails")
     await eventually(lambda: tokens_held(follower.index, 0, ids(1)) == 0, "what was applied in part is forgotten")
-    keys = follower.index.keys(ids(7), 17, True, None, None)
+    keys = follower.index.keys(Prompt(ids(7), 17, True))
     follower.index.placed(keys, endpoint(0))
     assert follower.index.match(keys, 17, [endpoint(0)])[0].source is Source.ESTIMATED
     assert stream.synced.is_set(), "nobody waits for it"

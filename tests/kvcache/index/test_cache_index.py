@@ -9,6 +9,7 @@ from array import array
 
 import pytest
 
+from gateway.core.prompt import Prompt
 from gateway.framework import NO_MATCH
 from gateway.framework.match import Match, Source
 from gateway.kvcache.index.events import BlockStored
@@ -22,7 +23,7 @@ def test_a_match_is_the_leading_blocks_that_are_held():
     index.apply_one(0, stored([11, 12], ids(1, 2)))
     index.apply_one(1, stored([91, 92, 93], ids(1, 2, 3)))
     prompt = ids(1, 2, 3) + array("I", [9])
-    matches = index.match(index.keys(prompt, 49, True, None, None), 49, [endpoint(slot) for slot in range(3)])
+    matches = index.match(index.keys(Prompt(prompt, 49, True)), 49, [endpoint(slot) for slot in range(3)])
     assert matches[0] == Match(gpu=32, expected_hit=32, source=Source.EVENTS)
     assert matches[1] == Match(gpu=48, expected_hit=48, source=Source.EVENTS)
     assert matches[2] is NO_MATCH
@@ -33,7 +34,7 @@ def test_an_endpoint_whose_tokens_differ_is_matched_by_what_was_sent_there():
     index = index_of(2)
     index.apply_one(0, stored([11, 12], ids(1, 2)))
     index.apply_one(1, stored([91, 92], ids(1, 2)))
-    keys = index.keys(ids(1, 2), 33, True, None, None, differing=frozenset([endpoint(1).name]))
+    keys = index.keys(Prompt(ids(1, 2), 33, True, differing=frozenset([endpoint(1).name])))
     matches = index.match(keys, 33, [endpoint(slot) for slot in range(2)])
     assert matches[0].source is Source.EVENTS
     assert matches[1] is NO_MATCH, "its events speak of other tokens"
@@ -45,8 +46,8 @@ def test_an_endpoint_whose_tokens_differ_is_matched_by_what_was_sent_there():
 def test_what_was_asked_for_once_more_adds_no_copies():
     index = index_of()
     index.apply_one(0, stored([11, 12], ids(1, 2)))
-    index.expect_report(0, index.keys(ids(1, 2), 33, True, None, None))
-    index.expect_report(7, index.keys(ids(1, 2), 33, True, None, None))
+    index.expect_report(0, index.keys(Prompt(ids(1, 2), 33, True)))
+    index.expect_report(7, index.keys(Prompt(ids(1, 2), 33, True)))
     index.apply_one(0, stored([11, 12], ids(1, 2)))
     index.apply_one(0, removed(12))
     assert tokens_held(index, 0, ids(1, 2)) == 16
@@ -57,7 +58,7 @@ def test_what_was_asked_for_once_more_adds_no_copies():
 
 def test_a_report_that_will_not_come_swallows_no_copy():
     index = index_of()
-    keys = index.keys(ids(1, 2), 33, True, None, None)
+    keys = index.keys(Prompt(ids(1, 2), 33, True))
     index.apply_one(0, stored([11, 12], ids(1, 2)))
     index.expect_report(0, keys)
     index.cancel_report(0, keys)
@@ -71,7 +72,7 @@ def test_a_report_that_will_not_come_swallows_no_copy():
 def test_an_answer_that_tells_what_was_not_known_is_an_answer():
     """The next announcement of the prompt is the engine's own, and counts."""
     index = index_of()
-    index.expect_report(0, index.keys(ids(1, 2), 33, True, "lora", "salt"))
+    index.expect_report(0, index.keys(Prompt(ids(1, 2), 33, True), "lora", "salt"))
     told = stored([11, 12], ids(1, 2), lora_name="lora", extra_keys=[["lora", "salt"], ["lora"]])
     index.apply_one(0, told)
     assert tokens_held(index, 0, ids(1, 2), adapter="lora", salt="salt") == 32
@@ -82,7 +83,7 @@ def test_an_answer_that_tells_what_was_not_known_is_an_answer():
 
 def test_so_many_prompts_ask_where_the_past_is_not_known():
     index = index_of(2, reannounce=2)
-    keys = index.keys(ids(1), 17, True, None, None)
+    keys = index.keys(Prompt(ids(1), 17, True))
     assert not index.claim_reannounce(0, keys)
     assert not index.may_reannounce(0)
     index.set_partial(0)
@@ -95,8 +96,8 @@ def test_so_many_prompts_ask_where_the_past_is_not_known():
     assert not index.claim_reannounce(1, keys)
     assert not index.claim_reannounce(7, keys)
     index.set_partial(0)
-    assert not index.claim_reannounce(0, index.keys(ids(1), 17, False, None, None)), "what is estimated tells nothing"
-    assert not index.claim_reannounce(0, index.keys(ids(1)[:9], 9, True, None, None)), "nothing of it can be held"
+    assert not index.claim_reannounce(0, index.keys(Prompt(ids(1), 17, False))), "what is estimated tells nothing"
+    assert not index.claim_reannounce(0, index.keys(Prompt(ids(1)[:9], 9, True))), "nothing of it can be held"
     index.set_complete(0)
     assert not index.claim_reannounce(0, keys)
 
@@ -106,7 +107,7 @@ def test_what_is_to_be_asked_survives_that_a_block_size_is_learned():
     index.set_partial(0)
     index.apply_one(1, stored([11], ids(1, 1)))
     assert index.unit == 32
-    assert index.claim_reannounce(0, index.keys(ids(1, 1), 33, True, None, None))
+    assert index.claim_reannounce(0, index.keys(Prompt(ids(1, 1), 33, True)))
 
 
 def test_the_last_token_is_always_computed():
@@ -126,7 +127,7 @@ def test_adapters_and_salts_do_not_share():
 def test_only_the_endpoints_that_are_asked_for_are_matched():
     index = index_of(2)
     index.apply_one(0, stored([11], ids(1)))
-    keys = index.keys(ids(1), 16, True, None, None)
+    keys = index.keys(Prompt(ids(1), 16, True))
     assert index.match(keys, 16, [endpoint(1), endpoint(7)]) == {}
 
 
@@ -167,7 +168,7 @@ def tiered(hashes=range(10, 210)):
 @pytest.mark.parametrize("closed", [False, True])
 def test_a_reset_that_is_interrupted_leaves_nothing_for_who_comes_next(steps, closed):
     index, prompt = tiered()
-    index.placed(index.keys(prompt, len(prompt), True, None, None), endpoint(0))
+    index.placed(index.keys(Prompt(prompt, len(prompt), True)), endpoint(0))
     work = index.reset_gpu(0)
     for _ in range(steps):
         next(work)
@@ -242,8 +243,8 @@ def test_a_forgotten_endpoint_holds_nothing_at_once():
     index = index_of(2)
     for slot in (0, 1):
         index.apply_one(slot, stored([11, 12, 13], ids(1, 2, 3)))
-    index.placed(index.keys(ids(5), 16, True, None, None), endpoint(0))
-    index.placed(index.keys(ids(5), 16, False, None, None), endpoint(0))
+    index.placed(index.keys(Prompt(ids(5), 16, True)), endpoint(0))
+    index.placed(index.keys(Prompt(ids(5), 16, False)), endpoint(0))
     index.clear(0)
     assert look(index, ids(1, 2, 3)) == look(index, ids(5)) == look(index, ids(5), exact=False) == NO_MATCH
     index.apply_one(0, stored([11], ids(1)))
@@ -270,7 +271,7 @@ def test_a_dropped_endpoint_is_cleared_in_slices():
     for late in (index.clear, index.remove, index.set_complete, index.report_counts):
         late(0)
     index.set_events(0, True)
-    index.placed(index.keys(ids(1), 16, True, None, None), endpoint(0))
+    index.placed(index.keys(Prompt(ids(1), 16, True)), endpoint(0))
     assert index.blocks == 0
 
 
@@ -291,13 +292,13 @@ def test_events_and_requests_clear_what_was_forgotten():
     index.clear(0)
     index.apply_one(1, stored([1], ids(1)))
     assert 0 < index.blocks < 100
-    index.placed(index.keys(ids(1), 16, True, None, None), endpoint(1))
+    index.placed(index.keys(Prompt(ids(1), 16, True)), endpoint(1))
     assert index.blocks == 1
 
 
 def test_switching_events_on_or_off_begins_anew():
     index = index_of(events=False)
-    index.placed(index.keys(ids(1), 16, True, None, None), endpoint(0))
+    index.placed(index.keys(Prompt(ids(1), 16, True)), endpoint(0))
     index.set_events(0, False)
     assert look(index, ids(1)).tokens == 16
     index.set_events(0, True)

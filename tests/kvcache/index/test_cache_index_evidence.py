@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+from gateway.core.prompt import Prompt
 from gateway.framework import NO_MATCH
 from gateway.framework.match import Match, Source
 from gateway.kvcache.index.events import BlockStored
@@ -10,7 +11,7 @@ from tests.kvcache.conftest import CLEARED, endpoint, ids, index_of, look, remov
 def test_a_placement_is_predicted_until_events_tell(clock):
     index = index_of(2, clock=clock)
     index.apply_one(0, stored([19], ids(9)))
-    keys = index.keys(ids(1, 2, 3), 48, True, None, None)
+    keys = index.keys(Prompt(ids(1, 2, 3), 48, True))
     use = index.placed(keys, endpoint(0))
     assert look(index, ids(1, 2, 3), count=49) == Match(gpu=48, expected_hit=48, source=Source.PREDICTED)
     use.computed()
@@ -25,7 +26,7 @@ def test_a_placement_is_predicted_until_events_tell(clock):
 def test_a_prediction_lasts_while_its_prompt_waits_and_a_while_for_its_events(clock):
     index = index_of(clock=clock)
     index.set_complete(0)
-    keys = index.keys(ids(1), 17, True, None, None)
+    keys = index.keys(Prompt(ids(1), 17, True))
     use = index.placed(keys, endpoint(0))
     clock.now += 100
     assert look(index, ids(1), count=17).source is Source.PREDICTED
@@ -39,7 +40,7 @@ def test_a_prediction_lasts_while_its_prompt_waits_and_a_while_for_its_events(cl
 def test_a_prompt_that_nobody_computes_is_predicted_no_more(clock):
     index = index_of(clock=clock)
     index.set_complete(0)
-    keys = index.keys(ids(1), 17, True, None, None)
+    keys = index.keys(Prompt(ids(1), 17, True))
     use, other = index.placed(keys, endpoint(0)), index.placed(keys, endpoint(0))
     use.end()
     use.end()
@@ -54,7 +55,7 @@ def test_a_prompt_that_nobody_computes_is_predicted_no_more(clock):
 def test_more_is_held_than_was_predicted():
     index = index_of()
     index.set_complete(0)
-    use = index.placed(index.keys(ids(1, 2), 33, True, None, None), endpoint())
+    use = index.placed(index.keys(Prompt(ids(1, 2), 33, True)), endpoint())
     index.apply_one(0, stored([11, 12, 13], ids(1, 2, 3)))
     use.computed()
     assert tokens_held(index, 0, ids(1, 2, 3)) == 48
@@ -67,7 +68,7 @@ def test_more_is_held_than_was_predicted():
 def test_a_held_block_that_is_evicted_is_computed_again_by_a_request_that_waits_for_it():
     index = index_of()
     index.apply_one(0, stored([11, 12], ids(1, 2)))
-    use = index.placed(index.keys(ids(1, 2), 33, True, None, None), endpoint(0))
+    use = index.placed(index.keys(Prompt(ids(1, 2), 33, True)), endpoint(0))
     assert look(index, ids(1, 2), count=33).source is Source.EVENTS
     index.apply_one(0, removed(12))
     assert look(index, ids(1, 2), count=33) == Match(gpu=32, expected_hit=32, source=Source.PREDICTED)
@@ -79,7 +80,7 @@ def test_what_the_engine_reports_ends_a_wrong_prediction():
     index = index_of()
     index.set_complete(0)
     index.apply_one(0, stored([11], ids(1)))
-    keys = index.keys(ids(1, 2, 3), 49, True, None, None)
+    keys = index.keys(Prompt(ids(1, 2, 3), 49, True))
     use = index.placed(keys, endpoint(0))
     use.computed()
     use.reported(48, 48)
@@ -95,7 +96,7 @@ def test_what_the_engine_reports_mends_a_count_of_copies():
     index.apply_one(0, stored([11, 12], ids(1, 2)))
     index.apply_one(0, stored([11, 12], ids(1, 2)))  # a report of what is held, no copies
     index.apply_one(0, removed(12))
-    keys = index.keys(ids(1, 2), 33, True, None, None)
+    keys = index.keys(Prompt(ids(1, 2), 33, True))
     assert look(index, ids(1, 2), count=33).expected_hit == 32
     index.apply_one(0, stored([12], ids(2), parent=11))  # computed again
     index.settled(keys, endpoint(0), expected=32, reported=16)
@@ -108,7 +109,7 @@ def test_what_the_engine_reports_mends_a_count_of_copies():
 
 def test_where_no_events_come_what_was_sent_there_counts():
     index = index_of(2, events=False)
-    index.placed(index.keys(ids(1, 2), 33, True, None, None), endpoint(0))
+    index.placed(index.keys(Prompt(ids(1, 2), 33, True)), endpoint(0))
     assert look(index, ids(1, 2, 3), count=49) == Match(gpu=32, expected_hit=32, source=Source.ESTIMATED)
     assert look(index, ids(1, 2, 3), slot=1) == NO_MATCH
 
@@ -116,18 +117,18 @@ def test_where_no_events_come_what_was_sent_there_counts():
 def test_an_estimate_has_the_capacity_that_the_engine_reports(monkeypatch):
     index = index_of(events=False)
     for number in range(5):
-        index.placed(index.keys(ids(number), 17, True, None, None), endpoint(0, capacity=48))
+        index.placed(index.keys(Prompt(ids(number), 17, True)), endpoint(0, capacity=48))
     assert [look(index, ids(number), count=17).tokens for number in range(5)] == [0, 0, 16, 16, 16]
     monkeypatch.setattr("gateway.kvcache.index.cache_index.UNKNOWN_CAPACITY", 32)
     index = index_of(events=False)
     for number in range(3):
-        index.placed(index.keys(ids(number), 17, True, None, None), endpoint(0))
+        index.placed(index.keys(Prompt(ids(number), 17, True)), endpoint(0))
     assert [look(index, ids(number), count=17).tokens for number in range(3)] == [0, 16, 16]
 
 
 def test_an_endpoint_whose_events_do_not_come_is_estimated():
     index = index_of()
-    index.placed(index.keys(ids(1), 17, True, None, None), endpoint(0))
+    index.placed(index.keys(Prompt(ids(1), 17, True)), endpoint(0))
     assert look(index, ids(1), count=17).source is Source.ESTIMATED
     index.apply_one(0, stored([19], ids(9)))
     assert look(index, ids(1), count=17).source is Source.PREDICTED
@@ -137,9 +138,9 @@ def test_an_estimated_prompt_is_estimated_everywhere():
     index = index_of()
     index.apply_one(0, stored([11], ids(1)))
     assert look(index, ids(1), count=17, exact=False) == NO_MATCH
-    index.placed(index.keys(ids(1), 17, False, None, None), endpoint(0))
+    index.placed(index.keys(Prompt(ids(1), 17, False)), endpoint(0))
     assert look(index, ids(1), count=17, exact=False).source is Source.ESTIMATED
-    index.settled(index.keys(ids(1), 17, False, None, None), endpoint(0), 16, 0)
+    index.settled(index.keys(Prompt(ids(1), 17, False)), endpoint(0), 16, 0)
     assert look(index, ids(1), count=17, exact=False).tokens == 16
 
 
@@ -151,7 +152,7 @@ def test_what_is_sent_to_an_endpoint_whose_past_is_not_known_is_estimated_too(cl
     index = index_of(clock=clock)
     index.set_partial(0)
     index.apply_one(0, stored([77], ids(7)))
-    keys = index.keys(ids(1, 2, 3), 49, True, None, None)
+    keys = index.keys(Prompt(ids(1, 2, 3), 49, True))
     use = index.placed(keys, endpoint(0))
     use.reported(0, 32)
     use.end()
@@ -172,7 +173,7 @@ def test_the_tiers_that_events_tell_are_in_what_is_estimated(clock):
     index.apply_one(0, stored([11, 12], ids(1, 2)))
     index.apply_one(0, BlockStored(block_hashes=[12], medium="CPU"))
     index.apply_one(0, removed(12))
-    index.placed(index.keys(ids(1, 2, 3), 49, True, None, None), endpoint(0)).end()
+    index.placed(index.keys(Prompt(ids(1, 2, 3), 49, True)), endpoint(0)).end()
     assert look(index, ids(1, 2, 3), count=49) == Match(gpu=32, cpu=16, expected_hit=48, source=Source.ESTIMATED)
     for _ in index.reset_gpu(0):
         assert look(index, ids(1, 2, 3), count=49) == NO_MATCH
@@ -185,13 +186,13 @@ def test_a_prompt_whose_end_no_event_tells_is_estimated_behind_its_beginning(clo
     index = index_of(2, clock=clock)
     for slot in (0, 1):
         index.set_complete(slot)
-    first = index.keys(ids(1, 1 << 31, 3), 49, True, None, None, whole=False)
+    first = index.keys(Prompt(ids(1, 1 << 31, 3), 49, True, "image"))
     index.placed(first, endpoint(0)).end()
     index.apply_one(0, stored([11], ids(1)))
-    keys = index.keys(ids(1, 1 << 31, 3, 4), 65, True, None, None, whole=False)
+    keys = index.keys(Prompt(ids(1, 1 << 31, 3, 4), 65, True, "image"))
     matches = index.match(keys, 65, [endpoint(0), endpoint(1)])
     assert matches == {0: Match(gpu=48, expected_hit=48, source=Source.ESTIMATED)}
-    whole = index.keys(ids(1, 1 << 31, 3, 4), 65, True, None, None)
+    whole = index.keys(Prompt(ids(1, 1 << 31, 3, 4), 65, True))
     assert index.match(whole, 65, [endpoint(0)])[0].tokens == 16
     index.apply_one(0, CLEARED)
     assert index.match(keys, 65, [endpoint(0)]) == {}
@@ -200,7 +201,7 @@ def test_a_prompt_whose_end_no_event_tells_is_estimated_behind_its_beginning(clo
 def test_what_stands_in_for_tokens_may_be_longer_than_they_are():
     index = index_of()
     index.set_complete(0)
-    keys = index.keys(ids(1, 1 << 31, 3), 49, True, None, None, whole=False)
+    keys = index.keys(Prompt(ids(1, 1 << 31, 3), 49, True, "image"))
     approximate = index._states[0].approximate
     index.settled(keys, endpoint(0), expected=48, reported=30)
     assert approximate.believed == 1

@@ -7,6 +7,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from gateway.core.clock import ManualClock
+from gateway.core.prompt import Prompt
 from gateway.framework.match import Source
 from gateway.kvcache.index.hash_map import PACKING, Packing
 from gateway.kvcache.settings import CacheSettings
@@ -227,7 +228,7 @@ class Naive(RuleBasedStateMachine):
 
     def keys(self, prompt):
         tokens = array("I", [number for number in prompt for _ in range(UNIT)])
-        return self.index.keys(tokens, len(tokens), True, None, None)
+        return self.index.keys(Prompt(tokens, len(tokens), True))
 
     @rule(prompt=prompts)
     def ask(self, prompt):

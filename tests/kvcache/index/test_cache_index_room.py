@@ -6,12 +6,13 @@ from dataclasses import replace
 
 import pytest
 
+from gateway.core.prompt import Prompt
 from gateway.kvcache.index.cache_index import CacheIndex
 from tests.kvcache.conftest import CLEARED, Index, endpoint, ids, index_of, removed, stored
 
 
 def room(index: CacheIndex) -> dict[int, int]:
-    keys = index.keys(ids(1), 17, True, None, None)
+    keys = index.keys(Prompt(ids(1), 17, True))
     return dict(index.match(keys, 17, []).room)
 
 

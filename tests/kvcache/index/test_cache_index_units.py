@@ -5,6 +5,7 @@ from array import array
 import pytest
 
 from gateway.core.clock import ManualClock
+from gateway.core.prompt import Prompt
 from gateway.framework import NO_MATCH
 from gateway.framework.match import Match, Source
 from gateway.kvcache.events.decode import decode
@@ -28,7 +29,7 @@ from tests.kvcache.conftest import (
 
 def test_the_first_engine_sets_the_unit():
     index = index_of()
-    early = index.keys(ids(1, 2), 32, True, None, None)
+    early = index.keys(Prompt(ids(1, 2), 32, True))
     index.apply_one(0, stored([11], ids(1, 2)))
     assert index.unit == 32
     assert look(index, ids(1, 2, 3, 4)) == Match(gpu=32, expected_hit=32, source=Source.EVENTS)
@@ -42,7 +43,7 @@ def test_the_first_engine_sets_the_unit():
 def test_the_unit_can_be_learned_from_a_scrape():
     index = Index(CacheSettings(), "m", ManualClock(), Tally())
     index.add(endpoint(0, block_size=128), False)
-    assert index.keys(ids(*range(8)), 128, True, None, None).unit == index.unit == 128
+    assert index.keys(Prompt(ids(*range(8)), 128, True)).unit == index.unit == 128
 
 
 def test_engines_with_multiples_share_the_index():
@@ -111,7 +112,7 @@ def test_the_index_is_bounded_and_keeps_what_is_used():
     index = index_of(2, max_blocks=100)
     index.apply_one(0, stored([1], ids(1000)))
     for number in range(300):
-        index.placed(index.keys(ids(1000), 17, True, None, None), endpoint(0))
+        index.placed(index.keys(Prompt(ids(1000), 17, True)), endpoint(0))
         index.apply_one(number % 2, stored([10 + number], ids(number)))
         assert index.blocks <= 100
     assert look(index, ids(1000), count=17).tokens == 16
@@ -177,7 +178,7 @@ def test_captures_leave_the_index_as_the_engine_was(name, blocks, said, tally):
     assert (index.unit, index.blocks) == (32, blocks)
     assert tally.events == said
     for prompt, extra in last.items():
-        keys = index.keys(array("I", prompt), len(prompt), True, None, extra[0] if extra else None)
+        keys = index.keys(Prompt(array("I", prompt), len(prompt), True), None, extra[0] if extra else None)
         assert index.match(keys, len(prompt), [endpoint(0)])[0].tokens == len(prompt)
 
 

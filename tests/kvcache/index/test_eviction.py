@@ -4,6 +4,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gateway.core.clock import ManualClock
+from gateway.core.prompt import Prompt
 from gateway.fleet.load.ledger import Ledger
 from tests.kvcache.conftest import endpoint, ids, index_of, look, removed, stored
 from tests.support.examples import examples
@@ -29,7 +30,7 @@ class Scene:
         return self.index.match(keys, 16 * len(numbers) + 1, [self.endpoint])[0].tokens // 16
 
     def keys(self, *numbers):
-        return self.index.keys(ids(*numbers), 16 * len(numbers), True, None, None)
+        return self.index.keys(Prompt(ids(*numbers), 16 * len(numbers), True))
 
     def under_way(self, blocks):
         """A prompt that takes so many blocks of its own, the one that it fills in part among them."""

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from gateway.core.clock import ManualClock
 from gateway.core.observer import NULL_OBSERVER
-from gateway.core.prompt import Medium
+from gateway.core.prompt import Medium, Prompt
 from gateway.kvcache.events.decode import decode
 from gateway.kvcache.index.cache_index import CacheIndex
 from gateway.kvcache.settings import CacheSettings
@@ -46,14 +46,9 @@ class Rig:
         self.index.apply(slot, decode(encode_batch(1.0, pool.drain(), 0, positional=False, raw_hashes=False)).events)
 
     def held(self, slot, tokens, media, **seed):
-        keys = self.index.keys(
-            array("I", tokens),
-            len(tokens),
-            True,
-            seed.get("adapter"),
-            seed.get("salt"),
-            [Medium(one.offset, one.identifier) for one in media],
-        )
+        named = [Medium(one.offset, one.identifier) for one in media]
+        prompt = Prompt(array("I", tokens), len(tokens), True, media=named)
+        keys = self.index.keys(prompt, seed.get("adapter"), seed.get("salt"))
         return self.index.match(keys, len(tokens) + 1, [endpoint(slot)])[slot].tokens
 
 
@@ -113,7 +108,7 @@ def test_a_placement_is_predicted_and_estimated_by_the_same_keys():
     rig = Rig(UNIT)
     rig.index.add(endpoint(1), events=False)
     ids, media = [1, 2, *[9] * 8, 4, 5], [Medium(2, "a")]
-    keys = rig.index.keys(array("I", ids), len(ids), True, None, None, media)
+    keys = rig.index.keys(Prompt(array("I", ids), len(ids), True, media=media))
     for slot in (0, 1):
         rig.index.placed(keys, endpoint(slot))
         assert rig.held(slot, ids, [Placed(2, 8, "a")]) == 12

@@ -5,8 +5,13 @@ from array import array
 from hypothesis import given
 from hypothesis import strategies as st
 
+from gateway.core.clock import ManualClock
+from gateway.core.observer import NULL_OBSERVER
+from gateway.core.prompt import KEYS_KEPT, KnownPrefix, PrefixedIds, Prompt
+from gateway.kvcache.index.cache_index import CacheIndex
 from gateway.kvcache.index.key_cache import RUN, KeyCache
-from gateway.kvcache.index.keys import chain
+from gateway.kvcache.index.keys import chain, root
+from gateway.kvcache.settings import CacheSettings
 
 UNITS = [1, 4, 16, 48, 64, 100, RUN - 1, RUN, RUN + 1, 3 * RUN]
 
@@ -41,6 +46,35 @@ def test_a_known_prefix_is_not_hashed_again() -> None:
     assert all(one is other for one, other in zip(first, again, strict=False)), "the very same objects"
     key_cache.keys(prompt(*range(8)), 16, 6)
     assert len(key_cache) == 4, "behind another key they are others"
+
+
+@given(
+    st.lists(
+        st.tuples(
+            st.sampled_from([(None, None), ("a", None), (None, "s"), ("a", "s"), ("b", None)]),
+            st.integers(0, 3 * RUN),
+            st.sampled_from([4, 16, 48, 64, RUN, 3 * RUN]),
+        ),
+        min_size=1,
+        max_size=8,
+    ),
+    st.integers(0, 3 * RUN),
+)
+def test_what_is_known_of_a_prefix_changes_no_key(
+    prompts: list[tuple[tuple[str | None, str | None], int, int]], count: int
+) -> None:
+    """Of prompts with one beginning, whatever follows it, for each adapter, salt and block size."""
+    prefix, known = array("I", range(count)), KnownPrefix(count)
+    for number, ((adapter, salt), rest, unit) in enumerate(prompts):
+        index = CacheIndex(CacheSettings(block_size=unit), "m", ManualClock(), NULL_OBSERVER)
+        ids = prefix + array("I", range(number, number + rest))
+        prefixed = PrefixedIds.of(ids.tobytes(), known)
+        assert prefixed == ids
+        keys = index.keys(Prompt(prefixed, len(ids), True), adapter, salt)
+        plain = index.keys(Prompt(ids, len(ids), True), adapter, salt)
+        assert list(keys) == list(plain) == chain(ids, unit, root(True, adapter, salt))
+        assert (keys.unit, keys.tokens, keys.exact, keys.whole) == (unit, len(ids), True, True)
+        assert len(known.keys) <= KEYS_KEPT
 
 
 def test_the_least_recently_used_is_forgotten() -> None:

@@ -85,7 +85,7 @@ class Requests(RuleBasedStateMachine):
             matches[endpoint.slot] = Match(gpu=held, expected_hit=min(held, max(0, tokens - 1)))
         request = Request("x", self.model, kind, self.clock.now, stream=stream, prompt_tokens=tokens, matches=matches)
         ids = array("I", [tokens % 3]) * tokens
-        keys = self.index.keys(ids, tokens, True, None, None)
+        keys = self.index.keys(Prompt(ids, tokens, True))
         runtime = SimpleNamespace(model=self.model, index=self.index, tokens=SimpleNamespace(parity=Silent()))
         timeline = Timeline(self.clock, self.clock.now, phase=Phase.BEFORE_COMMIT)
         exchange = Exchange("x", route, timeline, Share(self.memory), NULL_OBSERVER)
@@ -172,7 +172,7 @@ class Requests(RuleBasedStateMachine):
             assert (ledger.requests, ledger.prefill_tokens, ledger.kv_tokens) == (0, 0, 0)
             assert (ledger.prefill_attention, ledger.prefill_done) == (0, 0)
         self.clock.now += EVENTS_WITHIN
-        self.index.match(self.index.keys(array("I"), 0, True, None, None), 0, self.endpoints)
+        self.index.match(self.index.keys(Prompt(array("I"), 0, True)), 0, self.endpoints)
         assert self.index.blocks == 0
 
     def _plan(self, exchange: Exchange, decode: int, prefill: int | None, prefilled: bool) -> None:
