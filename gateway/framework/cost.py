@@ -100,13 +100,15 @@ class Scalars(NamedTuple):
         new = prompt_tokens - held if prompt_tokens > held else 1
         queued = waiting * self.prefill_token + self.prefill_quadratic * attention - done
         steps = 1 + (waiting + new) / self.step_tokens
-        return FirstToken(
+        # Not FirstToken(...), which is a call of Python more for each candidate that is compared so.
+        parts = (
             self.overhead,
             queued if waiting and queued > 0 else 0.0,
             new * (self.prefill_token + self.prefill_quadratic * (prompt_tokens - new / 2)),
             self.fetch_seconds(match) if match.gpu < held else 0.0,
             steps * (self.step_request * running + self.kv_token * kv_tokens),
         )
+        return tuple.__new__(FirstToken, parts)
 
 
 class CostModel(Protocol):

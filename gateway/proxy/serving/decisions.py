@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterator, Sequence
-from typing import Any, NamedTuple
+from typing import Any
+
+import msgspec
 
 from gateway.core.observer import Observer, Settled
 from gateway.fleet.load.booking import Booking
@@ -26,7 +28,7 @@ OUTCOME = (
 """Of ``Settled``: what became of a request. Its times are from the request's arrival."""
 
 
-class Booked(NamedTuple):
+class Booked(msgspec.Struct, frozen=True):
     """What was known of the endpoint that was to compute the prompt, when it was booked there; see ``Booking``.
 
     ``ahead``: prefill tokens queued there before. ``ttft``: seconds to the first token, as predicted; None: the prompt
@@ -43,7 +45,7 @@ class Booked(NamedTuple):
     ttft: float | None
 
 
-class DecisionRecord:
+class DecisionRecord(msgspec.Struct, eq=False):
     """A decision, and what became of it, filled in as it is known.
 
     ``booked``: where the prompt is computed. ``result``: how the attempt ended. ``cached_tokens``: of the prompt, as
@@ -51,15 +53,12 @@ class DecisionRecord:
     of the request, of its last attempt.
     """
 
-    __slots__ = ("booked", "cached_tokens", "decision", "first_token", "result", "settled")
-
-    def __init__(self, decision: Decision) -> None:
-        self.decision = decision
-        self.booked: Booked | None = None
-        self.result: str | None = None
-        self.cached_tokens: int | None = None
-        self.first_token: float | None = None
-        self.settled: Settled | None = None
+    decision: Decision
+    booked: Booked | None = None
+    result: str | None = None
+    cached_tokens: int | None = None
+    first_token: float | None = None
+    settled: Settled | None = None
 
     def book(self, booking: Booking) -> None:
         """The prompt is computed there, and no longer where it was to be before."""
