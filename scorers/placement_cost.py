@@ -92,8 +92,9 @@ class PlacementCost:
         if lam is None:
             lam = USUAL_DECODING_WEIGHT if request.slo is None else decoding_weight(request)
         second, reuse, most_stalled = self._second, self._reuse, MOST_STALLED
+        full = 1 + reuse  # where nothing is known to be empty
         prompt, find, rooms = request.prompt_tokens, request.matches.get, request.matches.room
-        output = request.expected_output if request.kind in GENERATES else 0.0
+        decoding = lam * request.expected_output if request.kind in GENERATES else 0.0
         now, scores = self._clock.monotonic(), []
         for endpoint in endpoints:
             running, waiting, attention, done, kv_tokens, stalled = endpoint.load.sums(now)
@@ -102,7 +103,7 @@ class PlacementCost:
             match = find(endpoint.slot, NO_MATCH)
             held = match.expected_hit
             new = prompt - held if prompt > held else 1
-            share = 1 + reuse
+            share = full
             if rooms and (room := rooms.get(endpoint.slot)):
                 left, size = room - waiting - new / 2, endpoint.metrics.kv_capacity
                 if left > 0 and size > 0:
@@ -117,7 +118,7 @@ class PlacementCost:
                 if queued > 0:
                     cost += queued
             batch = step_request * running + kv_token * kv_tokens
-            cost += (1 + (waiting + new) / step_tokens) * batch + lam * output * (step + batch)
+            cost += (1 + (waiting + new) / step_tokens) * batch + decoding * (step + batch)
             if match.gpu < held:
                 cost += scalars.fetch_seconds(match)
             scores.append(second / (second + cost))
