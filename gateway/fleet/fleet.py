@@ -269,7 +269,7 @@ class Fleet:
         assert isinstance(endpoint, FleetEndpoint)
         engine = endpoint.engine
         engine.heard_at = now = self._context.clock.monotonic()
-        engine.answers.record(now, broken=False)
+        engine.answers.ended.append((now, False))
 
     async def _first_probes(self, watches: Sequence[EngineWatch]) -> None:
         """Wait until each engine was probed once, or for the scrape timeout."""

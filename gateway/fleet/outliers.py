@@ -29,28 +29,23 @@ attract every request; one that answers half of them is worth more in use than o
 
 
 class OutlierDetector:
-    """Over the last answers of one engine."""
+    """Over the last answers of one engine.
+
+    ``ended``: when each of them ended (seconds, never less than before), and whether it broke off. Each answer adds
+    itself; what it means is looked at when one breaks off.
+    """
 
     def __init__(self) -> None:
-        self._ended: deque[tuple[float, bool]] = deque()
-        self._broken = 0
-
-    def record(self, now: float, *, broken: bool) -> None:
-        """An answer has ended at ``now`` (seconds, never less than before)."""
-        self._ended.append((now, broken))
-        self._broken += broken
-        while len(self._ended) > LAST or self._ended[0][0] < now - WINDOW:
-            self._broken -= self._ended.popleft()[1]
+        self.ended: deque[tuple[float, bool]] = deque(maxlen=LAST)
 
     def is_outlier(self, in_flight: int) -> bool:
         """Whether too many broke off. ``in_flight``: requests on the engine now; up to ``LAST`` of them count as good,
         since answers that break off end first."""
-        answers = len(self._ended) + min(in_flight, LAST)
-        return self._broken >= BREAKS and self._broken >= SHARE * answers
-
-    def clear(self) -> None:
-        self._ended.clear()
-        self._broken = 0
+        ended = self.ended
+        while ended and ended[0][0] < ended[-1][0] - WINDOW:
+            ended.popleft()
+        broken, answers = sum([broke for _, broke in ended]), len(ended) + min(in_flight, LAST)
+        return broken >= BREAKS and broken >= SHARE * answers
 
 
 def spared(groups: Iterable[Iterable[Health]]) -> set[Health]:

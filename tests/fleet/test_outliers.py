@@ -23,12 +23,12 @@ def test_the_share_is_that_of_the_window(ended, under_way):
     answers, now, told = OutlierDetector(), 0.0, []
     for pause, broken in ended:
         now += pause
-        answers.record(now, broken=broken)
+        answers.ended.append((now, broken))
         told.append((now, broken))
     counted = [broken for at, broken in told[-LAST:] if at >= now - WINDOW]
     expected = sum(counted) >= BREAKS and sum(counted) >= SHARE * (len(counted) + min(under_way, LAST))
     assert answers.is_outlier(under_way) is expected
-    answers.clear()
+    answers.ended.clear()
     assert not answers.is_outlier(0)
 
 
@@ -42,22 +42,22 @@ def test_one_in_ten_that_breaks_is_no_outlier_however_they_are_told(seed, every)
         under_way = LAST
         for broken in sorted(breaks, reverse=True) if chance.random() < 0.5 else breaks:
             under_way -= 1
-            answers.record(float(burst), broken=broken)
+            answers.ended.append((float(burst), broken))
             assert not (broken and answers.is_outlier(under_way))
 
 
 def test_an_engine_that_begins_to_break_all_is_found_at_once():
     answers = OutlierDetector()
     for _ in range(LAST):
-        answers.record(0.0, broken=False)
+        answers.ended.append((0.0, False))
     number = 0
     while not answers.is_outlier(0):
-        answers.record(0.0, broken=True)
+        answers.ended.append((0.0, True))
         number += 1
     assert number == LAST * SHARE
     busy = OutlierDetector()
     for _ in range(LAST):
-        busy.record(0.0, broken=True)
+        busy.ended.append((0.0, True))
     assert busy.is_outlier(10 * LAST), "however much it has been given"
 
 
