@@ -16,6 +16,7 @@ import zmq.asyncio
 
 from tests.simulator.conftest import DATA, Running, Start
 from tests.simulator.transfer.conftest import CHAT, PREFILL, MakePair, Pair, body, plain, silent_port
+from tests.support.pace import pace
 from tests.support.wait import eventually
 
 INTERNAL = {"message": "Internal server error", "type": "InternalServerError", "param": None, "code": 500}
@@ -288,8 +289,9 @@ class TestLeases:
         assert await counter(two.prefill, "num_notifications_after_expiry") == 1
         assert await counter(two.decode, "num_failed_transfers") == 0
 
-    async def test_heartbeats_keep_what_is_waited_for(self, pair: MakePair) -> None:
+    async def test_heartbeats_keep_what_is_waited_for(self, pair: MakePair, monkeypatch: pytest.MonkeyPatch) -> None:
         """The load takes several leases' time."""
+        pace(monkeypatch)
         two = await pair(kv_lease_seconds=0.4, decode={"kv_transfer_seconds": 1 / 109})
         assert (await two.split(body()))["choices"] == await plain(two.prefill, body())
         assert await counter(two.prefill, "num_kv_expired_reqs") == 0
@@ -303,7 +305,8 @@ class TestLeases:
         assert answer.json()["choices"] != await plain(two.prefill, body())
         assert await counter(two.prefill, "num_kv_expired_reqs") == 1
 
-    async def test_what_waits_in_the_queue_is_kept_too(self, pair: MakePair) -> None:
+    async def test_what_waits_in_the_queue_is_kept_too(self, pair: MakePair, monkeypatch: pytest.MonkeyPatch) -> None:
+        pace(monkeypatch)
         two = await pair(kv_lease_seconds=0.4, decode={"max_num_seqs": 1, "step_seconds": 0.01})
         busy = asyncio.create_task(plain(two.decode, body("busy", 80)))
         await eventually(lambda: two.decode.server.running == 1, "it is busy")
