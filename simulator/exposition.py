@@ -7,6 +7,7 @@ import platform
 import resource
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import lru_cache, partial
+from itertools import accumulate
 from pathlib import Path
 
 from simulator.engine import Engine
@@ -115,12 +116,9 @@ class _Page:
     def histogram(self, name: str, text: str, read: Callable[[Engine], Histogram]) -> None:
         self.family(name, "histogram", text)
         for index, engine in enumerate(self._engines):
-            histogram, running = read(engine), 0
-            buckets = _buckets(name, index, self._model, histogram.bounds)
-            for series, count in zip(buckets, histogram.counts, strict=True):
-                running += count
-                self.lines.append(f"{series} {_number(running) if running else '0.0'}")
-            self.sample(f"{name}_count", index, running)
+            histogram = read(engine)
+            self.lines += _buckets(name, index, self._model, histogram.bounds, tuple(histogram.counts))
+            self.sample(f"{name}_count", index, histogram.count)
             self.sample(f"{name}_sum", index, histogram.total)
         self.family(f"{name}_created", "gauge", text)
         for index in range(len(self._engines)):
@@ -134,9 +132,12 @@ def _series(name: str, engine: int, model: str, labels: tuple[tuple[str, str], .
 
 
 @lru_cache(maxsize=1000)
-def _buckets(name: str, engine: int, model: str, bounds: tuple[float, ...]) -> list[str]:
-    """The names of a histogram's buckets, each with its upper bound. Remembered like ``_series``."""
-    return [_series(f"{name}_bucket", engine, model, (("le", _number(bound)),)) for bound in (*bounds, float("inf"))]
+def _buckets(name: str, engine: int, model: str, bounds: tuple[float, ...], counts: tuple[int, ...]) -> list[str]:
+    """The lines of a histogram's buckets, cumulative. Remembered like ``_series``: most have not changed since the last
+    scrape. ``counts``: per bucket, the last one beyond every bound."""
+    upper = (_number(bound) for bound in (*bounds, float("inf")))
+    series = (_series(f"{name}_bucket", engine, model, (("le", bound),)) for bound in upper)
+    return [f"{one} {_number(count)}" for one, count in zip(series, accumulate(counts), strict=True)]
 
 
 def _number(value: float) -> str:
