@@ -67,14 +67,13 @@ from typing import Literal
 
 from gateway.errors import NoEndpoint
 from gateway.framework import GENERATES, Context, Endpoint, Engine, Plan, Request, Role, RunProfile
+from gateway.framework.request import NO_COSTS
 from gateway.scheduling.profile import RETRY_AFTER
 from gateway.scheduling.split_cost import Answering, Assumptions, Computing, SplitCost, known
 
 THRESHOLD = 512
 """Tokens. A 70B model on four H100 computes one in 79 us, so 512 stall every answer that runs beside them for 40 ms:
 about two steps, and above the 10 to 20 ms that a second leg and the moving of the KV cost the request itself."""
-
-NO_COSTS: Mapping[str, float] = {}
 
 NEVER_WHOLE = frozenset({"sglang"})
 """Connectors whose engines generate nothing without a partner: what generates is split, whatever its length and form,
