@@ -95,8 +95,6 @@ OF_AIOHTTP = ("aiohttp.web", "aiohttp.http", "aiohttp.http_exceptions", "aiohttp
 
 # Files that import each other, in a circle: to be taken apart. The list only gets shorter.
 CIRCLES: set[frozenset[str]] = {
-    frozenset({"gateway.kvcache.index.cache_index", "gateway.kvcache.index.use"}),
-    frozenset({"gateway.tokens.harmony", "gateway.tokens.mistral", "gateway.tokens.native"}),
     frozenset(
         f"gateway.proxy.serving.{name}"
         for name in (

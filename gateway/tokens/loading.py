@@ -20,7 +20,7 @@ from gateway.errors import ConfigError
 from gateway.tokens.agreement import Form
 from gateway.tokens.content_format import variables_of
 from gateway.tokens.families import RENDERS_ITSELF, Family, Obstacle, family_of, obstacles
-from gateway.tokens.native import Native, load_native
+from gateway.tokens.native import Native
 from gateway.tokens.settings import TokenSettings
 
 COMMIT = re.compile(r"[0-9a-f]{40}")
@@ -62,7 +62,7 @@ def load(settings: TokenSettings, model: str) -> Loaded:
     tokenizer = native = None
     try:
         if family is not None and family.installed:
-            native = load_native(family.module, settings)
+            native = _load_native(family.module, settings)
         if native is None or not native.texts:
             tokenizer = AutoTokenizer.from_pretrained(
                 source, revision=settings.revision, trust_remote_code=settings.trust_remote_code
@@ -81,6 +81,18 @@ def load(settings: TokenSettings, model: str) -> Loaded:
         obstacles=obstacles(family, template=has_template),
         native=native,
     )
+
+
+def _load_native(module: str, settings: TokenSettings) -> Native:
+    """The tokenizer for a family's ``module``, which is imported only if it is wanted: it may not be installed. May
+    raise any exception, as its files can cause any."""
+    if module == "openai_harmony":
+        from gateway.tokens.harmony import Harmony
+
+        return Harmony(settings.memory_bytes)
+    from gateway.tokens.mistral import Mistral
+
+    return Mistral(settings)
 
 
 def _read_template(path: str, model: str) -> str:

@@ -11,7 +11,6 @@ from typing import Protocol
 
 from gateway.core.prompt import ChatInput
 from gateway.tokens.reasons import Unrenderable, Why
-from gateway.tokens.settings import TokenSettings
 
 
 class Native(Protocol):
@@ -30,17 +29,6 @@ class Native(Protocol):
     def text(self, text: str, *, add_special_tokens: bool) -> array[int]:
         """The ids of a completion's prompt."""
         ...
-
-
-def load_native(module: str, settings: TokenSettings) -> Native:
-    """The tokenizer for a family's ``module``. Blocking. May raise any exception, as its files can cause any."""
-    if module == "openai_harmony":
-        from gateway.tokens.harmony import Harmony
-
-        return Harmony(settings.memory_bytes)
-    from gateway.tokens.mistral import Mistral
-
-    return Mistral(settings)
 
 
 def refuse_converted(chat: ChatInput) -> None:

@@ -242,22 +242,6 @@ class CacheIndex(IndexedEndpoints):
         prediction = self._predictions.predict(state.column, keys, self._placements)
         return BlockUse(self, keys, endpoint, prediction, state.blocks.order)
 
-    def settled(self, keys: BlockKeys, endpoint: Endpoint, expected: int, reported: int | None) -> None:
-        """The engine has reported ``reported`` cached tokens where ``expected`` were expected.
-
-        If fewer, counts of copies from its events are corrected, and an approximation assumes less of the engine's
-        capacity.
-        """
-        state = self._states.get(endpoint.slot)
-        if state is None or reported is None or keys.unit != self.unit:
-            return
-        if not state.fully_covered(keys):
-            # If not all tokens are known, what stands in for them may be longer than they are.
-            served = reported >= expected or (not keys.whole and 2 * reported >= expected)
-            state.approximate.adjust(expected, served)
-        if reported < expected and state.covered_by_events(keys):
-            state.recomputed(keys, reported // self.unit, expected // self.unit)
-
     # parts of the above
 
     def _clear_gpu(self, state: EndpointState, work: Iterator[None]) -> Generator[None]:

@@ -1,4 +1,5 @@
-"""The endpoints of one index: how they come and go, and how far each one's events are known.
+"""The endpoints of one index: how they come and go, how far each one's events are known, and what engines report of
+their hits.
 
 An endpoint that is cleared gets new columns at once; ``sweep`` clears the old ones in slices, and then they are used
 again.
@@ -16,6 +17,7 @@ from gateway.kvcache.index.cache_room import CacheRoom
 from gateway.kvcache.index.columns import Columns
 from gateway.kvcache.index.endpoint_state import EndpointState
 from gateway.kvcache.index.hash_map import Packing
+from gateway.kvcache.index.keys import BlockKeys
 from gateway.kvcache.index.predictions import Predictions
 from gateway.kvcache.index.size_limit import SizeLimit
 from gateway.kvcache.settings import CacheSettings
@@ -106,6 +108,22 @@ class IndexedEndpoints:
                 self._observer.kv_events(state.endpoint.name, kind, count)
             state.counts.clear()
             self._observer.kv_blocks(self._model, self._table.size)
+
+    def settled(self, keys: BlockKeys, endpoint: Endpoint, expected: int, reported: int | None) -> None:
+        """The engine has reported ``reported`` cached tokens where ``expected`` were expected.
+
+        If fewer, counts of copies from its events are corrected, and an approximation assumes less of the engine's
+        capacity.
+        """
+        state = self._states.get(endpoint.slot)
+        if state is None or reported is None or keys.unit != self.unit:
+            return
+        if not state.fully_covered(keys):
+            # If not all tokens are known, what stands in for them may be longer than they are.
+            served = reported >= expected or (not keys.whole and 2 * reported >= expected)
+            state.approximate.adjust(expected, served)
+        if reported < expected and state.covered_by_events(keys):
+            state.recomputed(keys, reported // self.unit, expected // self.unit)
 
     def _start(self, endpoint: Endpoint, events: bool, events_seen: bool) -> None:
         """The endpoint holds nothing, in new columns."""

@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING
 
 from gateway.framework import Endpoint
 from gateway.kvcache.index.block_table import BlockChunk
 from gateway.kvcache.index.eviction import EvictionOrder
+from gateway.kvcache.index.indexed_endpoints import IndexedEndpoints
 from gateway.kvcache.index.keys import BlockKeys
 from gateway.kvcache.index.predictions import Prediction
-
-if TYPE_CHECKING:
-    from gateway.kvcache.index.cache_index import CacheIndex
 
 
 class BlockUse:
@@ -25,7 +22,7 @@ class BlockUse:
 
     def __init__(
         self,
-        index: CacheIndex,
+        index: IndexedEndpoints,
         keys: BlockKeys,
         endpoint: Endpoint,
         prediction: Prediction | None = None,
