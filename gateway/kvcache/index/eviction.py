@@ -12,7 +12,7 @@ from collections import OrderedDict
 from collections.abc import Mapping
 from itertools import count
 
-from gateway.kvcache.index.block_table import BlockChunk
+from gateway.kvcache.index.block_table import LEADING, BlockChunk
 
 WALK = 2_000
 """Runs of blocks that are looked at for those that go next: a millisecond, and more blocks than a queue of prompts
@@ -58,17 +58,25 @@ class EvictionOrder:
                 users[by] = bits
         self._next = None
 
-    def free(self, by: object, blocks: Mapping[BlockChunk, int]) -> None:
+    def free(self, by: object, blocks: dict[BlockChunk, int]) -> None:
         """The request has ended. ``blocks``: of its prompt, in order; the last of them go first."""
-        used = self._used
-        for chunk, bits in reversed(list(blocks.items())):
+        used, runs, column = self._used, self._runs, self._column
+        for chunk, bits in reversed(blocks.items()):
             users = used.get(chunk)
             if users is not None:
                 users.pop(by, None)
                 if not users:
                     del used[chunk]
-            if held := bits & chunk.held(self._column):
-                self._to_end(chunk, held)
+            held = bits & (LEADING[len(chunk.keys)] if chunk.full >> column & 1 else chunk.held(column))
+            if not held:
+                continue
+            numbers = runs.get(chunk)
+            if numbers is not None and len(numbers) == 1:
+                number, had = next(iter(numbers.items()))
+                if had == held:  # as mostly: the chunk is used as a whole
+                    self._order.move_to_end(number)
+                    continue
+            self._to_end(chunk, held)
         self._next = None
 
     def next_out(self, blocks: int) -> Mapping[BlockChunk, int]:

@@ -140,8 +140,9 @@ class Predictions:
             return
         del self._under_way[prediction]
         prediction.announced = True
+        column = prediction.column
         for chunk, bits in list(prediction.marks.items()):
-            if held := bits & chunk.held(prediction.column):
+            if held := bits & (LEADING[len(chunk.keys)] if chunk.full >> column & 1 else chunk.held(column)):
                 self._drop(prediction, chunk, held)
         if prediction.marks:
             prediction.at = self._clock.monotonic()
@@ -157,16 +158,21 @@ class Predictions:
 
     def _drop(self, prediction: Prediction, chunk: BlockChunk, bits: int) -> None:
         """The prediction claims these blocks no more: those that no other claims leave the table."""
-        claims = prediction.claims
+        claims, marks = prediction.claims, prediction.marks
         claimed = claims[chunk]
-        if left := prediction.marks[chunk] & ~bits:
-            prediction.marks[chunk] = claimed[prediction] = left
+        if left := marks[chunk] & ~bits:
+            marks[chunk] = claimed[prediction] = left
         else:
-            del prediction.marks[chunk], claimed[prediction]
+            del marks[chunk], claimed[prediction]
         for others in claimed.values():
             bits &= ~others
             if not bits:
                 return
         if not claimed:
             del claims[chunk]
-        self._table.unmark(chunk, prediction.column + PREDICTED, bits)
+        predicted = prediction.column + PREDICTED
+        full, rest = chunk.full, chunk.full & ~(1 << predicted)
+        if full != rest and rest and bits == LEADING[len(chunk.keys)]:
+            chunk.full = rest  # as mostly: others hold all of it, too
+        else:
+            self._table.unmark(chunk, predicted, bits)

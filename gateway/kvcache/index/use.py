@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
 from gateway.framework import Endpoint
 from gateway.kvcache.index.block_table import BlockChunk
 from gateway.kvcache.index.eviction import EvictionOrder
@@ -34,7 +32,7 @@ class BlockUse:
         self._prediction = prediction
         self._order = order
         self._computed = False
-        self._blocks: Mapping[BlockChunk, int] = {}
+        self._blocks: dict[BlockChunk, int] = {}
         if prediction is not None and order is not None:
             self._blocks = dict(prediction.marks)
             order.use(self, self._blocks)
