@@ -66,10 +66,11 @@ class Agreement:
     """The comparisons of one engine and one form of prompts.
 
     ``difference``: the verdict; None: the engine is not found to differ. ``agrees``: it is not, and enough prompts
-    were compared.
+    were compared. ``counts``: whether the last counts were equal. While it ``agrees``, an equal count changes neither,
+    and may be added there.
     """
 
-    __slots__ = ("_agreed", "_form", "_windows", "agrees", "difference")
+    __slots__ = ("_agreed", "_form", "_windows", "agrees", "counts", "difference")
 
     def __init__(self, form: Form) -> None:
         self.difference: Difference | None = None
@@ -77,6 +78,7 @@ class Agreement:
         self._form = form
         self._agreed = 0
         self._windows: dict[Evidence, deque[bool]] = {each: deque(maxlen=WINDOW) for each in Evidence}
+        self.counts = self._windows[Evidence.COUNT]
 
     def compared(self, evidence: Evidence, equal: bool) -> bool:
         """Add one prompt's comparison. Returns whether ``difference`` or ``agrees`` has changed."""

@@ -141,9 +141,12 @@ class Parity:
 
     def compare_counts(self, endpoint: str, form: Form, ours: int, reported: int) -> None:
         """Compare our count of a prompt's tokens with ``usage.prompt_tokens``."""
+        agreement = self._agreements[form][endpoint]
         if ours != reported:
             self._proved.pop(endpoint, None)
-        agreement = self._agreements[form][endpoint]
+        elif agreement.agrees:
+            agreement.counts.append(True)
+            return
         before = agreement.difference
         if agreement.compared(Evidence.COUNT, ours == reported):
             self._changed(form, endpoint, agreement.difference, before)

@@ -106,7 +106,14 @@ class Renderer:
             if message["role"] == "developer" and not supports_developer(template):
                 conversation = developers_to_system(conversation)
                 break
-        given = self._arguments(chat)
+        given: Mapping[str, Any]
+        if chat.template_kwargs or chat.documents is not None or chat.reasoning_effort is not None or self._defaults:
+            given = self._arguments(chat)
+        else:  # as most chats have it
+            given = {
+                "add_generation_prompt": chat.add_generation_prompt,
+                "continue_final_message": chat.continue_final_message,
+            }
         try:
             if not conversation:
                 raise ValueError("a chat without messages")

@@ -240,7 +240,10 @@ class CacheIndex(IndexedEndpoints):
         if not followed:
             return BlockUse(self, keys, endpoint)
         prediction = self._predictions.predict(state.column, keys, self._placements)
-        return BlockUse(self, keys, endpoint, prediction, state.blocks.order)
+        order = state.blocks.order
+        use = BlockUse(self, keys, endpoint, prediction, order, prediction.marks.copy())
+        order.use(use, use.blocks)
+        return use
 
     # parts of the above
 
