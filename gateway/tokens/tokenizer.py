@@ -262,7 +262,11 @@ class ModelTokens:
             reading = self._encoder.read(texts, add_special_tokens=prompt.add_special_tokens, most=LOOP_NEW)
             if reading.new > LOOP_ENCODED:
                 return _Rest(partial(self._finish, reading), reading.new)
-            return _exact(self._encoder.finish(reading))
+            found = self._encoder.finish(reading)
+            if len(found) > 1:
+                return _exact(found)
+            ids = found[0]
+            return Prompt(ids, len(ids), True, own=ids)
         except Unrenderable as unrenderable:
             if unrenderable.why is not Why.MEDIA:
                 raise
