@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import importlib
 import os
 import subprocess
 import sys
@@ -11,14 +12,19 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from tokenizers import Tokenizer
-from transformers import AutoTokenizer, ByT5Tokenizer, PreTrainedTokenizerFast
 
 from gateway.tokens.encode import Encoder
 
 
 @pytest.fixture(scope="module")
-def whole(folder: Path) -> Any:
-    return AutoTokenizer.from_pretrained(str(folder))
+def library() -> Any:
+    """``transformers``: not imported with this file, since its import takes as long as that of all others' tests."""
+    return importlib.import_module("transformers")
+
+
+@pytest.fixture(scope="module")
+def whole(library: Any, folder: Path) -> Any:
+    return library.AutoTokenizer.from_pretrained(str(folder))
 
 
 @pytest.fixture(scope="module")
@@ -42,32 +48,33 @@ def test_special_tokens_in_a_text_are_tokens(encoder: Encoder, whole: Any) -> No
     assert ids[-1] == whole.convert_tokens_to_ids("<|im_end|>")
 
 
-def test_a_truncation_in_the_file_is_not_applied(folder: Path, tmp_path: Path) -> None:
+def test_a_truncation_in_the_file_is_not_applied(library: Any, folder: Path, tmp_path: Path) -> None:
     backend = Tokenizer.from_file(str(folder / "tokenizer.json"))
     backend.enable_truncation(4)
     backend.enable_padding(length=8)
-    encoder = Encoder(PreTrainedTokenizerFast(tokenizer_object=backend, pad_token="<|endoftext|>"), "m")
+    encoder = Encoder(library.PreTrainedTokenizerFast(tokenizer_object=backend, pad_token="<|endoftext|>"), "m")
     (ids,) = encoder.encode(["many words of a long text"], add_special_tokens=False)
     assert encoder._backend is not None
     assert len(ids) > 8
 
 
-def test_a_tokenizer_written_in_python_is_used_whole(caplog: pytest.LogCaptureFixture) -> None:
-    encoder = Encoder(ByT5Tokenizer(), "slow-model")
+def test_a_tokenizer_written_in_python_is_used_whole(library: Any, caplog: pytest.LogCaptureFixture) -> None:
+    encoder = Encoder(library.ByT5Tokenizer(), "slow-model")
     assert encoder._backend is None
     assert "slow-model" in caplog.text
     assert encoder.encode(["hi", "a"], add_special_tokens=True) == [array("I", [107, 108, 1]), array("I", [100, 1])]
     assert encoder.encode(["hi"], add_special_tokens=False) == [array("I", [107, 108])]
 
 
-class Shouting(PreTrainedTokenizerFast):
-    """Changes text before its backend sees it, as some models' own classes do."""
+def test_a_tokenizer_that_changes_text_in_python_is_used_whole(
+    library: Any, folder: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    class Shouting(library.PreTrainedTokenizerFast):
+        """Changes text before its backend sees it, as some models' own classes do."""
 
-    def __call__(self, text: Any, *args: Any, **kwargs: Any) -> Any:
-        return super().__call__(text.upper(), *args, **kwargs)
+        def __call__(self, text: Any, *args: Any, **kwargs: Any) -> Any:
+            return super().__call__(text.upper(), *args, **kwargs)
 
-
-def test_a_tokenizer_that_changes_text_in_python_is_used_whole(folder: Path, caplog: pytest.LogCaptureFixture) -> None:
     tokenizer = Shouting(tokenizer_file=str(folder / "tokenizer.json"))
     encoder = Encoder(tokenizer, "loud-model")
     assert encoder._backend is None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import re
 from collections.abc import Callable, Iterator
 from functools import lru_cache
@@ -12,7 +13,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 from jinja2.runtime import Context
 from jinja2.sandbox import ImmutableSandboxedEnvironment, SandboxedEnvironment
-from transformers.utils import chat_template_utils
 
 from gateway.core.clock import ManualClock
 from gateway.tokens.environment import ChatEnvironment
@@ -139,8 +139,9 @@ def both(template: str) -> tuple[Any, Any]:
 
 @lru_cache
 def theirs(template: str) -> Any:
-    compile_template: Any = chat_template_utils._cached_compile_jinja_template
-    return compile_template(template)
+    # Not imported with this file: the import takes as long as that of all other tests.
+    library: Any = importlib.import_module("transformers.utils.chat_template_utils")
+    return library._cached_compile_jinja_template(template)
 
 
 @lru_cache

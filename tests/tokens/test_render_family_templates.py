@@ -16,7 +16,6 @@ import orjson
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from transformers.utils import chat_template_utils
 
 from gateway.api.parse import parse
 from gateway.api.routes import find
@@ -83,7 +82,7 @@ def noon() -> Any:
             return cls.fromtimestamp(NOON, tz)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(chat_template_utils, "datetime", Noon)
+        patch.setattr("transformers.utils.chat_template_utils.datetime", Noon)
         yield
 
 

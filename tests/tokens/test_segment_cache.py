@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import gc
+import importlib
 import random
 import sys
 import threading
@@ -12,7 +13,6 @@ import pytest
 from hypothesis import HealthCheck, given
 from hypothesis import strategies as st
 from tokenizers import Tokenizer
-from transformers import PreTrainedTokenizerFast
 
 from gateway.core.prompt import KnownPrefix, PrefixedIds
 from gateway.tokens.encode import Encoder
@@ -27,6 +27,11 @@ ROOM = 10_000_000
 @pytest.fixture(scope="module")
 def cuts() -> Cuts:
     return find_cuts(shape("llama3"))
+
+
+def whole_of(tokenizer: Tokenizer) -> Any:
+    """As the library has it, which is not imported with this file: that takes as long as all other tests' import."""
+    return importlib.import_module("transformers").PreTrainedTokenizerFast(tokenizer_object=tokenizer)
 
 
 def turn(number: int, size: int = LEAST) -> str:
@@ -257,7 +262,7 @@ def test_nothing_is_left_when_all_is_forgotten(cuts: Cuts) -> None:
 
 
 def test_another_threads_ids_are_taken(monkeypatch: pytest.MonkeyPatch) -> None:
-    encoder = Encoder(PreTrainedTokenizerFast(tokenizer_object=shape("llama3")), "m", memory_bytes=ROOM)
+    encoder = Encoder(whole_of(shape("llama3")), "m", memory_bytes=ROOM)
     reading = encoder.read([turns_of(1, 2)], add_special_tokens=False)
     whole = encoder.encode([turns_of(1, 2)], add_special_tokens=False)
     backend, encoded = encoder._backend, list[str]()
@@ -330,8 +335,7 @@ def test_conversations_have_the_ids_of_their_whole_texts(
     """Turn by turn through the cache, branching, and among others: every id is the whole encoding's."""
     tokenizer: Tokenizer = shape(name)
     if (name, limit, hops) not in ENCODERS:
-        whole = PreTrainedTokenizerFast(tokenizer_object=tokenizer)
-        encoder = ENCODERS[name, limit, hops] = Encoder(whole, name, memory_bytes=limit)
+        encoder = ENCODERS[name, limit, hops] = Encoder(whole_of(tokenizer), name, memory_bytes=limit)
         if encoder._cache is not None:
             encoder._cache = SegmentCache(limit, encoder._cuts, hops)
     encoder = ENCODERS[name, limit, hops]
