@@ -20,7 +20,7 @@ import msgspec
 
 from gateway.core.prompt import PrefixedIds
 from gateway.tokens.segment_cache import Lookup, Segment, SegmentCache
-from gateway.tokens.segments import Cuts, find_cuts
+from gateway.tokens.segments import LEAST, Cuts, find_cuts
 
 log = logging.getLogger("kvgate.tokens")
 
@@ -38,6 +38,9 @@ TOGETHER = 32
 """Segments that are encoded by one call, some 5 ms of work. The call holds the GIL while it makes the list of ids and
 frees its results: 8 ms for 100,000 tokens at once, 0.3 ms for this many. The total time is the same."""
 
+TAILS = 64
+"""Short ends of texts whose ids are kept, some 20 KB. Most chats end alike, with what the template puts before an
+answer: not to encode that each time saves a sixth of the encoding of a short message."""
 
 _IDS = attrgetter("ids")
 
@@ -64,6 +67,7 @@ class Encoder:
         self._backend = self._agreeing_backend(name)
         self._cuts = Cuts(None, "python", {})
         self._cache: SegmentCache | None = None
+        self._tails: dict[str, bytes] = {}
         if self._backend is not None and memory_bytes:
             self._cuts = find_cuts(self._backend)
             self._cache = SegmentCache(memory_bytes, self._cuts)
@@ -104,16 +108,22 @@ class Encoder:
                 cache.look_up(lookup)
             for segment in lookup.missing:
                 known = cache.segments.get(segment.text)
-                if known is None:
-                    unknown.setdefault(segment.text, []).append(segment)
-                else:  # another thread has encoded it meanwhile
+                if known is not None:  # another thread has encoded it meanwhile
                     segment.ids = known.ids
+                elif (tail := self._tails.get(segment.text)) is not None:
+                    segment.ids = tail
+                else:
+                    unknown.setdefault(segment.text, []).append(segment)
         left = iter(unknown)
         while texts := list(islice(left, TOGETHER)):
             for text, one in zip(texts, self._backend.encode_batch_fast(texts, add_special_tokens=False), strict=True):
                 encoded = array("I", one.ids).tobytes()
                 for segment in unknown[text]:
                     segment.ids = encoded
+                if len(text) < LEAST:
+                    if len(self._tails) >= TAILS:
+                        self._tails.clear()
+                    self._tails[text] = encoded
         before, after = self._cuts.added[reading.add_special_tokens]
         whole = []
         for lookup in lookups:

@@ -13,7 +13,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tokenizers import Tokenizer
 
-from gateway.tokens.encode import Encoder
+from gateway.tokens.encode import TAILS, Encoder
+from gateway.tokens.segments import LEAST
 
 
 @pytest.fixture(scope="module")
@@ -40,6 +41,28 @@ def test_the_ids_are_the_whole_tokenizers(whole: Any, encoder: Encoder, text: st
     (ids,) = encoder.encode([text], add_special_tokens=special)
     assert ids == array("I", whole(text, add_special_tokens=special)["input_ids"])
     assert ids.itemsize == 4
+
+
+def test_the_end_that_chats_have_in_common_is_encoded_once(whole: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    encoder = Encoder(whole, "m", memory_bytes=1 << 20)
+    backend, encoded = encoder._backend, list[str]()
+
+    class Watched:
+        def encode_batch_fast(self, texts: list[str], **how: Any) -> Any:
+            encoded.extend(texts)
+            return backend.encode_batch_fast(texts, **how)
+
+    monkeypatch.setattr(encoder, "_backend", Watched())
+    end = "<|im_end|>\n<|im_start|>assistant\n"
+    for number in range(3 * TAILS):
+        text = f"<|im_start|>user\nquestion {number} " + "x" * LEAST + end
+        for _ in range(2):
+            (ids,) = encoder.encode([text], add_special_tokens=False)
+            assert ids == array("I", whole(text, add_special_tokens=False)["input_ids"])
+        encoder.encode([f"a short text {number}"], add_special_tokens=False)
+        assert len(encoder._tails) <= TAILS
+    assert encoded.count(end) <= 4, "others push it out now and then"
+    assert len(encoded) == len(set(encoded)) + encoded.count(end) - 1, "nothing else is encoded twice"
 
 
 def test_special_tokens_in_a_text_are_tokens(encoder: Encoder, whole: Any) -> None:
@@ -94,7 +117,8 @@ with contextlib.suppress(SystemExit):
     main(["--version"])
 from tokenizers import AddedToken, Tokenizer, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
-from gateway.tokens.encode import Encoder
+from gateway.tokens.encode import TAILS, Encoder
+from gateway.tokens.segments import LEAST
 tokenizer = Tokenizer(models.WordLevel({{"a": 0, "?": 1}}, unk_token="?"))
 tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
 tokenizer.add_tokens([AddedToken("<s>", normalized=False)])
