@@ -39,6 +39,9 @@ log = logging.getLogger("kvgate.server")
 LOOK = 0.02
 """Seconds between polls of the clients' write buffers at the end of a shutdown: there is no event for it."""
 
+LOOKS = 3
+"""Looks at a write buffer that must all find it empty: a client that reads may make room just before one of them."""
+
 DRAIN_RETRY = 1.0
 """Seconds in ``Retry-After`` during a shutdown: enough to connect to another replica."""
 
@@ -93,25 +96,28 @@ class Server:
                 while self.in_progress:
                     self._idle.clear()
                     await self._idle.wait()
-                while not await self._written():  # noqa: ASYNC110 -- there is no event for it
+                while await self._unwritten():  # noqa: ASYNC110 -- there is no event for it
                     await asyncio.sleep(LOOK)
         except TimeoutError:
-            left = self.in_progress, self._unwritten()
+            left = self.in_progress, await self._unwritten()
             log.warning("%d requests did not end and %d clients did not take all within %g s of grace", *left, grace)
             return False
         return True
 
-    async def _written(self) -> bool:
-        """Whether all bytes were given to the kernel. It checks twice: in between the loop writes what it can."""
-        if self._unwritten():
-            return False
-        await asyncio.sleep(0)
-        return not self._unwritten()
+    async def _unwritten(self) -> int:
+        """The number of connections with bytes in their write buffers: the largest of some looks.
 
-    def _unwritten(self) -> int:
-        """The number of connections with bytes in their write buffers."""
-        connections = [connection for listener in self._listeners for connection in listener.connections]
-        return sum(unwritten(connection.transport) for connection in connections if connection.transport is not None)
+        Under TLS a socket that has room again looks as if nothing waited for it until the loop has written more. The
+        loop needs two turns: asyncio's hears of the room in the first one, after it has woken this task.
+        """
+        most = 0
+        for _ in range(LOOKS):
+            connections = [connection for listener in self._listeners for connection in listener.connections]
+            transports = [connection.transport for connection in connections if connection.transport is not None]
+            most = max(most, sum(map(unwritten, transports)))
+            await asyncio.sleep(0)
+            await asyncio.sleep(0)
+        return most
 
     async def handle(self, client: HttpClient) -> None:
         """Answer one request. Raises nothing but CancelledError."""

@@ -26,9 +26,12 @@ def unwritten(transport: asyncio.WriteTransport) -> bool:
 
 def _takes(transport: asyncio.WriteTransport) -> bool:
     """Whether the socket is writable, closed or broken."""
+    opened = transport.get_extra_info("socket")
+    if opened is None:  # uvloop's, once it is closed
+        return True
     look = select.poll()
     try:
-        look.register(transport.get_extra_info("socket").fileno(), select.POLLOUT)
+        look.register(opened.fileno(), select.POLLOUT)
     except (OSError, ValueError):
         return True
     return bool(look.poll(0))
@@ -41,8 +44,9 @@ def taken_of(transport: asyncio.Transport) -> int:
     A kernel with a full receive buffer reopens its window in steps of some kilobytes. So for a client that reads a few
     bytes a second the number changes only with these steps.
     """
-    if sys.platform == "linux":
+    opened = transport.get_extra_info("socket")
+    if sys.platform == "linux" and opened is not None:
         with contextlib.suppress(OSError, struct.error):
-            found: bytes = transport.get_extra_info("socket").getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 128)
+            found: bytes = opened.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 128)
             return int(_ACKNOWLEDGED.unpack(found)[0])
     return transport.get_write_buffer_size()

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import select
 import socket
 import ssl
 from collections.abc import AsyncIterator
@@ -237,6 +238,19 @@ async def test_a_drain_waits_for_the_end_of_an_answer_that_the_client_has_yet_to
 @slow
 async def test_a_client_that_takes_nothing_does_not_hold_a_drain_beyond_its_grace(secure, authority, caplog):
     async with slow_reader(authority if secure else None) as (server, _):
+        assert await server.drain(0.1) is False
+    assert "0 requests did not end and 1 clients did not take all" in caplog.text
+
+
+@slow
+async def test_a_client_that_has_just_taken_some_holds_a_drain(secure, authority, caplog):
+    """Its kernel has room again, and the loop, which has more to write, has not heard of it yet."""
+    async with slow_reader(authority if secure else None) as (server, client):
+        (connection,) = server._listeners[0].connections
+        assert connection.transport is not None
+        ours = connection.transport.get_extra_info("socket").fileno()
+        while not select.select([], [ours], [], 0)[1]:
+            assert socket.socket.recv(client.socket, 1024), "beneath TLS, and without a turn of the loop"
         assert await server.drain(0.1) is False
     assert "0 requests did not end and 1 clients did not take all" in caplog.text
 
