@@ -40,7 +40,7 @@ frees its results: 8 ms for 100,000 tokens at once, 0.3 ms for this many. The to
 
 TAILS = 64
 """Short ends of texts whose ids are kept, some 20 KB. Most chats end alike, with what the template puts before an
-answer: not to encode that each time saves a sixth of the encoding of a short message."""
+answer: not to encode that each time saves a quarter of the library's time for a message of 64 characters."""
 
 _IDS = attrgetter("ids")
 
