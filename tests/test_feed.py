@@ -108,6 +108,7 @@ async def test_an_engine_that_sleeps_has_nothing_on_its_gpu(fed, engine, below):
     assert fed.held(*blocks) == 16 * len(blocks)
     fed.feed.engine_asleep(fed.endpoint)
     await eventually(lambda: fed.held(*blocks) == (32 if below else 0), "only what is below is left")
+    await engine.subscribed()
     await engine.publish(CLEARED, stored([99], ids(9)))
     await eventually(lambda: fed.held(9) == 16, "it goes on")
     assert fed.held(*blocks) == (32 if below else 0)
@@ -149,6 +150,8 @@ async def test_another_block_size_begins_all_streams_of_the_model_anew(fed, engi
     fed.follow(1, changes)
     fed.follow(2, idle)
     assert await fed.feed.synced(10)
+    for one in (changes, idle):
+        await one.subscribed()
     assert fed.index.unit == 32
     take, taken, at_change = fed.index.apply, [0, 0, 0], []
 
@@ -174,6 +177,7 @@ async def test_another_block_size_begins_all_streams_of_the_model_anew(fed, engi
     else:
         fed.follow(0, busy)
         assert await fed.feed.synced(10)
+        await busy.subscribed()
         await busy.publish(*blocks)
     async with asyncio.timeout(10):
         while not taken[0]:  # noqa: ASYNC110 -- each turn of the loop counts
@@ -190,6 +194,8 @@ async def test_another_block_size_begins_all_streams_of_the_model_anew(fed, engi
     assert set(fed.tally.gaps) == set()
     assert fed.tally.events["new-unit"] == 1
     # Nothing was applied twice: one removal is the end of each.
+    if amid == "replay":
+        await busy.subscribed()
     await busy.publish(removed(*[name for one in blocks for name in one.block_hashes]))
     await changes.publish(removed(11, 12, 21, 22, 23))
     await idle.publish(removed(13))
