@@ -1,83 +1,41 @@
-"""Engines that fail on demand: raw ones, written from sockets, and the repository's simulator as processes."""
+"""What engines do on demand that fail, and the repository's simulator as processes."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import itertools
 import json
 import os
 import sys
 from collections.abc import AsyncIterator, Awaitable, Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 
-import orjson
-
 from gateway.commands.processes import Process, offline
-from tests.support.chat import COMPLETE, DONE, ROLE, WORD
-from tests.support.wire import STREAM_HEAD, Connection, ScriptedServer, answer, chunked, engine
+from tests.support.chat import DONE, ROLE, WORD
+from tests.support.scripted_engine import WORDS, Post, answers
+from tests.support.wire import STREAM_HEAD, Connection, chunked
 
 Fault = Callable[[Connection], Awaitable[None]]
 """What is done to a connection in place of, or in the middle of, a good answer."""
 
-WORDS = 4
-"""Events with output in a streamed answer."""
 
+def failing(chooses: Callable[[int], Fault | None] = lambda number: None, hold: float = 0.0) -> Post:
+    """Good answers, but where ``chooses``, told the number of a request (from 0), says what fails of it. ``hold``:
+    seconds before an answer's head."""
+    numbers = itertools.count()
 
-@dataclass
-class RawEngine:
-    """An engine written from sockets. ``chooses``: told the number of a request (from 0), says what fails of it; None:
-    nothing. ``hold``: seconds before an answer's head. ``asked``: how many requests have come, whole."""
+    async def post(connection: Connection, head: bytes, body: bytes) -> None:
+        fault = chooses(next(numbers))
+        if hold:
+            await asyncio.sleep(hold)
+        if fault is not None:
+            await fault(connection)
+        else:
+            await answers(connection, head, body)
 
-    chooses: Callable[[int], Fault | None] = lambda number: None
-    hold: float = 0.0
-    asked: int = 0
-    under_way: int = 0
-    heads: list[bytes] = field(default_factory=list)
-    server: ScriptedServer | None = None
-
-    @property
-    def url(self) -> str:
-        assert self.server is not None
-        return self.server.url
-
-    async def __call__(self, connection: Connection, head: bytes, body: bytes) -> None:
-        number, self.asked = self.asked, self.asked + 1
-        self.under_way += 1
-        try:
-            fault = self.chooses(number)
-            if self.hold:
-                await asyncio.sleep(self.hold)
-            if fault is not None:
-                await fault(connection)
-            else:
-                await answers(connection, body)
-        finally:
-            self.under_way -= 1
-
-    async def die(self, within: float = 0.02) -> None:
-        """End as a killed process does: its connections are closed one by one, and its listening socket, which goes on
-        completing handshakes for nobody until then, as the last. ``within``: seconds that this takes."""
-        assert self.server is not None
-        assert self.server.server is not None
-        listening = [socket.dup() for socket in self.server.server.sockets]
-        try:
-            self.server.server.close()  # accepts nobody; the duplicate keeps the backlog open
-            for connection in list(self.server.connections):
-                connection.reset()
-                await asyncio.sleep(0)
-            await asyncio.sleep(within)
-        finally:
-            for socket in listening:
-                socket.close()
-
-
-async def answers(connection: Connection, body: bytes) -> None:
-    """A good answer, streamed where that is asked for."""
-    if orjson.loads(body).get("stream"):
-        await connection.say(STREAM_HEAD + chunked(ROLE, *[WORD] * WORDS, DONE))
-    else:
-        await connection.say(answer(COMPLETE))
+    return post
 
 
 # Faults
@@ -124,14 +82,6 @@ async def hangs(connection: Connection) -> None:
 def in_every(count: int, fault: Fault) -> Callable[[int], Fault | None]:
     """``fault`` for one request in ``count``, evenly."""
     return lambda number: fault if number % count == count - 1 else None
-
-
-@contextlib.asynccontextmanager
-async def raw(raw_engine: RawEngine | None = None, port: int = 0) -> AsyncIterator[RawEngine]:
-    raw_engine = raw_engine or RawEngine()
-    async with engine(raw_engine, port) as server:
-        raw_engine.server = server
-        yield raw_engine
 
 
 @dataclass

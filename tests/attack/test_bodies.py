@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from tests.attack.crowd import crowd
-from tests.attack.engines import raw
 from tests.attack.gateway import MIB, attacked
+from tests.support.scripted_engine import ScriptedEngine
 from tests.support.wire import raw_client, raw_post
 
 COUNT = 4_000_000
@@ -29,9 +29,9 @@ WIDE = 120 * MIB
 async def test_a_body_of_millions_of_values(tmp_path, name):
     """[lists_stall, texts_bomb, objects_bomb] It is refused before anything is made of it."""
     path, body = BODIES[name]
-    async with raw() as engine, attacked(tmp_path, engine.url) as gateway:
+    async with ScriptedEngine() as engine, attacked(tmp_path, engine.url) as gateway:
         await crowd(gateway.url, requests=50, clients=5)
-        asked = engine.asked
+        asked = engine.posts
         gateway.forget_peak()
         before = gateway.rss()
         async with raw_client(gateway.url) as client:
@@ -40,7 +40,7 @@ async def test_a_body_of_millions_of_values(tmp_path, name):
         assert reply.status == 413, reply
         assert b"The body holds more than" in reply.body
         assert gateway.peak() - before < WIDE
-        assert engine.asked == asked
+        assert engine.posts == asked
         assert (await crowd(gateway.url, requests=50, clients=5)).ended == {"ok": 50}
         gateway.unharmed()
 
@@ -48,7 +48,7 @@ async def test_a_body_of_millions_of_values(tmp_path, name):
 async def test_genuine_prompts_that_look_like_it(tmp_path):
     """What stands in a string does not count, nor do a million ids."""
     source = b'{\\"a\\": [1, {\\"b\\": [2, 3]}], \\"c\\": [[]]},' * 50_000
-    async with raw() as engine, attacked(tmp_path, engine.url) as gateway:
+    async with ScriptedEngine() as engine, attacked(tmp_path, engine.url) as gateway:
         async with raw_client(gateway.url) as client:
             for path, body in (
                 (CHATS, b'{"model":"sim","messages":[{"role":"user","content":"' + source + b'"}]}'),
@@ -57,5 +57,5 @@ async def test_genuine_prompts_that_look_like_it(tmp_path):
             ):
                 await client.say(raw_post(body, path=path))
                 assert (await client.reply()).status == 200
-        assert engine.asked == 3
+        assert engine.posts == 3
         gateway.unharmed()

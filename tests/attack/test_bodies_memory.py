@@ -8,9 +8,10 @@ from contextlib import AsyncExitStack
 import orjson
 
 from tests.attack.crowd import crowd
-from tests.attack.engines import RawEngine, raw
+from tests.attack.engines import failing
 from tests.attack.gateway import MIB, attacked
 from tests.support.chat import CHAT, COMPLETE
+from tests.support.scripted_engine import ScriptedEngine
 from tests.support.wait import eventually
 from tests.support.wire import Connection, answer, raw_client, raw_post
 
@@ -25,7 +26,7 @@ async def test_bodies_that_are_never_complete(tmp_path):
     """[bodies_memory] 60 clients, each with 30 MB of a body less a byte: small requests are served meanwhile, and all
     is given back when they are gone."""
     body = raw_post(orjson.dumps(CHAT | {"user": "x" * SIZE}))[:-1]
-    async with raw() as engine, attacked(tmp_path, engine.url, listen={"max_held": HELD}) as gateway:
+    async with ScriptedEngine() as engine, attacked(tmp_path, engine.url, listen={"max_held": HELD}) as gateway:
         await crowd(gateway.url, requests=50, clients=5)
         gateway.forget_peak()
         before = gateway.rss()
@@ -51,7 +52,7 @@ async def test_answers_that_are_held_whole(tmp_path):
         await connection.say(large)
 
     ended: list[int] = []
-    async with raw(RawEngine(chooses=lambda number: says_much)) as engine:
+    async with ScriptedEngine(failing(lambda number: says_much)) as engine:
         async with attacked(tmp_path, engine.url, listen={"max_held": HELD}) as gateway:
             gateway.forget_peak()
             before = gateway.rss()

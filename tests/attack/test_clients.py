@@ -8,9 +8,10 @@ import gzip
 import orjson
 
 from tests.attack.crowd import crowd
-from tests.attack.engines import RawEngine, hangs, raw
+from tests.attack.engines import failing, hangs
 from tests.attack.gateway import MIB, attacked
 from tests.support.chat import ROLE, STREAMED, WORD, event
+from tests.support.scripted_engine import ScriptedEngine
 from tests.support.wait import eventually
 from tests.support.wire import STREAM_HEAD, Connection, chunked, raw_client, raw_post
 
@@ -19,14 +20,14 @@ ASK = raw_post(orjson.dumps(STREAMED))
 
 async def test_clients_that_leave(tmp_path):
     """[leaving] While they wait for a head: each engine sees it, and nothing stays booked or open."""
-    async with raw(RawEngine(chooses=lambda number: hangs)) as engine:
+    async with ScriptedEngine(failing(lambda number: hangs)) as engine:
         async with attacked(tmp_path, engine.url) as gateway:
             before = gateway.descriptors()
             for _ in range(50):
                 async with raw_client(gateway.url) as client:
                     await client.say(ASK)
-                    asked = engine.asked
-                    await eventually(lambda asked=asked: engine.asked > asked or engine.under_way)
+                    asked = engine.posts
+                    await eventually(lambda asked=asked: engine.posts > asked or engine.under_way)
             await eventually(lambda: engine.under_way == 0, "the engine has seen all of them leave")
             await gateway.settled()
             await eventually(lambda: gateway.descriptors() <= before + 2, "their descriptors are given back")
@@ -36,7 +37,11 @@ async def test_clients_that_leave(tmp_path):
 
 async def test_a_quiet_crowd(tmp_path):
     """[all well] Engines that fail nothing: every request is answered, memory and descriptors come back."""
-    async with raw() as first, raw() as second, attacked(tmp_path, first.url, second.url) as gateway:
+    async with (
+        ScriptedEngine() as first,
+        ScriptedEngine() as second,
+        attacked(tmp_path, first.url, second.url) as gateway,
+    ):
         await crowd(gateway.url, requests=200, clients=50)
         memory, open_files = gateway.rss(), gateway.descriptors()
         result = await crowd(gateway.url, requests=2000, clients=50)
@@ -58,14 +63,14 @@ async def test_deaf_clients(tmp_path):
         while True:
             await connection.say(part)
 
-    async with raw(RawEngine(chooses=lambda number: endless)) as engine:
+    async with ScriptedEngine(failing(lambda number: endless)) as engine:
         async with attacked(tmp_path, engine.url, timeouts={"idle": 2}) as gateway:
             memory = gateway.rss()
             async with contextlib.AsyncExitStack() as stack:
                 clients = [await stack.enter_async_context(raw_client(gateway.url, takes=4096)) for _ in range(100)]
                 for client in clients:
                     await client.say(ASK)
-                await eventually(lambda: engine.asked == len(clients), "all streams run", within=30)
+                await eventually(lambda: engine.posts == len(clients), "all streams run", within=30)
                 await eventually(lambda: engine.under_way == 0, "all of them are cut", within=60)
             assert gateway.peak() - memory < 150 * MIB
             await gateway.settled()
@@ -74,7 +79,7 @@ async def test_deaf_clients(tmp_path):
 
 async def test_slow_heads_are_cut(tmp_path):
     """[slow_heads] Clients that never end their head are gone after ``timeouts.receive``."""
-    async with raw() as engine:
+    async with ScriptedEngine() as engine:
         async with attacked(tmp_path, engine.url, timeouts={"receive": 1}) as gateway:
             before = gateway.descriptors()
             async with contextlib.AsyncExitStack() as stack:
@@ -91,7 +96,7 @@ async def test_bombs(tmp_path):
     """[bombs] A quarter of a gigabyte in 256 KB, four at once: refused in bounded memory, with turns for others."""
     zipped = gzip.compress(bytes(2**28))
     head = b"Content-Encoding: gzip"
-    async with raw() as engine, attacked(tmp_path, engine.url) as gateway:
+    async with ScriptedEngine() as engine, attacked(tmp_path, engine.url) as gateway:
         memory = gateway.rss()
         async with contextlib.AsyncExitStack() as stack:
             clients = [await stack.enter_async_context(raw_client(gateway.url)) for _ in range(4)]
@@ -101,5 +106,5 @@ async def test_bombs(tmp_path):
         assert set(statuses) <= {400, 413}, statuses
         assert gateway.peak() - memory < 200 * MIB
         assert gateway.stall.longest < 2
-        assert engine.asked == 0
+        assert engine.posts == 0
         gateway.unharmed()

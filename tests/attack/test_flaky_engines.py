@@ -7,9 +7,10 @@ import contextlib
 import pytest
 
 from tests.attack.crowd import crowd
-from tests.attack.engines import Fault, RawEngine, breaks_stream, closes, floods_1xx, in_every, raw
+from tests.attack.engines import Fault, breaks_stream, closes, failing, floods_1xx, in_every
 from tests.attack.gateway import attacked
 from tests.support.chat import STREAMED
+from tests.support.scripted_engine import ScriptedEngine
 
 
 @pytest.mark.parametrize("fault", [breaks_stream, closes], ids=["after it began", "before it began"])
@@ -18,7 +19,7 @@ async def test_all_engines_break_one_in_ten(tmp_path, fault: Fault):
     Until 0.1 that were three quarters of the requests."""
     async with contextlib.AsyncExitStack() as stack:
         engines = [
-            await stack.enter_async_context(raw(RawEngine(chooses=in_every(10, fault), hold=0.02))) for _ in range(3)
+            await stack.enter_async_context(ScriptedEngine(failing(in_every(10, fault), hold=0.02))) for _ in range(3)
         ]
         urls = [engine.url for engine in engines]
         gateway = await stack.enter_async_context(attacked(tmp_path, *urls, retries={"budget": 1}))
@@ -40,8 +41,8 @@ async def test_all_engines_break_one_in_ten(tmp_path, fault: Fault):
 async def test_an_engine_that_breaks_all_is_taken_out(tmp_path):
     """[one sick] The guard on the other side: it fails fast, seems idle, and would attract every request."""
     async with contextlib.AsyncExitStack() as stack:
-        sick = await stack.enter_async_context(raw(RawEngine(chooses=in_every(1, breaks_stream))))
-        good = [await stack.enter_async_context(raw(RawEngine(hold=0.02))) for _ in range(2)]
+        sick = await stack.enter_async_context(ScriptedEngine(failing(in_every(1, breaks_stream))))
+        good = [await stack.enter_async_context(ScriptedEngine(failing(hold=0.02))) for _ in range(2)]
         gateway = await stack.enter_async_context(attacked(tmp_path, sick.url, *(engine.url for engine in good)))
         result = await crowd(gateway.url, requests=2000, clients=50, body=lambda number: STREAMED)
         assert result.ended["ok"] + result.ended["broken"] == 2000, result
@@ -53,7 +54,7 @@ async def test_an_engine_that_breaks_all_is_taken_out(tmp_path):
 async def test_floods_of_informational_answers(tmp_path):
     """[1xx] Forty of them before each answer, on all engines."""
     async with contextlib.AsyncExitStack() as stack:
-        engines = [await stack.enter_async_context(raw(RawEngine(chooses=in_every(1, floods_1xx)))) for _ in range(3)]
+        engines = [await stack.enter_async_context(ScriptedEngine(failing(in_every(1, floods_1xx)))) for _ in range(3)]
         gateway = await stack.enter_async_context(attacked(tmp_path, *(engine.url for engine in engines)))
         result = await crowd(gateway.url, requests=1500, clients=100, body=lambda number: STREAMED)
         assert result.ended == {"ok": 1500}

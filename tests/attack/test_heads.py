@@ -6,8 +6,8 @@ import asyncio
 import contextlib
 
 from tests.attack.crowd import crowd
-from tests.attack.engines import raw
 from tests.attack.gateway import MIB, attacked
+from tests.support.scripted_engine import ScriptedEngine
 from tests.support.wire import raw_client
 
 START = b"POST /v1/chat/completions HTTP/1.1\r\nHost: g\r\n"
@@ -27,7 +27,10 @@ async def test_heads_without_end(tmp_path):
                     await client.say(FIELD)
             return await client.ended()
 
-    async with raw() as engine, attacked(tmp_path, engine.url, client_keys={"values": ["secret"]}) as gateway:
+    async with (
+        ScriptedEngine() as engine,
+        attacked(tmp_path, engine.url, client_keys={"values": ["secret"]}) as gateway,
+    ):
         await crowd(gateway.url, requests=50, clients=5)
         gateway.forget_peak()
         before = gateway.rss()
@@ -49,7 +52,7 @@ ODD = {
 
 async def test_framing_that_another_may_read_otherwise(tmp_path):
     """[te_gzip] Each is refused by its name and ends its connection; an escaped path is no route."""
-    async with raw() as engine, attacked(tmp_path, engine.url) as gateway:
+    async with ScriptedEngine() as engine, attacked(tmp_path, engine.url) as gateway:
         for field, version, status in ODD.values():
             async with raw_client(gateway.url) as client:
                 head = START.replace(b"HTTP/1.1", version) + b"Content-Type: application/json\r\n" + field + b"\r\n"
@@ -59,5 +62,5 @@ async def test_framing_that_another_may_read_otherwise(tmp_path):
         async with raw_client(gateway.url) as client:
             await client.say(START.replace(b"chat", b"%63hat") + b"Content-Length: 2\r\n\r\n{}")
             assert (await client.reply()).status == 404
-        assert engine.asked == 0
+        assert engine.posts == 0
         gateway.unharmed()

@@ -10,19 +10,10 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from tests.attack.crowd import Crowd, crowd
-from tests.attack.engines import (
-    RawEngine,
-    answers,
-    breaks_after_head,
-    breaks_head,
-    closes,
-    in_every,
-    raw,
-    says_garbage,
-    simulated,
-)
+from tests.attack.engines import breaks_after_head, breaks_head, closes, failing, in_every, says_garbage, simulated
 from tests.attack.gateway import Attacked, attacked
 from tests.support.chat import CHAT, STREAMED
+from tests.support.scripted_engine import ScriptedEngine, answers
 from tests.support.wait import eventually
 from tests.support.wire import Connection
 
@@ -75,15 +66,14 @@ async def under_load(
 async def test_raw_engines_are_killed(tmp_path):
     """[killed_engine] A hundred deaths, each of which closes kept connections first and the listening socket last."""
     async with contextlib.AsyncExitStack() as stack:
-        engines = [await stack.enter_async_context(raw(RawEngine(hold=0.02))) for _ in range(3)]
+        engines = [await stack.enter_async_context(ScriptedEngine(failing(hold=0.02))) for _ in range(3)]
         urls = [engine.url for engine in engines]
         gateway = await stack.enter_async_context(attacked(tmp_path, *urls, fleet=SOON, retries=NO_BUDGET))
 
         async def kill(number: int) -> None:
             killed = engines[number]
             await killed.die()
-            port = int(killed.url.rpartition(":")[2])
-            engines[number] = await stack.enter_async_context(raw(RawEngine(hold=0.02), port))
+            engines[number] = await stack.enter_async_context(ScriptedEngine(failing(hold=0.02), port=killed.port))
 
         result = await under_load(gateway, 60, len(engines), KILLS, kill)
         assert result.asked > KILLS * 30
@@ -110,17 +100,18 @@ async def test_simulators_are_killed(tmp_path):
 
 
 @dataclass
-class FailsOnce(RawEngine):
+class FailsOnce:
     """Fails no request twice: of one that two of its connections died of, one after the other, the gateway must think
     that it kills engines."""
 
+    asked: int = 0
     failed: set[bytes] = field(default_factory=set)
 
     async def __call__(self, connection: Connection, head: bytes, body: bytes) -> None:
         fault = FAULTS[self.asked // 5 % len(FAULTS)] if self.asked % 5 == 4 and body not in self.failed else None
         self.asked += 1
         if fault is None:
-            await answers(connection, body)
+            await answers(connection, head, body)
         else:
             self.failed.add(body)
             await fault(connection)
@@ -136,12 +127,12 @@ async def test_faults_before_an_answer_is_the_clients(tmp_path):
     def body(number: int) -> dict[str, Any]:
         return {**(STREAMED if number % 2 else CHAT), "seed": number}
 
-    async with raw(FailsOnce()) as sick, raw() as first, raw() as second:
+    async with ScriptedEngine(FailsOnce()) as sick, ScriptedEngine() as first, ScriptedEngine() as second:
         urls = (sick.url, first.url, second.url)
         async with attacked(tmp_path, *urls, fleet=SOON, retries=NO_BUDGET) as gateway:
             result = await crowd(gateway.url, requests=3000, clients=100, body=body)
             assert result.ended == {"ok": 3000}
-            assert sick.asked > 300, "it was asked"
+            assert sick.posts > 300, "it was asked"
             await gateway.settled()
             gateway.unharmed()
 
@@ -149,16 +140,16 @@ async def test_faults_before_an_answer_is_the_clients(tmp_path):
 async def test_a_request_that_kills_engines_reaches_two(tmp_path):
     """[killer] The guard on the other side: over kept connections and fresh ones, it is not sent through the fleet."""
     async with contextlib.AsyncExitStack() as stack:
-        engines = [await stack.enter_async_context(raw()) for _ in range(4)]
+        engines = [await stack.enter_async_context(ScriptedEngine()) for _ in range(4)]
         gateway = await stack.enter_async_context(
             attacked(tmp_path, *(engine.url for engine in engines), retries={"attempts": 10, "budget": 1})
         )
         await crowd(gateway.url, requests=200, clients=40)
-        before = [engine.asked for engine in engines]
+        before = [engine.posts for engine in engines]
         for engine in engines:
-            engine.chooses = in_every(1, closes)
+            engine.post = failing(in_every(1, closes))
         result = await crowd(gateway.url, requests=1, clients=1)
         assert result.ended == {"502": 1}
-        asked = [engine.asked - was for engine, was in zip(engines, before, strict=True)]
+        asked = [engine.posts - was for engine, was in zip(engines, before, strict=True)]
         assert sum(times > 0 for times in asked) == 2, asked
         gateway.unharmed()

@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 
 from tests.attack.crowd import crowd
-from tests.attack.engines import raw
 from tests.attack.gateway import MIB, Attacked, attacked
 from tests.kvcache.conftest import ScriptedPublisher, ids, payload, stored
+from tests.support.scripted_engine import ScriptedEngine
 from tests.support.wait import eventually
 
 WIDE = 100 * MIB
@@ -22,7 +22,7 @@ WIDE = 100 * MIB
 @asynccontextmanager
 async def heard(folder: Path, publisher: ScriptedPublisher, **changes: Any) -> AsyncIterator[Attacked]:
     """A gateway that hears ``publisher``, beside an engine in order."""
-    async with raw() as engine, raw() as other:
+    async with ScriptedEngine() as engine, ScriptedEngine() as other:
         events = {"endpoint": publisher.address, "replay": publisher.replay}
         endpoints = [{"url": engine.url, "kv_events": events}, {"url": other.url}]
         async with attacked(folder, engine.url, other.url, model={"endpoints": endpoints}, **changes) as gateway:

@@ -7,9 +7,10 @@ import asyncio
 import pytest
 
 from tests.attack.crowd import Crowd, crowd
-from tests.attack.engines import RawEngine, drips, in_every, raw
+from tests.attack.engines import drips, failing, in_every
 from tests.attack.gateway import attacked
 from tests.support.chat import STREAMED
+from tests.support.scripted_engine import ScriptedEngine
 from tests.support.wait import eventually
 
 IDLE = 1.0
@@ -22,10 +23,10 @@ async def test_it_is_stopped_amid_streams(tmp_path, words):
     """[stopped_itself] For longer than ``timeouts.idle`` and a scrape may take: no stream breaks, no engine is blamed,
     and nobody is refused afterwards."""
 
-    def engine() -> RawEngine:
-        return RawEngine(chooses=in_every(1, drips(words, 0.03)))
+    def engine() -> ScriptedEngine:
+        return ScriptedEngine(failing(in_every(1, drips(words, 0.03))))
 
-    async with raw(engine()) as first, raw(engine()) as second:
+    async with engine() as first, engine() as second:
         timeouts = {"idle": IDLE, "connect": IDLE, "head": 5, "total": 600}
         async with attacked(tmp_path, first.url, second.url, timeouts=timeouts) as gateway:
             asking = asyncio.create_task(
@@ -44,7 +45,7 @@ async def test_it_is_stopped_amid_streams(tmp_path, words):
 
 async def test_it_is_stopped_while_nothing_runs(tmp_path):
     """[stopped_itself] With scrapes under way, several times."""
-    async with raw() as first, raw() as second:
+    async with ScriptedEngine() as first, ScriptedEngine() as second:
         fleet = {"scrape": {"interval": 0.05, "timeout": 0.5}}
         async with attacked(tmp_path, first.url, second.url, fleet=fleet) as gateway:
             for _ in range(4):

@@ -9,8 +9,8 @@ import signal
 from collections import Counter
 
 from tests.attack.crowd import Crowd, crowd
-from tests.attack.engines import raw
 from tests.attack.gateway import attacked, config_of
+from tests.support.scripted_engine import ScriptedEngine
 from tests.support.wait import eventually
 
 RELOADS = 20
@@ -19,7 +19,7 @@ RELOADS = 20
 async def test_a_reload_storm(tmp_path):
     """[reload_storm] Engines are added and removed by SIGHUP and POST, amid requests."""
     async with contextlib.AsyncExitStack() as stack:
-        urls = [(await stack.enter_async_context(raw())).url for _ in range(3)]
+        urls = [(await stack.enter_async_context(ScriptedEngine())).url for _ in range(3)]
         gateway = await stack.enter_async_context(attacked(tmp_path, *urls))
         open_files = gateway.descriptors()
         result, over = Crowd(Counter()), asyncio.Event()

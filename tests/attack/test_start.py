@@ -13,9 +13,9 @@ import pytest
 
 from gateway.commands.processes import START_SECONDS
 from tests.attack.crowd import crowd
-from tests.attack.engines import raw
 from tests.attack.gateway import STOP, config_of
 from tests.support.ports import free_in_a_row
+from tests.support.scripted_engine import ScriptedEngine
 
 
 @pytest.mark.parametrize("closed", ["2>&-", ">&-", ">&- 2>&-"])
@@ -23,7 +23,7 @@ async def test_without_standard_streams(tmp_path, closed):
     """[closed_stderr] It aborted when it closed the socket that had got number 1 or 2, at its start or at its end."""
     port = free_in_a_row(1)
     url = f"http://127.0.0.1:{port}"
-    async with raw() as engine, httpx.AsyncClient(trust_env=False) as client:
+    async with ScriptedEngine() as engine, httpx.AsyncClient(trust_env=False) as client:
         path = tmp_path / "plugins.yaml"
         path.write_text(json.dumps(config_of([engine.url], listen={"port": port})))
         command = shlex.join([sys.executable, "-m", "gateway.cli", "serve", str(path)])

@@ -9,8 +9,8 @@ import orjson
 import pytest
 
 from simulator.tokenizer import build_tokenizer
-from tests.attack.engines import raw
 from tests.attack.gateway import MIB, Attacked, attacked
+from tests.support.scripted_engine import ScriptedEngine
 from tests.support.wire import raw_client, raw_post
 
 COMPLETIONS = "/v1/completions"
@@ -44,7 +44,10 @@ async def _estimated(gateway: Attacked) -> int:
 async def test_prompts_that_no_engine_takes(tmp_path, tokenizer):
     """[tokenizer_queue] The engine has told that it takes 4,096 tokens: they are estimated, and nobody encodes them."""
     answered: list[str] = []
-    async with raw() as engine, attacked(tmp_path, engine.url, model={"tokenizer": str(tokenizer)}) as gateway:
+    async with (
+        ScriptedEngine() as engine,
+        attacked(tmp_path, engine.url, model={"tokenizer": str(tokenizer)}) as gateway,
+    ):
         await _ask(gateway, post(1_000), "first", answered)
         gateway.forget_peak()
         before, cpu = gateway.rss(), gateway.cpu()
@@ -61,7 +64,7 @@ async def test_prompts_that_no_engine_takes(tmp_path, tokenizer):
 async def test_long_prompts_that_an_engine_may_take(tmp_path, tokenizer):
     """[tokenizer_queue] They are encoded, but whoever comes later with less goes before those that still wait."""
     answered: list[str] = []
-    async with raw() as engine:
+    async with ScriptedEngine() as engine:
         model = {"tokenizer": str(tokenizer), "served_name": "unlisted"}  # of which the engine tells no length
         async with attacked(tmp_path, engine.url, model=model) as gateway:
             async with asyncio.TaskGroup() as group:

@@ -7,12 +7,12 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import json
 from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
-from aiohttp import web
 
 from gateway.commands.check import check, of_tokens
 from gateway.commands.interview import CONFIGURATION_TIMEOUT, TIMEOUT
@@ -26,6 +26,8 @@ from simulator.settings import EngineSettings
 from simulator.tokenizer import build_tokenizer
 from tests.support.candidates import context
 from tests.support.engines import each_simulated
+from tests.support.scripted_engine import Get, ScriptedEngine
+from tests.support.wire import Connection, answer, path_in
 
 TOKENIZER = "tokenizer: somewhere"
 SPLIT = f"models:\n- name: m\n  {TOKENIZER}\n  handler: prefill-decode\n  endpoints:\n"
@@ -209,41 +211,39 @@ class TestTheProbe:
         assert notes == ["model m: not probed: only NIXL's prefill says where its KV can be fetched"]
 
 
-class Talker:
-    """An engine that answers ``answers[path]`` and nothing else; bytes as they are, all else as JSON.
+def says(value: Any) -> Get:
+    """An answer: bytes as they are, all else as JSON; None: 404."""
+    body = value if isinstance(value, bytes) else json.dumps(value).encode()
 
-    ``held``: what the answer on a path waits for.
-    """
+    async def get(connection: Connection, head: bytes) -> None:
+        await connection.say(answer(body, status="404 Not Found" if value is None else "200 OK"))
 
-    def __init__(self, answers: dict[str, Any]) -> None:
-        self.answers = answers
-        self.asked: list[str] = []
-        self.held: dict[str, Callable[[], Awaitable[object]]] = {}
-
-    async def __call__(self, request: web.BaseRequest) -> web.StreamResponse:
-        self.asked.append(request.path_qs)
-        if request.path in self.held:
-            await self.held[request.path]()
-        answer = self.answers.get(request.path)
-        if answer is None:
-            return web.Response(status=404)
-        return web.Response(body=answer) if isinstance(answer, bytes) else web.json_response(answer)
+    return get
 
 
-@contextlib.asynccontextmanager
-async def talking(**answers: Any) -> AsyncIterator[tuple[str, Talker]]:
-    """``version="1"`` answers ``/version`` so; ``transfer`` and ``environ`` make a ``/server_info`` as vLLM's."""
-    transfer, environ = answers.pop("transfer", None), answers.pop("environ", {})
+def hold(engine: ScriptedEngine, path: str, before: Callable[[], Awaitable[object]]) -> None:
+    """Its answer on ``path`` waits for ``before``."""
+    then = engine.faults[path]
+
+    async def get(connection: Connection, head: bytes) -> None:
+        await before()
+        await then(connection, head)
+
+    engine.faults[path] = get
+
+
+def talking(**answers: Any) -> ScriptedEngine:
+    """``version="1"`` answers ``/version`` so; ``transfer`` and ``environ`` make a ``/server_info`` as vLLM's; all else
+    is the answer on a path, to a POST as well."""
+    config = {"kv_transfer_config": answers.pop("transfer", None), "model_config": {}}
+    info = {"vllm_config": config, "vllm_env": answers.pop("environ", {})}
     given = {"/version": {"version": answers.pop("version", "0.32.0")}, "/metrics": b"\nvllm:nixl_x 0\n"}
-    given["/server_info"] = {"vllm_config": {"kv_transfer_config": transfer, "model_config": {}}, "vllm_env": environ}
-    talker = Talker(given | answers)
-    runner = web.ServerRunner(web.Server(talker))
-    await runner.setup()
-    try:
-        await web.TCPSite(runner, "127.0.0.1", 0).start()
-        yield f"http://127.0.0.1:{runner.addresses[0][1]}", talker
-    finally:
-        await runner.cleanup()
+    faults = {path: says(value) for path, value in ({"/server_info": info} | given | answers).items()}
+
+    async def post(connection: Connection, head: bytes, body: bytes) -> None:
+        await faults.get(path_in(head), says(None))(connection, head)
+
+    return ScriptedEngine(post, faults=faults)
 
 
 NIXL = {"kv_connector": "NixlConnector", "kv_role": "kv_both", "kv_load_failure_policy": "recompute"}
@@ -251,14 +251,14 @@ NIXL = {"kv_connector": "NixlConnector", "kv_role": "kv_both", "kv_load_failure_
 
 class TestItsConfiguration:
     async def test_it_is_asked_for_as_json(self) -> None:
-        async with talking(transfer=NIXL) as (p, talker), talking(transfer=NIXL) as (d, _):
-            assert await warned(pair(p, d)) == []
-        assert talker.asked == ["/version", "/metrics", "/server_info?config_format=json"]
+        async with talking(transfer=NIXL) as p, talking(transfer=NIXL) as d:
+            assert await warned(pair(p.url, d.url)) == []
+        assert p.asked == ["/version", "/metrics", "/server_info?config_format=json"]
 
     async def test_the_default_policy(self) -> None:
         fails = NIXL | {"kv_load_failure_policy": "fail"}
-        async with talking(transfer=fails) as (p, _), talking(transfer=fails) as (d, _):
-            (warning,) = await warned(pair(p, d))
+        async with talking(transfer=fails) as p, talking(transfer=fails) as d:
+            (warning,) = await warned(pair(p.url, d.url))
         assert warning.startswith("model m: d: its kv_load_failure_policy is 'fail', vLLM's default")
         assert "'recompute'" in warning
 
@@ -271,35 +271,36 @@ class TestItsConfiguration:
         ],
     )
     async def test_another_connector_or_role(self, transfer: dict[str, str] | None, said: str) -> None:
-        async with talking(transfer=transfer) as (p, _), talking(transfer=NIXL) as (d, _):
-            (warning,) = await warned(pair(p, d))
+        async with talking(transfer=transfer) as p, talking(transfer=NIXL) as d:
+            (warning,) = await warned(pair(p.url, d.url))
         assert warning.startswith(f"model m: p: {said}")
 
     async def test_the_side_channel_is_seen_without_a_probe(self) -> None:
         environ = {"VLLM_NIXL_SIDE_CHANNEL_HOST": "localhost"}
-        async with talking(transfer=NIXL, environ=environ) as (p, _), talking(transfer=NIXL) as (d, _):
-            (warning,) = await warned(pair(p.replace("127.0.0.1", "0.0.0.0"), d))
+        async with talking(transfer=NIXL, environ=environ) as p, talking(transfer=NIXL) as d:
+            (warning,) = await warned(pair(p.url.replace("127.0.0.1", "0.0.0.0"), d.url))
             assert warning.startswith(
                 "model m: p: it gives decode engines the address 'localhost' to fetch its KV from"
             )
-            assert await warned(pair(p, d)) == []
+            assert await warned(pair(p.url, d.url)) == []
 
     async def test_it_may_take_longer_than_anything_else(self) -> None:
         """For the first one vLLM runs commands for seconds."""
         assert CONFIGURATION_TIMEOUT >= 20.0 > TIMEOUT
         fails = NIXL | {"kv_load_failure_policy": "fail"}
-        async with talking(transfer=NIXL) as (p, _), talking(transfer=fails) as (d, slow):
-            slow.held["/server_info"] = lambda: asyncio.sleep(TIMEOUT + 0.2)
-            (warning,) = await warned(pair(p, d))
+        async with talking(transfer=NIXL) as p, talking(transfer=fails) as d:
+            hold(d, "/server_info", lambda: asyncio.sleep(TIMEOUT + 0.2))
+            (warning,) = await warned(pair(p.url, d.url))
         assert warning.startswith("model m: d: its kv_load_failure_policy is 'fail'")
 
     @pytest.mark.parametrize("path", ["/server_info", "/metrics"])
     async def test_what_it_does_not_say_in_time_is_warned_of(self, path: str, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr("gateway.commands.interview.CONFIGURATION_TIMEOUT", 0.5 if path == "/server_info" else 30.0)
         over = asyncio.Event()
-        async with talking(transfer=NIXL) as (p, one), talking(transfer=NIXL) as (d, other):
-            one.held[path] = other.held[path] = over.wait
-            found = await warned(pair(p, d))
+        async with talking(transfer=NIXL) as p, talking(transfer=NIXL) as d:
+            hold(p, path, over.wait)
+            hold(d, path, over.wait)
+            found = await warned(pair(p.url, d.url))
             over.set()
         assert found == [
             f"model m: {name}: it did not answer {path} in time, so this part is not checked: "
@@ -313,9 +314,9 @@ class TestItsConfiguration:
         async with contextlib.AsyncExitStack() as stack:
             urls = []
             for _ in range(4):
-                url, talker = await stack.enter_async_context(talking(transfer=NIXL))
-                talker.held["/server_info"] = together.wait
-                urls.append(url)
+                engine = await stack.enter_async_context(talking(transfer=NIXL))
+                hold(engine, "/server_info", together.wait)
+                urls.append(engine.url)
             other = pair(*urls[2:]).removeprefix("models:\n").replace("name: ", "name: other-")
             assert await warned(pair(*urls[:2]) + other) == []
 
@@ -333,8 +334,8 @@ class TestItsConfiguration:
         ids=str,
     )
     async def test_odd_answers_are_no_failure(self, answers: dict[str, Any]) -> None:
-        async with talking(transfer=NIXL, **answers) as (p, _), talking(transfer=NIXL, **answers) as (d, _):
-            for warning in await warned(pair(p, d), probe=True):
+        async with talking(transfer=NIXL, **answers) as p, talking(transfer=NIXL, **answers) as d:
+            for warning in await warned(pair(p.url, d.url), probe=True):
                 assert "did not answer a probe (status-404)" in warning or "its KV connector is none" in warning
 
     @pytest.mark.parametrize(
@@ -344,8 +345,8 @@ class TestItsConfiguration:
     )
     async def test_odd_answers_to_a_probe_are_warned_of(self, answer: Any) -> None:
         more = {"/v1/models": {"data": [{"id": "other"}]}, "/v1/completions": answer}
-        async with talking(transfer=NIXL, **more) as (p, _), talking(transfer=NIXL) as (d, _):
-            (warning,) = await warned(pair(p, d), probe=True)
+        async with talking(transfer=NIXL, **more) as p, talking(transfer=NIXL) as d:
+            (warning,) = await warned(pair(p.url, d.url), probe=True)
         assert "probe" in warning
 
 

@@ -1,18 +1,14 @@
-"""A clock that stands still, and engines: the scripted one, with answers that a test decides."""
+"""A clock that stands still, engines whose answers a test decides, and what a fleet reports."""
 
 from __future__ import annotations
 
 import asyncio
-import contextlib
-import ssl
 from collections import Counter
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
 from pathlib import Path
 from random import Random
 from typing import Any
 
-import orjson
 import pytest
 
 from gateway.core.clock import ManualClock, SystemClock
@@ -22,102 +18,17 @@ from gateway.fleet.kv_source import KvSource
 from gateway.fleet.settings import EndpointSettings, FleetSettings, HealthSettings, ScrapeSettings
 from gateway.framework import Endpoint
 from gateway.framework.fleet import Model
-from tests.support.wire import Connection, Get, answer, engine, header_in, path_in
+from tests.support.scripted_engine import Get, ScriptedEngine
+from tests.support.wire import Connection, answer
 
 DATA = Path(__file__).parent.parent / "data" / "fleet"
 
 
-@dataclass
-class ScriptedEngine:
-    """What an engine says on the routes which the fleet asks. ``faults``: path -> what to do instead."""
-
-    ranks: int = 1
-    first_rank: int = 0
-    running: int = 0
-    waiting: int = 0
-    kv_usage: float = 0.0
-    capacity: str = "1000"
-    block_size: int = 16
-    queries: float = 0.0
-    started: float = 1.0
-    expired: float | None = None
-    fetching: dict[str, int] = field(default_factory=dict)
-    awake: bool = True
-    key: str | None = None
-    models: list[dict[str, Any]] = field(default_factory=lambda: [{"id": "tiny", "parent": None}])
-    kv_sources: dict[str, Any] | None = None
-    faults: dict[str, Get] = field(default_factory=dict)
-    asked: list[str] = field(default_factory=list)
-    keys: list[str | None] = field(default_factory=list)
-    port: int = 0
-    tls: ssl.SSLContext | None = None
-    path: str | None = None
-    _serving: contextlib.AsyncExitStack = field(default_factory=contextlib.AsyncExitStack)
-
-    @property
-    def url(self) -> str:
-        if self.path is not None:
-            return f"unix://{self.path}"
-        return f"{'http' if self.tls is None else 'https'}://127.0.0.1:{self.port}"
-
-    def count(self, path: str) -> int:
-        return self.asked.count(path)
-
-    async def start(self) -> ScriptedEngine:
-        serving = engine(self._nowhere, self.port, get=self._answer, tls=self.tls, path=self.path)
-        self.port = (await self._serving.enter_async_context(serving)).port
-        return self
-
-    async def stop(self) -> None:
-        await self._serving.aclose()
-
-    def metrics(self) -> str:
-        lines = [f"process_start_time_seconds {self.started}"]
-        for rank in range(self.first_rank, self.first_rank + self.ranks):
-            labels = f'engine="{rank}",model_name="tiny"'
-            lines += [
-                f"vllm:num_requests_running{{{labels}}} {self.running + rank - self.first_rank}.0",
-                f"vllm:num_requests_waiting{{{labels}}} {self.waiting}.0",
-                f"vllm:kv_cache_usage_perc{{{labels}}} {self.kv_usage}",
-                f"vllm:prefix_cache_queries_total{{{labels}}} {self.queries}",
-                f"vllm:prefix_cache_hits_total{{{labels}}} 0.0",
-                f'vllm:engine_sleep_state{{{labels},sleep_state="awake"}} {float(self.awake)}',
-                f'vllm:cache_config_info{{block_size="{self.block_size}",engine="{rank}",'
-                f'kv_cache_size_tokens="{self.capacity}",num_gpu_blocks="10"}} 1.0',
-            ]
-            if self.expired is not None:
-                lines.append(f"vllm:nixl_num_kv_expired_reqs_total{{{labels}}} {self.expired + rank - self.first_rank}")
-            lines += [
-                f'vllm:num_requests_kv_fetch_by_stage{{{labels},stage="{stage}"}} {count}.0'
-                for stage, count in self.fetching.items()
-            ]
-        # The format wants all samples of one name together.
-        return "\n".join(sorted(lines)) + "\n"
-
-    async def _nowhere(self, connection: Connection, head: bytes, body: bytes) -> None:
-        """No client's request comes here."""
-        await connection.say(answer(b"{}", status="404 Not Found"))
-
-    async def _answer(self, connection: Connection, head: bytes) -> None:
-        path = path_in(head)
-        self.asked.append(path)
-        self.keys.append(header_in(head, b"authorization"))
-        if fault := self.faults.get(path):
-            await fault(connection, head)
-        elif path.startswith("/v1/") and self.key and self.keys[-1] != f"Bearer {self.key}":
-            await connection.say(answer(b'{"error": "Unauthorized"}', status="401 Unauthorized"))
-        elif path == "/metrics":
-            await connection.say(answer(self.metrics().encode(), content_type="text/plain"))
-        elif path == "/health":
-            await connection.say(answer(b""))
-        elif path == "/version":
-            await connection.say(answer(b'{"version": "0.32.0"}'))
-        elif path == "/v1/models":
-            await connection.say(answer(orjson.dumps({"object": "list", "data": self.models})))
-        elif path == "/kv_event_sources" and self.kv_sources is not None:
-            await connection.say(answer(orjson.dumps(self.kv_sources)))
-        else:
-            await connection.say(answer(b'{"detail": "Not Found"}', status="404 Not Found"))
+def tiny(**options: Any) -> ScriptedEngine:
+    """An engine that serves the model ``tiny``, and whose metrics say all that the fleet reads."""
+    usual = {"model": "tiny", "models": [{"id": "tiny", "parent": None}], "kv_sources": None}
+    measured = {"started": 1.0, "capacity": "1000", "queries": 0.0, "awake": True}
+    return ScriptedEngine(**{**usual, **measured, **options})
 
 
 def says(*bodies: bytes | str, status: int = 200, **headers: str) -> Get:
@@ -157,7 +68,7 @@ async def engines():
     started: list[ScriptedEngine] = []
 
     async def start(**options: Any) -> ScriptedEngine:
-        started.append(await ScriptedEngine(**options).start())
+        started.append(await tiny(**options).start())
         return started[-1]
 
     yield start

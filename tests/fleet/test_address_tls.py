@@ -14,7 +14,6 @@ from typing import Any
 
 import pytest
 import uvloop
-from aiohttp import web
 
 from gateway.core.clock import SystemClock
 from gateway.core.observer import NULL_OBSERVER
@@ -27,11 +26,11 @@ from gateway.fleet.probe import EngineProbe
 from gateway.fleet.settings import EndpointSettings, FleetSettings, TlsSettings
 from gateway.framework.fleet import Model
 from gateway.http1.pool import Pool
-from tests.fleet.conftest import ScriptedEngine
+from tests.fleet.conftest import tiny
 from tests.support.fleet import engines_of
 from tests.support.tls import Authority
 from tests.support.wait import eventually
-from tests.support.wire import Connection, answer, scripted
+from tests.support.wire import Connection, ScriptedServer, answer
 
 Ask = Callable[..., Awaitable[tuple[str, str] | None]]
 
@@ -102,26 +101,22 @@ async def test_an_engine_that_says_why_it_closes(ask, authority):
     """As nginx and Envoy do."""
     context = authority.asking(authority.serving())
 
-    async def refuse(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    async def refuse(connection: Connection) -> None:
         incoming, outgoing = ssl.MemoryBIO(), ssl.MemoryBIO()
         ours = context.wrap_bio(incoming, outgoing, server_side=True)
         for least in (1, 200):  # its hello; then its empty certificate, and the request behind it
             said = b""
             while len(said) < least:
-                said += await reader.read(65536)
+                said += await connection.reader.read(65536)
             incoming.write(said)
             with contextlib.suppress(ssl.SSLError):
                 ours.do_handshake()
-            writer.write(outgoing.read())
-        await reader.read()
-        writer.close()
+            await connection.say(outgoing.read())
+        await connection.gone()
 
-    server = await asyncio.start_server(refuse, "127.0.0.1", 0)
-    try:
-        url = f"https://127.0.0.1:{server.sockets[0].getsockname()[1]}"
+    async with ScriptedServer(refuse) as server:
+        url = server.url.replace("http:", "https:")
         assert await ask(url, ca=authority.file) == ("tls", "tlsv13 alert certificate required")
-    finally:
-        server.close()
 
 
 async def test_http_where_https_was_meant_and_the_other_way_round(engines, ask, authority):
@@ -130,7 +125,7 @@ async def test_http_where_https_was_meant_and_the_other_way_round(engines, ask, 
         await connection.say(answer(b"", status="400 Bad Request"))
 
     secure = await engines(tls=authority.serving())
-    async with scripted(speaks_http) as plain:
+    async with ScriptedServer(speaks_http) as plain:
         reason, detail = await ask(plain.url.replace("http:", "https:"), ca=authority.file)
     assert reason == "tls"
     assert "wrong version number" in detail or "record layer failure" in detail
@@ -151,23 +146,11 @@ async def test_a_unix_socket_that_is_not_there_or_may_not_be_used(ask, tmp_path)
     assert (await ask(f"unix://{tmp_path}/file") or "")[0] == "refused"
 
 
-async def test_an_engine_on_ipv6(ask):
-    async def answer(request: web.Request) -> web.Response:
-        hosts.append(request.host)
-        return web.json_response({"data": []})
-
-    hosts: list[str] = []
-    app = web.Application()
-    app.router.add_get("/v1/models", answer)
-    runner = web.AppRunner(app)
-    await runner.setup()
-    try:
-        await web.TCPSite(runner, "::1", 0).start()
-        port = runner.addresses[0][1]
-        assert await ask(f"http://[::1]:{port}") is None
-        assert hosts == [f"[::1]:{port}"]
-    finally:
-        await runner.cleanup()
+async def test_an_engine_on_ipv6(engines, ask):
+    engine = await engines(host="::1")
+    assert engine.url.startswith("http://[::1]:")
+    assert await ask(engine.url) is None
+    assert engine.hosts == [engine.url.removeprefix("http://")]
 
 
 async def test_a_fleet_watches_both_kinds(engines, fleets, seen, authority, model, tmp_path):
@@ -315,9 +298,9 @@ async def test_an_authority_that_is_written_while_it_is_read_is_looked_at_again(
 
 
 async def _on_any_loop(authority: Authority, other: Authority, folder: Path) -> None:
-    secure = await ScriptedEngine(tls=authority.serving("secure")).start()
-    strict = await ScriptedEngine(tls=authority.asking(authority.serving("strict"))).start()
-    local = await ScriptedEngine(path=f"{folder}/local.sock").start()
+    secure = await tiny(tls=authority.serving("secure")).start()
+    strict = await tiny(tls=authority.asking(authority.serving("strict"))).start()
+    local = await tiny(path=f"{folder}/local.sock").start()
     certificate, key = authority.issue("client", "kvgate.internal")
     async with asking() as ask:
         assert await ask(secure.url, ca=authority.file) is None

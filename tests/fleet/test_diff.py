@@ -19,7 +19,7 @@ from gateway.fleet.fleet import Fleet
 from gateway.fleet.settings import CostSettings, EndpointSettings, FleetSettings, ScrapeSettings, StartingCosts
 from gateway.framework import Endpoint
 from gateway.framework.fleet import Model
-from tests.fleet.conftest import ScriptedEngine
+from tests.fleet.conftest import tiny
 from tests.support.fleet import engines_of
 from tests.support.ledgers import reserve
 
@@ -178,7 +178,7 @@ class Told(Observer):
 
 
 async def test_a_name_that_moves_to_another_engine_keeps_its_series() -> None:
-    first, second = await ScriptedEngine().start(), await ScriptedEngine().start()
+    first, second = await tiny().start(), await tiny().start()
     told = Told()
     settings = FleetSettings(scrape=ScrapeSettings(interval=0.05))
     model = Model("m")

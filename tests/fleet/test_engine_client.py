@@ -12,7 +12,7 @@ from gateway.fleet.engine_client import EngineClient, ProbeFailed
 from gateway.fleet.settings import EndpointSettings
 from gateway.http1.pool import Pool
 from tests.support.wait import eventually
-from tests.support.wire import STREAM_HEAD, Connection, answer, scripted
+from tests.support.wire import STREAM_HEAD, Connection, ScriptedServer, answer
 
 pytestmark = pytest.mark.asyncio(loop_factories=["asyncio", "uvloop"])
 
@@ -44,7 +44,7 @@ async def test_a_kept_connection_that_died_idle_is_replaced(asking, connects):
         if connection.number == 0:
             await connection.request()  # and closes, since it was idle for too long
 
-    async with scripted(script) as server:
+    async with ScriptedServer(script) as server:
         assert await asking(server.url) == b"0"
         assert await asking(server.url) == b"1"
         assert len(connects) == len(server.connections) == 2
@@ -57,7 +57,7 @@ async def test_a_kept_connection_that_breaks_in_its_answer_is_not_replaced(askin
         await connection.request()
         await connection.say(b"HTTP/1.1 200 OK\r\ncontent-length: 100\r\n\r\nshort")
 
-    async with scripted(script) as server:
+    async with ScriptedServer(script) as server:
         assert await asking(server.url) == b"whole"
         with pytest.raises(ProbeFailed, match="reset"):
             await asking(server.url)
@@ -74,7 +74,7 @@ async def test_what_may_change_something_is_sent_once(asking):
                 return
             await connection.say(answer(b"%d" % connection.number))
 
-    async with scripted(script) as server:
+    async with ScriptedServer(script) as server:
         assert await asking(server.url) == b"0"
         assert await asking(server.url, b"{}") == b"1"
         with pytest.raises(ProbeFailed, match="reset"):
@@ -88,7 +88,7 @@ async def test_an_error_is_known_by_its_head(asking):
         await connection.say(STREAM_HEAD.replace(b"200 OK", b"500 Oh"))
         await connection.gone()
 
-    async with scripted(script) as server:
+    async with ScriptedServer(script) as server:
         with pytest.raises(ProbeFailed, match="status-500"):
             await asking(server.url)
         await eventually(lambda: server.left == 1, "nobody waits for its body")
@@ -100,7 +100,7 @@ async def test_an_error_with_its_body_leaves_the_connection_for_another_question
             await connection.request()
             await connection.say(answer(b"no such route", status="404 Not Found"))
 
-    async with scripted(script) as server:
+    async with ScriptedServer(script) as server:
         for _ in range(3):
             with pytest.raises(ProbeFailed, match="status-404"):
                 await asking(server.url)
@@ -112,7 +112,7 @@ async def test_a_question_that_timed_out_leaves_no_connection(asking):
         await connection.request()
         await connection.gone()
 
-    async with scripted(script) as server:
+    async with ScriptedServer(script) as server:
         with pytest.raises(ProbeFailed, match="timeout"):
             await asking(server.url, timeout=0.05)
         await eventually(lambda: server.left == 1, "the engine sees that the connection is closed")

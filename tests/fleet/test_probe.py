@@ -19,7 +19,7 @@ from gateway.fleet.settings import EndpointSettings
 from gateway.framework.fleet import ServedModel
 from gateway.http1.pool import Pool
 from tests.fleet.conftest import hangs, says
-from tests.support.wire import STREAM_HEAD, Connection, answer, chunked, header_in, scripted
+from tests.support.wire import STREAM_HEAD, Connection, ScriptedServer, answer, chunked, header_in
 
 pytestmark = pytest.mark.asyncio(loop_factories=["asyncio", "uvloop"])
 
@@ -180,7 +180,7 @@ async def test_answers_that_are_not_http(probe, payload, expected):
         await connection.head()
         await connection.say(payload)
 
-    async with scripted(script) as server:
+    async with ScriptedServer(script) as server:
         assert await reason(probe(server.url).metrics()) in expected
 
 

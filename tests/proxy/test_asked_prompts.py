@@ -25,6 +25,7 @@ from simulator.tokenizer import build_tokenizer
 from tests.support.engines import simulated
 from tests.support.gateway import Running, config_for, running
 from tests.support.wait import eventually
+from tests.support.wire import Connection, ScriptedServer
 
 CHAT = "/v1/chat/completions"
 RENDER = f"{CHAT}/render"
@@ -136,25 +137,22 @@ async def test_an_engine_that_does_not_answer_costs_the_timeout_once(
 ) -> None:
     silent = asyncio.Event()
 
-    async def hang(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    async def hang(connection: Connection) -> None:
         await silent.wait()
-        writer.close()
 
-    async with gateway_of(tokenizer, engine, ask_timeout=0.05) as gateway:
+    async with gateway_of(tokenizer, engine, ask_timeout=0.05) as gateway, ScriptedServer(hang) as server:
         endpoint = gateway.gateway.fleet.endpoints(gateway.gateway.directory.runtimes[0].model)[0]
-        server = await asyncio.start_server(hang, "127.0.0.1", 0)
-        leg, address = PromptQuestions._leg, server.sockets[0].getsockname()
+        leg = PromptQuestions._leg
 
         def elsewhere(*given: Any, **more: Any) -> Any:
             made = leg(*given, **more)
-            return replace(made, address=replace(made.address, port=address[1]))
+            return replace(made, address=replace(made.address, port=server.port))
 
         monkeypatch.setattr(PromptQuestions, "_leg", elsewhere)
         assert not (await send(gateway, chat("one"))).exact
         assert not (await send(gateway, chat("two"))).exact
         assert not (await send(gateway, chat("three"))).exact
         silent.set()
-        server.close()
         assert await count(gateway, "timeout") == 2, "one for each route"
         assert await count(gateway, "no-route") == 1, "it rests"
         assert endpoint.engine.up, "it is no sicker for it"

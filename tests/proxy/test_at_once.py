@@ -17,7 +17,6 @@ from tests.support.split import (
     ERROR,
     FAILED,
     FAILED_STREAM,
-    FETCHING,
     Told,
     answered,
     decodes,
@@ -28,7 +27,7 @@ from tests.support.split import (
     talks_garbage,
 )
 from tests.support.wait import eventually
-from tests.support.wire import METRICS, STREAM_HEAD, Connection, answer, chunked, scripted
+from tests.support.wire import STREAM_HEAD, Connection, ScriptedServer, answer, chunked
 
 BODIES = pytest.mark.parametrize("body", [CHAT, STREAMED], ids=["whole", "streamed"])
 
@@ -81,7 +80,7 @@ async def mooncake(*posts, **parameters):
             await connection.request()
             await connection.say(answer(b'{"0": {"engine_id": "e"}}'))
 
-    async with scripted(says_who_it_is) as server:
+    async with ScriptedServer(says_who_it_is) as server:
         options = {"timeouts": PATIENT, "bootstrap_port": server.port} | parameters
         async with pair(*posts, connector="mooncake", **options) as setting:
             yield setting
@@ -284,7 +283,7 @@ async def test_a_prefill_engine_that_is_gone_before_its_kv_was_fetched(body, mon
 
     async with mooncake(prefills, waits) as setting:
         first, second = setting.servers
-        second.metrics = METRICS + FETCHING % b"in_progress"
+        second.fetching = {"in_progress": 1}
         asked = asyncio.get_running_loop().create_task(setting.ask(body))
         await eventually(lambda: setting.decode.bodies and setting.prefill.bodies, "both legs run")
         first.kill()

@@ -15,8 +15,9 @@ import pytest
 from gateway.proxy.settings import KeySettings, ListenSettings, TimeoutSettings
 from tests.support.chat import CHAT, COMPLETE
 from tests.support.gateway import Running, config_for, running
+from tests.support.scripted_engine import ScriptedEngine
 from tests.support.wait import eventually
-from tests.support.wire import answer, engine
+from tests.support.wire import answer
 
 CHAT_PATH = "/v1/chat/completions"
 
@@ -30,7 +31,7 @@ async def asked_engine(**changes: object) -> AsyncIterator[tuple[Running, list[t
         asked.append((head, body))
         await connection.say(answer(COMPLETE))
 
-    async with engine(post) as server, running(config_for(server.url, **changes)) as gateway:
+    async with ScriptedEngine(post) as server, running(config_for(server.url, **changes)) as gateway:
         yield gateway, asked
 
 

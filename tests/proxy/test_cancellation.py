@@ -16,8 +16,9 @@ from gateway.flow.settings import FlowSettings
 from gateway.proxy.settings import TimeoutSettings
 from tests.support.chat import CHAT, COMPLETE, ROLE, STREAMED, TELLING, WORD
 from tests.support.gateway import Running, config_for, running
+from tests.support.scripted_engine import ScriptedEngine
 from tests.support.wait import eventually
-from tests.support.wire import STREAM_HEAD, Connection, answer, chunked, engine
+from tests.support.wire import STREAM_HEAD, Connection, answer, chunked
 
 
 class Client:
@@ -72,7 +73,7 @@ async def left(gateway: Running, phase: str) -> None:
 @pytest.mark.parametrize("body", [CHAT, STREAMED], ids=["whole", "streamed"])
 async def test_before_the_engines_head(how, body):
     held = Held()
-    async with engine(held) as server, running(config_for(server.url)) as gateway:
+    async with ScriptedEngine(held) as server, running(config_for(server.url)) as gateway:
         async with Client(gateway, body) as client:
             await eventually(lambda: held.asked, "the engine is asked")
             client.leave(how)
@@ -82,7 +83,7 @@ async def test_before_the_engines_head(how, body):
 
 async def test_after_the_head_and_before_commit():
     held = Held(STREAM_HEAD + chunked(b": wait\n\n", end=False))
-    async with engine(held) as server, running(config_for(server.url)) as gateway:
+    async with ScriptedEngine(held) as server, running(config_for(server.url)) as gateway:
         async with Client(gateway, STREAMED) as client:
             await eventually(lambda: held.asked, "the engine is asked")
             client.leave("close")
@@ -93,7 +94,7 @@ async def test_after_the_head_and_before_commit():
 @pytest.mark.parametrize("how", ["close", "reset"])
 async def test_mid_stream(how):
     held = Held(STREAM_HEAD + chunked(ROLE, WORD, end=False))
-    async with engine(held) as server, running(config_for(server.url)) as gateway:
+    async with ScriptedEngine(held) as server, running(config_for(server.url)) as gateway:
         async with Client(gateway, STREAMED) as client:
             await client.reader.readuntil(WORD)
             client.leave(how)
@@ -103,7 +104,7 @@ async def test_mid_stream(how):
 
 async def test_what_came_until_then_is_counted():
     held = Held(STREAM_HEAD, *(chunked(part, end=False) for part in (ROLE, *[WORD] * 21, b"data:")))
-    async with engine(held) as server, running(config_for(server.url)) as gateway:
+    async with ScriptedEngine(held) as server, running(config_for(server.url)) as gateway:
         async with Client(gateway, TELLING) as client:
             await client.reader.readuntil(b"data:\r\n")
             client.leave("close")
@@ -113,7 +114,7 @@ async def test_what_came_until_then_is_counted():
 
 async def test_mid_answer_of_an_unstreamed_one():
     held = Held(b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nContent-Length: 99\r\n\r\n{")
-    async with engine(held) as server, running(config_for(server.url)) as gateway:
+    async with ScriptedEngine(held) as server, running(config_for(server.url)) as gateway:
         async with Client(gateway, CHAT) as client:
             await eventually(lambda: held.asked, "the engine is asked")
             client.leave("close")
@@ -127,7 +128,7 @@ async def test_one_that_takes_nothing_of_its_whole_answer_is_left_in_its_turn(st
         await connection.say(answer(b"a" * 50_000_000, status=status))
 
     timeouts = TimeoutSettings(idle=0.3)
-    async with engine(big) as server, running(config_for(server.url, timeouts=timeouts)) as gateway:
+    async with ScriptedEngine(big) as server, running(config_for(server.url, timeouts=timeouts)) as gateway:
         async with Client(gateway, CHAT) as client:
             await client.reader.readuntil(b"\r\n\r\n")
             await left(gateway, "done")
@@ -136,7 +137,7 @@ async def test_one_that_takes_nothing_of_its_whole_answer_is_left_in_its_turn(st
 async def test_in_the_queue():
     held = Held()
     limits = FlowSettings(max_in_flight=1, max_queue=5, queue_timeout=60)
-    async with engine(held) as server, running(config_for(server.url, limits=limits)) as gateway:
+    async with ScriptedEngine(held) as server, running(config_for(server.url, limits=limits)) as gateway:
         admission = gateway.gateway.directory.runtimes[0].admission
         async with Client(gateway, CHAT) as first:
             await eventually(lambda: held.asked == 1, "the first is with the engine")
@@ -152,7 +153,7 @@ async def test_in_the_queue():
 
 async def test_while_tokenizing():
     held = Held()
-    async with engine(held) as server, running(config_for(server.url)) as gateway:
+    async with ScriptedEngine(held) as server, running(config_for(server.url)) as gateway:
         started, release = asyncio.Event(), asyncio.Event()
 
         async def slow(prompt, **others):
@@ -170,7 +171,7 @@ async def test_while_tokenizing():
 
 async def test_while_sending_its_body():
     held = Held()
-    async with engine(held) as server, running(config_for(server.url)) as gateway:
+    async with ScriptedEngine(held) as server, running(config_for(server.url)) as gateway:
         _, writer = await asyncio.open_connection("127.0.0.1", int(gateway.url.rpartition(":")[2]))
         writer.write(b"POST /v1/chat/completions HTTP/1.1\r\nHost: g\r\nContent-Length: 100\r\n\r\n{")
         await writer.drain()
@@ -196,8 +197,8 @@ async def test_many_that_leave_at_random_moments_leave_nothing_behind():
 
     limits = FlowSettings(max_in_flight=8, max_queue=100, queue_timeout=60)
     async with (
-        engine(slow) as one,
-        engine(slow) as two,
+        ScriptedEngine(slow) as one,
+        ScriptedEngine(slow) as two,
         running(config_for(one.url, two.url, limits=limits)) as gateway,
     ):
 

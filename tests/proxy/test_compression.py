@@ -18,8 +18,9 @@ from gateway.proxy.settings import RetrySettings, TimeoutSettings
 from gateway.proxy.upstream.commit import MAX_TEXT
 from tests.support.chat import CHAT, COMPLETE, DONE, ROLE, TELLING, WORD
 from tests.support.gateway import IN_TURN, PATIENT, Running, config_for, running
+from tests.support.scripted_engine import Post, ScriptedEngine
 from tests.support.wait import eventually
-from tests.support.wire import Answer, Connection, RawClient, answer, chunked, engine, raw_client, raw_post
+from tests.support.wire import Connection, RawClient, answer, chunked, raw_client, raw_post
 
 pytestmark = pytest.mark.asyncio(loop_factories=["uvloop"])
 
@@ -51,7 +52,7 @@ def unpacked(body: bytes, name: str) -> bytes:
     return text
 
 
-def says(data: bytes, *, then: Callable[[Connection], object] | None = None) -> Answer:
+def says(data: bytes, *, then: Callable[[Connection], object] | None = None) -> Post:
     async def post(connection: Connection, head: bytes, body: bytes) -> None:
         await connection.say(data)
         if then is not None:
@@ -61,9 +62,9 @@ def says(data: bytes, *, then: Callable[[Connection], object] | None = None) -> 
 
 
 @contextlib.asynccontextmanager
-async def before(*posts: Answer, **changes: object) -> AsyncIterator[tuple[Running, RawClient]]:
+async def before(*posts: Post, **changes: object) -> AsyncIterator[tuple[Running, RawClient]]:
     async with contextlib.AsyncExitStack() as stack:
-        urls = [(await stack.enter_async_context(engine(post))).url for post in posts]
+        urls = [(await stack.enter_async_context(ScriptedEngine(post))).url for post in posts]
         changes = {"timeouts": PATIENT, "retries": RetrySettings(attempts=len(posts), budget=1.0)} | IN_TURN | changes
         gateway = await stack.enter_async_context(running(config_for(*urls, **changes)))
         yield gateway, await stack.enter_async_context(raw_client(gateway.url))

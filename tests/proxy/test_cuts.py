@@ -16,7 +16,8 @@ from hypothesis import strategies as st
 from tests.support.chat import DONE, ROLE, TELLING, event
 from tests.support.examples import examples
 from tests.support.gateway import PATIENT, config_for, running
-from tests.support.wire import Connection, chunked, engine, raw_client, raw_post
+from tests.support.scripted_engine import ScriptedEngine
+from tests.support.wire import Connection, chunked, raw_client, raw_post
 
 pytestmark = pytest.mark.asyncio(loop_factories=["uvloop"])
 
@@ -50,7 +51,7 @@ async def seen_of(many: list[list[bytes]]) -> list[tuple[bytes, object]]:
         await connection.say_apart(next(left))
 
     async with contextlib.AsyncExitStack() as stack:
-        server = await stack.enter_async_context(engine(post))
+        server = await stack.enter_async_context(ScriptedEngine(post))
         gateway = await stack.enter_async_context(running(config_for(server.url, timeouts=PATIENT)))
         client = await stack.enter_async_context(raw_client(gateway.url))
         bodies = []

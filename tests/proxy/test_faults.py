@@ -20,8 +20,9 @@ import pytest
 from gateway.proxy.settings import RetrySettings
 from tests.support.chat import CHAT, COMPLETE, DONE, ROLE, STREAMED, WORD, event
 from tests.support.gateway import IN_TURN, PATIENT, QUICK_FLEET, SOON, Running, config_for, running
+from tests.support.scripted_engine import ScriptedEngine
 from tests.support.wait import eventually
-from tests.support.wire import STREAM_HEAD, ScriptedServer, answer, chunked, engine, raw_client, raw_post
+from tests.support.wire import STREAM_HEAD, ScriptedServer, answer, chunked, raw_client, raw_post
 
 pytestmark = pytest.mark.asyncio(loop_factories=["uvloop"])
 
@@ -103,7 +104,7 @@ FAILURES = {
 async def gateway_before(*posts, **changes):
     """A gateway in front of one engine for each of ``posts``."""
     async with contextlib.AsyncExitStack() as stack:
-        engines = [await stack.enter_async_context(engine(post)) for post in posts]
+        engines = [await stack.enter_async_context(ScriptedEngine(post)) for post in posts]
         changes = {"timeouts": PATIENT} | IN_TURN | changes
         gateway = await stack.enter_async_context(running(config_for(*(e.url for e in engines), **changes)))
         yield gateway
@@ -221,8 +222,8 @@ async def test_an_engine_that_is_killed_loses_nothing_that_it_had_not_begun(body
         await connection.gone()
 
     async with contextlib.AsyncExitStack() as stack:
-        doomed = await stack.enter_async_context(engine(dies))
-        other = await stack.enter_async_context(engine(good))
+        doomed = await stack.enter_async_context(ScriptedEngine(dies))
+        other = await stack.enter_async_context(ScriptedEngine(good))
         unwatched = replace(QUICK_FLEET, scrape=replace(QUICK_FLEET.scrape, interval=60))
         config = config_for(doomed.url, other.url, **{"timeouts": PATIENT, "fleet": unwatched} | IN_TURN)
         gateway = await stack.enter_async_context(running(config))
@@ -321,8 +322,8 @@ async def test_an_engine_that_breaks_is_told_of_though_its_client_takes_nothing(
 
 async def test_a_refused_connection_costs_nothing_and_takes_the_endpoint_out():
     async with contextlib.AsyncExitStack() as stack:
-        alive = await stack.enter_async_context(engine(good))
-        async with engine(good) as doomed:
+        alive = await stack.enter_async_context(ScriptedEngine(good))
+        async with ScriptedEngine(good) as doomed:
             slow = replace(QUICK_FLEET, scrape=replace(QUICK_FLEET.scrape, interval=60))
             config = config_for(doomed.url, alive.url, retries=RetrySettings(attempts=1, budget=0.0), fleet=slow)
             gateway = await stack.enter_async_context(running(config))
@@ -337,7 +338,7 @@ async def test_a_refused_connection_costs_nothing_and_takes_the_endpoint_out():
 
 
 async def test_every_engine_down_is_a_503_that_says_when_to_come_back():
-    async with engine(good) as doomed:
+    async with ScriptedEngine(good) as doomed:
         pass
     async with running(config_for(doomed.url)) as gateway:
         reply = await gateway.client.post("/v1/chat/completions", json=CHAT)
@@ -402,11 +403,11 @@ async def test_after_commit_the_stream_ends_with_an_error_event_and_no_second_en
 
 async def test_an_engine_that_restarts_serves_again():
     async with contextlib.AsyncExitStack() as stack:
-        async with engine(good) as first:
+        async with ScriptedEngine(good) as first:
             gateway = await stack.enter_async_context(running(config_for(first.url)))
             assert (await gateway.client.post("/v1/chat/completions", json=CHAT)).status_code == 200
         assert (await gateway.client.post("/v1/chat/completions", json=CHAT)).status_code == 503
-        await stack.enter_async_context(engine(good, first.port))
+        await stack.enter_async_context(ScriptedEngine(good, port=first.port))
         endpoint = gateway.gateway.fleet.endpoints(gateway.gateway.directory.runtimes[0].model)[0]
         await eventually(lambda: endpoint.engine.up, "the probe finds the engine again")
         assert (await gateway.client.post("/v1/chat/completions", json=CHAT)).status_code == 200

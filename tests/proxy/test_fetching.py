@@ -17,7 +17,6 @@ from tests.support.split import (
     ERROR,
     FAILED,
     FAILED_STREAM,
-    FETCHING,
     Told,
     answered,
     decodes,
@@ -28,7 +27,7 @@ from tests.support.split import (
     says,
 )
 from tests.support.wait import eventually
-from tests.support.wire import METRICS, STREAM_HEAD, Connection, chunked
+from tests.support.wire import STREAM_HEAD, Connection, chunked
 
 KEPT = [
     ("completed_waiting", "still", "just now"),
@@ -79,7 +78,7 @@ async def test_a_prefill_engine_that_goes_down_while_its_kv_is_fetched(stage, do
 
     async with pair(decode=fetching_fails(fetches)) as setting:
         first, second = setting.servers
-        second.metrics = METRICS + FETCHING % stage.encode()
+        second.fetching = {stage: 1}
         asked = asyncio.get_running_loop().create_task(setting.ask(body))
         await eventually(lambda: setting.decode.bodies, "the decode leg runs")
         if down == "still":

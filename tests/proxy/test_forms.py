@@ -13,7 +13,8 @@ from python_multipart.multipart import parse_options_header
 
 from tests.support.chat import COMPLETE
 from tests.support.gateway import Running, config_for, running
-from tests.support.wire import RawClient, answer, engine, raw_client
+from tests.support.scripted_engine import ScriptedEngine
+from tests.support.wire import RawClient, answer, raw_client
 
 PATH = "/v1/audio/transcriptions"
 
@@ -42,7 +43,7 @@ async def listening() -> AsyncIterator[tuple[Running, RawClient, list[tuple[str,
         asked.append((content_type, body))
         await connection.say(answer(COMPLETE))
 
-    async with engine(hear) as server, running(config_for(server.url)) as gateway:
+    async with ScriptedEngine(hear) as server, running(config_for(server.url)) as gateway:
         async with raw_client(gateway.url) as client:
             yield gateway, client, asked
 

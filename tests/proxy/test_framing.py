@@ -15,8 +15,9 @@ import pytest
 from gateway.proxy.settings import KeySettings, ListenSettings
 from tests.support.chat import CHAT, COMPLETE, DONE, ROLE, STREAMED, WORD
 from tests.support.gateway import Running, config_for, running
+from tests.support.scripted_engine import ScriptedEngine
 from tests.support.wait import eventually
-from tests.support.wire import STREAM_HEAD, Connection, RawClient, answer, chunked, engine, raw_client, raw_post
+from tests.support.wire import STREAM_HEAD, Connection, RawClient, answer, chunked, raw_client, raw_post
 
 pytestmark = pytest.mark.asyncio(loop_factories=["uvloop"])
 
@@ -42,7 +43,7 @@ async def by_name(connection: Connection, head: bytes, body: bytes) -> None:
 
 @contextlib.asynccontextmanager
 async def served(**changes: object) -> AsyncIterator[tuple[Running, RawClient]]:
-    async with engine(by_name) as server, running(config_for(server.url, **changes)) as gateway:
+    async with ScriptedEngine(by_name) as server, running(config_for(server.url, **changes)) as gateway:
         async with raw_client(gateway.url) as client:
             yield gateway, client
 

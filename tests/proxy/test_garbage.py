@@ -16,8 +16,9 @@ import pytest
 from gateway.proxy.serving import reception
 from tests.support.chat import CHAT, COMPLETE, DONE, ROLE, STREAMED, WORD
 from tests.support.gateway import config_for, running
+from tests.support.scripted_engine import ScriptedEngine
 from tests.support.wait import eventually
-from tests.support.wire import STREAM_HEAD, Connection, answer, chunked, engine, raw_client, raw_post
+from tests.support.wire import STREAM_HEAD, Connection, answer, chunked, raw_client, raw_post
 
 pytestmark = pytest.mark.asyncio(loop_factories=["asyncio", "uvloop"])
 
@@ -57,7 +58,11 @@ def kept():
 
 @pytest.mark.parametrize("body", [CHAT, STREAMED], ids=["whole", "streamed"])
 async def test_an_answered_request_leaves_no_cycle(kept, body):
-    async with engine(talk) as server, running(config_for(server.url)) as gateway, raw_client(gateway.url) as client:
+    async with (
+        ScriptedEngine(talk) as server,
+        running(config_for(server.url)) as gateway,
+        raw_client(gateway.url) as client,
+    ):
         await client.say(raw_post(orjson.dumps(body)))
         await client.reply()
         ours()  # what is made once: connections, tables
@@ -69,7 +74,7 @@ async def test_an_answered_request_leaves_no_cycle(kept, body):
 
 async def test_a_client_that_leaves_its_stream_leaves_no_cycle(kept):
     endless = raw_post(orjson.dumps(STREAMED | {"user": "for ever"}))
-    async with engine(talk) as server, running(config_for(server.url)) as gateway:
+    async with ScriptedEngine(talk) as server, running(config_for(server.url)) as gateway:
         for turn in range(3):
             async with raw_client(gateway.url) as client:
                 await client.say(endless)
@@ -92,7 +97,11 @@ async def test_nothing_keeps_the_body_of_a_stream_that_has_begun(monkeypatch):
 
     monkeypatch.setattr(reception, "parse", noted)
     endless = raw_post(orjson.dumps(STREAMED | {"user": "for ever" + "x" * 100_000}))
-    async with engine(talk) as server, running(config_for(server.url)) as gateway, raw_client(gateway.url) as client:
+    async with (
+        ScriptedEngine(talk) as server,
+        running(config_for(server.url)) as gateway,
+        raw_client(gateway.url) as client,
+    ):
         await client.say(endless)
         await client.reader.readuntil(WORD)
         [size], held = map(len, bodies), sys.getrefcount(bodies[0])

@@ -11,7 +11,8 @@ import pytest
 
 from tests.support.chat import CHAT, COMPLETE, DONE, ROLE, STREAMED, WORD
 from tests.support.gateway import config_for, running
-from tests.support.wire import STREAM_HEAD, answer, chunked, engine, raw_client, raw_post
+from tests.support.scripted_engine import ScriptedEngine
+from tests.support.wire import STREAM_HEAD, answer, chunked, raw_client, raw_post
 
 
 @pytest.mark.parametrize(
@@ -24,7 +25,7 @@ async def test_a_boolean_in_other_words(stream, streams):
         asked.append(orjson.loads(body))
         await connection.say(STREAM_HEAD + chunked(ROLE, WORD, DONE) if streams else answer(COMPLETE))
 
-    async with engine(post) as server, running(config_for(server.url)) as gateway:
+    async with ScriptedEngine(post) as server, running(config_for(server.url)) as gateway:
         reply = await gateway.client.post("/v1/chat/completions", json={**CHAT, "stream": stream})
         assert (reply.status_code, reply.content) == (200, ROLE + WORD + DONE if streams else COMPLETE)
         assert (asked[0]["stream"], gateway.lines[-1].stream) == (stream, streams)
@@ -40,7 +41,7 @@ async def test_other_encodings_and_an_empty_model(encoding, model):
         asked.append(orjson.loads(body))
         await connection.say(answer(COMPLETE))
 
-    async with engine(post) as server, running(config_for(server.url)) as gateway:
+    async with ScriptedEngine(post) as server, running(config_for(server.url)) as gateway:
         async with raw_client(gateway.url) as client:
             await client.say(raw_post(orjson.dumps(said).decode().encode(encoding)))
             assert (await client.reply()).body == COMPLETE

@@ -17,8 +17,9 @@ from gateway.proxy.memory import LARGE, Memory, Share
 from gateway.proxy.settings import ListenSettings
 from tests.support.chat import CHAT, COMPLETE, ROLE, STREAMED, WORD
 from tests.support.gateway import config_for, running
+from tests.support.scripted_engine import ScriptedEngine
 from tests.support.wait import eventually
-from tests.support.wire import STREAM_HEAD, answer, chunked, engine, raw_client, raw_post
+from tests.support.wire import STREAM_HEAD, answer, chunked, raw_client, raw_post
 
 KIB = 1024
 LIMIT = 400 * KIB
@@ -195,7 +196,7 @@ async def slow() -> AsyncIterator[Slow]:
 
 
 async def test_a_body_waits_until_another_has_gone(slow):
-    async with engine(slow) as server, running(config_for(server.url, listen=TIGHT)) as gateway:
+    async with ScriptedEngine(slow) as server, running(config_for(server.url, listen=TIGHT)) as gateway:
         memory = gateway.gateway.memory
         async with raw_client(gateway.url) as one, raw_client(gateway.url) as other, raw_client(gateway.url) as small:
             await one.say(raw_post(LONG))
@@ -214,7 +215,7 @@ async def test_a_body_waits_until_another_has_gone(slow):
 async def test_half_a_body_each_is_resolved_by_refusing_the_newest(slow, quick):
     slow.go.set()
     whole = raw_post(LONG)
-    async with engine(slow) as server, running(config_for(server.url, listen=TIGHT)) as gateway:
+    async with ScriptedEngine(slow) as server, running(config_for(server.url, listen=TIGHT)) as gateway:
         memory = gateway.gateway.memory
         async with raw_client(gateway.url) as old, raw_client(gateway.url) as new:
             for number, client in enumerate((old, new), 1):
@@ -233,7 +234,7 @@ async def test_half_a_body_each_is_resolved_by_refusing_the_newest(slow, quick):
 @pytest.mark.parametrize("phase", ["receiving", "waiting", "placed", "streaming"])
 async def test_a_client_that_leaves_gives_back_what_it_held(slow, phase):
     body = orjson.dumps((STREAMED if phase == "streaming" else CHAT) | {"user": "x" * (200 * KIB)})
-    async with engine(slow) as server, running(config_for(server.url, listen=TIGHT)) as gateway:
+    async with ScriptedEngine(slow) as server, running(config_for(server.url, listen=TIGHT)) as gateway:
         memory = gateway.gateway.memory
         async with raw_client(gateway.url) as client:
             if phase == "waiting":
@@ -258,7 +259,7 @@ async def test_an_answer_that_is_held_whole_waits_for_room(slow):
     """Its engine is not read on meanwhile."""
     slow.padding = b" " * (200 * KIB)
     slow.go.set()
-    async with engine(slow) as server, running(config_for(server.url, listen=TIGHT)) as gateway:
+    async with ScriptedEngine(slow) as server, running(config_for(server.url, listen=TIGHT)) as gateway:
         memory = gateway.gateway.memory
         other = Share(memory)
         other.keep(200 * KIB)
@@ -277,7 +278,7 @@ async def test_an_answer_that_finds_no_room_is_refused(slow, monkeypatch, leaves
     monkeypatch.setattr("gateway.proxy.memory.PATIENCE", 60.0 if leaves else 0.05)
     slow.padding = b" " * (200 * KIB)
     slow.go.set()
-    async with engine(slow) as server, running(config_for(server.url, listen=TIGHT)) as gateway:
+    async with ScriptedEngine(slow) as server, running(config_for(server.url, listen=TIGHT)) as gateway:
         memory = gateway.gateway.memory
         Share(memory).keep(200 * KIB)
         async with raw_client(gateway.url) as client:
@@ -293,7 +294,7 @@ async def test_an_answer_that_finds_no_room_is_refused(slow, monkeypatch, leaves
 
 
 async def test_a_limit_changes_with_the_configuration(slow):
-    async with engine(slow) as server, running(config_for(server.url)) as gateway:
+    async with ScriptedEngine(slow) as server, running(config_for(server.url)) as gateway:
         await gateway.reload(config_for(server.url, listen=ListenSettings(max_body=1000, max_held=5000)))
         assert gateway.gateway.memory.limit == 5000
 

@@ -21,8 +21,9 @@ from gateway.proxy.upstream.deadlines import Deadlines
 from gateway.proxy.upstream.legs import Cause
 from tests.support.chat import CHAT, COMPLETE, DONE, ROLE, STREAMED, WORD
 from tests.support.gateway import IN_TURN, PATIENT, Running, config_for, running
+from tests.support.scripted_engine import Post, ScriptedEngine
 from tests.support.wait import eventually
-from tests.support.wire import Answer, Connection, RawClient, answer, chunked, engine, length_in, raw_client, raw_post
+from tests.support.wire import Connection, RawClient, answer, chunked, length_in, raw_client, raw_post
 
 pytestmark = pytest.mark.asyncio(loop_factories=["uvloop"])
 
@@ -36,17 +37,17 @@ CHUNKED = b"Transfer-Encoding: chunked\r\n\r\n"
 
 
 @contextlib.asynccontextmanager
-async def before(*posts: Answer, **changes: object) -> AsyncIterator[tuple[Running, RawClient]]:
+async def before(*posts: Post, **changes: object) -> AsyncIterator[tuple[Running, RawClient]]:
     """A client of a gateway in front of one engine for each of ``posts``."""
     async with contextlib.AsyncExitStack() as stack:
-        urls = [(await stack.enter_async_context(engine(post))).url for post in posts]
+        urls = [(await stack.enter_async_context(ScriptedEngine(post))).url for post in posts]
         changes = {"timeouts": PATIENT, "retries": NOT_AGAIN} | IN_TURN | changes
         gateway = await stack.enter_async_context(running(config_for(*urls, **changes)))
         yield gateway, await stack.enter_async_context(raw_client(gateway.url))
         await eventually(gateway.idle, "nothing stays booked")
 
 
-def says(whole: bytes, streamed: bytes, *, then: str = "goes on") -> Answer:
+def says(whole: bytes, streamed: bytes, *, then: str = "goes on") -> Post:
     """Answers with these bytes. ``then``: it ``goes on``, ``closes`` or ``resets``, or ``waits`` for its peer to go."""
 
     async def post(connection: Connection, head: bytes, body: bytes) -> None:
@@ -385,7 +386,7 @@ async def test_one_that_answers_before_it_has_read_the_body(how, legs):
             await over.wait()
         return True
 
-    async with engine(says(answer(COMPLETE), b""), at_head=refuses) as server:
+    async with ScriptedEngine(says(answer(COMPLETE), b""), at_head=refuses) as server:
         config = config_for(server.url, timeouts=PATIENT, retries=NOT_AGAIN)
         async with running(config) as gateway, raw_client(gateway.url) as client:
             long = [{"role": "user", "content": "x" * 20_000_000}]

@@ -16,9 +16,10 @@ from gateway.proxy.settings import TimeoutSettings
 from tests.support.chat import CHAT, DONE, ROLE, STREAMED, WORD
 from tests.support.gateway import QUICK_FLEET, config_for, running
 from tests.support.pause import stand_still
+from tests.support.scripted_engine import ScriptedEngine
 from tests.support.split import PREFILLED, pair
 from tests.support.wait import eventually
-from tests.support.wire import STREAM_HEAD, Connection, answer, chunked, engine, raw_client, raw_post
+from tests.support.wire import STREAM_HEAD, Connection, answer, chunked, raw_client, raw_post
 
 # With SIGSTOP itself, which interrupts the waiting for sockets: tests/attack/test_own_pauses.py.
 pytestmark = pytest.mark.asyncio(loop_factories=["asyncio", "uvloop"])
@@ -37,7 +38,7 @@ async def test_a_stream_whose_bytes_lay_in_the_socket_goes_on():
         connection.writer.write(chunked(WORD, DONE))
         stand_still(PAUSE)
 
-    async with engine(post) as server, running(config_for(server.url, timeouts=SHORT)) as gateway:
+    async with ScriptedEngine(post) as server, running(config_for(server.url, timeouts=SHORT)) as gateway:
         async with gateway.client.stream("POST", "/v1/chat/completions", json=STREAMED) as reply:
             parts = reply.aiter_bytes()
             said = await anext(parts)
@@ -54,7 +55,7 @@ async def test_a_head_that_lay_in_the_socket_is_in_time(body):
         connection.writer.write(said)
         stand_still(PAUSE)
 
-    async with engine(post) as server, running(config_for(server.url, timeouts=SHORT)) as gateway:
+    async with ScriptedEngine(post) as server, running(config_for(server.url, timeouts=SHORT)) as gateway:
         assert (await gateway.client.post("/v1/chat/completions", json=body)).status_code == 200
 
 
@@ -66,7 +67,7 @@ async def test_an_engine_that_is_idle_after_our_pause_as_well_is_given_up(monkey
         stand_still(PAUSE)
         await connection.gone()
 
-    async with engine(post) as server, running(config_for(server.url, timeouts=SHORT)) as gateway:
+    async with ScriptedEngine(post) as server, running(config_for(server.url, timeouts=SHORT)) as gateway:
         reply = await gateway.client.post("/v1/chat/completions", json=STREAMED)
         assert b"idle-timeout" in reply.content
 
@@ -77,7 +78,7 @@ async def test_a_scrape_that_we_made_late_is_no_failure():
     async def post(connection: Connection, head: bytes, body: bytes) -> None:
         raise AssertionError("nobody asks")
 
-    async with engine(post) as first, engine(post) as second:
+    async with ScriptedEngine(post) as first, ScriptedEngine(post) as second:
         async with running(config_for(first.url, second.url, fleet=fleet)) as gateway:
             for _ in range(2):
                 seen = first.scrapes, second.scrapes
@@ -95,7 +96,7 @@ async def test_a_request_that_lay_in_the_socket_is_in_time(begun):
     async def post(connection: Connection, head: bytes, body: bytes) -> None:
         await connection.say(answer(b'{"choices":[]}'))
 
-    async with engine(post) as server, running(config_for(server.url, timeouts=SHORT)) as gateway:
+    async with ScriptedEngine(post) as server, running(config_for(server.url, timeouts=SHORT)) as gateway:
         async with raw_client(gateway.url) as client:
             request = raw_post(b'{"model":"sim","messages":[{"role":"user","content":"x"}]}')
             await client.say(request[:begun])

@@ -16,7 +16,8 @@ from gateway.api.settings import PassSettings
 from gateway.fleet.settings import EndpointSettings
 from tests.support.chat import CHAT, COMPLETE, DONE, ROLE, STREAMED, WORD
 from tests.support.gateway import Running, config_for, running
-from tests.support.wire import STREAM_HEAD, answer, chunked, engine
+from tests.support.scripted_engine import ScriptedEngine
+from tests.support.wire import STREAM_HEAD, answer, chunked
 
 PATH = "/v1/chat/completions"
 JSON = {"Content-Type": "application/json"}
@@ -30,7 +31,7 @@ async def seen_by_engine(said: bytes = answer(COMPLETE), **changes: object) -> A
         seen.append((head, body))
         await connection.say(said)
 
-    async with engine(post) as server:
+    async with ScriptedEngine(post) as server:
         of_endpoint = changes.pop("endpoint", {})
         endpoints = (EndpointSettings(url=server.url, **of_endpoint),)
         async with running(config_for(endpoints=endpoints, **changes)) as gateway:

@@ -17,8 +17,9 @@ from gateway.proxy.settings import TimeoutSettings
 from gateway.proxy.upstream.answer import Answer
 from tests.support.chat import CHAT, COMPLETE, DONE, ROLE, STREAMED, WORD, event
 from tests.support.gateway import PATIENT, config_for, running
+from tests.support.scripted_engine import ScriptedEngine
 from tests.support.wait import eventually
-from tests.support.wire import STREAM_HEAD, Connection, RawClient, answer, chunked, engine, raw_client, raw_post
+from tests.support.wire import STREAM_HEAD, Connection, RawClient, answer, chunked, raw_client, raw_post
 
 pytestmark = pytest.mark.asyncio(loop_factories=["asyncio", "uvloop"])
 
@@ -109,7 +110,7 @@ def accepted(monkeypatch: pytest.MonkeyPatch) -> Accepted:
 @pytest.mark.parametrize("request_bytes", [WHOLE, STREAM], ids=["whole", "streamed"])
 async def test_a_client_that_reads_byte_by_byte_gets_every_byte(request_bytes):
     talker = Talker(1)
-    async with engine(talker) as server, running(config_for(server.url, timeouts=PATIENT)) as gateway:
+    async with ScriptedEngine(talker) as server, running(config_for(server.url, timeouts=PATIENT)) as gateway:
         async with raw_client(gateway.url, takes=SMALL) as client:
             await client.say(request_bytes + WHOLE)
             said = b""
@@ -128,7 +129,7 @@ async def test_a_client_that_reads_byte_by_byte_gets_every_byte(request_bytes):
 async def test_a_client_that_stops_reading_stops_the_engine_and_is_left_in_its_turn(stops):
     talker = Talker(ENOUGH // len(LONG))
     timeouts = TimeoutSettings(idle=1.0)
-    async with engine(talker) as server, running(config_for(server.url, timeouts=timeouts)) as gateway:
+    async with ScriptedEngine(talker) as server, running(config_for(server.url, timeouts=timeouts)) as gateway:
         async with raw_client(gateway.url, takes=SMALL) as client:
             await client.say(STREAM)
             await eventually(lambda: stops, "the engine's connection is stopped", within=60)
@@ -144,7 +145,7 @@ async def test_a_client_that_stops_reading_stops_the_engine_and_is_left_in_its_t
 
 async def test_one_that_stops_and_goes_on_gets_every_byte(stops):
     talker = Talker(3000)
-    async with engine(talker) as server, running(config_for(server.url, timeouts=PATIENT)) as gateway:
+    async with ScriptedEngine(talker) as server, running(config_for(server.url, timeouts=PATIENT)) as gateway:
         async with raw_client(gateway.url, takes=SMALL) as client:
             await client.say(STREAM + WHOLE)
             await eventually(lambda: stops, "the engine's connection is stopped", within=60)
@@ -159,7 +160,7 @@ async def test_one_that_stops_and_goes_on_gets_every_byte(stops):
 async def test_one_that_is_slow_and_never_stops_is_waited_for(stops):
     """It takes longer than ``idle`` in all, and takes something within each."""
     talker = Talker(1500)
-    async with engine(talker) as server:
+    async with ScriptedEngine(talker) as server:
         async with running(config_for(server.url, timeouts=TimeoutSettings(idle=1.0))) as gateway:
             async with raw_client(gateway.url, takes=SMALL) as client:
                 await client.say(STREAM)
@@ -181,7 +182,7 @@ async def test_one_that_stops_before_a_whole_answer_keeps_no_engine():
     async def big(connection: Connection, head: bytes, body: bytes) -> None:
         await connection.say(whole)
 
-    async with engine(big) as server, running(config_for(server.url, timeouts=PATIENT)) as gateway:
+    async with ScriptedEngine(big) as server, running(config_for(server.url, timeouts=PATIENT)) as gateway:
         endpoint = gateway.gateway.fleet.endpoints(gateway.gateway.directory.runtimes[0].model)[0]
         async with raw_client(gateway.url, takes=SMALL) as client:
             await client.say(WHOLE * 2)
@@ -198,7 +199,7 @@ async def test_one_that_leaves_the_end_of_its_answer_unread_is_left_in_its_turn(
     async def whole(connection: Connection, head: bytes, body: bytes) -> None:
         await connection.say(answer(b"x" * orjson.loads(body)["size"]))
 
-    async with engine(whole) as server:
+    async with ScriptedEngine(whole) as server:
         async with running(config_for(server.url, timeouts=TimeoutSettings(idle=1.0))) as gateway:
             size = 1_000_000
             while True:  # what the systems between take is not known: until something is left with the gateway
@@ -218,7 +219,7 @@ async def test_one_that_leaves_the_end_of_its_answer_unread_is_left_in_its_turn(
 
 async def test_one_that_is_behind_and_closes_its_half_keeps_no_engine(accepted):
     talker = Talker(ENOUGH // len(LONG))
-    async with engine(talker) as server, running(config_for(server.url, timeouts=PATIENT)) as gateway:
+    async with ScriptedEngine(talker) as server, running(config_for(server.url, timeouts=PATIENT)) as gateway:
         async with raw_client(gateway.url, takes=SMALL) as client:
             client.writer.transport.pause_reading()
             await client.say(STREAM)
@@ -239,7 +240,7 @@ async def test_what_waits_for_a_slow_client_is_little_each_time(monkeypatch, sto
 
     monkeypatch.setattr(ClientConnection, "pause_writing", noted)
     talker = Talker(3000)
-    async with engine(talker) as server, running(config_for(server.url, timeouts=PATIENT)) as gateway:
+    async with ScriptedEngine(talker) as server, running(config_for(server.url, timeouts=PATIENT)) as gateway:
         async with raw_client(gateway.url, takes=SMALL) as client:
             await client.say(STREAM)
             await eventually(lambda: stops, "the engine's connection is stopped", within=60)
@@ -253,7 +254,7 @@ async def test_what_waits_for_a_slow_client_is_little_each_time(monkeypatch, sto
 async def test_stopped_clients_stop_nobody_else(stops):
     talker = Talker(ENOUGH // len(LONG))
     async with contextlib.AsyncExitStack() as stack:
-        server = await stack.enter_async_context(engine(talker))
+        server = await stack.enter_async_context(ScriptedEngine(talker))
         gateway = await stack.enter_async_context(running(config_for(server.url, timeouts=PATIENT)))
         stuck = [await stack.enter_async_context(raw_client(gateway.url, takes=SMALL)) for _ in range(5)]
         for client in stuck:
@@ -282,7 +283,7 @@ async def test_a_client_that_goes_closes_the_engines_connection(how, when, stops
         connection.writer.close()
 
     post: Callable[[Connection, bytes, bytes], Awaitable[None]] = half if when == "in a chunk" else talker
-    async with engine(post) as server, running(config_for(server.url, timeouts=PATIENT)) as gateway:
+    async with ScriptedEngine(post) as server, running(config_for(server.url, timeouts=PATIENT)) as gateway:
         async with raw_client(gateway.url, takes=SMALL) as client:
             await client.say(STREAM)
             if when == "in a chunk":
@@ -299,7 +300,7 @@ async def test_a_client_that_goes_closes_the_engines_connection(how, when, stops
 @pytest.mark.parametrize("how", ["reset", "close", "behind"])
 async def test_half_a_body_is_asked_of_no_engine(how):
     talker = Talker(0)
-    async with engine(talker) as server, running(config_for(server.url, timeouts=PATIENT)) as gateway:
+    async with ScriptedEngine(talker) as server, running(config_for(server.url, timeouts=PATIENT)) as gateway:
         async with raw_client(gateway.url) as client:
             await client.say(WHOLE + STREAM[:-5] if how == "behind" else STREAM[:-5])
             if how == "behind":
@@ -320,7 +321,7 @@ async def test_a_client_that_goes_takes_what_it_had_asked_behind_with_it():
         await connection.gone()
         connection.writer.close()
 
-    async with engine(holds) as server, running(config_for(server.url, timeouts=PATIENT)) as gateway:
+    async with ScriptedEngine(holds) as server, running(config_for(server.url, timeouts=PATIENT)) as gateway:
         async with raw_client(gateway.url) as client:
             await client.say(STREAM + WHOLE * 3)
             await client.reader.readuntil(WORD)

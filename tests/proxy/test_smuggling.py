@@ -14,8 +14,9 @@ import pytest
 
 from tests.support.chat import CHAT, COMPLETE
 from tests.support.gateway import Running, config_for, running
+from tests.support.scripted_engine import ScriptedEngine
 from tests.support.wait import eventually
-from tests.support.wire import Connection, RawClient, answer, engine, raw_client, raw_post
+from tests.support.wire import Connection, RawClient, answer, raw_client, raw_post
 
 pytestmark = pytest.mark.asyncio(loop_factories=["uvloop"])
 
@@ -50,7 +51,7 @@ class IncomingRequest:
 @contextlib.asynccontextmanager
 async def guarded() -> AsyncIterator[tuple[Running, RawClient, IncomingRequest]]:
     asked = IncomingRequest()
-    async with engine(asked) as server, running(config_for(server.url)) as gateway:
+    async with ScriptedEngine(asked) as server, running(config_for(server.url)) as gateway:
         async with raw_client(gateway.url) as client:
             yield gateway, client, asked
         await eventually(gateway.idle, "nothing stays booked")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -12,8 +11,9 @@ import orjson
 from gateway.proxy.settings import RetrySettings
 from tests.support.chat import COMPLETE, DONE, ROLE, WORD
 from tests.support.gateway import PATIENT, QUICK_FLEET, Running, running, split_config
+from tests.support.scripted_engine import Post, ScriptedEngine
 from tests.support.wait import eventually
-from tests.support.wire import STREAM_HEAD, Connection, ScriptedServer, answer, chunked, engine
+from tests.support.wire import STREAM_HEAD, Connection, answer, chunked
 
 WATCHED = replace(QUICK_FLEET, scrape=replace(QUICK_FLEET.scrape, timeout=1.0))
 """An engine that says nothing more is seen to be down within a second."""
@@ -37,11 +37,6 @@ PREFILLED = orjson.dumps({"id": "chatcmpl-p", "choices": [], "usage": USAGE, "kv
 ERROR = {"error": {"message": "Internal server error", "type": "InternalServerError", "param": None, "code": 500}}
 FAILED = answer(orjson.dumps(ERROR), status="500 Internal Server Error")
 FAILED_STREAM = STREAM_HEAD + chunked(b"data: " + orjson.dumps(ERROR) + b"\n\n", DONE)
-
-FETCHING = b'vllm:num_requests_kv_fetch_by_stage{engine="0",model_name="sim",stage="%s"} 1\n'
-"""What an engine's scrape says of a request at this stage of fetching."""
-
-Post = Callable[[Connection, bytes, bytes], Awaitable[None]]
 
 
 @dataclass
@@ -118,7 +113,7 @@ class Setting:
     gateway: Running
     prefill: Told
     decode: Told
-    servers: list[ScriptedServer]
+    servers: list[ScriptedEngine]
 
     async def ask(self, body: dict[str, Any], **headers: str) -> tuple[int, bytes]:
         reply = await self.gateway.client.post("/v1/chat/completions", json=body, headers=headers)
@@ -153,8 +148,8 @@ async def pair(prefill: Post = prefills, decode: Post = decodes, *more: Post, **
     port = parameters.pop("bootstrap_port", 8998)
     async with contextlib.AsyncExitStack() as stack:
         first, second = Told(prefill), Told(decode)
-        servers = [await stack.enter_async_context(engine(post)) for post in (first, second, *more)]
-        others = [(await stack.enter_async_context(engine(post))).url for post in also_prefills]
+        servers = [await stack.enter_async_context(ScriptedEngine(post)) for post in (first, second, *more)]
+        others = [(await stack.enter_async_context(ScriptedEngine(post))).url for post in also_prefills]
         urls = [server.url for server in servers]
         config = split_config(
             [urls[0], *others],

@@ -8,7 +8,7 @@ import socket
 import ssl
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Self
 
 from tests.support.ports import free_in_a_row
 
@@ -63,21 +63,49 @@ def length_in(head: bytes) -> int:
     return 0
 
 
-@dataclass
+@dataclass(eq=False)
 class ScriptedServer:
-    """``url``; ``connections``: accepted so far; ``left``: how many of them ended.
+    """A server that runs ``script`` for each connection; when it returns, the connection is closed. It is a context,
+    and may be started again at the same place. ``path``: of the Unix socket at which it listens, instead of at
+    ``port``.
 
-    ``metrics``: what an ``engine`` says of itself; ``scrapes``: how often it did. ``still``: it says nothing more.
+    ``connections``: accepted so far; ``left``: how many of them ended.
     """
 
-    url: str
-    port: int
-    connections: list[Connection] = field(default_factory=list)
-    left: int = 0
-    server: asyncio.Server | None = None
-    metrics: bytes = b""
-    scrapes: int = 0
-    still: bool = False
+    script: Script
+    port: int = field(default=0, kw_only=True)
+    host: str = field(default="127.0.0.1", kw_only=True)
+    tls: ssl.SSLContext | None = field(default=None, kw_only=True)
+    path: str | None = field(default=None, kw_only=True)
+    connections: list[Connection] = field(default_factory=list, init=False)
+    left: int = field(default=0, init=False)
+    server: asyncio.Server | None = field(default=None, init=False)
+
+    @property
+    def url(self) -> str:
+        if self.path is not None:
+            return f"unix://{self.path}"
+        host = f"[{self.host}]" if ":" in self.host else self.host
+        return f"{'http' if self.tls is None else 'https'}://{host}:{self.port}"
+
+    async def start(self) -> Self:
+        if self.path is not None:
+            self.server = await asyncio.start_unix_server(self._serve, self.path, ssl=self.tls)
+        else:
+            self.port = self.port or free_in_a_row()
+            self.server = await asyncio.start_server(self._serve, self.host, self.port, ssl=self.tls)
+        return self
+
+    async def stop(self) -> None:
+        assert self.server is not None
+        self.kill()
+        await self.server.wait_closed()
+
+    async def __aenter__(self) -> Self:
+        return await self.start()
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.stop()
 
     def refuse(self) -> None:
         """Take no connection any more; those that there are go on."""
@@ -90,43 +118,33 @@ class ScriptedServer:
         for connection in self.connections:
             connection.reset()
 
-
-@contextlib.asynccontextmanager
-async def scripted(
-    script: Script, port: int = 0, *, tls: ssl.SSLContext | None = None, path: str | None = None
-) -> AsyncIterator[ScriptedServer]:
-    """A server that runs ``script`` for each connection; when it returns, the connection is closed. ``path``: of the
-    Unix socket at which it listens, instead of at ``port``."""
-    state = ScriptedServer(url="", port=0)
-
-    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        connection = Connection(reader, writer, len(state.connections))
-        state.connections.append(connection)
+    async def die(self, within: float = 0.02) -> None:
+        """End as a killed process does: its connections are closed one by one, and its listening socket, which goes on
+        completing handshakes for nobody until then, as the last. ``within``: seconds that this takes."""
+        assert self.server is not None
+        listening = [one.dup() for one in self.server.sockets]
         try:
-            await script(connection)
+            self.refuse()  # accepts nobody; the duplicate keeps the backlog open
+            for connection in list(self.connections):
+                connection.reset()
+                await asyncio.sleep(0)
+            await asyncio.sleep(within)
+        finally:
+            for one in listening:
+                one.close()
+
+    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        connection = Connection(reader, writer, len(self.connections))
+        self.connections.append(connection)
+        try:
+            await self.script(connection)
         except (asyncio.IncompleteReadError, ConnectionError):
             pass
         finally:
-            state.left += 1
+            self.left += 1
             writer.close()
             with contextlib.suppress(ConnectionError):
                 await writer.wait_closed()
-
-    if path is not None:
-        server = await asyncio.start_unix_server(serve, path, ssl=tls)
-        state.url = f"unix://{path}"
-    else:
-        server = await asyncio.start_server(serve, "127.0.0.1", port or free_in_a_row(), ssl=tls)
-        state.port = server.sockets[0].getsockname()[1]
-        state.url = f"{'http' if tls is None else 'https'}://127.0.0.1:{state.port}"
-    state.server = server
-    try:
-        yield state
-    finally:
-        server.close()
-        for connection in state.connections:
-            connection.writer.transport.abort()
-        await server.wait_closed()
 
 
 def path_in(head: bytes) -> str:
@@ -154,65 +172,6 @@ def chunked(*chunks: bytes, end: bool = True) -> bytes:
 
 
 STREAM_HEAD = b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream; charset=utf-8\r\nTransfer-Encoding: chunked\r\n\r\n"
-
-
-METRICS = b"""# HELP vllm:num_requests_running Number of requests
-vllm:num_requests_running{engine="0",model_name="sim"} 0.0
-vllm:num_requests_waiting{engine="0",model_name="sim"} 0.0
-vllm:kv_cache_usage_perc{engine="0",model_name="sim"} 0.0
-process_start_time_seconds 1.7e+09
-"""
-
-MODELS = (
-    b'{"object":"list","data":[{"id":"sim","object":"model","root":"/models/sim","parent":null,"max_model_len":4096}]}'
-)
-
-Answer = Callable[[Connection, bytes, bytes], Awaitable[None]]
-AtHead = Callable[[Connection, bytes], Awaitable[bool]]
-Get = Callable[[Connection, bytes], Awaitable[None]]
-
-
-@contextlib.asynccontextmanager
-async def engine(
-    post: Answer, port: int = 0, *, at_head: AtHead | None = None, get: Get | None = None, **where: Any
-) -> AsyncIterator[ScriptedServer]:
-    """An engine as the fleet's probes want it, whose POSTs ``post(connection, head, body)`` answers in bytes.
-
-    A connection goes on after ``post`` returns, unless it closed it. ``at_head``: is asked before a POST's body is
-    read; true: it did all that is to be done, and the connection is closed. ``get(connection, head)``: answers all
-    other requests, in place of the stock answers. ``where``: as for ``scripted``.
-    """
-    stock = {b"/v1/models": MODELS, b"/version": b'{"version":"0.32.0"}'}
-
-    async def script(connection: Connection) -> None:
-        while True:
-            head = await connection.head()
-            method, path = head.split(b" ", 2)[:2]
-            if method == b"POST" and at_head is not None and await at_head(connection, head):
-                return
-            body = await connection.body(head)
-            if method == b"POST":
-                await post(connection, head, body)
-                if connection.writer.is_closing():
-                    return
-                continue
-            if get is not None:
-                await get(connection, head)
-                if connection.writer.is_closing():
-                    return
-                continue
-            if server.still:
-                await connection.gone()
-                return
-            if path == b"/metrics":
-                await connection.say(answer(server.metrics, content_type="text/plain"))
-                server.scrapes += 1
-            else:
-                await connection.say(answer(stock.get(path, b"{}")))
-
-    async with scripted(script, port, **where) as server:
-        server.metrics = METRICS
-        yield server
 
 
 @dataclass(frozen=True)

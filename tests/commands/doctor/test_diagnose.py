@@ -13,11 +13,10 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
-import aiohttp
+import httpx
 import pytest
 import zmq
 import zmq.asyncio
-from aiohttp import web
 
 from gateway.app import Gateway
 from gateway.commands.doctor.diagnose import as_json, diagnose
@@ -29,6 +28,7 @@ from simulator.settings import EngineSettings
 from simulator.tokenizer import build_tokenizer
 from tests.support.engines import simulated
 from tests.support.tls import Authority
+from tests.support.wire import Connection, ScriptedServer, answer, header_in
 
 
 def config(tokenizer: str | None, *endpoints: Any, **model: Any) -> str:
@@ -198,13 +198,12 @@ class TestWhatIsRed:
         async with (
             simulated(tokenizer=tokenizer) as server,
             simulated(tokenizer=tokenizer) as other,
-            aiohttp.ClientSession() as client,
+            httpx.AsyncClient(trust_env=False) as client,
         ):
             body = {"model": "sim", "prompt": "someone else's " * 20, "max_tokens": 1}
 
-            async def busy(request: web.Request) -> None:
-                async with client.post(f"{other.url}/v1/completions", json=body):
-                    pass
+            async def busy() -> None:
+                await client.post(f"{other.url}/v1/completions", json=body)
 
             kv_events = {"endpoint": other.kv_endpoint, "replay": other.kv_replay}
             async with between(server.url, hook=busy) as url:
@@ -326,27 +325,22 @@ async def test_many_engines_are_asked_at_once_each_within_its_time(tokenizer: st
 @contextlib.asynccontextmanager
 async def between(url: str, old: bytes = b"", new: bytes = b"", hook: Any = None) -> AsyncIterator[str]:
     """A proxy before an engine that replaces something in what it says; ``hook`` runs after each completion."""
-    async with aiohttp.ClientSession() as client:
+    async with httpx.AsyncClient(base_url=url, trust_env=False) as client:
 
-        async def passing(request: web.Request) -> web.Response:
-            headers = {"content-type": request.headers.get("content-type", "application/json")}
-            asked = client.request(request.method, url + request.path_qs, data=await request.read(), headers=headers)
-            async with asked as answer:
-                body = await answer.read()
-            if hook is not None and request.path == "/v1/completions":
-                await hook(request)
-            kind = answer.headers["content-type"].partition(";")[0]
-            return web.Response(body=body.replace(old, new) if old else body, status=answer.status, content_type=kind)
+        async def passing(connection: Connection) -> None:
+            while True:
+                head, body = await connection.request()
+                method, target, _ = head.decode().split(" ", 2)
+                headers = {"content-type": header_in(head, b"content-type") or "application/json"}
+                reply = await client.request(method, target, content=body, headers=headers)
+                if hook is not None and target == "/v1/completions":
+                    await hook()
+                said = reply.content.replace(old, new) if old else reply.content
+                status = f"{reply.status_code} {reply.reason_phrase}"
+                await connection.say(answer(said, status=status, content_type=reply.headers["content-type"]))
 
-        app = web.Application()
-        app.router.add_route("*", "/{tail:.*}", passing)
-        runner = web.AppRunner(app)
-        await runner.setup()
-        await web.TCPSite(runner, "127.0.0.1", 0).start()
-        try:
-            yield "http://{}:{}".format(*runner.addresses[0][:2])
-        finally:
-            await runner.cleanup()
+        async with ScriptedServer(passing) as proxy:
+            yield proxy.url
 
 
 class TestFamilies:

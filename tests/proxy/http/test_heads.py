@@ -14,8 +14,9 @@ from gateway.proxy.http.connection import ClientConnection
 from gateway.proxy.http.heads import MAX_HEAD
 from tests.support.chat import CHAT, COMPLETE, DONE, ROLE, STREAMED, WORD
 from tests.support.gateway import Running, config_for, running
+from tests.support.scripted_engine import ScriptedEngine
 from tests.support.wait import eventually
-from tests.support.wire import STREAM_HEAD, RawClient, answer, chunked, engine, raw_client, raw_post
+from tests.support.wire import STREAM_HEAD, RawClient, answer, chunked, raw_client, raw_post
 
 pytestmark = pytest.mark.asyncio(loop_factories=["uvloop", "asyncio"])
 
@@ -39,7 +40,7 @@ async def served() -> AsyncIterator[tuple[Running, RawClient, asyncio.Event, lis
         await go_on.wait()
         await connection.say(chunked(DONE))
 
-    async with engine(post) as server, running(config_for(server.url)) as gateway:
+    async with ScriptedEngine(post) as server, running(config_for(server.url)) as gateway:
         async with raw_client(gateway.url) as client:
             yield gateway, client, go_on, asked
         await eventually(gateway.idle, "nothing stays booked")

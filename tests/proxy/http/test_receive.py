@@ -14,7 +14,8 @@ from aiohttp import http_parser
 from gateway.proxy.settings import ListenSettings
 from tests.support.chat import CHAT, COMPLETE
 from tests.support.gateway import Running, config_for, running
-from tests.support.wire import RawClient, answer, chunked, engine, raw_client, raw_post
+from tests.support.scripted_engine import ScriptedEngine
+from tests.support.wire import RawClient, answer, chunked, raw_client, raw_post
 
 CHAT_PATH = "/v1/chat/completions"
 
@@ -28,7 +29,7 @@ async def asked_engine(**changes: object) -> AsyncIterator[tuple[Running, RawCli
         asked.append((head, body))
         await connection.say(answer(COMPLETE))
 
-    async with engine(post) as server, running(config_for(server.url, **changes)) as gateway:
+    async with ScriptedEngine(post) as server, running(config_for(server.url, **changes)) as gateway:
         async with raw_client(gateway.url) as client:
             yield gateway, client, asked
 

@@ -28,9 +28,10 @@ from gateway.proxy.serving.model_directory import ModelDirectory
 from gateway.proxy.settings import KeySettings, ListenSettings, ListenTlsSettings
 from tests.support.chat import CHAT, COMPLETE, DONE, ROLE, STREAMED, WORD
 from tests.support.gateway import QUICK_FLEET, config_for, running
+from tests.support.scripted_engine import ScriptedEngine
 from tests.support.tls import Authority
 from tests.support.wait import eventually
-from tests.support.wire import STREAM_HEAD, answer, chunked, engine, length_in, raw_post
+from tests.support.wire import STREAM_HEAD, answer, chunked, length_in, raw_post
 
 
 async def complete(connection, head, body):
@@ -38,7 +39,7 @@ async def complete(connection, head, body):
 
 
 async def test_it_lives_and_says_what_it_is():
-    async with engine(complete) as server, running(config_for(server.url)) as gateway:
+    async with ScriptedEngine(complete) as server, running(config_for(server.url)) as gateway:
         for path in ("/health", "/livez"):
             reply = await gateway.client.get(path)
             assert (reply.status_code, reply.json()) == (200, {"status": "ok"})
@@ -47,9 +48,9 @@ async def test_it_lives_and_says_what_it_is():
 
 
 async def test_ready_means_that_a_model_has_a_usable_endpoint():
-    async with engine(complete) as good, engine(complete) as gone:
+    async with ScriptedEngine(complete) as good, ScriptedEngine(complete) as gone:
         pass
-    async with engine(complete) as good:
+    async with ScriptedEngine(complete) as good:
         config = Config(
             models=(
                 ModelSettings(name="up", aliases=("alias",), endpoints=(EndpointSettings(url=good.url),)),
@@ -70,14 +71,17 @@ async def test_ready_means_that_a_model_has_a_usable_endpoint():
 
 
 async def test_a_model_with_nothing_but_prefill_engines_is_not_ready():
-    async with engine(complete) as server:
+    async with ScriptedEngine(complete) as server:
         async with running(config_for(endpoints=(EndpointSettings(url=server.url, role="prefill"),))) as gateway:
             answer = await gateway.client.get("/readyz")
             assert (answer.status_code, answer.json()["models"]["sim"]["ready"]) == (503, False)
 
 
 async def test_models_aliases_and_what_engines_say_of_them():
-    async with engine(complete) as server, running(config_for(server.url, aliases=("gpt-4o", "org/model"))) as gateway:
+    async with (
+        ScriptedEngine(complete) as server,
+        running(config_for(server.url, aliases=("gpt-4o", "org/model"))) as gateway,
+    ):
         listed = (await gateway.client.get("/v1/models")).json()
         assert listed["object"] == "list"
         assert [entry["id"] for entry in listed["data"]] == ["sim", "gpt-4o", "org/model"]
@@ -90,7 +94,7 @@ async def test_models_aliases_and_what_engines_say_of_them():
 
 
 async def test_metrics_are_the_operators_only():
-    async with engine(complete) as server, running(config_for(server.url)) as gateway:
+    async with ScriptedEngine(complete) as server, running(config_for(server.url)) as gateway:
         await gateway.client.post("/v1/chat/completions", json=CHAT)
         text = await gateway.metrics()
         assert 'kvgate_requests_total{model="sim",outcome="ok"} 1.0' in text
@@ -110,7 +114,7 @@ async def test_draining_refuses_the_new_and_lets_the_running_end():
         await release.wait()
         await connection.say(chunked(DONE))
 
-    async with engine(post) as server, running(config_for(server.url)) as gateway:
+    async with ScriptedEngine(post) as server, running(config_for(server.url)) as gateway:
         loop = asyncio.get_running_loop()
         stream = loop.create_task(gateway.client.post("/v1/chat/completions", json=STREAMED))
         await begun.wait()
@@ -132,7 +136,7 @@ async def test_a_grace_that_is_over_is_over():
     async def post(connection, head, body):
         await connection.gone()
 
-    async with engine(post) as server, running(config_for(server.url)) as gateway:
+    async with ScriptedEngine(post) as server, running(config_for(server.url)) as gateway:
         hanging = asyncio.get_running_loop().create_task(gateway.client.post("/v1/chat/completions", json=CHAT))
         await eventually(lambda: gateway.gateway.server.in_progress, "the request is with the engine")
         assert await gateway.gateway.server.drain(0.01) is False
@@ -205,7 +209,7 @@ async def slow_reader(authority: Authority | None) -> AsyncIterator[tuple[Server
     listen = ListenSettings()
     if authority is not None:
         listen = ListenSettings(tls=ListenTlsSettings(*authority.issue("server")))
-    async with engine(post) as backend, running(config_for(backend.url, listen=listen)) as gateway:
+    async with ScriptedEngine(post) as backend, running(config_for(backend.url, listen=listen)) as gateway:
         server = gateway.gateway.server
         client = await asyncio.to_thread(Patient, gateway.url, authority and authority.trusting())
         with client.socket:

@@ -10,8 +10,9 @@ from gateway.framework.request import Slo
 from gateway.proxy.serving.goodput import judge
 from tests.support.chat import CHAT
 from tests.support.gateway import config_for, running
+from tests.support.scripted_engine import ScriptedEngine
 from tests.support.wait import eventually
-from tests.support.wire import answer, engine
+from tests.support.wire import answer
 
 BOTH = Slo(ttft=1.0, tpot=0.05)
 
@@ -67,7 +68,7 @@ async def test_headers_and_the_model_s_settings_are_counted_and_go_no_further() 
         )
 
     slo = SloSettings(ttft_ms=20_000, tpot_ms=20_000)
-    async with engine(post) as server, running(config_for(server.url, slo=slo)) as gateway:
+    async with ScriptedEngine(post) as server, running(config_for(server.url, slo=slo)) as gateway:
         path = "/v1/chat/completions"
         assert (await gateway.client.post(path, json=CHAT)).status_code == 200
         tight = {"x-slo-ttft-ms": "1", "X-SLO-TPOT-MS": "0.5"}
@@ -84,7 +85,7 @@ async def test_a_wrong_header_is_a_400_that_names_it() -> None:
     async def post(connection, head, body):
         raise AssertionError("no engine is asked")
 
-    async with engine(post) as server, running(config_for(server.url)) as gateway:
+    async with ScriptedEngine(post) as server, running(config_for(server.url)) as gateway:
         reply = await gateway.client.post("/v1/chat/completions", json=CHAT, headers={"x-slo-ttft-ms": "soon"})
         assert reply.status_code == 400
         error = reply.json()["error"]

@@ -14,6 +14,7 @@ import pytest
 from gateway.proxy.settings import RetrySettings, TimeoutSettings
 from tests.support.chat import CHAT, COMPLETE, DONE, ROLE, TELLING, WORD
 from tests.support.gateway import PATIENT, SOON
+from tests.support.scripted_engine import ScriptedEngine
 from tests.support.split import (
     FAILED,
     PARAMETERS,
@@ -34,7 +35,7 @@ from tests.support.split import (
     talks_garbage,
 )
 from tests.support.wait import eventually
-from tests.support.wire import STREAM_HEAD, Connection, ScriptedServer, answer, chunked
+from tests.support.wire import STREAM_HEAD, Connection, answer, chunked
 
 BODIES = pytest.mark.parametrize("body", [CHAT, TELLING], ids=["whole", "streamed"])
 
@@ -161,7 +162,7 @@ class Held:
     """
 
     setting: Setting
-    server: ScriptedServer
+    server: ScriptedEngine
     told: Told
     other: Told
     end: Callable[[], None]

@@ -7,7 +7,8 @@ from gateway.proxy.serving.identify import client_of
 from gateway.scheduling.settings import PluginSettings, ProfileSettings, WeightedScorer
 from tests.support.chat import CHAT, COMPLETE
 from tests.support.gateway import config_for, running
-from tests.support.wire import answer, engine
+from tests.support.scripted_engine import ScriptedEngine
+from tests.support.wire import answer
 
 STICKY = {
     "plugins": (
@@ -32,7 +33,11 @@ async def test_a_session_in_a_cookie_stays_where_it_was() -> None:
         return post
 
     session = SessionSettings(cookie="sid")
-    async with engine(served_by(1)) as one, engine(served_by(2)) as other, engine(served_by(3)) as third:
+    async with (
+        ScriptedEngine(served_by(1)) as one,
+        ScriptedEngine(served_by(2)) as other,
+        ScriptedEngine(served_by(3)) as third,
+    ):
         async with running(config_for(one.url, other.url, third.url, session=session, **STICKY)) as gateway:
             for _ in range(6):
                 for name in ("a", "b", "c"):
@@ -56,9 +61,9 @@ async def test_the_longest_context_of_a_models_engines_is_known() -> None:
     async def post(connection, head, body):
         await connection.say(answer(COMPLETE))
 
-    async with engine(post) as server, running(config_for(server.url)) as gateway:
+    async with ScriptedEngine(post) as server, running(config_for(server.url)) as gateway:
         model = gateway.gateway.directory.runtimes[0].model
         assert gateway.gateway.directory.room(model) == 4096
-    async with engine(post) as server, running(config_for(server.url, served_name="unlisted")) as gateway:
+    async with ScriptedEngine(post) as server, running(config_for(server.url, served_name="unlisted")) as gateway:
         model = gateway.gateway.directory.runtimes[0].model
         assert gateway.gateway.directory.room(model) is None

@@ -19,8 +19,9 @@ from tests.support.chat import DONE, ROLE, STREAMED, WORD, chat
 from tests.support.engines import engines
 from tests.support.fleet import engines_of
 from tests.support.gateway import Running, config_for, running, split_config
+from tests.support.scripted_engine import ScriptedEngine
 from tests.support.wait import eventually
-from tests.support.wire import STREAM_HEAD, Connection, answer, chunked, engine
+from tests.support.wire import STREAM_HEAD, Connection, answer, chunked
 
 CHAT, COMPLETION = "/v1/chat/completions", "/v1/completions"
 SILENT = PassSettings(ask_usage=False)
@@ -29,7 +30,6 @@ USAGE = {"prompt_tokens": 7, "completion_tokens": 2, "prompt_tokens_details": {"
 FINISH = b'data: {"choices":[{"index":0,"delta":{"content":"b"},"finish_reason":"stop"}]}\n\n'
 LAST = b'data: {"choices":[],"usage":' + orjson.dumps(USAGE) + b',"system_fingerprint":"f"}\n\n'
 FINISHED = FINISH[:-3] + b',"system_fingerprint":"f"}\n\n'
-STARTED = b"process_start_time_seconds"
 REFUSED = answer(b'{"error":{"message":"Unknown field stream_options","code":400}}', status="400 Bad Request")
 
 
@@ -105,7 +105,7 @@ async def before(*said: bytes, refuses: bytes = b"", **changes: Any) -> AsyncIte
         seen.append((orjson.loads(body), head.lower()))
         await connection.say(refuses if refuses and b"stream_options" in body else b"".join(said))
 
-    async with engine(post) as server, running(config_for(server.url, **changes)) as gateway:
+    async with ScriptedEngine(post) as server, running(config_for(server.url, **changes)) as gateway:
         yield gateway, seen
 
 
@@ -159,9 +159,9 @@ async def test_an_engine_that_refused_is_asked_again_where_it_may_be_another(
         told = chunked(*said[:-1], LAST, DONE) if asked[-1] else chunked(*said)
         await connection.say(REFUSED if asked[-1] and refusing else STREAM_HEAD + told)
 
-    async with engine(post) as server:
+    async with ScriptedEngine(post) as server:
         if not tells:
-            server.metrics = b"".join(line for line in server.metrics.splitlines(keepends=True) if STARTED not in line)
+            server.started = None
         async with running(config_for(server.url)) as gateway:
 
             async def stream() -> bytes:
@@ -174,7 +174,7 @@ async def test_an_engine_that_refused_is_asked_again_where_it_may_be_another(
             assert await stream() == b"".join(said if tells else [ROLE, WORD, FINISHED, DONE])
             assert asked[3:] == [not tells]
             if tells:
-                server.metrics = server.metrics.replace(b"1.7e+09", b"1.8e+09")
+                server.started = 1.8e9
                 await eventually(lambda: engines_of(gateway.gateway.fleet)[0].started == 1.8e9, "it has started anew")
                 assert await stream() == b"".join([ROLE, WORD, FINISHED, DONE])
 
@@ -192,7 +192,7 @@ async def test_a_stream_that_breaks_gives_out_what_was_held():
         await connection.say(STREAM_HEAD + chunked(ROLE, WORD, FINISH, LAST[:30], end=False))
         connection.writer.close()
 
-    async with engine(post) as server, running(config_for(server.url)) as gateway:
+    async with ScriptedEngine(post) as server, running(config_for(server.url)) as gateway:
         content = (await gateway.client.post(CHAT, json=STREAMED)).content
         assert content.startswith(b"".join([ROLE, WORD, FINISH, LAST[:30]]))
         assert b'"error"' in content
@@ -204,7 +204,7 @@ async def test_a_client_that_leaves_while_something_is_held_leaves_nothing_behin
         await connection.say(STREAM_HEAD + chunked(ROLE, WORD, FINISH, end=False))
         await connection.gone()
 
-    async with engine(post) as server, running(config_for(server.url)) as gateway:
+    async with ScriptedEngine(post) as server, running(config_for(server.url)) as gateway:
         async with httpx.AsyncClient(base_url=gateway.url) as client, client.stream("POST", CHAT, json=STREAMED) as one:
             async for data in one.aiter_raw():
                 assert data

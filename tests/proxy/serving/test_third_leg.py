@@ -25,9 +25,10 @@ from gateway.proxy.upstream.legs import LegFailed
 from gateway.scheduling.settings import HandlerSettings
 from tests.support.chat import CHAT, COMPLETE, TELLING
 from tests.support.gateway import config_for, running
+from tests.support.scripted_engine import ScriptedEngine
 from tests.support.split import Post, Setting, Told, answered, decodes, resets
 from tests.support.wait import eventually
-from tests.support.wire import Connection, answer, engine
+from tests.support.wire import Connection, answer
 
 HANDLER = """
 from gateway.framework import Context, NoParameters, Plan
@@ -91,7 +92,7 @@ def carried(monkeypatch: pytest.MonkeyPatch) -> None:
 async def encoding(handler: HandlerSettings, encode: Post = encodes) -> AsyncIterator[Setting]:
     """``Setting.prefill`` is the engine that encodes."""
     first, second = Told(encode), Told(decodes)
-    async with engine(first) as one, engine(second) as other:
+    async with ScriptedEngine(first) as one, ScriptedEngine(second) as other:
         config = config_for(one.url, other.url, handler=handler.name, handlers=(handler,))
         async with running(config) as gateway:
             yield Setting(gateway, first, second, [one, other])

@@ -30,7 +30,7 @@ from gateway.proxy.upstream.send import Upstream
 from tests.support.chat import ROLE
 from tests.support.gateway import PATIENT
 from tests.support.wait import eventually
-from tests.support.wire import STREAM_HEAD, Connection, answer, chunked, scripted
+from tests.support.wire import STREAM_HEAD, Connection, ScriptedServer, answer, chunked
 
 pytestmark = pytest.mark.asyncio(loop_factories=["asyncio", "uvloop"])
 
@@ -63,7 +63,7 @@ async def test_an_answer_passes_with_its_status_headers_and_bytes():
         await connection.request()
         await connection.say(answer(b'{"a": 1}', status="418 Teapot", extra=b"X-One: 1\r\nx-one: 2\r\n"))
 
-    async with scripted(script) as server, upstream() as connections:
+    async with ScriptedServer(script) as server, upstream() as connections:
         with await connections.send(leg(server.url)) as reply:
             assert reply.status == 418
             assert [value for name, value in reply.headers if name.lower() == "x-one"] == ["1", "2"]
@@ -79,7 +79,7 @@ async def test_a_status_that_is_no_answer_is_garbage_and_its_connection_is_close
         await connection.say(answer(b"", status=status))
         await connection.gone()
 
-    async with scripted(script) as server:
+    async with ScriptedServer(script) as server:
         assert await failure_of(server.url) is Cause.GARBAGE
         await eventually(lambda: server.left == len(server.connections) == 1, "the engine sees the connection closed")
 
@@ -90,7 +90,7 @@ async def test_a_connection_is_used_again_and_its_round_trip_measured_once():
             await connection.request()
             await connection.say(answer(b"{}"))
 
-    async with scripted(script) as server, upstream() as connections:
+    async with ScriptedServer(script) as server, upstream() as connections:
         for number in range(3):
             with await connections.send(leg(server.url)) as reply:
                 await reply.read()
@@ -107,7 +107,7 @@ async def test_an_idle_connection_is_closed_after_a_while(monkeypatch: pytest.Mo
         await connection.say(answer(b"{}"))
         await connection.gone()
 
-    async with scripted(script) as server, upstream() as connections:
+    async with ScriptedServer(script) as server, upstream() as connections:
         with await connections.send(leg(server.url)) as reply:
             await reply.read()
         await eventually(lambda: server.left == 1, "the engine sees that the connection is closed")
@@ -122,7 +122,7 @@ async def test_an_idle_connection_is_not_used_after_a_while(monkeypatch: pytest.
             await connection.request()
             await connection.say(answer(b"{}"))
 
-    async with scripted(script) as server, upstream() as connections:
+    async with ScriptedServer(script) as server, upstream() as connections:
         for number in range(2):
             with await connections.send(leg(server.url)) as reply:
                 await reply.read()
@@ -149,7 +149,7 @@ async def test_of_many_idle_connections_some_are_kept(monkeypatch: pytest.Monkey
         with await connections.send(leg(server.url)) as reply:
             await reply.read()
 
-    async with scripted(script) as server, upstream() as connections:
+    async with ScriptedServer(script) as server, upstream() as connections:
         for at_once in (4, 2):
             go.clear()
             asking = [asyncio.create_task(ask(connections)) for _ in range(at_once)]
@@ -173,7 +173,7 @@ async def test_a_connection_whose_answer_ended_while_it_was_paused_is_used_again
         await connection.say(answer(b"second"))
 
     pool = Pool(SystemClock())
-    async with scripted(script) as server:
+    async with ScriptedServer(script) as server:
         sent = leg(server.url)
         head = encode_head("POST", sent.path, sent.address.authority, sent.headers, len(sent.body))
         connection = await pool.connect(sent.address)
@@ -204,7 +204,7 @@ async def test_a_stream_that_is_held_for_its_output_is_the_clients_once_it_is_to
         while True:
             await connection.say(chunked(b": " + b"x" * 10_000 + b"\n\n", end=False))
 
-    async with scripted(script) as server, upstream() as connections:
+    async with ScriptedServer(script) as server, upstream() as connections:
         reply = await connections.send(leg(server.url))
         with await commit(reply, Kind.CHAT, until_output=True) as committed:
             assert committed.events is not None
@@ -250,7 +250,7 @@ async def test_one_that_closes_before_anything_is_sent_cannot_have_seen_the_requ
         connection.reset()
 
     monkeypatch.setattr(Pool, "connect", until_closed)
-    async with scripted(script) as server:
+    async with ScriptedServer(script) as server:
         assert await failure_of(server.url) is Cause.RESET_UNSENT
 
 
@@ -259,7 +259,7 @@ async def test_an_engine_that_dies_on_the_request_died():
         await connection.request()
         connection.reset()
 
-    async with scripted(script) as server:
+    async with ScriptedServer(script) as server:
         assert await failure_of(server.url) is Cause.DIED
         assert len(server.connections) == 1
 
@@ -268,7 +268,7 @@ async def test_an_engine_that_closes_without_an_answer_died():
     async def script(connection: Connection) -> None:
         await connection.request()
 
-    async with scripted(script) as server:
+    async with ScriptedServer(script) as server:
         assert await failure_of(server.url) is Cause.DIED
 
 
@@ -288,7 +288,7 @@ async def test_garbage_is_garbage(said):
         await connection.say(said)
         await connection.gone()
 
-    async with scripted(script) as server:
+    async with ScriptedServer(script) as server:
         assert await failure_of(server.url) is Cause.GARBAGE
 
 
@@ -297,7 +297,7 @@ async def test_a_body_cut_short_died():
         await connection.request()
         await connection.say(b"HTTP/1.1 200 OK\r\nContent-Length: 100\r\n\r\nshort")
 
-    async with scripted(script) as server:
+    async with ScriptedServer(script) as server:
         assert await failure_of(server.url) is Cause.DIED
 
 
@@ -309,7 +309,7 @@ async def test_garbage_between_chunks_ends_the_answer_at_once():
         await connection.say(b"no length\r\n")
         await connection.gone()
 
-    async with scripted(script) as server, upstream() as connections:
+    async with ScriptedServer(script) as server, upstream() as connections:
         with await connections.send(leg(server.url)) as reply:
             assert await reply.chunk() == b"data: {}\n\n"
             server.connections[0].reader.feed_data(b"\r\n\r\n")
@@ -323,7 +323,7 @@ async def test_no_head_in_time_closes_the_connection():
         await connection.request()
         await connection.gone()
 
-    async with scripted(script) as server:
+    async with ScriptedServer(script) as server:
         assert await failure_of(server.url, replace(PATIENT, head=0.05)) is Cause.HEAD_TIMEOUT
         await eventually(lambda: server.left == 1, "the engine sees that the connection is closed")
 
@@ -336,7 +336,7 @@ async def test_comments_are_no_answer_to_the_head_timeout():
             await connection.say(chunked(b": keep-alive\n\n", end=False))
             await asyncio.sleep(0.005)
 
-    async with scripted(script) as server:
+    async with ScriptedServer(script) as server:
         assert await failure_of(server.url, replace(PATIENT, head=0.1)) is Cause.HEAD_TIMEOUT
 
 
@@ -346,7 +346,7 @@ async def test_after_commit_only_idle_and_total_count():
         await connection.say(STREAM_HEAD + chunked(b"data: 1\n\n", end=False))
         await connection.gone()
 
-    async with scripted(script) as server, upstream(replace(PATIENT, head=0.05, idle=0.2)) as connections:
+    async with ScriptedServer(script) as server, upstream(replace(PATIENT, head=0.05, idle=0.2)) as connections:
         with await connections.send(leg(server.url)) as reply:
             assert await reply.chunk() == b"data: 1\n\n"
             reply.committed()
@@ -363,7 +363,7 @@ async def test_an_answer_that_trickles_for_ever_ends_at_the_total():
             await connection.say(chunked(b"data: x\n\n", end=False))
             await asyncio.sleep(0.005)
 
-    async with scripted(script) as server, upstream(replace(PATIENT, total=0.2)) as connections:
+    async with ScriptedServer(script) as server, upstream(replace(PATIENT, total=0.2)) as connections:
         with await connections.send(leg(server.url)) as reply:
             reply.committed()
             with pytest.raises(LegFailed) as failed:
@@ -381,7 +381,7 @@ async def test_a_connection_that_died_idle_is_replaced_silently():
             return
         await connection.say(answer(b'{"second": true}'))
 
-    async with scripted(script) as server, upstream() as connections:
+    async with ScriptedServer(script) as server, upstream() as connections:
         with await connections.send(leg(server.url)) as reply:
             await reply.read()
         with await connections.send(leg(server.url)) as reply:
@@ -401,7 +401,7 @@ async def test_a_kept_connection_whose_engine_is_gone_died_and_was_not_refused()
         connection.reset()
 
     async with upstream() as connections:
-        async with scripted(script) as server:
+        async with ScriptedServer(script) as server:
             with await connections.send(leg(server.url)) as reply:
                 await reply.read()
             listener_gone = asyncio.get_running_loop().create_task(connections.send(leg(server.url)))
@@ -418,7 +418,7 @@ async def test_leaving_an_answer_early_closes_its_connection():
         await connection.say(STREAM_HEAD + chunked(b"data: 1\n\n", end=False))
         await connection.gone()
 
-    async with scripted(script) as server, upstream() as connections:
+    async with ScriptedServer(script) as server, upstream() as connections:
         with await connections.send(leg(server.url)) as reply:
             await reply.chunk()
         await eventually(lambda: server.left == 1, "the engine sees that the connection is closed")
@@ -429,7 +429,7 @@ async def test_cancelling_before_the_head_closes_the_connection():
         await connection.request()
         await connection.gone()
 
-    async with scripted(script) as server, upstream() as connections:
+    async with ScriptedServer(script) as server, upstream() as connections:
         task = asyncio.get_running_loop().create_task(connections.send(leg(server.url)))
         await eventually(lambda: len(server.connections) == 1, "the request arrives")
         task.cancel()
@@ -445,7 +445,7 @@ async def test_a_large_body_arrives_whole():
         sizes.append(len((await connection.request())[1]))
         await connection.say(answer(b"{}"))
 
-    async with scripted(script) as server, upstream() as connections:
+    async with ScriptedServer(script) as server, upstream() as connections:
         with await connections.send(leg(server.url, b"x" * 20_000_000)) as reply:
             await reply.read()
     assert sizes == [20_000_000]

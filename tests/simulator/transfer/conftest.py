@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import Any
@@ -70,14 +69,3 @@ def pair(start: Start) -> MakePair:
         return Pair(await start(**both, **(prefill or {})), await start(**both, **(decode or {})))
 
     return make
-
-
-async def silent_port() -> tuple[asyncio.Server, int]:
-    """A port that takes connections and never says a word."""
-
-    async def hold(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        await reader.read()
-        writer.close()
-
-    server = await asyncio.start_server(hold, "127.0.0.1", 0)
-    return server, server.sockets[0].getsockname()[1]

@@ -15,9 +15,10 @@ import zmq
 import zmq.asyncio
 
 from tests.simulator.conftest import DATA, Running, Start
-from tests.simulator.transfer.conftest import CHAT, PREFILL, MakePair, Pair, body, plain, silent_port
+from tests.simulator.transfer.conftest import CHAT, PREFILL, MakePair, Pair, body, plain
 from tests.support.pace import pace
 from tests.support.wait import eventually
+from tests.support.wire import Connection, ScriptedServer
 
 INTERNAL = {"message": "Internal server error", "type": "InternalServerError", "param": None, "code": 500}
 
@@ -346,10 +347,9 @@ class TestFailures:
 
     async def test_a_silent_port_is_given_up(self, pair: MakePair) -> None:
         two = await pair(handshake_timeout=0.05)
-        server, port = await silent_port()
-        params = {**await two.begin(body()), "remote_port": port}
-        assert (await two.end(body(), params)).status_code == 500
-        server.close()
+        async with ScriptedServer(Connection.gone) as silent:
+            params = {**await two.begin(body()), "remote_port": silent.port}
+            assert (await two.end(body(), params)).status_code == 500
 
     @pytest.mark.parametrize(
         ("field", "value"),

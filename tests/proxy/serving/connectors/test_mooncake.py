@@ -16,7 +16,7 @@ from tests.support.chat import CHAT
 from tests.support.gateway import PATIENT, SOON
 from tests.support.split import decodes, pair, prefills
 from tests.support.wait import eventually
-from tests.support.wire import Connection, scripted
+from tests.support.wire import Connection, ScriptedServer
 
 ONE = {"0": {"engine_id": "e0", "worker_addr": {"0": {"0": "tcp://p:1"}}}}
 TWO = {**ONE, "1": {"engine_id": "e1", "worker_addr": {}}}
@@ -230,7 +230,7 @@ async def test_a_silent_server_is_asked_once_by_many_requests_which_are_answered
         asked.append(await connection.request())
         await connection.gone()
 
-    async with scripted(hears) as server:
+    async with ScriptedServer(hears) as server:
         options = {"connector": "mooncake", "bootstrap_port": server.port, "timeouts": replace(PATIENT, connect=SOON)}
         async with pair(prefills, decodes, **options) as setting:
             replies = await asyncio.gather(*(setting.ask(CHAT) for _ in range(8)))
