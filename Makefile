@@ -2,7 +2,7 @@
 PYTHON ?= python3
 VENV   := .venv
 BIN    := $(VENV)/bin
-# Test processes: half of the time a test waits, for a timeout or for another process. A process more costs 4 seconds of
+# Test processes: half of the time a test waits, for a timeout or for another process. A process more costs 3 seconds of
 # CPU, in which it collects all tests.
 JOBS   ?= $(shell echo $$(( 2 * $$(getconf _NPROCESSORS_ONLN) + 2 )))
 
@@ -29,7 +29,7 @@ demo: install ## four simulated engines, round robin against the default profile
 	@$(BIN)/kvgate demo
 
 # Each process takes its share of the files, so that what a file's tests share is made once; who is done first takes of
-# the other's. The schedules with groups look at all tests again after each: a tenth of the run's time.
+# another's. The schedules with groups look at all tests again after each: a tenth of the run's time.
 test: install ## the test suite (no engine needed)
 	$(BIN)/python -m pytest -n $(JOBS) --dist worksteal --ignore tests/engines --ignore tests/attack -m "not slow" --durations 20
 
