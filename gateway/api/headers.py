@@ -77,7 +77,7 @@ STAYS, PASSES, AUTHORIZES, STEERS, NEGOTIATES, DECLARES = _Rule
 
 
 def request_id(values: Sequence[str], make: Callable[[], str]) -> str:
-    """The id of a request: the first ``x-request-id`` of the client, cleaned and bounded; else a new one."""
+    """The id of a request whose client gave ``values``: the first one, cleaned and bounded; else a new one."""
     cleaned = _UNCLEAN.sub("", values[0][: 8 * MAX_REQUEST_ID])[:MAX_REQUEST_ID] if values else ""
     return cleaned or make()
 

@@ -13,7 +13,11 @@ promise, is held by tests/proxy/http/test_reply.py, test_heads.py and tests/prox
   waits for a request;
 - ``_upgraded``: what comes behind a request for another protocol is kept in ``_message_tail`` and not parsed;
 - ``_buffer_paused`` and ``_reading_paused``: nothing is read from the socket. ``_resume_reading_if_drained`` ends that,
-  once no more than ``_msg_queue_resume_size`` requests wait.
+  once no more than ``_msg_queue_resume_size`` requests wait;
+- the parser stops behind a body where it counts many requests, and goes on with the next ``data_received``, which
+  aiohttp's own reading of a body calls. Reading is not paused any more once the body is complete;
+- a body's ``_eof`` says that it is complete, its ``_exception`` that it is broken, and its ``_buffer`` holds what came
+  and was not read. ``EMPTY_PAYLOAD`` is the body of each request that has none.
 """
 
 from __future__ import annotations
@@ -24,7 +28,7 @@ from collections.abc import Callable
 from math import inf
 from typing import Any, Protocol, cast
 
-from aiohttp import StreamReader, http_exceptions, web
+from aiohttp import EMPTY_PAYLOAD, StreamReader, http_exceptions, web
 from aiohttp.http import RawRequestMessage
 
 from gateway.core.pauses import LATE, TURN
@@ -147,9 +151,21 @@ class ClientConnection(web.RequestHandler):
             reply = client.answer
         if self._upgraded:
             self._decline()
-        if not body.is_eof() and not self._force_close:
+        if body is not EMPTY_PAYLOAD and not body._eof and not self._force_close:
             await self._read_away(body)
         return reply.keep_alive
+
+    def arrived(self, body: StreamReader, limit: int) -> bytes | None:
+        """All of a body of which nothing was read yet: it came with its head. None: it is still coming, is broken, or
+        has more than ``limit`` bytes; it is left as it is then. aiohttp's own way to it is seven calls."""
+        if body is EMPTY_PAYLOAD:
+            return b""
+        if not body._eof or body.total_bytes > limit or body._exception is not None:
+            return None
+        data = b"".join(body._buffer)
+        body._buffer.clear()
+        self.data_received(b"")  # the parser may hold requests behind this one
+        return data
 
     def _decline(self) -> None:
         """A request to upgrade the protocol was answered in HTTP: the bytes after it are HTTP, too. Parse them."""
@@ -206,7 +222,7 @@ class ClientConnection(web.RequestHandler):
             if not isinstance(message, RawRequestMessage):  # an error, which the old parser would raise again
                 unfinished.broke(cast(http_exceptions.HttpProcessingError, message.exc))
                 self._refuse(refused=True)
-            unfinished.head_came(body)
+            unfinished.head_came(body, whole=body is EMPTY_PAYLOAD or body._eof)
         elif self._upgraded or self._reading_paused or self._buffer_paused:
             return  # reading is paused, and aiohttp has not parsed these bytes yet
         elif not data or self._refusing:

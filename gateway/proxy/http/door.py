@@ -26,6 +26,9 @@ class Connected(Writable, Protocol):
     def peername(self) -> Any:
         """The client's address, as its socket has it; None once the connection is lost."""
 
+    def arrived(self, body: StreamReader, limit: int) -> bytes | None:
+        """All of ``body`` if it came with its head, is not broken and has at most ``limit`` bytes: None otherwise."""
+
 
 class HttpClient:
     """A ``Client`` over one request.
@@ -54,8 +57,14 @@ class HttpClient:
         return self.head.headers.get(name, "")
 
     async def receive(self, *, limit: int, timeout: float, share: Share) -> bytes:
-        """As ``receive``; ClientGone where the connection has been closed, be it by us: see heads.py."""
+        """As ``receive``; ClientGone where the connection has been closed, be it by us: see heads.py. For a body that
+        came with its head nothing is waited for, not even room: it is counted at once or refused."""
         headers = self.head.headers
+        if "Content-Encoding" not in headers and (data := self.connection.arrived(self.body, limit)) is not None:
+            if "Expect" in headers:
+                self._expected()
+            share.take(len(data))
+            return data
         wanted = self._expected if "Expect" in headers else None
         try:
             return await receive(headers, self.body, limit=limit, timeout=timeout, share=share, wanted=wanted)

@@ -78,10 +78,11 @@ class Unfinished:
         """Whether the next bytes belong to a head."""
         return self._body is None
 
-    def head_came(self, body: StreamReader) -> None:
-        """The head of the request with ``body`` is complete. Bytes after it in the same call are not counted."""
+    def head_came(self, body: StreamReader, *, whole: bool) -> None:
+        """The head of the request with ``body`` is complete. Bytes after it in the same call are not counted.
+        ``whole``: ``body`` is complete, too."""
         self.size, self._taken = 0, body.total_bytes
-        self._body = None if body.is_eof() else body
+        self._body = None if whole else body
 
     def came(self, size: int) -> bool:
         """``size`` bytes came and completed no head; false: there are more than ``MAX_HEAD`` of them by now."""

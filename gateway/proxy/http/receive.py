@@ -1,4 +1,4 @@
-"""Receives a client's body: once, within a size and a time."""
+"""Receives a client's body while it is still coming: once, within a size and a time."""
 
 from __future__ import annotations
 
@@ -47,12 +47,6 @@ async def receive(
     if wanted is not None:
         wanted()
     try:
-        if inflate is None and body.is_eof():  # it came with its head: nothing is waited for
-            data = body.read_nowait()
-            if len(data) > limit:
-                raise _too_large(limit)
-            share.take(len(data))
-            return data
         async with fair_timeout(timeout):
             if inflate is None:
                 return await _read(body, limit, share)

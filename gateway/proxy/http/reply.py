@@ -10,6 +10,7 @@ import asyncio
 import time
 from collections.abc import Callable, Iterable
 from email.utils import formatdate
+from functools import lru_cache, partial
 from http import HTTPStatus
 from typing import Protocol
 
@@ -110,7 +111,7 @@ class HttpReply:
             lines.append("connection: close")
         elif minor == 0:
             lines.append("connection: keep-alive")
-        lines.append(f"date: {_date()}\r\n\r\n")
+        lines.append(f"date: {_date(int(time.time()))}\r\n\r\n")
         self._head = "\r\n".join(lines).encode("latin-1")
 
     def attend(self, full: Callable[[], None], gone: Callable[[], None]) -> None:
@@ -205,13 +206,5 @@ class HttpReply:
             self._connection.when_taken(None)
 
 
-_dated = (0, "")
-
-
-def _date() -> str:
-    """The current time in HTTP's format; computed once a second."""
-    global _dated
-    now = int(time.time())
-    if _dated[0] != now:
-        _dated = now, formatdate(now, usegmt=True)
-    return _dated[1]
+_date = lru_cache(maxsize=1)(partial(formatdate, usegmt=True))
+"""A time in HTTP's format, by its second: computed once in each."""

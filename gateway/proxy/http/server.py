@@ -122,7 +122,8 @@ class Server:
     async def handle(self, client: HttpClient) -> None:
         """Answer one request. Raises nothing but CancelledError."""
         self.in_progress += 1
-        assigned_id = request_id(client.head.headers.getall("X-Request-Id", ()), _make_id)
+        given = client.head.headers.getall("X-Request-Id", None)
+        assigned_id = _make_id() if given is None else request_id(given, _make_id)
         try:
             fault = fault_of(client.head, may_be_large=client.connection.may_be_large)
             if fault is not None:

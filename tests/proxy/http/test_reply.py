@@ -21,6 +21,8 @@ from tests.support.wait import eventually
 Handle = Callable[[HttpClient], Awaitable[None]]
 OUTBOX = Outbox()
 GET = b"GET / HTTP/1.1\r\nHost: x\r\n\r\n"
+POST = b"POST / HTTP/1.1\r\nHost: x\r\n"
+CHUNKED = b"Transfer-Encoding: chunked\r\n\r\n"
 
 
 class Handling:
@@ -132,6 +134,43 @@ async def test_others_have_turns_between_requests_that_came_at_once():
             await head_of(reader)
         counting.cancel()
     assert len(set(turns)) == 200
+
+
+async def test_a_body_that_came_with_its_head_is_there_at_once_and_only_once():
+    seen: list[bytes | None] = []
+
+    async def handle(http: HttpClient) -> None:
+        connection = http.connection
+        assert isinstance(connection, ClientConnection)
+        seen.append(connection.arrived(http.body, limit=3))
+        seen.append(connection.arrived(http.body, limit=4))
+        seen.append(connection.arrived(http.body, limit=4))
+        http.say(200, [], b"")
+
+    async with connected(handle) as (reader, writer):
+        for said in (GET, POST + b"Content-Length: 4\r\n\r\nbody", POST + CHUNKED + b"2\r\nbo\r\n2\r\ndy\r\n0\r\n\r\n"):
+            writer.write(said)
+            await head_of(reader)
+    assert seen == [b"", b"", b"", *[None, b"body", b""] * 2]
+
+
+async def test_a_body_that_is_coming_or_broken_has_not_arrived():
+    seen: list[bytes | None] = []
+
+    async def handle(http: HttpClient) -> None:
+        connection = http.connection
+        assert isinstance(connection, ClientConnection)
+        seen.append(connection.arrived(http.body, limit=99))
+        writer.write(b"dy")
+        await eventually(http.body.is_eof, "the rest of it")
+        http.body.set_exception(web.RequestPayloadError("broken"))
+        seen.append(connection.arrived(http.body, limit=99))
+        http.say(200, [], b"")
+
+    async with connected(handle) as (reader, writer):
+        writer.write(POST + b"Content-Length: 4\r\n\r\nbo")
+        await head_of(reader)
+    assert seen == [None, None]
 
 
 async def test_a_client_that_leaves_cancels_the_handler():
