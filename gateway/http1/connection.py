@@ -45,12 +45,14 @@ class Receiver(Protocol):
 class Connection(asyncio.Protocol):
     """``free`` is called with the connection when its answer is complete and it can take another request.
 
-    ``idle_since``: ``loop.time()`` of when that was; 0 before it has served any. ``received_at``: ``loop.time()`` of
-    when bytes last arrived. ``connect_seconds``: what it took to make. ``error``: what ended it; None while it is open,
-    and if it was closed properly.
+    ``usable``: it seems able to take a request; an engine's close that has not arrived yet is not known.
+    ``idle_since``: ``loop.time()`` of when it last was complete; 0 before it has served any. ``received_at``:
+    ``loop.time()`` of when bytes last arrived. ``connect_seconds``: what it took to make. ``error``: what ended it;
+    None while it is open, and if it was closed properly.
     """
 
     def __init__(self, free: Callable[[Connection], None]) -> None:
+        self.usable = False
         self.idle_since = 0.0
         self.received_at = 0.0
         self.connect_seconds = 0.0
@@ -69,23 +71,19 @@ class Connection(asyncio.Protocol):
         self._framed = False
         self._paused = False
         self._parts: list[bytes] = []
-        self._complete = False
-        self._keep = False
+        self._keep: bool | None = None  # whether it may take another request; None: the answer is not complete
         # llhttp calls it once for each part of a stream, so it is no function of ours.
         self.on_body = self._parts.append
         self._parser = HttpResponseParser(self)
 
-    @property
-    def usable(self) -> bool:
-        """Whether it seems able to take a request. An engine's close that has not arrived yet is not known."""
-        return self._transport is not None and self._receiver is None and not self._transport.is_closing()
-
     def send(self, head: bytes, body: bytes, receiver: Receiver) -> None:
         """Send a request; ``receiver`` gets its answer. Call it only while the connection is ``usable``."""
         assert self._transport is not None
+        self.usable = False
         self._receiver = receiver
         self._headers, self._outside = [], 0
-        self._in_body = self._framed = self._complete = False
+        self._in_body = self._framed = False
+        self._keep = None
         if len(body) <= PIECE:
             self._transport.write(head + body)  # one segment where it fits: two would be two system calls
             return
@@ -106,6 +104,7 @@ class Connection(asyncio.Protocol):
 
     def abort(self) -> None:
         """Close at once, which is how vLLM learns to stop. The receiver is not called any more."""
+        self.usable = False
         self._receiver = None
         self._rest = memoryview(b"")
         if self._transport is not None:
@@ -115,6 +114,7 @@ class Connection(asyncio.Protocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast(asyncio.Transport, transport)  # uvloop's is no subclass
+        self.usable = True
 
     def data_received(self, data: bytes) -> None:
         receiver = self._receiver
@@ -135,7 +135,7 @@ class Connection(asyncio.Protocol):
         else:
             body = b"".join(parts)
             parts.clear()
-        if self._complete:
+        if self._keep is not None:
             self._keep = self._keep and not broken
             self._end()
             receiver.end(body)
@@ -150,8 +150,11 @@ class Connection(asyncio.Protocol):
         if broken:
             self._break(broken)
 
+    def eof_received(self) -> None:
+        self.usable = False  # the transport closes itself
+
     def connection_lost(self, error: Exception | None) -> None:
-        self._transport, self.error = None, error
+        self.usable, self._transport, self.error = False, None, error
         receiver, self._receiver = self._receiver, None
         if receiver is None:
             return
@@ -170,7 +173,7 @@ class Connection(asyncio.Protocol):
     # Called by llhttp, within data_received
 
     def on_message_begin(self) -> None:
-        if self._complete:
+        if self._keep is not None:
             raise ValueError("more than was asked for: who knows whose answer it is")
 
     def on_header(self, name: bytes, value: bytes) -> None:
@@ -182,7 +185,7 @@ class Connection(asyncio.Protocol):
 
     def on_headers_complete(self) -> None:
         status = self._parser.get_status_code()
-        if self._complete or self._receiver is None:
+        if self._keep is not None or self._receiver is None:
             return
         if status < 100:
             raise ValueError(f"HTTP status {status}, which there is none of")
@@ -206,8 +209,7 @@ class Connection(asyncio.Protocol):
         self._receiver.begin(status, self._headers)
 
     def on_message_complete(self) -> None:
-        if self._in_body and not self._complete:
-            self._complete = True
+        if self._in_body and self._keep is None:
             self._keep = self._parser.should_keep_alive()  # llhttp has forgotten it once feed_data returns
 
     # Its own
@@ -230,6 +232,7 @@ class Connection(asyncio.Protocol):
         elif self._keep and not transport.is_closing():
             if self._paused:
                 self.resume()
+            self.usable = True
             self._free(self)
         else:
             transport.close()

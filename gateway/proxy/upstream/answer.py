@@ -12,11 +12,11 @@ from typing import Protocol, Self
 
 from gateway.api.encoding import encoding_of
 from gateway.framework import Endpoint
-from gateway.http1.connection import Connection
+from gateway.http1.connection import Connection, encode_head
 from gateway.proxy.memory import Memory, Share
 from gateway.proxy.settings import TimeoutSettings
 from gateway.proxy.upstream.deadlines import Deadlines
-from gateway.proxy.upstream.legs import Cause, LegFailed
+from gateway.proxy.upstream.legs import Cause, Leg, LegFailed
 
 MAX_ANSWER = 256 * 1024 * 1024
 """Bytes of an unstreamed answer that are held until it is complete: 16 times the largest batch of embeddings that vLLM
@@ -73,12 +73,22 @@ class Answer:
 
     # Called by the reader of the answer
 
-    async def head(self, connection: Connection, timeouts: TimeoutSettings) -> None:
-        """``timeouts`` count from now on. Wait until ``status`` and ``headers`` are known. Raises LegFailed."""
+    async def head(self, leg: Leg, connection: Connection, timeouts: TimeoutSettings) -> None:
+        """Send ``leg``, and wait until ``status`` and ``headers`` are known. ``timeouts`` count from now on.
+
+        Raises LegFailed; the connection is closed then.
+        """
+        head = encode_head("POST", leg.path, leg.address.authority, leg.headers, len(leg.body))
         self._connection = connection
         self._deadlines = Deadlines(timeouts, connection, self._expired)
-        while not self.status and self._failure is None:
-            await self._changed()
+        connection.send(head, leg.body, self)
+        self.connect_seconds = None if connection.idle_since else connection.connect_seconds
+        try:
+            while not self.status and self._failure is None:
+                await self._changed()
+        except BaseException:
+            self.abort()
+            raise
         if not self.status:
             self._raise()
         # A 101 would tell the client to speak another protocol from here on, a 3xx send it to the engine's own address.

@@ -13,7 +13,7 @@ from dataclasses import replace
 
 from gateway.core.clock import SystemClock
 from gateway.core.pauses import fair_timeout
-from gateway.http1.connection import Connection, encode_head
+from gateway.http1.connection import Connection
 from gateway.http1.pool import Pool
 from gateway.proxy.memory import Memory
 from gateway.proxy.settings import TimeoutSettings
@@ -60,11 +60,13 @@ class Upstream:
             timeouts = replace(timeouts, head=leg.head or timeouts.head, total=leg.total or timeouts.total)
         kept = self._pool.take(leg.address)
         if kept is None:
-            made = await self._connect(leg, timeouts)
-            return await self._ask(leg, Answer(leg.endpoint, self._memory), made, timeouts)
+            made, answer = await self._connect(leg, timeouts), Answer(leg.endpoint, self._memory)
+            await answer.head(leg, made, timeouts)
+            return answer
         answer, began = Answer(leg.endpoint, self._memory), asyncio.get_running_loop().time()
         try:
-            return await self._ask(leg, answer, kept, timeouts)
+            await answer.head(leg, kept, timeouts)
+            return answer
         except LegFailed:
             if answer.unread is None or asyncio.get_running_loop().time() - began > STALE:
                 raise
@@ -77,7 +79,8 @@ class Upstream:
             raise
         answer, began = Answer(leg.endpoint, self._memory), asyncio.get_running_loop().time()
         try:
-            return await self._ask(leg, answer, fresh, timeouts)
+            await answer.head(leg, fresh, timeouts)
+            return answer
         except LegFailed as failure:
             # One death: the engine sent a byte, so that it was alive when the kept connection ended; or it was dead
             # already when this connection was made, and has not read the request again. Otherwise it may have died of
@@ -86,17 +89,6 @@ class Upstream:
             if failure.deaths and answer.unread is False and later:
                 failure.deaths = 2
             raise
-
-    async def _ask(self, leg: Leg, answer: Answer, connection: Connection, timeouts: TimeoutSettings) -> Answer:
-        head = encode_head("POST", leg.path, leg.address.authority, leg.headers, len(leg.body))
-        connection.send(head, leg.body, answer)
-        answer.connect_seconds = None if connection.idle_since else connection.connect_seconds
-        try:
-            await answer.head(connection, timeouts)
-        except BaseException:
-            answer.abort()
-            raise
-        return answer
 
     async def _connect(self, leg: Leg, timeouts: TimeoutSettings) -> Connection:
         """Raises LegFailed."""

@@ -20,7 +20,6 @@ from gateway.fleet.address import Address, TlsContexts
 from gateway.fleet.settings import EndpointSettings
 from gateway.framework import Endpoint, Engine, Kind
 from gateway.framework.fleet import Model
-from gateway.http1.connection import encode_head
 from gateway.http1.pool import Pool
 from gateway.proxy.settings import TimeoutSettings
 from gateway.proxy.upstream.answer import Answer
@@ -175,11 +174,9 @@ async def test_a_connection_whose_answer_ended_while_it_was_paused_is_used_again
     pool = Pool(SystemClock())
     async with ScriptedServer(script) as server:
         sent = leg(server.url)
-        head = encode_head("POST", sent.path, sent.address.authority, sent.headers, len(sent.body))
         connection = await pool.connect(sent.address)
         with Answer(sent.endpoint) as first:
-            connection.send(head, sent.body, first)
-            await first.head(connection, PATIENT)
+            await first.head(sent, connection, PATIENT)
             assert await first.chunk() == b"data: 1\n\n"
             first.pause()
             connection.data_received(chunked(b"data: 2\n\n"))
@@ -187,8 +184,7 @@ async def test_a_connection_whose_answer_ended_while_it_was_paused_is_used_again
             assert await first.chunk() == b""
         assert pool.take(sent.address) is connection
         with Answer(sent.endpoint) as second:
-            connection.send(head, sent.body, second)
-            await second.head(connection, PATIENT)
+            await second.head(sent, connection, PATIENT)
             assert script_went_on.is_set()
             assert await second.read() == b"second"
     pool.close()
