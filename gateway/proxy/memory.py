@@ -158,9 +158,13 @@ class Share:
         memory.held += size  # not by ``_add``: a share that takes does not wait for room, only one that grows does
         self.size += size
 
-    def keep(self, size: int) -> None:
-        """Add ``size`` bytes even without room: until now they belonged to another share."""
-        self._memory._add(self, size)
+    def keep(self, size: int, *, instead_of: int = 0) -> None:
+        """Add ``size`` bytes even without room: until now they belonged to another share. ``instead_of``: bytes of this
+        share that they replace."""
+        memory = self._memory
+        memory._add(self, size - instead_of)
+        if memory._waiting and size < instead_of:
+            memory._serve_waiting()
 
     def grow(self, size: int, then: Callable[[bool], None]) -> bool:
         """Add ``size`` bytes, if there is room and no share waits.

@@ -18,7 +18,7 @@ from gateway import errors
 from gateway.api import indivisible
 from gateway.core.observer import Hit
 from gateway.observability.metrics import Metrics
-from gateway.proxy.serving.handover_failures import HandoverCause
+from gateway.proxy.serving.handover_failures import HANDOVER_RULES
 from gateway.proxy.serving.timeline import Phase
 from gateway.proxy.upstream.legs import RETRY_STATUSES, Cause
 from gateway.tokens.reasons import Why
@@ -141,7 +141,7 @@ def test_the_page_has_every_reason_of_a_plan() -> None:
 
 
 def test_the_page_has_every_cause_of_a_fallback() -> None:
-    assert listed("Why a hand-over failed") == set(HandoverCause)
+    assert listed("Why a hand-over failed") == set(HANDOVER_RULES)
 
 
 @pytest.mark.parametrize(

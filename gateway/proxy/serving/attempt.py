@@ -24,8 +24,8 @@ from gateway.scheduling.scheduler import Scheduler
 
 
 class Attempt:
-    """``placement``: what is booked now; ``booked``: where the prompt was to be computed, for the record. ``decision``:
-    the record of its decision, which gets its result. ``retries``: whether there may be another attempt.
+    """``placement``: what is booked now; ``booked``: where the prompt was to be computed, for the record. ``record``:
+    of its decision, which gets its result. ``retries``: whether there may be another attempt.
     ``prefill_result``: a prefill's answer that is not used yet. ``sent_as``: the legs' ``x-request-id``, if it is not
     the call's id. ``under_way``: the endpoint of each leg that was sent and has not ended, by kind. ``reports``: the
     engine is requested to announce the prompt's blocks again. ``broken``: how its answer broke off after commit.
@@ -33,8 +33,8 @@ class Attempt:
     """
 
     __slots__ = (
-        *("_observer", "_outputs_due", "_scheduler", "booked", "broken", "call", "decision", "model_name", "over"),
-        *("placement", "plan", "prefill_result", "reports", "retries", "sent_as", "timeline", "under_way"),
+        *("_observer", "_outputs_due", "_scheduler", "booked", "broken", "call", "model_name", "over"),
+        *("placement", "plan", "prefill_result", "record", "reports", "retries", "sent_as", "timeline", "under_way"),
     )
 
     def __init__(
@@ -42,7 +42,7 @@ class Attempt:
         call: Call,
         timeline: Timeline,
         placement: Placement,
-        decision: DecisionRecord,
+        record: DecisionRecord,
         retries: Retries,
         scheduler: Scheduler,
         observer: Observer,
@@ -54,7 +54,7 @@ class Attempt:
         self.timeline = timeline
         self.plan = plan = placement.plan
         self.placement = placement
-        self.decision = decision
+        self.record = record
         self.retries = retries
         self.prefill_result: PrefillResult | None = None
         self.sent_as = ""
@@ -70,12 +70,12 @@ class Attempt:
         self._outputs_due = 0  # as many must have come before the ledger is updated again
         self._scheduler = scheduler
         self._observer = observer
-        decision.book(self.booked)
+        record.book(self.booked)
 
     def begin(self) -> None:
         """It is placed: enter that into the timeline, and notify plugins."""
         self.timeline.attempts += 1
-        self._observer.placed(self.model_name, self.plan.reason, self.decision.decision.seconds)
+        self._observer.placed(self.model_name, self.plan.reason, self.record.decision.seconds)
         body = self.call.body
         if isinstance(body, JsonBody) and "vllm_xargs" in body.fields:
             self.reports = asks_report(body.fields)
@@ -127,7 +127,7 @@ class Attempt:
         self.timeline.fallback = cause
         self.placement.falls_back(self.timeline.clock.monotonic(), reported=self.call.request.stream)
         self.booked = self.placement.computes
-        self.decision.book(self.booked)
+        self.record.book(self.booked)
         self._observer.fell_back(self.model_name, cause)
 
     # Its answer
@@ -191,6 +191,6 @@ class Attempt:
         self.over = True
         self.placement.end(ok=result == "ok")
         self.leg_ended(DECODE, result)
-        self.decision.ended(result, self.timeline.first_output_at)
+        self.record.ended(result, self.timeline.first_output_at)
         if self._scheduler.on_settled:
             self._scheduler.settled(self.call.request, self.plan, outcome(self.timeline, result))

@@ -151,9 +151,9 @@ class Director:
                 failure = failed
                 attempt.end(failure.result)
                 if failure.held is not None:
+                    exchange.share.keep(len(failure.held.body), instead_of=0 if held is None else len(held.body))
                     held = failure.held
-                    exchange.share.keep(len(held.body))
-                if retries.may_try_another(failure):
+                if retries.charge(failure):
                     continue
                 if failure.held is not None:
                     return await relay_held(failure.held, client, attempt, idle=self._idle)

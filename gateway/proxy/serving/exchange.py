@@ -22,7 +22,7 @@ from gateway.proxy.serving.timeline import Timeline
 @dataclass(slots=True, eq=False)
 class Exchange:
     """``share``: of the memory for bodies. ``incoming``: from when it is parsed; ``call``: the same once it is
-    tokenized, and no attribute before. ``model_name``: empty where it is not known which. ``decision``, ``attempt``:
+    tokenized, and no attribute before. ``model_name``: empty where it is not known which. ``record``, ``attempt``:
     the last ones. None before there is one. ``after_settle``: of hooks."""
 
     id: str
@@ -34,7 +34,7 @@ class Exchange:
     call: Call = field(init=False)
     model_name: str = ""
     permit: Permit | None = None
-    decision: DecisionRecord | None = None
+    record: DecisionRecord | None = None
     attempt: Attempt | None = None
     after_settle: list[AfterSettle] = field(default_factory=list)
     _settled: bool = field(default=False, repr=False)
@@ -65,8 +65,8 @@ class Exchange:
             if self.permit is not None:
                 self.permit.release()
             settled = line(self)
-            if self.decision is not None:
-                self.decision.settled = settled
+            if self.record is not None:
+                self.record.settled = settled
             self.observer.settled(settled)
         if self.timeline.outcome == "ok":
             for then in self.after_settle:

@@ -1,4 +1,4 @@
-"""How a hand-over can fail, and what that means: the table ``HANDOVER_RULES``, one row for each ``HandoverCause``.
+"""How a hand-over can fail, and what that means: the table ``HANDOVER_RULES``, one row for each cause.
 
 What follows is the same for all of them, and the plan and its connector decide it (``Handover.commit``): the decode
 endpoint computes the prompt itself; with a strict plan the client gets the error; with a connector whose engines serve
@@ -20,22 +20,9 @@ NOT_THE_CLIENTS = frozenset({401, 403, 408, 429})
 
 
 class HandoverCause(StrEnum):
-    """Why the KV does not get from one engine to the other; the value is a metric's label.
+    """Why the KV does not get from one engine to the other, unless the prefill leg failed (``of_prefill``). The
+    value is a metric's label."""
 
-    Those named after a leg's ``Cause`` say how the prefill leg failed.
-    """
-
-    PREFILL_EXHAUSTED = "prefill-exhausted"
-    PREFILL_FULL = "prefill-full"
-    PREFILL_REFUSED = "prefill-refused"
-    PREFILL_CONNECT_TIMEOUT = "prefill-connect-timeout"
-    PREFILL_RESET_UNSENT = "prefill-reset-unsent"
-    PREFILL_DIED = "prefill-died"
-    PREFILL_ENGINE_DEAD = "prefill-engine-dead"
-    PREFILL_GARBAGE = "prefill-garbage"
-    PREFILL_HEAD_TIMEOUT = "prefill-head-timeout"
-    PREFILL_IDLE_TIMEOUT = "prefill-idle-timeout"
-    PREFILL_TOTAL_TIMEOUT = "prefill-total-timeout"
     PREFILL_STATUS = "prefill-status"
     PREFILL_MALFORMED = "prefill-malformed"
     PREFILL_INCOMPLETE = "prefill-incomplete"
@@ -54,9 +41,9 @@ class HandoverRule(NamedTuple):
     error: type[GatewayError] = UpstreamError
 
 
-def of_prefill(cause: Cause) -> HandoverCause:
-    """The prefill leg failed."""
-    return HandoverCause(f"prefill-{cause}")
+def of_prefill(cause: Cause) -> str:
+    """The cause where the prefill leg failed; like a ``HandoverCause``."""
+    return f"prefill-{cause}"
 
 
 def of_decode(failure: LegFailed, *, stream: bool) -> HandoverCause | None:
@@ -74,7 +61,7 @@ def _of_leg(cause: Cause) -> HandoverRule:
     return HandoverRule(f"the prefill leg: {RULES[cause].happened}", UpstreamTimeout if late else UpstreamError)
 
 
-HANDOVER_RULES: Mapping[HandoverCause, HandoverRule] = {
+HANDOVER_RULES: Mapping[str, HandoverRule] = {
     **{of_prefill(cause): _of_leg(cause) for cause in Cause},
     HandoverCause.PREFILL_STATUS: HandoverRule(
         "the prefill engine answered neither 200 nor a 4xx of the client's (401, 403, 408 and 429 are not)"
@@ -93,9 +80,10 @@ HANDOVER_RULES: Mapping[HandoverCause, HandoverRule] = {
 
 
 class HandoverFailed(Exception):
-    """The KV does not get from one engine to the other. ``detail``: for the log."""
+    """The KV does not get from one engine to the other. ``cause``: a key of ``HANDOVER_RULES``. ``detail``: for the
+    log."""
 
-    def __init__(self, cause: HandoverCause, detail: str = "") -> None:
+    def __init__(self, cause: str, detail: str = "") -> None:
         super().__init__(f"{cause}: {detail}" if detail else str(cause))
         self.cause = cause
         self.detail = detail

@@ -48,7 +48,7 @@ def compare(attempt: Attempt, work: LegWork, usage: Usage | None) -> None:
         if usage.cached_tokens is not None and exact:
             parity.compare_hits(endpoint.name, expected, usage.cached_tokens)
     if usage.cached_tokens is not None:
-        attempt.decision.cached_tokens = usage.cached_tokens
+        attempt.record.cached_tokens = usage.cached_tokens
         if call.prompt.single:
             work.reported(usage.cached_tokens)
             comparable = call.prompt.whole and exact

@@ -46,17 +46,17 @@ class Placer:
             candidates = self._directory.eligible(request, call.pinned_url, retries.failed_on)
             plan = decide(request, call.keys, candidates, index, self._scheduler, trace, one_leg=one_leg)
         except GatewayError as error:
-            exchange.decision = self._decisions.keep(request, timeline.attempts + 1, trace, error.message, began)
+            exchange.record = self._decisions.keep(request, timeline.attempts + 1, trace, error.message, began)
             raise
         done = None if before is None else before.prefill_result
         prefilled = done is not None and done.prefill is plan.prefill
         placement = book(request, call.keys, plan, index, self._clock.monotonic(), prefilled=prefilled)
         try:
-            decision = self._decisions.keep(request, timeline.attempts + 1, trace, plan, began)
-            attempt = Attempt(call, timeline, placement, decision, retries, self._scheduler, self._observer, before)
+            record = self._decisions.keep(request, timeline.attempts + 1, trace, plan, began)
+            attempt = Attempt(call, timeline, placement, record, retries, self._scheduler, self._observer, before)
         except BaseException:  # a defect must not keep a place for ever
             placement.cancel()
             raise
-        exchange.decision, exchange.attempt = decision, attempt
+        exchange.record, exchange.attempt = record, attempt
         attempt.begin()
         return attempt

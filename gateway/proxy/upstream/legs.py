@@ -265,8 +265,9 @@ class Retries:
         a request has one in all."""
         self._deaths += failure.deaths
 
-    def may_try_another(self, failure: LegFailed) -> bool:
-        """Count ``failure``. True if the request may be placed again, on an endpoint not in ``failed_on``."""
+    def charge(self, failure: LegFailed) -> bool:
+        """Count ``failure`` and take what it costs. True if the request may be placed again, on an endpoint not in
+        ``failed_on``."""
         self.failed_on.add(failure.endpoint.slot)
         rule = failure.rule
         if rule.then is Then.ERROR:

@@ -11,6 +11,7 @@ from tests.support.chat import CHAT, COMPLETE, DONE, ROLE, STREAMED, TELLING, WO
 from tests.support.in_memory import MemoryClient
 from tests.support.scene import CHAT as ROUTE
 from tests.support.scene import Scene, recorded
+from tests.support.wait import eventually
 from tests.support.wire import answer, chunked
 
 BUSY = answer(b'{"error": "busy"}', status="503 Service Unavailable", extra=b"X-Engine: full\r\n")
@@ -168,6 +169,22 @@ async def test_a_held_error_is_relayed_where_no_endpoint_or_attempt_is_left(coun
         assert (client.answer.status, client.answer.body) == (503, b'{"error": "busy"}')
         assert ("x-engine", "full") in client.answer.headers
         assert (scene.line.status, scene.line.outcome, scene.line.attempts) == (503, "engine_error", tries)
+        scene.has_all_back()
+
+
+async def test_of_several_held_errors_only_the_last_is_kept():
+    """Each was counted as held until the request ended."""
+    async with Scene(3, retries=RetrySettings(attempts=3, budget=1.0)) as scene:
+        client = MemoryClient(CHAT)
+        task, held = scene.ask(client), []
+        for _ in range(2):
+            (await scene.engines.request()).say(BUSY)
+            await eventually(lambda: scene.engines.unanswered, "the next attempt is sent")
+            held.append(scene.memory.held)
+        assert held[0] == held[1] > len(client.body)
+        (await scene.engines.request()).say(BUSY)
+        await task
+        assert client.answer.status == 503
         scene.has_all_back()
 
 

@@ -1,18 +1,24 @@
-"""What a failed leg shows of its engine is reported as the table of failures says."""
+"""A leg as it goes to an engine, and what a failed one shows of its engine: reported as the table of failures says."""
 
 from __future__ import annotations
 
 from typing import Any, cast
 
+import orjson
 import pytest
 
+from gateway.api.body import JsonBody
+from gateway.api.routes import ROUTES
 from gateway.api.settings import PassSettings
 from gateway.fleet.fleet import Fleet
+from gateway.framework import Kind, Request
+from gateway.proxy.serving.call import IncomingRequest
 from gateway.proxy.serving.forward import Forwarder
 from gateway.proxy.serving.stream_usage import StreamUsage
 from gateway.proxy.upstream.legs import RULES, Cause, Health, LegFailed, Rule
 from gateway.proxy.upstream.send import Upstream
 from tests.support.candidates import endpoint
+from tests.support.scene import Scene
 
 
 class Heard:
@@ -45,3 +51,18 @@ def test_the_fleet_hears_what_the_row_says(cause: Cause, rule: Rule, caplog: pyt
         }[rule.health]
     )
     assert bool(caplog.records) == (rule.health is Health.OURS)
+
+
+@pytest.mark.parametrize(("adapter", "expected"), [(None, "as-served"), ("sql", "sql")], ids=["model", "adapter"])
+async def test_a_leg_has_the_name_under_which_the_engine_serves_it(
+    adapter: str | None, expected: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An adapter has one name everywhere; a model may have another on each engine."""
+    async with Scene() as scene:
+        monkeypatch.setattr(scene.fleet, "served_name", lambda place, model: "as-served")
+        [place, _], model = scene.endpoints, scene.runtime.model
+        body = JsonBody(b'{"model": "alias", "prompt": "x"}', PassSettings())
+        request = Request("r", model, Kind.COMPLETION, 0.0, adapter=adapter)
+        incoming = IncomingRequest("r", ROUTES["/v1/completions"], (), body, scene.runtime, request, 1, "")
+        leg = scene.forwarder.leg(incoming, place, body)
+        assert orjson.loads(leg.body) == {"model": expected, "prompt": "x"}

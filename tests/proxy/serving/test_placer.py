@@ -42,8 +42,8 @@ async def test_an_attempt_is_booked_when_it_is_there():
         scene.clock.now = 4.0
         attempt = place(scene, exchange)
         assert exchange.attempt is attempt
-        assert exchange.decision is attempt.decision
-        assert list(scene.decisions) == [attempt.decision]
+        assert exchange.record is attempt.record
+        assert list(scene.decisions) == [attempt.record]
         assert (attempt.plan.decode, attempt.booked.endpoint) == (scene.endpoints[0], scene.endpoints[0])
         assert loads(scene) == [1, 0]
         assert scene.endpoints[0].load.prefill_tokens == exchange.call.prompt.count
@@ -69,7 +69,7 @@ async def test_what_failed_it_is_no_candidate():
         exchange, retries = await read(scene), Retries(scene.config.retries, scene.runtime.budget)
         first = place(scene, exchange, retries)
         first.end("refused")
-        assert retries.may_try_another(LegFailed(Cause.REFUSED, first.plan.decode, "refused"))
+        assert retries.charge(LegFailed(Cause.REFUSED, first.plan.decode, "refused"))
         second = place(scene, exchange, retries)
         assert (first.plan.decode, second.plan.decode) == tuple(scene.endpoints)
         assert exchange.attempt is second
@@ -83,12 +83,12 @@ async def test_where_none_is_left_the_decision_says_so_and_the_last_attempt_stay
         exchange, retries = await read(scene), Retries(scene.config.retries, scene.runtime.budget)
         first = place(scene, exchange, retries)
         first.end("refused")
-        retries.may_try_another(LegFailed(Cause.REFUSED, first.plan.decode, "refused"))
+        retries.charge(LegFailed(Cause.REFUSED, first.plan.decode, "refused"))
         with pytest.raises(NoEndpoint):
             place(scene, exchange, retries)
         assert exchange.attempt is first
-        assert exchange.decision is not first.decision
-        assert "left to try" in str(exchange.decision.to_json(scene.clock.now, 0.0))
+        assert exchange.record is not first.record
+        assert "left to try" in str(exchange.record.to_json(scene.clock.now, 0.0))
         exchange.settle()
         scene.has_all_back()
 

@@ -37,38 +37,38 @@ def attempts(limit: int = 2, budget: float = 0.1) -> Retries:
 @pytest.mark.parametrize("cause", [Cause.REFUSED, Cause.CONNECT_TIMEOUT, Cause.RESET_UNSENT])
 def test_what_was_never_sent_is_free(cause):
     tried = attempts(limit=1, budget=0.0)
-    assert all(tried.may_try_another(failure(cause, slot)) for slot in range(50))
+    assert all(tried.charge(failure(cause, slot)) for slot in range(50))
     assert tried.failed_on == set(range(50))
 
 
 @pytest.mark.parametrize("cause", [Cause.STATUS, Cause.HEAD_TIMEOUT])
 def test_a_refusal_counts_as_an_attempt(cause):
     tried = attempts(limit=3)
-    assert tried.may_try_another(failure(cause, 0))
-    assert tried.may_try_another(failure(cause, 1))
-    assert not tried.may_try_another(failure(cause, 2))
+    assert tried.charge(failure(cause, 0))
+    assert tried.charge(failure(cause, 1))
+    assert not tried.charge(failure(cause, 2))
 
 
 def test_a_death_after_a_refusal_is_an_attempt_like_any_other():
     tried = attempts(limit=2)
-    assert tried.may_try_another(failure(Cause.STATUS, 0))
-    assert not tried.may_try_another(failure(Cause.DIED, 1))
+    assert tried.charge(failure(Cause.STATUS, 0))
+    assert not tried.charge(failure(Cause.DIED, 1))
 
 
 @pytest.mark.parametrize("cause", [Cause.DIED, Cause.ENGINE_DEAD, Cause.GARBAGE])
 def test_a_request_that_may_kill_engines_gets_one_more_however_many_are_allowed(cause):
     tried = attempts(limit=10)
-    assert tried.may_try_another(failure(cause, 0))
-    assert not tried.may_try_another(failure(cause, 1))
+    assert tried.charge(failure(cause, 0))
+    assert not tried.charge(failure(cause, 1))
 
 
 @pytest.mark.parametrize("cause", [Cause.IDLE_TIMEOUT, Cause.TOTAL_TIMEOUT])
 def test_spent_patience_is_not_spent_again(cause):
-    assert not attempts().may_try_another(failure(cause))
+    assert not attempts().charge(failure(cause))
 
 
 def test_one_attempt_means_no_second():
-    assert not attempts(limit=1).may_try_another(failure(Cause.STATUS))
+    assert not attempts(limit=1).charge(failure(Cause.STATUS))
 
 
 def test_a_sick_fleet_is_not_hammered():
@@ -77,13 +77,13 @@ def test_a_sick_fleet_is_not_hammered():
     for _ in range(1000):
         budget.deposit()
         tried = Retries(RetrySettings(), budget)
-        granted += tried.may_try_another(failure(Cause.STATUS))
+        granted += tried.charge(failure(Cause.STATUS))
     assert 100 <= granted <= 100 + BUDGET_RESERVE
 
 
 def test_an_engines_death_under_load_is_not_the_budgets():
     budget = RetryBudget(0.0)
-    assert all(Retries(RetrySettings(), budget).may_try_another(failure(Cause.DIED)) for _ in range(1000))
+    assert all(Retries(RetrySettings(), budget).charge(failure(Cause.DIED)) for _ in range(1000))
 
 
 def test_no_budget_means_no_retry():
@@ -114,14 +114,14 @@ def test_every_cause_has_its_row() -> None:
 
 @ROWS
 def test_what_follows_is_what_the_row_says(cause: Cause, rule: Rule) -> None:
-    assert attempts(limit=2, budget=1.0).may_try_another(failure(cause)) == (rule.then is Then.ANOTHER)
+    assert attempts(limit=2, budget=1.0).charge(failure(cause)) == (rule.then is Then.ANOTHER)
 
 
 @ROWS
 def test_it_costs_what_the_row_says(cause: Cause, rule: Rule) -> None:
     budget = RetryBudget(0.1)
     tried = Retries(RetrySettings(attempts=100), budget)
-    again = [tried.may_try_another(failure(cause, slot)) for slot in range(3)]
+    again = [tried.charge(failure(cause, slot)) for slot in range(3)]
     left = 0
     while budget.withdraw():
         left += 1
@@ -138,7 +138,7 @@ def test_it_costs_what_the_row_says(cause: Cause, rule: Rule) -> None:
 def test_what_was_cured_counts_as_a_death_where_the_row_says_so(cause: Cause, rule: Rule) -> None:
     tried = attempts(limit=10)
     tried.cured(failure(cause))
-    assert tried.may_try_another(failure(Cause.DIED, 1)) == (rule.cost is not Cost.DEATH)
+    assert tried.charge(failure(Cause.DIED, 1)) == (rule.cost is not Cost.DEATH)
 
 
 @ROWS

@@ -108,7 +108,7 @@ class _Failure:
     """``until``: believed till then."""
 
     until: float
-    cause: HandoverCause
+    cause: str
     detail: str
 
     def again(self) -> HandoverFailed:
