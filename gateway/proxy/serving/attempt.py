@@ -10,14 +10,13 @@ from gateway.api.field_filter import asks_report
 from gateway.api.usage import Usage
 from gateway.core.observer import Observer
 from gateway.fleet.load.booking import BOOKING_STEP
-from gateway.framework import Endpoint
+from gateway.framework import Endpoint, Outcome
 from gateway.framework.request import DECODE, PREFILL
 from gateway.placement.placing import Placement
 from gateway.proxy.serving.call import Call
 from gateway.proxy.serving.decisions import DecisionRecord
 from gateway.proxy.serving.learning import compare, learn_from
 from gateway.proxy.serving.prefill_result import PrefillResult
-from gateway.proxy.serving.record import outcome
 from gateway.proxy.serving.timeline import Phase, Timeline
 from gateway.proxy.upstream.legs import LegFailed, Retries
 from gateway.scheduling.scheduler import Scheduler
@@ -110,7 +109,7 @@ class Attempt:
         if seconds is not None:
             self.timeline.prefill_time = seconds
             self._observer.prefilled(self.model_name, seconds)
-        compare(self, work, usage)
+        compare(self.call, self.timeline, self.record, work, usage)
         work.blocks.end()
 
     def done(self, leg: str, result: str) -> None:
@@ -178,7 +177,7 @@ class Attempt:
             return
         try:
             if self.timeline.outcome == "ok":
-                learn_from(self)
+                learn_from(self.call, self.timeline, self.placement, self.record)
         finally:  # a defect in what is learned must not keep a place for ever
             self.end(self.timeline.outcome)
 
@@ -193,4 +192,18 @@ class Attempt:
         self.leg_ended(DECODE, result)
         self.record.ended(result, self.timeline.first_output_at)
         if self._scheduler.on_settled:
-            self._scheduler.settled(self.call.request, self.plan, outcome(self.timeline, result))
+            self._scheduler.settled(self.call.request, self.plan, _outcome(self.timeline, result))
+
+
+def _outcome(timeline: Timeline, result: str) -> Outcome:
+    """What plugins are told of an attempt that ended with ``result``."""
+    usage, figures = timeline.usage, timeline.figures()
+    return Outcome(
+        outcome=result,
+        status=timeline.status,
+        duration=figures.duration,
+        ttft=figures.ttft,
+        prompt_tokens=usage.prompt_tokens if usage else None,
+        cached_tokens=usage.cached_tokens if usage else None,
+        output_tokens=figures.output_tokens,
+    )

@@ -64,7 +64,7 @@ class Exchange:
             self.share.release()
             if self.permit is not None:
                 self.permit.release()
-            settled = line(self)
+            settled = line(self.id, self.route, self.timeline, self.incoming, self.attempt)
             if self.record is not None:
                 self.record.settled = settled
             self.observer.settled(settled)

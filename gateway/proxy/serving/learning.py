@@ -5,20 +5,18 @@ Only what was answered well teaches; a prefill leg of its own shows of its engin
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from gateway.api.usage import Usage
 from gateway.core.observer import Hit
-from gateway.placement.placing import Answered, LegWork, learn
+from gateway.placement.placing import Answered, LegWork, Placement, learn
+from gateway.proxy.serving.call import Call
+from gateway.proxy.serving.decisions import DecisionRecord
+from gateway.proxy.serving.timeline import Timeline
 from gateway.tokens.agreement import FORMS
 
-if TYPE_CHECKING:
-    from gateway.proxy.serving.attempt import Attempt
 
-
-def learn_from(attempt: Attempt) -> None:
+def learn_from(call: Call, timeline: Timeline, placement: Placement, record: DecisionRecord) -> None:
     """From an answer that has ended well: the engine's pace, how long answers are, and what the engine counted."""
-    timeline, call, usage = attempt.timeline, attempt.call, attempt.timeline.usage
+    usage = timeline.usage
     seen = Answered(
         at=timeline.clock.monotonic(),
         sequences=call.sequences,
@@ -27,18 +25,18 @@ def learn_from(attempt: Attempt) -> None:
         later=timeline.outputs_since_first,
         tokens=None if usage is None else usage.output_tokens,
     )
-    learn(attempt.placement, call.request, seen)
+    learn(placement, call.request, seen)
     if usage is not None and usage.prompt_tokens is not None and call.prompt.whole and not timeline.by_ids:
         timeline.counted = call.prompt.count
-    if not attempt.placement.split:  # what it reports is the prefill engine's figure, which had it from there
-        compare(attempt, attempt.placement.decode, usage)
+    if not placement.split:  # what it reports is the prefill engine's figure, which had it from there
+        compare(call, timeline, record, placement.decode, usage)
 
 
-def compare(attempt: Attempt, work: LegWork, usage: Usage | None) -> None:
+def compare(call: Call, timeline: Timeline, record: DecisionRecord, work: LegWork, usage: Usage | None) -> None:
     """What the engine of a leg has counted, beside what was expected of it."""
     if usage is None:
         return
-    call, timeline, expected = attempt.call, attempt.timeline, work.booking.expected_hit
+    expected = work.booking.expected_hit
     request, endpoint, exact = call.request, work.booking.endpoint, call.exact_on(work.booking.endpoint)
     # The engine's counts of a prompt that we have tokenized: where they can differ from ours only because its ids do.
     if not (call.own_tokens is None or timeline.by_ids or request.indivisible or request.adapter is not None):
@@ -48,7 +46,7 @@ def compare(attempt: Attempt, work: LegWork, usage: Usage | None) -> None:
         if usage.cached_tokens is not None and exact:
             parity.compare_hits(endpoint.name, expected, usage.cached_tokens)
     if usage.cached_tokens is not None:
-        attempt.record.cached_tokens = usage.cached_tokens
+        record.cached_tokens = usage.cached_tokens
         if call.prompt.single:
             work.reported(usage.cached_tokens)
             comparable = call.prompt.whole and exact

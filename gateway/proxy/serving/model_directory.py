@@ -14,12 +14,15 @@ from gateway.flow.admission import Admission
 from gateway.framework import Endpoint, Request, Role
 from gateway.framework.fleet import Model
 from gateway.kvcache.index.cache_index import CacheIndex
-from gateway.proxy.serving.response_affinity import kept_at
 from gateway.proxy.upstream.legs import RetryBudget
 from gateway.tokens.tokenizer import ModelTokens
 
 NO_ENDPOINT_RETRY = 2.0
 """Seconds in ``Retry-After`` when every endpoint failed a request: about one scrape and one back-off."""
+
+DOWN_RETRY = 5.0
+"""Seconds in ``Retry-After``: an engine that is only slow is back by then, and one that restarts has lost what it kept
+anyway."""
 
 NOT_TRIED: frozenset[int] = frozenset()
 
@@ -164,3 +167,20 @@ class ModelDirectory:
                 },
             }
         return report
+
+
+def kept_at(url: str, endpoints: Sequence[Endpoint]) -> list[Endpoint]:
+    """Those of ``endpoints`` on the engine at ``url``.
+
+    Raises:
+        NoEndpoint: it is down; no other engine could serve the request.
+    """
+    kept = [endpoint for endpoint in endpoints if endpoint.engine.url == url]
+    if not any(endpoint.engine.up for endpoint in kept):
+        raise NoEndpoint(
+            "The engine that keeps the response named by previous_response_id is down; wait for it, or send the "
+            "conversation as input instead.",
+            param="previous_response_id",
+            retry_after=DOWN_RETRY,
+        )
+    return kept

@@ -1,35 +1,21 @@
-"""What is reported of a request when it has ended: to plugins, and in its log line."""
+"""What is reported of a request when it has ended: its log line, which is counted, too."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
+from gateway.api.routes import Route
 from gateway.core.observer import Settled
-from gateway.framework import Outcome, Request
+from gateway.framework import Request
+from gateway.proxy.serving.attempt import Attempt
+from gateway.proxy.serving.call import IncomingRequest
 from gateway.proxy.serving.goodput import Verdict, judge
 from gateway.proxy.serving.timeline import Figures, Timeline
 
-if TYPE_CHECKING:
-    from gateway.proxy.serving.exchange import Exchange
 
-
-def outcome(timeline: Timeline, result: str) -> Outcome:
-    """For plugins. ``result``: how the attempt ended."""
-    usage, figures = timeline.usage, timeline.figures()
-    return Outcome(
-        outcome=result,
-        status=timeline.status,
-        duration=figures.duration,
-        ttft=figures.ttft,
-        prompt_tokens=usage.prompt_tokens if usage else None,
-        cached_tokens=usage.cached_tokens if usage else None,
-        output_tokens=figures.output_tokens,
-    )
-
-
-def line(exchange: Exchange) -> Settled:
-    """For the log and the metrics."""
-    timeline, incoming, attempt = exchange.timeline, exchange.incoming, exchange.attempt
+def line(
+    request_id: str, route: Route, timeline: Timeline, incoming: IncomingRequest | None, attempt: Attempt | None
+) -> Settled:
+    """For the log and the metrics. ``incoming``: None where the body could not be read. ``attempt``: the last one; None
+    where the request was never placed."""
     request = None if incoming is None else incoming.request
     plan = None if attempt is None else attempt.plan
     booked = None if attempt is None else attempt.booked
@@ -37,9 +23,9 @@ def line(exchange: Exchange) -> Settled:
     if attempt is not None:
         exact = exact and attempt.call.exact_on(attempt.plan.decode)
     return Settled(
-        request_id=exchange.id,
+        request_id=request_id,
         model=request.model.name if request else "",
-        route=exchange.route.path,
+        route=route.path,
         outcome=timeline.outcome,
         status=timeline.status,
         stream=request.stream if request else False,

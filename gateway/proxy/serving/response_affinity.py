@@ -9,18 +9,15 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
 from gateway.api.body import JsonBody
 from gateway.api.lax import truth
 from gateway.api.prompts import TRUE
 from gateway.api.responses import read_id
-from gateway.errors import NoEndpoint, NotFound
+from gateway.errors import NotFound
 from gateway.framework import Clock, Endpoint
-
-if TYPE_CHECKING:
-    from gateway.proxy.serving.attempt import Attempt
-    from gateway.proxy.upstream.commit import Committed
+from gateway.proxy.serving.attempt import Attempt
+from gateway.proxy.upstream.commit import Committed
 
 MAX_KEPT = 50_000
 """The most ids, some 300 bytes each. vLLM itself keeps all responses until it ends."""
@@ -29,9 +26,6 @@ LIFETIME = 24 * 3600.0
 MAX_ID = 256
 """The most characters of an id, since a client may choose it."""
 SHOWN = 64
-DOWN_RETRY = 5.0
-"""Seconds in ``Retry-After``: an engine that is only slow is back by then, and one that restarts has lost it anyway."""
-
 REMEDY = "send the conversation as input instead"
 
 
@@ -92,19 +86,3 @@ class ResponseAffinity:
                 param="previous_response_id",
             )
         return url
-
-
-def kept_at(url: str, endpoints: Sequence[Endpoint]) -> list[Endpoint]:
-    """Those of ``endpoints`` on the engine at ``url``.
-
-    Raises:
-        NoEndpoint: it is down; no other engine could serve the request.
-    """
-    kept = [endpoint for endpoint in endpoints if endpoint.engine.url == url]
-    if not any(endpoint.engine.up for endpoint in kept):
-        raise NoEndpoint(
-            f"The engine that keeps the response named by previous_response_id is down; wait for it, or {REMEDY}.",
-            param="previous_response_id",
-            retry_after=DOWN_RETRY,
-        )
-    return kept

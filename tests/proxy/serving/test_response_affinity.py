@@ -17,7 +17,8 @@ from gateway.errors import NoEndpoint, NotFound
 from gateway.framework import Endpoint, Engine
 from gateway.framework.fleet import Model
 from gateway.proxy.serving import response_affinity
-from gateway.proxy.serving.response_affinity import LIFETIME, MAX_ID, ResponseAffinity, kept_at
+from gateway.proxy.serving.model_directory import kept_at
+from gateway.proxy.serving.response_affinity import LIFETIME, MAX_ID, ResponseAffinity
 from simulator.server import EngineServer
 from tests.support.engines import engines
 from tests.support.gateway import IN_TURN, Running, config_for, running
