@@ -17,7 +17,7 @@ from gateway.proxy.serving.call import Call
 from gateway.proxy.serving.decisions import DecisionRecord
 from gateway.proxy.serving.learning import compare, learn_from
 from gateway.proxy.serving.prefill_result import PrefillResult
-from gateway.proxy.serving.timeline import Phase, Timeline
+from gateway.proxy.serving.timeline import Event, Timeline
 from gateway.proxy.upstream.legs import LegFailed, Retries
 from gateway.scheduling.scheduler import Scheduler
 
@@ -73,6 +73,7 @@ class Attempt:
 
     def begin(self) -> None:
         """It is placed: enter that into the timeline, and notify plugins."""
+        self.timeline.happened(Event.PLACED)
         self.timeline.attempts += 1
         self._observer.placed(self.model_name, self.plan.reason, self.record.decision.seconds)
         body = self.call.body
@@ -121,6 +122,7 @@ class Attempt:
 
     def falls_back(self, cause: str) -> None:
         """The hand-over failed: the decode endpoint computes the prompt, from now on."""
+        self.timeline.happened(Event.FELL_BACK)
         self.prefilled("cancelled")
         self.leg_ended(DECODE, "cancelled")
         self.timeline.fallback = cause
@@ -155,7 +157,7 @@ class Attempt:
         """
         timeline = self.timeline
         timeline.outputs -= apart
-        timeline.enter(Phase.DONE)
+        timeline.happened(Event.ANSWERED)
         timeline.status, timeline.usage = status, usage
         if usage is not None and usage.output_tokens is not None:
             self.placement.decode.booking.set_generated(usage.output_tokens, exact=True)

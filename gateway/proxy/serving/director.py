@@ -27,7 +27,7 @@ from gateway.proxy.serving.hooks import Hooks
 from gateway.proxy.serving.placer import Placer
 from gateway.proxy.serving.reception import Reception
 from gateway.proxy.serving.relay import relay, relay_held
-from gateway.proxy.serving.timeline import Phase, Timeline
+from gateway.proxy.serving.timeline import Event, Phase, Timeline
 from gateway.proxy.settings import RetrySettings
 from gateway.proxy.upstream.commit import Committed
 from gateway.proxy.upstream.legs import DeferredError, LegFailed, Retries
@@ -149,6 +149,7 @@ class Director:
                     return await self._relay(exchange, attempt, committed, client)
             except LegFailed as failed:
                 failure = failed
+                attempt.timeline.happened(Event.ATTEMPT_FAILED)
                 attempt.end(failure.result)
                 if failure.held is not None:
                     exchange.share.keep(len(failure.held.body), instead_of=0 if held is None else len(held.body))

@@ -36,7 +36,7 @@ from gateway.proxy.serving.handover_failures import (
     of_prefill,
 )
 from gateway.proxy.serving.prefill_result import PrefillResult
-from gateway.proxy.serving.timeline import Phase
+from gateway.proxy.serving.timeline import Event
 from gateway.proxy.settings import TimeoutSettings
 from gateway.proxy.upstream.commit import Committed
 from gateway.proxy.upstream.legs import Cause, DeferredError, LegFailed
@@ -157,15 +157,15 @@ class Handover:
         prefill_result = attempt.prefill_result
         if prefill_result is None:
             transfer = await connector.open(self._pair(attempt, prefill))
-            attempt.timeline.enter(Phase.PREFILL)
+            attempt.timeline.happened(Event.PREFILL_SENT)
             pauses = self._fleet.pauses
             lost = pauses.lost()
             try:
                 answered = await self._prefill(attempt, prefill, transfer.prefill(body), alone=True)
             except HandoverFailed:
-                attempt.timeline.enter(Phase.BEFORE_COMMIT)
+                attempt.timeline.happened(Event.PREFILL_ENDED)
                 raise
-            attempt.timeline.enter(Phase.BEFORE_COMMIT)
+            attempt.timeline.happened(Event.PREFILL_ENDED)
             if answered.status != 200:
                 return answered
             # If this process was stopped meanwhile, the engine's lease may have begun before its answer was read.

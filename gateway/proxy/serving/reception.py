@@ -15,7 +15,7 @@ from gateway.proxy.serving.hooks import PromptSource
 from gateway.proxy.serving.identify import client_of, identify, tokenized
 from gateway.proxy.serving.model_directory import ModelDirectory
 from gateway.proxy.serving.response_affinity import ResponseAffinity
-from gateway.proxy.serving.timeline import Phase
+from gateway.proxy.serving.timeline import Event
 from gateway.proxy.settings import ListenSettings, TimeoutSettings
 
 
@@ -55,11 +55,11 @@ class Reception:
         runtime.budget.deposit()
         exchange.permit = runtime.admission.try_acquire()
         if exchange.permit is None:
-            timeline.enter(Phase.QUEUED)
+            timeline.happened(Event.QUEUED)
             began = self._clock.monotonic()
             exchange.permit = await runtime.admission.acquire()
             timeline.queue_wait = self._clock.monotonic() - began
-        timeline.enter(Phase.TOKENIZING)
+        timeline.happened(Event.ADMITTED)
         asks = self._prompt_sources and runtime.tokens.may_ask_first
         prompt = await self._sourced(incoming, parsed) if asks else None
         if prompt is None:
@@ -69,7 +69,7 @@ class Reception:
                 room=lambda: self._directory.room(runtime.model),
             )
         exchange.incoming = exchange.call = Call.of(incoming, prompt, tokenized(runtime, incoming.request, prompt))
-        timeline.enter(Phase.BEFORE_COMMIT)
+        timeline.happened(Event.TOKENIZED)
 
     def _identify(self, exchange: Exchange, parsed: Parsed, client: Client) -> IncomingRequest:
         headers = client.headers

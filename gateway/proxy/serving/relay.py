@@ -15,7 +15,7 @@ from gateway.api.headers import to_client
 from gateway.api.usage import read_usage
 from gateway.proxy.serving.attempt import Attempt
 from gateway.proxy.serving.client import Client, ClientGone, Reply
-from gateway.proxy.serving.timeline import Phase
+from gateway.proxy.serving.timeline import Event
 from gateway.proxy.upstream.commit import Committed
 from gateway.proxy.upstream.legs import DeferredError, LegFailed
 
@@ -47,7 +47,7 @@ async def relay_held(held: DeferredError, client: Client, attempt: Attempt, *, i
 
 
 async def _stream(committed: Committed, events: EventObserver, client: Client, attempt: Attempt, idle: float) -> None:
-    attempt.timeline.enter(Phase.STREAMING)
+    attempt.timeline.happened(Event.STREAM_COMMITTED)
     attempt.timeline.status = committed.status
     passing = to_client(committed.headers)
     passing.append(("x-request-id", attempt.call.id))

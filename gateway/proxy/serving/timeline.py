@@ -25,17 +25,40 @@ class Phase(StrEnum):
     DONE = "done"
 
 
-NEXT: Mapping[Phase, frozenset[Phase]] = {
-    Phase.RECEIVING: frozenset({Phase.QUEUED, Phase.TOKENIZING}),
-    Phase.QUEUED: frozenset({Phase.TOKENIZING}),
-    Phase.TOKENIZING: frozenset({Phase.BEFORE_COMMIT}),
-    Phase.BEFORE_COMMIT: frozenset({Phase.PREFILL, Phase.STREAMING, Phase.DONE}),
-    Phase.PREFILL: frozenset({Phase.BEFORE_COMMIT}),
-    Phase.STREAMING: frozenset({Phase.DONE}),
-    Phase.DONE: frozenset(),
+class Event(StrEnum):
+    """What may happen to a request while it goes on. What ends it may happen in any phase, and is none of these: it is
+    refused or fails, its client leaves, its stream breaks off."""
+
+    QUEUED = "queued"
+    ADMITTED = "admitted"
+    TOKENIZED = "tokenized"
+    PLACED = "placed"
+    PREFILL_SENT = "prefill-sent"
+    PREFILL_ENDED = "prefill-ended"
+    FELL_BACK = "fell-back"
+    ATTEMPT_FAILED = "attempt-failed"
+    STREAM_COMMITTED = "stream-committed"
+    ANSWERED = "answered"
+
+
+NEXT: Mapping[Phase, Mapping[Event, Phase]] = {
+    Phase.RECEIVING: {Event.QUEUED: Phase.QUEUED, Event.ADMITTED: Phase.TOKENIZING},
+    Phase.QUEUED: {Event.ADMITTED: Phase.TOKENIZING},
+    Phase.TOKENIZING: {Event.TOKENIZED: Phase.BEFORE_COMMIT},
+    Phase.BEFORE_COMMIT: {
+        Event.PLACED: Phase.BEFORE_COMMIT,
+        Event.PREFILL_SENT: Phase.PREFILL,
+        Event.FELL_BACK: Phase.BEFORE_COMMIT,
+        Event.ATTEMPT_FAILED: Phase.BEFORE_COMMIT,
+        Event.STREAM_COMMITTED: Phase.STREAMING,
+        Event.ANSWERED: Phase.DONE,
+    },
+    Phase.PREFILL: {Event.PREFILL_ENDED: Phase.BEFORE_COMMIT},
+    Phase.STREAMING: {Event.ANSWERED: Phase.DONE},
+    Phase.DONE: {},
 }
-"""Which phases may follow each. In any of them a request may end: refused, failed, or left by its client. A leg that
-fails and is made again elsewhere stays in ``before-commit``."""
+"""Which events may come in each phase, and the phase that follows. ``prefill-sent`` and ``prefill-ended`` are of a
+prefill leg that is answered before the decode leg is sent; ``answered`` is the answer's end."""
 
 
 class Figures(msgspec.Struct, frozen=True):
@@ -81,10 +104,11 @@ class Timeline(msgspec.Struct, eq=False):
     hits: tuple[Hit, ...] = ()
     counted: int | None = None
 
-    def enter(self, phase: Phase) -> None:
-        """Raises ValueError where ``phase`` cannot follow the present one: a defect of ours."""
-        if phase not in NEXT[self.phase]:
-            raise ValueError(f"a request that is {self.phase} cannot be {phase} next")
+    def happened(self, event: Event) -> None:
+        """Raises ValueError where ``event`` cannot come in the present phase: a defect of ours."""
+        phase = NEXT[self.phase].get(event)
+        if phase is None:
+            raise ValueError(f"a request that is {self.phase} cannot be {event}")
         self.phase = phase
 
     def failed(self, error: GatewayError) -> None:
