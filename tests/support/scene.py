@@ -18,7 +18,7 @@ from gateway.fleet.fleet import Fleet
 from gateway.framework import Endpoint
 from gateway.kvcache.events.poller import Poller
 from gateway.kvcache.index.predictions import EVENTS_WITHIN
-from gateway.proxy.memory import Memory, Share
+from gateway.proxy.memory import Memory
 from gateway.proxy.serving.decisions import Decisions
 from gateway.proxy.serving.director import Director
 from gateway.proxy.serving.exchange import Exchange
@@ -30,7 +30,6 @@ from gateway.proxy.serving.placer import Placer
 from gateway.proxy.serving.reception import Reception
 from gateway.proxy.serving.response_affinity import ResponseAffinity
 from gateway.proxy.serving.stream_usage import StreamUsage
-from gateway.proxy.serving.timeline import Timeline
 from gateway.proxy.upstream.send import Upstream
 from gateway.wiring import Common, Draft, priced
 from tests.support.gateway import IN_TURN, config_for, split_config
@@ -152,7 +151,7 @@ class Scene:
 
     def exchange(self, route: Route = CHAT) -> Exchange:
         """A request that has just come."""
-        return Exchange("id", route, Timeline(self.clock, self.clock.now), Share(self.memory), self.notes)
+        return Exchange("id", route, self.clock, self.memory, self.notes)
 
     def ask(self, client: MemoryClient) -> asyncio.Task[None]:
         """Have the director answer ``client``."""

@@ -192,7 +192,7 @@ class Attempt:
         self.over = True
         self.placement.end(ok=result == "ok")
         self.leg_ended(DECODE, result)
-        self.record.ended(result, self.timeline.first_output_at)
+        self.record.result, self.record.first_output_at = result, self.timeline.first_output_at
         if self._scheduler.on_settled:
             self._scheduler.settled(self.call.request, self.plan, _outcome(self.timeline, result))
 

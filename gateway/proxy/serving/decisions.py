@@ -49,15 +49,15 @@ class DecisionRecord(msgspec.Struct, eq=False):
     """A decision, and what became of it, filled in as it is known.
 
     ``booked``: where the prompt is computed. ``result``: how the attempt ended. ``cached_tokens``: of the prompt, as
-    its engine reported. ``first_token``: seconds from its booking, of a stream. ``settled``: what became
-    of the request, of its last attempt.
+    its engine reported. ``first_output_at``: Clock.monotonic() of a stream's first token; None: none was seen to come.
+    ``settled``: what became of the request, of its last attempt.
     """
 
     decision: Decision
     booked: Booked | None = None
     result: str | None = None
     cached_tokens: int | None = None
-    first_token: float | None = None
+    first_output_at: float | None = None
     settled: Settled | None = None
 
     def book(self, booking: Booking) -> None:
@@ -73,12 +73,6 @@ class DecisionRecord(msgspec.Struct, eq=False):
             booking.predicted,
         )
 
-    def ended(self, result: str, first_output_at: float | None) -> None:
-        """The attempt is over. ``first_output_at``: Clock.monotonic(); None: no token was seen to come."""
-        self.result = result
-        if first_output_at is not None and self.booked is not None:
-            self.first_token = first_output_at - self.booked.at
-
     def to_json(self, now: float, wall: float) -> dict[str, Any]:
         """``now``, ``wall``: of the clock, both."""
         decision = self.decision
@@ -90,9 +84,13 @@ class DecisionRecord(msgspec.Struct, eq=False):
             **decision.to_json(),
             "predicted": self._predicted(),
             "result": self.result,
-            "real": {"cached_tokens": self.cached_tokens, "ttft": self.first_token},
+            "real": {"cached_tokens": self.cached_tokens, "ttft": self._ttft()},
             "outcome": None if self.settled is None else {name: getattr(self.settled, name) for name in OUTCOME},
         }
+
+    def _ttft(self) -> float | None:
+        """Seconds from the booking."""
+        return None if self.first_output_at is None or self.booked is None else self.first_output_at - self.booked.at
 
     def _predicted(self) -> dict[str, Any] | None:
         booked = self.booked

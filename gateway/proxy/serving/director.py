@@ -17,7 +17,7 @@ from gateway.core.observer import Observer
 from gateway.errors import GatewayError, NoEndpoint
 from gateway.framework import Clock
 from gateway.kvcache.events.poller import Poller
-from gateway.proxy.memory import Memory, Share
+from gateway.proxy.memory import Memory
 from gateway.proxy.serving.attempt import Attempt
 from gateway.proxy.serving.client import Client, ClientGone
 from gateway.proxy.serving.exchange import Exchange
@@ -27,7 +27,7 @@ from gateway.proxy.serving.hooks import Hooks
 from gateway.proxy.serving.placer import Placer
 from gateway.proxy.serving.reception import Reception
 from gateway.proxy.serving.relay import relay, relay_held
-from gateway.proxy.serving.timeline import Event, Phase, Timeline
+from gateway.proxy.serving.timeline import Event, Phase
 from gateway.proxy.settings import RetrySettings
 from gateway.proxy.upstream.commit import Committed
 from gateway.proxy.upstream.legs import DeferredError, LegFailed, Retries
@@ -89,7 +89,7 @@ class Director:
     async def handle(self, client: Client, route: Route, request_id: str) -> None:
         """Answer one request. Raises GatewayError while nothing has gone to the client; CancelledError if it left."""
         self._running += 1
-        exchange = self._begin(route, request_id)
+        exchange = Exchange(request_id, route, self._clock, self._memory, self._observer)
         try:
             await self._reception.read(exchange, client)
             await self._answer(exchange, client)
@@ -112,13 +112,9 @@ class Director:
 
     def refused(self, route: Route, request_id: str, error: GatewayError) -> None:
         """Count and log a request that was refused before it was read."""
-        exchange = self._begin(route, request_id)
+        exchange = Exchange(request_id, route, self._clock, self._memory, self._observer)
         exchange.timeline.failed(error)
         exchange.settle()
-
-    def _begin(self, route: Route, request_id: str) -> Exchange:
-        timeline = Timeline(self._clock, self._clock.monotonic())
-        return Exchange(request_id, route, timeline, Share(self._memory), self._observer)
 
     def _look_idle(self) -> None:
         if not self._running and self._when_idle is not None:
@@ -145,8 +141,10 @@ class Director:
                     committed = await self._handover.commit(attempt)
                 else:
                     committed = await self._forwarder.forward(attempt, attempt.plan.decode, attempt.call.body)
-                with committed:
+                try:
                     return await self._relay(exchange, attempt, committed, client)
+                finally:
+                    committed.close()
             except LegFailed as failed:
                 failure = failed
                 attempt.timeline.happened(Event.ATTEMPT_FAILED)

@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Coroutine, Mapping
+from contextlib import closing
 from dataclasses import dataclass, field
 from random import Random
 from typing import Any, ClassVar
@@ -225,7 +226,7 @@ class Handover:
         except LegFailed as failure:
             attempt.prefilled(failure.result)
             raise HandoverFailed(of_prefill(failure.cause), failure.detail) from failure
-        with answered:
+        with closing(answered):
             if 400 <= answered.status <= 499 and answered.status not in NOT_THE_CLIENTS:
                 attempt.prefilled("engine_error")
                 return answered
@@ -253,8 +254,8 @@ class Handover:
             raise
         if committed.failed:
             attempt.leg_ended(DECODE, "engine_error")
-            with committed:
-                raise HandoverFailed(HandoverCause.DECODE_ERROR, f"HTTP {committed.status}") from _error_of(committed)
+            committed.close()
+            raise HandoverFailed(HandoverCause.DECODE_ERROR, f"HTTP {committed.status}") from _error_of(committed)
         if committed.status == 200:
             self._observer.handed_over(attempt.model_name, self._clock.monotonic() - began)
         return committed

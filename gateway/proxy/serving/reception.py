@@ -49,8 +49,21 @@ class Reception:
         raw = await client.receive(limit=self._max_body, timeout=self._patience, share=exchange.share)
         timeline.received_at = self._clock.monotonic()
         parsed = parse(exchange.route, raw, client.header("Content-Type"), self._passing)
-        exchange.incoming = incoming = self._identify(exchange, parsed, client)
-        runtime = incoming.runtime
+        runtime, request = identify(
+            parsed,
+            self._directory,
+            request_id=exchange.id,
+            arrived=timeline.arrived,
+            headers=visible(client.headers),
+            cookie=client.header("Cookie"),
+        )
+        pinned_url = ""
+        if parsed.previous_response is not None:
+            pinned_url = self._responses.engine_of(parsed.previous_response, self._fleet.endpoints(runtime.model))
+            request.bound = True
+        exchange.incoming = incoming = IncomingRequest(
+            exchange.id, exchange.route, client.headers, parsed.body, runtime, request, parsed.n, pinned_url
+        )
         exchange.model_name = runtime.model.name
         runtime.budget.deposit()
         exchange.permit = runtime.admission.try_acquire()
@@ -70,24 +83,6 @@ class Reception:
             )
         exchange.incoming = exchange.call = Call.of(incoming, prompt, tokenized(runtime, incoming.request, prompt))
         timeline.happened(Event.TOKENIZED)
-
-    def _identify(self, exchange: Exchange, parsed: Parsed, client: Client) -> IncomingRequest:
-        headers = client.headers
-        runtime, request = identify(
-            parsed,
-            self._directory,
-            request_id=exchange.id,
-            arrived=exchange.timeline.arrived,
-            headers=visible(headers),
-            cookie=client.header("Cookie"),
-        )
-        pinned_url = ""
-        if parsed.previous_response is not None:
-            pinned_url = self._responses.engine_of(parsed.previous_response, self._fleet.endpoints(runtime.model))
-            request.bound = True
-        return IncomingRequest(
-            exchange.id, exchange.route, headers, parsed.body, runtime, request, parsed.n, pinned_url
-        )
 
     async def _sourced(self, incoming: IncomingRequest, parsed: Parsed) -> Prompt | None:
         for source in self._prompt_sources:

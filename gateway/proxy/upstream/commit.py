@@ -7,8 +7,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from types import TracebackType
-from typing import Self
 
 from gateway.api.encoding import Inflater, Undecodable, decoded
 from gateway.api.events import MAX_EVENT, EventObserver
@@ -31,7 +29,7 @@ def _nothing(data: bytes) -> None:
 
 
 class Committed:
-    """An answer that may be relayed; a context manager that leaves no connection behind.
+    """An answer that may be relayed. Whoever has one closes it.
 
     ``status``, ``headers``: of its head. ``data``: the whole body, or the bytes of a stream so far, unchanged.
     ``events``: the observer of the stream; None: it is not a stream. ``observe``: gets the stream's next bytes.
@@ -79,10 +77,8 @@ class Committed:
         self.companion = companion
         companion.add_done_callback(lambda task: task.cancelled() or task.exception())
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+    def close(self) -> None:
+        """Leave no connection behind: what is not complete is ended."""
         self.answer.abort()
         if self.companion is not None:
             self.companion.cancel()

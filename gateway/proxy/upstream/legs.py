@@ -246,24 +246,23 @@ class RetryBudget:
         return True
 
 
-class Retries:
+class Retries(msgspec.Struct, eq=False):
     """Counts the failed attempts of one request, and decides whether there may be another.
 
     ``sent``: attempts that failed and were not free. ``failed_on``: slots of the endpoints that failed this request;
-    they are no candidates again.
+    they are no candidates again. ``deaths``: how often an engine may have died of it.
     """
 
-    def __init__(self, settings: RetrySettings, budget: RetryBudget) -> None:
-        self._settings = settings
-        self._budget = budget
-        self._deaths = 0
-        self.sent = 0
-        self.failed_on: set[int] = set()
+    settings: RetrySettings
+    budget: RetryBudget
+    deaths: int = 0
+    sent: int = 0
+    failed_on: set[int] = msgspec.field(default_factory=set)
 
     def cured(self, failure: LegFailed) -> None:
         """Count a failure that cost no attempt, since the decode endpoint computes the prompt itself. A death counts:
         a request has one in all."""
-        self._deaths += failure.deaths
+        self.deaths += failure.deaths
 
     def charge(self, failure: LegFailed) -> bool:
         """Count ``failure`` and take what it costs. True if the request may be placed again, on an endpoint not in
@@ -278,6 +277,6 @@ class Retries:
         if rule.cost is Cost.DEATH:
             # Not from the budget: when an engine dies under load, all of its requests are retried at once, each only
             # once. Health ejects the engine, so these retries cannot go on.
-            self._deaths += failure.deaths
-            return self._deaths == 1 and self.sent < self._settings.attempts
-        return self.sent < self._settings.attempts and self._budget.withdraw()
+            self.deaths += failure.deaths
+            return self.deaths == 1 and self.sent < self.settings.attempts
+        return self.sent < self.settings.attempts and self.budget.withdraw()

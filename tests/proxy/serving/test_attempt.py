@@ -27,12 +27,12 @@ from gateway.kvcache.index.cache_index import CacheIndex
 from gateway.kvcache.index.predictions import EVENTS_WITHIN
 from gateway.kvcache.settings import CacheSettings
 from gateway.placement.placing import book
-from gateway.proxy.memory import Memory, Share
+from gateway.proxy.memory import Memory
 from gateway.proxy.serving.attempt import Attempt
 from gateway.proxy.serving.call import NO_BODY, Call
 from gateway.proxy.serving.decisions import Decisions
 from gateway.proxy.serving.exchange import Exchange
-from gateway.proxy.serving.timeline import Phase, Timeline
+from gateway.proxy.serving.timeline import Phase
 from gateway.proxy.upstream.legs import Cause, LegFailed
 from gateway.scheduling.scheduler import Scheduler
 from gateway.scheduling.trace import Trace
@@ -87,8 +87,8 @@ class Requests(RuleBasedStateMachine):
         ids = array("I", [tokens % 3]) * tokens
         keys = self.index.keys(Prompt(ids, tokens, True))
         runtime = SimpleNamespace(model=self.model, index=self.index, tokens=SimpleNamespace(parity=Silent()))
-        timeline = Timeline(self.clock, self.clock.now, phase=Phase.BEFORE_COMMIT)
-        exchange = Exchange("x", route, timeline, Share(self.memory), NULL_OBSERVER)
+        exchange = Exchange("x", route, self.clock, self.memory, NULL_OBSERVER)
+        exchange.timeline.phase = Phase.BEFORE_COMMIT
         exchange.incoming = exchange.call = Call(
             "x", route, (), NO_BODY, runtime, request, 1, "", Prompt(ids, tokens, exact=True), keys, own_tokens=tokens
         )

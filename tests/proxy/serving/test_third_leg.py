@@ -10,6 +10,7 @@ import asyncio
 import contextlib
 import sys
 from collections.abc import AsyncIterator
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -72,7 +73,7 @@ async def carry(handover: Handover, attempt: Attempt) -> Committed:
     assert encode is not None
     assert isinstance(body, JsonBody)
     try:
-        with await handover.forwarder.forward(attempt, encode, body, name="encode") as encoded:
+        with closing(await handover.forwarder.forward(attempt, encode, body, name="encode")) as encoded:
             said = orjson.loads(encoded.data)["encoded"]
     except LegFailed as failure:
         attempt.done("encode", failure.result)

@@ -202,7 +202,7 @@ async def test_a_stream_that_is_held_for_its_output_is_the_clients_once_it_is_to
 
     async with ScriptedServer(script) as server, upstream() as connections:
         reply = await connections.send(leg(server.url))
-        with await commit(reply, Kind.CHAT, until_output=True) as committed:
+        with contextlib.closing(await commit(reply, Kind.CHAT, until_output=True)) as committed:
             assert committed.events is not None
             assert (committed.events.committed, committed.events.first_output) == (True, False)
             assert committed.data.startswith(ROLE)
