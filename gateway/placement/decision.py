@@ -9,7 +9,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, TypeAlias
 
-from gateway.framework import NO_MATCH, Plan, Request
+import msgspec
+
+from gateway.framework import NO_MATCH, Kind, Plan, Request
 from gateway.framework.match import Match
 from gateway.framework.request import DECODE, PREFILL
 from gateway.scheduling.trace import ProfileRun, Roster
@@ -27,20 +29,35 @@ Planned: TypeAlias = tuple[tuple[tuple[str, str], ...], str, str, bool, Mapping[
 costs. A plain tuple: one is made for each request."""
 
 
-class Decision:
-    """One placement of a request, or one that could not be made. Not changed once it is made.
+class Decision(msgspec.Struct, frozen=True, eq=False):
+    """One placement of a request, or one that could not be made.
 
     ``at``: Clock.monotonic(); ``seconds``: that it took. ``attempt``: 1 for a request's first. ``matches``: by slot.
     ``plan``: None where there is none: ``error`` says why. ``size``: bytes, about.
     """
 
-    __slots__ = (
-        "adapter", "at", "attempt", "error", "exact", "expected_output", "handler", "kind", "matches", "max_tokens",
-        "model", "plan", "prompt_tokens", "request_id", "runs", "seconds", "size", "stream",
-    )  # fmt: skip
+    at: float
+    seconds: float
+    attempt: int
+    request_id: str
+    model: str
+    adapter: str | None
+    kind: Kind
+    stream: bool
+    prompt_tokens: int
+    exact: bool
+    max_tokens: int | None
+    expected_output: float
+    matches: Mapping[int, Match]
+    handler: str
+    runs: Sequence[ProfileRun]
+    plan: Planned | None
+    error: str | None
+    size: int
 
-    def __init__(
-        self,
+    @classmethod
+    def of(
+        cls,
         request: Request,
         attempt: int,
         handler: str,
@@ -48,40 +65,27 @@ class Decision:
         began: float,
         at: float,
         made: Plan | str,
-    ) -> None:
+    ) -> Decision:
         """``began``, ``at``: Clock.monotonic() of its begin and its end. ``made``: the plan, or the client's message
         that says why there is none."""
-        self.at = at
-        self.seconds = at - began
-        self.attempt = attempt
-        self.request_id = request.id
-        self.model = request.model.name
-        self.adapter = request.adapter
-        self.kind = request.kind
-        self.stream = request.stream
-        self.prompt_tokens = request.prompt_tokens
-        self.exact = request.exact
-        self.max_tokens = request.max_tokens
-        self.expected_output = request.expected_output
-        self.matches: Mapping[int, Match] = request.matches
-        self.handler = handler
-        self.runs = runs
-        self.plan: Planned | None = None
-        self.error: str | None = None
-        if isinstance(made, str):
-            self.error = made
-        else:
+        plan: Planned | None = None
+        if not isinstance(made, str):
             legs: tuple[tuple[str, str], ...] = ()
             for kind, endpoint in made.legs:
                 legs += ((kind, endpoint.name),)
-            self.plan = legs, made.reason, made.connector, made.strict, made.costs
-        self.size = OF_ONE + OF_MATCH * len(request.matches)
+            plan = legs, made.reason, made.connector, made.strict, made.costs
+        size = OF_ONE + OF_MATCH * len(request.matches)
         for run in runs:
             each = OF_SCORE * len(run.columns)
             if run.scored is not None:
                 each += OF_NAME
             if run.roster is not None:
-                self.size += each * len(run.roster.names)
+                size += each * len(run.roster.names)
+        return cls(
+            *(at, at - began, attempt, request.id, request.model.name, request.adapter, request.kind, request.stream),
+            *(request.prompt_tokens, request.exact, request.max_tokens, request.expected_output, request.matches),
+            *(handler, runs, plan, made if isinstance(made, str) else None, size),
+        )
 
     def is_at(self, endpoint: str) -> bool:
         """Whether the endpoint of this name has a leg of it."""

@@ -38,18 +38,21 @@ def decide(
     scheduler: Scheduler,
     trace: Trace | None = None,
     *,
-    one_leg: str = "",
+    form: bool = False,
+    fell_back: bool = False,
 ) -> Plan:
     """Match ``request`` with the caches of ``candidates``, which becomes its ``matches``, and schedule it.
 
-    ``keys``: of the prompt's blocks. ``trace``: is filled in, also where this raises. ``one_leg``: why the
-    decode endpoint must do all of it, as the plan's reason; empty: others may have legs.
+    ``keys``: of the prompt's blocks. ``trace``: is filled in, also where this raises. ``form``: its body is
+    a form, in which the legs' fields cannot be set. ``fell_back``: a hand-over of it failed before: its client has
+    waited long enough. In both cases the decode endpoint does all of it, which is the plan's reason.
 
     Raises NoEndpoint where a filter left none, PluginFailed where a plugin failed.
     """
     request.matches = index.match(keys, request.prompt_tokens, candidates)
     plan = scheduler.schedule(request, candidates, trace)
-    if one_leg and len(plan.legs) > 1:
+    if (form or fell_back) and len(plan.legs) > 1:
+        one_leg = "fell-back" if fell_back else "form"
         plan = replace(plan, legs=plan.legs[-1:], reason=one_leg)
     return plan
 

@@ -125,7 +125,7 @@ def planned() -> Iterator[str]:
         "api/indivisible.py",
         "scheduling/prefill_decode.py",
         "scheduling/single.py",
-        "proxy/serving/placer.py",
+        "placement/placing.py",
     ):
         for node in ast.walk(tree(f"gateway/{path}")):
             given = isinstance(node, ast.keyword) and node.arg == "reason"

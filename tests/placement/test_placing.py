@@ -62,8 +62,8 @@ class Scene:
     def request(self, *, stream: bool = True, kind: Kind = Kind.CHAT) -> Request:
         return Request("r", self.model, kind, self.clock.now, stream=stream, token_ids=IDS, prompt_tokens=len(IDS))
 
-    def decide(self, request: Request, trace: Trace | None = None, one_leg: str = "") -> Plan:
-        return decide(request, self.keys, self.endpoints, self.index, self.scheduler, trace, one_leg=one_leg)
+    def decide(self, request: Request, trace: Trace | None = None, form: bool = False) -> Plan:
+        return decide(request, self.keys, self.endpoints, self.index, self.scheduler, trace, form=form)
 
     def book(self, request: Request, plan: Plan, *, prefilled: bool = False) -> Placement:
         now = self.clock.now
@@ -92,19 +92,19 @@ def test_two_that_are_decided_one_after_the_other_see_each_other() -> None:
     assert scene.index.blocks == 0, "what was predicted does not come"
 
 
-@pytest.mark.parametrize("one_leg", ["", "form"])
-def test_a_prompt_is_computed_apart_unless_it_must_not_be(one_leg: str) -> None:
+@pytest.mark.parametrize("form", [False, True])
+def test_a_prompt_is_computed_apart_unless_it_must_not_be(form: bool) -> None:
     scene = Scene()
     scene.scheduler.handlers = {scene.model.handler: Apart()}
     request, trace = scene.request(), Trace()
-    plan = scene.decide(request, trace, one_leg)
+    plan = scene.decide(request, trace, form)
     assert trace.handler == scene.model.handler
-    assert (plan.prefill is None, plan.reason) == ((True, "form") if one_leg else (False, "split"))
+    assert (plan.prefill is None, plan.reason) == ((True, "form") if form else (False, "split"))
     placement = scene.book(request, plan)
-    assert placement.computes.endpoint is (plan.decode if one_leg else scene.endpoints[1])
-    assert placement.split is not bool(one_leg)
+    assert placement.computes.endpoint is (plan.decode if form else scene.endpoints[1])
+    assert placement.split is not form
     loads = [scene.load(endpoint)[1] for endpoint in scene.endpoints]
-    assert loads == ([len(IDS), 0] if one_leg else [0, len(IDS)])
+    assert loads == ([len(IDS), 0] if form else [0, len(IDS)])
 
 
 def test_a_prefill_ends_once_and_a_hand_over_that_fails_books_the_prompt_where_the_answer_is() -> None:
@@ -155,7 +155,7 @@ def test_a_leg_of_another_kind_is_booked_as_one_request_and_given_back() -> None
     assert [scene.load(endpoint) for endpoint in scene.endpoints] == [(0, 0, 0), (0, 0, 0)]
     assert scene.index.blocks == 0
     scene.scheduler.handlers = {scene.model.handler: Plans(plan)}
-    assert scene.decide(request, one_leg="form") == Plan.of(decode, reason="form")
+    assert scene.decide(request, form=True) == Plan.of(decode, reason="form")
 
 
 @pytest.mark.parametrize("stream", [True, False])

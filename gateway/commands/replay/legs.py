@@ -78,8 +78,7 @@ class Legs:
         if self._scheduled:
             among = [one for one in among if not one.draining and one.slot not in flight.failed_on]
         try:
-            one_leg = "fell-back" if flight.fell_back else ""
-            plan = decide(request, keys, among, world.index, world.scheduler, one_leg=one_leg)
+            plan = decide(request, keys, among, world.index, world.scheduler, fell_back=flight.fell_back)
         except NoEndpoint as error:
             if not self._scheduled:
                 raise ConfigError(f"the call at {flight.call.at:g} s: {error}") from None

@@ -90,12 +90,12 @@ class Explainer:
                 pinned_url = self.stored.engine_of(parsed.previous_response, every)
             endpoints = self.directory.eligible(request, pinned_url)
             out |= {one.name: "does not keep the previous response" for one in could if one not in endpoints}
-            one_leg = "" if isinstance(parsed.body, JsonBody) else "form"
-            made: Plan | str = decide(request, keys, endpoints, runtime.index, scheduler, trace, one_leg=one_leg)
+            form = not isinstance(parsed.body, JsonBody)
+            made: Plan | str = decide(request, keys, endpoints, runtime.index, scheduler, trace, form=form)
         except GatewayError as failed:
             made, error = failed.message, failed
         at, terms = self.clock.monotonic(), [_terms(scheduler, run, request) for run in trace]
-        decision = Decision(request, 1, runtime.model.handler, tuple(trace), began, at, made).to_json(terms)
+        decision = Decision.of(request, 1, runtime.model.handler, tuple(trace), began, at, made).to_json(terms)
         if not isinstance(made, str):
             decision["plan"]["new_tokens"] = request.new_tokens(made.decode)
         return {

@@ -141,7 +141,7 @@ class Decisions(Observer):
             if known is None or (known[0] is not endpoints and known[0] != endpoints):
                 known = rosters[key] = endpoints, Roster.of(endpoints)
             run.roster, run.candidates = known[1], ()  # what is kept must keep no endpoint alive
-        decision = Decision(request, attempt, trace.handler, tuple(trace), began, self.clock.monotonic(), made)
+        decision = Decision.of(request, attempt, trace.handler, tuple(trace), began, self.clock.monotonic(), made)
         kept = DecisionRecord(decision)
         ring.append(kept)
         self._size += decision.size

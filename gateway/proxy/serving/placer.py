@@ -40,11 +40,10 @@ class Placer:
         """
         call, timeline, before = exchange.call, exchange.timeline, exchange.attempt
         request, index, began, trace = call.request, call.runtime.index, self._clock.monotonic(), Trace()
-        # What has failed once is not tried again: its client has waited long enough.
-        one_leg = "fell-back" if timeline.fallback else "" if isinstance(call.body, JsonBody) else "form"
+        form, fell_back = not isinstance(call.body, JsonBody), bool(timeline.fallback)
         try:
             candidates = self._directory.eligible(request, call.pinned_url, retries.failed_on)
-            plan = decide(request, call.keys, candidates, index, self._scheduler, trace, one_leg=one_leg)
+            plan = decide(request, call.keys, candidates, index, self._scheduler, trace, form=form, fell_back=fell_back)
         except GatewayError as error:
             exchange.record = self._decisions.keep(request, timeline.attempts + 1, trace, error.message, began)
             raise
