@@ -9,6 +9,7 @@ which balance by counting requests, do the same chats beside it.
 from __future__ import annotations
 
 import asyncio
+import itertools
 import os
 import random
 import sys
@@ -150,13 +151,16 @@ async def test_a_new_gateway_serves_more_from_cache_than_the_rust_routers(
     """In turns, twice each, and summed: what a router does differs from run to run."""
     peers = [peer for peer in PEERS if peer.name in ROUTERS]
     await asyncio.gather(*(asyncio.to_thread(peer.install) for peer in peers))
+    numbers = itertools.count(1)
+
+    def chats() -> list[Conversation]:
+        return popular(f"run{groups}{next(numbers)}", groups)
+
     results: dict[str, Served] = {}
     for turn in (1, 2):
-        todo = popular(f"{groups}gateway{turn}", groups)
-        results[f"kvgate {turn}"] = await through_a_gateway(engines, model_folder, run_folder, todo)
+        results[f"kvgate {turn}"] = await through_a_gateway(engines, model_folder, run_folder, chats())
         for peer in peers:
-            todo = popular(f"{groups}{peer.name}{turn}", groups)
-            results[f"{peer.name} {turn}"] = await through_a_router(engines, peer, run_folder, todo)
+            results[f"{peer.name} {turn}"] = await through_a_router(engines, peer, run_folder, chats())
 
     with capsys.disabled():
         print("", f"{groups} groups, beside the Rust routers:", *table(results), sep="\n")
@@ -164,9 +168,9 @@ async def test_a_new_gateway_serves_more_from_cache_than_the_rust_routers(
         record_property(f"share cached, {name}", round(served.share, 4))
 
     def share(router: str) -> float:
-        """Of its own prompts: their first word is the router's name, which has more tokens for one than for another."""
         return (results[f"{router} 1"].share + results[f"{router} 2"].share) / 2
 
+    assert len({served.prompt for served in results.values()}) == 1, "a longer name moves the prefixes' last blocks"
     assert {name: served.errors for name, served in results.items()} == dict.fromkeys(results, 0)
     least = LEAST_OF_ROUTERS[groups]
     assert {name: share(name) for name in ROUTERS if share("kvgate") < least * share(name)} == {}
