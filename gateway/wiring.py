@@ -250,7 +250,7 @@ def priced(config: Config, runtimes: Sequence[ModelRuntime]) -> list[tuple[Model
 
 
 def _shape(settings: ModelSettings) -> ModelShape | None:
-    """IncomingRequest for once a model, where a GPU is named for any of its endpoints."""
+    """Found once for each model, where a GPU is named for any of its endpoints."""
     shape = None if settings.tokenizer is None else find_shape(settings.tokenizer, settings.revision)
     if shape is None:
         log.warning(

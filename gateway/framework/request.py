@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 from functools import partial
+from types import MappingProxyType
 from typing import Any
 
 from gateway.framework.fleet import Endpoint, Model
@@ -81,7 +82,7 @@ class Request:
         return self.prompt_tokens - held if self.prompt_tokens > held else 1
 
 
-NO_COSTS: Mapping[str, float] = {}
+NO_COSTS: Mapping[str, float] = MappingProxyType({})
 
 DECODE, PREFILL = "decode", "prefill"
 """Kinds of legs. ``DECODE``: its answer is the client's. ``PREFILL``: it computes the prompt for the decode leg. Others
@@ -104,9 +105,9 @@ class PlannedLeg(tuple[str, Endpoint]):
         return self[1]
 
 
-@dataclass(slots=True, init=False)
+@dataclass(frozen=True, slots=True, init=False)
 class Plan:
-    """Which endpoint serves which leg. Not changed once it is made.
+    """Which endpoint serves which leg.
 
     ``legs``: at most one of each kind. The last one is the decode leg; alone, it does all of the request. ``reason`` is
     a short word for logs and metrics, one of few. ``connector``: the name of what brings the KV from one to the other.
@@ -137,13 +138,14 @@ class Plan:
             raise ValueError(f"the last leg of a plan must be {DECODE!r}: {legs}")
         if len(legs) > 1 and len({leg.kind for leg in legs}) < len(legs):
             raise ValueError(f"a plan has two legs of one kind: {legs}")
-        self.legs = legs
-        self.reason = reason
-        self.connector = connector
-        self.strict = strict
-        self.costs = costs
-        self.decode = legs[-1][1]
-        self.prefill = self.endpoint(PREFILL) if len(legs) > 1 else None
+        write = object.__setattr__  # it is frozen from here on
+        write(self, "legs", legs)
+        write(self, "reason", reason)
+        write(self, "connector", connector)
+        write(self, "strict", strict)
+        write(self, "costs", costs)
+        write(self, "decode", legs[-1][1])
+        write(self, "prefill", self.endpoint(PREFILL) if len(legs) > 1 else None)
 
     @classmethod
     def of(

@@ -59,7 +59,7 @@ class Connection(asyncio.Protocol):
         self.error: Exception | None = None
         self._free = free
         self._now = asyncio.get_running_loop().time
-        self._transport: asyncio.Transport | None = None
+        self.transport: asyncio.Transport | None = None
         self._receiver: Receiver | None = None
         # Of the request
         self._rest = memoryview(b"")
@@ -78,42 +78,42 @@ class Connection(asyncio.Protocol):
 
     def send(self, head: bytes, body: bytes, receiver: Receiver) -> None:
         """Send a request; ``receiver`` gets its answer. Call it only while the connection is ``usable``."""
-        assert self._transport is not None
+        assert self.transport is not None
         self.usable = False
         self._receiver = receiver
         self._headers, self._outside = [], 0
         self._in_body = self._framed = False
         self._keep = None
         if len(body) <= PIECE:
-            self._transport.write(head + body)  # one segment where it fits: two would be two system calls
+            self.transport.write(head + body)  # one segment where it fits: two would be two system calls
             return
-        self._transport.write(head)
+        self.transport.write(head)
         self._rest = memoryview(body)
         self._write()
 
     def pause(self) -> None:
         """Read no more, so that the engine's connection fills up; until ``resume``."""
-        if self._transport is not None and not self._paused:
+        if self.transport is not None and not self._paused:
             self._paused = True
-            self._transport.pause_reading()
+            self.transport.pause_reading()
 
     def resume(self) -> None:
-        if self._transport is not None and self._paused:
+        if self.transport is not None and self._paused:
             self._paused = False
-            self._transport.resume_reading()
+            self.transport.resume_reading()
 
     def abort(self) -> None:
         """Close at once, which is how vLLM learns to stop. The receiver is not called any more."""
         self.usable = False
         self._receiver = None
         self._rest = memoryview(b"")
-        if self._transport is not None:
-            self._transport.abort()
+        if self.transport is not None:
+            self.transport.abort()
 
     # Called by asyncio
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        self._transport = cast(asyncio.Transport, transport)  # uvloop's is no subclass
+        self.transport = cast(asyncio.Transport, transport)  # uvloop's is no subclass
         self.usable = True
 
     def data_received(self, data: bytes) -> None:
@@ -154,7 +154,7 @@ class Connection(asyncio.Protocol):
         self.usable = False  # the transport closes itself
 
     def connection_lost(self, error: Exception | None) -> None:
-        self.usable, self._transport, self.error = False, None, error
+        self.usable, self.transport, self.error = False, None, error
         receiver, self._receiver = self._receiver, None
         if receiver is None:
             return
@@ -215,14 +215,14 @@ class Connection(asyncio.Protocol):
     # Its own
 
     def _write(self) -> None:
-        while self._rest and not self._full and self._transport is not None:
+        while self._rest and not self._full and self.transport is not None:
             piece, self._rest = self._rest[:PIECE], self._rest[PIECE:]
-            self._transport.write(piece)
+            self.transport.write(piece)
 
     def _end(self) -> None:
         """The answer is complete: be free for another request, or close."""
         self._receiver = None
-        transport = self._transport
+        transport = self.transport
         if transport is None:
             return
         if self._rest or transport.get_write_buffer_size():

@@ -60,7 +60,10 @@ class Pool:
         oldest = asyncio.get_running_loop().time() - KEEP_ALIVE
         while idle:
             connection = idle.pop()
-            if connection.usable and connection.idle_since > oldest:
+            transport = connection.transport
+            # One that was reset in this turn of the loop hears of it in the next.
+            dead = transport is None or transport.is_closing()
+            if connection.usable and not dead and connection.idle_since > oldest:
                 return connection
             connection.abort()
         return None

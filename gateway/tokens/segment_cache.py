@@ -43,8 +43,8 @@ SPANS = 4
 """Spans may take a quarter of the memory: what they hold is in their nodes, too."""
 
 STALE = 8
-"""The nodes under a span become the most recently used ones again when an eighth of all nodes has become so since: they
-are then far from being evicted, and are rarely touched."""
+"""The nodes under a span become the most recently used ones again when nodes of an eighth of the memory have become so
+since: they are then far from being evicted, and are rarely touched."""
 
 KEYS_BYTES = 4
 """Of the block keys of one token, which are kept with a span: two lists of keys of 8 bytes for 4 tokens or more."""
@@ -61,12 +61,13 @@ class Segment(msgspec.Struct, eq=False):
 class _Node(msgspec.Struct, eq=False):
     """A segment after others. ``latest``: the child that was used last. ``size``: bytes of the segments up to here.
 
-    ``span``: from here on; None: there is none.
+    ``own``: bytes of its own. ``span``: from here on; None: there is none.
     """
 
     segment: Segment
     parent: _Node | None
     size: int
+    own: int
     children: dict[Segment, _Node] = {}
     latest: _Node | None = None
     span: _Span | None = None
@@ -74,7 +75,7 @@ class _Node(msgspec.Struct, eq=False):
 
 class _Span(Segment, eq=False, kw_only=True):
     """The segments of the nodes from ``start`` to ``end``, joined. ``prefix``: all ids from the text's beginning to
-    here. ``moved``: the cache's count of moved nodes when the nodes were last moved. ``size``: bytes."""
+    here. ``moved``: the cache's count of moved bytes when the nodes were last moved. ``size``: bytes."""
 
     start: _Node
     end: _Node
@@ -114,7 +115,7 @@ class SegmentCache:
         self._limit = limit
         self._cuts = cuts
         self._hops = hops
-        self._root = _Node(Segment(""), None, 0)
+        self._root = _Node(Segment(""), None, 0, 0)
         self.segments: dict[str, Segment] = {}
         self._used: OrderedDict[_Node, None] = OrderedDict()
         self._moved = 0
@@ -222,7 +223,7 @@ class SegmentCache:
                     child = node.children.get(stored)
                     if child is None:
                         size = getsizeof(stored.text) + getsizeof(stored.ids)
-                        child = node.children[stored] = _Node(stored, node, node.size + size)
+                        child = node.children[stored] = _Node(stored, node, node.size + size, OVERHEAD + size)
                         if not stored.uses:
                             self.segments[stored.text] = stored
                             self.size += size
@@ -240,7 +241,7 @@ class SegmentCache:
                 for node in nodes:
                     if node in self._used:
                         self._used.move_to_end(node)
-                self._moved += len(nodes)
+                    self._moved += node.own
         while self.size > self._limit:
             with self._lock:
                 for _ in range(SLICE):
@@ -258,13 +259,13 @@ class SegmentCache:
         for segment, end in zip(reversed(lookup.segments[: len(lookup.path)]), reversed(lookup.path), strict=True):
             if not isinstance(segment, _Span):
                 yield end
-            elif (self._moved - segment.moved) * STALE >= len(self._used):
+            elif (self._moved - segment.moved) * STALE >= self._limit:
                 node: _Node | None = end
                 moved = self._moved
                 while node is not None and node is not segment.start.parent:
                     yield node
+                    moved += node.own
                     node = node.parent
-                    moved += 1
                 segment.moved = moved
 
     def _first(self, segment: Segment, node: _Node) -> None:

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from dataclasses import FrozenInstanceError
+
 import pytest
 
 from gateway.framework import Kind, Plan, Request
@@ -39,3 +41,13 @@ def test_a_plans_legs_have_kinds_and_the_decode_leg_is_the_last() -> None:
 def test_a_plan_ends_with_its_decode_leg_and_has_one_of_each_kind(kinds: tuple[str, ...]) -> None:
     with pytest.raises(ValueError, match="a plan"):
         Plan(tuple(PlannedLeg((kind, endpoint(number))) for number, kind in enumerate(kinds)))
+
+
+def test_a_plan_can_be_a_key_and_is_not_changed() -> None:
+    a, b = endpoint(0), endpoint(1)
+    plan = Plan.of(a, prefill=b, reason="split")
+    assert {plan: 1}[Plan.of(a, prefill=b, reason="split")] == 1
+    with pytest.raises(FrozenInstanceError):
+        plan.legs = plan.legs[-1:]
+    with pytest.raises(TypeError):
+        plan.costs["x"] = 1.0

@@ -131,6 +131,25 @@ async def test_an_idle_connection_is_not_used_after_a_while(monkeypatch: pytest.
         await eventually(lambda: server.left >= 1, "the engine sees that the first is closed")
 
 
+async def test_a_connection_that_was_reset_in_this_turn_of_the_loop_is_not_taken():
+    """It hears of it in the next turn. Its engine may be gone, which would cost the request its one death."""
+
+    async def script(connection: Connection) -> None:
+        await connection.request()
+        await connection.gone()
+
+    async with ScriptedServer(script) as server:
+        pool, address = Pool(SystemClock()), leg(server.url).address
+        for close in (False, True):
+            connection = await pool.connect(address)
+            pool._free(address, connection)
+            if close:
+                connection.transport.abort()  # as the loop does when a read fails
+            assert connection.usable
+            assert (pool.take(address) is connection) is not close
+        pool.close()
+
+
 async def test_of_many_idle_connections_some_are_kept(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr("gateway.http1.pool.KEEP_ALIVE", 60.0)
     monkeypatch.setattr("gateway.http1.pool.MAX_IDLE", 2)
