@@ -36,7 +36,7 @@ from gateway.tokens.render import Renderer
 STEPS: list[tuple[Any, str, str]] = [
     (ClientConnection, "data_received", "read the request's head and body (aiohttp)"),
     (reception, "parse", "parse the body"),
-    (reception.Reception, "_identify", "identify: model, headers"),
+    (reception, "identify", "identify: model, headers"),
     (Renderer, "render", "render the chat template"),
     (Encoder, "read", "look up known token ids"),
     (Encoder, "finish", "encode new text, cache its ids"),
