@@ -41,9 +41,12 @@ MOST_ERROR = 0.02
 """What the gateway expected to be cached, more or less than what was."""
 
 ROUTERS = ("smg", "sglang-router")
-LEAST_OF_ROUTERS = {FITTING: 1.0, TOO_MANY: 0.98}
-"""Share of cached tokens, by each router's. Where the groups do not fit, none is better by more than chance: two runs
-of one router differ by up to 0.076, of the gateway by 0.012."""
+LEAST_OF_ROUTERS = 0.98
+"""Share of cached tokens, by each router's: none is better by more than chance. Where the groups fit, a router may come
+as near to all there is as the gateway, by luck and at the cost of its balance. In eight runs with 30 groups the gateway
+had 0.758 to 0.789 (mean 0.773), smg 0.699 to 0.779 (0.744), sglang-router 0.670 to 0.783 (0.746)."""
+MOST_OF_ROUTERS = 1.05
+"""The busiest engine's work, by each router's: in the same eight runs, 1.02 to 1.15 against 1.14 to 2.13."""
 ROUTER_SECONDS = 60.0
 
 
@@ -139,7 +142,7 @@ async def test_each_of_ten_new_gateways_places_as_well_as_each_group_on_its_own_
 
 @pytest.mark.timeout(1800)
 @pytest.mark.parametrize("groups", [FITTING, TOO_MANY])
-async def test_a_new_gateway_serves_more_from_cache_than_the_rust_routers(
+async def test_a_new_gateway_serves_as_much_from_cache_as_the_rust_routers_and_balances_better(
     engines: list[Engine],
     model_folder: Path,
     run_folder: Path,
@@ -163,10 +166,12 @@ async def test_a_new_gateway_serves_more_from_cache_than_the_rust_routers(
     for name, served in results.items():
         record_property(f"share cached, {name}", round(served.share, 4))
 
-    def share(router: str) -> float:
-        return (results[f"{router} 1"].share + results[f"{router} 2"].share) / 2
+    def mean(router: str, figure: Callable[[Served], float]) -> float:
+        return (figure(results[f"{router} 1"]) + figure(results[f"{router} 2"])) / 2
 
+    shares = {name: mean(name, lambda served: served.share) for name in ("kvgate", *ROUTERS)}
+    busiest = {name: mean(name, lambda served: served.busiest) for name in ("kvgate", *ROUTERS)}
     assert len({served.prompt for served in results.values()}) == 1
     assert {name: served.errors for name, served in results.items()} == dict.fromkeys(results, 0)
-    least = LEAST_OF_ROUTERS[groups]
-    assert {name: share(name) for name in ROUTERS if share("kvgate") < least * share(name)} == {}
+    assert {name: shares[name] for name in ROUTERS if shares["kvgate"] < LEAST_OF_ROUTERS * shares[name]} == {}
+    assert {name: busiest[name] for name in ROUTERS if busiest["kvgate"] > MOST_OF_ROUTERS * busiest[name]} == {}
