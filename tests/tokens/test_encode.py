@@ -15,6 +15,7 @@ from tokenizers import Tokenizer
 
 from gateway.tokens.encode import TAILS, Encoder
 from gateway.tokens.segments import LEAST
+from tests.tokens.watched import watched
 
 
 @pytest.fixture(scope="module")
@@ -45,14 +46,7 @@ def test_the_ids_are_the_whole_tokenizers(whole: Any, encoder: Encoder, text: st
 
 def test_the_end_that_chats_have_in_common_is_encoded_once(whole: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     encoder = Encoder(whole, "m", memory_bytes=1 << 20)
-    backend, encoded = encoder._backend, list[str]()
-
-    class Watched:
-        def encode_batch_fast(self, texts: list[str], **how: Any) -> Any:
-            encoded.extend(texts)
-            return backend.encode_batch_fast(texts, **how)
-
-    monkeypatch.setattr(encoder, "_backend", Watched())
+    encoded = watched(encoder, monkeypatch)
     end = "<|im_end|>\n<|im_start|>assistant\n"
     for number in range(3 * TAILS):
         text = f"<|im_start|>user\nquestion {number} " + "x" * LEAST + end

@@ -21,6 +21,7 @@ from gateway.tokens.segment_cache import HOPS, OVERHEAD, Lookup, SegmentCache
 from gateway.tokens.segments import LEAST, Cuts, find_cuts
 from tests.support.examples import examples
 from tests.tokens.shapes import CUT, TAGS, UNCUT, shape, text_of
+from tests.tokens.watched import watched
 
 ROOM = 10_000_000
 
@@ -279,14 +280,7 @@ def test_another_threads_ids_are_taken(monkeypatch: pytest.MonkeyPatch) -> None:
     encoder = Encoder(whole_of(shape("llama3")), "m", memory_bytes=ROOM)
     reading = encoder.read([turns_of(1, 2)], add_special_tokens=False)
     whole = encoder.encode([turns_of(1, 2)], add_special_tokens=False)
-    backend, encoded = encoder._backend, list[str]()
-
-    class Watched:
-        def encode_batch_fast(self, texts: list[str], **how: Any) -> Any:
-            encoded.extend(texts)
-            return backend.encode_batch_fast(texts, **how)
-
-    monkeypatch.setattr(encoder, "_backend", Watched())
+    encoded = watched(encoder, monkeypatch)
     assert encoder.finish(reading) == whole
     assert encoded == [], "nor is the end, which is short"
 

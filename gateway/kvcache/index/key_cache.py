@@ -41,7 +41,7 @@ class KeyCache:
         if keys is None:
             keys = array("Q", self.keys(ids[: prefix.count], unit, parent))
             if len(prefix.keys) >= KEYS_KEPT:
-                prefix.keys.clear()
+                del prefix.keys[next(iter(prefix.keys))]  # the oldest: other requests' salts come and go
             prefix.keys[name] = keys
         return keys
 

@@ -24,6 +24,9 @@ DOWN_RETRY = 5.0
 """Seconds in ``Retry-After``: an engine that is only slow is back by then, and one that restarts has lost what it kept
 anyway."""
 
+REMEDY = "send the conversation as input instead"
+"""What a client can do without the engine that keeps a response."""
+
 NOT_TRIED: frozenset[int] = frozenset()
 
 
@@ -178,8 +181,7 @@ def kept_at(url: str, endpoints: Sequence[Endpoint]) -> list[Endpoint]:
     kept = [endpoint for endpoint in endpoints if endpoint.engine.url == url]
     if not any(endpoint.engine.up for endpoint in kept):
         raise NoEndpoint(
-            "The engine that keeps the response named by previous_response_id is down; wait for it, or send the "
-            "conversation as input instead.",
+            f"The engine that keeps the response named by previous_response_id is down; wait for it, or {REMEDY}.",
             param="previous_response_id",
             retry_after=DOWN_RETRY,
         )

@@ -17,6 +17,7 @@ from gateway.api.responses import read_id
 from gateway.errors import NotFound
 from gateway.framework import Clock, Endpoint
 from gateway.proxy.serving.attempt import Attempt
+from gateway.proxy.serving.model_directory import REMEDY
 from gateway.proxy.upstream.commit import Committed
 
 MAX_KEPT = 50_000
@@ -26,7 +27,6 @@ LIFETIME = 24 * 3600.0
 MAX_ID = 256
 """The most characters of an id, since a client may choose it."""
 SHOWN = 64
-REMEDY = "send the conversation as input instead"
 
 
 class ResponseAffinity:
