@@ -20,12 +20,12 @@ from rich.console import Console
 
 from benchmarks.placement_grid import Traces, grid, title
 from benchmarks.placement_page import charts, write
-from gateway.commands.replay.cell import Cell
 from gateway.commands.replay.command import settings
 from gateway.commands.replay.compare import Job, run
 from gateway.commands.replay.policies import DEFAULT, Policy, load_policies, load_policy
 from gateway.commands.replay.progress import Ticker
 from gateway.commands.replay.report import Comparison, check_writable, gather, load, save
+from gateway.commands.replay.scene import Cell
 from gateway.errors import ConfigError
 from simulator.virtual.noise import Noise
 

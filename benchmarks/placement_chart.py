@@ -6,8 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from gateway.commands.replay.figure import SMALL, blank, style, wrapped, write
-from gateway.commands.replay.plot import BAR, bars, label, note
+from gateway.commands.replay.plot import BAR, SMALL, bars, blank, label, note, style, wrapped, write
 from gateway.commands.replay.report import Comparison
 from gateway.commands.replay.statistics import METRICS
 

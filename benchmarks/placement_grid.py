@@ -11,9 +11,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from gateway.commands.replay.agents import AgentShape
-from gateway.commands.replay.cell import Cell
+from gateway.commands.replay.fleet import Kinds, kinds
 from gateway.commands.replay.groups import Shape
-from gateway.commands.replay.kinds import Kinds, kinds
+from gateway.commands.replay.scene import Cell
 from gateway.commands.replay.sources import GeneratedSource, Source, TraceSource
 from simulator.virtual.machine import MACHINES
 

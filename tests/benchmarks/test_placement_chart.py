@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 
 from benchmarks.placement_chart import compose_grid, draw_grid
-from gateway.commands.replay.figure import style
+from gateway.commands.replay.plot import style
 from tests.commands.replay.pictures import PNG, POLICIES, assert_nothing_collides, wide
 from tests.commands.replay.runs import comparison
 

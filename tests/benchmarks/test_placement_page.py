@@ -12,9 +12,9 @@ from benchmarks import placement
 from benchmarks.placement import AS_IT_IS, PAGE, POLICIES, VARIANTS, fits_of, jobs_of, measure, variants_of
 from benchmarks.placement_grid import Traces, grid, title
 from benchmarks.placement_page import charts, geometric_mean, markdown, overall, tied, verdicts, write
-from gateway.commands.replay.cell import Cell
-from gateway.commands.replay.kinds import kinds
+from gateway.commands.replay.fleet import kinds
 from gateway.commands.replay.report import gather
+from gateway.commands.replay.scene import Cell
 from gateway.commands.replay.sources import TraceSource
 from gateway.commands.replay.statistics import METRICS
 from gateway.errors import ConfigError

@@ -13,19 +13,16 @@ from typing import Any
 from rich.console import Console
 
 from gateway.commands.replay.agents import Agents, AgentShape
-from gateway.commands.replay.cell import Cell
 from gateway.commands.replay.compare import Job, run
+from gateway.commands.replay.fleet import USUAL, Kind, Kinds, count, kinds, link, machine
 from gateway.commands.replay.groups import Groups, Shape
-from gateway.commands.replay.kinds import USUAL, Kind, Kinds, count, kinds
-from gateway.commands.replay.link import link
-from gateway.commands.replay.machines import machine
 from gateway.commands.replay.objectives import objectives
 from gateway.commands.replay.pairs import number, pairs
 from gateway.commands.replay.plot import draw
 from gateway.commands.replay.policies import Policy
 from gateway.commands.replay.progress import Ticker
 from gateway.commands.replay.report import Comparison, check_writable, gather, save, tables
-from gateway.commands.replay.schedule import schedule
+from gateway.commands.replay.scene import Cell, schedule
 from gateway.commands.replay.sources import GeneratedSource, Source, TraceSource
 from gateway.errors import ConfigError
 from simulator.virtual.noise import Noise

@@ -13,9 +13,9 @@ from functools import partial
 from threading import Thread
 from typing import Any, Protocol
 
-from gateway.commands.replay.cell import Cell
 from gateway.commands.replay.event_loop import replay
 from gateway.commands.replay.policies import Policy
+from gateway.commands.replay.scene import Cell
 from gateway.commands.replay.statistics import Summary, summarise
 
 LOOK = 0.2

@@ -14,16 +14,12 @@ from collections.abc import Callable, Iterable
 from math import inf
 from random import Random
 
-from gateway.commands.replay.agenda import Agenda, Next
 from gateway.commands.replay.legs import Legs
 from gateway.commands.replay.policies import Policy
-from gateway.commands.replay.result import Record, Result
-from gateway.commands.replay.scene import Scene
-from gateway.commands.replay.schedule import Schedule
+from gateway.commands.replay.scene import Scene, Schedule
 from gateway.commands.replay.seat import Seat
-from gateway.commands.replay.tokens import as_event, token_ids
-from gateway.commands.replay.workload import Call, Workload
-from gateway.commands.replay.world import World
+from gateway.commands.replay.workload import Call, Result, Workload
+from gateway.commands.replay.world import Next, World, as_event, token_ids
 from gateway.errors import ConfigError
 from gateway.framework import Role
 from simulator.virtual.engine import Engine
@@ -51,18 +47,19 @@ def replay(
         run.scrape(scene.scrape, Random(f"scrapes {seed}"))
     run.come(workload.start())
     run.go()
-    if run.lost and not run.records:
-        raise ConfigError(f"all {len(run.lost)} calls were lost: no engine was there to answer them")
+    legs = run.legs
+    if legs.lost and not legs.records:
+        raise ConfigError(f"all {len(legs.lost)} calls were lost: no engine was there to answer them")
     return Result(
         policy=policy.name,
         seed=seed,
-        records=run.records,
-        lost=run.lost,
-        retried=run.retried,
+        records=legs.records,
+        lost=legs.lost,
+        retried=legs.retried,
         scheduled=bool(scene.schedule),
         apart=any(role is not Role.BOTH for role in scene.roles),
         busy=[seat.busy for seat in world.seats],
-        seconds=world.clock.now - min((record.call.at for record in run.records), default=world.clock.now),
+        seconds=world.clock.now - min((record.call.at for record in legs.records), default=world.clock.now),
         cpu_seconds=time.process_time() - began,
     )
 
@@ -82,27 +79,12 @@ class Run:
         self._workload = workload
         self._event_delay = event_delay
         self._progress = progress
-        self._agenda = Agenda()
-        self._legs = Legs(world, self._agenda, self._ended, scheduled=bool(schedule))
+        self._agenda = world.agenda
+        self.legs = Legs(world, self._ended, scheduled=bool(schedule))
         self._scrape = 0.0
         self._left = 0
         for change in schedule:
             self._agenda.push(change.at, Next.CHANGE, change)
-
-    @property
-    def records(self) -> list[Record]:
-        """The records of the answered calls, in the order in which they ended."""
-        return self._legs.records
-
-    @property
-    def lost(self) -> list[Call]:
-        """The calls that were not answered."""
-        return self._legs.lost
-
-    @property
-    def retried(self) -> int:
-        """The number of legs that were sent again."""
-        return self._legs.retried
 
     def come(self, calls: Iterable[Call]) -> None:
         for call in calls:
@@ -123,15 +105,15 @@ class Run:
             at, what, of = self._agenda.pop()
             clock.now = at
             if what is Next.CALL:
-                self._legs.place(of, self.token_ids(of))
+                self.legs.place(of, self.token_ids(of))
             elif what is Next.STEP:
                 self._step(of, at)
             elif what is Next.EVENTS:
                 self._hear(*of)
             elif what is Next.FETCHED:
-                self._legs.fetched(of, at)
+                self.legs.fetched(of, at)
             elif what is Next.CHANGE:
-                self._legs.change(of, at)
+                self.legs.change(of, at)
                 if self._scrape:
                     self._world.seats[of.endpoint].scraped(at)
             else:
@@ -165,16 +147,16 @@ class Run:
                 seat.begun(seat.flights[job])
         for job in ended:
             if not job.keeps:
-                self._legs.settle(seat.flights.pop(job), now)
+                self.legs.settle(seat.flights.pop(job), now)
             elif job in seat.flights:
-                self._legs.prefilled(seat.flights[job], now)
+                self.legs.prefilled(seat.flights[job], now)
             else:  # its call has ended
-                self._legs.free(seat, job)
+                self.legs.free(seat, job)
 
     def _ended(self, call: Call) -> None:
         """A call was answered or lost: its client goes on."""
         self._left -= 1
         self.come(self._workload.answered(call, self._world.clock.now))
         if self._progress is not None:
-            done = len(self.records) + len(self._legs.lost)
+            done = len(self.legs.records) + len(self.legs.lost)
             self._progress(done / (done + self._left))

@@ -8,12 +8,10 @@ from collections.abc import Callable
 from math import inf
 from typing import NamedTuple
 
-from gateway.commands.replay.agenda import Agenda, Next
-from gateway.commands.replay.result import Record
-from gateway.commands.replay.schedule import Change, What
+from gateway.commands.replay.scene import Change, What
 from gateway.commands.replay.seat import Flight, Prefill, Seat
-from gateway.commands.replay.workload import Call
-from gateway.commands.replay.world import World
+from gateway.commands.replay.workload import Call, Record
+from gateway.commands.replay.world import Next, World
 from gateway.core.prompt import Prompt
 from gateway.errors import ConfigError, NoEndpoint
 from gateway.fleet.load.booking import BOOKING_STEP
@@ -36,15 +34,16 @@ class Fetch(NamedTuple):
 
 
 class Legs:
-    """``records``: of the answered calls. ``lost``: the calls that were not answered. ``retried``: number of legs that
-    were sent again. ``ended``: called with each call that has ended either way. ``scheduled``: engines come and go."""
+    """``records``: of the answered calls, in the order in which they ended. ``lost``: the calls that were not answered.
+    ``retried``: number of legs that were sent again. ``ended``: called with each call that has ended either way.
+    ``scheduled``: engines come and go."""
 
-    def __init__(self, world: World, agenda: Agenda, ended: Callable[[Call], None], *, scheduled: bool) -> None:
+    def __init__(self, world: World, ended: Callable[[Call], None], *, scheduled: bool) -> None:
         self.records: list[Record] = []
         self.lost: list[Call] = []
         self.retried = 0
         self._world = world
-        self._agenda = agenda
+        self._agenda = world.agenda
         self._ended = ended
         self._scheduled = scheduled
         self._gone: set[int] = set()

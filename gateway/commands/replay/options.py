@@ -226,7 +226,7 @@ def _tune(options: argparse.Namespace) -> int:
 
 def _plan(options: argparse.Namespace) -> int:
     from gateway.commands.replay.command import cell
-    from gateway.commands.replay.machines import machine
+    from gateway.commands.replay.fleet import machine
     from gateway.commands.replay.plan import Plan, plan
     from gateway.commands.replay.policies import load_policy
 

@@ -15,17 +15,16 @@ from pathlib import Path
 
 from rich.console import Console
 
-from gateway.commands.replay.cell import Cell
 from gateway.commands.replay.command import print_notes
 from gateway.commands.replay.compare import Job, run
-from gateway.commands.replay.demand import Demand, demand
-from gateway.commands.replay.floor import Floor, floors
-from gateway.commands.replay.kinds import MOST, Kind, Kinds, named
+from gateway.commands.replay.fleet import MOST, Kind, Kinds, named
+from gateway.commands.replay.floor import Demand, Floor, demand, floors
 from gateway.commands.replay.plan_plot import draw
 from gateway.commands.replay.plan_report import answer, fault, table
 from gateway.commands.replay.policies import Policy
 from gateway.commands.replay.progress import Ticker
 from gateway.commands.replay.report import check_writable
+from gateway.commands.replay.scene import Cell
 from gateway.commands.replay.sizes import Judge, Sized, Trial, best_of, smallest
 from gateway.commands.replay.statistics import Summary
 from gateway.errors import ConfigError

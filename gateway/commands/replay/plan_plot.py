@@ -6,9 +6,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from gateway.commands.replay.figure import FAINT, INK, OTHERS, OURS, SMALL, blank, style, write
 from gateway.commands.replay.floor import Floor
 from gateway.commands.replay.plan_report import answer
+from gateway.commands.replay.plot import FAINT, INK, OTHERS, OURS, SMALL, blank, style, write
 from gateway.commands.replay.sizes import Sized, Trial
 from gateway.commands.replay.statistics import METRICS, mean
 from simulator.virtual.machine import Machine

@@ -7,8 +7,8 @@ from collections.abc import Iterable, Sequence
 from rich import box
 from rich.table import Table
 
+from gateway.commands.replay.fleet import Kinds, count
 from gateway.commands.replay.floor import Floor
-from gateway.commands.replay.kinds import Kinds, count
 from gateway.commands.replay.report import number
 from gateway.commands.replay.sizes import Sized, Trial
 from gateway.commands.replay.statistics import METRICS, mean

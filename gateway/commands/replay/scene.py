@@ -1,17 +1,86 @@
-"""The setting of a replay: the engines, and the gateway's knowledge of them."""
+"""The setting of a replay: the engines, when they fail, leave and join, and the gateway's knowledge of them. With a
+workload and its load it is one cell of a comparison."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import TypeAlias
 
-from gateway.commands.replay.kinds import USUAL, Kinds, count
-from gateway.commands.replay.link import Link
+from gateway.commands.replay.fleet import USUAL, Kinds, Link, count, named
 from gateway.commands.replay.objectives import Objectives
-from gateway.commands.replay.schedule import Schedule, check
+from gateway.commands.replay.sources import Source
+from gateway.commands.replay.workload import Workload
+from gateway.config.origin import nearest
 from gateway.errors import ConfigError
 from gateway.framework import Role
 from simulator.virtual.machine import Machine
 from simulator.virtual.noise import Noise
+
+LATEST = 1e9
+"""Seconds: longer than any trace."""
+
+
+class What(StrEnum):
+    """A change of an engine.
+
+    ``FAIL``: its process dies, and all that it computes and holds is lost. ``LEAVE``: it is drained: it finishes its
+    requests and gets no new ones. ``JOIN``: it starts with an empty cache; an engine whose first change is to join is
+    absent until then.
+    """
+
+    FAIL = "fail"
+    LEAVE = "leave"
+    JOIN = "join"
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """A change at a time. ``at``: seconds of virtual time. ``endpoint``: its number in the fleet, from 0."""
+
+    at: float
+    endpoint: int
+    what: What
+
+    def __str__(self) -> str:
+        return f"{self.at:g}:{self.what}:{self.endpoint}"
+
+
+Schedule: TypeAlias = tuple[Change, ...]
+
+
+def schedule(texts: Sequence[str]) -> Schedule:
+    """Read changes ``AT:WHAT:ENDPOINT``, such as ``300:fail:2``; returns them ordered by time. Raises ConfigError."""
+    return tuple(sorted(map(_change, texts), key=lambda change: change.at))
+
+
+def check(changes: Schedule, endpoints: int) -> None:
+    """Check a schedule. Raises ConfigError for an endpoint that does not exist, or a change that contradicts the one
+    before."""
+    there: dict[int, bool] = {}
+    for change in changes:
+        if not 0 <= change.endpoint < endpoints:
+            raise ConfigError(f"--change {change}: the endpoints are 0..{endpoints - 1}")
+        if not 0 <= change.at <= LATEST:
+            raise ConfigError(f"--change {change}: the time must be in 0..{LATEST:g} seconds")
+        joins = change.what is What.JOIN
+        if there.get(change.endpoint, not joins) == joins:
+            state = "there already" if joins else "not there then"
+            raise ConfigError(f"--change {change}: endpoint {change.endpoint} is {state}")
+        there[change.endpoint] = joins
+
+
+def _change(text: str) -> Change:
+    found = re.fullmatch(r"(\d{1,9}(?:\.\d{1,9})?):([a-z]+):(\d{1,5})", text.strip(), re.ASCII)
+    if found is None:
+        raise ConfigError(f"--change: {text!r} must be AT:WHAT:ENDPOINT, such as 300:fail:2")
+    words = [str(each) for each in What]
+    if found[2] not in words:
+        raise ConfigError(f"--change: there is no {found[2]!r}{nearest(found[2], words)}; one of {', '.join(words)}")
+    return Change(float(found[1]), int(found[3]), What(found[2]))
+
 
 LARGEST = 1e6
 """Upper bound of a load, a time in seconds or a factor; 1 / it is the lower bound. Beyond them a comparison means
@@ -77,3 +146,29 @@ class Scene:
         value = getattr(self, name)
         if value is not None and not 1 / LARGEST <= value <= LARGEST:
             raise ConfigError(f"{name.replace('_', '-')} must be in {1 / LARGEST:g}..{LARGEST:g}")
+
+
+@dataclass(frozen=True, slots=True)
+class Cell(Scene):
+    """One cell of a comparison. It is small and can be pickled: a worker process builds everything else from it.
+
+    ``speed``: requests/s/endpoint; None: the trace's own rate, or a closed loop.
+    """
+
+    source: Source
+    speed: float | None = field(default=None, kw_only=True)
+
+    def __post_init__(self) -> None:
+        Scene.__post_init__(self)
+        self._within("speed")
+
+    @property
+    def name(self) -> str:
+        """The name of the cell, such as ``mooncake_conversation, 0.45 requests/s/endpoint, 8 x 70b-tp4+host``, with its
+        objectives, if any."""
+        load = "" if self.speed is None else f"{self.speed:.2f} requests/s/endpoint, "
+        asked = f", {self.objectives}" if str(self.objectives) else ""
+        return f"{self.source.name}, {load}{named(self.fleet)}{asked}"
+
+    def workload(self, seed: int) -> Workload:
+        return self.source.workload(None if self.speed is None else self.speed * self.endpoints, seed)

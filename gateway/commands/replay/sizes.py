@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import TypeAlias
 
-from gateway.commands.replay.kinds import Kinds, count
+from gateway.commands.replay.fleet import Kinds, count
 from gateway.commands.replay.statistics import METRICS, Interval, Summary, interval, mean
 
 MOST_ROUNDS = 3

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from statistics import fmean, stdev
 
 from gateway.commands.replay.objectives import Objectives
-from gateway.commands.replay.result import Record, Result
+from gateway.commands.replay.workload import Record, Result
 from gateway.framework.request import Slo
 
 # Of Student's t at 97.5 %, for 1, 2, ... degrees of freedom.

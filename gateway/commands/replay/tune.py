@@ -11,12 +11,11 @@ from collections.abc import Sequence
 
 from rich.console import Console
 
-from gateway.commands.replay.cell import Cell
 from gateway.commands.replay.gains import Keep, certainty, gain, metric_of, seeds_needed
-from gateway.commands.replay.knobs import Values
 from gateway.commands.replay.policies import Policy, with_parameters
 from gateway.commands.replay.report import COMPARED, change, number
-from gateway.commands.replay.search import Found, Search
+from gateway.commands.replay.scene import Cell
+from gateway.commands.replay.search import Found, Search, Values
 from gateway.commands.replay.statistics import METRICS, Metric, Summary, difference, mean
 from gateway.config.describe import wiring_text
 from gateway.errors import ConfigError

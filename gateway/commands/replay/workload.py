@@ -1,12 +1,10 @@
-"""The workload of a replay: the requests, when they come, and what they share."""
+"""The workload of a replay (the requests, when they come, and what they share), and the result of one run."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
-
-__all__ = ["LARGEST_BLOCK", "MAX_TOKENS", "VLLM_BLOCK", "Call", "Workload"]
 
 MAX_TOKENS = 1 << 24
 """Tokens of one prompt or answer at most: more than any model's context, so that a wrong unit is found before memory is
@@ -57,3 +55,44 @@ class Workload(Protocol):
     def answered(self, call: Call, at: float) -> Sequence[Call]:
         """The calls that follow a call answered at `at` (a closed loop); their think time is in their `at`."""
         ...
+
+
+@dataclass(slots=True)
+class Record:
+    """The record of one call. Times are seconds of virtual time after its arrival; tokens are prompt tokens."""
+
+    call: Call
+    endpoint: int
+    ttft: float
+    finished: float
+    hit_tokens: int
+    """Tokens that the engine took from its caches, on GPU and host."""
+    expected_hit: int
+    """Tokens that the gateway expected to be cached there when it placed the call."""
+    split: bool = False
+    """Whether the prompt was computed on another engine; the hits are then that engine's."""
+
+
+@dataclass(slots=True)
+class Result:
+    """One run: one policy, one workload."""
+
+    policy: str
+    seed: int
+    records: list[Record]
+    """The records, in the order in which the calls ended."""
+    busy: list[float]
+    """Seconds that each engine was computing, by endpoint."""
+    seconds: float
+    """Seconds of virtual time from the first arrival to the last end."""
+    cpu_seconds: float
+    """CPU seconds of the replay itself."""
+    lost: Sequence[Call] = ()
+    """Calls that were not answered because their engine died: the answer had begun, or no other engine could give
+    it."""
+    retried: int = 0
+    """Number of legs that were sent again because an engine died."""
+    scheduled: bool = False
+    """Whether engines come and go; otherwise no call is lost."""
+    apart: bool = False
+    """Whether some engines have a role, so that prompts may be computed apart."""

@@ -1,13 +1,20 @@
-"""A gateway and its engines in virtual time: the production fleet, index and scheduler, and the simulator's engines."""
+"""A gateway and its engines in virtual time: the production fleet, index and scheduler, and the simulator's engines.
+
+Block ids become token ids and KV events, so that a match goes through the index as in production.
+"""
 
 from __future__ import annotations
 
+from array import array
+from collections.abc import Sequence
+from enum import IntEnum
+from heapq import heappop, heappush
 from random import Random
+from typing import Any, cast
 
 from gateway.api.slo import TPOT, TTFT, read_slo
 from gateway.commands.replay.policies import Policy
-from gateway.commands.replay.scene import Scene
-from gateway.commands.replay.schedule import What
+from gateway.commands.replay.scene import Scene, What
 from gateway.commands.replay.seat import Seat
 from gateway.config.build import build_scheduler
 from gateway.core.clock import ManualClock
@@ -19,10 +26,72 @@ from gateway.framework import Context
 from gateway.framework.fleet import Model
 from gateway.framework.request import Slo
 from gateway.kvcache.index.cache_index import CacheIndex
-from gateway.kvcache.index.events import Event
+from gateway.kvcache.index.events import HASH_MASK, BlockRemoved, BlockStored, Event
 from gateway.kvcache.settings import CacheSettings
 from simulator.virtual.machine import Machine
 from simulator.virtual.noise import Disturbance
+from simulator.virtual.pool import PoolEvent, Stored, Tier
+
+TOKEN_MASK = (1 << 32) - 1
+"""Token ids have 32 bits."""
+
+
+def token_ids(blocks: Sequence[int], block_size: int) -> array[int]:
+    """Make each block ``block_size`` times one number. A block's key depends on all blocks before it, so an id that was
+    reduced to 32 bits could be confused only with another one behind the same block."""
+    try:
+        folded = array("I", blocks)
+    except OverflowError:
+        folded = array("I", [(block ^ block >> 32) & TOKEN_MASK for block in blocks])
+    ids = array("I", bytes(len(folded) * block_size * folded.itemsize))
+    for position in range(block_size):  # far fewer than blocks, and each is one loop in C
+        ids[position::block_size] = folded
+    return ids
+
+
+def as_event(event: PoolEvent, block_size: int) -> Event:
+    """An event as vLLM sends it. The hashes are the ids."""
+    hashes: list[int | bytes] = [each & HASH_MASK for each in event.ids]
+    if not isinstance(event, Stored):
+        return BlockRemoved(hashes, medium=event.tier.value)
+    if event.tier is not Tier.GPU:
+        return BlockStored(hashes, medium=event.tier.value)
+    return BlockStored(
+        hashes,
+        parent_block_hash=None if event.parent is None else event.parent & HASH_MASK,
+        token_ids=cast(list[int], token_ids(event.ids, block_size)),  # a list from the wire, an array from here
+        block_size=block_size,
+        medium=Tier.GPU.value,
+    )
+
+
+class Next(IntEnum):
+    """The kinds of events. Of events at the same time, the lower number comes first."""
+
+    EVENTS = 0
+    CALL = 1
+    STEP = 2
+    SCRAPE = 3
+    FETCHED = 4
+    CHANGE = 5
+
+
+class Agenda:
+    """A queue ordered by time, then by ``Next``, then by the order of insertion."""
+
+    def __init__(self) -> None:
+        self._queue: list[tuple[float, Next, int, Any]] = []
+        self.pushed = 0
+
+    def push(self, at: float, what: Next, of: Any) -> None:
+        """Add an event. ``of``: the object that it happens to."""
+        self.pushed += 1
+        heappush(self._queue, (at, what, self.pushed, of))
+
+    def pop(self) -> tuple[float, Next, Any]:
+        """Remove and return the next event. Raises IndexError if the queue is empty."""
+        at, what, _, of = heappop(self._queue)
+        return at, what, of
 
 
 class Strict(Observer):
@@ -40,7 +109,7 @@ class World:
         # A random stream of its own: with the workload's or the scrapes', draws would repeat the arrivals'.
         chance = Random(f"placement {seed}")
         observer = Strict()
-        self.clock = ManualClock()
+        self.clock, self.agenda = ManualClock(), Agenda()
         self.scheduler = build_scheduler(
             policy.config, lambda name: Context(name=name, clock=self.clock, random=chance), observer=observer
         )

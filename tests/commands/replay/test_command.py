@@ -12,11 +12,11 @@ import pytest
 
 from gateway.cli import EXIT_CONFIG, main
 from gateway.commands.replay import command
-from gateway.commands.replay.cell import Cell
 from gateway.commands.replay.command import cell, cells, noise
+from gateway.commands.replay.fleet import Kind, kinds
 from gateway.commands.replay.groups import Shape
-from gateway.commands.replay.kinds import Kind, kinds
 from gateway.commands.replay.report import check_writable, load
+from gateway.commands.replay.scene import Cell
 from gateway.commands.replay.sources import GeneratedSource, TraceSource
 from gateway.errors import ConfigError
 from simulator.virtual.machine import MACHINES

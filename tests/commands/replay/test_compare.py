@@ -13,11 +13,11 @@ from pathlib import Path
 
 import pytest
 
-from gateway.commands.replay.cell import Cell
 from gateway.commands.replay.compare import Job, run
+from gateway.commands.replay.fleet import kinds
 from gateway.commands.replay.groups import Shape
-from gateway.commands.replay.kinds import kinds
 from gateway.commands.replay.policies import load_policy
+from gateway.commands.replay.scene import Cell
 from gateway.commands.replay.sources import GeneratedSource, TraceSource
 from gateway.commands.replay.statistics import Summary
 from gateway.errors import ConfigError

@@ -1,5 +1,5 @@
 """Covers: gateway/commands/replay/event_loop.py, gateway/commands/replay/legs.py, gateway/commands/replay/seat.py,
-gateway/commands/replay/scene.py, gateway/commands/replay/world.py, gateway/commands/replay/agenda.py.
+gateway/commands/replay/scene.py, gateway/commands/replay/world.py, gateway/commands/replay/world.py.
 
 A replay's gateway: what it knows when it decides, what it gives back, and that a run can be repeated.
 """
@@ -14,15 +14,14 @@ from typing import Any
 
 import pytest
 
-from gateway.commands.replay.agenda import Next
 from gateway.commands.replay.event_loop import Run, replay
+from gateway.commands.replay.fleet import Kind
 from gateway.commands.replay.groups import Groups, Shape
-from gateway.commands.replay.kinds import Kind
 from gateway.commands.replay.objectives import objectives
 from gateway.commands.replay.policies import MODELS, POLICIES, Policy, load_policy
 from gateway.commands.replay.scene import Scene
 from gateway.commands.replay.workload import Call
-from gateway.commands.replay.world import World, costs
+from gateway.commands.replay.world import Next, World, costs
 from gateway.config.load import loads
 from gateway.core.prompt import Prompt
 from gateway.errors import ConfigError

@@ -8,8 +8,7 @@ from statistics import fmean
 import pytest
 
 from gateway.commands.replay.event_loop import Run, replay
-from gateway.commands.replay.kinds import Kind
-from gateway.commands.replay.link import Link
+from gateway.commands.replay.fleet import Kind, Link
 from gateway.commands.replay.policies import load_policy
 from gateway.commands.replay.scene import Scene
 from gateway.commands.replay.workload import Call
@@ -81,8 +80,8 @@ def test_all_is_given_back_and_the_rate_is_learned(name: str) -> None:
         seat.scraped(0.0)
     run.come(calls)
     run.go()
-    assert {id(record.call) for record in run.records} == {id(call) for call in calls}
-    split = [record for record in run.records if record.split]
+    assert {id(record.call) for record in run.legs.records} == {id(call) for call in calls}
+    split = [record for record in run.legs.records if record.split]
     assert len(split) == sum(plan.prefill is not None for plan in placed) > 50
     for seat in world.seats:
         load = seat.place.load

@@ -10,11 +10,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gateway.commands.replay.event_loop import Run, replay
+from gateway.commands.replay.fleet import Kind, Kinds
 from gateway.commands.replay.groups import Groups, Shape
-from gateway.commands.replay.kinds import Kind, Kinds
 from gateway.commands.replay.policies import load_policy
-from gateway.commands.replay.scene import Scene
-from gateway.commands.replay.schedule import schedule
+from gateway.commands.replay.scene import Scene, schedule
 from gateway.commands.replay.workload import Call
 from gateway.commands.replay.world import World
 from gateway.errors import ConfigError
@@ -39,8 +38,8 @@ def ran(changes: list[str], calls: list[Call], fleet: Kinds = THREE, name: str =
         load = seat.place.load
         assert (load.requests, load.kv_tokens, load.prefill_tokens) == (0, 0, 0)
         assert not seat.flights
-    answered = [id(record.call) for record in run.records]
-    assert sorted([*answered, *map(id, run.lost)]) == sorted(map(id, calls))
+    answered = [id(record.call) for record in run.legs.records]
+    assert sorted([*answered, *map(id, run.legs.lost)]) == sorted(map(id, calls))
     return world, run
 
 
@@ -48,45 +47,47 @@ def test_an_engine_that_fails_loses_what_it_had_begun_and_no_more() -> None:
     calls = chats(300, 6.0)
     _, quiet = ran([], calls)
     _, run = ran(["20:fail:1"], calls)
-    there = [one for one in quiet.records if one.endpoint == 1 and one.call.at < 20 < one.call.at + one.finished]
+    there = [one for one in quiet.legs.records if one.endpoint == 1 and one.call.at < 20 < one.call.at + one.finished]
     streaming = {id(one.call) for one in there if one.call.at + one.ttft < 20}
-    assert {id(call) for call in run.lost} == streaming
+    assert {id(call) for call in run.legs.lost} == streaming
     assert streaming
-    assert run.retried == len(there) - len(streaming) > 0
-    assert not [one for one in run.records if one.endpoint == 1 and one.call.at > 20]
+    assert run.legs.retried == len(there) - len(streaming) > 0
+    assert not [one for one in run.legs.records if one.endpoint == 1 and one.call.at > 20]
 
 
 def test_a_request_may_die_with_one_engine_and_not_with_two() -> None:
     slow = Call(1.0, 30_000, 5, tuple(range(300)))
     world, run = ran(["2:fail:0", "2:fail:1"], [slow], fleet=(Kind(MACHINE, 3),))
-    assert (len(run.records), run.retried) == (1, 1)
+    assert (len(run.legs.records), run.legs.retried) == (1, 1)
     [first] = [seat for seat in world.seats if seat.busy > 0 and seat.place.engine.up]
-    assert run.records[0].endpoint == world.seats.index(first)
+    assert run.legs.records[0].endpoint == world.seats.index(first)
     _, run = ran(["2:fail:0", "3:fail:1", "4:fail:2"], [slow])
-    assert (run.lost, run.retried) == ([slow], 1)
+    assert (run.legs.lost, run.legs.retried) == ([slow], 1)
 
 
 def test_one_that_leaves_ends_what_it_has() -> None:
     _, run = ran(["20:leave:1"], chats(300, 6.0))
-    assert not run.lost
-    assert run.retried == 0
-    mine = [record for record in run.records if record.endpoint == 1]
+    assert not run.legs.lost
+    assert run.legs.retried == 0
+    mine = [record for record in run.legs.records if record.endpoint == 1]
     assert max(record.call.at for record in mine) < 20 < max(record.call.at + record.finished for record in mine)
 
 
 def test_one_that_joins_is_there_from_then_on() -> None:
     _, run = ran(["20:join:1"], chats(300, 6.0))
-    assert min(record.call.at for record in run.records if record.endpoint == 1) > 20
-    assert not run.lost
+    assert min(record.call.at for record in run.legs.records if record.endpoint == 1) > 20
+    assert not run.legs.lost
 
 
 def test_one_that_comes_back_holds_nothing_and_is_warmed_up() -> None:
     calls = chats(300, 6.0)
     world, run = ran(["20:fail:1", "20.5:join:1"], calls)
-    back = sorted((one for one in run.records if one.endpoint == 1 and one.call.at > 20), key=lambda one: one.call.at)
+    back = sorted(
+        (one for one in run.legs.records if one.endpoint == 1 and one.call.at > 20), key=lambda one: one.call.at
+    )
     assert back[0].hit_tokens == back[0].expected_hit == 0
     assert any(record.hit_tokens for record in back)
-    others = [one for one in run.records if one.endpoint == 0]
+    others = [one for one in run.legs.records if one.endpoint == 0]
     assert sum(20.5 < one.call.at < 25 for one in back) < sum(20.5 < one.call.at < 25 for one in others)
     assert world.endpoints[1].warmth == 1.0
 
@@ -94,20 +95,20 @@ def test_one_that_comes_back_holds_nothing_and_is_warmed_up() -> None:
 def test_a_prompt_whose_engine_fails_is_computed_by_the_one_of_its_answer() -> None:
     calls = chats(200, 12.0)
     _, run = ran(["6:fail:0", "10:fail:1"], calls, fleet=APART, name="prefill-decode-512")
-    assert not run.lost
-    assert run.retried > 0
-    assert any(record.split for record in run.records)
-    assert not [record for record in run.records if record.split and record.call.at > 10]
+    assert not run.legs.lost
+    assert run.legs.retried > 0
+    assert any(record.split for record in run.legs.records)
+    assert not [record for record in run.legs.records if record.split and record.call.at > 10]
 
 
 def test_an_answer_whose_engine_fails_is_given_by_another() -> None:
     calls = chats(200, 12.0)
     _, quiet = ran([], calls, fleet=APART, name="prefill-decode-512")
-    waits = next(one for one in quiet.records if one.endpoint == 2 and one.call.at > 6)
+    waits = next(one for one in quiet.legs.records if one.endpoint == 2 and one.call.at > 6)
     at = waits.call.at + waits.ttft / 2
     world, run = ran([f"{at:.6f}:fail:2"], calls, fleet=APART, name="prefill-decode-512")
-    assert run.retried > 0
-    assert 0 < len(run.lost) < 100
+    assert run.legs.retried > 0
+    assert 0 < len(run.legs.lost) < 100
     assert all(seat.engine.pool.free == seat.engine.pool.size for seat in world.seats)
 
 

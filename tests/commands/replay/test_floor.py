@@ -1,4 +1,4 @@
-"""Covers: gateway/commands/replay/floor.py, gateway/commands/replay/demand.py.
+"""Covers: gateway/commands/replay/floor.py, gateway/commands/replay/floor.py.
 
 What no number of engines can beat, held to the modelled engine.
 """
@@ -12,16 +12,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gateway.commands.replay.agents import Agents, AgentShape
-from gateway.commands.replay.demand import demand
 from gateway.commands.replay.event_loop import replay
-from gateway.commands.replay.floor import floors, seconds
+from gateway.commands.replay.fleet import kinds
+from gateway.commands.replay.floor import demand, floors, seconds
 from gateway.commands.replay.groups import Groups, Shape
-from gateway.commands.replay.kinds import kinds
 from gateway.commands.replay.objectives import objectives
 from gateway.commands.replay.policies import load_policy
 from gateway.commands.replay.recording import Recording, Trace
 from gateway.commands.replay.scene import Scene
-from gateway.commands.replay.trace import read
+from gateway.commands.replay.sources import read
 from gateway.commands.replay.workload import Call
 from simulator.virtual.engine import Engine, Job
 from simulator.virtual.machine import MACHINES

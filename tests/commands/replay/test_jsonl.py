@@ -1,4 +1,4 @@
-"""Covers: gateway/commands/replay/jsonl.py, gateway/commands/replay/trace.py.
+"""Covers: gateway/commands/replay/jsonl.py, gateway/commands/replay/sources.py.
 
 Lines of JSON: what is read, and what is refused.
 """
@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from gateway.commands.replay.jsonl import BLOCK_SIZES
 from gateway.commands.replay.recording import Trace, sessions
-from gateway.commands.replay.trace import read
+from gateway.commands.replay.sources import read
 from gateway.errors import ConfigError
 
 EXCERPT = Path(__file__).parents[2] / "data" / "replay" / "mooncake_conversation.jsonl"

@@ -13,8 +13,8 @@ import pytest
 from rich.console import Console
 
 from gateway.cli import EXIT_CONFIG, main
+from gateway.commands.replay.fleet import Kind
 from gateway.commands.replay.floor import Floor
-from gateway.commands.replay.kinds import Kind
 from gateway.commands.replay.objectives import objectives
 from gateway.commands.replay.plan_report import table
 from gateway.commands.replay.sizes import Trial

@@ -3,10 +3,10 @@ from __future__ import annotations
 import pytest
 
 from gateway.commands.replay import plan_plot
-from gateway.commands.replay.figure import style
+from gateway.commands.replay.fleet import Kind
 from gateway.commands.replay.floor import floors
-from gateway.commands.replay.kinds import Kind
 from gateway.commands.replay.objectives import objectives
+from gateway.commands.replay.plot import style
 from gateway.commands.replay.recording import Recording, Trace
 from gateway.commands.replay.sizes import Sized, Trial
 from gateway.commands.replay.workload import Call

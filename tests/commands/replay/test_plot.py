@@ -1,4 +1,4 @@
-"""Covers: gateway/commands/replay/plot.py, gateway/commands/replay/figure.py.
+"""Covers: gateway/commands/replay/plot.py, gateway/commands/replay/plot.py.
 
 Pictures are drawn, whatever the number of policies, seeds and cells; and nothing in them stands on anything else.
 """
@@ -9,8 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from gateway.commands.replay.figure import style
-from gateway.commands.replay.plot import compose, draw
+from gateway.commands.replay.plot import compose, draw, style
 from gateway.errors import ConfigError
 from tests.commands.replay.pictures import PNG, POLICIES, assert_nothing_collides, texts, wide
 from tests.commands.replay.runs import comparison

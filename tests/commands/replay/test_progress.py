@@ -7,10 +7,10 @@ from pathlib import Path
 
 from rich.console import Console
 
-from gateway.commands.replay.cell import Cell
 from gateway.commands.replay.compare import Job
 from gateway.commands.replay.policies import load_policy
 from gateway.commands.replay.progress import Ticker
+from gateway.commands.replay.scene import Cell
 from gateway.commands.replay.sources import TraceSource
 from tests.commands.replay.runs import summary
 

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gateway.commands.replay.recording import Recording, Trace, sessions, spread
-from gateway.commands.replay.trace import read
+from gateway.commands.replay.sources import read
 from gateway.commands.replay.workload import Call
 from gateway.errors import ConfigError
 

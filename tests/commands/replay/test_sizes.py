@@ -8,7 +8,7 @@ from random import Random
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.commands.replay.kinds import Kind, Kinds, count
+from gateway.commands.replay.fleet import Kind, Kinds, count
 from gateway.commands.replay.sizes import LITTLE, Judge, Sized, Trial, Verdict, best_of, smallest
 from gateway.commands.replay.statistics import METRICS, Summary, mean
 from simulator.virtual.machine import MACHINES

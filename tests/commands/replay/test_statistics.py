@@ -11,7 +11,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gateway.commands.replay.objectives import Objectives, objectives
-from gateway.commands.replay.result import Record, Result
 from gateway.commands.replay.statistics import (
     METRICS,
     best,
@@ -23,7 +22,7 @@ from gateway.commands.replay.statistics import (
     summarise,
     tpot_of,
 )
-from gateway.commands.replay.workload import Call
+from gateway.commands.replay.workload import Call, Record, Result
 from gateway.framework import Kind
 from gateway.framework.request import Slo
 from gateway.proxy.serving.goodput import judge

@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gateway.cli import main
-from gateway.commands.replay.trace import read
+from gateway.commands.replay.sources import read
 from gateway.errors import ConfigError
 
 AZURE = "TIMESTAMP,ContextTokens,GeneratedTokens"

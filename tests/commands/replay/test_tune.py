@@ -1,4 +1,4 @@
-"""Covers: gateway/commands/replay/tune.py, gateway/commands/replay/search.py, gateway/commands/replay/knobs.py.
+"""Covers: gateway/commands/replay/tune.py, gateway/commands/replay/search.py, gateway/commands/replay/search.py.
 
 The search finds what is better, and recommends nothing that is noise.
 """
@@ -16,14 +16,13 @@ from rich.console import Console
 
 from gateway.cli import EXIT_CONFIG, main
 from gateway.commands.replay import search as module
-from gateway.commands.replay.cell import Cell
 from gateway.commands.replay.compare import Job
+from gateway.commands.replay.fleet import kinds
 from gateway.commands.replay.gains import Keep, keep
 from gateway.commands.replay.groups import Shape
-from gateway.commands.replay.kinds import kinds
-from gateway.commands.replay.knobs import Knob, knobs
 from gateway.commands.replay.policies import Policy, load_policy, with_parameters
-from gateway.commands.replay.search import Found, Search, fills, split
+from gateway.commands.replay.scene import Cell
+from gateway.commands.replay.search import Found, Knob, Search, fills, knobs, split
 from gateway.commands.replay.sources import GeneratedSource, TraceSource
 from gateway.commands.replay.statistics import METRICS, Summary
 from gateway.commands.replay.tune import report, snippet, warnings

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from gateway.commands.replay.kinds import Kind, count, kinds, named
+from gateway.commands.replay.fleet import Kind, count, kinds, named
 from gateway.errors import ConfigError
 from gateway.framework import Role
 from simulator.virtual.machine import MACHINES

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from gateway.commands.replay.schedule import Change, What, check, schedule
+from gateway.commands.replay.scene import Change, What, check, schedule
 from gateway.errors import ConfigError
 
 

@@ -9,8 +9,7 @@ from pathlib import Path
 import pytest
 
 from gateway.cli import main
-from gateway.commands.replay.kinds import Kind, kinds, named
-from gateway.commands.replay.machines import machine
+from gateway.commands.replay.fleet import Kind, kinds, machine, named
 from gateway.errors import ConfigError
 from simulator.virtual.machine import MACHINES, Machine
 

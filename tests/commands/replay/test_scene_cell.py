@@ -7,10 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from gateway.commands.replay.cell import Cell
+from gateway.commands.replay.fleet import kinds
 from gateway.commands.replay.groups import Shape
-from gateway.commands.replay.kinds import kinds
-from gateway.commands.replay.schedule import schedule
+from gateway.commands.replay.scene import Cell, schedule
 from gateway.commands.replay.sources import GeneratedSource, TraceSource
 from gateway.errors import ConfigError
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from gateway.commands.replay.link import Link, link
+from gateway.commands.replay.fleet import Link, link
 from gateway.errors import ConfigError
 
 

@@ -8,13 +8,12 @@ from pathlib import Path
 
 import pytest
 
-from gateway.commands.replay.answers import with_answers
 from gateway.commands.replay.event_loop import replay
-from gateway.commands.replay.kinds import kinds
+from gateway.commands.replay.fleet import kinds
 from gateway.commands.replay.policies import load_policy
-from gateway.commands.replay.recording import Recording, Trace
+from gateway.commands.replay.recording import Recording, Trace, with_answers
 from gateway.commands.replay.scene import Scene
-from gateway.commands.replay.trace import read
+from gateway.commands.replay.sources import read
 from gateway.commands.replay.workload import Call
 
 FIRST = Call(0.0, 40, 30, (1, 2, 3), "a")  # two blocks and a half, and an answer up to the middle of the fifth
