@@ -7,13 +7,14 @@ from __future__ import annotations
 import logging
 import re
 from collections.abc import Callable, Collection, Mapping
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, TypeVar
 
 import orjson
 
 from gateway.observability.redaction import Redaction
 
 PlainValue: TypeAlias = str | int | float | bool
+T = TypeVar("T")
 
 # Strings whose shown form is remembered: models, endpoints, routes and words of the code. Far more than there are; if
 # other strings fill it, it begins anew.
@@ -46,9 +47,11 @@ class LineComposer:
         """Mask all values again: there are more secrets. What a line that is composed now finds is not remembered."""
         self._shown = _Shown(self._show)
 
-    def line(self, level: int, event: str, gather: Callable[[], dict[str, PlainValue]], at: float) -> bytes:
-        """A line with its end. ``level``: of ``logging``. ``gather``: gives the fields. ``at``: Clock.wall()."""
-        shown, free, fields, time = self._shown, self._free, gather(), self._time(at)
+    def line(self, level: int, event: str, at: float, gather: Callable[[T], dict[str, PlainValue]], of: T) -> bytes:
+        """A line with its end. ``level``: of ``logging``; the caller has checked it. ``event`` and the names of the
+        fields come from the code. ``at``: Clock.wall(). ``gather``: gives the fields ``of`` something, in a dict of
+        their own."""
+        shown, free, fields, time = self._shown, self._free, gather(of), self._time(at)
         for name, value in fields.items():
             if type(value) is str:
                 fields[name] = self._show(value) if name in free else shown[value]

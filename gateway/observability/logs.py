@@ -11,7 +11,6 @@ import logging
 import sys
 from collections.abc import Callable, Iterable
 from datetime import UTC, datetime
-from functools import partial
 from typing import Any, BinaryIO
 
 import structlog
@@ -19,7 +18,7 @@ from structlog.typing import EventDict, FilteringBoundLogger, Processor
 
 from gateway.core.clock import SystemClock
 from gateway.framework import Clock
-from gateway.observability.line_composer import LineComposer, PlainValue, as_json, printable
+from gateway.observability.line_composer import LineComposer, as_json, printable
 from gateway.observability.redaction import Redaction
 from gateway.observability.settings import LogSettings
 from gateway.observability.writer import LineWriter
@@ -31,8 +30,9 @@ FREE = ("request_id", "error")
 class Logs:
     """What ``configure`` set up, until ``close``.
 
-    ``make``: gives the logger of a level. ``redacting``: the processor that masks secrets. ``composer``: writes request
-    lines without the logger; None: lines are coloured, and the logger writes all of them.
+    ``make``: gives the logger of a level. ``redacting``: the processor that masks secrets. ``composer``: makes lines of
+    which there are thousands a second, in the thread of ``writer`` and without the logger; None: lines are coloured,
+    and the logger writes all of them.
     """
 
     def __init__(
@@ -42,15 +42,13 @@ class Logs:
         level: int,
         redacting: Redaction,
         composer: LineComposer | None,
-        clock: Clock,
     ) -> None:
         self.logger = make(level)
         self.level = level
         self._make = make
-        self._writer = writer
+        self.writer = writer
+        self.composer = composer
         self._redacting = redacting
-        self._composer = composer
-        self._clock = clock
         self._bridge = Bridge(self.logger)
         self._root = logging.getLogger()
         self._ours = logging.getLogger("kvgate")
@@ -61,20 +59,11 @@ class Logs:
     def change(self, level: str, secrets: Iterable[str]) -> None:
         """Set another level, and mask ``secrets`` too. ``logger`` is another object afterwards."""
         self._redacting.learn(secrets)
-        if self._composer is not None:
-            self._composer.clear_cache()
+        if self.composer is not None:
+            self.composer.clear_cache()
         self.level = _number(level)
         self.logger = self._bridge.logger = self._make(self.level)
         self._set_level(self.level)
-
-    def write(self, level: int, event: str, gather: Callable[[], dict[str, PlainValue]]) -> None:
-        """Write a line of which there are thousands a second. The caller has checked ``level``. ``event`` and the
-        fields' names come from the code. ``gather``: gives the fields, which may be changed; the writer's thread calls
-        it, where the line is composed."""
-        if self._composer is None:
-            self.logger.log(level, event, **gather())
-        else:
-            self._writer.write(partial(self._composer.line, level, event, gather, self._clock.wall()))
 
     def _set_level(self, level: int) -> None:
         self._root.setLevel(max(level, logging.WARNING))
@@ -86,7 +75,7 @@ class Logs:
             root_level, our_level = self._before
             self._root.setLevel(root_level)
             self._ours.setLevel(our_level)
-        self._writer.close()
+        self.writer.close()
 
 
 class Bridge(logging.Handler):
@@ -149,7 +138,7 @@ def configure(
     coloured = text and stream.isatty()
     # A stamp of its own: the writer's thread composes.
     composer = None if coloured else LineComposer(_Stamp(clock).of, redacting, text=text, free=FREE)
-    return Logs(logger, writer, level, redacting, composer, clock)
+    return Logs(logger, writer, level, redacting, composer)
 
 
 def _number(level: str) -> int:

@@ -47,8 +47,13 @@ class RequestLog(Observer):
         # An answer that broke off after its head was sent still has the head's status.
         failed = request.status >= 500 or request.outcome == "broken"
         level = logging.WARNING if failed else logging.INFO
-        if self._requests and level >= self._logs.level:
-            self._logs.write(level, "request", partial(request_fields, request))
+        logs = self._logs
+        if self._requests and level >= logs.level:
+            if logs.composer is not None:
+                made = partial(logs.composer.line, level, "request", self._clock.wall(), request_fields, request)
+                logs.writer.write(made)
+            else:
+                logs.logger.log(level, "request", **request_fields(request))
         if request.counted is not None and request.counted != request.reported_prompt_tokens:
             self._mismatch(request)
 

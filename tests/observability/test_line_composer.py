@@ -5,7 +5,9 @@ from __future__ import annotations
 import io
 import logging
 import time
+from collections.abc import Callable
 from functools import partial
+from typing import Any
 
 import orjson
 import pytest
@@ -22,6 +24,7 @@ from gateway.observability.settings import LogSettings
 from tests.observability.conftest import ANSWERED, Lines
 from tests.support.examples import examples
 
+CLOCK = ManualClock(1000.0, epoch=1_800_000_000.0)
 SECRET = "conf1gured"
 WORDS = st.sampled_from(
     ["", "m", "a b", "a=b", 'say "x"', "it's", "line\nbreak", "\x1b[31m", "é\u2028", SECRET, "x\ty"]
@@ -51,7 +54,12 @@ REQUESTS = st.builds(
 
 def open_logs(stream: io.BytesIO, format_: str, level: str = "info") -> Logs:
     settings = LogSettings(format=format_, level=level)  # type: ignore[arg-type]
-    return configure(settings, stream=stream, clock=ManualClock(1000.0, epoch=1_800_000_000.0), secrets=[SECRET])
+    return configure(settings, stream=stream, clock=CLOCK, secrets=[SECRET])
+
+
+def compose(logs: Logs, gather: Callable[[Any], dict[str, Any]], of: Any) -> None:
+    assert logs.composer is not None
+    logs.writer.write(partial(logs.composer.line, logging.INFO, "request", CLOCK.wall(), gather, of))
 
 
 @examples(150)
@@ -62,7 +70,7 @@ def test_a_line_is_what_the_logger_makes_of_it(request, format_) -> None:
     lines = Lines()
     logs = open_logs(lines, format_)
     for _ in range(2):  # what is remembered is shown as what is new
-        logs.write(logging.INFO, "request", partial(request_fields, request))
+        compose(logs, request_fields, request)
     logs.logger.info("request", **request_fields(request))
     logs.close()
     once, again, expected = lines.getvalue().splitlines()
@@ -107,7 +115,7 @@ def test_hostile_values_are_masked_and_escaped_as_by_the_logger(fields, format_)
     lines = Lines()
     logs = open_logs(lines, format_)
     for _ in range(2):
-        logs.write(logging.INFO, "request", fields.copy)
+        compose(logs, dict, fields)
     logs.logger.info("request", **fields)
     logs.close()
     once, again, expected, end = lines.getvalue().split(b"\n")
@@ -168,7 +176,7 @@ def test_what_is_remembered_is_bounded() -> None:
     lines = LineComposer(str, Redaction(), text=True, free=("request_id",))
     for number in range(10_000):
         fields = {"request_id": f"r{number}", "model": f"m{number}"}
-        lines.line(logging.INFO, "request", fields.copy, 0.0)
+        lines.line(logging.INFO, "request", 0.0, dict, fields)
     assert 0 < len(lines._shown) <= 4096
     assert not any(shown.startswith("r") for shown in lines._shown)
 

@@ -235,6 +235,30 @@ def test_an_endpoint_that_comes_back_is_shown_again(metrics) -> None:
     assert labelled(metrics, "endpoint", "a") == shown
 
 
+def test_what_ended_before_an_endpoint_was_dropped_goes_with_it(metrics, settled) -> None:
+    """Though it was not counted yet, and the endpoint comes back."""
+    ended = settled(hits=(Hit("a", prompt=120, cached=96, expected=96),))
+    metrics.settled(ended)
+    metrics.endpoint_dropped("a")
+    metrics.draining("a", False)
+    assert value(metrics, "kvgate_requests_total", model="m", outcome="ok") == 1
+    assert value(metrics, "kvgate_reported_prompt_tokens_total", model="m", endpoint="a") is None
+    metrics.settled(ended)
+    assert value(metrics, "kvgate_reported_prompt_tokens_total", model="m", endpoint="a") == 120
+
+
+def test_what_waits_to_be_counted_is_bounded(metrics, settled) -> None:
+    most = 0
+    for _ in range(1000):
+        metrics.placed("m", "single", 0.001)
+        metrics.settled(settled())
+        most = max(most, len(metrics._ended) + len(metrics._decided))
+    assert 10 < most < 200
+    assert value(metrics, "kvgate_requests_total", model="m", outcome="ok") == 1000
+    assert value(metrics, "kvgate_plans_total", model="m", reason="single") == 1000
+    assert value(metrics, "kvgate_decision_seconds_count", model="m") == 1000
+
+
 def test_names_of_dropped_endpoints_are_not_kept_for_ever(metrics) -> None:
     for number in range(5000):
         metrics.endpoint_dropped(f"e{number}")
