@@ -34,6 +34,9 @@ FIELDS: tuple[tuple[str, str, tuple[msgspec.Raw, ...]], ...] = (
 )
 """Field, reason, and the values with which the request may still be split."""
 
+CHAT_FIELDS = frozenset(name for name, _, _ in FIELDS)
+"""All that may make a chat indivisible: a chat without any of them is not."""
+
 RESPONSES_FIELDS: tuple[tuple[str, str, tuple[msgspec.Raw, ...]], ...] = (
     # They read or write state that is in one engine's memory.
     ("background", "background", (NULL, FALSE)),

@@ -13,10 +13,10 @@ import msgspec
 
 from gateway.api.body import Body, JsonBody
 from gateway.api.field_filter import Fields
-from gateway.api.indivisible import indivisible
+from gateway.api.indivisible import CHAT_FIELDS, indivisible
 from gateway.api.lax import TRUE_WORDS, truth
 from gateway.api.multipart import MultipartBody
-from gateway.api.prompts import NULL, READERS, decode
+from gateway.api.prompts import NULL, READERS, UNREADABLE, unreadable
 from gateway.api.routes import Route
 from gateway.api.settings import PassSettings
 from gateway.core.prompt import OpaqueInput, PromptInput
@@ -38,8 +38,8 @@ AUDIO_BYTES_PER_TOKEN = 640
 """Bytes per second of 16-bit sound at 16 kHz, divided by Whisper's 50 encoder positions a second. For compressed files
 the estimate is too small."""
 
-
 T = TypeVar("T")
+_INT, _STR = msgspec.json.Decoder(int), msgspec.json.Decoder(str)
 
 
 class Parsed(msgspec.Struct):
@@ -84,35 +84,45 @@ def parse(route: Route, raw: bytes, content_type: str, settings: PassSettings) -
     if body.malformed and kind in GENERATES:
         raise ClientError(f"{body.malformed} must be an object", param=body.malformed)
     prompt = READERS[kind](fields)
-    model = fields.get("model", NULL)
-    parsed = Parsed(
-        route=route,
-        body=body,
-        model="" if model == NULL else decode(model, str, "model"),  # an empty one is none, as in vLLM
-        stream="stream" in fields and kind in GENERATES and _streams(fields["stream"]),
-        input=prompt,
-        indivisible=indivisible(kind, fields, prompt),
-    )
-    # Each of these is looked for first: a request has few of them.
+    named = fields.get("model", NULL)
+    try:
+        model = "" if named == NULL else _STR.decode(named)  # an empty one is none, as in vLLM
+    except UNREADABLE as error:
+        raise unreadable("model", error) from None
+    stream = "stream" in fields and kind in GENERATES and _streams(fields["stream"])
+    most = COMPLETION_LIMIT if kind is Kind.COMPLETION else None
     for name in LIMIT_FIELDS.get(kind, ()):
-        if name in fields and (limit := _value(fields, name, int)) is not None and limit > 0:
-            parsed.max_tokens = limit
-            break
-    else:
-        parsed.max_tokens = COMPLETION_LIMIT if kind is Kind.COMPLETION else None
-    if "n" in fields:
-        parsed.n = min(MAX_N, max(1, _value(fields, "n", int) or 1))
-    if "cache_salt" in fields:
-        parsed.cache_salt = _value(fields, "cache_salt", str)
-    if "priority" in fields:
-        parsed.priority = _value(fields, "priority", int) or 0
-    if "session_id" in fields:
-        parsed.session = _value(fields, "session_id", str)
-    if "prompt_cache_key" in fields and not parsed.session:
-        parsed.session = _value(fields, "prompt_cache_key", str)
-    if kind is Kind.RESPONSES and "previous_response_id" in fields:
-        parsed.previous_response = _value(fields, "previous_response_id", str)
+        if name in fields:
+            try:
+                limit = _INT.decode(fields[name])
+            except UNREADABLE:  # the engine refuses it
+                continue
+            if limit > 0:
+                most = limit
+                break
+    parsed = Parsed(route, body, model, stream, prompt, most)
+    # Each of these is looked for first: a request has few of them.
+    if kind is not Kind.CHAT or not CHAT_FIELDS.isdisjoint(fields):
+        parsed.indivisible = indivisible(kind, fields, prompt)
+    if not OPTIONS.isdisjoint(fields):
+        _read_options(parsed, kind, fields)
     return parsed
+
+
+OPTIONS = frozenset({"n", "cache_salt", "priority", "session_id", "prompt_cache_key", "previous_response_id"})
+"""Fields that few requests have."""
+
+
+def _read_options(parsed: Parsed, kind: Kind, fields: Fields) -> None:
+    """Enter ``OPTIONS``. The engine refuses one of another type."""
+    parsed.n = min(MAX_N, max(1, _value(fields, "n", _INT) or 1))
+    parsed.cache_salt = _value(fields, "cache_salt", _STR)
+    parsed.priority = _value(fields, "priority", _INT) or 0
+    parsed.session = _value(fields, "session_id", _STR)
+    if "prompt_cache_key" in fields and not parsed.session:
+        parsed.session = _value(fields, "prompt_cache_key", _STR)
+    if kind is Kind.RESPONSES:
+        parsed.previous_response = _value(fields, "previous_response_id", _STR)
 
 
 def _form(route: Route, body: MultipartBody) -> Parsed:
@@ -143,9 +153,9 @@ def _streams(stream: msgspec.Raw) -> bool:
     return found
 
 
-def _value(fields: Fields, name: str, kind: type[T]) -> T | None:
-    """None if the field is of another type; the engine refuses it."""
+def _value(fields: Fields, name: str, decoder: msgspec.json.Decoder[T]) -> T | None:
+    """None if there is no such field, or it is of another type."""
     try:
-        return decode(fields[name], kind, name)
-    except ClientError:
+        return decoder.decode(fields[name]) if name in fields else None
+    except UNREADABLE:
         return None

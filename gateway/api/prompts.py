@@ -62,6 +62,11 @@ class _ChatOptions(msgspec.Struct):
 _decoder: Callable[[Any], msgspec.json.Decoder[Any]] = cache(msgspec.json.Decoder)
 """Built once: to build a decoder costs more than to decode a short value."""
 
+_MESSAGES = msgspec.json.Decoder(_Objects)
+
+UNREADABLE = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError)
+"""What a decoder raises for a value that is of another type, or malformed."""
+
 _NO_OPTIONS = _ChatOptions()
 _OPTION_NAMES = frozenset(_ChatOptions.__struct_fields__)
 _BOOLEANS = frozenset({"add_generation_prompt", "continue_final_message", "add_special_tokens"})
@@ -77,7 +82,7 @@ def _chat(fields: Fields) -> PromptInput:
     try:
         if given := _OPTION_NAMES.intersection(fields):
             options = msgspec.convert({name: _option(name, fields[name]) for name in given}, _ChatOptions)
-    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
+    except UNREADABLE:
         return OpaqueInput(raw=raw, why="malformed")
     return ChatInput(
         messages=messages,
@@ -136,7 +141,10 @@ def _messages(fields: Fields) -> _Objects:
     raw = fields.get("messages", NULL)
     if raw == NULL:
         raise ClientError("messages is required", param="messages")
-    messages = decode(raw, _Objects, "messages")
+    try:
+        messages = _MESSAGES.decode(raw)
+    except UNREADABLE as error:
+        raise unreadable("messages", error) from None
     if not messages:
         raise ClientError("messages must not be empty", param="messages")
     return messages
@@ -196,11 +204,16 @@ def decode(raw: msgspec.Raw, kind: type[T], name: str) -> T:
     """
     try:
         value: T = _decoder(kind).decode(raw)
-    except (msgspec.MsgspecError, UnicodeDecodeError) as error:
-        raise ClientError(f"{name}: {error}", param=name) from None
-    except RecursionError:
-        raise ClientError(f"{name} is nested too deeply", param=name) from None
+    except UNREADABLE as error:
+        raise unreadable(name, error) from None
     return value
+
+
+def unreadable(name: str, error: Exception) -> ClientError:
+    """The error for a field whose value is ``UNREADABLE``."""
+    if isinstance(error, RecursionError):
+        return ClientError(f"{name} is nested too deeply", param=name)
+    return ClientError(f"{name}: {error}", param=name)
 
 
 READERS: Mapping[Kind, Callable[[Fields], PromptInput]] = {kind: partial(_opaque, kind) for kind in OPAQUE_FIELDS} | {

@@ -11,6 +11,7 @@ from gateway.framework.request import Slo
 
 TTFT = "x-slo-ttft-ms"
 TPOT = "x-slo-tpot-ms"
+OBJECTIVES = frozenset({TTFT, TPOT})
 
 LONGEST = 86_400_000.0
 """Milliseconds: a day. A larger number is a wrong unit, not an objective."""

@@ -7,7 +7,7 @@ from hashlib import blake2b
 
 from gateway.api.parse import Parsed
 from gateway.api.session import read_session
-from gateway.api.slo import read_slo
+from gateway.api.slo import OBJECTIVES, read_slo
 from gateway.core.prompt import Prompt
 from gateway.errors import ClientError
 from gateway.framework import Request
@@ -35,7 +35,12 @@ def identify(
     if name is None:
         raise ClientError("The body must name a model: GET /v1/models lists what there is.", param="model")
     runtime, adapter = directory.find(name)
-    expected = runtime.model.expected_output
+    expected, session, slo, usual = runtime.model.expected_output, parsed.session, None, runtime.slo
+    # Most requests say neither of these in their headers: looked for here, that costs them least.
+    if cookie or not headers.keys().isdisjoint(runtime.session.headers):
+        session = read_session(session, headers, cookie, runtime.session)
+    if usual.ttft_ms is not None or usual.tpot_ms is not None or not OBJECTIVES.isdisjoint(headers):
+        slo = read_slo(headers, usual)
     request = Request(
         id=request_id,
         model=runtime.model,
@@ -47,10 +52,10 @@ def identify(
         expected_output=parsed.n * (min(expected, parsed.max_tokens) if parsed.max_tokens else expected),
         cache_salt=parsed.cache_salt,
         priority=parsed.priority,
-        session=read_session(parsed.session, headers, cookie, runtime.session),
+        session=session,
         indivisible=parsed.indivisible,
         headers=headers,
-        slo=read_slo(headers, runtime.slo),
+        slo=slo,
     )
     return runtime, request
 
