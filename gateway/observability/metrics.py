@@ -23,7 +23,7 @@ _MAX_DROPPED = 1024
 class Metrics(Observer):
     """What is observed of a dropped endpoint is ignored, unless it comes back.
 
-    What each request reports once waits until ``_AT_ONCE`` have ended, or until anything else is counted or shown.
+    What each request reports once waits until ``_AT_ONCE`` have ended, or it is shown.
     """
 
     def __init__(self, clock: Clock, version: str = "") -> None:
@@ -52,79 +52,79 @@ class Metrics(Observer):
             self._families.attempts[model, endpoint, leg, result] += 1
 
     def prefilled(self, model: str, seconds: float) -> None:
-        self.families.prefill_leg[model,].observe(seconds)
+        self._families.prefill_leg[model,].observe(seconds)
 
     def handed_over(self, model: str, seconds: float) -> None:
-        self.families.handover[model,].observe(seconds)
+        self._families.handover[model,].observe(seconds)
 
     def fell_back(self, model: str, cause: str) -> None:
-        self.families.fallbacks[model, cause] += 1
+        self._families.fallbacks[model, cause] += 1
 
     def queued(self, model: str, length: int) -> None:
-        self.families.queued[model,] = length
+        self._families.queued[model,] = length
 
     def disconnected(self, model: str, phase: str) -> None:
-        self.families.disconnects[model, phase] += 1
+        self._families.disconnects[model, phase] += 1
 
     # tokens
     def tokens_estimated(self, model: str, why: str) -> None:
-        self.families.estimates[model, why] += 1
+        self._families.estimates[model, why] += 1
 
     def prompts_exact(self, model: str, share: float) -> None:
-        self.families.exact[model,] = share
+        self._families.exact[model,] = share
 
     def media_rendered(self, model: str, result: str) -> None:
-        self.families.renders[model, result] += 1
+        self._families.renders[model, result] += 1
 
     def prompt_asked(self, model: str, result: str) -> None:
-        self.families.asked[model, result] += 1
+        self._families.asked[model, result] += 1
 
     def ids_compared(self, model: str, equal: bool) -> None:
-        self.families.ids[model,] += 1
-        self.families.id_mismatches[model,] += not equal
+        self._families.ids[model,] += 1
+        self._families.id_mismatches[model,] += not equal
 
     def parity(self, model: str, trusted: bool) -> None:
-        self.families.trusted[model,] = trusted
+        self._families.trusted[model,] = trusted
 
     def endpoint_parity(self, model: str, endpoint: str, agrees: bool) -> None:
-        if endpoint not in self.families.dropped:
-            self.families.agreeing[model, endpoint] = agrees
+        if endpoint not in self._families.dropped:
+            self._families.agreeing[model, endpoint] = agrees
 
     # plugins
     def plugin_failed(self, kind: str, name: str, error: BaseException) -> None:
-        self.families.plugin_failures[kind, name] += 1
+        self._families.plugin_failures[kind, name] += 1
 
     def score_refused(self, name: str) -> None:
-        self.families.scores_refused[name,] += 1
+        self._families.scores_refused[name,] += 1
 
     # fleet
     def engine_state(self, engine: str, up: bool, reason: str) -> None:
-        self.families.engines[engine] = (up, reason)
+        self._families.engines[engine] = (up, reason)
 
     def engine_spared(self, engine: str, spared: bool) -> None:
-        self.families.spared[engine,] = spared
+        self._families.spared[engine,] = spared
 
     def scraped(self, engine: str, ok: bool, at: float) -> None:
-        self.families.scrapes[engine, "ok" if ok else "failed"] += 1
+        self._families.scrapes[engine, "ok" if ok else "failed"] += 1
         if ok:
-            self.families.scraped[engine] = at
+            self._families.scraped[engine] = at
 
     def kv_transfers(self, endpoint: str, expired: float, fetching: Mapping[str, int]) -> None:
-        self.families.expired[endpoint,] = expired
-        self.families.fetching[endpoint] = fetching
+        self._families.expired[endpoint,] = expired
+        self._families.fetching[endpoint] = fetching
 
     def cache_lookups(self, endpoint: str, cache: str, queried: float, hit: float) -> None:
-        self.families.cache_queries[endpoint, cache] += queried
-        self.families.cache_hits[endpoint, cache] += hit
+        self._families.cache_queries[endpoint, cache] += queried
+        self._families.cache_hits[endpoint, cache] += hit
 
     def draining(self, endpoint: str, draining: bool) -> None:
         self.families.dropped.pop(endpoint, None)  # only of endpoints that are there this is said: this one is back
-        self.families.draining[endpoint,] = draining
+        self._families.draining[endpoint,] = draining
 
     def engine_dropped(self, engine: str) -> None:
-        self.families.engines.pop(engine, None)
-        self.families.scraped.pop(engine, None)
-        self.families.drop("engine", engine)
+        self._families.engines.pop(engine, None)
+        self._families.scraped.pop(engine, None)
+        self._families.drop("engine", engine)
 
     def endpoint_dropped(self, endpoint: str) -> None:
         families = self.families
@@ -140,24 +140,24 @@ class Metrics(Observer):
 
     # KV cache
     def kv_events(self, endpoint: str, kind: str, count: int) -> None:
-        if endpoint not in self.families.dropped:
-            self.families.kv_events[endpoint, kind] += count
+        if endpoint not in self._families.dropped:
+            self._families.kv_events[endpoint, kind] += count
 
     def kv_gap(self, endpoint: str, result: str) -> None:
-        if endpoint not in self.families.dropped:
-            self.families.kv_gaps[endpoint, result] += 1
+        if endpoint not in self._families.dropped:
+            self._families.kv_gaps[endpoint, result] += 1
 
     def kv_stream(self, endpoint: str, state: str) -> None:
-        if endpoint not in self.families.dropped:
-            self.families.streams[endpoint] = state
+        if endpoint not in self._families.dropped:
+            self._families.streams[endpoint] = state
 
     def kv_blocks(self, model: str, blocks: int) -> None:
-        self.families.blocks[model,] = blocks
+        self._families.blocks[model,] = blocks
 
     def read_from(self, *, held: Callable[[], int], in_flight: Callable[[], Mapping[str, int]]) -> None:
         """What is read when the metrics are shown. ``held``: the bytes that requests and answers hold. ``in_flight``:
         requests by endpoint."""
-        self.families.held, self.families.in_flight = held, in_flight
+        self._families.held, self._families.in_flight = held, in_flight
 
     # counting
     def _count(self) -> None:

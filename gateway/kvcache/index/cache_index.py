@@ -164,7 +164,9 @@ class CacheIndex(IndexedEndpoints):
             more = step(ids[len(keys) * unit :], unit, keys[-1] if keys else first)
         else:
             keys = chain_with_media(ids, unit, first, media, step) if media else step(ids, unit, first)
-        found = BlockKeys(keys, unit, prompt.count, exact, prompt.whole, prompt.differing)
+        found = BlockKeys("Q", keys)
+        found.unit, found.tokens, found.exact, found.whole = unit, prompt.count, exact, prompt.whole
+        found.differing = prompt.differing
         found.extend(more)
         return found
 

@@ -11,11 +11,10 @@ from array import array
 from collections.abc import Callable, Sequence
 from functools import lru_cache
 from struct import Struct
-from typing import Self
 
 from xxhash import xxh3_64_intdigest
 
-from gateway.core.prompt import BYTES_PER_ID, NOWHERE, Medium
+from gateway.core.prompt import BYTES_PER_ID, Medium
 
 CUT = 64
 """Blocks of a run that is split by a cached function, at most: that takes 32 bytes a block and 10 ns to make. Most runs
@@ -27,6 +26,7 @@ class BlockKeys(array):  # type: ignore[type-arg]  # before Python 3.12 an array
 
     ``exact``, ``whole``: as in ``Prompt``; if not ``whole``, no engine will report the last of them. ``differing``:
     names of endpoints whose engines make other tokens of the prompt. An array and no list: to copy it makes no objects.
+    Who makes one, ``BlockKeys("Q", keys)``, sets these: a constructor would be one more call for each request.
     """
 
     __slots__ = ("differing", "exact", "tokens", "unit", "whole")
@@ -36,23 +36,6 @@ class BlockKeys(array):  # type: ignore[type-arg]  # before Python 3.12 an array
     exact: bool
     whole: bool
     differing: frozenset[str]
-
-    def __new__(
-        cls,
-        keys: Sequence[int],
-        unit: int,
-        tokens: int,
-        exact: bool,
-        whole: bool,
-        differing: frozenset[str] = NOWHERE,
-    ) -> Self:
-        self: Self = super().__new__(cls, "Q", keys)  # type: ignore[assignment]  # typeshed says array[int]
-        self.unit = unit
-        self.tokens = tokens
-        self.exact = exact
-        self.whole = whole
-        self.differing = differing
-        return self
 
 
 def root(exact: bool, adapter: str | None, salt: str | None) -> int:

@@ -1,4 +1,7 @@
-"""What each endpoint holds of a prompt: one walk along the chunks of the prompt for all endpoints. Pure, and exact."""
+"""What each endpoint holds of a prompt: one walk along the chunks of the prompt for all endpoints. Pure, and exact.
+
+Matches are made by ``tuple.__new__``: to call a named tuple's class is a call of Python more for each endpoint.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +9,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TypeAlias
 
-from gateway.framework.match import Match, Source
+from gateway.framework.match import NO_MATCH, Match, Source
 from gateway.kvcache.index.block_table import LEADING, BlockChunk, BlockTable
 from gateway.kvcache.index.keys import BlockKeys
 from gateway.kvcache.index.layers import PREDICTED, Layer
@@ -33,7 +36,9 @@ _ALL_TIERS = (*_GPU, int(Layer.CPU), int(Layer.STORAGE))
 _APPROXIMATE = (int(Layer.APPROXIMATE), int(Layer.APPROXIMATE))
 
 # To look up an enum's member takes as long as all else that is done for one candidate.
-_EVENTS, _PREDICTED = Source.EVENTS, Source.PREDICTED
+_EVENTS, _PREDICTED, _ESTIMATED = Source.EVENTS, Source.PREDICTED, Source.ESTIMATED
+
+NO_PART: Mapping[int, int] = {}
 
 Path: TypeAlias = list[tuple[BlockChunk, int]]
 """(chunk, number of its leading blocks) along a prompt."""
@@ -51,8 +56,8 @@ def match_approximate(
     for candidate in candidates:
         size = candidate.block_size if candidate.block_size > unit else unit
         if whole := depths.get(candidate.column, 0) * unit // size * size:
-            hit = min(whole, (prompt_tokens - 1) // size * size)
-            yield candidate.slot, Match(whole, 0, 0, max(0, hit), Source.ESTIMATED)
+            hit = max(0, min(whole, (prompt_tokens - 1) // size * size))
+            yield candidate.slot, tuple.__new__(Match, (whole, 0, 0, hit, _ESTIMATED))
 
 
 def match_from_events(
@@ -78,62 +83,47 @@ def match_from_events(
     if resetting:
         depths |= _depths(path, resetting, _ALL_TIERS[1:])[0]
         mixed |= resetting
-    match, depth, size, odd = None, 0, 0, 0
+    # Most endpoints hold equally much: what follows from that is made once.
+    match, made_of = NO_MATCH, None
+    last, begin, end = _chunk_of(path, 0)
     for candidate in candidates:
-        found = depths.get(candidate.column)
-        if found is None:
+        column = candidate.column
+        depth = depths.get(column)
+        if depth is None:
             continue
         if candidate.evicted:
-            found = _before_evicted(path, candidate.evicted, found)
-            if not found:
-                continue
-        # Most endpoints hold equally much: what follows from that is computed once.
-        if found != depth or candidate.block_size != size or odd >> candidate.column & 1:
-            size, depth = candidate.block_size, found
-            match, last = _match_at(path, candidate, depth, mixed, unit, prompt_tokens)
-            # An endpoint that has blocks of the last chunk predicted and does not hold all of it is compared anew.
-            predicted = last.full
-            for column in last.part or ():
-                predicted |= 1 << column
-            odd = mixed | predicted >> PREDICTED & ~last.full
-            if odd >> candidate.column & 1:
-                depth = 0
-        if match is not None:
-            matches[candidate.slot] = match
+            depth = _before_evicted(path, candidate.evicted, depth)
+        # The engine will serve whole blocks from its cache, and always computes the last token.
+        size = candidate.block_size if candidate.block_size > unit else unit
+        whole = depth * unit // size * size
+        if not whole:
+            continue
+        depth = whole // unit
+        if not begin < depth <= end:
+            last, begin, end = _chunk_of(path, depth - 1)
+        full, part, at = last.full >> column, last.part or NO_PART, depth - 1 - begin
+        predicted = not (full & 1 or part.get(column, 0) >> at & 1) and bool(
+            full >> PREDICTED & 1 or part.get(column + PREDICTED, 0) >> at & 1
+        )
+        is_mixed = mixed >> column & 1
+        if is_mixed or made_of != (whole, size, predicted):
+            gpu, cpu = _tiers(path, candidate, depth) if is_mixed else (depth, 0)
+            hit = max(0, min(whole, (prompt_tokens - 1) // size * size))
+            source = _PREDICTED if predicted else _EVENTS
+            match = tuple.__new__(Match, (gpu * unit, cpu * unit, (depth - gpu - cpu) * unit, hit, source))
+            made_of = None if is_mixed else (whole, size, predicted)
+        matches[candidate.slot] = match
     return matches
 
 
-def _match_at(
-    path: Path, candidate: Candidate, depth: int, mixed: int, unit: int, prompt_tokens: int
-) -> tuple[Match | None, BlockChunk]:
-    """The match of an endpoint that holds ``depth`` blocks, and the chunk of the last of them. None if they are no
-    whole block of its engine.
-
-    The engine will serve whole blocks from its cache, and always computes the last token.
-    """
-    size = candidate.block_size if candidate.block_size > unit else unit
-    whole = depth * unit // size * size
-    depth = whole // unit
-    at = position = 0
-    while position + path[at][1] < depth:
-        position += path[at][1]
-        at += 1
-    last = path[at][0]
-    if not whole:
-        return None, last
-    column = candidate.column
-    gpu, cpu = _tiers(path, candidate, depth) if mixed >> column & 1 else (depth, 0)
-    predicted = (last.held(column + PREDICTED) & ~last.held(column)) >> depth - 1 - position & 1
-    return (
-        Match(
-            gpu * unit,
-            cpu * unit,
-            (depth - gpu - cpu) * unit,
-            max(0, min(whole, (prompt_tokens - 1) // size * size)),
-            _PREDICTED if predicted else _EVENTS,
-        ),
-        last,
-    )
+def _chunk_of(path: Path, block: int) -> tuple[BlockChunk, int, int]:
+    """The chunk of a block of the path; the first block of it, and the first one behind it."""
+    end = 0
+    for chunk, shared in path:
+        begin, end = end, end + shared
+        if block < end:
+            return chunk, begin, end
+    raise IndexError(block)
 
 
 def _before_evicted(path: Path, evicted: Mapping[BlockChunk, int], depth: int) -> int:

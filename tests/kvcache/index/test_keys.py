@@ -6,8 +6,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 from xxhash import xxh3_64_intdigest
 
-from gateway.core.prompt import Medium
-from gateway.kvcache.index.keys import BlockKeys, chain, chain_with_media, root
+from gateway.core.clock import ManualClock
+from gateway.core.observer import NULL_OBSERVER
+from gateway.core.prompt import Medium, Prompt
+from gateway.kvcache.index.cache_index import CacheIndex
+from gateway.kvcache.index.keys import chain, chain_with_media, root
+from gateway.kvcache.settings import CacheSettings
 
 tokens = st.lists(st.integers(0, 2**32 - 1), max_size=40)
 
@@ -45,8 +49,13 @@ def test_nothing_is_shared_between_adapters_salts_and_estimates():
 
 
 def test_keys_know_what_they_are_of():
-    keys = BlockKeys([1, 2], unit=16, tokens=40, exact=False, whole=False)
-    assert (list(keys), keys.unit, keys.tokens, keys.exact, keys.whole) == ([1, 2], 16, 40, False, False)
+    index = CacheIndex(CacheSettings(block_size=16), "m", ManualClock(), NULL_OBSERVER)
+    keys = index.keys(Prompt(array("I", range(40)), 40, False, "route"))
+    assert (keys.unit, keys.tokens, keys.exact, keys.whole) == (16, 40, False, False)
+    assert list(keys) == chain(array("I", range(32)), 16, root(False, None, None))
+    keys = index.keys(Prompt(array("I", range(40)), 50, True, differing=frozenset("b")))
+    assert (keys.unit, keys.tokens, keys.exact, keys.whole) == (16, 50, True, True)
+    assert keys.differing == {"b"}
 
 
 def test_a_medium_is_in_all_keys_from_its_block_on():

@@ -16,7 +16,9 @@ LENGTHS = st.one_of(st.integers(1, 8), st.integers(60, 140))
 
 
 def keys_of(count, unit=16):
-    return BlockKeys(chain(ids(*range(count)), 16, 1), unit, count * unit, True, True)
+    keys = BlockKeys("Q", chain(ids(*range(count)), 16, 1))
+    keys.unit, keys.tokens, keys.exact, keys.whole = unit, count * unit, True, True
+    return keys
 
 
 def table_of(keys, held):
