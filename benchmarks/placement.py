@@ -8,6 +8,7 @@ latter, and needs no trace. ``--resume`` keeps the cells that the JSON files hav
 from __future__ import annotations
 
 import argparse
+import json
 import os
 import sys
 from collections.abc import Mapping
@@ -21,11 +22,11 @@ from rich.console import Console
 from benchmarks.placement_grid import Traces, grid, title
 from benchmarks.placement_page import charts, write
 from gateway.commands.replay.command import settings
-from gateway.commands.replay.compare import Job, run
+from gateway.commands.replay.compare import Job, Ticker, run
 from gateway.commands.replay.policies import DEFAULT, Policy, load_policies, load_policy
-from gateway.commands.replay.progress import Ticker
-from gateway.commands.replay.report import Comparison, check_writable, gather, load, save
+from gateway.commands.replay.report import FORMAT, Comparison, check_writable, gather, save
 from gateway.commands.replay.scene import Cell
+from gateway.commands.replay.statistics import Summary
 from gateway.errors import ConfigError
 from simulator.virtual.noise import Noise
 
@@ -57,6 +58,26 @@ nothing, so that half and double of prefill against decode are all there is, and
 FITTED, UNFITTED = "fitted", "not fitted"
 NOISE = Noise(step=0.3, prefill=0.3, stalls=0.01)
 """What steps of engines on a shared machine differ by; one in a hundred takes ten times as long."""
+
+
+def load(path: Path) -> list[Comparison]:
+    """Read what ``save`` wrote. Raises ConfigError."""
+    try:
+        value = json.loads(path.read_text())
+        if value["format"] != FORMAT:
+            raise ConfigError(f"{path}: format {value['format']!r}: this version reads {FORMAT}")
+        return [
+            Comparison(
+                cell["name"],
+                cell["settings"],
+                {policy: [Summary(**summary) for summary in found] for policy, found in cell["summaries"].items()},
+            )
+            for cell in value["cells"]
+        ]
+    except OSError as error:
+        raise ConfigError(f"{path}: cannot be read: {error.strerror or error}") from error
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise ConfigError(f"{path}: not what a replay wrote: {type(error).__name__}: {error}") from None
 
 
 def jobs_of(cell: Cell, names: str, seeds: range) -> list[Job]:
@@ -97,8 +118,8 @@ class Measured:
 def measure(cell: Cell, names: str, seeds: range, processes: int, console: Console) -> Measured:
     name = title(cell)
     compared, varied, fits = jobs_of(cell, names, seeds), variants_of(cell, names, seeds), fits_of(cell, seeds)
-    with Ticker(console, name, jobs := compared + varied + fits) as ticker:
-        found = run(jobs, processes=processes, watcher=ticker)
+    jobs = compared + varied + fits
+    found = run(jobs, Ticker(console, name, len(jobs)), processes=processes)
     wrong, noisy = found[len(compared) : -len(fits)], found[-len(fits) :]
     found = found[: len(compared)]
     as_it_is = [replace(one, policy=AS_IT_IS) for one in found if one.policy == DEFAULT]

@@ -13,14 +13,13 @@ from typing import Any
 from rich.console import Console
 
 from gateway.commands.replay.agents import Agents, AgentShape
-from gateway.commands.replay.compare import Job, run
+from gateway.commands.replay.compare import Job, Ticker, run
 from gateway.commands.replay.fleet import USUAL, Kind, Kinds, count, kinds, link, machine
 from gateway.commands.replay.groups import Groups, Shape
 from gateway.commands.replay.objectives import objectives
 from gateway.commands.replay.pairs import number, pairs
 from gateway.commands.replay.plot import draw
 from gateway.commands.replay.policies import Policy
-from gateway.commands.replay.progress import Ticker
 from gateway.commands.replay.report import Comparison, check_writable, gather, save, tables
 from gateway.commands.replay.scene import Cell, schedule
 from gateway.commands.replay.sources import GeneratedSource, Source, TraceSource
@@ -37,8 +36,7 @@ def compare(
     """Run each policy with the seeds 1 to ``seeds``. Raises ConfigError if a workload or a policy is invalid."""
     console = console or Console(stderr=True)
     jobs = [Job(cell, policy, seed) for policy in policies for seed in range(1, seeds + 1)]
-    with Ticker(console, cell.name, jobs) as ticker:
-        summaries = run(jobs, processes=processes, watcher=ticker)
+    summaries = run(jobs, Ticker(console, cell.name, len(jobs)), processes=processes)
     return gather(cell.name, settings(cell), summaries)
 
 

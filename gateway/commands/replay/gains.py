@@ -6,11 +6,10 @@ import math
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
-from statistics import fmean
 from typing import TypeAlias
 
 from gateway.commands.replay.pairs import number
-from gateway.commands.replay.statistics import METRICS, Interval, Metric, Summary, difference, interval, student
+from gateway.commands.replay.statistics import METRICS, Interval, Metric, Summary, compared, difference, student
 from gateway.config.origin import nearest
 from gateway.errors import ConfigError
 
@@ -28,17 +27,11 @@ MOST_SEEDS = 1000
 def gain(metric: Metric, ours: Runs, theirs: Runs) -> Interval:
     """How much better ``ours`` are (above 0: better): for each seed the mean over the cells, and the interval of these
     over the seeds. Shares are compared as differences, other metrics as ratios - 1 (geometric means)."""
-    pairs = [
+    cells = [
         [(one.values[metric.name], other.values[metric.name]) for one, other in zip(mine, others, strict=True)]
         for mine, others in zip(ours, theirs, strict=True)
     ]
-    sign = -1.0 if metric.less else 1.0
-    if not metric.ratio:
-        return interval([fmean(sign * (mine - other) for mine, other in seed) for seed in zip(*pairs, strict=True)])
-    if any(mine <= 0 or other <= 0 for cell in pairs for mine, other in cell):
-        return Interval(math.nan, -math.inf, math.inf)
-    it = interval([fmean(sign * math.log(mine / other) for mine, other in seed) for seed in zip(*pairs, strict=True)])
-    return Interval(*(math.expm1(min(bound, 700.0)) for bound in (it.mid, it.low, it.high)))
+    return compared(metric, list(zip(*cells, strict=True)), sign=-1.0 if metric.less else 1.0)
 
 
 def certainty(seeds: int) -> float:

@@ -16,13 +16,12 @@ from pathlib import Path
 from rich.console import Console
 
 from gateway.commands.replay.command import print_notes
-from gateway.commands.replay.compare import Job, run
+from gateway.commands.replay.compare import Job, Ticker, run
 from gateway.commands.replay.fleet import MOST, Kind, Kinds, named
 from gateway.commands.replay.floor import Demand, Floor, demand, floors
 from gateway.commands.replay.plan_plot import draw
 from gateway.commands.replay.plan_report import answer, fault, table
 from gateway.commands.replay.policies import Policy
-from gateway.commands.replay.progress import Ticker
 from gateway.commands.replay.report import check_writable
 from gateway.commands.replay.scene import Cell
 from gateway.commands.replay.sizes import Judge, Sized, Trial, best_of, smallest
@@ -100,8 +99,7 @@ class Plan:
 
     def replay(self, policy: Policy, fleet: Kinds, seeds: range) -> Sequence[Summary]:
         jobs = [Job(self.sized(fleet), policy, seed) for seed in seeds]
-        with Ticker(Console(stderr=True), named(fleet), jobs) as ticker:
-            return run(jobs, processes=self.processes, watcher=ticker)
+        return run(jobs, Ticker(Console(stderr=True), named(fleet), len(jobs)), processes=self.processes)
 
     def met(self, summary: Summary) -> float:
         """The share of requests that met their objectives; the lowest share of all classes with objectives."""

@@ -1,4 +1,4 @@
-"""A comparison as tables on a terminal, and as JSON that can be read again."""
+"""A comparison as tables on a terminal, and as JSON."""
 
 from __future__ import annotations
 
@@ -138,26 +138,6 @@ def check_writable(path: Path) -> None:
             path.unlink()
     except OSError as error:
         raise ConfigError(f"{path}: cannot be written: {error.strerror or error}") from error
-
-
-def load(path: Path) -> list[Comparison]:
-    """Read what ``save`` wrote. Raises ConfigError."""
-    try:
-        value = json.loads(path.read_text())
-        if value["format"] != FORMAT:
-            raise ConfigError(f"{path}: format {value['format']!r}: this version reads {FORMAT}")
-        return [
-            Comparison(
-                cell["name"],
-                cell["settings"],
-                {policy: [Summary(**summary) for summary in found] for policy, found in cell["summaries"].items()},
-            )
-            for cell in value["cells"]
-        ]
-    except OSError as error:
-        raise ConfigError(f"{path}: cannot be read: {error.strerror or error}") from error
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
-        raise ConfigError(f"{path}: not what a replay wrote: {type(error).__name__}: {error}") from None
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,11 +11,10 @@ from random import Random
 
 from rich.console import Console
 
-from gateway.commands.replay.compare import Job, run
+from gateway.commands.replay.compare import Job, Ticker, run
 from gateway.commands.replay.floor import calls
 from gateway.commands.replay.gains import Keep, Runs, gain
 from gateway.commands.replay.policies import Policy, with_parameters
-from gateway.commands.replay.progress import Ticker
 from gateway.commands.replay.scene import Cell
 from gateway.commands.replay.statistics import Metric, Summary
 from gateway.config.build import build_scheduler, find, parameters
@@ -227,8 +226,8 @@ class Search:
         """The runs of each candidate."""
         policies = [with_parameters(self._policy, values) for values in candidates]
         jobs = [Job(cell, policy, seed) for policy in policies for cell in cells for seed in seeds]
-        with Ticker(self._console, f"{name} ({self._tried} tried)", jobs) as ticker:
-            found = run(jobs, processes=self._processes, watcher=ticker)
+        ticker = Ticker(self._console, f"{name} ({self._tried} tried)", len(jobs))
+        found = run(jobs, ticker, processes=self._processes)
         in_cells: list[Sequence[Summary]] = [found[i : i + len(seeds)] for i in range(0, len(found), len(seeds))]
         return [in_cells[i : i + len(cells)] for i in range(0, len(in_cells), len(cells))]
 

@@ -181,15 +181,21 @@ def difference(metric: Metric, ours: Sequence[Summary], theirs: Sequence[Summary
     The result is ours / theirs - 1 for a ratio metric (the geometric mean over the seeds), else ours - theirs.
     """
     base = {summary.seed: summary.values[metric.name] for summary in theirs}
-    pairs = [(one.values[metric.name], base[one.seed]) for one in ours if one.seed in base]
+    pairs = [[(one.values[metric.name], base[one.seed])] for one in ours if one.seed in base]
     if not pairs:
         raise ValueError("no seed was run with both")
+    return compared(metric, pairs)
+
+
+def compared(metric: Metric, seeds: Sequence[Sequence[tuple[float, float]]], sign: float = 1.0) -> Interval:
+    """Compare pairs of values, at least one for each seed: the interval, over the seeds, of the mean of a seed's
+    pairs. ``sign``: -1.0 turns the comparison round. The result is as that of ``difference``."""
     if not metric.ratio:
-        return interval([mine - other for mine, other in pairs])
-    if any(mine <= 0 or other <= 0 for mine, other in pairs):
+        return interval([fmean(sign * (mine - other) for mine, other in pairs) for pairs in seeds])
+    if any(mine <= 0 or other <= 0 for pairs in seeds for mine, other in pairs):
         return Interval(math.nan, -math.inf, math.inf)
-    found = interval([math.log(mine / other) for mine, other in pairs])
-    return Interval(math.expm1(found.mid), math.expm1(found.low), _expm1(found.high))
+    found = interval([fmean(sign * math.log(mine / other) for mine, other in pairs) for pairs in seeds])
+    return Interval(*(math.expm1(bound) if bound < 700 else math.inf for bound in (found.mid, found.low, found.high)))
 
 
 def mean(metric: Metric, summaries: Sequence[Summary]) -> float:
@@ -205,7 +211,3 @@ def best(metric: Metric, by_policy: Mapping[str, Sequence[Summary]]) -> str:
 def student(freedom: int) -> float:
     """The 97.5 % quantile of Student's t with ``freedom`` >= 1; beyond 30 to three digits, from its expansion."""
     return _T[freedom - 1] if freedom <= len(_T) else 1.960 + 2.372 / freedom + 2.82 / freedom**2
-
-
-def _expm1(value: float) -> float:
-    return math.expm1(value) if value < 700 else math.inf

@@ -10,12 +10,13 @@ from pathlib import Path
 
 import pytest
 
+from benchmarks.placement import load
 from gateway.cli import EXIT_CONFIG, main
 from gateway.commands.replay import command
 from gateway.commands.replay.command import cell, cells, noise
 from gateway.commands.replay.fleet import Kind, kinds
 from gateway.commands.replay.groups import Shape
-from gateway.commands.replay.report import check_writable, load
+from gateway.commands.replay.report import check_writable
 from gateway.commands.replay.scene import Cell
 from gateway.commands.replay.sources import GeneratedSource, TraceSource
 from gateway.errors import ConfigError

@@ -9,11 +9,13 @@ import multiprocessing
 import os
 import signal
 import sys
+from io import StringIO
 from pathlib import Path
 
 import pytest
+from rich.console import Console
 
-from gateway.commands.replay.compare import Job, run
+from gateway.commands.replay.compare import Job, Ticker, run
 from gateway.commands.replay.fleet import kinds
 from gateway.commands.replay.groups import Shape
 from gateway.commands.replay.policies import load_policy
@@ -28,8 +30,9 @@ CELL = Cell(TraceSource(EXCERPT, first=60), fleet=kinds("2 x 70b-tp4"), speed=0.
 JOBS = [Job(CELL, load_policy(name), seed) for name in ("default", "round-robin") for seed in (1, 2)]
 
 
-class Seen:
+class Seen(Ticker):
     def __init__(self) -> None:
+        super().__init__(Console(file=StringIO()), "runs", len(JOBS) + 1)
         self.shares: dict[int, list[float]] = {}
         self.ended: list[int] = []
 
@@ -46,8 +49,8 @@ def without_time(summaries: list[Summary]) -> list[Summary]:
 
 def test_processes_give_what_one_gives_in_the_jobs_order() -> None:
     alone, beside = Seen(), Seen()
-    expected = run(JOBS, watcher=alone)
-    assert without_time(run(JOBS, processes=2, watcher=beside)) == without_time(expected)
+    expected = run(JOBS, alone)
+    assert without_time(run(JOBS, beside, processes=2)) == without_time(expected)
     assert [(one.policy, one.seed) for one in expected] == [
         ("default", 1), ("default", 2), ("round-robin", 1), ("round-robin", 2),
     ]  # fmt: skip
@@ -60,7 +63,7 @@ def test_processes_give_what_one_gives_in_the_jobs_order() -> None:
 
 
 def test_a_seed_changes_the_run_and_a_policy_too() -> None:
-    one, other, robin, _ = (summary.values for summary in run(JOBS))
+    one, other, robin, _ = (summary.values for summary in run(JOBS, Seen()))
     assert one != other
     assert one != robin
 
@@ -72,7 +75,7 @@ def test_what_a_run_raises_is_raised_and_nothing_is_left(processes) -> None:
         GeneratedSource(Shape(groups=1, users=1, rounds=1, own=1_000_000)), fleet=kinds("70b-tp4"), speed=1.0
     )
     with pytest.raises(ConfigError):
-        run([Job(too_long, load_policy("default"), 1), *JOBS], processes=processes)
+        run([Job(too_long, load_policy("default"), 1), *JOBS], Seen(), processes=processes)
     assert multiprocessing.active_children() == []
 
 

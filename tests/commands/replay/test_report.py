@@ -9,7 +9,8 @@ from io import StringIO
 import pytest
 from rich.console import Console
 
-from gateway.commands.replay.report import change, load, save, tables
+from benchmarks.placement import load
+from gateway.commands.replay.report import change, save, tables
 from gateway.commands.replay.statistics import METRICS, Interval
 from gateway.errors import ConfigError
 from tests.commands.replay.runs import comparison

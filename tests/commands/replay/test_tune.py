@@ -71,7 +71,7 @@ class Hill:
         self.cells: list[Cell] = []
         self.seeds: set[int] = set()
 
-    def run(self, jobs: Sequence[Job], **_: object) -> list[Summary]:
+    def run(self, jobs: Sequence[Job], *_: object, **__: object) -> list[Summary]:
         return [self.one(job) for job in jobs]
 
     def one(self, job: Job) -> Summary:
@@ -137,7 +137,9 @@ def test_what_is_best_over_all_cells_is_found_and_not_what_is_best_in_one(monkey
     low, high, flat = Hill(top=0.25), Hill(top=1.0), Hill(top=1.0, height=0.0)
     cells = [dataclasses.replace(TRACE, speed=speed) for speed in (0.3, 0.6, 0.9)]
     monkeypatch.setattr(
-        module, "run", lambda jobs, **_: [{0.3: low, 0.6: high, 0.9: flat}[job.cell.speed].one(job) for job in jobs]
+        module,
+        "run",
+        lambda jobs, *_, **__: [{0.3: low, 0.6: high, 0.9: flat}[job.cell.speed].one(job) for job in jobs],
     )
     policy = with_parameters(load_policy("default"), {("cost", "lam"): 4.0})
     found = Search(

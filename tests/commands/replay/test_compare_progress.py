@@ -3,18 +3,11 @@
 from __future__ import annotations
 
 import io
-from pathlib import Path
 
 from rich.console import Console
 
-from gateway.commands.replay.compare import Job
-from gateway.commands.replay.policies import load_policy
-from gateway.commands.replay.progress import Ticker
-from gateway.commands.replay.scene import Cell
-from gateway.commands.replay.sources import TraceSource
+from gateway.commands.replay.compare import Ticker
 from tests.commands.replay.runs import summary
-
-JOBS = [Job(Cell(TraceSource(Path("trace.jsonl"))), load_policy("default"), seed) for seed in (1, 2)]
 
 
 def console(terminal: bool) -> Console:
@@ -28,7 +21,8 @@ def said(out: Console) -> str:
 
 def test_without_a_terminal_there_is_a_line_for_each_run() -> None:
     out = console(terminal=False)
-    with Ticker(out, "a trace", JOBS) as ticker:
+    ticker = Ticker(out, "a trace", 2)
+    with ticker:
         ticker.moved(0, 0.5)
         ticker.done(0, summary(seed=1))
         ticker.done(1, summary(seed=2))
@@ -40,7 +34,8 @@ def test_without_a_terminal_there_is_a_line_for_each_run() -> None:
 
 def test_on_a_terminal_there_is_a_bar_that_never_goes_back() -> None:
     out = console(terminal=True)
-    with Ticker(out, "a trace", JOBS) as ticker:
+    ticker = Ticker(out, "a trace", 2)
+    with ticker:
         ticker.moved(0, 0.5)
         ticker.moved(1, 0.5)
         ticker.moved(0, 0.25)  # a closed loop's calls are not all known from the beginning
