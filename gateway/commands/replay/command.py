@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, fields
 from itertools import product
 from pathlib import Path
@@ -85,19 +85,9 @@ def cell(options: Mapping[str, Any]) -> Cell:
     """Make a cell from the command line's options, by name. An option that is None or missing has its default. Raises
     ConfigError."""
     given = {name: value for name, value in options.items() if value is not None}
-    names = ("speed", "event_delay", "cost_scale", "step_scale")
-    rest: dict[str, Any] = {name: given[name] for name in names if name in given}
+    rest: dict[str, Any] = {name: given[name] for name in AS_GIVEN if name in given}
     rest["fleet"] = _fleet(given.get("endpoints", str(count(USUAL))), given.get("machine"))
-    if "believed" in given:
-        rest["believed"] = machine(given["believed"])
-    if "slo" in given:
-        rest["objectives"] = objectives(given["slo"])
-    if "link" in given:
-        rest["link"] = link(given["link"])
-    if "change" in given:
-        rest["schedule"] = schedule(given["change"])
-    if "noise" in given:
-        rest["noise"] = noise(given["noise"])
+    rest |= {field: read(given[name]) for name, (field, read) in READERS.items() if name in given}
     return Cell(source(given), **rest, scrape=given.get("scrape", 1.0) or None)
 
 
@@ -116,7 +106,7 @@ def cells(options: Mapping[str, Any]) -> list[Cell]:
         given = {
             name: value
             for name, value in options.items()
-            if not (kinds := _KINDS_WITH.get(name)) or ours in kinds or not kinds & kinds_asked
+            if not (kinds := _KINDS_WITH.get(name)) or ours in kinds or kinds_asked.isdisjoint(kinds)
         }
         speed = None if chosen["speed"] is None else number("--speed", chosen["speed"])
         found.append(cell({**given, **chosen, "workload": workload, "speed": speed}))
@@ -130,15 +120,13 @@ def _parts(text: str | None) -> Sequence[str | None]:
 
 TRACE = "trace"
 _SHAPES: Mapping[str, type[Shape] | type[AgentShape]] = {Groups.name: Shape, Agents.name: AgentShape}
-_KINDS_WITH: Mapping[str, frozenset[str]] = {
-    "first": frozenset({TRACE}),
+_KINDS_WITH: Mapping[str, Sequence[str]] = {
     **{
-        field.name: frozenset(
-            name for name, shape in _SHAPES.items() if field.name in {each.name for each in fields(shape)}
-        )
+        field.name: [kind for kind, other in _SHAPES.items() if field.name in other.__dataclass_fields__]
         for shape in _SHAPES.values()
         for field in fields(shape)
     },
+    "first": [TRACE],
 }
 """The workloads that have this option, which not all have."""
 
@@ -149,20 +137,16 @@ def _kind(workload: str) -> str:
 
 def source(given: Mapping[str, Any]) -> Source:
     """The given options of this workload. Raises ConfigError for one that belongs to another workload."""
-    workload = given["workload"]
-    ours = _SHAPES.get(workload)
-    sizes = {field.name: given[field.name] for field in fields(ours) if field.name in given} if ours else {}
-    for name, shape in _SHAPES.items():
-        for field in fields(shape):
-            if field.name in given and field.name not in sizes:
-                raise ConfigError(f"--{field.name} is of the workload {name!r}")
-    if ours is not None and "first" in given:
-        raise ConfigError("--first is of a trace")
-    if ours is not None:
-        return GeneratedSource(ours(**sizes))
+    ours = _kind(given["workload"])
+    for name, having in _KINDS_WITH.items():
+        if name in given and ours not in having:
+            whose = "a trace" if having[0] == TRACE else f"the workload {having[0]!r}"
+            raise ConfigError(f"--{name} is of {whose}")
+    if ours != TRACE:
+        return GeneratedSource(_SHAPES[ours](**{name: given[name] for name in _KINDS_WITH if name in given}))
     if given.get("first", 1) < 1:
         raise ConfigError("first must be at least 1 request")
-    return TraceSource(Path(workload), given.get("first"))
+    return TraceSource(Path(given["workload"]), given.get("first"))
 
 
 def noise(text: str) -> Noise:
@@ -176,6 +160,17 @@ def noise(text: str) -> Noise:
         return Noise(**values)
     except ValueError as error:
         raise ConfigError(f"--noise: {error}") from None
+
+
+AS_GIVEN = ("speed", "event_delay", "cost_scale", "step_scale")
+READERS: Mapping[str, tuple[str, Callable[[Any], Any]]] = {
+    "believed": ("believed", machine),
+    "slo": ("objectives", objectives),
+    "link": ("link", link),
+    "change": ("schedule", schedule),
+    "noise": ("noise", noise),
+}
+"""The options of a cell that have to be read: the field of each, and its reader."""
 
 
 def _fleet(endpoints: str, name: str | None) -> Kinds:
