@@ -100,15 +100,6 @@ class Interview(EngineProbe):
         """``/server_info``, which exists in vLLM's development mode only. Raises ProbeFailed."""
         return _mapping(await self._json("/server_info?config_format=json"))
 
-    async def reported_kv_sources(self) -> Mapping[str, Any] | None:
-        """As ``kv_sources``; None where there is no such route. Raises ProbeFailed."""
-        try:
-            return _mapping(await self._json("/kv_event_sources"))
-        except ProbeFailed as failure:
-            if failure.reason.startswith("status-4"):
-                return None
-            raise
-
     async def prefill(self, model: ModelSettings) -> Mapping[str, Any]:
         """Compute a few tokens for another engine; returns the ``kv_transfer_params`` of the answer. Raises
         ProbeFailed."""

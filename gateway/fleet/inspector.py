@@ -146,7 +146,7 @@ class EngineInspector:
         if by_config and not any(events.enabled and events.endpoint is None for events in wanted):
             return True
         try:
-            self._sources = await probe.kv_sources()
+            self._sources = await probe.kv_sources() or {}
         except ProbeFailed as failure:
             log.info("engine %s: event sources: %s", self._engine.name, failure.reason)
             return False

@@ -63,13 +63,13 @@ class EngineProbe(EngineClient):
                 return None
             raise
 
-    async def kv_sources(self) -> Mapping[str, Any]:
-        """``/kv_event_sources``: rank -> configuration. Empty: events are off, or the engine has no such route."""
+    async def kv_sources(self) -> Mapping[str, Any] | None:
+        """``/kv_event_sources``: rank -> configuration. Empty: events are off. None: the engine has no such route."""
         try:
             answer = await self._json("/kv_event_sources")
         except ProbeFailed as failure:
             if failure.reason.startswith("status-4"):
-                return {}
+                return None
             raise
         return answer if isinstance(answer, dict) else {}
 

@@ -13,20 +13,18 @@ from typing import Any
 
 from gateway.api.headers import RANK_HEADER
 from gateway.commands.doctor.events import Heard, ask_replay, find, first_hash, listen
-from gateway.commands.doctor.finding import Finding, Level
+from gateway.commands.doctor.finding import Finding, Level, Patient
 from gateway.commands.doctor.hashes import ALGORITHMS, recognise
 from gateway.commands.doctor.tokens import words
 from gateway.commands.interview import Interview
 from gateway.core.prompt import TextInput
 from gateway.fleet.engine_client import ProbeFailed
 from gateway.fleet.kv_source import KvSource, configured_source, connecting_source, reported_source
-from gateway.fleet.settings import EndpointSettings
 from gateway.framework import Clock
 from gateway.framework.fleet import ServedModel
-from gateway.kvcache.events.listener import EventListener, ListenerSource
+from gateway.kvcache.events.listener import ListenerSource
 from gateway.kvcache.events.sockets import EventSource
 from gateway.kvcache.events.subscription import Subscription
-from gateway.tokens import ModelTokens
 
 TRIES = 2
 """Probes at most: the first may have been sent before the subscription was complete."""
@@ -38,30 +36,25 @@ MAX_PROBE = 2048
 """Tokens of a probe at most: hybrid models with larger blocks are not probed."""
 
 
+EVENTS_FLAG = """--kv-events-config '{"enable_kv_cache_events":true,"endpoint":"tcp://*:5557","replay_endpoint":"tcp://*:5558"}'"""
+
+
 @dataclass(slots=True)
 class CacheCheck:
     """The check of one cache.
 
-    ``reported``: tokens of a block by the engine's metrics, 0 if they do not report it. ``configured``: as
-    ``Patient.unit``. ``sources``: from its /kv_event_sources, None if there is no such route. ``algorithm``: of its
-    hashes, by its metrics. ``topic``: of its events if it connects to us. ``listener``: what it then connects to; None:
-    another process's.
+    ``sources``: from its /kv_event_sources, None if there is no such route. ``reported``: tokens of a block by the
+    engine's metrics, 0 if they do not report it. ``algorithm``: of its hashes, by its metrics.
     """
 
+    patient: Patient
     engine: Interview
-    settings: EndpointSettings
     served: ServedModel
     sources: Mapping[str, Any] | None
     rank: int | None
     reported: int
-    configured: int | None
     algorithm: str | None
-    seeds: Sequence[str]
-    tokens: ModelTokens
     clock: Clock
-    flag: str
-    topic: str
-    listener: EventListener | None
     _ids: Sequence[int] = ()
     _failed: str = ""
     _reports_hits: bool = True
@@ -84,13 +77,8 @@ class CacheCheck:
             if source is not None and source.replay is not None:
                 heard = await find(source.replay, self._ids)
         if self._failed:
-            self._add(
-                "events",
-                Level.FAILED,
-                self._failed,
-                f"it did not compute a prompt of some {tokens} tokens: POST /v1/completions gave {self._failed}",
-                "see its log: it would not answer clients either",
-            )
+            said = f"it did not compute a prompt of some {tokens} tokens: POST /v1/completions gave {self._failed}"
+            self._fail("events", self._failed, said, "see its log: it would not answer clients either")
         elif source is not None and source.address is None:
             self._of_coming(source, heard, taken=where is None)
         elif source is not None:
@@ -109,9 +97,12 @@ class CacheCheck:
     def _add(self, check: str, level: Level, short: str, said: str = "", remedy: str = "") -> None:
         self._found.append(Finding(check, level, short, said, remedy, self.rank))
 
+    def _fail(self, check: str, short: str, said: str, remedy: str) -> None:
+        self._add(check, Level.FAILED, short, said, remedy)
+
     def _source(self) -> KvSource | None:
         """Where the events are published. None: nowhere, and a finding says so."""
-        settings, host = self.settings.kv_events, self.settings.host
+        settings, host = self.patient.endpoint.kv_events, self.patient.endpoint.host
         if not settings.enabled:
             said = "its events are not followed, as configured (kv_events.enabled): what it holds is estimated"
             self._add("events", Level.NOTE, "unused", said)
@@ -124,49 +115,39 @@ class CacheCheck:
         learned = reported_source(self.sources or {}, self.rank, host, settings.topic)
         if learned is not None:
             return learned
-        estimated = "what it holds is estimated from what was sent to it"
         if self.sources is None:
-            self._add(
-                "events",
-                Level.FAILED,
-                "unknown",
-                f"it does not report the address of its KV events (no GET /kv_event_sources): {estimated}",
-                f"give kv_events.endpoint and .replay, and start it with {self.flag}",
-            )
+            short, said = "unknown", "it does not report the address of its KV events (no GET /kv_event_sources)"
+            remedy = f"give kv_events.endpoint and .replay, and start it with {EVENTS_FLAG}"
         elif not self.sources:
-            said = f"its KV events are off: {estimated}"
-            self._add("events", Level.FAILED, "off", said, f"start it with {self.flag}")
+            short, said, remedy = "off", "its KV events are off", f"start it with {EVENTS_FLAG}"
         else:
-            self._add(
-                "events",
-                Level.FAILED,
-                "unusable",
-                f"its KV events cannot be subscribed to at the address that it reports: {estimated}",
-                'give it "publisher": "zmq" and a tcp:// endpoint, or name its address in kv_events.endpoint',
-            )
+            short, said = "unusable", "its KV events cannot be subscribed to at the address that it reports"
+            remedy = 'give it "publisher": "zmq" and a tcp:// endpoint, or name its address in kv_events.endpoint'
+        self._fail("events", short, f"{said}: what it holds is estimated from what was sent to it", remedy)
         return None
 
     def _connecting(self, host: str) -> KvSource | None:
         """The source of the events of an engine that connects to us. None: it will not connect, and a finding says
         so."""
-        source = connecting_source(self.settings.kv_events, self.rank, host, self.topic, self.sources or {})
+        settings, topic = self.patient.endpoint.kv_events, self._topic
+        source = connecting_source(settings, self.rank, host, topic, self.sources or {})
         if source is None:
             said = "it has several data-parallel ranks, and one endpoint here: what it holds is estimated"
-            self._add("events", Level.FAILED, "ranks", said, "remove ranks from its endpoint")
+            self._fail("events", "ranks", said, "remove ranks from its endpoint")
             return None
         if self.sources is not None and not self.sources:
             said = "its KV events are off: what it holds is estimated from what was sent to it"
-            self._add("events", Level.FAILED, "off", said, self._start())
+            self._fail("events", "off", said, self._start())
             return None
         entry = (self.sources or {}).get(str(source.offset))
-        there, topic = (entry.get("endpoint"), entry.get("topic")) if isinstance(entry, dict) else (None, None)
+        there, its = (entry.get("endpoint"), entry.get("topic")) if isinstance(entry, dict) else (None, None)
         if isinstance(there, str) and ("*" in there or "::" in there):
             said = f"it does not connect to the gateway: it listens itself, at {there}"
-            self._add("events", Level.FAILED, "listens", said, f"remove kv_events.connects, or {self._start()}")
+            self._fail("events", "listens", said, f"remove kv_events.connects, or {self._start()}")
             return None
-        if isinstance(topic, str) and topic != source.topic:
-            said = f"it sends its KV events with the topic {topic!r}, and {source.topic!r} is expected"
-            self._add("events", Level.FAILED, "topic", said, "set kv_events.topic to its own, which no other has")
+        if isinstance(its, str) and its != topic:
+            said = f"it sends its KV events with the topic {its!r}, and {topic!r} is expected"
+            self._fail("events", "topic", said, "set kv_events.topic to its own, which no other has")
             return None
         return source
 
@@ -174,12 +155,18 @@ class CacheCheck:
         """What to listen to. None: another process listens for the engines that connect."""
         if source.address is not None:
             return Subscription(source.address, source.topic)
-        return ListenerSource(self.listener, source.topic, source.offset) if self.listener is not None else None
+        listener = self.patient.listener
+        return ListenerSource(listener, source.topic, source.offset) if listener is not None else None
+
+    @property
+    def _topic(self) -> str:
+        """The topic of its events if it connects to us."""
+        return self.patient.endpoint.kv_topic(self.patient.model.name)
 
     def _start(self) -> str:
         """How to start an engine so that it connects to us."""
-        said = '"endpoint":"tcp://GATEWAY:PORT","replay_endpoint":"tcp://*:5558"'
-        return f"""start it with --kv-events-config '{{"enable_kv_cache_events":true,{said},"topic":"{self.topic}"}}'"""
+        config = f'"endpoint":"tcp://GATEWAY:PORT","replay_endpoint":"tcp://*:5558","topic":"{self._topic}"'
+        return f"""start it with --kv-events-config '{{"enable_kv_cache_events":true,{config}}}'"""
 
     async def _probe(self, count: int) -> Sequence[int]:
         """Have the engine compute a new text; returns its token ids, empty if they cannot be known."""
@@ -199,47 +186,33 @@ class CacheCheck:
         self._reports_hits = bool(usage.get("prompt_tokens_details"))
         self._ids = choice.get("prompt_token_ids") or answer.get("prompt_token_ids") or ()
         if not self._ids:
-            own = (await self.tokens.tokenize(TextInput((text,)))).own
+            own = (await self.patient.tokens.tokenize(TextInput((text,)))).own
             self._ids = own.tolist() if own is not None else ()
         return self._ids
 
     def _of_events(self, source: KvSource, heard: Heard) -> None:
         at = source.address
-        if not heard.connected:
-            self._add(
-                "events",
-                Level.FAILED,
-                "no connection",
-                f"its KV events cannot be connected to at {at}",
-                "open that port to this host, or correct kv_events.endpoint; "
-                "if that is the gateway's own address, set kv_events.connects",
-            )
-        elif heard.blocks is not None:
+        if heard.blocks is not None:
             self._add("events", Level.OK, "live")
+            return
+        if not heard.connected:
+            short, said = "no connection", f"its KV events cannot be connected to at {at}"
+            remedy = (
+                "open that port to this host, or correct kv_events.endpoint; "
+                "if that is the gateway's own address, set kv_events.connects"
+            )
         elif heard.stored:
-            self._add(
-                "events",
-                Level.FAILED,
-                "another's",
-                f"the blocks announced at {at} are not those of the prompt that it was sent: they are another engine's",
-                "correct kv_events.endpoint, and its port if several engines share a host",
-            )
+            short, whose = "another's", "are not those of the prompt that it was sent: they are another engine's"
+            said = f"the blocks announced at {at} {whose}"
+            remedy = "correct kv_events.endpoint, and its port if several engines share a host"
         elif heard.messages:
-            self._add(
-                "events",
-                Level.FAILED,
-                "unreadable",
-                f"{heard.messages} messages came from {at}, and none could be read as blocks with their tokens",
-                "see that it is a vLLM or SGLang publisher; kvgate_kv_events_total has the kinds",
-            )
+            short = "unreadable"
+            said = f"{heard.messages} messages came from {at}, and none could be read as blocks with their tokens"
+            remedy = "see that it is a vLLM or SGLang publisher; kvgate_kv_events_total has the kinds"
         else:
-            self._add(
-                "events",
-                Level.FAILED,
-                "silent",
-                f"it computed a new prompt, and announced nothing at {at}",
-                "see that events are on and that kv_events.topic and .endpoint are its own",
-            )
+            short, said = "silent", f"it computed a new prompt, and announced nothing at {at}"
+            remedy = "see that events are on and that kv_events.topic and .endpoint are its own"
+        self._fail("events", short, said, remedy)
 
     def _of_coming(self, source: KvSource, heard: Heard, *, taken: bool) -> None:
         """Judge the events of an engine that connects to us. ``taken``: it connects to another process, so that only
@@ -254,65 +227,54 @@ class CacheCheck:
             self._add("events", Level.NOTE, "not heard", said)
         elif taken:
             said = "it computed a new prompt, and its history does not have it"
-            self._add("events", Level.FAILED, "silent", said, f"see its log, and {self._start()}")
+            self._fail("events", "silent", said, f"see its log, and {self._start()}")
         elif heard.stored:
             said = f"the blocks that come with the topic {source.topic!r} are not those of the prompt that it was sent"
-            self._add("events", Level.FAILED, "another's", said, "give each engine a topic of its own")
+            self._fail("events", "another's", said, "give each engine a topic of its own")
         else:
-            assert self.listener is not None
-            others = ", ".join(sorted(repr(topic.decode(errors="replace")) for topic in self.listener.unknown_topics))
-            at = self.listener.address_of(source.offset)
+            listener = self.patient.listener
+            assert listener is not None
+            others = ", ".join(sorted(repr(topic.decode(errors="replace")) for topic in listener.unknown_topics))
+            at = listener.address_of(source.offset)
             said = f"it computed a new prompt, and nothing with the topic {source.topic!r} came to {at}"
             said += f", but {others}" if others else ""
             remedy = "see that it can reach that port of this host (does it connect to another?), and "
-            self._add("events", Level.FAILED, "silent", said, remedy + self._start())
+            self._fail("events", "silent", said, remedy + self._start())
 
     def _of_block_size(self, heard: Heard) -> None:
         learned = heard.blocks.block_size if heard.blocks is not None else 0
         size = learned or self.reported
+        unit = self.patient.unit
         if learned and self.reported and learned != self.reported:
-            self._add(
-                "block size",
-                Level.FAILED,
-                f"{self.reported}/{learned}",
+            said = (
                 f"its metrics say that a block has {self.reported} tokens, and its events {learned}: "
-                "one of the two is not this engine's",
-                "see that url and kv_events.endpoint are the same engine's, and look for a proxy between",
+                "one of the two is not this engine's"
             )
+            remedy = "see that url and kv_events.endpoint are the same engine's, and look for a proxy between"
+            self._fail("block size", f"{self.reported}/{learned}", said, remedy)
         elif not size:
             said = "neither its metrics nor its events report its block size"
             self._add("block size", Level.WARNING, "?", said, "let GET /metrics through to it, or turn on its events")
-        elif self.configured is not None and size % self.configured:
-            self._add(
-                "block size",
-                Level.FAILED,
-                f"{self.configured}/{size}",
-                f"kv_cache.block_size is {self.configured}, and its blocks have {size} tokens",
-                f"remove kv_cache.block_size, since it is learned, or set it to {size}",
-            )
+        elif unit is not None and size % unit:
+            said = f"kv_cache.block_size is {unit}, and its blocks have {size} tokens"
+            remedy = f"remove kv_cache.block_size, since it is learned, or set it to {size}"
+            self._fail("block size", f"{unit}/{size}", said, remedy)
         else:
             self._add("block size", Level.OK, str(size))
 
     async def _of_replay(self, source: KvSource, heard: Heard) -> None:
         if source.replay is None:
-            self._add(
-                "replay",
-                Level.WARNING,
-                "none",
-                "it has no replay socket: what it announced before a gateway's start, or in a gap, is never known",
+            said = "it has no replay socket: what it announced before a gateway's start, or in a gap, is never known"
+            remedy = (
                 'give its --kv-events-config a "replay_endpoint", or name it in kv_events.replay; else '
-                "with kv_cache.reannounce it announces some of that again",
+                "with kv_cache.reannounce it announces some of that again"
             )
+            self._add("replay", Level.WARNING, "none", said, remedy)
             return
         replayed = await ask_replay(source.replay, heard.sequence)
         if not replayed.whole:
-            self._add(
-                "replay",
-                Level.FAILED,
-                "no answer",
-                f"its replay socket at {source.replay} does not answer: {replayed.problem}",
-                "open that port to this host, or correct kv_events.replay",
-            )
+            said = f"its replay socket at {source.replay} does not answer: {replayed.problem}"
+            self._fail("replay", "no answer", said, "open that port to this host, or correct kv_events.replay")
             return
         self._add("replay", Level.OK, "yes")
         if heard.sequence is None:
@@ -328,7 +290,7 @@ class CacheCheck:
             return
         algorithms = [self.algorithm] if self.algorithm in ALGORITHMS else [*ALGORITHMS]
         first = event.token_ids[: event.block_size]
-        known = recognise(first_hash(event), first, [each for each in algorithms if each], self.seeds)
+        known = recognise(first_hash(event), first, [each for each in algorithms if each], self.patient.seeds)
         if known is not None:
             self._add("hashes", Level.OK, known[0])
         else:

@@ -9,8 +9,8 @@ from typing import Any
 import zmq
 
 from gateway.app import Gateway, listener_of
-from gateway.commands.doctor.examine import Patient, examine, silent, together, unexpected
-from gateway.commands.doctor.finding import Report, healthy
+from gateway.commands.doctor.examine import examine, together
+from gateway.commands.doctor.finding import Finding, Level, Patient, Report, healthy
 from gateway.commands.doctor.hashes import DEFAULT_SEED
 from gateway.commands.interview import Interviews
 from gateway.core.observer import NULL_OBSERVER
@@ -39,7 +39,7 @@ async def diagnose(
         for endpoint in model.endpoints:
             unit = model.kv_cache.block_size if given else None
             patients.append(Patient(model, endpoint, runtime.tokens, unit, (*seeds, *SEEDS), listener))
-            reports.append(Report(model.name, patients[-1].name, endpoint.url))
+            reports.append(Report(model.name, endpoint.label, endpoint.url))
     room = asyncio.Semaphore(AT_ONCE)
     async with Interviews(gateway.clock) as interviews:
         pairs = zip(patients, reports, strict=True)
@@ -74,9 +74,13 @@ async def _one(
             async with asyncio.timeout(timeout):
                 await examine(interviews, patient, report, clock)
         except TimeoutError:
-            silent(report, timeout)
-        except Exception as error:
-            unexpected(report, error)
+            said = f"its examination did not end within {timeout:g} s"
+            remedy = "see why it is slow, or give it more --timeout"
+            report.findings.append(Finding("reachable", Level.FAILED, "slow", said, remedy))
+        except Exception as error:  # a defect of ours, or an answer that we did not expect: the others' reports go on
+            said = f"its examination broke off: {type(error).__name__}: {error}"
+            remedy = "report this as a defect of kvgate"
+            report.findings.append(Finding("reachable", Level.FAILED, "broke off", said, remedy))
 
 
 def as_json(reports: Sequence[Report], notes: Mapping[str, Sequence[str]]) -> dict[str, Any]:

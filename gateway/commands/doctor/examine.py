@@ -9,11 +9,9 @@ from __future__ import annotations
 import asyncio
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Any
 
 from gateway.commands.doctor.caches import CacheCheck
-from gateway.commands.doctor.finding import Finding, Level, Report
+from gateway.commands.doctor.finding import Finding, Level, Patient, Report
 from gateway.commands.doctor.tokens import compare
 from gateway.commands.interview import EngineReport, Interview, Interviews, ask
 from gateway.config.settings import ModelSettings
@@ -23,13 +21,9 @@ from gateway.fleet.scrape import Scrape, read
 from gateway.fleet.settings import EndpointSettings
 from gateway.framework import Clock
 from gateway.framework.fleet import ServedModel
-from gateway.kvcache.events.listener import EventListener
-from gateway.tokens import ModelTokens
 
 MAX_RANKS = 16
 """Data-parallel ranks of an engine that are probed at most: each costs a completion."""
-
-EVENTS_FLAG = """--kv-events-config '{"enable_kv_cache_events":true,"endpoint":"tcp://*:5557","replay_endpoint":"tcp://*:5558"}'"""
 
 REMEDIES = {
     "refused": "start it, or correct its url: nothing listens there",
@@ -44,39 +38,14 @@ _CACHING = re.compile(rb'^vllm:cache_config_info\{.*enable_prefix_caching="(\w+)
 _ALGORITHM = re.compile(rb'^vllm:cache_config_info\{.*prefix_caching_hash_algo="(\w+)"', re.MULTILINE)
 
 
-@dataclass(frozen=True, slots=True)
-class Patient:
-    """An endpoint with its configuration. ``unit``: the configured block size, None if it is the default. ``seeds``:
-    values of PYTHONHASHSEED that its hashes may use. ``listener``: what engines connect to; None: nothing, or another
-    process's."""
-
-    model: ModelSettings
-    endpoint: EndpointSettings
-    tokens: ModelTokens
-    unit: int | None
-    seeds: Sequence[str]
-    listener: EventListener | None
-
-    @property
-    def name(self) -> str:
-        return self.endpoint.label
-
-
 async def examine(interviews: Interviews, patient: Patient, report: Report, clock: Clock) -> None:
     """Examine the endpoint, and add the findings to ``report``."""
     add = report.findings.append
     engine_report = await ask(interviews, patient.model, patient.endpoint, probe=False)
     if engine_report.unreachable:
         remedy = REMEDIES.get(engine_report.unreachable, "see its log")
-        add(
-            Finding(
-                "reachable",
-                Level.FAILED,
-                engine_report.unreachable,
-                f"it cannot be reached: {engine_report.why}",
-                remedy,
-            )
-        )
+        said = f"it cannot be reached: {engine_report.why}"
+        add(Finding("reachable", Level.FAILED, engine_report.unreachable, said, remedy))
         return
     scrape = read(engine_report.metrics) if engine_report.metrics is not None else None
     add(_of_reachable(engine_report, scrape))
@@ -87,20 +56,9 @@ async def examine(interviews: Interviews, patient: Patient, report: Report, cloc
     if served is None or (scrape is not None and scrape.asleep):
         return
     add(await compare(engine, served.id, served.root, patient.tokens, patient.model.tokenizer))
-    if (
-        engine_report.metrics is not None
-        and (caching := _CACHING.search(engine_report.metrics))
-        and caching[1] == b"False"
-    ):
-        add(
-            Finding(
-                "events",
-                Level.FAILED,
-                "no caching",
-                "its prefix caching is off: it keeps no KV for later prompts, and announces none",
-                "start it with --enable-prefix-caching",
-            )
-        )
+    if (caching := _CACHING.search(engine_report.metrics or b"")) and caching[1] == b"False":
+        said = "its prefix caching is off: it keeps no KV for later prompts, and announces none"
+        add(Finding("events", Level.FAILED, "no caching", said, "start it with --enable-prefix-caching"))
         return
     await _of_caches(engine, patient, served, engine_report, scrape, report, clock)
 
@@ -115,29 +73,23 @@ async def _of_caches(
     clock: Clock,
 ) -> None:
     try:
-        sources = await engine.reported_kv_sources()
+        sources = await engine.kv_sources()
     except ProbeFailed:
         sources = None
     sizes = [each.block_size for each in scrape.engines.values()] if scrape is not None else []
-    algorithm = _ALGORITHM.search(engine_report.metrics) if engine_report.metrics is not None else None
+    algorithm = _ALGORITHM.search(engine_report.metrics or b"")
     count = patient.endpoint.ranks or len(rank_keys(sources or {})) or len(sizes) or 1
     ranks: list[int | None] = [None] if count == 1 else list(range(min(count, MAX_RANKS)))
     checks = [
         CacheCheck(
+            patient=patient,
             engine=engine,
-            settings=patient.endpoint,
             served=served,
             sources=sources,
             rank=rank,
             reported=sizes[min(rank or 0, len(sizes) - 1)] if sizes else 0,
-            configured=patient.unit,
             algorithm=algorithm[1].decode() if algorithm else None,
-            seeds=patient.seeds,
-            tokens=patient.tokens,
             clock=clock,
-            flag=EVENTS_FLAG,
-            topic=patient.endpoint.kv_topic(patient.model.name),
-            listener=patient.listener,
         )
         for rank in ranks
     ]
@@ -150,13 +102,9 @@ async def _of_caches(
 def _of_reachable(engine_report: EngineReport, scrape: Scrape | None) -> Finding:
     short = engine_report.version or "?"
     if scrape is None:
-        return Finding(
-            "reachable",
-            Level.WARNING,
-            short,
-            "its metrics cannot be read: its load, its block size and its KV capacity are not known",
-            "let GET /metrics through to it; SGLang needs --enable-metrics",
-        )
+        said = "its metrics cannot be read: its load, its block size and its KV capacity are not known"
+        remedy = "let GET /metrics through to it; SGLang needs --enable-metrics"
+        return Finding("reachable", Level.WARNING, short, said, remedy)
     if scrape.asleep:
         return Finding("reachable", Level.FAILED, "asleep", "it is asleep", "POST /wake_up to it")
     if engine_report.version is None:
@@ -175,14 +123,9 @@ async def _of_model(engine: Interview, model: ModelSettings) -> tuple[ServedMode
     found = served.get(name)
     if found is not None:
         return found, Finding("model", Level.OK, name)
-    names = ", ".join(served) or "nothing"
-    return None, Finding(
-        "model",
-        Level.FAILED,
-        "missing",
-        f"it does not serve {name!r}, but {names}",
-        "correct served_name, or the endpoint's url: it may be another model's engine",
-    )
+    said = f"it does not serve {name!r}, but {', '.join(served) or 'nothing'}"
+    remedy = "correct served_name, or the endpoint's url: it may be another model's engine"
+    return None, Finding("model", Level.FAILED, "missing", said, remedy)
 
 
 def _of_transfer(endpoint: EndpointSettings, engine_report: EngineReport) -> Finding:
@@ -194,13 +137,9 @@ def _of_transfer(endpoint: EndpointSettings, engine_report: EngineReport) -> Fin
         level = Level.WARNING if endpoint.role == "both" else Level.FAILED
         return Finding("transfer", level, short, said, f"give it the role {wanted}, or start it with kv_both")
     if endpoint.role != "both" and engine_report.configured and connector is None:
-        return Finding(
-            "transfer",
-            Level.FAILED,
-            short,
-            f"its role here is {endpoint.role}, and it has no KV connector: nothing can be handed over",
-            "start it with a --kv-transfer-config, or give it the role both; kvgate check says more",
-        )
+        said = f"its role here is {endpoint.role}, and it has no KV connector: nothing can be handed over"
+        remedy = "start it with a --kv-transfer-config, or give it the role both; kvgate check says more"
+        return Finding("transfer", Level.FAILED, short, said, remedy)
     return Finding("transfer", Level.OK, short)
 
 
@@ -222,22 +161,3 @@ def together(reports: Sequence[Report]) -> list[str]:
         named = ", ".join(f"{size} ({name})" for size, name in sizes.items())
         said.append(f"its engines' blocks are no multiples of each other: {named}; start them with one --block-size")
     return said
-
-
-def silent(report: Report, seconds: float) -> None:
-    """Report that the time limit was reached."""
-    report.findings.append(
-        Finding(
-            "reachable",
-            Level.FAILED,
-            "slow",
-            f"its examination did not end within {seconds:g} s",
-            "see why it is slow, or give it more --timeout",
-        )
-    )
-
-
-def unexpected(report: Report, error: Any) -> None:
-    """Report a defect of ours, or an answer that we did not expect; the reports of other engines go on."""
-    said = f"its examination broke off: {type(error).__name__}: {error}"
-    report.findings.append(Finding("reachable", Level.FAILED, "broke off", said, "report this as a defect of kvgate"))

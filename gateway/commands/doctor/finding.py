@@ -1,4 +1,4 @@
-"""A finding of the doctor: the check, the engine, how bad it is, and what to do."""
+"""An engine that the doctor examines, and its findings: the check, how bad it is, and what to do."""
 
 from __future__ import annotations
 
@@ -6,6 +6,11 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from enum import IntEnum
 from typing import Any
+
+from gateway.config.settings import ModelSettings
+from gateway.fleet.settings import EndpointSettings
+from gateway.kvcache.events.listener import EventListener
+from gateway.tokens import ModelTokens
 
 CHECKS = ("reachable", "model", "block size", "events", "replay", "last event", "tokens", "hashes", "usage", "transfer")
 """The checks, in the order of the table's columns."""
@@ -19,6 +24,20 @@ class Level(IntEnum):
     NOTE = 1
     WARNING = 2
     FAILED = 3
+
+
+@dataclass(frozen=True, slots=True)
+class Patient:
+    """An endpoint with its configuration. ``unit``: the configured block size, None if it is the default. ``seeds``:
+    values of PYTHONHASHSEED that its hashes may use. ``listener``: what engines connect to; None: nothing, or another
+    process's."""
+
+    model: ModelSettings
+    endpoint: EndpointSettings
+    tokens: ModelTokens
+    unit: int | None
+    seeds: Sequence[str]
+    listener: EventListener | None
 
 
 @dataclass(frozen=True, slots=True)

@@ -61,13 +61,9 @@ PROBES = (
 async def compare(engine: Interview, name: str, root: str | None, tokens: ModelTokens, ours: str | None) -> Finding:
     """Compare the ids. ``name``: the engine's name of the model. ``root``: its path there. ``ours``: our tokenizer."""
     if ours is None:
-        return Finding(
-            CHECK,
-            Level.WARNING,
-            "none",
-            "the model has no tokenizer here, so that its prompts are estimated and hits cannot be predicted exactly",
-            f"set tokenizer to the engine's: {root or 'the folder or hub id that it was started with'}",
-        )
+        said = "the model has no tokenizer here, so that its prompts are estimated and hits cannot be predicted exactly"
+        remedy = f"set tokenizer to the engine's: {root or 'the folder or hub id that it was started with'}"
+        return Finding(CHECK, Level.WARNING, "none", said, remedy)
     compared: list[str] = []
     for probe in PROBES:
         prompt = await tokens.tokenize(probe.ours)
@@ -82,13 +78,9 @@ async def compare(engine: Interview, name: str, root: str | None, tokens: ModelT
         except ProbeFailed as failure:
             if failure.reason == "status-400":
                 continue  # the template refuses it, as ours did, or supports no tools
-            return Finding(
-                CHECK,
-                Level.WARNING,
-                failure.reason,
-                f"it does not report its token ids: POST /tokenize gave {failure.reason}",
-                "let requests to /tokenize through to it, or watch kvgate_token_parity",
-            )
+            said = f"it does not report its token ids: POST /tokenize gave {failure.reason}"
+            remedy = "let requests to /tokenize through to it, or watch kvgate_token_parity"
+            return Finding(CHECK, Level.WARNING, failure.reason, said, remedy)
         theirs = answer.get("tokens") if isinstance(answer, dict) else None
         if prompt.own.tolist() != theirs:
             return _different(probe, prompt.own.tolist(), theirs if isinstance(theirs, list) else [], root, ours)
@@ -115,21 +107,16 @@ def _text_only(tokens: ModelTokens) -> Finding:
         if obstacle.engine_knows and tokens.asks_engines:
             said = f"its chats are not tokenized here, their ids are requested from the engines: {obstacle.said}"
             return Finding(CHECK, Level.NOTE, "text; chats asked", said)
-        return Finding(
-            CHECK, Level.WARNING, "text only", f"its chats are estimated here: {obstacle.said}", obstacle.remedy
-        )
+        said = f"its chats are estimated here: {obstacle.said}"
+        return Finding(CHECK, Level.WARNING, "text only", said, obstacle.remedy)
     if not tokens.tokenize_agrees:
         said = (
             "its chats are tokenized here, and cannot be compared: its /tokenize does not render them as it serves them"
         )
         return Finding(CHECK, Level.NOTE, "text only", said, "watch kvgate_token_parity")
-    return Finding(
-        CHECK,
-        Level.WARNING,
-        "text only",
-        "its chats could not be compared: its template, or ours, refuses a chat with a system message",
-        "compare chat_template with the engine's --chat-template",
-    )
+    said = "its chats could not be compared: its template, or ours, refuses a chat with a system message"
+    remedy = "compare chat_template with the engine's --chat-template"
+    return Finding(CHECK, Level.WARNING, "text only", said, remedy)
 
 
 def _different(probe: Probe, ours: Sequence[int], theirs: Sequence[int], root: str | None, path: str) -> Finding:
