@@ -29,6 +29,7 @@ from gateway.fleet.settings import EndpointSettings, FleetSettings
 from gateway.framework import Context, Endpoint, Kind, Request
 from gateway.framework.fleet import EngineMetrics, Model
 from gateway.framework.match import Match, Matches, Source
+from gateway.placement.decision import Decision
 from gateway.proxy.serving.decisions import Decisions
 from gateway.scheduling.scheduler import Scheduler
 from gateway.scheduling.trace import Trace
@@ -82,13 +83,13 @@ class Scene:
 
     def decide(self, request: Request, decisions: Decisions | None = None) -> Booking:
         """What happens to each request, without an await. ``decisions``: keep this one there."""
-        trace = Trace() if decisions is not None else None
+        trace, began = Trace(decisions.rosters) if decisions is not None else None, self._clock.monotonic()
         plan = self.scheduler.schedule(request, self.endpoints, trace)
         now = self._clock.monotonic()
         booking = Booking(request, plan.decode, now)
         booking.book_prompt(now, reported=True)
         if decisions is not None and trace is not None:
-            decisions.keep(request, 1, trace, plan, now).book(booking)
+            decisions.keep(Decision.of(request, plan, tuple(trace)), 1, began).book(booking)
         return booking
 
     def _occupy(self, endpoint: Endpoint, *, foreign: bool) -> None:

@@ -16,6 +16,7 @@ from collections.abc import Callable, Generator
 from pathlib import Path
 from typing import Any
 
+import gateway.proxy.serving.director as director
 import gateway.proxy.serving.reception as reception
 from gateway.cli import main as gateway_main
 from gateway.fleet.engine_watch import EngineWatch
@@ -26,7 +27,6 @@ from gateway.proxy.http.connection import ClientConnection
 from gateway.proxy.http.reply import HttpReply
 from gateway.proxy.http.server import Server
 from gateway.proxy.serving.attempt import Attempt
-from gateway.proxy.serving.exchange import Exchange
 from gateway.proxy.serving.placer import Placer
 from gateway.proxy.upstream.send import Upstream
 from gateway.scheduling.scheduler import Scheduler
@@ -47,7 +47,7 @@ STEPS: list[tuple[Any, str, str]] = [
     (Connection, "send", "send the leg to the engine"),
     (Connection, "data_received", "read the engine's answer"),
     (Attempt, "answered", "learn, release what was booked"),
-    (Exchange, "settle", "settle, count, log"),
+    (director, "settle", "settle, count, log"),
     (HttpReply, "send", "write to the client"),
 ]
 COROUTINES: list[tuple[Any, str, str]] = [

@@ -7,14 +7,15 @@ together before it is asked for. An endpoint that is dropped must be free to go:
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, TypeAlias
+from typing import Any, NamedTuple
 
 import msgspec
 
-from gateway.framework import NO_MATCH, Kind, Plan, Request
+from gateway.errors import GatewayError
+from gateway.framework import NO_MATCH, Endpoint, Kind, Plan, Request
 from gateway.framework.match import Match
-from gateway.framework.request import DECODE, PREFILL
-from gateway.scheduling.trace import ProfileRun, Roster
+from gateway.framework.request import DECODE, NO_COSTS, PREFILL, PlannedLeg
+from gateway.scheduling.trace import ProfileRun
 
 OF_ONE, OF_SCORE, OF_NAME, OF_MATCH = 1800, 8, 16, 200
 """Bytes: of a decision without its candidates, of a scorer's score of one, of a name where filters removed some, and of
@@ -24,21 +25,30 @@ Terms = Mapping[str, Mapping[str, Mapping[str, float]]]
 """By endpoint and scorer: what the score is made of, in one run of a profile."""
 
 
-Planned: TypeAlias = tuple[tuple[tuple[str, str], ...], str, str, bool, Mapping[str, float]]
-"""A ``Plan`` by names: its legs, each a kind and an endpoint; its reason, its connector, whether it is strict; and its
-costs. A plain tuple: one is made for each request."""
+class Failure(NamedTuple):
+    """A ``GatewayError`` of the class ``kind``, without what it was raised from, so that it may be kept."""
+
+    kind: type[GatewayError]
+    message: str
+    param: str | None
+    retry_after: float | None
+
+    @classmethod
+    def of(cls, error: GatewayError) -> Failure:
+        return cls(type(error), error.message, error.param, error.retry_after)
+
+    def error(self) -> GatewayError:
+        return self.kind(self.message, param=self.param, retry_after=self.retry_after)
 
 
 class Decision(msgspec.Struct, frozen=True, eq=False):
     """One placement of a request, or one that could not be made.
 
-    ``at``: Clock.monotonic(); ``seconds``: that it took. ``attempt``: 1 for a request's first. ``matches``: by slot.
-    ``plan``: None where there is none: ``error`` says why. ``size``: bytes, about.
+    ``matches``: by slot. ``size``: bytes, about. ``runs``: of profiles, from which the scores can be shown; none where
+    nobody wants to see them. ``legs``: kind, endpoint's name and slot of each; the last one is the decode leg. There
+    are none where there is a ``failure``. ``reason``, ``connector``, ``strict``, ``costs``: as in ``Plan``.
     """
 
-    at: float
-    seconds: float
-    attempt: int
     request_id: str
     model: str
     adapter: str | None
@@ -50,46 +60,55 @@ class Decision(msgspec.Struct, frozen=True, eq=False):
     expected_output: float
     matches: Mapping[int, Match]
     handler: str
-    runs: Sequence[ProfileRun]
-    plan: Planned | None
-    error: str | None
     size: int
+    runs: Sequence[ProfileRun]
+    legs: tuple[tuple[str, str, int], ...]
+    reason: str
+    connector: str
+    strict: bool
+    costs: Mapping[str, float]
+    failure: Failure | None
 
     @classmethod
-    def of(
-        cls,
-        request: Request,
-        attempt: int,
-        handler: str,
-        runs: Sequence[ProfileRun],
-        began: float,
-        at: float,
-        made: Plan | str,
-    ) -> Decision:
-        """``began``, ``at``: Clock.monotonic() of its begin and its end. ``made``: the plan, or the client's message
-        that says why there is none."""
-        plan: Planned | None = None
-        if not isinstance(made, str):
-            legs: tuple[tuple[str, str], ...] = ()
-            for kind, endpoint in made.legs:
-                legs += ((kind, endpoint.name),)
-            plan = legs, made.reason, made.connector, made.strict, made.costs
-        size = OF_ONE + OF_MATCH * len(request.matches)
+    def of(cls, request: Request, made: Plan | GatewayError, runs: Sequence[ProfileRun] = ()) -> Decision:
+        """``made``: the plan, or why there is none."""
+        model, size = request.model, OF_ONE + OF_MATCH * len(request.matches)
         for run in runs:
             each = OF_SCORE * len(run.columns)
             if run.scored is not None:
                 each += OF_NAME
-            if run.roster is not None:
-                size += each * len(run.roster.names)
-        return cls(
-            *(at, at - began, attempt, request.id, request.model.name, request.adapter, request.kind, request.stream),
-            *(request.prompt_tokens, request.exact, request.max_tokens, request.expected_output, request.matches),
-            *(handler, runs, plan, made if isinstance(made, str) else None, size),
+            size += each * len(run.roster.names)
+        known = (
+            *(request.id, model.name, request.adapter, request.kind, request.stream, request.prompt_tokens),
+            *(request.exact, request.max_tokens, request.expected_output, request.matches, model.handler, size, runs),
         )
+        if isinstance(made, GatewayError):
+            return cls(*known, (), "", "", False, NO_COSTS, Failure.of(made))
+        legs: tuple[tuple[str, str, int], ...] = ()
+        for kind, endpoint in made.legs:
+            legs += ((kind, endpoint.name, endpoint.slot),)
+        return cls(*known, legs, made.reason, made.connector, made.strict, made.costs, None)
+
+    def plan(self, candidates: Sequence[Endpoint]) -> Plan:
+        """With the endpoints themselves. ``candidates``: those that it was made over."""
+        legs: tuple[PlannedLeg, ...] = ()
+        for kind, _, slot in self.legs:
+            for endpoint in candidates:
+                if endpoint.slot == slot:
+                    legs += (PlannedLeg((kind, endpoint)),)
+                    break
+        return Plan(legs, self.reason, self.connector, self.strict, self.costs)
+
+    def endpoint(self, kind: str) -> str | None:
+        """The name of the endpoint of the leg of this kind; None: there is none."""
+        for leg, name, _ in self.legs:
+            if leg == kind:
+                return name
+        return None
 
     def is_at(self, endpoint: str) -> bool:
         """Whether the endpoint of this name has a leg of it."""
-        return self.plan is not None and any(name == endpoint for _, name in self.plan[0])
+        return any(name == endpoint for _, name, _ in self.legs)
 
     def to_json(self, terms: Sequence[Terms] = ()) -> dict[str, Any]:
         """``terms``: of each of ``runs``, where they are known."""
@@ -103,8 +122,8 @@ class Decision(msgspec.Struct, frozen=True, eq=False):
             "max_tokens": self.max_tokens,
             "expected_output": self.expected_output,
             "handler": self.handler,
-            "plan": None if self.plan is None else _plan(self.plan),
-            "error": self.error,
+            "plan": _plan(self) if self.legs else None,
+            "error": None if self.failure is None else self.failure.message,
             "profiles": [
                 _profile(run, self.matches, terms[number] if terms else None) for number, run in enumerate(self.runs)
             ],
@@ -118,18 +137,17 @@ def match_json(match: Match) -> dict[str, Any]:
     }
 
 
-def _plan(planned: Planned) -> dict[str, Any]:
+def _plan(decision: Decision) -> dict[str, Any]:
     """``others``: the endpoints of legs of other kinds, by kind. They and ``costs`` are left out where there are none,
     and how the KV goes over where it does not."""
-    legs, reason, connector, strict, costs = planned
-    others = dict(legs)
-    plan: dict[str, Any] = {DECODE: others.pop(DECODE), PREFILL: others.pop(PREFILL, None), "reason": reason}
+    others = {kind: name for kind, name, _ in decision.legs}
+    plan: dict[str, Any] = {DECODE: others.pop(DECODE), PREFILL: others.pop(PREFILL, None), "reason": decision.reason}
     if others:
         plan["others"] = others
-    if costs:
-        plan["costs"] = dict(costs)
+    if decision.costs:
+        plan["costs"] = dict(decision.costs)
     if plan[PREFILL] is not None:
-        plan |= {"connector": connector, "strict": strict}
+        plan |= {"connector": decision.connector, "strict": decision.strict}
     return plan
 
 
@@ -139,7 +157,7 @@ def _profile(run: ProfileRun, matches: Mapping[int, Match], terms: Terms | None)
     A scorer that failed is named with the kind of its error: the error's text is a plugin's own, and for the log.
     """
     removed_by = {name: by for by, names in run.removed for name in names}
-    scores, roster = run.scores(), run.roster or Roster.of(run.candidates)
+    scores, roster = run.scores(), run.roster
     candidates = []
     for name, slot in zip(roster.names, roster.slots, strict=True):
         candidate: dict[str, Any] = {"endpoint": name, **match_json(matches.get(slot, NO_MATCH))}

@@ -8,17 +8,20 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import Protocol
 
 import msgspec
 
+from gateway.errors import GatewayError
 from gateway.fleet.load.booking import Booking
 from gateway.framework import GENERATES, Endpoint, Plan, Request
 from gateway.framework.request import DECODE, PREFILL
 from gateway.kvcache.index.cache_index import CacheIndex
 from gateway.kvcache.index.keys import BlockKeys
 from gateway.kvcache.index.use import BlockUse
+from gateway.placement.decision import Decision
 from gateway.scheduling.scheduler import Scheduler
-from gateway.scheduling.trace import Trace
+from gateway.scheduling.trace import Rosters, Trace
 
 KEEP_KV = frozenset({PREFILL, DECODE})
 """Kinds of legs that leave the prompt's KV on their endpoint. Any other is booked as one request, and no tokens."""
@@ -30,31 +33,45 @@ FEWEST, MOST = 0.1, 100.0
 """Bounds of the tokens of one stream event: a count outside of them is a defect."""
 
 
+class Placeable(Protocol):
+    """A request whose prompt is known. ``keys``: of the prompt's blocks."""
+
+    @property
+    def request(self) -> Request: ...
+
+    @property
+    def keys(self) -> BlockKeys: ...
+
+
 def decide(
-    request: Request,
-    keys: BlockKeys,
+    call: Placeable,
     candidates: Sequence[Endpoint],
     index: CacheIndex,
     scheduler: Scheduler,
-    trace: Trace | None = None,
+    rosters: Rosters | None = None,
     *,
     form: bool = False,
     fell_back: bool = False,
-) -> Plan:
-    """Match ``request`` with the caches of ``candidates``, which becomes its ``matches``, and schedule it.
+) -> Decision:
+    """Match the request of ``call`` with the caches of ``candidates``, which becomes its ``matches``, and schedule it.
 
-    ``keys``: of the prompt's blocks. ``trace``: is filled in, also where this raises. ``form``: its body is
-    a form, in which the legs' fields cannot be set. ``fell_back``: a hand-over of it failed before: its client has
-    waited long enough. In both cases the decode endpoint does all of it, which is the plan's reason.
+    ``rosters``: where the candidates' names are kept; None: nobody asks what the decision was made of. ``form``: its
+    body is a form, in which the legs' fields cannot be set. ``fell_back``: a hand-over of it failed before: its client
+    has waited long enough. In both cases the decode endpoint does all of it, which is the decision's reason.
 
-    Raises NoEndpoint where a filter left none, PluginFailed where a plugin failed.
+    Where a filter left no endpoint, or a plugin failed, the decision says so.
     """
-    request.matches = index.match(keys, request.prompt_tokens, candidates)
-    plan = scheduler.schedule(request, candidates, trace)
-    if (form or fell_back) and len(plan.legs) > 1:
-        one_leg = "fell-back" if fell_back else "form"
-        plan = replace(plan, legs=plan.legs[-1:], reason=one_leg)
-    return plan
+    request, trace = call.request, None if rosters is None else Trace(rosters)
+    request.matches = index.match(call.keys, request.prompt_tokens, candidates)
+    made: Plan | GatewayError
+    try:
+        made = scheduler.schedule(request, candidates, trace)
+        if (form or fell_back) and len(made.legs) > 1:
+            one_leg = "fell-back" if fell_back else "form"
+            made = replace(made, legs=made.legs[-1:], reason=one_leg)
+    except GatewayError as error:
+        made = error
+    return Decision.of(request, made, tuple(trace or ()))  # not the trace itself, which refers to endpoints
 
 
 class LegWork(msgspec.Struct, eq=False):
@@ -80,6 +97,7 @@ class Placement(msgspec.Struct, eq=False):
     teaches what computing costs.
     """
 
+    request: Request
     plan: Plan
     legs: dict[str, LegWork]
     decode: LegWork
@@ -106,11 +124,10 @@ class Placement(msgspec.Struct, eq=False):
                 leg.booking.cost.count_request()
         return leg
 
-    def falls_back(self, now: float, *, reported: bool) -> None:
-        """The hand-over failed: from ``now`` on the decode endpoint computes the prompt. ``reported``: as
-        for ``Booking.book_prompt``."""
+    def falls_back(self, now: float) -> None:
+        """The hand-over failed: from ``now`` on the decode endpoint computes the prompt."""
         self.split = False
-        self.decode.booking.book_prompt(now, reported=reported)
+        self.decode.booking.book_prompt(now, reported=self.request.stream)
 
     def cancel(self) -> None:
         """Nothing of it was sent: give back what its legs have."""
@@ -127,24 +144,25 @@ class Placement(msgspec.Struct, eq=False):
 
 
 def book(
-    request: Request,
-    keys: BlockKeys,
-    plan: Plan,
+    call: Placeable,
+    decision: Decision,
+    candidates: Sequence[Endpoint],
     index: CacheIndex,
     now: float,
     *,
-    prefilled: bool = False,
+    prefilled: Endpoint | None = None,
 ) -> Placement:
-    """Enter the work of ``plan`` into the ledgers, leg by leg, and what it will bring into the caches.
+    """Enter the work of ``decision`` into the ledgers, leg by leg, and what it will bring into the caches.
 
-    ``now``: Clock.monotonic(), as when the loads were read. ``prefilled``: the plan's prefill leg is answered already.
+    ``candidates``, ``index``: those that it was made over. ``now``: Clock.monotonic(), as when the loads were read.
+    ``prefilled``: the endpoint that has answered a prefill leg of this request already.
     """
-
+    request, keys, plan = call.request, call.keys, decision.plan(candidates)
     split, pure = len(plan.legs) > 1 and plan.prefill is not None, True
     legs: dict[str, LegWork] = {}
     computes: Booking | None = None
     for kind, endpoint in plan.legs:
-        if kind == PREFILL and prefilled:
+        if kind == PREFILL and endpoint is prefilled:
             continue
         if kind in KEEP_KV:
             work = LegWork(Booking(request, endpoint, now), index.placed(keys, endpoint))
@@ -156,7 +174,7 @@ def book(
             computes = work.booking
         legs[kind] = work
     decode = legs[DECODE]
-    return Placement(plan, legs, decode, computes or decode.booking, split, pure)
+    return Placement(request, plan, legs, decode, computes or decode.booking, split, pure)
 
 
 class Answered(msgspec.Struct, frozen=True):
@@ -175,8 +193,9 @@ class Answered(msgspec.Struct, frozen=True):
     tokens: int | None = None
 
 
-def learn(placement: Placement, request: Request, answered: Answered) -> None:
+def learn(placement: Placement, answered: Answered) -> None:
     """From a whole answer: the engine's pace, and how long answers are."""
+    request = placement.request
     booking, model, generates = placement.decode.booking, request.model, request.kind in GENERATES
     computed = placement.pure and not placement.split
     steps = (answered.tokens or 0) / answered.sequences - 1

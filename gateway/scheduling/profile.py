@@ -21,7 +21,7 @@ from math import isfinite
 from gateway.core.observer import Observer
 from gateway.errors import NoEndpoint, PluginFailed
 from gateway.framework import Endpoint, Filter, Picker, Request, Scorer
-from gateway.scheduling.trace import ProfileRun, Trace
+from gateway.scheduling.trace import ProfileRun, Roster, Trace
 
 RETRY_AFTER = 5.0
 """Seconds: engines that are out are tried again every 0.5 to 15 s, and a slow start lets more through each second."""
@@ -63,7 +63,12 @@ def run_profile(
     run = None
     if trace is not None:
         run = ProfileRun()
-        run.profile, run.candidates, run.weights, run.columns = name, endpoints, profile.weights, {}
+        run.profile, run.weights, run.columns = name, profile.weights, {}
+        key = request.model.name, name
+        known = trace.rosters.get(key)
+        if known is None or (known[0] is not endpoints and known[0] != endpoints):
+            known = trace.rosters[key] = endpoints, Roster.of(endpoints)
+        run.roster = known[1]
         trace.append(run)
     if not endpoints:
         raise NoEndpoint(

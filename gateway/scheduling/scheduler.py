@@ -37,8 +37,6 @@ class Scheduler:
         handler = self.handlers.get(name)
         if handler is None:
             raise PluginFailed(f"the handler {name!r} of model {request.model.name!r} is not configured")
-        if trace is not None:
-            trace.handler = name
 
         run = partial(run_profile, self.profiles, request, self._observer, trace)
         try:
@@ -51,8 +49,6 @@ class Scheduler:
         except Exception as error:
             self._observer.plugin_failed("handler", name, error)
             raise PluginFailed(f"the handler {name!r} failed ({type(error).__name__})") from error
-        if trace is not None:
-            trace.plan = plan
         return plan
 
     def placed(self, request: Request, plan: Plan) -> None:

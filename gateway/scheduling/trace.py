@@ -9,9 +9,9 @@ from __future__ import annotations
 from array import array
 from collections.abc import Mapping, Sequence
 from types import MappingProxyType
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeAlias
 
-from gateway.framework import Endpoint, Plan
+from gateway.framework import Endpoint
 
 NONE: Mapping[str, Any] = MappingProxyType({})
 
@@ -30,8 +30,8 @@ class Roster(NamedTuple):
 class ProfileRun:
     """One run of a profile; ends where it failed.
 
-    ``candidates``: the endpoints that it was run over; where it is kept, their ``roster`` instead. ``removed``: by each
-    filter that removed any, in order, their names. ``scored``: names of the endpoints that the filters left; None: all.
+    ``roster``: of the endpoints that it was run over. ``removed``: by each filter that removed any, in order, their
+    names. ``scored``: names of the endpoints that the filters left; None: all.
     ``columns``: by scorer, the scores of those; empty where it came to none. ``weights``: by scorer. ``silent``:
     scorers that failed, and how. ``picked``: the best one's name; None where it came to none.
 
@@ -39,10 +39,9 @@ class ProfileRun:
     """
 
     profile: str
-    candidates: Sequence[Endpoint]
+    roster: Roster
     weights: Mapping[str, float]
     columns: dict[str, array[float]]
-    roster: Roster | None = None
     removed: Sequence[tuple[str, Sequence[str]]] = ()
     scored: Sequence[str] | None = None
     silent: Mapping[str, str] = NONE
@@ -61,7 +60,7 @@ class ProfileRun:
             return {}
         names = self.scored
         if names is None:
-            names = (self.roster or Roster.of(self.candidates)).names
+            names = self.roster.names
         scores: dict[str, tuple[float, Mapping[str, float]]] = {}
         for number, name in enumerate(names):
             each = {scorer: column[number] for scorer, column in self.columns.items()}
@@ -69,8 +68,17 @@ class ProfileRun:
         return scores
 
 
-class Trace(list[ProfileRun]):
-    """One call of ``Scheduler.schedule``: the runs in the order in which the handler ran the profiles."""
+Rosters: TypeAlias = dict[tuple[str, str], tuple[Sequence[Endpoint], Roster]]
+"""By model and profile, the last candidates, and their roster: many runs over the same ones need it made once. It holds
+endpoints: clear it when one is dropped."""
 
-    handler: str = ""
-    plan: Plan | None = None
+
+class Trace(list[ProfileRun]):
+    """One call of ``Scheduler.schedule``: the runs in the order in which the handler ran the profiles.
+
+    ``rosters``: those known from before, to which new ones are added.
+    """
+
+    def __init__(self, rosters: Rosters) -> None:
+        super().__init__()
+        self.rosters = rosters

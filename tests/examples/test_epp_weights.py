@@ -16,7 +16,7 @@ FILE = Path(__file__).parents[2] / "docs" / "examples" / "epp-weights.yaml"
 
 
 def scores(asked, *endpoints):
-    scheduler, trace = build_scheduler(load(FILE, {}), context), Trace()
+    scheduler, trace = build_scheduler(load(FILE, {}), context), Trace({})
     plan = scheduler.schedule(asked, endpoints, trace)
     return plan, {name: score for name, (score, _) in trace[0].scores().items()}
 

@@ -37,7 +37,7 @@ try:
 except ConfigError as error:
     sys.exit(error.message)
 for hour in (22, 23, 0, 4, 5):
-    clock.now, trace = hour * 3600.0, Trace()
+    clock.now, trace = hour * 3600.0, Trace({})
     fleet = (endpoint(0, labels={"tariff": "night"}), endpoint(1))
     scheduler.schedule(request(), fleet, trace)
     print(hour, [score for score, _ in trace[0].scores().values()])

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import gc
 from array import array
 from random import Random
+from typing import NamedTuple
 
 import pytest
 
@@ -13,16 +15,18 @@ from gateway.core.clock import ManualClock
 from gateway.core.observer import NULL_OBSERVER
 from gateway.core.prompt import Prompt
 from gateway.errors import NoEndpoint
+from gateway.fleet.engine import FleetEndpoint
 from gateway.fleet.fleet import Fleet
 from gateway.fleet.settings import EndpointSettings, FleetSettings
 from gateway.framework import Context, Endpoint, Kind, Plan, Request
 from gateway.framework.fleet import Model
-from gateway.framework.request import PREFILL
+from gateway.framework.request import DECODE, PREFILL
 from gateway.kvcache.index.cache_index import CacheIndex
 from gateway.kvcache.index.keys import BlockKeys
 from gateway.kvcache.settings import CacheSettings
+from gateway.placement.decision import Decision
 from gateway.placement.placing import MOST, Answered, Placement, book, decide, learn
-from gateway.scheduling.trace import Trace
+from gateway.scheduling.profile import RETRY_AFTER
 
 IDS = array("I", range(3200))
 ONE = "models: [{name: m, endpoints: [{url: 'http://e1:1'}, {url: 'http://e2:1'}]}]"
@@ -45,6 +49,11 @@ class Plans:
         return self.made
 
 
+class Asked(NamedTuple):
+    request: Request
+    keys: BlockKeys
+
+
 class Scene:
     def __init__(self) -> None:
         self.clock, chance, self.model = ManualClock(), Random(1), Model("m", expected_output=100.0)
@@ -62,12 +71,16 @@ class Scene:
     def request(self, *, stream: bool = True, kind: Kind = Kind.CHAT) -> Request:
         return Request("r", self.model, kind, self.clock.now, stream=stream, token_ids=IDS, prompt_tokens=len(IDS))
 
-    def decide(self, request: Request, trace: Trace | None = None, form: bool = False) -> Plan:
-        return decide(request, self.keys, self.endpoints, self.index, self.scheduler, trace, form=form)
+    def decide(self, request: Request, *, form: bool = False) -> Decision:
+        return decide(Asked(request, self.keys), self.endpoints, self.index, self.scheduler, {}, form=form)
 
-    def book(self, request: Request, plan: Plan, *, prefilled: bool = False) -> Placement:
-        now = self.clock.now
-        return book(request, self.keys, plan, self.index, now, prefilled=prefilled)
+    def book(self, request: Request, made: Decision | Plan, *, prefilled: Endpoint | None = None) -> Placement:
+        decision = made if isinstance(made, Decision) else Decision.of(request, made)
+        call, now = Asked(request, self.keys), self.clock.now
+        return book(call, decision, self.endpoints, self.index, now, prefilled=prefilled)
+
+    def place(self, request: Request) -> Placement:
+        return self.book(request, self.decide(request))
 
     def load(self, endpoint: Endpoint) -> tuple[int, int, int]:
         ledger = endpoint.load
@@ -77,15 +90,16 @@ class Scene:
 def test_two_that_are_decided_one_after_the_other_see_each_other() -> None:
     scene = Scene()
     first = scene.request()
-    placement = scene.book(first, scene.decide(first))
+    placement = scene.place(first)
     assert scene.load(placement.plan.decode) == (1, len(IDS), len(IDS))
     other = scene.request()
     other.token_ids = array("I", range(5000, 8200))
     keys = scene.index.keys(Prompt(other.token_ids, len(IDS), True))
-    plan = decide(other, keys, scene.endpoints, scene.index, scene.scheduler)
-    assert plan.decode is not placement.plan.decode, "the first one's work is in the way"
+    first_at = placement.plan.decode
+    elsewhere = decide(Asked(other, keys), scene.endpoints, scene.index, scene.scheduler)
+    assert elsewhere.endpoint(DECODE) != first_at.name, "the first one's work is in the way"
     alike = scene.request()
-    assert scene.decide(alike).decode is placement.plan.decode, "it will hold the same prompt"
+    assert scene.decide(alike).endpoint(DECODE) == first_at.name, "it will hold the same prompt"
     assert alike.matches[placement.plan.decode.slot].expected_hit == len(IDS) - 16, "but for its last block"
     placement.end(ok=False)
     assert scene.load(placement.plan.decode) == (0, 0, 0)
@@ -96,11 +110,12 @@ def test_two_that_are_decided_one_after_the_other_see_each_other() -> None:
 def test_a_prompt_is_computed_apart_unless_it_must_not_be(form: bool) -> None:
     scene = Scene()
     scene.scheduler.handlers = {scene.model.handler: Apart()}
-    request, trace = scene.request(), Trace()
-    plan = scene.decide(request, trace, form)
-    assert trace.handler == scene.model.handler
-    assert (plan.prefill is None, plan.reason) == ((True, "form") if form else (False, "split"))
-    placement = scene.book(request, plan)
+    request = scene.request()
+    decision = scene.decide(request, form=form)
+    assert decision.handler == scene.model.handler
+    assert (decision.endpoint(PREFILL) is None, decision.reason) == ((True, "form") if form else (False, "split"))
+    placement = scene.book(request, decision)
+    plan = placement.plan
     assert placement.computes.endpoint is (plan.decode if form else scene.endpoints[1])
     assert placement.split is not form
     loads = [scene.load(endpoint)[1] for endpoint in scene.endpoints]
@@ -119,11 +134,11 @@ def test_a_prefill_ends_once_and_a_hand_over_that_fails_books_the_prompt_where_t
     assert placement.ended(PREFILL, ok=True) is None
     work.blocks.end()
     assert scene.load(scene.endpoints[1]) == (0, 0, 0)
-    placement.falls_back(scene.clock.now, reported=True)
+    placement.falls_back(scene.clock.now)
     assert (placement.split, placement.computes) == (False, placement.decode.booking)
     assert scene.load(scene.endpoints[0]) == (1, len(IDS), len(IDS))
     placement.end(ok=True)
-    again = scene.book(scene.request(), plan, prefilled=True)
+    again = scene.book(scene.request(), plan, prefilled=prefill)
     assert [scene.load(endpoint)[:2] for endpoint in scene.endpoints] == [(1, 0), (0, 0)]
     again.end(ok=True)
 
@@ -137,7 +152,7 @@ def test_a_leg_of_another_kind_is_booked_as_one_request_and_given_back() -> None
     assert scene.load(encode) == (1, 0, 0)
     assert scene.load(decode) == (1, len(IDS), len(IDS)), "no other leg computes the prompt"
     assert (placement.split, placement.computes) == (False, placement.decode.booking)
-    assert scene.decide(scene.request()).decode is decode, "only there will the prompt be"
+    assert scene.decide(scene.request()).endpoint(DECODE) == decode.name, "only there will the prompt be"
     work = placement.ended("encode", ok=True)
     assert work is not None
     work.blocks.end()
@@ -147,7 +162,7 @@ def test_a_leg_of_another_kind_is_booked_as_one_request_and_given_back() -> None
     before = cost.prefill_scale, cost.step_scale
     scene.clock.now = 60.0
     for _ in range(20):
-        learn(placement, request, Answered(60.0, events=50, first_at=59.0, tokens=50))
+        learn(placement, Answered(60.0, events=50, first_at=59.0, tokens=50))
     assert (cost.prefill_scale, cost.step_scale) == before, "the other leg is in the time to the first token"
     placement.end(ok=False)
     again = scene.book(request, plan)
@@ -155,20 +170,21 @@ def test_a_leg_of_another_kind_is_booked_as_one_request_and_given_back() -> None
     assert [scene.load(endpoint) for endpoint in scene.endpoints] == [(0, 0, 0), (0, 0, 0)]
     assert scene.index.blocks == 0
     scene.scheduler.handlers = {scene.model.handler: Plans(plan)}
-    assert scene.decide(request, form=True) == Plan.of(decode, reason="form")
+    alone = scene.decide(request, form=True)
+    assert alone.plan(scene.endpoints) == Plan.of(decode, reason="form")
 
 
 @pytest.mark.parametrize("stream", [True, False])
 def test_a_whole_answer_teaches_the_pace_and_the_length(stream: bool) -> None:
     scene = Scene()
     request = scene.request(stream=stream)
-    placement = scene.book(request, scene.decide(request))
+    placement = scene.place(request)
     cost = placement.decode.booking.cost
     before = cost.prefill_scale, cost.step_scale
     scene.clock.now = 60.0
     seen = Answered(60.0, events=50, first_at=20.0, later=49, tokens=200) if stream else Answered(60.0, tokens=200)
     for _ in range(20):
-        learn(placement, request, seen)
+        learn(placement, seen)
     assert scene.model.expected_output > 100.0
     assert (scene.model.event_tokens > 1.0) is stream
     assert (cost.prefill_scale, cost.step_scale) != before
@@ -179,11 +195,11 @@ def test_an_answer_that_was_cut_off_says_only_that_it_had_so_many() -> None:
     scene = Scene()
     scene.model.expected_output = 200.0
     request = scene.request(stream=False)
-    placement = scene.book(request, scene.decide(request))
+    placement = scene.place(request)
 
     def answered(tokens: int, limit: int) -> float:
         request.max_tokens = limit
-        learn(placement, request, Answered(1.0, tokens=tokens))
+        learn(placement, Answered(1.0, tokens=tokens))
         return scene.model.expected_output
 
     assert answered(10, limit=10) == 200
@@ -195,29 +211,45 @@ def test_an_answer_that_was_cut_off_says_only_that_it_had_so_many() -> None:
 def test_tokens_of_an_event_are_learned_within_bounds() -> None:
     scene = Scene()
     request = scene.request()
-    placement = scene.book(request, scene.decide(request))
+    placement = scene.place(request)
     for _ in range(200):
-        learn(placement, request, Answered(1.0, events=10, tokens=30))
+        learn(placement, Answered(1.0, events=10, tokens=30))
     assert scene.model.event_tokens == pytest.approx(3, rel=0.01)
     for _ in range(500):
-        learn(placement, request, Answered(1.0, events=1, tokens=10**12))
+        learn(placement, Answered(1.0, events=1, tokens=10**12))
     assert scene.model.event_tokens <= MOST
 
 
 def test_what_generates_nothing_teaches_no_length() -> None:
     scene = Scene()
     request = scene.request(stream=False, kind=Kind.EMBEDDING)
-    placement = scene.book(request, scene.decide(request))
-    learn(placement, request, Answered(1.0))
+    placement = scene.place(request)
+    learn(placement, Answered(1.0))
     assert scene.model.expected_output == 100.0
     placement.end(ok=True)
 
 
-def test_where_no_endpoint_is_left_the_trace_says_what_was_tried() -> None:
+def test_where_no_endpoint_is_left_the_decision_says_what_was_tried() -> None:
     scene = Scene()
     for endpoint in scene.endpoints:
         endpoint.engine.up = False
-    trace = Trace()
-    with pytest.raises(NoEndpoint):
-        scene.decide(scene.request(), trace)
-    assert [run.profile for run in trace] == ["default"]
+    decision = scene.decide(scene.request())
+    assert (decision.legs, [run.profile for run in decision.runs]) == ((), ["default"])
+    assert decision.failure is not None
+    error = decision.failure.error()
+    assert isinstance(error, NoEndpoint)
+    assert (error.retry_after, "healthy" in str(error)) == (RETRY_AFTER, True)
+    assert decision.to_json()["error"] == str(error)
+
+
+def test_a_decision_keeps_no_endpoint() -> None:
+    scene = Scene()
+    held: list[object] = [scene.decide(scene.request())]
+    seen: set[int] = set()
+    while held:
+        one = held.pop()
+        if id(one) in seen or isinstance(one, type):
+            continue
+        seen.add(id(one))
+        assert not isinstance(one, FleetEndpoint | Request)
+        held.extend(gc.get_referents(one))

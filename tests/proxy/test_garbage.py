@@ -1,4 +1,4 @@
-"""Covers: gateway/proxy/serving/exchange.py, gateway/proxy/serving/record.py.
+"""Covers: gateway/proxy/serving/attempt.py, gateway/proxy/serving/settle.py.
 
 What a request leaves behind. Reference counts free it when it has ended; a cycle would keep its prompt and all that
 was known of it until the garbage collector comes, and make its rounds long.
@@ -83,7 +83,7 @@ async def test_a_client_that_leaves_its_stream_leaves_no_cycle(kept):
             await eventually(gateway.idle, "nothing stays booked")
             if turn == 0:
                 ours()
-        assert "Exchange" not in ours()
+        assert "Attempt" not in ours()
 
 
 async def test_nothing_keeps_the_body_of_a_stream_that_has_begun(monkeypatch):

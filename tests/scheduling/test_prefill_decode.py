@@ -298,7 +298,7 @@ def test_by_default_the_idle_ones_are_chosen_on_either_side() -> None:
         endpoint(3, role=D),
         endpoint(4, role=D, up=False),
     )
-    trace = Trace()
+    trace = Trace({})
     made = scheduled(fleet, request(4000, **LONG), trace)
     assert made == Plan.of(fleet[3], prefill=fleet[1], reason="split")
     assert [run.profile for run in trace] == ["decode", "prefill"]

@@ -60,7 +60,7 @@ A, B, C = endpoint(0), endpoint(1), endpoint(2)
 
 
 def test_filters_then_weighted_scores_then_picker() -> None:
-    picker, trace = Choice(), Trace()
+    picker, trace = Choice(), Trace({})
     one = profile(
         filters=[("no-c", Rule(lambda es: [e for e in es if e is not C]))],
         scorers=[("x", Advice([0.5, 1.0]), 2.0), ("y", Advice([1.0, 0.25]), 1.0)],
@@ -73,7 +73,7 @@ def test_filters_then_weighted_scores_then_picker() -> None:
 
 
 def test_without_scorers_every_candidate_scores_nothing() -> None:
-    picker, trace = Choice(), Trace()
+    picker, trace = Choice(), Trace({})
     run(profile(picker=picker), request(), (A, B), Notes(), trace)
     assert picker.seen == {A: 0.0, B: 0.0}
     assert trace[0].scores() == {"e0": (0.0, {}), "e1": (0.0, {})}
@@ -120,7 +120,7 @@ def test_a_broken_filter_fails_the_request(broken: Any) -> None:
     ids=["raises", "empty", "short", "long", "none", "words", "hole"],
 )
 def test_a_broken_scorer_is_silent(broken: Any) -> None:
-    notes, picker, trace = Notes(), Choice(), Trace()
+    notes, picker, trace = Notes(), Choice(), Trace({})
     one = profile(scorers=[("bad", Advice(broken), 5.0), ("good", Advice([0.1, 0.9]), 1.0)], picker=picker)
     assert run(one, request(), (A, B), notes, trace) == [B]
     assert [(kind, name) for kind, name, _ in notes.failed] == [("scorer", "bad")]
@@ -155,7 +155,7 @@ def test_the_trace_says_what_happened() -> None:
         filters=[("all", Rule(lambda es: es)), ("no-a", Rule(lambda es: es[1:]))],
         scorers=[("x", Advice([0.5, 1.0]), 2.0), ("bad", Advice(fail), 1.0)],
     )
-    trace = Trace()
+    trace = Trace({})
     run(one, request(), (A, B, C), Notes(), trace)
     (made,) = trace
     assert made.removed == (("no-a", ("e0",)),)
@@ -167,7 +167,7 @@ def test_the_trace_says_what_happened() -> None:
 
 def test_the_trace_of_a_failure_ends_where_it_failed() -> None:
     one = profile(filters=[("none", Rule(lambda es: []))])
-    trace = Trace()
+    trace = Trace({})
     with pytest.raises(NoEndpoint):
         run(one, request(), (A, B), Notes(), trace)
     (made,) = trace

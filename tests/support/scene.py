@@ -15,13 +15,15 @@ from gateway.core.clock import ManualClock
 from gateway.core.observer import Observer, Settled
 from gateway.core.prompt import Prompt
 from gateway.fleet.fleet import Fleet
+from gateway.flow.admission import Permit
 from gateway.framework import Endpoint
 from gateway.kvcache.events.poller import Poller
 from gateway.kvcache.index.predictions import EVENTS_WITHIN
-from gateway.proxy.memory import Memory
+from gateway.proxy.memory import Memory, Share
+from gateway.proxy.serving.attempt import Attempt
+from gateway.proxy.serving.call import Call
 from gateway.proxy.serving.decisions import Decisions
 from gateway.proxy.serving.director import Director
-from gateway.proxy.serving.exchange import Exchange
 from gateway.proxy.serving.forward import Forwarder
 from gateway.proxy.serving.handover import Handover, HandoverState
 from gateway.proxy.serving.hooks import BeforeSend, Hooks
@@ -29,7 +31,10 @@ from gateway.proxy.serving.model_directory import ModelDirectory
 from gateway.proxy.serving.placer import Placer
 from gateway.proxy.serving.reception import Reception
 from gateway.proxy.serving.response_affinity import ResponseAffinity
+from gateway.proxy.serving.settle import settle
 from gateway.proxy.serving.stream_usage import StreamUsage
+from gateway.proxy.serving.timeline import Timeline
+from gateway.proxy.upstream.legs import Retries
 from gateway.proxy.upstream.send import Upstream
 from gateway.wiring import Common, Draft, priced
 from tests.support.gateway import IN_TURN, config_for, split_config
@@ -63,6 +68,42 @@ class Notes(Observer):
 
     def disconnected(self, model: str, phase: str) -> None:
         self.left.append(phase)
+
+
+class Life:
+    """A request that is taken through the rooms by hand, as the director does. ``call``, ``permit``: from when it is
+    read. ``attempts``: all of them."""
+
+    call: Call
+
+    def __init__(self, scene: Scene, route: Route) -> None:
+        self._scene = scene
+        self._route = route
+        self.timeline = Timeline(scene.clock, scene.clock.monotonic())
+        self.share = Share(scene.memory)
+        self.permit: Permit | None = None
+        self.attempts: list[Attempt] = []
+
+    async def read(self, client: MemoryClient) -> Call:
+        reception = self._scene.reception
+        self.call, self.permit = await reception.read(client, self._route, "id", self.timeline, self.share)
+        return self.call
+
+    def place(self, retries: Retries | None = None) -> Attempt:
+        scene, before = self._scene, self.attempts[-1] if self.attempts else None
+        retries = retries or Retries(scene.config.retries, scene.runtime.budget)
+        attempt = scene.placer.place(self.call, self.timeline, retries, before)
+        self.attempts.append(attempt)
+        return attempt
+
+    def settle(self) -> None:
+        if self.attempts:
+            with self.attempts[-1]:
+                pass
+        if self.permit is not None:
+            self.permit.release()
+        self.share.release()
+        settle("id", self._route, self.timeline, self._scene.notes)
 
 
 class Scene:
@@ -149,9 +190,9 @@ class Scene:
         for _ in range(TURNS):
             await asyncio.sleep(0)
 
-    def exchange(self, route: Route = CHAT) -> Exchange:
+    def request(self, route: Route = CHAT) -> Life:
         """A request that has just come."""
-        return Exchange("id", route, self.clock, self.memory, self.notes)
+        return Life(self, route)
 
     def ask(self, client: MemoryClient) -> asyncio.Task[None]:
         """Have the director answer ``client``."""

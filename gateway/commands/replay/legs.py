@@ -69,24 +69,28 @@ class Legs:
 
     def _send(self, flight: Flight) -> None:
         """Choose endpoints for the call, book it there, and send its first leg."""
-        world, request, keys = self._world, flight.request, flight.keys
+        world = self._world
         now = world.clock.now
         for seat in world.seats:
             seat.progress(now)
         among = world.endpoints
         if self._scheduled:
             among = [one for one in among if not one.draining and one.slot not in flight.failed_on]
-        try:
-            plan = decide(request, keys, among, world.index, world.scheduler, fell_back=flight.fell_back)
-        except NoEndpoint as error:
+        decision = decide(flight, among, world.index, world.scheduler, fell_back=flight.fell_back)
+        if decision.failure is not None:
+            error = decision.failure.error()
+            if not isinstance(error, NoEndpoint):
+                raise error
             if not self._scheduled:
-                raise ConfigError(f"the call at {flight.call.at:g} s: {error}") from None
+                raise ConfigError(f"the call at {flight.call.at:g} s: {error}")
             self._lose(flight)
             return
-        if plan.kinds not in ((DECODE,), (PREFILL, DECODE)):
-            raise ConfigError(f"the handler planned the legs {', '.join(plan.kinds)}, which a replay cannot send")
+        kinds = tuple([kind for kind, _, _ in decision.legs])
+        if kinds not in ((DECODE,), (PREFILL, DECODE)):
+            raise ConfigError(f"the handler planned the legs {', '.join(kinds)}, which a replay cannot send")
+        flight.placement, flight.due = book(flight, decision, among, world.index, now), 1 + BOOKING_STEP
+        plan = flight.placement.plan
         call, seat = flight.call, world.by_slot[plan.decode.slot]
-        flight.placement, flight.due = book(request, keys, plan, world.index, now), 1 + BOOKING_STEP
         flight.job = Job(call.blocks, call.input_tokens, call.output_tokens)
         flight.sent = plan.prefill is None
         if plan.prefill is None:
@@ -97,7 +101,7 @@ class Legs:
             flight.prefill = Prefill(first, job)
             self._submit(first, job, flight)
         seat.flights[flight.job] = flight
-        world.scheduler.placed(request, plan)
+        world.scheduler.placed(flight.request, plan)
 
     def _submit(self, seat: Seat, job: Job, flight: Flight) -> None:
         try:
@@ -114,7 +118,7 @@ class Legs:
         assert job.first_at is not None
         tokens = call.output_tokens
         later = tokens - 1 if tokens > 2 else 0
-        learn(placement, flight.request, Answered(now, 1, tokens, job.first_at, later, tokens))
+        learn(placement, Answered(now, 1, tokens, job.first_at, later, tokens))
         if not placement.split:  # with a hand-over the first token is the other engine's
             flight.reported = placement.decode.booking.expected_hit, job.hit_tokens
             placement.decode.reported(job.hit_tokens)
@@ -237,7 +241,7 @@ class Legs:
         self.retried += 1
         flight.fell_back = True
         flight.job.links = ()
-        flight.placement.falls_back(now, reported=True)
+        flight.placement.falls_back(now)
         if not flight.sent:
             flight.sent = True
             self._submit(self._world.by_slot[flight.placement.plan.decode.slot], flight.job, flight)

@@ -13,23 +13,24 @@ from dataclasses import dataclass
 from typing import Any
 
 from gateway.api.body import JsonBody
-from gateway.api.parse import Parsed, parse
+from gateway.api.parse import parse
 from gateway.api.routes import Route
 from gateway.api.settings import PassSettings
-from gateway.core.prompt import Prompt
 from gateway.errors import GatewayError
 from gateway.fleet.fleet import Fleet
-from gateway.framework import Clock, Endpoint, Plan, Request
+from gateway.framework import Clock, Endpoint, Request
+from gateway.framework.request import DECODE
 from gateway.kvcache.events.poller import Poller
 from gateway.kvcache.index.keys import BlockKeys
 from gateway.placement.decision import Decision, Terms, match_json
 from gateway.placement.placing import decide
+from gateway.proxy.serving.call import Call, IncomingRequest
 from gateway.proxy.serving.identify import identify, tokenized
 from gateway.proxy.serving.model_directory import ModelDirectory, ModelRuntime
 from gateway.proxy.serving.response_affinity import ResponseAffinity
 from gateway.scheduling.rehearsal import rehearsal
 from gateway.scheduling.scheduler import Scheduler
-from gateway.scheduling.trace import ProfileRun, Trace
+from gateway.scheduling.trace import ProfileRun
 
 log = logging.getLogger("kvgate.explain")
 
@@ -72,41 +73,42 @@ class Explainer:
             prompt = await runtime.tokens.tokenize(parsed.input, room=lambda: self.directory.room(runtime.model))
             keys = tokenized(runtime, request, prompt)
             await self.poller.catch_up()
-            return self._decide(runtime, request, parsed, prompt, keys)
+            incoming = IncomingRequest(REQUEST_ID, route, (), parsed.body, runtime, request, parsed.n, "")
+            return self._decide(Call.of(incoming, prompt, keys), parsed.previous_response)
 
-    def _decide(
-        self, runtime: ModelRuntime, request: Request, parsed: Parsed, prompt: Prompt, keys: BlockKeys
-    ) -> dict[str, Any]:
-        """Without an await, so that the reported state is the one at the decision."""
-        trace, began = Trace(), self.clock.monotonic()
+    def _decide(self, call: Call, previous_response: str | None) -> dict[str, Any]:
+        """Without an await, so that the reported state is the one at the decision. ``previous_response``: the id of
+        the response with which it goes on."""
+        runtime, request, keys = call.runtime, call.request, call.keys
         scheduler = rehearsal(self.scheduler)
         every = self.fleet.endpoints(runtime.model)
         could = self.directory.candidates(runtime.model, request.adapter, draining=request.bound)
         out = {one.name: _out(one, request) for one in every if one not in could}
-        endpoints, error = could, None
+        endpoints = could
         try:
             pinned_url = ""
-            if parsed.previous_response is not None:
-                pinned_url = self.stored.engine_of(parsed.previous_response, every)
+            if previous_response is not None:
+                pinned_url = self.stored.engine_of(previous_response, every)
             endpoints = self.directory.eligible(request, pinned_url)
             out |= {one.name: "does not keep the previous response" for one in could if one not in endpoints}
-            form = not isinstance(parsed.body, JsonBody)
-            made: Plan | str = decide(request, keys, endpoints, runtime.index, scheduler, trace, form=form)
-        except GatewayError as failed:
-            made, error = failed.message, failed
-        at, terms = self.clock.monotonic(), [_terms(scheduler, run, request) for run in trace]
-        decision = Decision.of(request, 1, runtime.model.handler, tuple(trace), began, at, made).to_json(terms)
-        if not isinstance(made, str):
-            decision["plan"]["new_tokens"] = request.new_tokens(made.decode)
+            form = not isinstance(call.body, JsonBody)
+            decision = decide(call, endpoints, runtime.index, scheduler, {}, form=form)
+        except GatewayError as error:
+            decision = Decision.of(request, error)
+        by_name = {endpoint.name: endpoint for endpoint in endpoints}
+        explained = decision.to_json([_terms(scheduler, run, request, by_name) for run in decision.runs])
+        if (decode := decision.endpoint(DECODE)) is not None:
+            explained["plan"]["new_tokens"] = request.new_tokens(by_name[decode])
+        failure = decision.failure
         return {
-            **decision,
-            "estimated": prompt.why or None,
+            **explained,
+            "estimated": call.prompt.why or None,
             "tokens": runtime.tokens.state,
             "block_size": keys.unit,
             "indivisible": request.indivisible or None,
             "session": request.session,
             "slo": None if request.slo is None else {"ttft": request.slo.ttft, "tpot": request.slo.tpot},
-            "error": None if error is None else {"message": error.message, "status": error.status},
+            "error": None if failure is None else {"message": failure.message, "status": failure.kind.status},
             "endpoints": [self._state(one, runtime, request, keys) for one in endpoints],
             "left_out": [{"endpoint": name, "why": why} for name, why in out.items()],
         }
@@ -170,22 +172,20 @@ def _out(endpoint: Endpoint, request: Request) -> str:
     return "draining"
 
 
-def _terms(scheduler: Scheduler, run: ProfileRun, request: Request) -> Terms:
+def _terms(scheduler: Scheduler, run: ProfileRun, request: Request, by_name: Mapping[str, Endpoint]) -> Terms:
     """The terms of the scores, from those scorers that have ``explain``. A scorer whose ``explain`` raises is left
-    out."""
+    out. ``by_name``: all candidates."""
     terms: dict[str, dict[str, Mapping[str, float]]] = {}
     scores = run.scores()
     for name, plugin, _ in scheduler.profiles[run.profile].scorers:
         explain = getattr(plugin, "explain", None)
         if explain is None or name in run.silent:
             continue
-        for endpoint in run.candidates:
-            if endpoint.name not in scores:
-                continue
+        for endpoint in scores:
             try:
-                values = {str(term): float(value) for term, value in explain(request, endpoint).items()}
+                values = {str(term): float(value) for term, value in explain(request, by_name[endpoint]).items()}
             except Exception as error:
                 log.warning("the scorer %r could not explain its score: %r", name, error)
                 break
-            terms.setdefault(endpoint.name, {})[name] = values
+            terms.setdefault(endpoint, {})[name] = values
     return terms

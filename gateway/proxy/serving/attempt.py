@@ -5,6 +5,8 @@ However it ends, ``end`` gives back all that it booked, once.
 
 from __future__ import annotations
 
+from types import TracebackType
+
 from gateway.api.body import JsonBody
 from gateway.api.field_filter import asks_report
 from gateway.api.usage import Usage
@@ -23,8 +25,10 @@ from gateway.scheduling.scheduler import Scheduler
 
 
 class Attempt:
-    """``placement``: what is booked now; ``booked``: where the prompt was to be computed, for the record. ``record``:
-    of its decision, which gets its result. ``retries``: whether there may be another attempt.
+    """As a context manager it gives back what is booked, if that was not done before, when an error ends it.
+
+    ``placement``: what is booked now. ``record``: of its decision, which gets its result. ``retries``: whether there
+    may be another attempt.
     ``prefill_result``: a prefill's answer that is not used yet. ``sent_as``: the legs' ``x-request-id``, if it is not
     the call's id. ``under_way``: the endpoint of each leg that was sent and has not ended, by kind. ``reports``: the
     engine is requested to announce the prompt's blocks again. ``broken``: how its answer broke off after commit.
@@ -32,7 +36,7 @@ class Attempt:
     """
 
     __slots__ = (
-        *("_observer", "_outputs_due", "_scheduler", "booked", "broken", "call", "model_name", "over"),
+        *("_observer", "_outputs_due", "_scheduler", "broken", "call", "model_name", "over"),
         *("placement", "plan", "prefill_result", "record", "reports", "retries", "sent_as", "timeline", "under_way"),
     )
 
@@ -47,7 +51,8 @@ class Attempt:
         observer: Observer,
         before: Attempt | None = None,
     ) -> None:
-        """``before``: the attempt that failed, if any: what of it is still of use goes on."""
+        """It is placed: this is entered into the timeline, and plugins are notified. ``before``: the attempt that
+        failed, if any: what of it is still of use goes on."""
         self.call = call
         self.model_name = call.runtime.model.name
         self.timeline = timeline
@@ -61,7 +66,6 @@ class Attempt:
             self.sent_as = before.sent_as
             if (result := before.prefill_result) is not None and result.prefill is plan.prefill:
                 self.prefill_result = result
-        self.booked = placement.computes
         self.under_way: dict[str, Endpoint] = {}
         self.reports = False
         self.broken: LegFailed | None = None
@@ -69,18 +73,30 @@ class Attempt:
         self._outputs_due = 0  # as many must have come before the ledger is updated again
         self._scheduler = scheduler
         self._observer = observer
-        record.book(self.booked)
+        record.book(placement.computes)
+        record.exact = call.request.exact and call.exact_on(plan.decode)
+        timeline.happened(Event.PLACED)
+        observer.placed(self.model_name, plan.reason, record.seconds)
+        if isinstance(call.body, JsonBody) and "vllm_xargs" in call.body.fields:
+            self.reports = asks_report(call.body.fields)
+        if scheduler.on_placed:
+            scheduler.placed(call.request, plan)
 
-    def begin(self) -> None:
-        """It is placed: enter that into the timeline, and notify plugins."""
-        self.timeline.happened(Event.PLACED)
-        self.timeline.attempts += 1
-        self._observer.placed(self.model_name, self.plan.reason, self.record.decision.seconds)
-        body = self.call.body
-        if isinstance(body, JsonBody) and "vllm_xargs" in body.fields:
-            self.reports = asks_report(body.fields)
-        if self._scheduler.on_placed:
-            self._scheduler.placed(self.call.request, self.plan)
+    def __enter__(self) -> Attempt:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self.over:
+            return
+        if isinstance(error, LegFailed):  # there may be another attempt: the request goes on
+            self.timeline.happened(Event.ATTEMPT_FAILED)
+            self.end(error.result)
+            return
+        if error is not None:
+            self.timeline.ended_by(error)
+        self.end(self.timeline.outcome)
 
     # Its legs
 
@@ -126,12 +142,15 @@ class Attempt:
         self.prefilled("cancelled")
         self.leg_ended(DECODE, "cancelled")
         self.timeline.fallback = cause
-        self.placement.falls_back(self.timeline.clock.monotonic(), reported=self.call.request.stream)
-        self.booked = self.placement.computes
-        self.record.book(self.booked)
+        self.placement.falls_back(self.timeline.clock.monotonic())
+        self.record.book(self.placement.computes)
         self._observer.fell_back(self.model_name, cause)
 
     # Its answer
+
+    def forget_prompt(self) -> None:
+        """Its answer has begun and may take an hour: drop its body and its ids."""
+        self.call = self.call.without_prompt()
 
     def progressed(self, outputs: int) -> None:
         """A stream has brought ``outputs`` events that carry output, in all."""
@@ -155,15 +174,11 @@ class Attempt:
         ``error``: the answer is a stream that holds an error. ``apart``: events that were counted as output and only
         told the usage.
         """
-        timeline = self.timeline
-        timeline.outputs -= apart
-        timeline.happened(Event.ANSWERED)
-        timeline.status, timeline.usage = status, usage
+        self.timeline.outputs -= apart
+        self.timeline.answered(status, usage, error=error)
         if usage is not None and usage.output_tokens is not None:
             self.placement.decode.booking.set_generated(usage.output_tokens, exact=True)
-        if status >= 400 or error:
-            timeline.outcome = "engine_error"
-        self.conclude()
+        self.end(self.timeline.outcome)
 
     def broke(self, failure: LegFailed) -> None:
         """After commit: the client has a part of the answer."""
@@ -173,28 +188,23 @@ class Attempt:
 
     # Its end
 
-    def conclude(self) -> None:
-        """Learn from what has ended well, and give back what was booked; nothing if that was done before."""
+    def end(self, result: str) -> None:
+        """Learn from what has ended well, give back what is booked, and record how the attempt ended. Harmless if it
+        has ended."""
         if self.over:
             return
         try:
-            if self.timeline.outcome == "ok":
+            if result == "ok":
                 learn_from(self.call, self.timeline, self.placement, self.record)
         finally:  # a defect in what is learned must not keep a place for ever
-            self.end(self.timeline.outcome)
-
-    def end(self, result: str) -> None:
-        """Give back what is booked, and say how the attempt ended. Harmless if it has ended."""
-        if self.over:
-            return
-        for leg in self.plan.legs[:-1]:
-            self.done(leg.kind, "cancelled")
-        self.over = True
-        self.placement.end(ok=result == "ok")
-        self.leg_ended(DECODE, result)
-        self.record.result, self.record.first_output_at = result, self.timeline.first_output_at
-        if self._scheduler.on_settled:
-            self._scheduler.settled(self.call.request, self.plan, _outcome(self.timeline, result))
+            for leg in self.plan.legs[:-1]:
+                self.done(leg.kind, "cancelled")
+            self.over = True
+            self.placement.end(ok=result == "ok")
+            self.leg_ended(DECODE, result)
+            self.record.result, self.record.first_output_at = result, self.timeline.first_output_at
+            if self._scheduler.on_settled:
+                self._scheduler.settled(self.call.request, self.plan, _outcome(self.timeline, result))
 
 
 def _outcome(timeline: Timeline, result: str) -> Outcome:

@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from typing import Any
 
 import msgspec
 
 from gateway.core.observer import Observer, Settled
 from gateway.fleet.load.booking import Booking
-from gateway.framework import Clock, Endpoint, Plan, Request
+from gateway.framework import Clock
+from gateway.framework.match import Source
 from gateway.placement.decision import Decision
-from gateway.scheduling.trace import Roster, Trace
+from gateway.scheduling.trace import Rosters
 
 COUNT = 1000
 """Decisions: some seconds of a busy gateway, and hours of a quiet one."""
@@ -31,13 +32,14 @@ OUTCOME = (
 class Booked(msgspec.Struct, frozen=True):
     """What was known of the endpoint that was to compute the prompt, when it was booked there; see ``Booking``.
 
-    ``ahead``: prefill tokens queued there before. ``ttft``: seconds to the first token, as predicted; None: the prompt
-    had been computed before.
+    ``source``: of what the endpoint holds of the prompt. ``ahead``: prefill tokens queued there before. ``ttft``:
+    seconds to the first token, as predicted; None: the prompt had been computed before.
     """
 
     endpoint: str
     at: float
     expected_hit: int
+    source: Source
     new_tokens: int
     ahead: int
     running: float
@@ -48,13 +50,21 @@ class Booked(msgspec.Struct, frozen=True):
 class DecisionRecord(msgspec.Struct, eq=False):
     """A decision, and what became of it, filled in as it is known.
 
-    ``booked``: where the prompt is computed. ``result``: how the attempt ended. ``cached_tokens``: of the prompt, as
+    ``at``: Clock.monotonic(); ``seconds``: that it took, with its booking. ``attempt``: 1 for a request's first.
+    ``size``: bytes of the decision, about.
+    ``booked``: where the prompt is computed. ``exact``: the engine that answers makes the prompt's ids as we do.
+    ``result``: how the attempt ended. ``cached_tokens``: of the prompt, as
     its engine reported. ``first_output_at``: Clock.monotonic() of a stream's first token; None: none was seen to come.
     ``settled``: what became of the request, of its last attempt.
     """
 
     decision: Decision
+    at: float
+    seconds: float
+    attempt: int
+    size: int
     booked: Booked | None = None
+    exact: bool = False
     result: str | None = None
     cached_tokens: int | None = None
     first_output_at: float | None = None
@@ -66,6 +76,7 @@ class DecisionRecord(msgspec.Struct, eq=False):
             booking.endpoint.name,
             booking.at,
             booking.expected_hit,
+            self.decision.matches[booking.endpoint.slot].source,
             booking.new_tokens,
             booking.ahead,
             booking.running,
@@ -77,10 +88,10 @@ class DecisionRecord(msgspec.Struct, eq=False):
         """``now``, ``wall``: of the clock, both."""
         decision = self.decision
         return {
-            "at": wall - (now - decision.at),
+            "at": wall - (now - self.at),
             "request_id": decision.request_id,
-            "attempt": decision.attempt,
-            "seconds": decision.seconds,
+            "attempt": self.attempt,
+            "seconds": self.seconds,
             **decision.to_json(),
             "predicted": self._predicted(),
             "result": self.result,
@@ -108,16 +119,18 @@ class DecisionRecord(msgspec.Struct, eq=False):
 
 
 class Decisions(Observer):
-    """The last ones of all models, whatever configuration they were made by. Bounded by count and by bytes."""
+    """The last ones of all models, whatever configuration they were made by. Bounded by count and by bytes.
+
+    ``rosters``: of their candidates.
+    """
 
     def __init__(self, clock: Clock, count: int = COUNT, size: int = BYTES) -> None:
         self.clock = clock
+        self.rosters: Rosters = {}
         self._count = count
         self._most = size
         self._size = 0
         self._ring: deque[DecisionRecord] = deque()
-        # What candidates have in common, their names, is kept once for all decisions over the same ones.
-        self._rosters: dict[tuple[str, str], tuple[Sequence[Endpoint], Roster]] = {}
 
     def __len__(self) -> int:
         return len(self._ring)
@@ -131,23 +144,15 @@ class Decisions(Observer):
         """Bytes, about."""
         return self._size
 
-    def keep(self, request: Request, attempt: int, trace: Trace, made: Plan | str, began: float) -> DecisionRecord:
-        """A decision that ``began`` then (Clock.monotonic()) is made now. ``made``: the plan, or why there is none, as
-        the client is told."""
-        ring, rosters = self._ring, self._rosters
-        for run in trace:
-            key, endpoints = (request.model.name, run.profile), run.candidates
-            known = rosters.get(key)
-            if known is None or (known[0] is not endpoints and known[0] != endpoints):
-                known = rosters[key] = endpoints, Roster.of(endpoints)
-            run.roster, run.candidates = known[1], ()  # what is kept must keep no endpoint alive
-        decision = Decision.of(request, attempt, trace.handler, tuple(trace), began, self.clock.monotonic(), made)
-        kept = DecisionRecord(decision)
+    def keep(self, decision: Decision, attempt: int, began: float) -> DecisionRecord:
+        """A decision that ``began`` then (Clock.monotonic()) and is booked by now."""
+        ring, at, size = self._ring, self.clock.monotonic(), decision.size
+        kept = DecisionRecord(decision, at, at - began, attempt, size)
         ring.append(kept)
-        self._size += decision.size
+        self._size += size
         while self._size > self._most or len(ring) > self._count:
-            self._size -= ring.popleft().decision.size
+            self._size -= ring.popleft().size
         return kept
 
     def endpoint_dropped(self, endpoint: str) -> None:
-        self._rosters.clear()
+        self.rosters.clear()

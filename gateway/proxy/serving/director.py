@@ -9,32 +9,35 @@ step of that task otherwise.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 
 from gateway.api.routes import Route
 from gateway.core.observer import Observer
 from gateway.errors import GatewayError, NoEndpoint
+from gateway.flow.admission import Permit
 from gateway.framework import Clock
 from gateway.kvcache.events.poller import Poller
-from gateway.proxy.memory import Memory
+from gateway.proxy.memory import Memory, Share
 from gateway.proxy.serving.attempt import Attempt
+from gateway.proxy.serving.call import Call
 from gateway.proxy.serving.client import Client, ClientGone
-from gateway.proxy.serving.exchange import Exchange
 from gateway.proxy.serving.forward import Forwarder
 from gateway.proxy.serving.handover import Handover
-from gateway.proxy.serving.hooks import Hooks
+from gateway.proxy.serving.hooks import AfterSettle, Hooks
 from gateway.proxy.serving.placer import Placer
 from gateway.proxy.serving.reception import Reception
 from gateway.proxy.serving.relay import relay, relay_held
-from gateway.proxy.serving.timeline import Event, Phase
+from gateway.proxy.serving.settle import settle
+from gateway.proxy.serving.timeline import Phase, Timeline
 from gateway.proxy.settings import RetrySettings
 from gateway.proxy.upstream.commit import Committed
 from gateway.proxy.upstream.legs import DeferredError, LegFailed, Retries
 
 
 class Director:
-    """Takes a request through the gateway. Holds no state of any request: an ``Exchange`` does.
+    """Takes a request through the gateway. Holds no state of any request: its ``Call``, its
+    ``Timeline`` and the ``Attempt`` under way do.
 
     One for each configuration, so that a request ends under the one with which it began. ``idle``: seconds that a
     client may take nothing. ``poller``, ``memory``: all directors have these in common.
@@ -89,22 +92,26 @@ class Director:
     async def handle(self, client: Client, route: Route, request_id: str) -> None:
         """Answer one request. Raises GatewayError while nothing has gone to the client; CancelledError if it left."""
         self._running += 1
-        exchange = Exchange(request_id, route, self._clock, self._memory, self._observer)
+        timeline, share = Timeline(self._clock, self._clock.monotonic()), Share(self._memory)
+        after: Sequence[AfterSettle] = ()
         try:
-            await self._reception.read(exchange, client)
-            await self._answer(exchange, client)
-        except GatewayError as error:
-            exchange.timeline.failed(error)
-            raise
-        except (asyncio.CancelledError, ClientGone):
-            exchange.cancelled()
-            raise
-        except BaseException:
-            exchange.timeline.status, exchange.timeline.outcome = 500, "bug"
+            # No name for what is read: it would keep the prompt while its answer streams.
+            after = await self._answer(
+                *await self._reception.read(client, route, request_id, timeline, share), client, timeline, share
+            )
+        except BaseException as error:
+            timeline.ended_by(error)
+            if isinstance(error, asyncio.CancelledError | ClientGone):
+                model = "" if timeline.request is None else timeline.request.model.name
+                self._observer.disconnected(model, str(timeline.phase))
             raise
         finally:
             try:
-                exchange.settle()
+                share.release()
+                settle(request_id, route, timeline, self._observer)
+                if timeline.outcome == "ok":
+                    for then in after:
+                        then()
             finally:
                 self._running -= 1
                 if self._when_idle is not None:
@@ -112,61 +119,72 @@ class Director:
 
     def refused(self, route: Route, request_id: str, error: GatewayError) -> None:
         """Count and log a request that was refused before it was read."""
-        exchange = Exchange(request_id, route, self._clock, self._memory, self._observer)
-        exchange.timeline.failed(error)
-        exchange.settle()
+        timeline = Timeline(self._clock, self._clock.monotonic())
+        timeline.ended_by(error)
+        settle(request_id, route, timeline, self._observer)
 
     def _look_idle(self) -> None:
         if not self._running and self._when_idle is not None:
             then, self._when_idle = self._when_idle, None
             then()
 
-    async def _answer(self, exchange: Exchange, client: Client) -> None:
-        """Place and forward until an answer is the client's, or no attempt is left."""
-        retries = Retries(self._retries, exchange.call.runtime.budget)
-        failure: LegFailed | None = None
+    async def _answer(
+        self, call: Call, permit: Permit, client: Client, timeline: Timeline, share: Share
+    ) -> Sequence[AfterSettle]:
+        """Place and forward until an answer is the client's, or no attempt is left. Returns what is to be called when
+        all is given back."""
+        retries = Retries(self._retries, call.runtime.budget)
         held: DeferredError | None = None
-        while True:
-            await self._poller.catch_up()
-            try:
-                attempt = self._placer.place(exchange, retries)
-            except NoEndpoint:
-                if held is not None and exchange.attempt is not None:
-                    return await relay_held(held, client, exchange.attempt, idle=self._idle)
-                if failure is not None and failure.cause.sent:
-                    raise failure.error() from failure
-                raise
-            try:
-                if len(attempt.plan.legs) > 1:
-                    committed = await self._handover.commit(attempt)
-                else:
-                    committed = await self._forwarder.forward(attempt, attempt.plan.decode, attempt.call.body)
-                try:
-                    return await self._relay(exchange, attempt, committed, client)
-                finally:
-                    committed.close()
-            except LegFailed as failed:
-                failure = failed
-                attempt.timeline.happened(Event.ATTEMPT_FAILED)
-                attempt.end(failure.result)
-                if failure.held is not None:
-                    exchange.share.keep(len(failure.held.body), instead_of=0 if held is None else len(held.body))
-                    held = failure.held
-                if retries.charge(failure):
-                    continue
-                if failure.held is not None:
-                    return await relay_held(failure.held, client, attempt, idle=self._idle)
-                raise failure.error() from failure
-
-    async def _relay(self, exchange: Exchange, attempt: Attempt, committed: Committed, client: Client) -> None:
-        for hook in self._after_commit.get(exchange.route.kind, ()):
-            if (then := hook.after_commit(attempt, committed)) is not None:
-                exchange.after_settle.append(then)
-        if committed.events is not None:
-            exchange.forget_prompt()
         try:
+            await self._poller.catch_up()
+            attempt = self._placer.place(call, timeline, retries)
+            del call  # only the attempt has it now, which drops the prompt when a stream begins
+            while True:
+                try:
+                    with attempt:
+                        if len(attempt.plan.legs) > 1:
+                            committed = await self._handover.commit(attempt)
+                        else:
+                            committed = await self._forwarder.forward(attempt, attempt.plan.decode, attempt.call.body)
+                        return await self._relay(attempt, committed, client, share)
+                except LegFailed as failed:
+                    failure = failed
+                if failure.held is not None:
+                    share.keep(len(failure.held.body), instead_of=0 if held is None else len(held.body))
+                    held = failure.held
+                if not retries.charge(failure):
+                    if failure.held is None:
+                        raise failure.error() from failure
+                    await relay_held(failure.held, client, timeline, attempt.call.id, idle=self._idle)
+                    return ()
+                await self._poller.catch_up()
+                try:
+                    attempt = self._placer.place(attempt.call, timeline, retries, attempt)
+                except NoEndpoint:
+                    if held is not None:
+                        await relay_held(held, client, timeline, attempt.call.id, idle=self._idle)
+                        return ()
+                    if failure.cause.sent:
+                        raise failure.error() from failure
+                    raise
+        finally:
+            permit.release()
+
+    async def _relay(
+        self, attempt: Attempt, committed: Committed, client: Client, share: Share
+    ) -> Sequence[AfterSettle]:
+        after: tuple[AfterSettle, ...] = ()
+        try:
+            for hook in self._after_commit.get(attempt.call.route.kind, ()):
+                if (then := hook.after_commit(attempt, committed)) is not None:
+                    after += (then,)
+            if committed.events is not None:
+                attempt.forget_prompt()
+                share.release()
             await relay(committed, client, attempt, idle=self._idle)
+            return after
         finally:  # whether its client has stayed to hear of it or not
+            committed.close()
             if attempt.broken is not None:
                 self._forwarder.failed(attempt.broken)
             elif committed.events is not None and attempt.timeline.phase is Phase.DONE:

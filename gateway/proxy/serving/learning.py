@@ -22,10 +22,10 @@ def learn_from(call: Call, timeline: Timeline, placement: Placement, record: Dec
         sequences=call.sequences,
         events=timeline.outputs,
         first_at=timeline.first_output_at,
-        later=timeline.outputs_since_first,
+        later=0 if timeline.first_output_at is None else timeline.outputs_since_first,
         tokens=None if usage is None else usage.output_tokens,
     )
-    learn(placement, call.request, seen)
+    learn(placement, seen)
     if usage is not None and usage.prompt_tokens is not None and call.prompt.whole and not timeline.by_ids:
         timeline.counted = call.prompt.count
     if not placement.split:  # what it reports is the prefill engine's figure, which had it from there

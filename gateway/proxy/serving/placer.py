@@ -4,16 +4,17 @@ from __future__ import annotations
 
 from gateway.api.body import JsonBody
 from gateway.core.observer import Observer
-from gateway.errors import GatewayError
+from gateway.errors import NoEndpoint
 from gateway.framework import Clock
+from gateway.placement.decision import Decision
 from gateway.placement.placing import book, decide
 from gateway.proxy.serving.attempt import Attempt
+from gateway.proxy.serving.call import Call
 from gateway.proxy.serving.decisions import Decisions
-from gateway.proxy.serving.exchange import Exchange
 from gateway.proxy.serving.model_directory import ModelDirectory
+from gateway.proxy.serving.timeline import Timeline
 from gateway.proxy.upstream.legs import Retries
 from gateway.scheduling.scheduler import Scheduler
-from gateway.scheduling.trace import Trace
 
 
 class Placer:
@@ -33,29 +34,31 @@ class Placer:
         self._clock = clock
         self._observer = observer
 
-    def place(self, exchange: Exchange, retries: Retries) -> Attempt:
-        """Decide and book. No await in here: concurrent requests must see each other's reservations.
+    def place(self, call: Call, timeline: Timeline, retries: Retries, before: Attempt | None = None) -> Attempt:
+        """Decide and book. No await in here: concurrent requests must see each other's reservations. ``before``: the
+        attempt that failed, if any.
 
         Raises NoEndpoint, PluginFailed.
         """
-        call, timeline, before = exchange.call, exchange.timeline, exchange.attempt
-        request, index, began, trace = call.request, call.runtime.index, self._clock.monotonic(), Trace()
-        form, fell_back = not isinstance(call.body, JsonBody), bool(timeline.fallback)
+        index, decisions, began = call.runtime.index, self._decisions, self._clock.monotonic()
+        number = len(timeline.records) + 1
         try:
-            candidates = self._directory.eligible(request, call.pinned_url, retries.failed_on)
-            plan = decide(request, call.keys, candidates, index, self._scheduler, trace, form=form, fell_back=fell_back)
-        except GatewayError as error:
-            exchange.record = self._decisions.keep(request, timeline.attempts + 1, trace, error.message, began)
+            candidates = self._directory.eligible(call.request, call.pinned_url, retries.failed_on)
+        except NoEndpoint as error:
+            timeline.records += (decisions.keep(Decision.of(call.request, error), number, began),)
             raise
+        form, fell_back = not isinstance(call.body, JsonBody), bool(timeline.fallback)
+        decision = decide(call, candidates, index, self._scheduler, decisions.rosters, form=form, fell_back=fell_back)
+        if decision.failure is not None:
+            timeline.records += (decisions.keep(decision, number, began),)
+            raise decision.failure.error()
         done = None if before is None else before.prefill_result
-        prefilled = done is not None and done.prefill is plan.prefill
-        placement = book(request, call.keys, plan, index, self._clock.monotonic(), prefilled=prefilled)
+        prefilled = None if done is None else done.prefill
+        placement = book(call, decision, candidates, index, self._clock.monotonic(), prefilled=prefilled)
         try:
-            record = self._decisions.keep(request, timeline.attempts + 1, trace, plan, began)
-            attempt = Attempt(call, timeline, placement, record, retries, self._scheduler, self._observer, before)
+            record = decisions.keep(decision, number, began)
+            timeline.records += (record,)
+            return Attempt(call, timeline, placement, record, retries, self._scheduler, self._observer, before)
         except BaseException:  # a defect must not keep a place for ever
             placement.cancel()
             raise
-        exchange.record, exchange.attempt = record, attempt
-        attempt.begin()
-        return attempt

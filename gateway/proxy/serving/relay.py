@@ -15,7 +15,7 @@ from gateway.api.headers import to_client
 from gateway.api.usage import read_usage
 from gateway.proxy.serving.attempt import Attempt
 from gateway.proxy.serving.client import Client, ClientGone, Reply
-from gateway.proxy.serving.timeline import Event
+from gateway.proxy.serving.timeline import Event, Timeline
 from gateway.proxy.upstream.commit import Committed
 from gateway.proxy.upstream.legs import DeferredError, LegFailed
 
@@ -40,10 +40,10 @@ async def relay(committed: Committed, client: Client, attempt: Attempt, *, idle:
     await _whole(committed.status, committed.headers, committed.data, client, attempt.call.id, idle)
 
 
-async def relay_held(held: DeferredError, client: Client, attempt: Attempt, *, idle: float) -> None:
+async def relay_held(held: DeferredError, client: Client, timeline: Timeline, request_id: str, *, idle: float) -> None:
     """An engine's error that no other endpoint bettered, unchanged. Raises ClientGone."""
-    attempt.answered(held.status, None, error=True)
-    await _whole(held.status, held.headers, held.body, client, attempt.call.id, idle)
+    timeline.answered(held.status, None, error=True)
+    await _whole(held.status, held.headers, held.body, client, request_id, idle)
 
 
 async def _stream(committed: Committed, events: EventObserver, client: Client, attempt: Attempt, idle: float) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from asyncio import CancelledError
 from collections.abc import Mapping
 from enum import StrEnum
 
@@ -10,7 +11,9 @@ import msgspec
 from gateway.api.usage import Usage
 from gateway.core.observer import Hit
 from gateway.errors import GatewayError
-from gateway.framework import Clock
+from gateway.framework import Clock, Request
+from gateway.proxy.serving.client import ClientGone
+from gateway.proxy.serving.decisions import DecisionRecord
 
 
 class Phase(StrEnum):
@@ -78,7 +81,9 @@ class Figures(msgspec.Struct, frozen=True):
 class Timeline(msgspec.Struct, eq=False):
     """Times are of ``clock.monotonic()``, None until they happen.
 
-    ``attempts``, ``hits``, ``counted``: as in ``Settled``. ``prefill_time``: seconds of a separate prefill.
+    ``request``: None until it is known what is requested, and of which model. ``records``: of its decisions, one an
+    attempt, in order; the last one may have come to no plan. ``hits``, ``counted``: as in ``Settled``.
+    ``prefill_time``: seconds of a separate prefill.
     ``fallback``: why a planned hand-over did not happen. ``by_ids``: an engine got our ids instead of the prompt's
     text, so that its count is ours. ``outputs``: events of a stream that carry output; ``outputs_at_first``: as many
     came with the first.
@@ -88,8 +93,9 @@ class Timeline(msgspec.Struct, eq=False):
     arrived: float
     phase: Phase = Phase.RECEIVING
     received_at: float | None = None
+    request: Request | None = None
     queue_wait: float = 0.0
-    attempts: int = 0
+    records: tuple[DecisionRecord, ...] = ()
     sent_at: float | None = None
     prefill_time: float | None = None
     fallback: str = ""
@@ -111,8 +117,22 @@ class Timeline(msgspec.Struct, eq=False):
             raise ValueError(f"a request that is {self.phase} cannot be {event}")
         self.phase = phase
 
-    def failed(self, error: GatewayError) -> None:
-        self.status, self.outcome, self.error = error.status, error.outcome, error.message
+    def answered(self, status: int, usage: Usage | None, *, error: bool = False) -> None:
+        """The engine's answer is complete. ``error``: it is a stream that holds one."""
+        self.happened(Event.ANSWERED)
+        self.status, self.usage = status, usage
+        if status >= 400 or error:
+            self.outcome = "engine_error"
+
+    def ended_by(self, error: BaseException) -> None:
+        """``error`` ends the request; harmless when repeated. A client that leaves is a 499, as nginx logs it; that its
+        answer had broken off before stays."""
+        if isinstance(error, GatewayError):
+            self.status, self.outcome, self.error = error.status, error.outcome, error.message
+        elif not isinstance(error, CancelledError | ClientGone):
+            self.status, self.outcome = 500, "bug"
+        elif self.outcome != "broken":
+            self.status, self.outcome = 499, "cancelled"
 
     def figures(self) -> Figures:
         """As of now."""
@@ -136,4 +156,4 @@ class Timeline(msgspec.Struct, eq=False):
         at once, and nothing can be told of the time between them.
         """
         since = self.outputs - self.outputs_at_first
-        return since if self.first_output_at is not None and since > 1 else 0
+        return since if since > 1 else 0

@@ -3,7 +3,10 @@ end."""
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 from array import array
+from dataclasses import dataclass
 from random import Random
 from types import SimpleNamespace
 from typing import Any
@@ -26,19 +29,25 @@ from gateway.framework.match import Match, Matches
 from gateway.kvcache.index.cache_index import CacheIndex
 from gateway.kvcache.index.predictions import EVENTS_WITHIN
 from gateway.kvcache.settings import CacheSettings
+from gateway.placement.decision import Decision
 from gateway.placement.placing import book
-from gateway.proxy.memory import Memory
 from gateway.proxy.serving.attempt import Attempt
 from gateway.proxy.serving.call import NO_BODY, Call
 from gateway.proxy.serving.decisions import Decisions
-from gateway.proxy.serving.exchange import Exchange
-from gateway.proxy.serving.timeline import Phase
+from gateway.proxy.serving.timeline import Phase, Timeline
 from gateway.proxy.upstream.legs import Cause, LegFailed
 from gateway.scheduling.scheduler import Scheduler
-from gateway.scheduling.trace import Trace
 from tests.support.examples import examples
 
 ENDPOINTS = 3
+
+ENDS = {
+    "ok": None,
+    "cancelled": asyncio.CancelledError(),
+    "no_endpoint": NoEndpoint("no endpoint"),
+    "bug": ZeroDivisionError(),
+}
+"""What may end an attempt, by the outcome of its request."""
 
 
 class Silent:
@@ -48,13 +57,29 @@ class Silent:
         return lambda *args, **kwargs: None
 
 
+@dataclass(eq=False)
+class Asked:
+    """A request, and the last attempt at it."""
+
+    attempt: Attempt
+
+    @property
+    def timeline(self) -> Timeline:
+        return self.attempt.timeline
+
+    def end(self, error: BaseException | None = None) -> None:
+        """The director leaves the attempt, by ``error`` if there is one."""
+        with contextlib.suppress(BaseException), self.attempt:
+            if error is not None:
+                raise error
+
+
 class Requests(RuleBasedStateMachine):
-    exchanges: Bundle[Exchange] = Bundle("exchanges")
+    requests: Bundle[Asked] = Bundle("requests")
 
     def __init__(self) -> None:
         super().__init__()
         self.clock = ManualClock()
-        self.memory = Memory(2**40)
         self.model = Model("m")
         entries = [EndpointSettings(f"http://e{number}:1") for number in range(ENDPOINTS)]
         self.fleet = Fleet([(self.model, entries)], FleetSettings(), self.clock, NULL_OBSERVER, Random(1))
@@ -64,12 +89,12 @@ class Requests(RuleBasedStateMachine):
         for endpoint in self.endpoints:
             self.index.add(endpoint, events=True)
             self.index.set_complete(endpoint.slot)
-        self.live: list[Exchange] = []
+        self.live: list[Asked] = []
         self.decisions = Decisions(self.clock)
         self.scheduler = Scheduler({}, {}, NULL_OBSERVER)
 
     @rule(
-        target=exchanges,
+        target=requests,
         tokens=st.integers(0, 5000),
         held=st.integers(0, 5000),
         stream=st.booleans(),
@@ -78,7 +103,7 @@ class Requests(RuleBasedStateMachine):
         prefill=st.none() | st.integers(0, ENDPOINTS - 1),
         prefilled=st.booleans(),
     )
-    def place(self, tokens, held, stream, kind, decode, prefill, prefilled) -> Exchange:
+    def place(self, tokens, held, stream, kind, decode, prefill, prefilled) -> Asked:
         route = next(route for route in ROUTES.values() if route.kind is kind)
         matches = Matches()
         for endpoint in self.endpoints:
@@ -87,61 +112,62 @@ class Requests(RuleBasedStateMachine):
         ids = array("I", [tokens % 3]) * tokens
         keys = self.index.keys(Prompt(ids, tokens, True))
         runtime = SimpleNamespace(model=self.model, index=self.index, tokens=SimpleNamespace(parity=Silent()))
-        exchange = Exchange("x", route, self.clock, self.memory, NULL_OBSERVER)
-        exchange.timeline.phase = Phase.BEFORE_COMMIT
-        exchange.incoming = exchange.call = Call(
+        call = Call(
             "x", route, (), NO_BODY, runtime, request, 1, "", Prompt(ids, tokens, exact=True), keys, own_tokens=tokens
         )
-        self._plan(exchange, decode, prefill, prefilled)
-        self.live.append(exchange)
-        return exchange
+        timeline = Timeline(self.clock, self.clock.now, phase=Phase.BEFORE_COMMIT, request=request)
+        asked = Asked(self._plan(call, timeline, decode, prefill, prefilled))
+        self.live.append(asked)
+        return asked
 
     @rule(
-        exchange=exchanges,
+        asked=requests,
         decode=st.integers(0, ENDPOINTS - 1),
         prefill=st.none() | st.integers(0, ENDPOINTS - 1),
         prefilled=st.booleans(),
     )
-    def fail_over(self, exchange, decode, prefill, prefilled) -> None:
+    def fail_over(self, asked, decode, prefill, prefilled) -> None:
         """An attempt failed, and another endpoint is tried."""
-        if not exchange.attempt.over:
-            exchange.attempt.end("refused")
-            self._plan(exchange, decode, prefill, prefilled)
+        failed = asked.attempt
+        if not failed.over:
+            asked.end(LegFailed(Cause.REFUSED, failed.plan.decode, "refused"))
+            assert (failed.over, asked.timeline.outcome) == (True, "ok"), "the request goes on"
+            asked.attempt = self._plan(failed.call, failed.timeline, decode, prefill, prefilled)
 
-    @rule(exchange=exchanges, told=st.booleans())
-    def prefill_ends(self, exchange, told) -> None:
+    @rule(asked=requests, told=st.booleans())
+    def prefill_ends(self, asked, told) -> None:
         usage = Usage(prompt_tokens=7, cached_tokens=3) if told else None
-        exchange.attempt.prefilled("ok", usage=usage, seconds=0.1 if told else None)
+        asked.attempt.prefilled("ok", usage=usage, seconds=0.1 if told else None)
 
-    @rule(exchange=exchanges)
-    def fall_back(self, exchange) -> None:
-        if not exchange.attempt.over and exchange.attempt.placement.split:
-            exchange.attempt.falls_back("decode refused")
+    @rule(asked=requests)
+    def fall_back(self, asked) -> None:
+        if not asked.attempt.over and asked.attempt.placement.split:
+            asked.attempt.falls_back("decode refused")
 
-    @rule(exchange=exchanges, events=st.integers(0, 300))
-    def generate(self, exchange, events) -> None:
-        if not exchange.attempt.over:
-            exchange.attempt.progressed(events)
+    @rule(asked=requests, events=st.integers(0, 300))
+    def generate(self, asked, events) -> None:
+        if not asked.attempt.over:
+            asked.attempt.progressed(events)
 
-    @rule(exchange=exchanges, status=st.sampled_from([200, 200, 400, 500]), tokens=st.none() | st.integers(0, 400))
-    def answer(self, exchange, status, tokens) -> None:
-        if exchange.timeline.phase is not Phase.DONE:
+    @rule(asked=requests, status=st.sampled_from([200, 200, 400, 500]), tokens=st.none() | st.integers(0, 400))
+    def answer(self, asked, status, tokens) -> None:
+        if asked.timeline.phase is not Phase.DONE:
             usage = None if tokens is None else Usage(output_tokens=tokens, prompt_tokens=tokens)
-            exchange.attempt.answered(status, usage)
+            asked.attempt.answered(status, usage)
 
-    @rule(exchange=exchanges)
-    def break_off(self, exchange) -> None:
-        exchange.attempt.broke(LegFailed(Cause.DIED, self.endpoints[0], "reset"))
+    @rule(asked=requests)
+    def break_off(self, asked) -> None:
+        asked.attempt.broke(LegFailed(Cause.DIED, self.endpoints[0], "reset"))
 
-    @rule(exchange=consumes(exchanges), how=st.sampled_from(["settle", "cancel", "refuse"]))
-    def end(self, exchange, how) -> None:
-        if how == "cancel":
-            exchange.cancelled()
-        elif how == "refuse":
-            exchange.timeline.failed(NoEndpoint("no endpoint"))
-        exchange.settle()
-        exchange.settle()
-        self.live.remove(exchange)
+    @rule(asked=consumes(requests), how=st.sampled_from(list(ENDS)))
+    def end(self, asked, how) -> None:
+        how_it_was = asked.timeline.outcome, asked.attempt.over
+        for _ in range(2):
+            asked.end(ENDS[how])
+        assert asked.attempt.over
+        if how_it_was == ("ok", False):
+            assert asked.timeline.outcome == how
+        self.live.remove(asked)
 
     @rule(seconds=st.floats(0, 20))
     def wait(self, seconds) -> None:
@@ -154,7 +180,7 @@ class Requests(RuleBasedStateMachine):
 
     @invariant()
     def the_ledgers_hold_what_is_under_way(self) -> None:
-        placements = [exchange.attempt.placement for exchange in self.live if not exchange.attempt.over]
+        placements = [asked.attempt.placement for asked in self.live if not asked.attempt.over]
         bookings = [work.booking for p in placements for work in p.legs.values()]
         for endpoint, ledger in zip(self.endpoints, self.ledgers, strict=True):
             assert ledger.requests == sum(booking.endpoint is endpoint for booking in bookings)
@@ -166,8 +192,8 @@ class Requests(RuleBasedStateMachine):
                 assert figures == (0, 0, 0, 0)
 
     def teardown(self) -> None:
-        for exchange in self.live:
-            exchange.settle()
+        for asked in self.live:
+            asked.end()
         for ledger in self.ledgers:
             assert (ledger.requests, ledger.prefill_tokens, ledger.kv_tokens) == (0, 0, 0)
             assert (ledger.prefill_attention, ledger.prefill_done) == (0, 0)
@@ -175,16 +201,14 @@ class Requests(RuleBasedStateMachine):
         self.index.match(self.index.keys(Prompt(array("I"), 0, True)), 0, self.endpoints)
         assert self.index.blocks == 0
 
-    def _plan(self, exchange: Exchange, decode: int, prefill: int | None, prefilled: bool) -> None:
-        split, call = prefill is not None and prefill != decode, exchange.call
-        plan = Plan.of(self.endpoints[decode], **({"prefill": self.endpoints[prefill]} if split else {}))
-        now, answered = self.clock.now, split and prefilled
-        placement = book(call.request, call.keys, plan, self.index, now, prefilled=answered)
-        decision = self.decisions.keep(call.request, 1, Trace(), plan, now)
-        exchange.attempt = Attempt(
-            call, exchange.timeline, placement, decision, Silent(), self.scheduler, NULL_OBSERVER
-        )
-        exchange.attempt.begin()
+    def _plan(self, call: Call, timeline: Timeline, decode: int, prefill: int | None, prefilled: bool) -> Attempt:
+        split = prefill is not None and prefill != decode
+        others = {"prefill": self.endpoints[prefill]} if split else {}
+        decision = Decision.of(call.request, Plan.of(self.endpoints[decode], **others))
+        done = others.get("prefill") if prefilled else None
+        placement = book(call, decision, self.endpoints, self.index, self.clock.now, prefilled=done)
+        record = self.decisions.keep(decision, 1, self.clock.now)
+        return Attempt(call, timeline, placement, record, Silent(), self.scheduler, NULL_OBSERVER)
 
 
 TestRequests = Requests.TestCase
@@ -194,24 +218,24 @@ TestRequests.settings = examples(60, stateful_step_count=40)
 def test_what_the_engine_counted_corrects_what_its_events_said() -> None:
     """A scrape that was under way when the answer ended still holds it: the rest is others'."""
     requests = Requests()
-    exchange = requests.place(1000, 0, True, Kind.CHAT, 0, None, False)
+    asked = requests.place(1000, 0, True, Kind.CHAT, 0, None, False)
     requests.model.event_tokens = 4.0
-    exchange.attempt.progressed(100)
+    asked.attempt.progressed(100)
     [ledger, *_] = requests.ledgers
     assert ledger.kv_tokens == 1400
-    exchange.attempt.answered(200, Usage(output_tokens=100))
+    asked.attempt.answered(200, Usage(output_tokens=100))
     ledger.apply_scrape(EngineMetrics(kv_usage=0.16, kv_capacity=10_000), requests.clock.now - 0.1)
     assert ledger.foreign_kv_tokens == 500
 
 
 def test_a_stream_is_entered_in_the_ledger_once_a_block() -> None:
     requests = Requests()
-    exchange = requests.place(1000, 0, True, Kind.CHAT, 0, None, False)
+    asked = requests.place(1000, 0, True, Kind.CHAT, 0, None, False)
     [ledger, *_] = requests.ledgers
     booked = []
     for events in range(1, 10 * BOOKING_STEP):
-        exchange.attempt.progressed(events)
-        assert exchange.timeline.outputs == events
+        asked.attempt.progressed(events)
+        assert asked.timeline.outputs == events
         assert 0 <= 1000 + events - ledger.kv_tokens < BOOKING_STEP
         booked.append(ledger.kv_tokens)
     assert len(set(booked)) == 10

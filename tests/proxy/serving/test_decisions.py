@@ -23,6 +23,7 @@ from gateway.fleet.settings import EndpointSettings, FleetSettings
 from gateway.framework import Context, Kind, Request
 from gateway.framework.fleet import Model
 from gateway.framework.match import Match, Matches, Source
+from gateway.placement.decision import Decision
 from gateway.proxy.serving.decisions import DecisionRecord, Decisions
 from gateway.scheduling.trace import Trace
 from tests.support.examples import examples
@@ -63,11 +64,11 @@ class Scene:
         request.matches = Matches(
             {e.slot: Match(gpu=1600, expected_hit=1600, source=Source.EVENTS) for e in self.endpoints[:holders]}
         )
-        trace, now = Trace(), self.clock.monotonic()
-        plan = self.scheduler.schedule(request, self.endpoints, trace)
+        runs, now = Trace(self.decisions.rosters), self.clock.monotonic()
+        plan = self.scheduler.schedule(request, self.endpoints, runs)
         booking = Booking(request, plan.decode, now)
         booking.book_prompt(now, reported=True)
-        kept = self.decisions.keep(request, 1, trace, plan, now)
+        kept = self.decisions.keep(Decision.of(request, plan, tuple(runs)), 1, now)
         kept.book(booking)
         booking.settle()
         return kept
@@ -86,11 +87,11 @@ def test_it_keeps_the_newest_within_count_and_bytes(count: int, size: int, holde
         placed.append(scene.place(str(number), held))
         kept = list(scene.decisions)
         assert len(kept) == len(scene.decisions) <= count
-        assert scene.decisions.size == sum(one.decision.size for one in kept) <= size
+        assert scene.decisions.size == sum(one.size for one in kept) <= size
         assert kept == placed[::-1][: len(kept)]
     fits = 0
     for decision in placed[::-1][:count]:
-        fits += decision.decision.size
+        fits += decision.size
         if fits > size:
             break
     else:
@@ -168,7 +169,7 @@ def test_a_decision_is_told_with_scores_and_matches_best_first() -> None:
     assert first["scores"]["prefix"] == 0.08
     assert first["score"] > second["score"]
     assert told["predicted"]["new_tokens"] == 18_400
-    assert told["at"] == 1000.0 - (10.0 - decision.decision.at)
+    assert told["at"] == 1000.0 - (10.0 - decision.at)
     assert told["outcome"] is None
 
 

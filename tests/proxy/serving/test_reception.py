@@ -25,27 +25,26 @@ ONE = FlowSettings(max_in_flight=1, max_queue=1)
 async def test_it_ends_with_a_call_that_can_be_placed():
     async with Scene() as scene:
         scene.clock.now = 5.0
-        exchange, client = scene.exchange(), MemoryClient(STREAMED, headers=[("X-Team", "a")])
-        await scene.reception.read(exchange, client)
-        call = exchange.call
-        assert exchange.incoming is call
+        life, client = scene.request(), MemoryClient(STREAMED, headers=[("X-Team", "a")])
+        await life.read(client)
+        call = life.call
         assert (call.id, call.route.path, call.sequences, call.pinned_url) == ("id", "/v1/chat/completions", 1, "")
         assert call.headers == client.headers
         assert call.runtime is scene.runtime
         request = call.request
         assert (request.stream, request.arrived, request.headers["x-team"]) == (True, 5.0, "a")
         assert request.prompt_tokens == call.prompt.count > 0
-        assert (exchange.timeline.phase, exchange.timeline.received_at) == (Phase.BEFORE_COMMIT, 5.0)
+        assert (life.timeline.phase, life.timeline.received_at) == (Phase.BEFORE_COMMIT, 5.0)
         assert scene.memory.held == len(client.body)
         assert scene.runtime.admission.in_flight == 1
-        exchange.settle()
+        life.settle()
         scene.has_all_back()
 
 
 async def test_a_body_is_received_within_the_settings():
     listen, timeouts = ListenSettings(max_body=100_000), TimeoutSettings(receive=7)
     async with Scene(listen=listen, timeouts=timeouts) as scene:
-        exchange, client = scene.exchange(), MemoryClient(CHAT)
+        life, client = scene.request(), MemoryClient(CHAT)
         asked: list[dict[str, Any]] = []
         receive = client.receive
 
@@ -54,23 +53,23 @@ async def test_a_body_is_received_within_the_settings():
             return await receive(**wanted)
 
         client.receive = noted
-        await scene.reception.read(exchange, client)
-        assert asked == [{"limit": 100_000, "timeout": 7, "share": exchange.share}]
-        exchange.settle()
+        await life.read(client)
+        assert asked == [{"limit": 100_000, "timeout": 7, "share": life.share}]
+        life.settle()
 
 
 async def test_the_time_of_its_arrival_is_not_ours():
     async with Scene() as scene:
         arrives = asyncio.Event()
-        exchange = scene.exchange()
-        reading = asyncio.create_task(scene.reception.read(exchange, MemoryClient(CHAT, arrives=arrives)))
+        life = scene.request()
+        reading = asyncio.create_task(life.read(MemoryClient(CHAT, arrives=arrives)))
         await scene.turn()
-        assert exchange.timeline.phase is Phase.RECEIVING
+        assert life.timeline.phase is Phase.RECEIVING
         scene.clock.now += 9
         arrives.set()
         await reading
-        assert exchange.timeline.received_at == 9
-        exchange.settle()
+        assert life.timeline.received_at == 9
+        life.settle()
 
 
 @pytest.mark.parametrize(
@@ -83,21 +82,21 @@ async def test_the_time_of_its_arrival_is_not_ours():
 )
 async def test_what_cannot_be_asked_takes_no_permit(body, error):
     async with Scene() as scene:
-        exchange = scene.exchange()
+        life = scene.request()
         with pytest.raises(error):
-            await scene.reception.read(exchange, MemoryClient(body))
-        assert (exchange.incoming, exchange.permit, exchange.timeline.phase) == (None, None, Phase.RECEIVING)
-        exchange.settle()
+            await life.read(MemoryClient(body))
+        assert (life.timeline.request, life.permit, life.timeline.phase) == (None, None, Phase.RECEIVING)
+        life.settle()
         scene.has_all_back()
 
 
 async def test_a_body_for_which_there_is_no_room():
     async with Scene() as scene:
         scene.memory.allow(10)
-        exchange = scene.exchange()
+        life = scene.request()
         with pytest.raises(Exhausted):
-            await scene.reception.read(exchange, MemoryClient(CHAT))
-        exchange.settle()
+            await life.read(MemoryClient(CHAT))
+        life.settle()
         scene.has_all_back()
 
 
@@ -107,26 +106,26 @@ async def test_a_body_for_which_there_is_no_room():
 async def test_it_waits_for_its_turn():
     async with Scene(limits=ONE) as scene:
         permit = scene.runtime.admission.try_acquire()
-        exchange = scene.exchange()
-        reading = asyncio.create_task(scene.reception.read(exchange, MemoryClient(CHAT)))
+        life = scene.request()
+        reading = asyncio.create_task(life.read(MemoryClient(CHAT)))
         await scene.turn()
-        assert (exchange.timeline.phase, scene.runtime.admission.waiting) == (Phase.QUEUED, 1)
+        assert (life.timeline.phase, scene.runtime.admission.waiting) == (Phase.QUEUED, 1)
         scene.clock.now += 2.5
         permit.release()
         await reading
-        assert (exchange.timeline.queue_wait, exchange.timeline.phase) == (2.5, Phase.BEFORE_COMMIT)
-        exchange.settle()
+        assert (life.timeline.queue_wait, life.timeline.phase) == (2.5, Phase.BEFORE_COMMIT)
+        life.settle()
         scene.has_all_back()
 
 
 async def test_a_full_queue_refuses_it():
     async with Scene(limits=FlowSettings(max_in_flight=1, max_queue=0)) as scene:
         permit = scene.runtime.admission.try_acquire()
-        exchange = scene.exchange()
+        life = scene.request()
         with pytest.raises(Saturated):
-            await scene.reception.read(exchange, MemoryClient(CHAT))
-        assert (exchange.permit, exchange.timeline.phase) == (None, Phase.QUEUED)
-        exchange.settle()
+            await life.read(MemoryClient(CHAT))
+        assert (life.permit, life.timeline.phase) == (None, Phase.QUEUED)
+        life.settle()
         permit.release()
         scene.has_all_back()
 
@@ -137,9 +136,9 @@ async def test_each_request_pays_into_the_budget_for_retries():
         while budget.withdraw():
             pass
         for expected in (False, True):
-            exchange = scene.exchange()
-            await scene.reception.read(exchange, MemoryClient(CHAT))
-            exchange.settle()
+            life = scene.request()
+            await life.read(MemoryClient(CHAT))
+            life.settle()
             assert budget.withdraw() is expected
 
 
@@ -149,12 +148,12 @@ async def test_each_request_pays_into_the_budget_for_retries():
 async def test_a_tokenizer_makes_its_ids(tokenizer):
     async with Scene(tokenizer=tokenizer) as scene:
         await scene.runtime.tokens.load()
-        exchange = scene.exchange()
-        await scene.reception.read(exchange, MemoryClient(CHAT))
-        call = exchange.call
+        life = scene.request()
+        await life.read(MemoryClient(CHAT))
+        call = life.call
         assert call.own_tokens == call.prompt.count == len(call.request.token_ids) > 0
         assert call.request.exact
-        exchange.settle()
+        life.settle()
         scene.has_all_back()
 
 
@@ -175,13 +174,13 @@ async def test_the_tokenizer_is_told_whose_request_it_is(headers, same):
             return estimate(b"x" * 100, "test")
 
         scene.runtime.tokens.tokenize = tokenize
-        exchange = scene.exchange()
-        await scene.reception.read(exchange, MemoryClient(CHAT, headers=headers))
-        assert exchange.call.prompt.count == math.ceil(100 / 4)
+        life = scene.request()
+        await life.read(MemoryClient(CHAT, headers=headers))
+        assert life.call.prompt.count == math.ceil(100 / 4)
         [name] = names
         assert "secret" not in name
         assert (name == same) is (same is not None)
-        exchange.settle()
+        life.settle()
 
 
 # Where it must go
@@ -190,19 +189,19 @@ async def test_the_tokenizer_is_told_whose_request_it_is(headers, same):
 async def test_a_response_that_goes_on_goes_to_its_engine():
     async with Scene() as scene:
         scene.responses.note("resp_1", scene.endpoints[1])
-        exchange = scene.exchange(RESPONSES)
+        life = scene.request(RESPONSES)
         body = {"model": "sim", "input": "go on", "previous_response_id": "resp_1"}
-        await scene.reception.read(exchange, MemoryClient(body))
-        assert (exchange.call.pinned_url, exchange.call.request.bound) == ("http://e1:1", True)
-        exchange.settle()
+        await life.read(MemoryClient(body))
+        assert (life.call.pinned_url, life.call.request.bound) == ("http://e1:1", True)
+        life.settle()
 
 
 async def test_a_response_that_nobody_keeps_is_not_found():
     async with Scene() as scene:
-        exchange = scene.exchange(RESPONSES)
+        life = scene.request(RESPONSES)
         body = {"model": "sim", "input": "go on", "previous_response_id": "resp_1"}
         with pytest.raises(NotFound):
-            await scene.reception.read(exchange, MemoryClient(body))
-        assert exchange.permit is None
-        exchange.settle()
+            await life.read(MemoryClient(body))
+        assert life.permit is None
+        life.settle()
         scene.has_all_back()

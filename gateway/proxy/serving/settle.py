@@ -3,48 +3,45 @@
 from __future__ import annotations
 
 from gateway.api.routes import Route
-from gateway.core.observer import Settled
+from gateway.core.observer import Observer, Settled
 from gateway.framework import Request
-from gateway.proxy.serving.attempt import Attempt
-from gateway.proxy.serving.call import IncomingRequest
+from gateway.framework.request import PREFILL
 from gateway.proxy.serving.goodput import Verdict, judge
 from gateway.proxy.serving.timeline import Figures, Timeline
 
 
-def line(
-    request_id: str, route: Route, timeline: Timeline, incoming: IncomingRequest | None, attempt: Attempt | None
-) -> Settled:
-    """For the log and the metrics. ``incoming``: None where the body could not be read. ``attempt``: the last one; None
-    where the request was never placed."""
-    request = None if incoming is None else incoming.request
-    plan = None if attempt is None else attempt.plan
-    booked = None if attempt is None else attempt.booked
-    usage, figures, exact = timeline.usage, timeline.figures(), request is not None and request.exact
-    if attempt is not None:
-        exact = exact and attempt.call.exact_on(attempt.plan.decode)
-    return Settled(
+def settle(request_id: str, route: Route, timeline: Timeline, observer: Observer) -> None:
+    """Report the request to ``observer``, and with its last decision. It has given everything back."""
+    request, placed = timeline.request, timeline.records
+    if placed and placed[-1].decision.failure is not None:
+        placed = placed[:-1]
+    last = placed[-1] if placed else None
+    decision = None if last is None else last.decision
+    booked = None if last is None else last.booked
+    usage, figures = timeline.usage, timeline.figures()
+    settled = Settled(
         request_id=request_id,
         model=request.model.name if request else "",
         route=route.path,
         outcome=timeline.outcome,
         status=timeline.status,
         stream=request.stream if request else False,
-        endpoint=plan.decode.name if plan else None,
-        attempts=timeline.attempts,
+        endpoint=decision.legs[-1][1] if decision else None,
+        attempts=len(placed),
         prompt_tokens=request.prompt_tokens if request else 0,
-        exact=exact,
+        exact=last.exact if last else request is not None and request.exact,
         expected_hit=booked.expected_hit if booked else 0,
         duration=figures.duration,
         queue_wait=timeline.queue_wait,
         overhead=figures.overhead,
         phase=str(timeline.phase),
-        match_source=str(request.matches[booked.endpoint.slot].source) if request and booked else "none",
+        match_source=str(booked.source) if booked else "none",
         ttft=figures.ttft,
         output_tokens=figures.output_tokens,
         reported_prompt_tokens=usage.prompt_tokens if usage else None,
         cached_tokens=usage.cached_tokens if usage else None,
-        plan=plan.reason if plan else "",
-        prefill_endpoint=plan.prefill.name if plan and plan.prefill else None,
+        plan=decision.reason if decision else "",
+        prefill_endpoint=decision.endpoint(PREFILL) if decision and len(decision.legs) > 1 else None,
         prefill_time=timeline.prefill_time,
         fallback=timeline.fallback or None,
         error=timeline.error,
@@ -53,6 +50,9 @@ def line(
         hits=timeline.hits,
         counted=timeline.counted,
     )
+    if timeline.records:
+        timeline.records[-1].settled = settled
+    observer.settled(settled)
 
 
 def _verdict(timeline: Timeline, figures: Figures, request: Request) -> Verdict | None:
