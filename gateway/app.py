@@ -119,7 +119,7 @@ class Gateway:
             max_body=lambda: self.config.listen.max_body,
             patience=lambda: self.config.timeouts.receive,
         )
-        self.admin = Admin(self.metrics.render, (*self.operations.routes(), *debug.routes()))
+        self.admin = Admin(self._render_metrics, (*self.operations.routes(), *debug.routes()))
 
     # The parts in force, which a reload replaces
 
@@ -148,6 +148,11 @@ class Gateway:
             in_use=self.reloading.wiring.director.in_use,
             clock=self.clock,
         )
+
+    async def _render_metrics(self) -> tuple[bytes, str]:
+        """What has come of the engines' events is counted."""
+        await self._poller.catch_up(placing=False)
+        return await self.metrics.render()
 
     async def load(self) -> None:
         """Load the tokenizers. Raises ConfigError."""

@@ -93,6 +93,7 @@ class CacheFeed:
     def engine_asleep(self, endpoint: Endpoint) -> None:
         """vLLM announces the reset with its first step after waking up, when requests have been placed already."""
         if (stream := self._streams.get(endpoint)) is not None:
+            self._poller.expect()
             stream.fell_asleep()
         else:
             self._index(endpoint).clear(endpoint.slot)

@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Iterator
 from math import inf
 
 LATE = 0.25
@@ -35,31 +35,35 @@ def age_clock() -> float:
 
 
 class Pauses:
-    """Measures, while ``watch`` runs, how long the loop did not run although it was to. ``now``: seconds."""
+    """Measures, while someone is ``watching``, how long the loop did not run although it was to. ``now``: seconds."""
 
     def __init__(self, now: Callable[[], float] = age_clock) -> None:
         self.now = now
         self._lost = 0.0
         self._due: float | None = None
         self._timer: asyncio.TimerHandle | None = None
+        self._watchers = 0
 
     def lost(self) -> float:
         """Seconds that were lost in total; only differences have a meaning."""
         return self._lost + (0.0 if self._due is None else _beyond(self.now() - self._due))
 
-    async def watch(self) -> None:
-        """Measure until cancelled."""
-        loop = asyncio.get_running_loop()
+    @contextlib.contextmanager
+    def watching(self) -> Iterator[None]:
+        """Measure meanwhile: while nobody waits for an engine, no timer runs."""
+        self._watchers += 1
+        if self._timer is None:
+            self._look(asyncio.get_running_loop())
         try:
-            self._look(loop)
-            await loop.create_future()
+            yield
         finally:
-            if self._timer is not None:
+            self._watchers -= 1
+            if not self._watchers and self._timer is not None:
+                self._lost = self.lost()
                 self._timer.cancel()
-            self._due = self._timer = None
+                self._due = self._timer = None
 
     def _look(self, loop: asyncio.AbstractEventLoop) -> None:
-        # A timer of the loop costs half of a task that sleeps, and this is a good part of what an idle gateway does.
         self._lost = self.lost()
         self._due = self.now() + TICK
         self._timer = loop.call_later(TICK, self._look, loop)

@@ -199,20 +199,23 @@ class EngineWatch:
 
     async def _probe_once(self, probe: EngineProbe) -> None:
         pauses = self._context.pauses
-        asked, lost = self._clock.monotonic(), pauses.lost()
-        try:
-            await self._update(probe, asked)
-        except ProbeFailed as failure:
-            lost = pauses.lost() - lost
-            if failure.reason == "timeout" and lost > OWN_PAUSE * self._context.settings.scrape.timeout:
-                log.info("engine %s: not scraped in time, of which we lost %.1f s ourselves", self.engine.name, lost)
-                self._suspect = True
-                self._wake.set()
-            else:
-                self._record_failure(failure.reason, failure.detail)
-        except Exception:
-            log.exception("engine %s: the watch failed", self.engine.name)
-            self._record_failure("internal")
+        with pauses.watching():
+            asked, lost = self._clock.monotonic(), pauses.lost()
+            try:
+                await self._update(probe, asked)
+            except ProbeFailed as failure:
+                lost = pauses.lost() - lost
+                if failure.reason == "timeout" and lost > OWN_PAUSE * self._context.settings.scrape.timeout:
+                    log.info(
+                        "engine %s: not scraped in time, of which we lost %.1f s ourselves", self.engine.name, lost
+                    )
+                    self._suspect = True
+                    self._wake.set()
+                else:
+                    self._record_failure(failure.reason, failure.detail)
+            except Exception:
+                log.exception("engine %s: the watch failed", self.engine.name)
+                self._record_failure("internal")
         self._update_warmth()
 
     async def _update(self, probe: EngineProbe, asked: float) -> None:

@@ -85,7 +85,6 @@ class Fleet:
         watches = list(self._registry.watches.values())
         for watch in watches:
             watch.start(self._tasks, self._connections)
-        self._tasks.start(self.pauses.watch(), name="notice our own pauses")
         self._tasks.start(follow(self._registry.tls_contexts.all), name="look at TLS files")
         await self._first_probes(watches)
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import time
 
 import pytest
@@ -17,21 +16,9 @@ from tests.support.wait import eventually
 LOOPS = {"asyncio": asyncio.new_event_loop, "uvloop": uvloop.new_event_loop}
 
 
-@contextlib.asynccontextmanager
-async def watched(pauses: Pauses):
-    task = asyncio.create_task(pauses.watch())
-    await asyncio.sleep(0)
-    try:
-        yield
-    finally:
-        task.cancel()
-        with contextlib.suppress(asyncio.CancelledError):
-            await task
-
-
 async def test_what_was_lost_is_known_in_the_same_turn():
     pauses = Pauses()
-    async with watched(pauses):
+    with pauses.watching():
         before = pauses.lost()
         stand_still(2 * LATE)
         lost = pauses.lost() - before
@@ -43,11 +30,18 @@ async def test_what_was_lost_is_known_in_the_same_turn():
 async def test_a_suspended_machine_is_a_pause_though_no_timer_is_late():
     clock = ManualClock()
     pauses = Pauses(clock.monotonic)
-    async with watched(pauses):
+    with pauses.watching():
         clock.now += 3600
         assert 3599 < pauses.lost() <= 3600
         await eventually(lambda: pauses._due is not None and pauses._due > clock.now, "its next look")
         assert 3599 < pauses.lost() <= 3600, "it is counted once"
+        with pauses.watching():
+            clock.now += 60
+        assert 3658 < pauses.lost() <= 3660, "others watch as well"
+        assert pauses._timer is not None
+    assert pauses._timer is None, "nothing runs when nobody watches"
+    clock.now += 3600
+    assert 3658 < pauses.lost() <= 3660
     assert Pauses().lost() == 0.0, "who does not watch loses nothing"
 
 

@@ -23,6 +23,7 @@ from gateway.fleet.kv_source import KvSource, configured_source, connecting_sour
 from gateway.framework import Clock
 from gateway.framework.fleet import ServedModel
 from gateway.kvcache.events.listener import ListenerSource
+from gateway.kvcache.events.poller import TICK, Poller
 from gateway.kvcache.events.sockets import EventSource
 from gateway.kvcache.events.subscription import Subscription
 
@@ -154,7 +155,7 @@ class CacheCheck:
     def _where(self, source: KvSource) -> EventSource | None:
         """What to listen to. None: another process listens for the engines that connect."""
         if source.address is not None:
-            return Subscription(source.address, source.topic)
+            return Subscription(source.address, source.topic, Poller(TICK))
         listener = self.patient.listener
         return ListenerSource(listener, source.topic, source.offset) if listener is not None else None
 

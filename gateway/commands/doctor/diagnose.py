@@ -16,6 +16,7 @@ from gateway.commands.interview import Interviews
 from gateway.core.observer import NULL_OBSERVER
 from gateway.framework import Clock
 from gateway.kvcache.events.listener import EventListener
+from gateway.kvcache.events.poller import TICK, Poller
 
 AT_ONCE = 64
 """Engines that are examined at the same time; with more, this host would be the slow part."""
@@ -55,7 +56,7 @@ def _listening(gateway: Gateway) -> EventListener | None:
     listener = listener_of(gateway.config, NULL_OBSERVER)
     try:
         if listener is not None:
-            listener.start()
+            listener.start(Poller(TICK))
         return listener
     except zmq.ZMQError:
         return None

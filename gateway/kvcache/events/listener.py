@@ -25,7 +25,16 @@ from zmq.utils.monitor import parse_monitor_message
 from gateway.core.observer import Observer
 from gateway.core.tasks import TaskSet
 from gateway.kvcache.events.poller import PER_TURN, Poller
-from gateway.kvcache.events.sockets import QUEUE, Change, Inbox, MessageSocket, Signal, open_monitor, open_socket
+from gateway.kvcache.events.sockets import (
+    QUEUE,
+    Change,
+    Inbox,
+    Signal,
+    WatchedSocket,
+    open_monitor,
+    open_socket,
+    receive,
+)
 
 log = logging.getLogger("kvgate.kvcache")
 
@@ -49,6 +58,7 @@ class InboxQueue:
         self._bytes = 0
         self._lost = False
         self.signal = Signal()
+        self.paused = False
 
     def put(self, item: Change | list[bytes]) -> None:
         if not isinstance(item, Change):
@@ -133,8 +143,8 @@ class EventListener:
         """Other engines are configured from now on."""
         self._topics = {topic.encode() for topic in topics}
 
-    def start(self, poller: Poller | None = None) -> None:
-        """Listen. ``poller``: as ``MessageSocket``'s. Raises zmq.ZMQError."""
+    def start(self, poller: Poller) -> None:
+        """Listen. ``poller``: says when messages have come. Raises zmq.ZMQError."""
         self._poller = poller
         host, _, port = self.address.rpartition(":")
         bound = self.port(0).address
@@ -150,6 +160,7 @@ class EventListener:
     def port(self, offset: int) -> Port:
         """The socket of the port ``offset`` above the first. Raises zmq.ZMQError."""
         if offset not in self._ports:
+            assert self._poller is not None, "it was started"
             port = self._ports[offset] = Port(self, self.address_of(offset), self._poller)
             self._tasks.start(port.run(), name=f"KV events that come to {port.address}")
         return self._ports[offset]
@@ -179,7 +190,7 @@ class EventListener:
 class Port:
     """One listening socket, at ``address``. ``publishers``: by topic. Raises zmq.ZMQError if it cannot be bound."""
 
-    def __init__(self, listener: EventListener, address: str, poller: Poller | None) -> None:
+    def __init__(self, listener: EventListener, address: str, poller: Poller) -> None:
         self.publishers: dict[bytes, Publisher] = {}
         self._listener = listener
         # File descriptor of each live connection -> how many were accepted before it.
@@ -193,33 +204,58 @@ class Port:
             socket.bind(address)
             self.address = str(socket.getsockopt_string(zmq.LAST_ENDPOINT))
             self._signal = Signal()
-            self._messages, self._changes = (
-                MessageSocket(socket, self._signal, poller),
-                MessageSocket(monitor, self._signal),
-            )
-            stack.callback(self._messages.close)
+            self._socket = socket
+            self._polled = [(socket, int(zmq.POLLIN))]
+            self._changes = WatchedSocket(monitor, self._signal)
             stack.callback(self._changes.close)
+            poller.add(socket, self)
+            stack.callback(poller.remove, socket)
             self._stack = stack.pop_all()
 
     def close(self) -> None:
         self._stack.close()
 
+    # for the poller
+
+    @property
+    def idle(self) -> bool:
+        return self._signal.waited_for and all(
+            queue.paused or queue.signal.waited_for
+            for publisher in self.publishers.values()
+            for queue in publisher.inboxes
+        )
+
+    def wake(self) -> None:
+        self._signal.set()
+
+    # its own
+
     async def run(self) -> None:
-        message = None
         while True:
             for _ in range(PER_TURN):  # each message may be for another reader
-                if message is None:
-                    message = self._messages.receive_from()
+                message = self._receive()
                 # A connection's changes come before its messages: they are there by now, signalled or not.
-                if (message is None or self._changes.has_message()) and (change := self._changes.receive()):
+                changes = self._changes.receive_some()[0]
+                for change in changes:
                     self._on_change(parse_monitor_message(change))
-                elif message is not None:
+                if message is not None:
                     self._on_message(*message)
-                    message = None
-                else:
+                elif not changes:
                     await self._signal.wait()
                     break
             await asyncio.sleep(0)
+
+    def _receive(self) -> tuple[int, list[bytes]] | None:
+        """The file descriptor of the connection that a message came on, and its frames; None: there is none.
+
+        Messages without a connection are skipped: those of ZMTP 1.0, which is what libzmq takes a connection for that
+        does not greet as ZMTP does (a port scan, a TLS client).
+        """
+        while zmq.zmq_poll(self._polled, 0):
+            first, frames = receive(self._socket)
+            with contextlib.suppress(zmq.ZMQError):
+                return int(first.get(zmq.SRCFD)), frames
+        return None
 
     def _on_change(self, change: Any) -> None:
         kind, connection = change["event"], change["value"]

@@ -26,7 +26,7 @@ from gateway.core.log_limit import LogLimit, left_out
 from gateway.kvcache.events.decode import SLICE, decode, slices
 from gateway.kvcache.events.poller import TICK
 from gateway.kvcache.events.replay import ReplayBroken, ReplayEndless, replay, sequence_of
-from gateway.kvcache.events.sockets import Change, Inbox, Signal
+from gateway.kvcache.events.sockets import Change, Inbox
 from gateway.kvcache.events.target import EventTarget
 from gateway.kvcache.index.cache_index import Applied
 from gateway.kvcache.index.events import AllBlocksCleared
@@ -71,7 +71,7 @@ class EventReader:
         self._target = target
         self._report_state = report_state
         self._synced = synced
-        self._signal: Signal | None = None
+        self._inbox: Inbox | None = None
         self._often = LogLimit(target.clock)
         self._connected = False
         # About the engine process: the digest of its last message, the number of processes (or restarts of the
@@ -93,7 +93,8 @@ class EventReader:
 
     async def read(self, inbox: Inbox) -> None:
         """Never returns. Raises failures of ours."""
-        self._signal = inbox.signal
+        self._inbox, waited = inbox, False
+        inbox.paused = False
         while True:
             retry = None if self._retry_at is None else max(0.0, self._retry_at - self._target.clock.monotonic())
             if retry == 0.0:  # the history is to be asked for again
@@ -102,12 +103,14 @@ class EventReader:
                 continue
             match inbox.receive():
                 case list(frames):  # first, as the usual case
+                    waited = False
                     await self._on_message(frames)
+                case None if self.asleep and waited:
+                    self.asleep = waited = False
+                    await self._reset()
                 case None if self.asleep:
-                    # What it sent before may have come, and not been polled yet.
-                    if not await inbox.signal.wait(TICK):
-                        self.asleep = False
-                        await self._reset()
+                    # What it sent before may have come, and not been looked at yet.
+                    waited = not await inbox.signal.wait(2 * TICK)
                 case None:
                     await inbox.signal.wait(retry)
                 case Change.CONNECTED:
@@ -125,8 +128,8 @@ class EventReader:
     def fell_asleep(self) -> None:
         """The engine has reset its GPU cache: clear it, after what has come so far is applied."""
         self.asleep = True
-        if self._signal is not None:
-            self._signal.set()
+        if self._inbox is not None:
+            self._inbox.signal.set()
 
     async def _on_connected(self) -> None:
         """The subscription stands, for the first time or again: find out what was missed, and whether it is the same
@@ -200,8 +203,11 @@ class EventReader:
         message on: an engine that does not have just that one is another process, and is read anew. Until its end the
         history describes the past, and the endpoint is approximated.
         """
+        assert self._inbox is not None
         self._retry_at = None
+        self._inbox.paused = True
         read = await self._replayed(anew)
+        self._inbox.paused = False
         self._target.index.set_replaying(self._target.slot, False)
         if read is Read.FAILED:
             if (count := self._often.admit("unread")) is not None:

@@ -15,7 +15,7 @@ from collections.abc import AsyncGenerator
 import zmq
 
 from gateway.core.tasks import TaskSet
-from gateway.kvcache.events.sockets import BATCH, MessageSocket, Signal, open_socket
+from gateway.kvcache.events.sockets import BATCH, Signal, WatchedSocket, open_socket
 
 END = b"\xff" * 8
 """The sequence number of an answer's last message."""
@@ -112,18 +112,17 @@ class _Backlog:
     async def fill(self) -> None:
         """Receive until it is full, and then close the socket: what libzmq has received goes with it."""
         come = Signal()
-        ready = MessageSocket(self._socket, come)
+        ready = WatchedSocket(self._socket, come)
         try:
             while self._bytes <= MAX_BACKLOG:
-                messages, size, drained = ready.receive_some()
-                if messages:
-                    self.messages += messages
-                    self._bytes += size
-                    self.signal.set()
-                if drained:
+                messages, size = ready.receive_some()
+                if not messages:
                     await come.wait()
-                else:
-                    await asyncio.sleep(0)
+                    continue
+                self.messages += messages
+                self._bytes += size
+                self.signal.set()
+                await asyncio.sleep(0)
             self.full = True
             self.signal.set()
         finally:

@@ -11,12 +11,11 @@ import contextlib
 import itertools
 from collections.abc import Iterator
 from enum import Enum
-from typing import Protocol
+from typing import Protocol, TypeAlias
 
 import zmq
 
 from gateway.kvcache.events.decode import MAX_MESSAGE
-from gateway.kvcache.events.poller import Poller
 
 HEARTBEAT_MS = 10_000
 """A peer that answers no ping for two of these is gone: TCP alone notices a dead host after hours."""
@@ -35,14 +34,14 @@ BATCH = 64
 BATCH_BYTES = 4 * 1024 * 1024
 """Bytes likewise, the last message beside: 64 messages of a busy engine are less."""
 
-SILENT = 5
-"""Polls in a row that find nothing until the socket waits for its descriptor again: to begin again costs as much as
-ten."""
-
 _numbers = itertools.count()
 
 # Options of libzmq as plain integers: to look up an enum's member costs as much as a call with it.
 _NOBLOCK = int(zmq.NOBLOCK)
+
+Polled: TypeAlias = list[tuple[zmq.Socket[bytes], int]]
+"""One socket, and what is asked of it. To poll one takes as long as to get its ZMQ_EVENTS, of which pyzmq makes an
+enum's member each time."""
 
 
 class Change(Enum):
@@ -60,6 +59,11 @@ class Signal:
     def __init__(self) -> None:
         self._is_set = False
         self._waiter: asyncio.Future[None] | None = None
+
+    @property
+    def waited_for(self) -> bool:
+        """Someone waits for it: what was there before is done."""
+        return self._waiter is not None and not self._waiter.done()
 
     def set(self) -> None:
         self._is_set = True
@@ -89,9 +93,10 @@ def _give_up(waiter: asyncio.Future[None]) -> None:
 
 class Inbox(Protocol):
     """One engine's messages and connection changes, in order. ``signal``: set when there is something to be received
-    after there was nothing; for one reader."""
+    after there was nothing; for one reader. ``paused``: the reader receives nothing for now."""
 
     signal: Signal
+    paused: bool
 
     def receive(self) -> Change | list[bytes] | None:
         """A connection change, or the frames of a message; None: there is nothing now."""
@@ -137,87 +142,36 @@ def open_monitor(
         monitor.close(linger=0)
 
 
-class MessageSocket:
-    """Receives the messages of a socket. ``signal`` is set when there are some, until ``close``.
+class WatchedSocket:
+    """A socket whose descriptor the loop watches. ``signal`` is set when messages have come, until ``close``.
 
-    ``poller``: polls the socket with others from the first message on, as long as messages come; between two polls
-    nothing wakes the loop. None: each message does. Nothing else may send, receive or get an option on the socket: that
-    would reset its descriptor.
+    Nothing else may send, receive or get an option on the socket: that would reset its descriptor.
     """
 
-    def __init__(self, socket: zmq.Socket[bytes], signal: Signal, poller: Poller | None = None) -> None:
+    def __init__(self, socket: zmq.Socket[bytes], signal: Signal) -> None:
         self._socket = socket
-        # To poll one socket takes as long as to get its ZMQ_EVENTS, of which pyzmq makes an enum's member each time.
         self._polled = [(socket, int(zmq.POLLIN))]
         self._signal = signal
-        self._poller = poller
-        # Whether there is a message, as libzmq said last; None: it was not asked since one was received.
-        self._has_message: bool | None = None
         # The loop watches the descriptor while no message is known. Else nothing would reset it, and it would wake the
         # loop in each turn.
         self._watched = False
         self._closed = False
-        self._silent = 0  # polls in a row that have found nothing
         self._loop = asyncio.get_running_loop()
         self._descriptor = int(socket.getsockopt(zmq.FD))
         self._watch()
         self._on_readable()  # an earlier call on the socket may have reset the descriptor
 
-    def has_message(self) -> bool:
-        """Whether there is a message now."""
-        self._has_message = bool(zmq.zmq_poll(self._polled, 0))
-        return self._has_message
-
-    def receive(self) -> list[bytes] | None:
-        """The frames of a message; None: there is none, as far as was signalled."""
-        message = self._receive()
-        return None if message is None else message[1]
-
-    def receive_some(self) -> tuple[list[list[bytes]], int, bool]:
-        """As ``receive``, up to a batch of messages; their bytes; whether that was all."""
-        messages: list[list[bytes]] = []
-        size = 0
-        while len(messages) < BATCH and size < BATCH_BYTES:
-            if (message := self._receive()) is None:
-                return messages, size, True
-            messages.append(message[1])
-            size += sum(map(len, message[1]))
-        return messages, size, False
-
-    def receive_from(self) -> tuple[int, list[bytes]] | None:
-        """As ``receive``, with the file descriptor of the connection that it came on.
-
-        Messages without one are skipped: those of ZMTP 1.0, which is what libzmq takes a connection for that does not
-        greet as ZMTP does (a port scan, a TLS client).
-        """
-        while (message := self._receive()) is not None:
-            with contextlib.suppress(zmq.ZMQError):
-                return int(message[0].get(zmq.SRCFD)), message[1]
-        return None
-
-    def poll(self) -> bool:
-        """False, once some polls in a row have found nothing: the descriptor is watched again."""
-        if self.check():
-            return True
-        self._silent += 1
-        if self._silent < SILENT:
-            return True
-        self._watch()
-        return False
-
-    def check(self) -> bool:
-        there = self._has_message = bool(zmq.zmq_poll(self._polled, 0))
-        if there:
-            self._silent = 0
-            self._signal.set()
-        return there
+    def receive_some(self) -> tuple[list[list[bytes]], int]:
+        """As the function. If there was nothing, the next message sets the signal."""
+        received = receive_some(self._polled)
+        if not received[0]:
+            self._watch()
+        return received
 
     def close(self) -> None:
         """Set the signal no more; harmless when repeated. The socket stays open."""
         self._closed = True
         self._unwatch()
-        if self._poller is not None:
-            self._poller.remove(self)
 
     def _watch(self) -> None:
         """Have the loop woken by the next message: libzmq has said that there is none."""
@@ -231,26 +185,28 @@ class MessageSocket:
             self._loop.remove_reader(self._descriptor)
 
     def _on_readable(self) -> None:
-        if not self.has_message():  # it fires for other reasons, too, and to have asked has reset it
-            return
-        self._unwatch()
-        self._silent = 0
-        if self._poller is not None:
-            self._poller.add(self)
-        self._signal.set()
+        if zmq.zmq_poll(self._polled, 0):  # it fires for other reasons, too, and to have asked has reset it
+            self._unwatch()
+            self._signal.set()
 
-    def _receive(self) -> tuple[zmq.Frame, list[bytes]] | None:
-        """The first frame of a message, and all of them as bytes: libzmq has the whole message, or nothing."""
-        if self._has_message is None or not (self._has_message or self._watched):
-            self.has_message()  # costs a third of the exception that says that there is none
-        if self._has_message:
-            self._has_message = None
-            first = frame = self._socket.recv(_NOBLOCK, copy=False)
-            frames = [frame.bytes]
-            while frame.more:
-                frame = self._socket.recv(_NOBLOCK, copy=False)
-                frames.append(frame.bytes)
-            return first, frames
-        if self._poller is None:
-            self._watch()
-        return None
+
+def receive(socket: zmq.Socket[bytes]) -> tuple[zmq.Frame, list[bytes]]:
+    """The message that has come: its first frame, and all of them as bytes. Raises zmq.Again if there is none."""
+    first = frame = socket.recv(_NOBLOCK, copy=False)
+    frames = [frame.bytes]
+    while frame.more:  # libzmq has the whole message, or nothing
+        frame = socket.recv(_NOBLOCK, copy=False)
+        frames.append(frame.bytes)
+    return first, frames
+
+
+def receive_some(polled: Polled) -> tuple[list[list[bytes]], int]:
+    """The frames of up to a batch of messages that have come, and their bytes."""
+    messages: list[list[bytes]] = []
+    size, socket = 0, polled[0][0]
+    # To poll costs a third of the exception that says that there is no message.
+    while len(messages) < BATCH and size < BATCH_BYTES and zmq.zmq_poll(polled, 0):
+        frames = receive(socket)[1]
+        messages.append(frames)
+        size += sum(map(len, frames))
+    return messages, size

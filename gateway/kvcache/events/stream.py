@@ -56,8 +56,8 @@ class EventStream:
         return self._reader.heard_at
 
     def start(self, tasks: TaskSet) -> None:
-        self._tasks = tasks
-        self._task = tasks.start(self._run(), name=f"KV events of {self._target.name}")
+        before, self._tasks = self._task, tasks
+        self._task = tasks.start(self._run(before), name=f"KV events of {self._target.name}")
 
     def restart(self) -> None:
         """The engine is another process, or the index was rekeyed: clear what is known, and begin anew."""
@@ -82,7 +82,10 @@ class EventStream:
             await asyncio.wait([self._task])
             self._target.index.set_replaying(self._target.slot, False)
 
-    async def _run(self) -> None:
+    async def _run(self, before: asyncio.Task[None] | None) -> None:
+        """``before``: what followed the events so far, and was cancelled: it has yet to close the source."""
+        if before is not None:
+            await asyncio.wait([before])
         failures, began = 0, 0.0
         while True:
             self._report_state("connecting")

@@ -160,17 +160,18 @@ class Handover:
             transfer = await connector.open(self._pair(attempt, prefill))
             attempt.timeline.happened(Event.PREFILL_SENT)
             pauses = self._fleet.pauses
-            lost = pauses.lost()
-            try:
-                answered = await self._prefill(attempt, prefill, transfer.prefill(body), alone=True)
-            except HandoverFailed:
-                attempt.timeline.happened(Event.PREFILL_ENDED)
-                raise
+            with pauses.watching():
+                lost = pauses.lost()
+                try:
+                    answered = await self._prefill(attempt, prefill, transfer.prefill(body), alone=True)
+                except HandoverFailed:
+                    attempt.timeline.happened(Event.PREFILL_ENDED)
+                    raise
+                # If this process was stopped meanwhile, the engine's lease may have begun before its answer was read.
+                at = pauses.now() - (pauses.lost() - lost)
             attempt.timeline.happened(Event.PREFILL_ENDED)
             if answered.status != 200:
                 return answered
-            # If this process was stopped meanwhile, the engine's lease may have begun before its answer was read.
-            at = pauses.now() - (pauses.lost() - lost)
             prefill_result = attempt.prefill_result = PrefillResult(prefill, transfer, answered.data, at)
         _require_up(attempt.plan.decode)
         leg = prefill_result.transfer.decode(body, prefill_result.answer)

@@ -266,7 +266,7 @@ async def test_topics_that_nobody_has_are_counted_and_logged_once(listener, foll
 
 async def test_a_topic_that_will_be_asked_for_is_no_stranger(tally, caplog):
     listener = EventListener("tcp://127.0.0.1:0", [TOPIC], tally)
-    listener.start()
+    listener.start(Poller(TICK))
     early, late = Connecting(listener), Connecting(listener, "late")
     for one in (early, late):
         await one.start()
@@ -300,7 +300,7 @@ async def test_of_two_engines_with_one_topic_the_later_is_heard(engine, listener
 async def test_a_port_that_is_taken_is_said(listener, tally, follower):
     other = EventListener(listener.address, [], tally)
     with pytest.raises(zmq.ZMQError):
-        other.start()
+        other.start(Poller(TICK))
     await other.close()
 
 

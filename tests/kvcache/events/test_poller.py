@@ -1,129 +1,225 @@
 from __future__ import annotations
 
 import asyncio
-import itertools
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 
 import pytest
 import uvloop
+import zmq
 
-from gateway.kvcache.events.poller import PER_TURN, Poller
+from gateway.kvcache.events.poller import IDLE, PATIENCE, PER_TURN, TICK, Poller
 from tests.support.wait import eventually
 
 LOOPS = [asyncio.new_event_loop, uvloop.new_event_loop]
 
 
-class Counting:
-    """One that has something for the first ``looks`` looks."""
+class Taker:
+    """Takes one message of its socket in each turn after it was woken. ``stuck``: it takes none."""
 
-    def __init__(self, looks: int = 10**9) -> None:
-        self.left = looks
-        self.at: list[float] = []
+    def __init__(self, context: zmq.Context[zmq.Socket[bytes]], number: int) -> None:
+        self.sender, self.socket = context.socket(zmq.PUSH), context.socket(zmq.PULL)
+        self.sender.bind(f"inproc://{number}")
+        self.socket.connect(f"inproc://{number}")
+        self.idle = True
+        self.stuck = False
+        self.woken = 0
+        self.taken = 0
 
-    def poll(self) -> bool:
-        self.at.append(asyncio.get_running_loop().time())
-        self.left -= 1
-        return self.left > 0
+    def send(self, count: int = 1) -> None:
+        for _ in range(count):
+            self.sender.send(b"", zmq.NOBLOCK)
 
-    def check(self) -> bool:
-        self.at.append(asyncio.get_running_loop().time())
-        return self.left > 0
+    def wake(self) -> None:
+        self.woken += 1
+        self.idle = False
+        asyncio.get_running_loop().call_soon(self._take)
+
+    def _take(self) -> None:
+        if self.stuck:
+            return
+        if self.socket.poll(0):
+            self.socket.recv(zmq.NOBLOCK)
+            self.taken += 1
+            asyncio.get_running_loop().call_soon(self._take)
+        else:
+            self.idle = True
 
 
-@pytest.mark.parametrize("loop_factory", LOOPS)
-def test_all_are_looked_at_together_as_long_as_they_stay(loop_factory: Callable[[], asyncio.AbstractEventLoop]):
-    async def run() -> None:
-        poller, short, long = Poller(0.001), Counting(3), Counting()
-        began = asyncio.get_running_loop().time()
-        poller.add(short)
-        poller.add(long)
-        poller.add(long)
-        assert short.at == long.at == []
-        await eventually(lambda: len(long.at) >= 6, "it goes on")
-        assert len(short.at) == 3, "who has said that nothing comes is not looked at"
-        assert long.at[-1] - began >= 0.001
-        poller.add(short)
-        await eventually(lambda: len(short.at) == 4, "it has joined again")
-        poller.remove(long)
-        seen = len(long.at)
-        poller.add(short)
-        await eventually(lambda: len(short.at) == 5, "it has joined again")
-        assert len(long.at) == seen
+@contextmanager
+def takers(poller: Poller, count: int) -> Iterator[list[Taker]]:
+    with zmq.Context() as context:
+        some = [Taker(context, number) for number in range(count)]
+        for one in some:
+            poller.add(one.socket, one)
+        try:
+            yield some
+        finally:
+            for one in some:
+                poller.remove(one.socket)
+                one.sender.close(linger=0)
+                one.socket.close(linger=0)
+        assert poller._timer is None, "nothing is left behind"
 
-    with asyncio.Runner(loop_factory=loop_factory) as runner:
+
+def at(loop: Callable[[], asyncio.AbstractEventLoop], run: Callable[[], object]) -> None:
+    with asyncio.Runner(loop_factory=loop) as runner:
         runner.run(run())
+
+
+@pytest.mark.parametrize("loop", LOOPS)
+def test_all_are_looked_at_together_as_long_as_they_stay(loop: Callable[[], asyncio.AbstractEventLoop]):
+    async def run() -> None:
+        poller = Poller(0.001)
+        with takers(poller, 3) as (one, other, silent):
+            for _ in range(5):
+                before = one.taken
+                one.send()
+                other.send()
+                await eventually(lambda before=before: one.taken == other.taken == before + 1, "both are woken")
+            poller.remove(one.socket)
+            poller.remove(one.socket)
+            before = one.woken
+            one.send()
+            other.send()
+            await eventually(lambda: other.taken == 6, "the other stays")
+            assert one.woken == before
+            assert not silent.woken
+
+    at(loop, run)
 
 
 async def test_nobody_leaves_no_timer():
-    poller, one, other = Poller(60.0), Counting(), Counting()
-    poller.remove(one)
-    poller.add(one)
-    poller.add(other)
-    timer = poller._timer
-    assert timer is not None
-    poller.remove(one)
-    assert not timer.cancelled()
-    poller.remove(other)
-    assert timer.cancelled()
-    assert poller._timer is None
-    poller = Poller(0.0)
-    poller.add(Counting(1))
-    await eventually(lambda: poller._timer is None, "the last has left by itself")
-
-
-@pytest.mark.parametrize("loop_factory", LOOPS)
-def test_others_run_while_many_are_looked_at(loop_factory: Callable[[], asyncio.AbstractEventLoop]):
-    async def run() -> None:
-        poller, many = Poller(60.0), [Counting() for _ in range(3 * PER_TURN + 1)]
-        for one in many:
-            poller.add(one)
-        poller._poll_all()
-        looked = [sum(len(one.at) for one in many)]
-        poller.remove(many[-2])  # as one that is closed
-        while looked[-1] < len(many) - 1:
-            await asyncio.sleep(0)
-            looked.append(sum(len(one.at) for one in many))
-        assert looked[0] == PER_TURN
-        assert max(later - earlier for earlier, later in itertools.pairwise(looked)) <= PER_TURN
-        assert not many[-2].at
-        for one in many:
-            poller.remove(one)
+    poller = Poller(60.0)
+    with takers(poller, 2) as (one, other):
+        timer = poller._timer
+        assert timer is not None
+        poller.remove(one.socket)
+        assert not timer.cancelled()
+        poller.remove(other.socket)
+        assert timer.cancelled()
         assert poller._timer is None
 
-    with asyncio.Runner(loop_factory=loop_factory) as runner:
-        runner.run(run())
 
-
-@pytest.mark.parametrize("loop_factory", LOOPS)
-def test_before_a_request_is_placed_what_has_come_is_looked_at_if_the_last_look_is_not_fresh(
-    loop_factory: Callable[[], asyncio.AbstractEventLoop], monkeypatch: pytest.MonkeyPatch
-):
-    monkeypatch.setattr("gateway.kvcache.events.poller.FRESH", 60.0)  # however long this test takes
-
+@pytest.mark.parametrize("loop", LOOPS)
+def test_before_a_request_is_placed_what_has_come_is_applied(loop: Callable[[], asyncio.AbstractEventLoop]):
     async def run() -> None:
-        poller, many, silent = Poller(60.0), [Counting() for _ in range(2 * PER_TURN + 1)], Counting(0)
+        poller = Poller(60.0)
         await poller.catch_up()
-        turns = 0
+        with takers(poller, 2 * PER_TURN + 1) as some:
+            turns = 0
 
-        async def count() -> None:
-            nonlocal turns
-            while True:
-                turns += 1
-                await asyncio.sleep(0)
+            async def count() -> None:
+                nonlocal turns
+                while True:
+                    turns += 1
+                    await asyncio.sleep(0)
 
-        for one in (*many, silent):
-            poller.add(one)
-        counting = asyncio.create_task(count())
+            counting = asyncio.create_task(count())
+            await asyncio.sleep(0)
+            before = turns
+            await poller.catch_up()
+            assert turns == before, "nothing has come: nobody waits"
+            poller._looked_at = 0.0  # what follows does not depend on how fast it is
+            for one in some:
+                one.send(3)
+            before = turns
+            await poller.catch_up()
+            assert [one.taken for one in some] == [3] * len(some), "whole, not only begun"
+            assert turns - before >= 3 * 3, "some engines' at a time: others have their turns"
+            counting.cancel()
+
+    at(loop, run)
+
+
+async def test_a_look_that_is_fresh_is_not_repeated(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr("gateway.kvcache.events.poller.FRESH", 60.0)  # however long this test takes
+    poller = Poller(100.0)
+    with takers(poller, 1) as (one,):
+        one.send()
+        await poller.catch_up()
+        assert one.taken == 1
+        one.send()
+        await poller.catch_up()
+        assert one.taken == 1
+
+
+async def test_all_that_ask_at_once_wait_for_one_look():
+    poller = Poller(60.0)
+    with takers(poller, 1) as (one,):
+        one.send(20)
+        asking = [asyncio.create_task(poller.catch_up()) for _ in range(5)]
         await asyncio.sleep(0)
-        before = turns
-        await poller.catch_up()
-        assert [len(one.at) for one in (*many, silent)] == [1] * (len(many) + 1)
-        assert turns - before == 3, "those of some engines are applied between two turns"
-        await poller.catch_up()
-        assert all(len(one.at) == 1 for one in many), "it is fresh"
-        counting.cancel()
-        for one in (*many, silent):
-            poller.remove(one)
+        asking[0].cancel()  # its client has left: what it began goes on
+        await asyncio.wait(asking)
+        assert one.taken == 20
+        assert one.woken <= 2, "not once for each"
+        assert [task.cancelled() for task in asking] == [True, False, False, False, False]
 
-    with asyncio.Runner(loop_factory=loop_factory) as runner:
-        runner.run(run())
+
+async def test_who_does_not_come_to_an_end_holds_up_nobody_for_long():
+    poller = Poller(60.0)
+    with takers(poller, PER_TURN + 1) as some:
+        some[0].stuck = True
+        for one in some:
+            one.send()
+        await poller.catch_up()
+        assert [one.taken for one in some] == [0] + [1] * PER_TURN
+        assert poller._turns >= PATIENCE
+
+
+async def test_who_leaves_while_others_are_woken_is_not_woken():
+    poller = Poller(60.0)
+    with takers(poller, PER_TURN + 2) as some:
+        for one in some:
+            one.send()
+        asking = asyncio.create_task(poller.catch_up())
+        await asyncio.sleep(0)
+        assert [one.woken for one in some] == [1] * PER_TURN + [0, 0]
+        some[0].stuck = True
+        poller.remove(some[0].socket)  # nobody waits for it
+        poller.remove(some[-1].socket)
+        await asking
+        assert [one.woken for one in some] == [1] * (PER_TURN + 1) + [0]
+        assert poller._turns < PATIENCE
+
+
+async def test_a_placement_has_what_comes_after_it_looked_at_sooner():
+    """What its engine reports is known when its answer is learned from, though nobody asks again."""
+    poller = Poller(60.0)
+    with takers(poller, 1) as (one,):
+        one.send()
+        for _ in range(10):
+            await asyncio.sleep(0)
+        assert not one.woken
+        loop = asyncio.get_running_loop()
+        assert poller._timer.when() > loop.time() + 30.0
+        await poller.catch_up(placing=False)
+        assert one.taken == 1
+        assert poller._timer.when() > loop.time() + 30.0, "who reads metrics places nothing"
+        await poller.catch_up()
+        assert poller._timer.when() <= loop.time() + TICK + 0.01
+        one.send()
+        await eventually(lambda: one.taken == 2, "it is looked at")
+        assert poller._timer.when() <= loop.time() + TICK + 0.01, "and so on, for a while"
+
+
+async def test_the_look_after_a_long_one_comes_sooner_while_nobody_asks():
+    """Else a request would have to wait for all that came since."""
+    poller = Poller(IDLE)
+    with takers(poller, 1) as (one,):
+        for pause in (IDLE / 2, IDLE / 4, IDLE / 8):
+            one.send(PATIENCE)
+            poller._looked_at = 0.0
+            await poller.catch_up(placing=False)
+            assert poller._pause == pause
+        for _ in range(10):
+            one.send(PATIENCE)
+            poller._looked_at = 0.0
+            await poller.catch_up(placing=False)
+        assert poller._pause == TICK
+        for _ in range(10):
+            one.send()
+            poller._looked_at = 0.0
+            await poller.catch_up(placing=False)
+        assert poller._pause == IDLE

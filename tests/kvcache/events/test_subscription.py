@@ -5,8 +5,10 @@ import asyncio
 import zmq
 
 from gateway.kvcache.events.decode import MAX_MESSAGE
+from gateway.kvcache.events.poller import Poller
 from gateway.kvcache.events.sockets import Change
 from gateway.kvcache.events.subscription import Subscription
+from tests.kvcache.conftest import TICK
 from tests.kvcache.events.test_sockets import next_of, publisher, send
 from tests.support.wait import eventually
 
@@ -15,7 +17,7 @@ async def test_a_message_that_is_larger_than_what_is_decoded_ends_its_connection
     """libzmq would have all of it before it could be refused. It does not connect again by itself; what is said on the
     next connection is heard."""
     monkeypatch.setattr("gateway.kvcache.events.subscription.RESUME", 0.05)
-    with publisher("tcp://127.0.0.1:*") as (socket, address), Subscription(address).open() as inbox:
+    with publisher("tcp://127.0.0.1:*") as (socket, address), Subscription(address, "", Poller(TICK)).open() as inbox:
         socket.setsockopt(zmq.XPUB_VERBOSE, 1)
         assert await next_of(inbox) is Change.CONNECTED
         await asyncio.get_running_loop().run_in_executor(None, _subscribed, socket)
@@ -38,7 +40,7 @@ def _subscribed(socket: zmq.Socket[bytes]) -> None:
 async def test_a_lost_connection_is_made_again_once(engine, monkeypatch, caplog):
     """libzmq does that by itself: we keep out of it."""
     monkeypatch.setattr("gateway.kvcache.events.subscription.RESUME", 0.01)
-    with Subscription(engine.address).open() as inbox:
+    with Subscription(engine.address, "", Poller(TICK)).open() as inbox:
         for _ in range(3):
             assert await next_of(inbox) is Change.CONNECTED
             await engine.subscribed()
@@ -51,7 +53,7 @@ async def test_a_lost_connection_is_made_again_once(engine, monkeypatch, caplog)
 
 async def test_nothing_is_connected_again_once_it_is_closed(engine, monkeypatch):
     monkeypatch.setattr("gateway.kvcache.events.subscription.RESUME", 60.0)
-    with Subscription(engine.address).open() as inbox:
+    with Subscription(engine.address, "", Poller(TICK)).open() as inbox:
         assert await next_of(inbox) is Change.CONNECTED
         await engine.subscribed()
         await engine.send_frames(b"kv", bytes(8), b"x" * (MAX_MESSAGE + 1))
