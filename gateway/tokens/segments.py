@@ -143,7 +143,7 @@ def find_cuts(backend: Any) -> Cuts:
     """Where texts may be cut for a ``tokenizers.Tokenizer`` without truncation and padding. Takes some 10 ms."""
     added = _added(backend)
     try:
-        tokens, why = _safe_tokens(backend)
+        tokens, why = safe_tokens(backend)
         pattern = re.compile(_any_of(tokens)) if tokens else None
     except (RecursionError, re.error, OverflowError):
         tokens, why, pattern = [], "pattern", None
@@ -155,10 +155,10 @@ def find_cuts(backend: Any) -> Cuts:
 
 
 def _has_words(backend: Any) -> bool:
-    return cut_between_words(backend, _state(backend, "pre_tokenizer"), _state(backend, "normalizer"))
+    return cut_between_words(backend, state_of(backend, "pre_tokenizer"), state_of(backend, "normalizer"))
 
 
-def _safe_tokens(backend: Any) -> tuple[list[str], str]:
+def safe_tokens(backend: Any) -> tuple[list[str], str]:
     """The tokens to cut at by the structure alone; where there are none, why."""
     raw = [token for token in backend.get_added_tokens_decoder().values() if not token.normalized and token.content]
     why = ""
@@ -166,9 +166,9 @@ def _safe_tokens(backend: Any) -> tuple[list[str], str]:
         why = "split-specials"
     elif backend.truncation is not None or backend.padding is not None:
         why = "length"
-    elif not _known(_state(backend, "normalizer"), NORMALIZERS):
+    elif not _known(state_of(backend, "normalizer"), NORMALIZERS):
         why = "normalizer"
-    elif not _known(_state(backend, "pre_tokenizer"), PRE_TOKENIZERS):
+    elif not _known(state_of(backend, "pre_tokenizer"), PRE_TOKENIZERS):
         why = "pre-tokenizer"
     elif type(backend.model).__name__ not in MODELS or getattr(backend.model, "dropout", None):
         why = "model"
@@ -206,7 +206,7 @@ def _disturbed(contents: Sequence[str]) -> set[str]:
     return disturbed
 
 
-def _state(backend: Any, name: str) -> dict[str, Any] | None:
+def state_of(backend: Any, name: str) -> dict[str, Any] | None:
     """The step ``name`` of a tokenizer as in tokenizer.json; None: it has none. Empty if it is Python code, which
     cannot be serialized."""
     from tokenizers import Tokenizer, models
@@ -234,7 +234,7 @@ def _all_known(state: Mapping[str, Any], names: frozenset[str]) -> bool:
 def _added(backend: Any) -> dict[bool, tuple[bytes, bytes]]:
     """The ids that are put around each text, if they are known."""
     known = {False: (b"", b"")}
-    step = _state(backend, "post_processor")
+    step = state_of(backend, "post_processor")
     around = ([], []) if step is None else _around(step)
     if around is not None:
         known[True] = (array("I", around[0]).tobytes(), array("I", around[1]).tobytes())

@@ -39,7 +39,7 @@ from gateway.tokens.native import Native
 from gateway.tokens.parity import Parity
 from gateway.tokens.reasons import Unrenderable, Why
 from gateway.tokens.render import Renderer
-from gateway.tokens.render_cost import ALONE, LOOP_CHARACTERS, LOOP_ENCODED, LOOP_NEW, LOOP_TEXTS, is_cheap
+from gateway.tokens.render_cost import ALONE, LOOP_CHARACTERS, LOOP_ENCODED, LOOP_NEW, LOOP_TEXTS, SMALL, is_cheap
 from gateway.tokens.settings import TokenSettings
 from gateway.tokens.status import Tally, status_of
 from gateway.tokens.thread_queue import Closed, ThreadQueue
@@ -235,7 +235,11 @@ class ModelTokens:
             raise Unrenderable(Why.TOO_LONG)
         if native is not None:
             rest = _Rest(partial(self._by_library, native, prompt, most, size), size)
-        elif isinstance(prompt, ChatInput) and not is_cheap(prompt):
+        elif (
+            isinstance(prompt, ChatInput)
+            and (size > SMALL or prompt.tools or prompt.documents or prompt.template_kwargs)
+            and not is_cheap(prompt)
+        ):
             rest = _Rest(partial(self._whole, prompt, most), size)
         else:
             if size > ALONE:

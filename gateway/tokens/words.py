@@ -84,14 +84,14 @@ def cut_between_words(
 def _splits(pre_tokenizer: Mapping[str, Any]) -> bool:
     """Whether all its steps are known, and each run of letters is one or several words."""
     found: set[str] = set()
-    for step in _steps(pre_tokenizer):
+    for step in steps(pre_tokenizer):
         match step:
             case {"type": "ByteLevel", "add_prefix_space": False, "use_regex": False}:
                 pass
             case {"type": "ByteLevel", "add_prefix_space": False, "use_regex": True}:
                 found.add(r" ?\p{L}+")  # GPT-2's expression, which is in the library
             case {"type": "Split", "pattern": {"Regex": str(pattern)}, "behavior": "Isolated", "invert": False}:
-                some = set(_alternatives(pattern))
+                some = set(alternatives(pattern))
                 if not some <= LETTERS | OTHERS | CASED:
                     return False
                 found |= some
@@ -102,15 +102,15 @@ def _splits(pre_tokenizer: Mapping[str, Any]) -> bool:
     return not LETTERS.isdisjoint(found) or len(CASED & found) > 1
 
 
-def _steps(step: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
+def steps(step: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
     if step.get("type") == "Sequence":
         for inner in step["pretokenizers"]:
-            yield from _steps(inner)
+            yield from steps(inner)
     else:
         yield step
 
 
-def _alternatives(pattern: str) -> Iterator[str]:
+def alternatives(pattern: str) -> Iterator[str]:
     """The parts between those ``|`` that are outside of groups and character classes."""
     start = depth = 0
     in_class = escaped = False

@@ -11,7 +11,7 @@ from tokenizers import AddedToken, Regex, Tokenizer, models, normalizers, pre_to
 
 from gateway.tokens.segment_cache import Lookup, SegmentCache
 from gateway.tokens.segments import LONG, Cuts, find_cuts
-from gateway.tokens.words import CASED, JOINED, LETTERS, OTHERS, _alternatives
+from gateway.tokens.words import CASED, JOINED, LETTERS, OTHERS, alternatives
 from tests.support.examples import examples
 from tests.tokens.shapes import CUT, GPT4O, LLAMA3, QWEN, WORDS, byte_level, raw, shape, with_tokens
 
@@ -81,8 +81,8 @@ def test_another_model_is_not_cut() -> None:
 
 @pytest.mark.parametrize("pattern", [LLAMA3, QWEN, GPT4O])
 def test_expressions_are_taken_apart_where_they_branch(pattern: str) -> None:
-    assert "|".join(_alternatives(pattern)) == pattern
-    assert set(_alternatives(pattern)) <= LETTERS | OTHERS | CASED
+    assert "|".join(alternatives(pattern)) == pattern
+    assert set(alternatives(pattern)) <= LETTERS | OTHERS | CASED
 
 
 @examples(300)

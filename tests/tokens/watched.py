@@ -1,4 +1,4 @@
-"""What an encoder gives to the library."""
+"""What an encoder encodes."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from gateway.tokens.encode import Encoder
 
 
 def watched(encoder: Encoder, monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """The texts that ``encoder`` has the library encode from now on, as they come."""
+    """The texts that ``encoder`` encodes from now on, by the library or by their words, as they come."""
     backend, encoded = encoder._backend, list[str]()
 
     class Watched:
@@ -19,4 +19,14 @@ def watched(encoder: Encoder, monkeypatch: pytest.MonkeyPatch) -> list[str]:
             return backend.encode_batch_fast(texts, **how)
 
     monkeypatch.setattr(encoder, "_backend", Watched())
+    if (words := encoder._words) is not None:
+        encode = words.encode
+
+        def watch(text: str) -> bytes | None:
+            ids = encode(text)
+            if ids is not None:
+                encoded.append(text)
+            return ids
+
+        monkeypatch.setattr(words, "encode", watch)
     return encoded
