@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from types import TracebackType
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
@@ -41,7 +40,7 @@ class Ticker:
             self._console.print(f"{self._name}: starting engines and gateway")
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+    def __exit__(self, *_: object) -> None:
         self._bar.stop()
 
     def serving(self) -> None:
@@ -73,16 +72,12 @@ def table(results: Sequence[Result]) -> Table:
     columns.add_column("")
     for result in results:
         columns.add_column(result.name, justify="right")
-    rows: list[tuple[str, list[str]]] = [
-        ("requests", [f"{result.requests}" for result in results]),
-        ("errors", [f"{result.errors}" for result in results]),
-        ("prompt tokens", [f"{result.prompt_tokens:,}" for result in results]),
-        ("  from the engines' caches", [f"{result.cached_tokens:,}" for result in results]),
-        ("  share", [f"{result.cached_share:.1%}" for result in results]),
-    ]
+    columns.add_row("requests", *(f"{result.requests}" for result in results))
+    columns.add_row("errors", *(f"{result.errors}" for result in results))
+    columns.add_row("prompt tokens", *(f"{result.prompt_tokens:,}" for result in results))
+    columns.add_row("  from the engines' caches", *(f"{result.cached_tokens:,}" for result in results))
+    columns.add_row("  share", *(f"{result.cached_share:.1%}" for result in results))
     for number, q in enumerate(QUANTILES):
-        rows.append((f"TTFT p{q * 100:g}", [f"{1000 * result.ttft[number]:,.0f} ms" for result in results]))
-    rows.append(("run time", [f"{result.seconds:.1f} s" for result in results]))
-    for name, values in rows:
-        columns.add_row(name, *values)
+        columns.add_row(f"TTFT p{q * 100:g}", *(f"{1000 * result.ttft[number]:,.0f} ms" for result in results))
+    columns.add_row("run time", *(f"{result.seconds:.1f} s" for result in results))
     return columns

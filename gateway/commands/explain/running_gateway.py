@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import ssl
-from types import TracebackType
 from typing import Any, Self
 from urllib.parse import urlsplit
 
@@ -44,9 +43,7 @@ class RunningGateway:
         )
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         await self._client.aclose()
 
     async def serves(self, config: Config) -> bool:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime
+from operator import itemgetter
 from typing import Any
 
 from rich.console import Console
@@ -11,7 +12,7 @@ from rich.markup import escape
 from rich.table import Table
 
 Account = Mapping[str, Any]
-Column = tuple[str, Callable[[Account], str]]
+Column = tuple[str, Callable[[Any], str]]
 
 
 def show_account(console: Console, account: Account) -> None:
@@ -64,25 +65,17 @@ def show_decision(console: Console, decision: Account) -> None:
         console.print(
             _table(
                 f"on {predicted['endpoint']}",
+                [(name, itemgetter(place)) for place, name in enumerate(("", "predicted", "real"))],
                 (
-                    ("", lambda row: row["what"]),
-                    ("predicted", lambda row: row["said"]),
-                    ("real", lambda row: row["is"]),
-                ),
-                (
-                    _pair("cached tokens", _count(predicted["cached_tokens"]), _count(real["cached_tokens"])),
-                    _pair("time to first token", _seconds(predicted["ttft"]), _seconds(ttft)),
-                    _pair("prefill tokens queued ahead", _count(predicted["prefill_tokens_ahead"]), ""),
-                    _pair("requests beside", f"{predicted['requests_beside']:.1f}", ""),
-                    _pair("KV tokens beside", f"{predicted['kv_tokens_beside']:.0f}", ""),
+                    ("cached tokens", _count(predicted["cached_tokens"]), _count(real["cached_tokens"])),
+                    ("time to first token", _seconds(predicted["ttft"]), _seconds(ttft)),
+                    ("prefill tokens queued ahead", _count(predicted["prefill_tokens_ahead"]), ""),
+                    ("requests beside", f"{predicted['requests_beside']:.1f}", ""),
+                    ("KV tokens beside", f"{predicted['kv_tokens_beside']:.0f}", ""),
                 ),
             )
         )
     _say(console, _ending(decision))
-
-
-def _pair(what: str, said: str, real: str) -> dict[str, str]:
-    return {"what": what, "said": said, "is": real}
 
 
 def _ending(decision: Account) -> str:
@@ -171,7 +164,7 @@ def _result(one: Account, picked: str | None) -> str:
     return "picked" if one["endpoint"] == picked else ""
 
 
-def _table(title: str, columns: Sequence[Column], rows: Sequence[Account]) -> Table:
+def _table(title: str, columns: Sequence[Column], rows: Sequence[Any]) -> Table:
     table = Table(title=escape(title), title_justify="left")
     for number, (name, _) in enumerate(columns):
         table.add_column(escape(name), justify="right" if number and name not in LEFT else "left")

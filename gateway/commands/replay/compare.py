@@ -11,7 +11,6 @@ from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wai
 from dataclasses import dataclass
 from functools import partial
 from threading import Thread
-from types import TracebackType
 from typing import Any
 
 from rich.console import Console
@@ -63,7 +62,7 @@ class Ticker:
     def __enter__(self) -> None:
         self._bar.start()
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+    def __exit__(self, *_: object) -> None:
         self._bar.stop()
 
     def moved(self, job: int, share: float) -> None:

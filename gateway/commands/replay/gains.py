@@ -56,7 +56,7 @@ class Keep:
     slack: float = USUAL_SLACK
 
     def __str__(self) -> str:
-        return f"{self.metric.title} at most {self.slack * 100:g} {'%' if self.metric.ratio else 'pp'} worse"
+        return f"{self.metric.title} at most {self.slack * 100:g} {self.metric.unit_of_change} worse"
 
     def worst(self, ours: Runs, given: Runs) -> tuple[float, int]:
         """How much worse ``ours`` are in the worst cell, and that cell's number."""

@@ -88,7 +88,8 @@ class Groups:
         self._closed = rate is None
         self._next_block = 0
         self._systems = [self._blocks(shape.shared // self.block_size) for _ in range(shape.groups)]
-        self._open: dict[Call, _Place] = {}
+        self._open: dict[Call, tuple[int, int, int]] = {}
+        """The user, round and turn of each call that is not answered."""
         users = shape.groups * shape.users
         if rate is None:
             times = [self._pause(user, 0, 0) for user in range(users)]
@@ -107,14 +108,13 @@ class Groups:
         return self._begin
 
     def answered(self, call: Call, at: float) -> Sequence[Call]:
-        place = self._open.pop(call)
-        shape = self._shape
-        if place.turn + 1 < shape.turns:
+        user, round_, turn = self._open.pop(call)
+        turn += 1
+        if turn < self._shape.turns:
             context = call.input_tokens + call.output_tokens
-            user, round_, turn = place.user, place.round, place.turn + 1
             return [self._turn(at + self._pause(user, round_, turn), user, round_, turn, context, call.blocks)]
-        if self._closed and place.round + 1 < shape.rounds:
-            user, round_ = place.user, place.round + 1
+        round_ += 1
+        if self._closed and round_ < self._shape.rounds:
             return [self._first(at + self._pause(user, round_, 0), user, round_)]
         return []
 
@@ -130,7 +130,7 @@ class Groups:
         whole = tuple(held[: context // self.block_size])
         blocks = whole + self._blocks(-(-(tokens + shape.output) // self.block_size) - len(whole))
         call = Call(at, tokens, shape.output, blocks, f"{user}-{round_}")
-        self._open[call] = _Place(user, round_, turn)
+        self._open[call] = user, round_, turn
         return call
 
     def _blocks(self, count: int) -> tuple[int, ...]:
@@ -143,10 +143,3 @@ class Groups:
         if not self._shape.think:
             return 0.0
         return random.Random(f"{self._seed}/{user}/{round_}/{turn}").expovariate(1 / self._shape.think)
-
-
-@dataclass(frozen=True, slots=True)
-class _Place:
-    user: int
-    round: int
-    turn: int

@@ -50,18 +50,22 @@ class JsonLines:
 
     def __init__(self) -> None:
         self.lines: list[Call] = []
-        self._known = _Blocks()
+        self.prefixes = False
         self._own = OwnBlocks()
-        self._chats = _Chats()
-        self._layouts = _Layouts()
         self._unit = MILLISECONDS
         self._first: int | None = None
         """The number of the first request's line."""
-        self.prefixes = False
+        self._layouts = [(size, answers) for answers in (False, True) for size in BLOCK_SIZES]
+        """What the ids of the file can mean: the block size, and whether they include answers."""
+        self._known: dict[tuple[int, int], int] = {}
+        """(number of the previous id, or -1; id) -> its number, counted from 0: each stands for its block and all
+        before it, as vLLM's hashes do."""
+        self._roots: dict[str, str] = {}
+        """chat_id -> the chat_id of the conversation's first known request"""
 
     @property
     def block_size(self) -> int:
-        return self._layouts.block_size if self.prefixes else VLLM_BLOCK
+        return self._layouts[0][0] if self.prefixes else VLLM_BLOCK
 
     def take(self, text: str, number: int) -> None:
         """Read one line. Raises ValueError."""
@@ -74,8 +78,7 @@ class JsonLines:
             raise ValueError(f"timestamp must be {name} of at least 0, found {_shown(at)}")
         prompt, output = _count(value, "input_length"), _count(value, "output_length")
         blocks = self._blocks(value.get("hash_ids"), prompt, output, number)
-        session = _session(value, self._chats)
-        self.lines.append(Call(at * seconds, prompt, output, blocks, session, *_traffic(value)))
+        self.lines.append(Call(at * seconds, prompt, output, blocks, self._session(value), *_traffic(value)))
 
     def _blocks(self, ids: Any, prompt: int, output: int, number: int) -> Sequence[int]:
         if self._first is None:
@@ -88,45 +91,7 @@ class JsonLines:
             return self._own.of(prompt)
         if not isinstance(ids, list):
             raise ValueError(f"hash_ids must be a list, found {_shown(ids)}")
-        self._layouts.hold(len(ids), prompt, output)
-        return self._known.numbers(ids)
-
-
-class _Layouts:
-    """What the ids of a file can mean: which block size, and whether they include answers."""
-
-    def __init__(self) -> None:
-        self._left = [(size, answers) for answers in (False, True) for size in BLOCK_SIZES]
-
-    @property
-    def block_size(self) -> int:
-        return self._left[0][0]
-
-    def hold(self, ids: int, prompt: int, output: int) -> None:
-        """Raises ValueError if no layout that fits the earlier lines gives a line this number of ``ids``."""
-        left = [(size, answers) for size, answers in self._left if ids == _needed(size, answers, prompt, output)]
-        if not left:
-            size, answers = self._left[0]
-            of = f"an input_length of {prompt}" + (f" and an output_length of {output}" if answers else "")
-            raise ValueError(
-                f"hash_ids must have {_needed(size, answers, prompt, output)} ids for {of}, one for each {size} "
-                f"tokens, found {ids}"
-            )
-        self._left = left
-
-
-def _needed(size: int, answers: bool, prompt: int, output: int) -> int:
-    return -(-(prompt + output * answers) // size)
-
-
-class _Blocks:
-    """The ids of a file, renumbered from 0 so that each stands for its block and all before it, as vLLM's hashes do."""
-
-    def __init__(self) -> None:
-        self._known: dict[tuple[int, int], int] = {}
-        """(number of the previous id, or -1; id) -> its number here"""
-
-    def numbers(self, ids: list[Any]) -> tuple[int, ...]:
+        self._narrow(len(ids), prompt, output)
         known, before, found = self._known, -1, []
         for i, name in enumerate(ids):
             if type(name) is not int:
@@ -135,19 +100,32 @@ class _Blocks:
             found.append(before)
         return tuple(found)
 
+    def _narrow(self, ids: int, prompt: int, output: int) -> None:
+        """Keep the layouts that give this line its number of ``ids``. Raises ValueError if none is left."""
+        left = [(size, answers) for size, answers in self._layouts if ids == _needed(size, answers, prompt, output)]
+        if not left:
+            size, answers = self._layouts[0]
+            of = f"an input_length of {prompt}" + (f" and an output_length of {output}" if answers else "")
+            raise ValueError(
+                f"hash_ids must have {_needed(size, answers, prompt, output)} ids for {of}, one for each {size} "
+                f"tokens, found {ids}"
+            )
+        self._layouts = left
 
-class _Chats:
-    """The conversations of a file whose requests name the request that they continue."""
-
-    def __init__(self) -> None:
-        self._roots: dict[str, str] = {}
-        """chat_id -> the chat_id of the conversation's first known request"""
-
-    def session(self, chat: str, parent: str | None) -> str:
-        """The conversation of a request that follows those before it. A parent that is not in the file stands for its
-        own."""
-        root = chat if parent is None else self._roots.setdefault(parent, parent)
+    def _session(self, value: dict[str, Any]) -> str | None:
+        """The conversation: as named, or that of the request that this one continues. A parent that is not in the file
+        stands for its own."""
+        if (session := _name(value, "session")) is not None:
+            return session
+        if (chat := _name(value, "chat_id")) is None:
+            return None
+        parent = _name(value, PARENT)
+        root = chat if parent in (None, NO_PARENT) else self._roots.setdefault(parent, parent)
         return self._roots.setdefault(chat, root)
+
+
+def _needed(size: int, answers: bool, prompt: int, output: int) -> int:
+    return -(-(prompt + output * answers) // size)
 
 
 def _object(text: str) -> dict[str, Any]:
@@ -173,15 +151,6 @@ def _traffic(value: dict[str, Any]) -> tuple[str, int]:
     return name, priority or 0
 
 
-def _session(value: dict[str, Any], chats: _Chats) -> str | None:
-    if (session := _name(value, "session")) is not None:
-        return session
-    if (chat := _name(value, "chat_id")) is None:
-        return None
-    parent = _name(value, PARENT)
-    return chats.session(chat, None if parent == NO_PARENT else parent)
-
-
 def _name(value: dict[str, Any], key: str) -> str | None:
     """A text, or an integer as a text; None if it is missing or empty."""
     found = value.get(key)
@@ -200,9 +169,8 @@ def _count(value: dict[str, Any], key: str) -> int:
 
 
 def _shown(value: Any) -> str:
-    match value:
-        case None:
-            return "nothing"
-        case list() | dict():
-            return "a list" if isinstance(value, list) else "a mapping"
+    if value is None:
+        return "nothing"
+    if isinstance(value, list | dict):
+        return "a list" if isinstance(value, list) else "a mapping"
     return repr(value)[:60]

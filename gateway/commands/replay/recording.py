@@ -92,13 +92,12 @@ def sessions(recording: Recording) -> list[str | None]:
 class OwnBlocks:
     """Hands out new blocks, which no other prompt has."""
 
-    def __init__(self, block_size: int = VLLM_BLOCK) -> None:
-        self._block_size = block_size
+    def __init__(self) -> None:
         self._next = 0
 
     def of(self, tokens: int) -> Sequence[int]:
         """As many new blocks as ``tokens`` tokens need."""
-        begin, self._next = self._next, self._next - (-tokens // self._block_size)
+        begin, self._next = self._next, self._next - (-tokens // VLLM_BLOCK)
         return range(begin, self._next)
 
 

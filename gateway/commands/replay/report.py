@@ -110,11 +110,10 @@ def number(metric: Metric, value: float) -> str:
 
 def change(metric: Metric, found: Interval) -> str:
     """A change as ``+25 % (22..28)``. Shares are in points; an unknown interval is left out."""
-    unit, digits = ("%", 1) if metric.ratio else ("pp", 1)
-    mid = f"{found.mid * 100:+.{digits}f} {unit}"
+    mid = f"{found.mid * 100:+.1f} {metric.unit_of_change}"
     if math.isinf(found.low) or math.isinf(found.high):
         return mid
-    return f"{mid} ({found.low * 100:+.{digits}f}..{found.high * 100:+.{digits}f})"
+    return f"{mid} ({found.low * 100:+.1f}..{found.high * 100:+.1f})"
 
 
 def save(comparisons: Sequence[Comparison], path: Path) -> None:

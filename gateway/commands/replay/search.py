@@ -115,13 +115,9 @@ class Found:
     tried: int
     idle: Sequence[Knob] = ()
 
-    def worth(self, metric: Metric, keeps: Sequence[Keep] = ()) -> bool:
-        """Whether the held-out parts show a gain beyond the noise, and no metric got worse than it may."""
-        return (
-            bool(self.values)
-            and gain(metric, self.held_tuned, self.held_given).low > 0
-            and all(keep.kept(self.held_tuned, self.held_given) for keep in keeps)
-        )
+    def worth(self, metric: Metric) -> bool:
+        """Whether the held-out parts show a gain beyond the noise."""
+        return bool(self.values) and gain(metric, self.held_tuned, self.held_given).low > 0
 
 
 class Search:
@@ -185,11 +181,8 @@ class Search:
         if knob.key in self._moves:
             return False
         probes = self._run(f"does {knob.name} matter", self._training, candidates, self._seeds[:1])
-        if all(
-            mine.values == base.values
-            for probe in probes
-            for [mine], (base, *_) in zip(probe, tuned, strict=True)
-        ):  # fmt: skip
+        pairs = [pair for probe in probes for pair in zip(probe, tuned, strict=True)]
+        if all(mine.values == base.values for [mine], (base, *_) in pairs):
             return True
         self._moves.add(knob.key)
         return False

@@ -37,6 +37,11 @@ class Metric:
     less: bool = True
     ratio: bool = True
 
+    @property
+    def unit_of_change(self) -> str:
+        """Percent, or points of a share."""
+        return "%" if self.ratio else "pp"
+
 
 METRICS: Mapping[str, Metric] = {
     metric.name: metric

@@ -88,7 +88,7 @@ def report(policy: Policy, metric: Metric, found: Found, cells: Sequence[str], k
     for keep in keeps:
         worst, cell = keep.worst(found.held_tuned, found.held_given)
         if worst > keep.slack:
-            unit = "%" if keep.metric.ratio else "pp"
+            unit = keep.metric.unit_of_change
             lines.append(
                 f"{keep.metric.title} gets {worst * 100:.1f} {unit} worse{_in(cells, cell)}, {keep.slack * 100:g} "
                 f"{unit} were allowed: keep the configuration as it is"
@@ -128,8 +128,7 @@ def _compared(
 
 def _better(metric: Metric, found: Found) -> str:
     it = gain(metric, found.held_tuned, found.held_given)
-    unit = "%" if metric.ratio else "pp"
-    return f"better by {it.mid * 100:.1f} {unit} ({it.low * 100:+.1f}..{it.high * 100:+.1f})"
+    return f"better by {it.mid * 100:.1f} {metric.unit_of_change} ({it.low * 100:+.1f}..{it.high * 100:+.1f})"
 
 
 def _flat(metric: Metric, runs: Sequence[Summary]) -> bool:

@@ -18,7 +18,7 @@ from gateway.api.headers import visible
 from gateway.api.routes import ROUTES, Route
 from gateway.errors import ClientError, GatewayError
 from gateway.proxy.admin.explain import Explainer
-from gateway.proxy.admin.operations import refuse_pages
+from gateway.proxy.admin.operations import answer, refuse_pages, refused
 from gateway.proxy.http.receive import receive
 from gateway.proxy.memory import Memory, Share
 from gateway.proxy.serving.decisions import DecisionRecord, Decisions
@@ -62,13 +62,13 @@ class Debug:
         try:
             found = self._found(http)
         except ClientError as error:
-            return _error(error)
+            return refused(error.status, error.message, error.param)
         clock, parts = self._decisions.clock, []
         for number, record in enumerate(found, start=1):
-            parts.append(orjson.dumps(record.to_json(clock.monotonic(), clock.wall())))
+            parts.append(orjson.Fragment(orjson.dumps(record.to_json(clock.monotonic(), clock.wall()))))
             if number % SLICE == 0:
                 await asyncio.sleep(0)
-        return _answer(b'{"decisions":[' + b",".join(parts) + b"]}\n")
+        return answer({"decisions": parts})
 
     def _found(self, http: web.Request) -> list[DecisionRecord]:
         """Newest first. Raises ClientError."""
@@ -105,10 +105,10 @@ class Debug:
                     route, body, http.headers.get("Content-Type", ""), visible(http.headers.items()), cookie
                 )
         except GatewayError as error:
-            return _error(error)
+            return refused(error.status, error.message, error.param)
         finally:
             share.release()
-        return _answer(orjson.dumps(explanation) + b"\n")
+        return answer(explanation)
 
 
 def _asked(path: str | None, raw: bytes) -> tuple[Route, bytes]:
@@ -145,12 +145,3 @@ def _route(path: str) -> Route:
     if (route := ROUTES.get(path)) is None:
         raise ClientError(f"{path[:64]!r} is none of the paths that clients may send to.", param="path")
     return route
-
-
-def _answer(body: bytes) -> web.Response:
-    return web.Response(body=body, content_type="application/json")
-
-
-def _error(error: GatewayError) -> web.Response:
-    body = orjson.dumps({"error": {"message": error.message, "param": error.param}}) + b"\n"
-    return web.Response(status=error.status, body=body, content_type="application/json")

@@ -68,12 +68,12 @@ class Operations:
 
     async def _answer(self) -> web.Response:
         try:
-            return _json(await self._reload())
+            return answer(await self._reload())
         except ConfigError as error:
-            return _error(400, error.message, error.param)
+            return refused(400, error.message, error.param)
 
     async def _list(self, http: web.Request) -> web.Response:
-        return _json({"endpoints": [self._shown(endpoint) for endpoint in self._fleet.all_endpoints]})
+        return answer({"endpoints": [self._shown(endpoint) for endpoint in self._fleet.all_endpoints]})
 
     async def _drain(self, http: web.Request) -> web.Response:
         return self._changed(http, self._fleet.drain)
@@ -87,8 +87,8 @@ class Operations:
         try:
             meant = change(name)
         except KeyError:
-            return _error(404, f"There is no endpoint or engine {name[:128]!r}; GET /endpoints lists what there is.")
-        return _json({"endpoints": [self._shown(endpoint) for endpoint in meant]})
+            return refused(404, f"There is no endpoint or engine {name[:128]!r}; GET /endpoints lists what there is.")
+        return answer({"endpoints": [self._shown(endpoint) for endpoint in meant]})
 
     def _shown(self, endpoint: Endpoint) -> dict[str, Any]:
         drain, load, metrics = self._fleet.drain_state(endpoint), endpoint.load, endpoint.metrics
@@ -125,10 +125,10 @@ def refuse_pages(http: web.Request) -> None:
         raise web.HTTPForbidden(text="Not from a web page.\n")
 
 
-def _json(content: object) -> web.Response:
-    return web.Response(body=orjson.dumps(content) + b"\n", content_type="application/json")
+def answer(content: object, status: int = 200) -> web.Response:
+    """``content`` as JSON."""
+    return web.Response(status=status, body=orjson.dumps(content) + b"\n", content_type="application/json")
 
 
-def _error(status: int, message: str, param: str | None = None) -> web.Response:
-    body = orjson.dumps({"error": {"message": message, "param": param}}) + b"\n"
-    return web.Response(status=status, body=body, content_type="application/json")
+def refused(status: int, message: str, param: str | None = None) -> web.Response:
+    return answer({"error": {"message": message, "param": param}}, status)

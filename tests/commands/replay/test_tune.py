@@ -172,7 +172,8 @@ def test_what_is_to_be_kept_bounds_the_search(monkeypatch) -> None:
     assert searched(Priced(0.2), monkeypatch, policy).values["cost", "lam"] > 1.5
     found = searched(Priced(0.2), monkeypatch, policy, keeps=keeps)
     assert 0.5 < found.values["cost", "lam"] <= 1.0
-    assert found.worth(GOODPUT, keeps)
+    assert found.worth(GOODPUT)
+    assert all(each.kept(found.held_tuned, found.held_given) for each in keeps)
     assert "TTFT p99 at most 10 % worse" in report(policy, GOODPUT, found, ["a trace"], keeps)[0]
 
 
@@ -180,7 +181,7 @@ def test_and_what_is_not_kept_where_it_was_held_out_is_not_recommended(monkeypat
     policy, keeps = load_policy("default"), [keep("ttft_p99")]
     found = searched(Priced(0.2, held=True), monkeypatch, policy, keeps=keeps)
     assert found.worth(GOODPUT)
-    assert not found.worth(GOODPUT, keeps)
+    assert not all(each.kept(found.held_tuned, found.held_given) for each in keeps)
     last = report(policy, GOODPUT, found, ["a trace"], keeps)[-1]
     assert "TTFT p99 gets" in last
     assert "% worse, 2 % were allowed: keep the configuration as it is" in last
