@@ -11,11 +11,11 @@ from dataclasses import dataclass, field, replace
 
 from gateway.fleet.address import Address, Location, TlsContexts
 from gateway.fleet.cache_counters import CacheCounters
+from gateway.fleet.health import OutlierDetector
 from gateway.fleet.kv_source import KvSource
 from gateway.fleet.load.cost import FittedCost
 from gateway.fleet.load.ledger import Ledger
 from gateway.fleet.load.transfers import RecentTransfers
-from gateway.fleet.outliers import OutlierDetector
 from gateway.fleet.settings import EndpointSettings
 from gateway.framework import Endpoint, Engine, Role
 from gateway.framework.fleet import EngineMetrics, Model

@@ -12,12 +12,11 @@ import logging
 from collections.abc import Callable
 
 from gateway.core.tasks import TaskSet
-from gateway.fleet.context import FleetContext
+from gateway.fleet.context import FleetContext, FleetListener
 from gateway.fleet.engine import FleetEngine
 from gateway.fleet.engine_client import ProbeFailed
 from gateway.fleet.health import Health
 from gateway.fleet.inspector import EngineInspector
-from gateway.fleet.listener import FleetListener
 from gateway.fleet.probe import EngineProbe
 from gateway.fleet.scrape import Scrape, ScrapeReader, restarted
 from gateway.http1.pool import Pool

@@ -17,12 +17,11 @@ from gateway.core.observer import Observer
 from gateway.core.tasks import TaskSet
 from gateway.core.tls import follow
 from gateway.fleet.adapters import Adapters
-from gateway.fleet.context import FleetContext
+from gateway.fleet.context import FleetContext, FleetListener
 from gateway.fleet.diff import FleetDiff
 from gateway.fleet.engine import FleetEndpoint
 from gateway.fleet.engine_watch import EngineWatch
 from gateway.fleet.kv_source import KvSource
-from gateway.fleet.listener import FleetListener
 from gateway.fleet.load.cost import FittedCost
 from gateway.fleet.registry import EngineRegistry
 from gateway.fleet.settings import EndpointSettings, FleetSettings

@@ -12,11 +12,10 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from gateway.errors import ConfigError
-from gateway.fleet.context import FleetContext
+from gateway.fleet.context import FleetContext, FleetListener
 from gateway.fleet.engine import FleetEndpoint, FleetEngine
 from gateway.fleet.engine_client import ProbeFailed
 from gateway.fleet.kv_source import KvSource, configured_source, connecting_source, reported_source
-from gateway.fleet.listener import FleetListener
 from gateway.fleet.probe import EngineProbe
 from gateway.fleet.ranks import rank_count
 from gateway.fleet.scrape import Scrape, ScrapeReader

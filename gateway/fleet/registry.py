@@ -12,17 +12,15 @@ from weakref import WeakSet, WeakValueDictionary
 
 from gateway.errors import ConfigError
 from gateway.fleet.address import Address, Location, TlsContexts
-from gateway.fleet.context import FleetContext
+from gateway.fleet.context import FleetContext, FleetListener
 from gateway.fleet.engine import EngineCore, FleetEndpoint, FleetEngine, ModelBinding, with_tls
 from gateway.fleet.engine_watch import EngineWatch
-from gateway.fleet.health import Health
-from gateway.fleet.listener import FleetListener
+from gateway.fleet.health import Health, spared
 from gateway.fleet.load.cost import FittedCost
 from gateway.fleet.load.fit import PeerGroup
 from gateway.fleet.load.hardware import starting_costs
 from gateway.fleet.load.ledger import Ledger
 from gateway.fleet.names import bind, check_names, same_name
-from gateway.fleet.outliers import spared
 from gateway.fleet.ranks import ranks_of
 from gateway.fleet.settings import EndpointSettings, StartingCosts
 from gateway.fleet.slots import SlotAllocator

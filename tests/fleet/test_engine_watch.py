@@ -6,9 +6,8 @@ import logging
 
 import pytest
 
-from gateway.fleet.health import COLDEST
+from gateway.fleet.health import BREAKS, COLDEST
 from gateway.fleet.kv_source import KvSource
-from gateway.fleet.outliers import BREAKS
 from gateway.fleet.settings import EndpointSettings, FleetSettings, HealthSettings, KvEventsSettings, ScrapeSettings
 from gateway.framework.fleet import Model, ServedModel
 from tests.fleet.conftest import hangs, says

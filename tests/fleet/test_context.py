@@ -1,7 +1,7 @@
 from __future__ import annotations
 
+from gateway.fleet.context import FleetListener, Listeners
 from gateway.fleet.kv_source import KvSource
-from gateway.fleet.listener import FleetListener, Listeners
 
 
 class Recorder:

@@ -9,8 +9,7 @@ import pytest
 from hypothesis import given
 
 from gateway.core.clock import ManualClock
-from gateway.fleet.health import CERTAIN, Health
-from gateway.fleet.outliers import BREAKS, LAST, SHARE, WINDOW, OutlierDetector, spared
+from gateway.fleet.health import BREAKS, CERTAIN, LAST, SHARE, WINDOW, Health, OutlierDetector, spared
 from gateway.fleet.settings import HealthSettings
 from tests.support.examples import examples
 
