@@ -1,4 +1,4 @@
-"""Covers: gateway/proxy/serving/handover.py, gateway/proxy/upstream/legs.py.
+"""Covers: gateway/proxy/serving/transfer_legs.py, gateway/proxy/upstream/legs.py.
 
 Connectors whose legs wait for each other: both go out at once, and neither is left alone.
 """
@@ -276,7 +276,7 @@ async def test_a_client_that_leaves_takes_both_legs_back(committed):
 @BODIES
 async def test_a_prefill_engine_that_is_gone_before_its_kv_was_fetched(body, monkeypatch):
     """Nobody tells the decode engine: it waits for what the other would have sent."""
-    monkeypatch.setattr("gateway.proxy.serving.handover.LOOK", 0.02)
+    monkeypatch.setattr("gateway.proxy.serving.transfer_legs.LOOK", 0.02)
 
     async def waits(connection: Connection, head: bytes, asked: bytes) -> None:
         await (connection.gone() if "kv_transfer_params" in orjson.loads(asked) else decodes(connection, head, asked))

@@ -1,4 +1,4 @@
-"""Covers: gateway/proxy/serving/handover.py, gateway/proxy/upstream/commit.py.
+"""Covers: gateway/proxy/serving/transfer_legs.py, gateway/proxy/upstream/commit.py.
 
 A decode leg that fetches its KV: when its answer is the client's, and what happens where the KV does not come.
 """
@@ -67,8 +67,8 @@ async def test_a_decode_leg_that_cannot_fetch_is_sent_once_more_without(body, fa
     ids=["fetching", *(" ".join(words) for words in KEPT)],
 )
 async def test_a_prefill_engine_that_goes_down_while_its_kv_is_fetched(stage, down, sent, body, monkeypatch):
-    monkeypatch.setattr("gateway.proxy.serving.handover.LOOK", 0.02)
-    monkeypatch.setattr("gateway.proxy.serving.handover.FETCHED", 10.0 if sent == "just now" else -10.0)
+    monkeypatch.setattr("gateway.proxy.serving.transfer_legs.LOOK", 0.02)
+    monkeypatch.setattr("gateway.proxy.serving.transfer_legs.FETCHED", 10.0 if sent == "just now" else -10.0)
     fetching = (stage, down) == ("in_progress", "still") and (sent == "just now" or body is STREAMED)
     decided = asyncio.Event()
 
