@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import gc
 import signal
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +13,7 @@ import pytest
 import uvloop
 from hypothesis import settings
 
+from gateway.commands.processes import Processes
 from simulator.tokenizer import build_tokenizer
 from tests.support.examples import SHARE, THOROUGH
 from tests.support.tls import Authority
@@ -59,3 +60,10 @@ def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> str:
 def authority(tmp_path: Path) -> Authority:
     """A certificate authority of the test's own."""
     return Authority(tmp_path)
+
+
+@pytest.fixture
+def processes(tmp_path: Path) -> Iterator[Processes]:
+    """What is started here has ended when the test has, whatever becomes of it. Logs are in ``tmp_path``."""
+    with Processes(tmp_path) as running:
+        yield running

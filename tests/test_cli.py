@@ -14,8 +14,6 @@ import os
 import re
 import signal
 import socket
-import sys
-from collections.abc import AsyncIterator
 from pathlib import Path
 
 import httpx
@@ -23,12 +21,13 @@ import pytest
 
 from gateway import __version__
 from gateway.cli import EXIT_CONFIG, main
+from gateway.commands.processes import START_SECONDS, Process, Processes, offline
 from simulator.faults import FaultKind
 from simulator.settings import EngineSettings
 from tests.support.engines import simulated
 from tests.support.gateway import PATIENT_FLEET, config_for, running
+from tests.support.processes import KVGATE, ended, lines, terminated, told, url_of
 from tests.support.tls import Authority
-from tests.support.wait import eventually
 
 CHAT = {"model": "sim", "messages": [{"role": "user", "content": "Hello there"}], "max_tokens": 4}
 
@@ -43,52 +42,21 @@ def write(folder: Path, *urls: str, tokenizer: str | None = None) -> Path:
     return path
 
 
-class Process:
-    """``kvgate`` as a child; its log in ``lines``."""
-
-    def __init__(self, child: asyncio.subprocess.Process) -> None:
-        self.child = child
-        self.lines: list[str] = []
-        self.reader = asyncio.get_running_loop().create_task(self._read())
-
-    async def _read(self) -> None:
-        assert self.child.stderr is not None
-        while line := await self.child.stderr.readline():
-            self.lines.append(line.decode())
-
-    def find(self, pattern: str) -> str | None:
-        return next((found[1] for line in self.lines if (found := re.search(pattern, line))), None)
-
-    async def url(self) -> str:
-        await eventually(lambda: self.find(r"serves on (http\S+)"), f"it serves: {self.lines}", within=60)
-        return self.find(r"serves on (http://[\d.:]+)") or ""
+def serve(processes: Processes, config: Path, *options: str, **environ: str) -> Process:
+    command = [*KVGATE, "serve", str(config), *options]
+    return processes.start("gateway", command, env=offline(os.environ) | environ)
 
 
-@contextlib.asynccontextmanager
-async def serving(config: Path, *options: str, **environ: str) -> AsyncIterator[Process]:
-    child = await asyncio.create_subprocess_exec(
-        sys.executable, "-m", "gateway.cli", "serve", str(config), *options,
-        stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE, env=os.environ | environ,
-    )  # fmt: skip
-    process = Process(child)
-    try:
-        yield process
-    finally:
-        if child.returncode is None:
-            child.kill()
-        await child.wait()
-        await process.reader
-        child._transport.close()
+def plain_client() -> httpx.AsyncClient:
+    """One that loads no certificates, and has the patience of a busy machine."""
+    return httpx.AsyncClient(timeout=30, verify=False)
 
 
-async def as_a_process(*words: str) -> tuple[int, str, str]:
+async def as_a_process(processes: Processes, *words: str) -> tuple[int, str, str]:
     """A command's exit code, and what it wrote to its two outputs."""
-    child = await asyncio.create_subprocess_exec(
-        sys.executable, "-m", "gateway.cli", *words, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE
-    )
-    out, err = await child.communicate()
-    assert child.returncode is not None
-    return child.returncode, out.decode(), err.decode()
+    process = processes.start("command", [*KVGATE, *words], talks=True)
+    out, _ = await asyncio.to_thread(process.child.communicate)
+    return process.child.returncode, out, process.log.read_text()
 
 
 async def here(*words: str) -> tuple[int, str, str]:
@@ -99,7 +67,7 @@ async def here(*words: str) -> tuple[int, str, str]:
     return code, out.getvalue(), err.getvalue()
 
 
-async def test_it_serves_tls_and_takes_a_renewed_certificate_by_itself(tmp_path):
+async def test_it_serves_tls_and_takes_a_renewed_certificate_by_itself(tmp_path, processes):
     authority = Authority(tmp_path)
     certificate, key = authority.issue("listener")
     async with simulated() as server:
@@ -107,150 +75,136 @@ async def test_it_serves_tls_and_takes_a_renewed_certificate_by_itself(tmp_path)
         document = json.loads(config.read_text())
         document["listen"]["tls"] = {"certificate": "listener.crt", "key": "listener.key"}
         config.write_text(json.dumps(document))
-        async with serving(config) as process:
-            await eventually(lambda: process.find(r"serves on (https\S+)"), "it serves", within=60)
-            url = process.find(r"serves on (https://[\d.:]+)") or ""
-            async with httpx.AsyncClient(verify=authority.trusting()) as client:
-                assert (await client.post(f"{url}/v1/chat/completions", json=CHAT)).status_code == 200
-                authority.issue("listener")
-                await eventually(lambda: process.find(f"read again: ({certificate}, {key})"), "it is read", within=60)
-                # On the connection that there was, and on a new one.
-                assert (await client.post(f"{url}/v1/chat/completions", json=CHAT)).status_code == 200
-            async with httpx.AsyncClient(verify=authority.trusting()) as client:
-                assert (await client.post(f"{url}/v1/chat/completions", json=CHAT)).status_code == 200
-            process.child.send_signal(signal.SIGTERM)
-            assert await process.child.wait() == 0
-            await process.reader
-        assert not any("Traceback" in line for line in process.lines)
+        process = serve(processes, config)
+        url = await url_of(process)
+        assert url.startswith("https://")
+        trusting = authority.trusting()
+        async with httpx.AsyncClient(verify=trusting) as client:
+            assert (await client.post(f"{url}/v1/chat/completions", json=CHAT)).status_code == 200
+            authority.issue("listener")
+            await told(process, f"read again: ({certificate}, {key})")
+            # On the connection that there was, and on a new one.
+            assert (await client.post(f"{url}/v1/chat/completions", json=CHAT)).status_code == 200
+        async with httpx.AsyncClient(verify=trusting) as client:
+            assert (await client.post(f"{url}/v1/chat/completions", json=CHAT)).status_code == 200
+        assert await terminated(process) == 0
+        assert not any("Traceback" in line for line in lines(process))
 
 
-async def test_it_serves_and_ends_at_sigterm_with_0(tmp_path, tokenizer):
-    async with simulated(tokenizer=tokenizer) as server:
-        config = write(tmp_path, server.url, tokenizer=tokenizer)
-        async with serving(config, "--log-format", "json") as process, httpx.AsyncClient() as client:
-            await eventually(lambda: process.find(r"serves on (http[^\"]+)"), "it serves", within=60)
-            url = process.find(r"serves on (http://[\d.:]+)")
-            reply = await client.post(f"{url}/v1/chat/completions", json=CHAT)
-            assert reply.status_code == 200
-            process.child.send_signal(signal.SIGTERM)
-            assert await process.child.wait() == 0
-            await process.reader
-        lines = [json.loads(line) for line in process.lines]
-        (line,) = [line for line in lines if line["event"] == "request"]
+async def test_it_serves_and_ends_at_sigterm_with_0(tmp_path, tokenizer, processes):
+    async with simulated(tokenizer=tokenizer) as server, plain_client() as client:
+        process = serve(processes, write(tmp_path, server.url, tokenizer=tokenizer), "--log-format", "json")
+        reply = await client.post(f"{await url_of(process)}/v1/chat/completions", json=CHAT)
+        assert reply.status_code == 200
+        assert await terminated(process) == 0
+        (line,) = [line for line in map(json.loads, lines(process)) if line["event"] == "request"]
         assert (line["status"], line["model"], line["exact"]) == (200, "sim", True)
         assert line["prompt_tokens"] == reply.json()["usage"]["prompt_tokens"]
 
 
-async def test_sigterm_lets_running_answers_end_and_accepts_no_new_connection(tmp_path):
-    async with simulated(step_seconds=0.02) as server, httpx.AsyncClient(timeout=30) as client:
-        async with serving(write(tmp_path, server.url)) as process:
-            url = await process.url()
-            long = {**CHAT, "stream": True, "max_tokens": 40, "ignore_eos": True}
-            async with client.stream("POST", f"{url}/v1/chat/completions", json=long) as reply:
-                events = reply.aiter_lines()
-                await anext(events)
-                process.child.send_signal(signal.SIGTERM)
-                await eventually(lambda: process.find("(stopping)"), "it stops")
-                async with httpx.AsyncClient() as other:
-                    with pytest.raises(httpx.ConnectError):
-                        await other.get(f"{url}/health")
-                rest = [line async for line in events]
-            assert rest[-2:] == ["data: [DONE]", ""]
-            assert await process.child.wait() == 0
+async def test_sigterm_lets_running_answers_end_and_accepts_no_new_connection(tmp_path, processes):
+    async with simulated(step_seconds=0.02) as server, plain_client() as client:
+        process = serve(processes, write(tmp_path, server.url))
+        url = await url_of(process)
+        long = {**CHAT, "stream": True, "max_tokens": 40, "ignore_eos": True}
+        async with client.stream("POST", f"{url}/v1/chat/completions", json=long) as reply:
+            events = reply.aiter_lines()
+            await anext(events)
+            process.child.terminate()
+            await told(process, "(stopping)")
+            async with plain_client() as other:
+                with pytest.raises(httpx.ConnectError):
+                    await other.get(f"{url}/health")
+            rest = [line async for line in events]
+        assert rest[-2:] == ["data: [DONE]", ""]
+        assert await ended(process) == 0
 
 
-async def test_sighup_reads_the_file_again(tmp_path):
+async def test_sighup_reads_the_file_again(tmp_path, processes):
     """Its engines, and the log's level; a wrong file is told of and changes nothing; what needs a restart is named."""
-    async with simulated() as first, simulated() as second, httpx.AsyncClient(timeout=30) as client:
+    async with simulated() as first, simulated() as second, plain_client() as client:
         path = write(tmp_path, first.url)
         good = json.loads(path.read_text())
-        async with serving(path, "--log-format", "json") as process:
-            await eventually(lambda: process.find(r"serves on (http[^\"]+)"), "it serves", within=60)
-            url = process.find(r"serves on (http://[\d.:]+)")
+        process = serve(processes, path, "--log-format", "json")
+        url = await url_of(process)
 
-            async def hang_up(config: dict, said: str) -> None:
-                path.write_text(json.dumps(config))
-                process.child.send_signal(signal.SIGHUP)
-                await eventually(lambda: process.find(said), f"{said}: {process.lines}", within=60)
+        async def hang_up(config: dict, said: str) -> None:
+            path.write_text(json.dumps(config))
+            process.child.send_signal(signal.SIGHUP)
+            await told(process, said)
 
-            await hang_up({**good, "modles": []}, r"(not reloaded: .*modles: unknown key)")
-            assert (await client.post(f"{url}/v1/chat/completions", json=CHAT)).status_code == 200
-            engines = [{"url": second.url}]
-            await hang_up(
-                {**good, "models": [{"name": "moved", "served_name": "sim", "endpoints": engines}]}, "(reloaded: 2)"
-            )
-            assert (await client.post(f"{url}/v1/chat/completions", json=CHAT)).status_code == 404
-            reply = await client.post(f"{url}/v1/chat/completions", json={**CHAT, "model": "moved"})
-            assert reply.status_code == 200
-            assert [r.path for r in second.received].count("/v1/chat/completions") == 1
-            await hang_up(
-                {**good, "listen": {**good["listen"], "host": "0.0.0.0"}, "log": {"level": "debug"}},
-                r"needs a restart: (listen.host)",
-            )
-            path.write_text(json.dumps({**good, "log": {"level": "error"}}))
-            admin = process.find(r"metrics on (http://[\d.:]+)")
-            assert (await client.post(f"{admin}/reload")).json() == {"changes": ["log.level"], "restart": []}
-            assert (await client.post(f"{url}/v1/chat/completions", json=CHAT)).status_code == 200
-            process.child.send_signal(signal.SIGTERM)
-            assert await process.child.wait() == 0
-            await process.reader
-        events = [json.loads(line)["event"] for line in process.lines]
+        await hang_up({**good, "modles": []}, r"(not reloaded: .*modles: unknown key)")
+        assert (await client.post(f"{url}/v1/chat/completions", json=CHAT)).status_code == 200
+        engines = [{"url": second.url}]
+        await hang_up(
+            {**good, "models": [{"name": "moved", "served_name": "sim", "endpoints": engines}]}, "(reloaded: 2)"
+        )
+        assert (await client.post(f"{url}/v1/chat/completions", json=CHAT)).status_code == 404
+        reply = await client.post(f"{url}/v1/chat/completions", json={**CHAT, "model": "moved"})
+        assert reply.status_code == 200
+        assert [r.path for r in second.received].count("/v1/chat/completions") == 1
+        await hang_up(
+            {**good, "listen": {**good["listen"], "host": "0.0.0.0"}, "log": {"level": "debug"}},
+            r"needs a restart: (listen.host)",
+        )
+        path.write_text(json.dumps({**good, "log": {"level": "error"}}))
+        admin = await told(process, r"metrics on (http://[\d.:]+)")
+        assert (await client.post(f"{admin}/reload")).json() == {"changes": ["log.level"], "restart": []}
+        assert (await client.post(f"{url}/v1/chat/completions", json=CHAT)).status_code == 200
+        assert await terminated(process) == 0
+        events = [json.loads(line)["event"] for line in lines(process)]
         assert events.count("request") == 3, "none at the level error"
 
 
-async def test_an_answer_longer_than_the_grace_is_cut_off_and_the_exit_is_still_0(tmp_path):
-    async with simulated() as server, httpx.AsyncClient(timeout=30) as client:
+async def test_an_answer_longer_than_the_grace_is_cut_off_and_the_exit_is_still_0(tmp_path, processes):
+    async with simulated() as server, plain_client() as client:
         server.faults.inject(FaultKind.HANG_AFTER)
         config = write(tmp_path, server.url)
         config.write_text(config.read_text().replace('"grace": 20', '"grace": 0.1'))
-        async with serving(config) as process:
-            url = await process.url()
-            with pytest.raises(httpx.HTTPError):
-                async with client.stream("POST", f"{url}/v1/chat/completions", json={**CHAT, "stream": True}) as reply:
-                    events = reply.aiter_lines()
-                    await anext(events)
-                    process.child.send_signal(signal.SIGTERM)
-                    async for _ in events:
-                        pass
-            assert await process.child.wait() == 0
+        process = serve(processes, config)
+        url = await url_of(process)
+        with pytest.raises(httpx.HTTPError):
+            async with client.stream("POST", f"{url}/v1/chat/completions", json={**CHAT, "stream": True}) as reply:
+                events = reply.aiter_lines()
+                await anext(events)
+                process.child.terminate()
+                async for _ in events:
+                    pass
+        assert await ended(process) == 0
 
 
-async def test_it_tells_the_service_manager(tmp_path):
+async def test_it_tells_the_service_manager(tmp_path, processes):
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as manager:
         manager.bind(str(tmp_path / "notify"))
         manager.setblocking(False)
         async with simulated() as server:
-            async with serving(write(tmp_path, server.url), NOTIFY_SOCKET=str(tmp_path / "notify")) as process:
-                loop = asyncio.get_running_loop()
-                async with asyncio.timeout(60):
-                    assert b"READY=1" in await loop.sock_recv(manager, 1000)
-                    process.child.send_signal(signal.SIGTERM)
-                    assert b"STOPPING=1" in await loop.sock_recv(manager, 1000)
-                assert await process.child.wait() == 0
+            process = serve(processes, write(tmp_path, server.url), NOTIFY_SOCKET=str(tmp_path / "notify"))
+            loop = asyncio.get_running_loop()
+            async with asyncio.timeout(START_SECONDS):
+                assert b"READY=1" in await loop.sock_recv(manager, 1000)
+                process.child.terminate()
+                assert b"STOPPING=1" in await loop.sock_recv(manager, 1000)
+            assert await ended(process) == 0
 
 
-async def test_a_signal_during_the_start_ends_it(tmp_path):
+async def test_a_signal_during_the_start_ends_it(tmp_path, processes):
     async with simulated() as server:
         server.faults.inject(FaultKind.HANG, path="/")
-        config = write(tmp_path, server.url)
-        async with serving(config) as process:
-            await eventually(lambda: process.find("(metrics on)"), "it has begun", within=60)
-            process.child.send_signal(signal.SIGTERM)
-            assert await process.child.wait() == 0
+        process = serve(processes, write(tmp_path, server.url))
+        await told(process, "(metrics on)")
+        assert await terminated(process) == 0
 
 
-async def test_a_port_that_is_taken_is_said_so(tmp_path):
+async def test_a_port_that_is_taken_is_said_so(tmp_path, processes):
     async with simulated() as server:
-        config = write(tmp_path, server.url)
         port = server.url.rpartition(":")[2]
-        async with serving(config, "--port", port) as process:
-            assert await process.child.wait() == EXIT_CONFIG
-            await process.reader
-            assert f"cannot listen on 127.0.0.1:{port}" in process.lines[-1]
+        process = serve(processes, write(tmp_path, server.url), "--port", port)
+        assert await ended(process) == EXIT_CONFIG
+        assert f"cannot listen on 127.0.0.1:{port}" in lines(process)[-1]
 
 
-async def test_no_key_is_ever_logged(tmp_path):
-    async with simulated(api_key="engine-secret-1") as server, httpx.AsyncClient() as client:
+async def test_no_key_is_ever_logged(tmp_path, processes):
+    async with simulated(api_key="engine-secret-1") as server, plain_client() as client:
         config = write(tmp_path, server.url)
         content = json.loads(config.read_text())
         content["models"][0]["endpoints"][0]["api_key"] = "${ENGINE_KEY}"
@@ -258,16 +212,15 @@ async def test_no_key_is_ever_logged(tmp_path):
         content["log"] = {"level": "debug"}
         config.write_text(json.dumps(content))
         keys = {"ENGINE_KEY": "engine-secret-1", "CLIENT_KEY": "client-secret-1"}
-        async with serving(config, **keys) as process:
-            url = await process.url()
-            headers = {"Authorization": "Bearer client-secret-1"}
-            assert (await client.post(f"{url}/v1/chat/completions", json=CHAT, headers=headers)).status_code == 200
-            headers = {"Authorization": "Bearer client-secret-2"}
-            assert (await client.post(f"{url}/v1/chat/completions", json=CHAT, headers=headers)).status_code == 401
-            process.child.send_signal(signal.SIGTERM)
-            await process.child.wait()
-            await process.reader
-        assert not [line for line in process.lines if "secret" in line]
+        process = serve(processes, config, **keys)
+        url = await url_of(process)
+        headers = {"Authorization": "Bearer client-secret-1"}
+        assert (await client.post(f"{url}/v1/chat/completions", json=CHAT, headers=headers)).status_code == 200
+        headers = {"Authorization": "Bearer client-secret-2"}
+        assert (await client.post(f"{url}/v1/chat/completions", json=CHAT, headers=headers)).status_code == 401
+        assert await terminated(process) == 0
+        assert lines(process)
+        assert not [line for line in lines(process) if "secret" in line]
 
 
 def test_version(capsys):
@@ -322,8 +275,8 @@ async def test_doctor_says_what_is_wrong_and_is_1(tmp_path, tokenizer):
     assert red == ["tokens", "events"]
 
 
-async def test_doctor_is_a_process_of_its_own_as_well(tmp_path):
-    code, out, _ = await as_a_process("doctor", str(write(tmp_path, "http://127.0.0.1:1")))
+async def test_doctor_is_a_process_of_its_own_as_well(tmp_path, processes):
+    code, out, _ = await as_a_process(processes, "doctor", str(write(tmp_path, "http://127.0.0.1:1")))
     assert (code, out.splitlines()[-1]) == (1, "1 of 1 endpoints are not in order")
 
 
@@ -393,7 +346,7 @@ async def test_explain_says_who_holds_the_prompt(tmp_path, tokenizer, form):
     text = "The gateway sends each prompt to the engine that holds it. " * 20
     body = {"model": "sim", "prompt": text, "max_tokens": 2}
     settings = EngineSettings(tokenizer=tokenizer)
-    async with simulated(settings) as one, simulated(settings) as two, httpx.AsyncClient() as client:
+    async with simulated(settings) as one, simulated(settings) as two, plain_client() as client:
         asked = await client.post(f"{two.url}/v1/completions", json=body)
         assert asked.status_code == 200
         config = write(tmp_path, one.url, two.url, tokenizer=tokenizer)
@@ -453,7 +406,7 @@ async def test_explain_without_a_usable_endpoint_is_1(tmp_path):
     assert "refused" in out
 
 
-async def test_explain_asks_a_gateway_that_runs(tmp_path):
+async def test_explain_asks_a_gateway_that_runs(tmp_path, processes):
     """By its URL, or where its configuration says; about what would be and what was. It sees what queues there."""
     prompt = tmp_path / "prompt.json"
     prompt.write_text(json.dumps(CHAT))
@@ -470,7 +423,7 @@ async def test_explain_asks_a_gateway_that_runs(tmp_path):
                 (idle,) = [e for e in gateway.gateway.fleet.endpoints(config.models[0]) if not e.load.requests]
 
                 asked = ("--prompt-file", str(prompt))
-                code, out, err = await as_a_process("explain", "--url", gateway.admin_url, *asked)
+                code, out, err = await as_a_process(processes, "explain", "--url", gateway.admin_url, *asked)
                 assert (code, err) == (0, ""), out
                 assert f"it would go to {idle.name}" in out
                 assert "profile default" in out

@@ -8,7 +8,6 @@ import json
 import os
 import re
 import signal
-import sys
 import time
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass
@@ -19,7 +18,7 @@ import httpx
 
 from gateway.commands.processes import START_SECONDS, Process, offline
 from tests.attack.stall import Stall, watching
-from tests.support.wait import eventually
+from tests.support.processes import KVGATE, told, url_of
 
 MIB = 1024 * 1024
 
@@ -139,11 +138,11 @@ async def attacked(folder: Path, *urls: str, ready: int | None = None, **changes
     ``config_of``. ``ready``: endpoints that it waits for; None: all. No process is left behind."""
     path = folder / "plugins.yaml"
     path.write_text(json.dumps(config_of(urls, **changes), indent=1))  # JSON is YAML
-    command = [sys.executable, "-m", "gateway.cli", "serve", str(path)]
+    command = [*KVGATE, "serve", str(path)]
     process = Process.start(command, log=folder / "gateway.log", env=offline(os.environ))
     try:
-        url = await _told(process, r"serves on (http://[\d.:]+)")
-        admin_url = await _told(process, r"metrics on (http://[\d.:]+)")
+        url = await url_of(process)
+        admin_url = await told(process, r"metrics on (http://[\d.:]+)")
         async with httpx.AsyncClient(timeout=30, trust_env=False, verify=False) as client:
             with watching(url) as stall:
                 gateway = Attacked(process, stall, url, admin_url, client)
@@ -152,15 +151,3 @@ async def attacked(folder: Path, *urls: str, ready: int | None = None, **changes
                 yield gateway
     finally:
         await asyncio.to_thread(process.kill)
-
-
-async def _told(process: Process, pattern: str) -> str:
-    """What ``pattern`` captures in the first line of the log in which it is found."""
-
-    def found() -> str | None:
-        assert process.running, f"it did not start: {process.tail()}"
-        match = re.search(pattern, process.log.read_text())
-        return match[1] if match else None
-
-    await eventually(found, pattern, within=START_SECONDS)
-    return found() or ""

@@ -2,7 +2,6 @@ from __future__ import annotations
 
 import json
 import os
-import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -11,6 +10,7 @@ from typing import Any
 import pytest
 import yaml
 
+from gateway.commands.processes import START_SECONDS, Processes
 from gateway.config.load import load
 from gateway.proxy.settings import ListenSettings
 from tests.deploy.conftest import ROOT
@@ -78,7 +78,7 @@ def test_the_gateways_configuration_is_in_order_and_names_the_engines(compose) -
     assert config.listen.admin == "0.0.0.0:9000"
 
 
-def test_the_engines_start_as_they_are_told(compose, tmp_path: Path) -> None:
+def test_the_engines_start_as_they_are_told(compose, tmp_path: Path, processes: Processes) -> None:
     def here(words: list[str]) -> list[str]:
         """On this machine: free ports, and a folder of the test's."""
         ports = ("--port=", "--kv-port=", "--replay-port=")
@@ -93,13 +93,9 @@ def test_the_engines_start_as_they_are_told(compose, tmp_path: Path) -> None:
 
     _, *module = services["engine-a"]["entrypoint"]
     words = [sys.executable, *module, *here(services["engine-a"]["command"])]
-    with subprocess.Popen(words, env=environ, stdout=subprocess.PIPE, text=True) as engine:
-        try:
-            assert engine.stdout is not None
-            addresses = json.loads(engine.stdout.readline())
-            assert addresses["url"].startswith("http://127.0.0.1:")
-            assert addresses["kv_endpoint"]
-            assert addresses["kv_replay"]
-        finally:
-            engine.send_signal(signal.SIGTERM)
-            assert engine.wait(timeout=20) == 0
+    engine = processes.start("engine", words, env=environ, talks=True)
+    addresses = json.loads(engine.line())
+    assert addresses["url"].startswith("http://127.0.0.1:")
+    assert addresses["kv_endpoint"]
+    assert addresses["kv_replay"]
+    assert engine.terminate(START_SECONDS) == 0

@@ -3,11 +3,11 @@ empty folder, and what it starts is started from there, with nothing of this che
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import re
 import shutil
-import signal
 import socket
 import subprocess
 import sys
@@ -15,6 +15,7 @@ from pathlib import Path
 
 import pytest
 
+from gateway.commands.processes import Process, Processes
 from tests.deploy.conftest import ROOT, Stage
 
 
@@ -62,9 +63,9 @@ def test_every_file_that_is_copied_is_there_and_not_ignored(stages: list[Stage])
             assert f"!{source}" in allowed
 
 
-def exit_code(process: subprocess.Popen[str]) -> int:
-    process.communicate(timeout=30)
-    return process.returncode
+def exit_code(process: Process) -> int:
+    process.child.communicate(timeout=30)
+    return process.child.returncode
 
 
 def health_command(stage: Stage) -> list[str]:
@@ -87,6 +88,7 @@ class Image:
         # Compiling 5,000 modules would take longer than all the rest, and changes nothing here.
         self.environ |= {"PATH": self.path, "PIP_NO_COMPILE": "1"}
         self.workdir = root
+        self.numbers = itertools.count()
 
     def inside(self, text: str) -> str:
         return re.sub(r"(?<![\w./-])/(?=(?:opt|src|etc|var)\b)", f"{self.root}/", text)
@@ -117,57 +119,48 @@ class Image:
         else:
             shutil.copy(source, target)
 
-    def start(self, words: list[str], **environ: str) -> subprocess.Popen[str]:
-        return subprocess.Popen(
-            [str(self.bin / words[0]), *words[1:]],
+    def start(self, processes: Processes, words: list[str], **environ: str) -> Process:
+        """``words[0]`` of the image; what it prints can be read, its errors are in its log."""
+        return processes.start(
+            f"{words[0]}-{next(self.numbers)}",
+            [self.bin / words[0], *words[1:]],
             cwd=self.root / "home",
             env={"PATH": f"{self.bin}:{self.path}", "HOME": f"{self.root}/home", **environ},
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
+            talks=True,
         )
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(400)
-def test_the_image_installs_starts_and_stops(stages: list[Stage], tmp_path: Path) -> None:
+def test_the_image_installs_starts_and_stops(stages: list[Stage], tmp_path: Path, processes: Processes) -> None:
     image = Image(tmp_path)
     image.build(stages[0])
     final = stages[-1]
-    engine = image.start(["python", "-m", "simulator"])
-    gateway = None
-    try:
-        assert engine.stdout is not None
-        engine_url = json.loads(engine.stdout.readline())["url"]
-        config = Path(image.inside(final.words("CMD")[1]))
-        config.parent.mkdir(parents=True)
-        config.write_text(f"listen: {{admin: ''}}\nmodels:\n- name: sim\n  endpoints: [{{url: '{engine_url}'}}]\n")
+    engine_url = json.loads(image.start(processes, ["python", "-m", "simulator"]).line())["url"]
+    config = Path(image.inside(final.words("CMD")[1]))
+    config.parent.mkdir(parents=True)
+    config.write_text(f"listen: {{admin: ''}}\nmodels:\n- name: sim\n  endpoints: [{{url: '{engine_url}'}}]\n")
 
-        with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as manager, socket.socket() as free:
-            manager.bind(str(tmp_path / "notify"))
-            manager.settimeout(60)
-            free.bind(("127.0.0.1", 0))
-            port = str(free.getsockname()[1])
-            free.close()
-            # The listener is the container's own; here the machine is shared, so the port is another one.
-            words = [port if word == "8000" else image.inside(word) for word in final.words("CMD")]
-            words = ["127.0.0.1" if word == "0.0.0.0" else word for word in words]
-            gateway = image.start([*final.words("ENTRYPOINT"), *words], NOTIFY_SOCKET=str(tmp_path / "notify"))
-            assert b"READY=1" in manager.recv(4096).splitlines()
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as manager, socket.socket() as free:
+        manager.bind(str(tmp_path / "notify"))
+        manager.settimeout(60)
+        free.bind(("127.0.0.1", 0))
+        port = str(free.getsockname()[1])
+        free.close()
+        # The listener is the container's own; here the machine is shared, so the port is another one.
+        words = [port if word == "8000" else image.inside(word) for word in final.words("CMD")]
+        words = ["127.0.0.1" if word == "0.0.0.0" else word for word in words]
+        gateway = image.start(processes, [*final.words("ENTRYPOINT"), *words], NOTIFY_SOCKET=str(tmp_path / "notify"))
+        assert b"READY=1" in manager.recv(4096).splitlines()
 
-            check = [word.replace("8000", port) for word in health_command(final)]
-            assert exit_code(image.start(check)) == 0
+        check = [word.replace("8000", port) for word in health_command(final)]
+        assert exit_code(image.start(processes, check)) == 0
 
-            gateway.send_signal(signal.SIGTERM)
-            assert b"STOPPING=1" in manager.recv(4096).splitlines()
-            _, log = gateway.communicate(timeout=30)
-            assert gateway.returncode == 0
-            assert all(json.loads(line)["level"] in ("info", "warning") for line in log.splitlines())
+        gateway.child.terminate()
+        assert b"STOPPING=1" in manager.recv(4096).splitlines()
+        assert exit_code(gateway) == 0
+        log = gateway.log.read_text()
+        assert all(json.loads(line)["level"] in ("info", "warning") for line in log.splitlines())
 
-            # What is unhealthy says so.
-            assert exit_code(image.start(check)) != 0
-    finally:
-        for process in (gateway, engine):
-            if process is not None:
-                process.kill()
-                process.communicate()
+        # What is unhealthy says so.
+        assert exit_code(image.start(processes, check)) != 0

@@ -4,62 +4,56 @@ from __future__ import annotations
 
 import asyncio
 import json
-import signal
+import subprocess
 import sys
-from asyncio.subprocess import PIPE, Process
-from collections.abc import AsyncIterator
 from typing import Any
 
 import httpx
 import pytest
 
+from gateway.commands.processes import Process, Processes
 from simulator.__main__ import parse
+from tests.support.processes import ended, terminated
+
+SIMULATOR = (sys.executable, "-m", "simulator")
 
 
 @pytest.fixture
-async def process() -> AsyncIterator[tuple[Process, dict[str, Any]]]:
+async def process(processes: Processes) -> tuple[Process, dict[str, Any]]:
     """A running one, and the line that it printed."""
-    arguments = ("-m", "simulator", "--served-model-name", "named", "--num-blocks", "99", "--step-seconds", "0.001")
-    process = await asyncio.create_subprocess_exec(sys.executable, *arguments, stdout=PIPE, stderr=PIPE)
-    assert process.stdout is not None
-    async with asyncio.timeout(30):
-        line = await process.stdout.readline()
-    yield process, json.loads(line)
-    if process.returncode is None:
-        process.kill()
-        await process.wait()
+    arguments = ("--served-model-name", "named", "--num-blocks", "99", "--step-seconds", "0.001")
+    process = processes.start("simulator", [*SIMULATOR, *arguments], talks=True)
+    return process, json.loads(await asyncio.to_thread(process.line))
 
 
 async def test_it_says_where_it_listens_and_ends_on_sigterm(process: tuple[Process, dict[str, Any]]) -> None:
     running, said = process
     assert said["pid"] == running.pid
     assert said["kv_endpoint"].startswith("tcp://127.0.0.1:")
-    async with httpx.AsyncClient(base_url=said["url"]) as client:
+    async with httpx.AsyncClient(base_url=said["url"], verify=False) as client:
         assert (await client.get("/v1/models")).json()["data"][0]["id"] == "named"
         body = {"prompt": "x", "max_tokens": 3}
         assert (await client.post("/v1/completions", json=body)).json()["usage"]["completion_tokens"] == 3
-    running.send_signal(signal.SIGTERM)
-    async with asyncio.timeout(20):
-        out, err = await running.communicate()
-    assert (running.returncode, out, err) == (0, b"", b"")
+    assert await terminated(running) == 0
+    assert running.child.stdout is not None
+    assert (running.child.stdout.read(), running.log.read_text()) == ("", "")
 
 
 async def test_a_deadly_request_ends_it_with_1(process: tuple[Process, dict[str, Any]]) -> None:
     running, said = process
-    async with httpx.AsyncClient(base_url=said["url"]) as client:
+    async with httpx.AsyncClient(base_url=said["url"], verify=False) as client:
         with pytest.raises(httpx.RemoteProtocolError):
             await client.post("/v1/completions", json={"kv_transfer_params": {"do_remote_prefill": True}})
-    async with asyncio.timeout(20):
-        assert await running.wait() == 1
+    assert await ended(running) == 1
 
 
 async def test_refused_connections_come_back(process: tuple[Process, dict[str, Any]]) -> None:
     """Under uvloop, which closes its sockets a moment later than asyncio does."""
     _, said = process
-    async with httpx.AsyncClient() as client:
+    async with httpx.AsyncClient(verify=False) as client:
         await client.post(f"{said['url']}/simulator/faults", json={"kind": "refuse", "seconds": 2})
     refused = False
-    async with asyncio.timeout(20), httpx.AsyncClient() as client:
+    async with asyncio.timeout(20), httpx.AsyncClient(verify=False) as client:
         while True:
             try:
                 await client.get(f"{said['url']}/health", headers={"connection": "close"})
@@ -71,16 +65,14 @@ async def test_refused_connections_come_back(process: tuple[Process, dict[str, A
             await asyncio.sleep(0.005)
 
 
-async def test_a_taken_port_is_told(process: tuple[Process, dict[str, Any]]) -> None:
+async def test_a_taken_port_is_told(process: tuple[Process, dict[str, Any]], processes: Processes) -> None:
     _, said = process
     port = said["url"].rpartition(":")[2]
-    second = await asyncio.create_subprocess_exec(
-        sys.executable, "-m", "simulator", "--port", port, stdout=PIPE, stderr=PIPE
-    )
-    async with asyncio.timeout(30):
-        out, err = await second.communicate()
-    assert (second.returncode, out) == (1, b"")
-    assert f"cannot listen on 127.0.0.1:{port}" in err.decode()
+    second = processes.start("second", [*SIMULATOR, "--port", port], talks=True)
+    assert await ended(second) == 1
+    assert second.child.stdout is not None
+    assert second.child.stdout.read() == ""
+    assert f"cannot listen on 127.0.0.1:{port}" in second.log.read_text()
 
 
 def test_every_setting_is_a_flag() -> None:
@@ -121,8 +113,6 @@ def test_a_wrong_flag_is_told(arguments: list[str], capsys: pytest.CaptureFixtur
 
 def test_the_import_is_light() -> None:
     """Four of them start on two cores: transformers alone would take seconds each."""
-    import subprocess
-
     code = (
         "import sys, simulator.__main__, simulator.server;"
         "print(sorted({'transformers', 'torch', 'gateway', 'numpy', 'huggingface_hub'} & set(sys.modules)))"

@@ -5,7 +5,6 @@ import io
 import json
 import os
 import signal
-import subprocess
 import sys
 import uuid
 from pathlib import Path
@@ -16,7 +15,7 @@ from rich.console import Console
 
 from gateway.commands.demo import comparison as demo
 from gateway.commands.demo.scene import Scene
-from gateway.commands.processes import NotReady
+from gateway.commands.processes import NotReady, Processes, offline
 
 
 @pytest.mark.slow
@@ -74,16 +73,18 @@ def marked(mark: str) -> list[str]:
         (signal.SIGINT, "starting"),
     ],
 )
-def test_an_interrupt_leaves_no_process_behind(number: signal.Signals, moment: str, tmp_path: Path) -> None:
+def test_an_interrupt_leaves_no_process_behind(
+    number: signal.Signals, moment: str, tmp_path: Path, processes: Processes
+) -> None:
     mark = str(uuid.uuid4())
     words = [sys.executable, "-u", "-m", "gateway.cli", "demo", "--output", str(tmp_path / "demo.png")]
-    with subprocess.Popen(words, env=os.environ | {"MARK": mark}, stdout=subprocess.PIPE, text=True) as process:
-        assert process.stdout is not None
-        for line in process.stdout:
-            if moment in line:
-                break
-        assert str(process.pid) in marked(mark)
-        process.send_signal(number)
-        process.communicate(timeout=60)
-    assert process.returncode == 130
+    process = processes.start("demo", words, env=offline(os.environ) | {"MARK": mark}, talks=True)
+    assert process.child.stdout is not None
+    for line in process.child.stdout:
+        if moment in line:
+            break
+    assert str(process.pid) in marked(mark)
+    process.child.send_signal(number)
+    process.child.communicate(timeout=60)
+    assert process.child.returncode == 130
     assert marked(mark) == []

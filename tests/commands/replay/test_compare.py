@@ -2,19 +2,15 @@
 
 from __future__ import annotations
 
-import asyncio
-import contextlib
 import dataclasses
 import multiprocessing
-import os
-import signal
-import sys
 from io import StringIO
 from pathlib import Path
 
 import pytest
 from rich.console import Console
 
+from gateway.commands.processes import START_SECONDS, Processes, group_members
 from gateway.commands.replay.compare import Job, Ticker, run
 from gateway.commands.replay.fleet import kinds
 from gateway.commands.replay.groups import Shape
@@ -23,6 +19,7 @@ from gateway.commands.replay.scene import Cell
 from gateway.commands.replay.sources import GeneratedSource, TraceSource
 from gateway.commands.replay.statistics import Summary
 from gateway.errors import ConfigError
+from tests.support.processes import KVGATE
 from tests.support.wait import eventually
 
 EXCERPT = Path(__file__).parents[2] / "data" / "replay" / "mooncake_conversation.jsonl"
@@ -79,28 +76,14 @@ def test_what_a_run_raises_is_raised_and_nothing_is_left(processes) -> None:
     assert multiprocessing.active_children() == []
 
 
-def session(leader: int) -> int:
-    """Processes of a session, zombies not counted."""
-    found = 0
-    for path in Path("/proc").glob("[0-9]*/stat"):
-        with contextlib.suppress(OSError):  # ended since
-            state, _, _, its = path.read_text().rpartition(")")[2].split()[:4]
-            found += its == str(leader) and state != "Z"
-    return found
+async def test_workers_end_with_a_parent_that_is_killed(processes: Processes) -> None:
+    words = ("replay", "groups", "--rounds", "50", "--speed", "2", "--policies", "default,random", "--jobs", "2")
+    parent = processes.start("replay", [*KVGATE, *words])
 
+    def together() -> int:
+        return sum(1 for _ in group_members(parent.pid))
 
-async def test_workers_end_with_a_parent_that_is_killed() -> None:
-    parent = await asyncio.create_subprocess_exec(
-        sys.executable, "-m", "gateway.cli", "replay", "groups", "--rounds", "50", "--speed", "2",
-        "--policies", "default,random", "--jobs", "2",
-        cwd=Path(__file__).parents[3], stderr=asyncio.subprocess.DEVNULL, start_new_session=True,
-    )  # fmt: skip
-    try:
-        # With it and the tracker of its semaphores.
-        await eventually(lambda: session(parent.pid) >= 4, "its workers run", within=60)
-        parent.kill()
-        await parent.wait()
-        await eventually(lambda: session(parent.pid) == 0, "nobody is left", within=60)
-    finally:
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(parent.pid, signal.SIGKILL)
+    # With it and the tracker of its semaphores.
+    await eventually(lambda: together() >= 4, f"its workers run: {parent.tail()}", within=START_SECONDS)
+    parent.child.kill()  # it alone
+    await eventually(lambda: together() == 0, "nobody is left", within=START_SECONDS)
