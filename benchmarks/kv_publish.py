@@ -1,4 +1,4 @@
-"""An engine's KV events without an engine: a PUB socket that says at a given rate what a busy vLLM would.
+"""An engine's KV events without an engine: they are sent at the rate of a busy vLLM.
 
 Prints its address, and begins when it is told how many blocks a second, and for how many seconds (a line of JSON each);
 after a tenth of the time it says that its cache was emptied.
@@ -14,6 +14,7 @@ from time import perf_counter, sleep
 import zmq
 
 from benchmarks.kv_scene import EVENTS, UNIT, message, stored, tokens
+from benchmarks.kv_sockets import EventSockets
 
 TICK = 0.005
 """Seconds between two looks at what is due: a GPU's decode step takes a few times that."""
@@ -60,28 +61,24 @@ class Template:
 def main() -> None:
     chance = random.Random(4)
     shapes = [Template(chance, EVENTS), Template(chance, 1)]
-    with zmq.Context() as context, context.socket(zmq.PUB) as publisher:
-        publisher.sndhwm = 0
-        publisher.linger = 0
-        publisher.bind("tcp://127.0.0.1:*")
-        address = publisher.getsockopt_string(zmq.LAST_ENDPOINT)
-        print(json.dumps({"address": address, "unit": UNIT}), flush=True)
-        sequence = 0
+    with zmq.Context() as context:
+        sockets, sent_ever = EventSockets(context), 0
+        print(json.dumps({"address": sockets.addresses[0], "unit": UNIT}), flush=True)
         for line in sys.stdin:
             order = json.loads(line)
             began, sent, cleared = perf_counter(), 0, False
             while (now := perf_counter() - began) < order["seconds"]:
                 while sent < now * order["rate"]:
-                    shape = shapes[sequence % len(shapes)]
+                    shape = shapes[sent_ever % len(shapes)]
                     if clear := not cleared and now * 10 > order["seconds"]:
                         cleared = True
-                    if clear or not sequence:
+                    if clear or not sent_ever:
                         known = [stored([name], None, tokens(chance, 1)) for name in shapes[1].behind()]
                         payload = message([{"type": "AllBlocksCleared"}, *known])
                     else:
                         payload = shape.next()
-                    publisher.send_multipart([b"", sequence.to_bytes(8, "big"), payload])
-                    sequence += 1
+                    sockets.send(payload)
+                    sent_ever += 1
                     sent += shape.blocks
                 sleep(TICK)
             print(json.dumps({"sent": sent}), flush=True)

@@ -22,6 +22,7 @@ import zmq
 from xxhash import xxh3_64_intdigest
 
 from benchmarks.kv_scene import UNIT, message, removed, stored, tokens
+from benchmarks.kv_sockets import EventSockets
 
 RATE = 120
 """Blocks a second that each engine stores, and as many that it evicts: about what it would tell of the traffic here, 75
@@ -36,27 +37,15 @@ HELD = 200
 REPLAYED = 4_000
 """Messages that a replay has: whoever subscribes within three minutes hears of all."""
 
-END = b"\xff" * 8
-"""The sequence number that ends a replay."""
-
 
 class Engine:
     """One engine's publisher."""
 
     def __init__(self, context: zmq.Context[zmq.Socket[bytes]], chance: random.Random) -> None:
-        self._events = context.socket(zmq.PUB)
-        self._replay = context.socket(zmq.ROUTER)
-        self.addresses = []
-        for socket in (self._events, self._replay):
-            socket.linger = 0
-            socket.sndhwm = 0
-            socket.bind("tcp://127.0.0.1:*")
-            self.addresses.append(socket.getsockopt_string(zmq.LAST_ENDPOINT))
+        self.sockets = EventSockets(context, REPLAYED)
         self._chance = chance
         self._root = chance.getrandbits(64)
         self._kept: set[int] = set()
-        self._number = 0
-        self._sent: deque[tuple[bytes, bytes]] = deque(maxlen=REPLAYED)
         self._held: deque[list[int]] = deque()
 
     def hold(self, ids: list[int]) -> None:
@@ -66,7 +55,7 @@ class Engine:
         if new := names[known:]:
             self._kept.update(new)
             parent = names[known - 1] if known else None
-            self._send(message([stored(new, parent, ids[known * UNIT : len(names) * UNIT])]))
+            self.sockets.send(message([stored(new, parent, ids[known * UNIT : len(names) * UNIT])]))
 
     def work(self) -> None:
         ids = tokens(self._chance, RUN)
@@ -75,27 +64,12 @@ class Engine:
         events = [stored(names, None, ids)]
         if len(self._held) > HELD:
             events += [removed(name) for name in self._held.popleft()]
-        self._send(message(events))
-
-    def answer(self) -> None:
-        """Who has asked for a replay gets it."""
-        while self._replay.poll(0):
-            client, _, start = self._replay.recv_multipart()
-            for number, payload in self._sent:
-                if number >= start:
-                    self._replay.send_multipart([client, b"", b"", number, payload])
-            self._replay.send_multipart([client, b"", b"", END, b""])
+        self.sockets.send(message(events))
 
     def _names(self, ids: Sequence[int]) -> list[int]:
         """Of the whole blocks of a prompt's ``ids``."""
         name, data, width = self._root, array("I", ids).tobytes(), UNIT * array("I").itemsize
         return [name := xxh3_64_intdigest(data[at : at + width], name) for at in range(0, len(data) - width + 1, width)]
-
-    def _send(self, payload: bytes) -> None:
-        number = self._number.to_bytes(8, "big")
-        self._number += 1
-        self._events.send_multipart([b"", number, payload])
-        self._sent.append((number, payload))
 
 
 def main() -> None:
@@ -103,7 +77,7 @@ def main() -> None:
     known = json.loads(sys.stdin.readline())
     with zmq.Context() as context:
         engines = [Engine(context, chance) for _ in range(int(sys.argv[1]))]
-        print(json.dumps([each.addresses for each in engines]), flush=True)
+        print(json.dumps([each.sockets.addresses for each in engines]), flush=True)
         for engine in engines:
             for ids in known:
                 engine.hold(ids)
@@ -112,7 +86,7 @@ def main() -> None:
             sleep(max(0.0, began + turn * RUN / RATE / len(engines) - monotonic()))
             engine = engines[turn % len(engines)]
             engine.work()
-            engine.answer()
+            engine.sockets.answer()
 
 
 if __name__ == "__main__":

@@ -7,6 +7,7 @@ import struct
 from array import array
 from collections import Counter
 from collections.abc import AsyncIterator, Sequence
+from itertools import chain, repeat
 from pathlib import Path
 from typing import Any, cast
 
@@ -32,12 +33,12 @@ from gateway.kvcache.events.target import REPLAY_TIMEOUT, EventTarget
 from gateway.kvcache.index.block_table import BlockTable
 from gateway.kvcache.index.cache_index import Applied, CacheIndex
 from gateway.kvcache.index.events import AllBlocksCleared, BlockRemoved, BlockStored, Event
-from gateway.kvcache.index.keys import chain
+from gateway.kvcache.index.keys import chain as chained
 from gateway.kvcache.settings import CacheSettings
+from simulator.publisher import END as END
 from tests.support.wait import eventually
 
 DATA = Path(__file__).parent.parent / "data" / "kvcache"
-END = b"\xff" * 8
 
 LINGER_MS = 1_000
 """For which a closed socket goes on sending. libzmq aborts the process (its issue 3442) if a sender is closed without
@@ -100,12 +101,12 @@ def captured(name: str) -> list[list[bytes]]:
 
 def ids(*numbers: int, size: int = 16) -> array[int]:
     """Token ids of one block for each number."""
-    return array("I", [number for number in numbers for _ in range(size)])
+    return array("I", chain.from_iterable(map(repeat, numbers, repeat(size))))
 
 
 def keys_of(*numbers: int) -> list[int]:
     """The keys of a prompt of these blocks, with the root 1."""
-    return chain(ids(*numbers), 16, 1)
+    return chained(ids(*numbers), 16, 1)
 
 
 def stored(hashes: Sequence[int], tokens: Sequence[int], parent: int | None = None, **others: Any) -> BlockStored:
@@ -352,8 +353,8 @@ async def live(follower: Follower, engine: ScriptedPublisher, **others: Any) -> 
 
 async def held(follower: Follower, slot: int, *numbers: int, tokens: int | None = None) -> None:
     """Wait until the whole prompt of ``numbers`` is held, or ``tokens`` of it."""
-    wanted = 16 * len(numbers) if tokens is None else tokens
-    await eventually(lambda: tokens_held(follower.index, slot, ids(*numbers)) == wanted, f"{numbers}: {wanted} tokens")
+    prompt, wanted = ids(*numbers), 16 * len(numbers) if tokens is None else tokens
+    await eventually(lambda: tokens_held(follower.index, slot, prompt) == wanted, f"{numbers}: {wanted} tokens")
 
 
 @pytest.fixture

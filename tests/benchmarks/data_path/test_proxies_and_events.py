@@ -11,11 +11,12 @@ import httpx
 import pytest
 import zmq
 
-from benchmarks.data_path.events import END, RUN
+from benchmarks.data_path.events import RUN
 from benchmarks.data_path.rows import FLOOR, HERE, PLAIN
 from gateway.commands.processes import Processes, free_port
 from gateway.kvcache.events.decode import decode
 from gateway.kvcache.index.events import BlockStored
+from simulator.publisher import END
 from tests.benchmarks.data_path.small import engines
 from tests.support.wait import eventually
 

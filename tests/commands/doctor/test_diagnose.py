@@ -15,8 +15,6 @@ from typing import Any
 
 import httpx
 import pytest
-import zmq
-import zmq.asyncio
 
 from gateway.app import Gateway
 from gateway.commands.doctor.diagnose import as_json, diagnose
@@ -26,6 +24,8 @@ from gateway.tokens.families import Family
 from simulator.server import EngineServer
 from simulator.settings import EngineSettings
 from simulator.tokenizer import build_tokenizer
+from tests.kvcache.conftest import ScriptedPublisher
+from tests.kvcache.conftest import engine as engine
 from tests.support.engines import simulated
 from tests.support.tls import Authority
 from tests.support.wire import Connection, ScriptedServer, answer, header_in
@@ -218,18 +218,15 @@ class TestWhatIsRed:
         assert "cannot be connected to" in finding.said
 
     async def test_the_replay_socket_does_not_answer(
-        self, tokenizer: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+        self, tokenizer: str, engine: ScriptedPublisher, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         monkeypatch.setattr("gateway.commands.doctor.events.REPLAY", 0.5)  # nothing comes, however slow the machine
-        address = f"ipc://{tmp_path}/mute"
-        socket = zmq.asyncio.Context.instance().socket(zmq.ROUTER)
-        socket.bind(address)
+        engine.deaf = True
         async with simulated(tokenizer=tokenizer) as server:
-            kv_events = {"endpoint": server.kv_endpoint, "replay": address}
+            kv_events = {"endpoint": server.kv_endpoint, "replay": engine.replay}
             finding = failed(await report(config(tokenizer, {"url": server.url, "kv_events": kv_events})))
-        socket.close(linger=0)
         assert finding.check == "replay"
-        assert address in finding.said
+        assert engine.replay in finding.said
 
     async def test_it_serves_another_model(self, tokenizer: str) -> None:
         async with simulated(tokenizer=tokenizer, served_name="llama") as server:
