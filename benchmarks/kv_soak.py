@@ -23,7 +23,7 @@ import httpx
 
 from benchmarks.data_path.usage import cpu, resident
 from benchmarks.kv_table import Figure, show
-from gateway.commands.demo.servers import start_engines
+from gateway.commands.demo.comparison import start_engines
 from gateway.commands.processes import Process, Processes, free_port
 
 STREAMS = 200

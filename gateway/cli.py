@@ -6,22 +6,27 @@ import argparse
 import json
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import uvloop
 from rich.console import Console
 
 from gateway import __version__
-from gateway.commands.doctor.finding import Report
 from gateway.commands.replay.options import add_replay
-from gateway.config.clashes import clashes
 from gateway.config.describe import describe
 from gateway.config.load import load
+from gateway.config.registry import clashes
 from gateway.config.settings import Config
 from gateway.errors import ConfigError
 from gateway.standard_streams import open_standard_streams
 from gateway.tokens.libraries import set_environment
+
+if TYPE_CHECKING:
+    from gateway.app import Gateway
+
+T = TypeVar("T")
 
 EXIT_CONFIG = 2
 """The exit code of a configuration that cannot be used: systemd then knows that a restart is of no use."""
@@ -141,22 +146,13 @@ def _serve(options: argparse.Namespace) -> int:
 
 def _check(options: argparse.Namespace) -> int:
     config = load(options.config, os.environ)
-    from gateway.app import Gateway  # takes half a second: after the file was checked
     from gateway.commands.check import check
 
-    async def examine() -> tuple[list[str], list[str]]:
-        gateway = Gateway(config)
-        console = Console(stderr=True)
-        try:
-            with console.status("loading tokenizers"):
-                await gateway.load()
-            with console.status("asking the engines"):
-                tokens = {runtime.model.name: runtime.tokens for runtime in gateway.directory.runtimes}
-                return await check(config, gateway.scheduler, gateway.clock, probe=options.probe, tokens=tokens)
-        finally:
-            await gateway.close()
+    async def examine(gateway: Gateway) -> tuple[list[str], list[str]]:
+        tokens = {runtime.model.name: runtime.tokens for runtime in gateway.directory.runtimes}
+        return await check(config, gateway.scheduler, gateway.clock, probe=options.probe, tokens=tokens)
 
-    warnings, notes = uvloop.run(examine())
+    warnings, notes = _examine(config, examine)
     print(describe(config))
     problems = clashes()
     for line in (*notes, *(f"warning: {warning}" for warning in warnings), *problems):
@@ -165,27 +161,34 @@ def _check(options: argparse.Namespace) -> int:
     return 1 if problems else 0
 
 
-def _doctor(options: argparse.Namespace) -> int:
-    if not options.timeout > 0:
-        raise ConfigError("--timeout must be above 0 seconds")
-    config = load(options.config, os.environ)
-    from gateway.app import Gateway
-    from gateway.commands.doctor.diagnose import as_json, diagnose
-    from gateway.commands.doctor.finding import healthy
-    from gateway.commands.doctor.tables import show
+def _examine(config: Config, examine: Callable[[Gateway], Coroutine[Any, Any, T]]) -> T:
+    """Run ``examine`` with a gateway of ``config`` that serves nobody; its tokenizers are loaded."""
+    from gateway.app import Gateway  # takes half a second: after the file was checked
 
-    async def examine() -> tuple[list[Report], dict[str, list[str]]]:
-        gateway = Gateway(config)
-        console = Console(stderr=True)
+    async def examined() -> T:
+        gateway, console = Gateway(config), Console(stderr=True)
         try:
             with console.status("loading tokenizers"):
                 await gateway.load()
             with console.status("asking the engines"):
-                return await diagnose(gateway, timeout=options.timeout, seeds=options.hash_seed)
+                return await examine(gateway)
         finally:
             await gateway.close()
 
-    reports, notes = uvloop.run(examine())
+    return uvloop.run(examined())
+
+
+def _doctor(options: argparse.Namespace) -> int:
+    if not options.timeout > 0:
+        raise ConfigError("--timeout must be above 0 seconds")
+    config = load(options.config, os.environ)
+    from gateway.commands.doctor.diagnose import as_json, diagnose
+    from gateway.commands.doctor.finding import healthy
+    from gateway.commands.doctor.tables import show
+
+    reports, notes = _examine(
+        config, lambda gateway: diagnose(gateway, timeout=options.timeout, seeds=options.hash_seed)
+    )
     if options.json:
         print(json.dumps(as_json(reports, notes), indent=1))
     else:
@@ -194,9 +197,8 @@ def _doctor(options: argparse.Namespace) -> int:
 
 
 def _explain(options: argparse.Namespace) -> int:
-    from gateway.commands.explain.question import read_question
     from gateway.commands.explain.report import explain, explain_request
-    from gateway.commands.explain.running_gateway import checked
+    from gateway.commands.explain.running_gateway import checked, read_question
 
     if options.config is None and options.url is None:
         raise ConfigError("give a CONFIG, or the --url of a running gateway's admin listener")

@@ -16,7 +16,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 
-from gateway.config.differences import differences
+from gateway.config.describe import differences
 from gateway.config.registry import discover
 from gateway.config.settings import Config
 from gateway.core.tasks import TaskSet

@@ -13,7 +13,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, is_dataclass
 from enum import StrEnum
 from functools import lru_cache
-from importlib.metadata import EntryPoint, entry_points
+from importlib.metadata import EntryPoint, entry_points, packages_distributions
 from typing import Any
 
 from gateway.errors import ConfigError
@@ -143,3 +143,22 @@ def _discover(path: tuple[tuple[str, int | None], ...]) -> Registry:
         for kind in PluginKind
         for point in installed.select(group=kind.group)
     )
+
+
+DISTRIBUTION = "kvgate"
+PACKAGES = ("gateway", "scorers", "filters", "pickers", "simulator")
+
+
+def clashes() -> list[str]:
+    """One sentence for each distribution that installs a package under one of our names, which are short. Of two such
+    packages Python imports the first that it finds, and users of the other get strange errors."""
+    installed = packages_distributions()
+    found = []
+    for package in PACKAGES:
+        others = sorted({name for name in installed.get(package, ()) if name.lower() != DISTRIBUTION})
+        if others:
+            found.append(
+                f"the package {package!r} of {DISTRIBUTION} is also installed by {', '.join(others)}: "
+                f"give {DISTRIBUTION} an environment of its own"
+            )
+    return found

@@ -16,7 +16,6 @@ from random import Random
 from gateway.core.observer import Observer
 from gateway.core.tasks import TaskSet
 from gateway.core.tls import follow
-from gateway.fleet.adapters import Adapters
 from gateway.fleet.context import FleetContext, FleetListener
 from gateway.fleet.diff import FleetDiff
 from gateway.fleet.engine import FleetEndpoint
@@ -28,6 +27,33 @@ from gateway.fleet.settings import EndpointSettings, FleetSettings
 from gateway.framework import Clock, Endpoint
 from gateway.framework.fleet import Model, ServedModel
 from gateway.http1.pool import Pool
+
+
+class Adapters(Mapping[str, ServedModel]):
+    """The adapters of the engines of ``endpoints`` by id. Where several engines report one, the first engine's entry.
+
+    A name is looked up in each engine's own list, without gathering all lists: requests for adapters and for unknown
+    models do this. For 100 engines with 1,000 adapters each a lookup takes 10 us, and gathering 20 ms.
+    """
+
+    def __init__(self, endpoints: Sequence[Endpoint]) -> None:
+        self._endpoints = endpoints
+
+    def __getitem__(self, name: str) -> ServedModel:
+        for endpoint in self._endpoints:
+            entry = endpoint.engine.served.get(name)
+            if entry is not None and entry.parent is not None:
+                return entry
+        raise KeyError(name)
+
+    def __iter__(self) -> Iterator[str]:
+        engines = dict.fromkeys(endpoint.engine for endpoint in self._endpoints)  # once each, however many its ranks
+        served = (entry for engine in engines for entry in engine.served.values())
+        return iter(dict.fromkeys(entry.id for entry in served if entry.parent is not None))
+
+    def __len__(self) -> int:
+        return sum(1 for _ in self)
+
 
 __all__ = ["DrainState", "Fleet", "FleetDiff", "FleetListener", "KvSource"]
 

@@ -6,8 +6,9 @@ never changes: it is replaced. What cannot be made raises ConfigError, and leave
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
+from heapq import heappop, heappush
 from weakref import WeakSet, WeakValueDictionary
 
 from gateway.errors import ConfigError
@@ -23,9 +24,47 @@ from gateway.fleet.load.ledger import Ledger
 from gateway.fleet.names import bind, check_names, same_name
 from gateway.fleet.ranks import ranks_of
 from gateway.fleet.settings import EndpointSettings, StartingCosts
-from gateway.fleet.slots import SlotAllocator
 from gateway.framework import Engine, Role
 from gateway.framework.fleet import Model
+
+
+class SlotAllocator:
+    """Slots: small integers by which the cache index knows endpoints, a bit each.
+
+    Rules: the smallest free slot is allocated, so that the index's integers stay short. The slot of a dropped endpoint
+    is free again once the index has cleared its bits, and the endpoint's last requests have ended: what they report
+    until then would be credited to another endpoint.
+    """
+
+    def __init__(self) -> None:
+        self._next = 0
+        self._free: list[int] = []
+        self._in_use: set[int] = set()
+        self._resting: dict[int, Callable[[], bool]] = {}
+        self._cleared: dict[int, Callable[[], bool]] = {}
+
+    def allocate(self) -> int:
+        """The smallest free slot, from 0."""
+        for slot in [slot for slot, busy in self._cleared.items() if not busy()]:
+            del self._cleared[slot]
+            heappush(self._free, slot)
+        if self._free:
+            slot = heappop(self._free)
+        else:
+            slot = self._next
+            self._next += 1
+        self._in_use.add(slot)
+        return slot
+
+    def retire(self, slot: int, busy: Callable[[], bool]) -> None:
+        """Its endpoint was dropped. ``busy``: whether requests still run there. Raises KeyError if it is not in use."""
+        self._in_use.remove(slot)
+        self._resting[slot] = busy
+
+    def release(self, slot: int) -> None:
+        """Its bits are cleared. Raises KeyError if it is not retired: a live endpoint's bits would become another's."""
+        self._cleared[slot] = self._resting.pop(slot)
+
 
 FOREIGN_HALF_LIFE = 5.0
 """Scrape intervals after which foreign load counts half: one lost scrape changes it by an eighth."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from gateway.commands.demo.result import QUANTILES, Result
+from gateway.commands.demo.drive import QUANTILES, Result
 from gateway.commands.demo.scene import Scene
 
 # Grey for round robin, blue for the default profile: they differ in print and for colour-blind readers.

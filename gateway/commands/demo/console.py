@@ -8,8 +8,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
-from gateway.commands.demo.drive import Sample
-from gateway.commands.demo.result import QUANTILES, Result
+from gateway.commands.demo.drive import QUANTILES, Result, Sample
 from gateway.commands.demo.scene import VARIANTS, Scene
 
 

@@ -10,8 +10,7 @@ from rich.console import Console
 
 from gateway.api.routes import ROUTES
 from gateway.app import Gateway
-from gateway.commands.explain.question import Question
-from gateway.commands.explain.running_gateway import RunningGateway, Unanswered, admin_url
+from gateway.commands.explain.running_gateway import Question, RunningGateway, Unanswered, admin_url
 from gateway.commands.explain.tables import show_account, show_decision
 from gateway.config.settings import Config
 from gateway.errors import ConfigError, GatewayError

@@ -14,7 +14,7 @@ quantised arithmetic) is left to the fit.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 from gateway.fleet.load.shape import ModelShape
@@ -79,8 +79,6 @@ GPUS: Mapping[str, Gpu] = {
     "mi300x": Gpu(1307e12, 5.3e12),
 }
 """By the names that ``CostSettings.gpu`` may have."""
-
-VALUES = tuple(field.name for field in fields(StartingCosts) if field.name != "fit")
 
 OWN = ("cpu_fetch", "storage_fetch", "step_tokens")
 """Values that a level may set by themselves: nothing that is measured corrects them."""

@@ -3,7 +3,7 @@ from __future__ import annotations
 import struct
 
 from gateway.commands.demo.chart import draw
-from gateway.commands.demo.result import Result
+from gateway.commands.demo.drive import Result
 from gateway.commands.demo.scene import Scene
 
 

@@ -6,8 +6,7 @@ import pytest
 from rich.console import Console
 
 from gateway.commands.demo.console import Ticker, introduce, table
-from gateway.commands.demo.drive import Sample
-from gateway.commands.demo.result import Result
+from gateway.commands.demo.drive import Result, Sample
 from gateway.commands.demo.scene import Scene
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import astuple
 from itertools import count
 from random import Random
 
@@ -11,7 +12,7 @@ from hypothesis import strategies as st
 
 from gateway.fleet.load.cost import FittedCost
 from gateway.fleet.load.fit import OVERHEAD_BOUND, SCALE_BOUND, PeerGroup
-from gateway.fleet.load.hardware import PROFILES, VALUES
+from gateway.fleet.load.hardware import PROFILES
 from gateway.fleet.settings import StartingCosts
 from gateway.framework import NO_MATCH
 from tests.support.examples import examples
@@ -347,9 +348,9 @@ def test_other_starting_values_begin_anew_and_disturb_nobody():
     changed.reconfigure(small, PeerGroup())
     assert peers.count == 1
     assert changed.scalars == (
-        *(getattr(small, value) for value in VALUES[:5]),
+        *astuple(small)[:5],
         0.0,
-        *(getattr(small, value) for value in VALUES[5:]),
+        *astuple(small)[5:8],
     )
 
 

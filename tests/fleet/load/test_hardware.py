@@ -1,10 +1,10 @@
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import fields, replace
 
 import pytest
 
-from gateway.fleet.load.hardware import GPUS, PROFILES, VALUES, roofline, starting_costs
+from gateway.fleet.load.hardware import GPUS, PROFILES, roofline, starting_costs
 from gateway.fleet.load.shape import ModelShape, read_shape
 from gateway.fleet.settings import CostSettings, StartingCosts
 from simulator.virtual.machine import MACHINES
@@ -30,7 +30,7 @@ def test_the_roofline_of_a_profile_s_model_is_the_profile(config, tensor_paralle
     shape = read_shape(config)
     assert shape is not None
     costs = roofline(shape, GPUS["h100"], tensor_parallel)
-    for value in VALUES:
+    for value in (field.name for field in fields(StartingCosts) if field.name != "fit"):
         assert getattr(costs, value) == pytest.approx(getattr(PROFILES[profile], value), rel=0.12)
 
 

@@ -3,7 +3,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.fleet.cache_counters import NOTHING, CacheCounters, CacheLookups
+from gateway.fleet.engine import NOTHING, CacheCounters, CacheLookups
 from gateway.framework.fleet import EngineMetrics
 
 

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from gateway.fleet.slots import SlotAllocator
+from gateway.fleet.registry import SlotAllocator
 
 
 def idle() -> bool:

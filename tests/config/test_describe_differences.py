@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.config.differences import differences
+from gateway.config.describe import differences
 from gateway.config.load import loads
 from gateway.config.settings import Config
 

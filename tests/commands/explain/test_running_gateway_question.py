@@ -3,7 +3,7 @@ from __future__ import annotations
 import orjson
 import pytest
 
-from gateway.commands.explain.question import CHAT, COMPLETIONS, Question, read_question
+from gateway.commands.explain.running_gateway import CHAT, COMPLETIONS, Question, read_question
 from gateway.errors import ConfigError
 
 

@@ -4,7 +4,7 @@ import sys
 import tomllib
 from pathlib import Path
 
-from gateway.config.clashes import PACKAGES, clashes
+from gateway.config.registry import PACKAGES, clashes
 
 
 def install(folder, name, *packages) -> None:

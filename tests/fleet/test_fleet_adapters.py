@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from gateway.fleet.adapters import Adapters
+from gateway.fleet.fleet import Adapters
 from gateway.framework import Endpoint
 from gateway.framework.fleet import ServedModel
 from tests.support.candidates import endpoint

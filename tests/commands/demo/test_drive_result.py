@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.commands.demo.result import Result, quantile
+from gateway.commands.demo.drive import Result, quantile
 
 
 @given(st.lists(st.floats(0, 100), min_size=1, max_size=50), st.floats(0, 1))

@@ -5,7 +5,7 @@ from pathlib import Path
 import httpx
 import pytest
 
-from gateway.commands.demo.servers import environment, start_engines, start_gateway
+from gateway.commands.demo.comparison import environment, start_engines, start_gateway
 from gateway.commands.processes import NotReady, Processes
 
 

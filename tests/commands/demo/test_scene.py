@@ -1,12 +1,11 @@
-"""Covers: gateway/commands/demo/traffic.py, gateway/commands/demo/scene.py."""
+"""Covers: gateway/commands/demo/scene.py."""
 
 from __future__ import annotations
 
 import itertools
 import random
 
-from gateway.commands.demo.scene import Scene
-from gateway.commands.demo.traffic import conversations, prose
+from gateway.commands.demo.scene import Scene, conversations, prose
 from simulator.tokenizer import FileWords
 
 
