@@ -101,7 +101,10 @@ class EventReader:
                 await self._read_history(anew=True)
                 self._report()
                 continue
-            match inbox.receive():
+            item = inbox.receive()
+            if item is None:
+                self._target.index.report_counts(self._target.slot)
+            match item:
                 case list(frames):  # first, as the usual case
                     waited = False
                     await self._on_message(frames)
@@ -245,6 +248,7 @@ class EventReader:
                             whole = not self._partial
                             anew, before = False, -1
                         await self._apply(sequence, payload)
+                        self._target.index.report_counts(self._target.slot)
                 if not ours:
                     anew = True
                     continue
@@ -286,7 +290,6 @@ class EventReader:
                     self._tiered = self._tiered or (medium != "GPU" and tier_of(medium) is not Layer.GPU)
                 if target.index.apply(target.slot, events) is Applied.REKEYED:
                     await self._await_restart()
-            target.index.report_counts(target.slot)
         self.last, self._digest = sequence, xxh3_64_intdigest(payload)
         if self._other_rank_came:
             self._partial = True  # where its own events go is unknown

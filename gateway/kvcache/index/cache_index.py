@@ -182,7 +182,7 @@ class CacheIndex(IndexedEndpoints):
             return matches
         if (now := self._clock.monotonic()) >= self._predictions.due_at:
             self._predictions.expire(now)
-        if self._room.sizeless:
+        if self._room.sizeless or self._room.changed:
             self._room.refresh()
         from_events: list[Candidate] = []
         approximate: list[Candidate] = []
@@ -271,7 +271,10 @@ class CacheIndex(IndexedEndpoints):
             self._columns.sweep(SWEEP + max(0, grown))
         if limit.total > limit.free:
             limit.enforce(state, self._placements)
-        self._room.measure(state)
+        if state.blocks.copies.turnover:
+            self._room.changed[state.endpoint.slot] = state  # measured when a request asks for it
+        else:
+            self._room.measure(state)
 
     def _apply_stored(self, state: EndpointState, event: BlockStored) -> bool:
         """Apply an event that is not a simple one. False: the unit changed, and the index is empty."""

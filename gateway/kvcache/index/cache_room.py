@@ -11,21 +11,26 @@ from gateway.kvcache.index.eviction import NOTHING
 
 class CacheRoom:
     """``tokens_left``: slot -> tokens, as ``Matches.room``; without endpoints that have none left, or of which it is
-    not known. ``sizeless``: slot -> endpoints without a known capacity, which ``refresh`` looks at."""
+    not known. ``sizeless``: slot -> endpoints without a known capacity; ``changed``: those that were not measured since
+    what they hold has changed. ``refresh`` looks at both: it costs as much as an event."""
 
     def __init__(self) -> None:
         self.tokens_left: dict[int, int] = {}
         self.sizeless: dict[int, EndpointState] = {}
+        self.changed: dict[int, EndpointState] = {}
 
     def remove(self, slot: int) -> None:
         """The endpoint is gone."""
         self.tokens_left.pop(slot, None)
         self.sizeless.pop(slot, None)
+        self.changed.pop(slot, None)
 
     def refresh(self) -> None:
-        """Measure the endpoints whose engines have reported their capacity since."""
-        for state in [one for one in self.sizeless.values() if one.endpoint.metrics.kv_capacity]:
+        """Measure the endpoints that have changed, and those whose engines have reported their capacity since."""
+        known = [one for one in self.sizeless.values() if one.endpoint.metrics.kv_capacity]
+        for state in (*known, *self.changed.values()):
             self.measure(state)
+        self.changed.clear()
 
     def measure(self, state: EndpointState) -> None:
         """What is held has changed, or how complete the events are. Where they report all that the engine keeps, there
