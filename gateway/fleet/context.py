@@ -4,8 +4,9 @@ index."""
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from itertools import count
 from random import Random
 from typing import Concatenate, ParamSpec, Protocol
 
@@ -63,7 +64,8 @@ class Listeners:
 
 @dataclass(frozen=True, slots=True)
 class FleetContext:
-    """What all parts of a fleet share. ``pauses``: of our own event loop."""
+    """What all parts of a fleet share. ``pauses``: of our own event loop. ``numbers``: of the watches, in the order in
+    which they are made."""
 
     settings: FleetSettings
     clock: Clock
@@ -71,3 +73,4 @@ class FleetContext:
     random: Random
     listeners: Listeners = field(default_factory=Listeners)
     pauses: Pauses = field(default_factory=Pauses)
+    numbers: Iterator[int] = field(default_factory=count)

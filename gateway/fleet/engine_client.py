@@ -50,30 +50,28 @@ class EngineClient:
         """Use these from the next request on."""
         self._address = address
         self._headers = [*HEADERS, ("Authorization", f"Bearer {api_key}")] if api_key else HEADERS
+        self._heads: dict[str, bytes] = {}
 
     async def get(self, path: str, limit: int) -> bytes:
         """The body of an answer with status 200, of at most ``limit`` bytes. Raises ProbeFailed."""
-        address = self._address
-        head = encode_head("GET", path, address.authority, self._headers, None)
-        try:
-            async with asyncio.timeout(self._timeout):
-                kept = self._pool.take(address)
-                if kept is not None and address.ssl is not self._context:
-                    # Files of its TLS have changed: whether the engine takes us by the new ones shows now, and not when
-                    # a request needs a connection.
-                    kept.abort()
-                    kept = None
-                if kept is not None:
-                    answer = _Answer(kept, limit)
-                    try:
-                        return await answer.read(head, b"")
-                    except _Lost:
-                        if not answer.wordless:
-                            raise ProbeFailed("reset") from None
-                        # The engine had closed the idle connection.
-                return await self._send_anew(address, head, b"", limit)
-        except TimeoutError:
-            raise ProbeFailed("timeout") from None
+        address, due = self._address, asyncio.get_running_loop().time() + self._timeout
+        if (head := self._heads.get(path)) is None:
+            head = self._heads[path] = encode_head("GET", path, address.authority, self._headers, None)
+        kept = self._pool.take(address)
+        if kept is not None and address.ssl is not self._context:
+            # Files of its TLS have changed: whether the engine takes us by the new ones shows now, and not when a
+            # request needs a connection.
+            kept.abort()
+            kept = None
+        if kept is not None:
+            answer = _Answer(kept, limit)
+            try:
+                return await answer.read(head, b"", due)
+            except _Lost:
+                if not answer.wordless:
+                    raise ProbeFailed("reset") from None
+                # The engine had closed the idle connection.
+        return await self._send_anew(address, head, b"", limit, due)
 
     async def post(
         self, path: str, body: bytes, limit: int, timeout: float, headers: Iterable[tuple[str, str]]
@@ -82,20 +80,22 @@ class EngineClient:
         died idle. ``headers``: beside those of each request. ``timeout``: in place of the usual one."""
         address = self._address
         head = encode_head("POST", path, address.authority, [*self._headers, *headers], len(body))
+        due = asyncio.get_running_loop().time() + timeout
+        return await self._send_anew(address, head, body, limit, due)
+
+    async def _send_anew(self, address: Address, head: bytes, body: bytes, limit: int, due: float) -> bytes:
+        """Send a request on a new connection. ``due``: ``loop.time()`` by which it must be answered. Raises
+        ProbeFailed."""
+        self._context = address.ssl
         try:
-            async with asyncio.timeout(timeout):
-                return await self._send_anew(address, head, body, limit)
+            async with asyncio.timeout_at(due):
+                connection = await _connect(self._pool, address)
         except TimeoutError:
             raise ProbeFailed("timeout") from None
-
-    async def _send_anew(self, address: Address, head: bytes, body: bytes, limit: int) -> bytes:
-        """Send a request on a new connection. Raises ProbeFailed."""
-        self._context = address.ssl
-        connection = await _connect(self._pool, address)
         self._connected(connection.connect_seconds)
         answer = _Answer(connection, limit)
         try:
-            return await answer.read(head, body)
+            return await answer.read(head, body, due)
         except _Lost:
             raise _broken_off(connection.error, address, answer.wordless) from None
 
@@ -117,14 +117,17 @@ class _Answer:
         self._complete = False
         self._decided: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
-    async def read(self, head: bytes, body: bytes) -> bytes:
-        """Send the request; returns the answer's body. Raises ProbeFailed, _Lost."""
+    async def read(self, head: bytes, body: bytes, due: float) -> bytes:
+        """Send the request; returns the answer's body. ``due``: ``loop.time()`` by which it must have come. Raises
+        ProbeFailed, _Lost."""
         if not self._connection.usable:
             raise _Lost
+        timer = asyncio.get_running_loop().call_at(due, self._decide, ProbeFailed("timeout"))
         try:
             self._connection.send(head, body, self)
             await self._decided
         finally:
+            timer.cancel()
             if not self._complete:
                 self._connection.abort()
         if self._failure is not None:

@@ -23,13 +23,13 @@ import zmq
 from zmq.utils.monitor import parse_monitor_message
 
 from gateway.core.observer import Observer
+from gateway.core.signal import Signal
 from gateway.core.tasks import TaskSet
 from gateway.kvcache.events.poller import PER_TURN, Poller
 from gateway.kvcache.events.sockets import (
     QUEUE,
     Change,
     Inbox,
-    Signal,
     WatchedSocket,
     open_monitor,
     open_socket,

@@ -117,10 +117,15 @@ class Poller:
     def _tick(self) -> None:
         loop = asyncio.get_running_loop()
         now = loop.time()
-        pause = self._short if now - self._placed_at < LINGER else self._pause
-        if self._done.is_set() and self._looked_at + pause <= now:
+        placing = now - self._placed_at < LINGER
+        if self._done.is_set() and not (placing and now - self._looked_at < self._short):
             self._look()
-        self._timer = loop.call_at(max(self._looked_at, now - pause / 2) + pause, self._tick)
+        if placing:
+            due = max(self._looked_at, now - self._short / 2) + self._short
+        else:
+            # At whole multiples of the pause: with the first engines' scrapes, which wake the loop anyway.
+            due = ((now + self._pause / 2) // self._pause + 1) * self._pause
+        self._timer = loop.call_at(due, self._tick)
 
     def _look(self) -> None:
         """Find out who has something, and begin to have it applied."""

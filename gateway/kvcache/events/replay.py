@@ -14,8 +14,9 @@ from collections.abc import AsyncGenerator
 
 import zmq
 
+from gateway.core.signal import Signal
 from gateway.core.tasks import TaskSet
-from gateway.kvcache.events.sockets import BATCH, Signal, WatchedSocket, open_socket
+from gateway.kvcache.events.sockets import BATCH, WatchedSocket, open_socket
 
 END = b"\xff" * 8
 """The sequence number of an answer's last message."""

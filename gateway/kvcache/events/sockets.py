@@ -15,6 +15,7 @@ from typing import Protocol, TypeAlias
 
 import zmq
 
+from gateway.core.signal import Signal
 from gateway.kvcache.events.decode import MAX_MESSAGE
 
 HEARTBEAT_MS = 10_000
@@ -51,44 +52,6 @@ class Change(Enum):
     DISCONNECTED = "disconnected"
     UNCERTAIN = "perhaps"
     """It may have been connected a moment ago, or messages may have been lost: it is not known whose."""
-
-
-class Signal:
-    """As asyncio.Event, for one waiter, which clears it; with a timeout that costs no task."""
-
-    def __init__(self) -> None:
-        self._is_set = False
-        self._waiter: asyncio.Future[None] | None = None
-
-    @property
-    def waited_for(self) -> bool:
-        """Someone waits for it: what was there before is done."""
-        return self._waiter is not None and not self._waiter.done()
-
-    def set(self) -> None:
-        self._is_set = True
-        if self._waiter is not None and not self._waiter.done():
-            self._waiter.set_result(None)
-
-    async def wait(self, timeout: float | None = None) -> bool:
-        """Wait until it is set, and clear it. False if it was not set within ``timeout`` seconds."""
-        if not self._is_set:
-            loop = asyncio.get_running_loop()
-            waiter = self._waiter = loop.create_future()
-            timer = None if timeout is None else loop.call_later(timeout, _give_up, waiter)
-            try:
-                await waiter
-            finally:
-                self._waiter = None
-                if timer is not None:
-                    timer.cancel()
-        was_set, self._is_set = self._is_set, False
-        return was_set
-
-
-def _give_up(waiter: asyncio.Future[None]) -> None:
-    if not waiter.done():
-        waiter.set_result(None)
 
 
 class Inbox(Protocol):

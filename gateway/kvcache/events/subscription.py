@@ -13,6 +13,7 @@ from zmq.utils.monitor import parse_monitor_message
 
 from gateway.core.clock import SystemClock
 from gateway.core.log_limit import LogLimit, left_out
+from gateway.core.signal import Signal
 from gateway.kvcache.events.decode import MAX_MESSAGE
 from gateway.kvcache.events.poller import Poller
 from gateway.kvcache.events.sockets import (
@@ -20,7 +21,6 @@ from gateway.kvcache.events.sockets import (
     Change,
     Inbox,
     Polled,
-    Signal,
     WatchedSocket,
     open_monitor,
     open_socket,

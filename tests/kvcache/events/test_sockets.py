@@ -9,6 +9,7 @@ import uvloop
 import zmq
 from zmq.utils.monitor import parse_monitor_message
 
+from gateway.core.signal import Signal
 from gateway.kvcache.events.poller import Poller
 from gateway.kvcache.events.sockets import (
     BATCH,
@@ -16,7 +17,6 @@ from gateway.kvcache.events.sockets import (
     QUEUE,
     Change,
     Inbox,
-    Signal,
     WatchedSocket,
     open_monitor,
     open_socket,
@@ -80,21 +80,6 @@ async def test_a_socket_is_closed_whatever_happens():
         with open_socket(zmq.SUB) as socket:
             raise ZeroDivisionError
     assert socket.closed
-
-
-async def test_a_ring_is_kept_for_who_comes_later():
-    signal = Signal()
-    signal.set()
-    signal.set()
-    assert await signal.wait(0)
-    assert not await signal.wait(0)
-    waiting = asyncio.create_task(signal.wait())
-    await asyncio.sleep(0)
-    signal.set()
-    waiting.cancel()
-    await asyncio.wait([waiting])
-    assert waiting.cancelled()
-    assert await signal.wait(0), "who was called away has not heard it"
 
 
 @pytest.mark.parametrize("loop_factory", [asyncio.new_event_loop, uvloop.new_event_loop])
