@@ -35,7 +35,7 @@ GOLDEN = 0.618
 """Part of the interval from one group's moment to the next group's: the golden ratio spreads any number of them."""
 
 EARLY = 0.02
-"""Part of the interval by which a timer may fire early without a second scrape in its moment."""
+"""Part of the interval by which a timer may fire early: there is no second scrape in the same moment."""
 
 OWN_PAUSE = 0.5
 """Part of the scrape timeout. If the gateway's own loop was held up for longer, it was late, and not the engine."""
@@ -182,29 +182,34 @@ class EngineWatch:
         """Watch until cancelled."""
         await self._probe_once(probe)
         self.probed.set()
-        elapsed = 0.0
+        elapsed, least = 0.0, 0.5
         while True:
-            await self._pause(elapsed)
+            await self._pause(elapsed, least)
             asked = self._clock.monotonic()
             await self._probe_once(probe)
-            elapsed = self._clock.monotonic() - asked
+            elapsed, least = self._clock.monotonic() - asked, EARLY
 
-    async def _pause(self, elapsed: float) -> None:
-        """Wait until the next probe is due, or a request asks for one. ``elapsed``: what the last probe took."""
+    async def _pause(self, elapsed: float, least: float) -> None:
+        """Wait until the next probe is due, or a request asks for one.
+
+        ``elapsed``: what the last probe took. ``least``: part of the interval that lies between two, unless an engine
+        is slow.
+        """
         while True:
             pause = self.health.pause(self._interval)
             if self.health.up:
-                pause = self._until_turn() if elapsed < pause else 0.0
+                pause = self._until_turn(least * self._interval) if elapsed < pause else 0.0
             if not await self._wake.wait(pause):
                 return
             if self._suspect:
                 await asyncio.sleep(min(RESCRAPE, self._interval))
                 return
 
-    def _until_turn(self) -> float:
-        """Seconds until its group is next scraped: once an interval, at the same part of it."""
+    def _until_turn(self, least: float) -> float:
+        """Seconds until its group is next scraped, which is once an interval; the interval if that is in less than
+        ``least``."""
         left = self._interval - (asyncio.get_running_loop().time() - self._offset) % self._interval
-        return left if left > EARLY * self._interval else left + self._interval
+        return left if left > least else self._interval
 
     async def _probe_once(self, probe: EngineProbe) -> None:
         pauses = self._context.pauses

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 
 import pytest
 
+from gateway.fleet.engine_watch import TOGETHER
 from gateway.fleet.health import BREAKS, COLDEST
 from gateway.fleet.kv_source import KvSource
 from gateway.fleet.settings import EndpointSettings, FleetSettings, HealthSettings, KvEventsSettings, ScrapeSettings
@@ -154,6 +156,23 @@ async def test_half_of_a_models_endpoints_stay_out_at_most(engines, fleets):
     assert not first.up
     servers[0].faults.clear()
     await eventually(lambda: first.up and not first.spared)
+
+
+async def test_some_engines_are_scraped_in_the_same_moment_and_others_in_another(fleets):
+    """Together they cost an idle gateway less; all at once they would hold up what it relays."""
+    endpoints = [EndpointSettings(url=f"http://127.0.0.1:{port}") for port in range(1, 3 * TOGETHER + 1)]
+    fleet = await fleets((Model("tiny"), endpoints), settings=SLOW)
+    watches = [fleet._registry.watches[endpoint.engine] for endpoint in fleet.endpoints(Model("tiny"))]
+    moments = [watch._offset / SLOW.scrape.interval for watch in watches]
+    groups = [set(moments[first : first + TOGETHER]) for first in range(0, 3 * TOGETHER, TOGETHER)]
+    assert [len(group) for group in groups] == [1, 1, 1]
+    first, second, third = sorted(moment for group in groups for moment in group)
+    assert min(second - first, third - second, first + 1 - third) > 0.2, "far from each other"
+    for watch in watches:
+        seconds = watch._until_turn(1.0)
+        assert 1.0 < seconds <= 3600.0
+        at = (asyncio.get_running_loop().time() + seconds - watch._offset) % 3600
+        assert seconds == 3600.0 or min(at, 3600 - at) < 10, "at its moment"
 
 
 async def test_an_engine_that_hangs_delays_the_start_by_the_timeout_only(engines, fleets):
