@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from gateway.api.headers import RANK_HEADER
-from gateway.commands.doctor.events import Heard, ask_replay, find, first_hash, listen
+from gateway.commands.doctor.events import Heard, ask_replay, find, listen
 from gateway.commands.doctor.finding import Finding, Level, Patient
 from gateway.commands.doctor.hashes import ALGORITHMS, recognise
 from gateway.commands.doctor.tokens import words
@@ -24,8 +24,10 @@ from gateway.framework import Clock
 from gateway.framework.fleet import ServedModel
 from gateway.kvcache.events.listener import ListenerSource
 from gateway.kvcache.events.poller import TICK, Poller
+from gateway.kvcache.events.replay import ReplayBroken
 from gateway.kvcache.events.sockets import EventSource
 from gateway.kvcache.events.subscription import Subscription
+from gateway.kvcache.index.events import short
 
 TRIES = 2
 """Probes at most: the first may have been sent before the subscription was complete."""
@@ -272,16 +274,17 @@ class CacheCheck:
             )
             self._add("replay", Level.WARNING, "none", said, remedy)
             return
-        replayed = await ask_replay(source.replay, heard.sequence)
-        if not replayed.whole:
-            said = f"its replay socket at {source.replay} does not answer: {replayed.problem}"
+        try:
+            before = await ask_replay(source.replay, heard.sequence)
+        except ReplayBroken as error:
+            said = f"its replay socket at {source.replay} does not answer: {error}"
             self._fail("replay", "no answer", said, "open that port to this host, or correct kv_events.replay")
             return
         self._add("replay", Level.OK, "yes")
         if heard.sequence is None:
             return
-        if replayed.before is not None:
-            self._add("last event", Level.OK, _ago(self.clock.wall() - replayed.before))
+        if before is not None:
+            self._add("last event", Level.OK, _ago(self.clock.wall() - before))
         else:
             self._add("last event", Level.OK, "none yet" if heard.sequence == 0 else "forgotten")
 
@@ -291,7 +294,9 @@ class CacheCheck:
             return
         algorithms = [self.algorithm] if self.algorithm in ALGORITHMS else [*ALGORITHMS]
         first = event.token_ids[: event.block_size]
-        known = recognise(first_hash(event), first, [each for each in algorithms if each], self.patient.seeds)
+        known = recognise(
+            short(event.block_hashes[0]), first, [each for each in algorithms if each], self.patient.seeds
+        )
         if known is not None:
             self._add("hashes", Level.OK, known[0])
         else:

@@ -17,7 +17,7 @@ from gateway.kvcache.events.decode import decode
 from gateway.kvcache.events.listener import ListenerSource
 from gateway.kvcache.events.replay import ReplayBroken, replay, sequence_of
 from gateway.kvcache.events.sockets import Change, EventSource, Inbox
-from gateway.kvcache.index.events import BlockStored, short
+from gateway.kvcache.index.events import BlockStored
 
 CONNECT = 5.0
 """Seconds until the subscription must be complete."""
@@ -50,16 +50,6 @@ class Heard:
     stored: int = 0
     blocks: BlockStored | None = None
     sequence: int | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class Replayed:
-    """The result of a replay. ``whole``: it was complete. ``problem``: why it was not. ``before``: time since the epoch
-    of the message before the probe's; None: there is none, or it is not kept any more."""
-
-    whole: bool
-    problem: str = ""
-    before: float | None = None
 
 
 async def listen(source: EventSource, probe: Callable[[], Awaitable[Sequence[int]]], tries: int) -> Heard:
@@ -138,8 +128,12 @@ async def find(address: str, ids: Sequence[int]) -> Heard:
     return heard
 
 
-async def ask_replay(address: str, sequence: int | None) -> Replayed:
-    """Ask for the message before ``sequence`` and all later ones; None: for the end marker only."""
+async def ask_replay(address: str, sequence: int | None) -> float | None:
+    """Ask for the message before ``sequence`` and all later ones; None: for the end marker only.
+
+    Returns the time since the epoch of the message before; None: there is none, or it is not kept any more. Raises
+    ReplayBroken.
+    """
     start = BEYOND if sequence is None else max(0, sequence - 1)
     before = None
     try:
@@ -147,11 +141,9 @@ async def ask_replay(address: str, sequence: int | None) -> Replayed:
             async for number, payload in history:
                 if sequence is not None and number == sequence - 1:
                     before = _time_of(payload)
-    except ReplayBroken as error:
-        return Replayed(False, str(error))
     except zmq.ZMQError as error:
-        return Replayed(False, str(error))
-    return Replayed(True, before=before)
+        raise ReplayBroken(str(error)) from error
+    return before
 
 
 def _time_of(payload: bytes) -> float | None:
@@ -162,7 +154,3 @@ def _time_of(payload: bytes) -> float | None:
         return None
     at = batch.get("ts") if isinstance(batch, dict) else batch[0] if isinstance(batch, list) and batch else None
     return float(at) if isinstance(at, int | float) else None
-
-
-def first_hash(event: BlockStored) -> int:
-    return short(event.block_hashes[0])

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -19,12 +19,11 @@ from gateway.commands.replay.command import print_notes
 from gateway.commands.replay.compare import Job, Ticker, run
 from gateway.commands.replay.fleet import MOST, Kind, Kinds, named
 from gateway.commands.replay.floor import Demand, Floor, demand, floors
-from gateway.commands.replay.plan_plot import draw
-from gateway.commands.replay.plan_report import answer, fault, table
+from gateway.commands.replay.plan_report import answer, draw, fault, table
 from gateway.commands.replay.policies import Policy
 from gateway.commands.replay.report import check_writable
 from gateway.commands.replay.scene import Cell
-from gateway.commands.replay.sizes import Judge, Sized, Trial, best_of, smallest
+from gateway.commands.replay.sizes import Sized, Trial, best_of, judge, smallest
 from gateway.commands.replay.statistics import Summary
 from gateway.errors import ConfigError
 from gateway.framework import Role
@@ -110,30 +109,29 @@ class Plan:
 
     def together(self, work: Demand) -> Sized:
         """Search for a fleet whose engines all compute prompts and answer."""
-        judge = Judge(partial(self.replay, self.policy), self.met, asked=self.share, seeds=self.seeds)
+        trial = self._judge(self.policy)
 
         def best(engines: int) -> Trial:
-            return judge.trial((Kind(self.machine, engines),))
+            return trial((Kind(self.machine, engines),))
 
         return smallest(best, first=round(work.engines), least=1, most=self.most)
 
     def apart(self, work: Demand) -> Sized:
         """Search for a fleet of prefill and decode engines. For each size the best split is searched, beginning with
         what the work alone would need. Raises ConfigError if the policy has no handler that plans two legs."""
-        judge = Judge(partial(self.replay, split(self.policy)), self.met, asked=self.share, seeds=self.seeds)
+        trial = self._judge(split(self.policy))
 
         def best(engines: int) -> Trial:
-            def trial(prefill: int) -> Trial:
-                return judge.trial(
-                    (
-                        Kind(self.machine, prefill, Role.PREFILL),
-                        Kind(self.machine, engines - prefill, Role.DECODE),
-                    )
-                )
+            def divided(prefill: int) -> Trial:
+                decode = Kind(self.machine, engines - prefill, Role.DECODE)
+                return trial((Kind(self.machine, prefill, Role.PREFILL), decode))
 
-            return best_of(trial, first=round(engines * work.prefill_share), least=1, most=engines - 1)
+            return best_of(divided, first=round(engines * work.prefill_share), least=1, most=engines - 1)
 
         return smallest(best, first=max(2, round(work.engines)), least=2, most=self.most)
+
+    def _judge(self, policy: Policy) -> Callable[[Kinds], Trial]:
+        return judge(partial(self.replay, policy), self.met, asked=self.share, seeds=self.seeds)
 
 
 def plan(wanted: Plan, *, plot: Path | None = None, console: Console | None = None) -> int:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
+from functools import cache
 from typing import TypeAlias
 
 from gateway.commands.replay.fleet import Kinds, count
@@ -62,27 +63,23 @@ class Trial:
 
 Replay: TypeAlias = Callable[[Kinds, range], Sequence[Summary]]
 """Replays a fleet with these seeds."""
-Share: TypeAlias = Callable[[Summary], float]
 
 
-class Judge:
-    """Tries each fleet once, with ``seeds`` seeds, and with up to ``MOST_ROUNDS`` times as many while they do not
-    decide."""
+def judge(replay: Replay, share: Callable[[Summary], float], *, asked: float, seeds: int) -> Callable[[Kinds], Trial]:
+    """A function that tries each fleet once, with ``seeds`` seeds, and with up to ``MOST_ROUNDS`` times as many while
+    they do not decide."""
 
-    def __init__(self, replay: Replay, share: Share, *, asked: float, seeds: int) -> None:
-        self.trials: dict[Kinds, Trial] = {}
-        self._replay, self._share, self._asked, self._seeds = replay, share, asked, seeds
+    @cache
+    def trial(fleet: Kinds) -> Trial:
+        summaries: list[Summary] = []
+        for number in range(MOST_ROUNDS):
+            summaries += replay(fleet, range(number * seeds + 1, (number + 1) * seeds + 1))
+            found = Trial(fleet, list(map(share, summaries)), asked, summaries)
+            if found.verdict is not Verdict.OPEN:
+                break
+        return found
 
-    def trial(self, fleet: Kinds) -> Trial:
-        if fleet not in self.trials:
-            summaries: list[Summary] = []
-            for number in range(MOST_ROUNDS):
-                summaries += self._replay(fleet, range(number * self._seeds + 1, (number + 1) * self._seeds + 1))
-                trial = Trial(fleet, list(map(self._share, summaries)), self._asked, summaries)
-                if trial.verdict is not Verdict.OPEN:
-                    break
-            self.trials[fleet] = trial
-        return self.trials[fleet]
+    return trial
 
 
 @dataclass(frozen=True, slots=True)

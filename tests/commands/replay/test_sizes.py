@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gateway.commands.replay.fleet import Kind, Kinds, count
-from gateway.commands.replay.sizes import LITTLE, Judge, Sized, Trial, Verdict, best_of, smallest
+from gateway.commands.replay.sizes import LITTLE, Sized, Trial, Verdict, best_of, judge, smallest
 from gateway.commands.replay.statistics import METRICS, Summary, mean
 from simulator.virtual.machine import MACHINES
 from tests.commands.replay.runs import summary
@@ -30,10 +30,10 @@ class Curve:
 
 
 def search(curve: Curve, *, first: int = 1, most: int = 256, asked: float = 0.99, seeds: int = 3) -> Sized:
-    judge = Judge(curve.replay, lambda one: one.values["goodput"], asked=asked, seeds=seeds)
+    trial = judge(curve.replay, lambda one: one.values["goodput"], asked=asked, seeds=seeds)
 
     def best(engines: int) -> Trial:
-        return judge.trial((Kind(MACHINE, engines),))
+        return trial((Kind(MACHINE, engines),))
 
     return smallest(best, first=first, least=1, most=most)
 

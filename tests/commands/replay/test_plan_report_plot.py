@@ -2,10 +2,10 @@ from __future__ import annotations
 
 import pytest
 
-from gateway.commands.replay import plan_plot
 from gateway.commands.replay.fleet import Kind
 from gateway.commands.replay.floor import floors
 from gateway.commands.replay.objectives import objectives
+from gateway.commands.replay.plan_report import compose
 from gateway.commands.replay.plot import style
 from gateway.commands.replay.recording import Recording, Trace
 from gateway.commands.replay.sizes import Sized, Trial
@@ -32,7 +32,7 @@ def test_no_text_stands_on_another(sizes, layouts) -> None:
     sized = Sized(trials, trials[sizes[-1]], None)
     layout = {"prompts and answers together": sized, "prompts computed apart": sized}
     with style():
-        figure = plan_plot.compose(
+        figure = compose(
             dict(list(layout.items())[:layouts]), "a trace with a long name, 20 requests/s", found, 0.99, MACHINE
         )
         read = texts(figure)
