@@ -122,6 +122,13 @@ def parameters(
         raise origin.error(where, origin.scrub(problem)) from error
 
 
+def filled(
+    types: Mapping[str, PluginType], settings: PluginSettings | HandlerSettings, path: KeyPath, origin: Origin
+) -> Any:
+    """The typed parameters of an instance of an installed type. Raises ConfigError."""
+    return parameters(find(types, settings, path, origin), settings, path, origin)
+
+
 def _construct(
     plugin_type: PluginType,
     settings: PluginSettings | HandlerSettings,

@@ -13,7 +13,7 @@ from typing import Any
 
 import yaml
 
-from gateway.config.build import find, parameters
+from gateway.config.build import filled
 from gateway.config.decode import keys
 from gateway.config.document import Loader
 from gateway.config.origin import KeyPath, Origin
@@ -42,14 +42,15 @@ def describe(config: Config, registry: Registry | None = None) -> str:
     Raises ConfigError if a plugin's type or parameters are wrong.
     """
     found = discover() if registry is None else registry
+    # Typed parameters: a dataclass where a mapping was, which ``_plain`` writes as one.
     effective = dataclasses.replace(
         config,
         plugins=tuple(
-            dataclasses.replace(one, parameters=_filled(found.plugins, one, ("plugins", i), config.origin))
+            dataclasses.replace(one, parameters=filled(found.plugins, one, ("plugins", i), config.origin))
             for i, one in enumerate(config.plugins)
         ),
         handlers=tuple(
-            dataclasses.replace(one, parameters=_filled(found.handlers, one, ("handlers", i), config.origin))
+            dataclasses.replace(one, parameters=filled(found.handlers, one, ("handlers", i), config.origin))
             for i, one in enumerate(config.handlers)
         ),
     )
@@ -61,11 +62,6 @@ def wiring_text(config: Config) -> str:
     """The plugins and profiles of ``config`` as YAML, as they were given: both whole, as they replace the defaults."""
     given = {name: _plain(getattr(config, name), (name,), config.origin, secret=False) for name in SECTIONS}
     return yaml.dump(given, Dumper=_Dumper, sort_keys=False, allow_unicode=True, width=120, default_flow_style=None)
-
-
-def _filled(types: Any, settings: Any, path: KeyPath, origin: Origin) -> Any:
-    """An instance's typed parameters: a dataclass where a mapping was, which ``_plain`` writes as one."""
-    return parameters(find(types, settings, path, origin), settings, path, origin)
 
 
 def _plain(value: Any, path: KeyPath, origin: Origin, *, secret: bool) -> Any:

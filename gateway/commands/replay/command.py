@@ -20,7 +20,7 @@ from gateway.commands.replay.objectives import objectives
 from gateway.commands.replay.pairs import number, pairs
 from gateway.commands.replay.plot import draw
 from gateway.commands.replay.policies import Policy
-from gateway.commands.replay.report import Comparison, check_writable, gather, save, tables
+from gateway.commands.replay.report import check_writable, gather, save, tables
 from gateway.commands.replay.scene import Cell, schedule
 from gateway.commands.replay.sources import GeneratedSource, Source, TraceSource
 from gateway.errors import ConfigError
@@ -28,16 +28,6 @@ from simulator.virtual.noise import Noise
 
 WIDTH = 200
 """Characters of a table if the width of the terminal is unknown: enough for all columns."""
-
-
-def compare(
-    cell: Cell, policies: Sequence[Policy], *, seeds: int, processes: int, console: Console | None = None
-) -> Comparison:
-    """Run each policy with the seeds 1 to ``seeds``. Raises ConfigError if a workload or a policy is invalid."""
-    console = console or Console(stderr=True)
-    jobs = [Job(cell, policy, seed) for policy in policies for seed in range(1, seeds + 1)]
-    summaries = run(jobs, Ticker(console, cell.name, len(jobs)), processes=processes)
-    return gather(cell.name, settings(cell), summaries)
 
 
 def replay(
@@ -50,8 +40,8 @@ def replay(
     plot: Path | None = None,
     console: Console | None = None,
 ) -> int:
-    """Compare, print the tables, and write the files that were asked for. Returns the exit code, 0. Raises
-    ConfigError."""
+    """Run each policy with the seeds 1 to ``seeds``, print the tables, and write the files that were asked for. Returns
+    the exit code, 0. Raises ConfigError."""
     if seeds < 1:
         raise ConfigError("seeds must be at least 1")
     if processes < 1:
@@ -61,7 +51,9 @@ def replay(
         if path is not None:
             check_writable(path)
     print_notes(cell.source)
-    comparison = compare(cell, policies, seeds=seeds, processes=processes)
+    jobs = [Job(cell, policy, seed) for policy in policies for seed in range(1, seeds + 1)]
+    summaries = run(jobs, Ticker(Console(stderr=True), cell.name, len(jobs)), processes=processes)
+    comparison = gather(cell.name, settings(cell), summaries)
     if numbers is not None:
         save([comparison], numbers)
     console = console or Console()

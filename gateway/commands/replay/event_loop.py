@@ -11,6 +11,7 @@ from __future__ import annotations
 import time
 from array import array
 from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
 from math import inf
 from random import Random
 
@@ -64,45 +65,41 @@ def replay(
     )
 
 
+@dataclass(slots=True)
 class Run:
     """The event loop and its handlers. ``schedule``: when engines fail, leave and join."""
 
-    def __init__(
-        self,
-        world: World,
-        workload: Workload,
-        event_delay: float,
-        progress: Callable[[float], None] | None,
-        schedule: Schedule = (),
-    ) -> None:
-        self._world = world
-        self._workload = workload
-        self._event_delay = event_delay
-        self._progress = progress
-        self._agenda = world.agenda
-        self.legs = Legs(world, self._ended, scheduled=bool(schedule))
-        self._scrape = 0.0
-        self._left = 0
-        for change in schedule:
-            self._agenda.push(change.at, Next.CHANGE, change)
+    world: World
+    workload: Workload
+    event_delay: float
+    progress: Callable[[float], None] | None
+    schedule: Schedule = ()
+    legs: Legs = field(init=False)
+    _scrape: float = 0.0
+    _left: int = 0
+
+    def __post_init__(self) -> None:
+        self.legs = Legs(self.world, self._ended, scheduled=bool(self.schedule))
+        for change in self.schedule:
+            self.world.agenda.push(change.at, Next.CHANGE, change)
 
     def come(self, calls: Iterable[Call]) -> None:
         for call in calls:
             self._left += 1
-            self._agenda.push(call.at, Next.CALL, call)
+            self.world.agenda.push(call.at, Next.CALL, call)
 
     def scrape(self, interval: float, chance: Random) -> None:
         """Scrape each engine now, and then every ``interval`` seconds from a random moment of its own."""
         self._scrape = interval
-        for seat in self._world.seats:
+        for seat in self.world.seats:
             seat.scraped(0.0)
-            self._agenda.push(interval * chance.random(), Next.SCRAPE, seat)
+            self.world.agenda.push(interval * chance.random(), Next.SCRAPE, seat)
 
     def go(self) -> None:
         """Run until every call is answered."""
-        clock = self._world.clock
+        clock = self.world.clock
         while self._left:
-            at, what, of = self._agenda.pop()
+            at, what, of = self.world.agenda.pop()
             clock.now = at
             if what is Next.CALL:
                 self.legs.place(of, self.token_ids(of))
@@ -115,14 +112,14 @@ class Run:
             elif what is Next.CHANGE:
                 self.legs.change(of, at)
                 if self._scrape:
-                    self._world.seats[of.endpoint].scraped(at)
+                    self.world.seats[of.endpoint].scraped(at)
             else:
                 of.scraped(at)
-                self._agenda.push(at + self._scrape, Next.SCRAPE, of)
+                self.world.agenda.push(at + self._scrape, Next.SCRAPE, of)
 
     def token_ids(self, call: Call) -> array[int]:
         """The token ids of the call's prompt. Raises ConfigError if it has too few blocks."""
-        size = self._workload.block_size
+        size = self.workload.block_size
         ids = token_ids(call.blocks[: -(-call.input_tokens // size)], size)[: call.input_tokens]
         if len(ids) != call.input_tokens:
             raise ConfigError(f"a call of {call.input_tokens} tokens has {len(call.blocks)} blocks of {size}")
@@ -131,7 +128,7 @@ class Run:
     def _hear(self, seat: Seat, engine: Engine, events: Iterable[PoolEvent]) -> None:
         if engine is not seat.engine:
             return  # an event of a process that has died
-        self._world.hear(seat.place.slot, [as_event(event, self._workload.block_size) for event in events])
+        self.world.hear(seat.place.slot, [as_event(event, self.workload.block_size) for event in events])
 
     def _step(self, seat: Seat, now: float) -> None:
         """An engine has finished its step, unless the step was interrupted and now ends at another time."""
@@ -139,9 +136,9 @@ class Run:
             return
         first, ended = seat.engine.advance()
         if seat.engine.due < inf:
-            self._agenda.push(seat.engine.due, Next.STEP, seat)
+            self.world.agenda.push(seat.engine.due, Next.STEP, seat)
         for at, events in seat.engine.news():
-            self._agenda.push(at + self._event_delay, Next.EVENTS, (seat, seat.engine, events))
+            self.world.agenda.push(at + self.event_delay, Next.EVENTS, (seat, seat.engine, events))
         for job in first:
             if not job.keeps:
                 seat.begun(seat.flights[job])
@@ -156,7 +153,7 @@ class Run:
     def _ended(self, call: Call) -> None:
         """A call was answered or lost: its client goes on."""
         self._left -= 1
-        self.come(self._workload.answered(call, self._world.clock.now))
-        if self._progress is not None:
+        self.come(self.workload.answered(call, self.world.clock.now))
+        if self.progress is not None:
             done = len(self.legs.records) + len(self.legs.lost)
-            self._progress(done / (done + self._left))
+            self.progress(done / (done + self._left))

@@ -143,7 +143,4 @@ def label(metric: Metric) -> tuple[str, str]:
 
 
 def note(comparison: Comparison) -> str:
-    requests = f"{comparison.requests:,} requests"
-    if comparison.seeds == 1:
-        return f"{requests}, 1 seed"
-    return f"{requests}, mean of {comparison.seeds} seeds; lines: 95 % interval of the mean"
+    return comparison.runs if comparison.seeds == 1 else f"{comparison.runs}; lines: 95 % interval of the mean"

@@ -15,7 +15,6 @@ from gateway.config.load import load, loads
 from gateway.config.origin import nearest
 from gateway.config.settings import Config
 from gateway.errors import ConfigError
-from gateway.scheduling.settings import PluginSettings
 
 MODELS: Mapping[str, Any] = {"models": [{"name": "replay", "endpoints": [{"url": "http://127.0.0.1:1"}]}]}
 """The models of a policy without any: a replay has endpoints of its own."""
@@ -139,16 +138,12 @@ def load_policies(names: str) -> list[Policy]:
 def with_parameters(policy: Policy, values: Mapping[tuple[str, str], float]) -> Policy:
     """``policy`` with other numbers, by (plugin instance, parameter); ``weight`` is a scorer's in every profile."""
     config = policy.config
+    changed: dict[str, dict[str, float]] = {plugin.name: {} for plugin in config.plugins}
+    for (name, key), value in values.items():
+        if key != "weight":
+            changed[name][key] = value
     plugins = tuple(
-        PluginSettings(
-            plugin.name,
-            plugin.type,
-            {
-                **plugin.parameters,
-                **{key: value for (name, key), value in values.items() if name == plugin.name and key != "weight"},
-            },
-        )
-        for plugin in config.plugins
+        replace(plugin, parameters={**plugin.parameters, **changed[plugin.name]}) for plugin in config.plugins
     )
     profiles = tuple(
         replace(

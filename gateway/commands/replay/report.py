@@ -48,6 +48,11 @@ class Comparison:
         return self.summaries[self.first][0].requests
 
     @property
+    def runs(self) -> str:
+        """``1,000 requests, mean of 3 seeds``."""
+        return f"{self.requests:,} requests, {'1 seed' if self.seeds == 1 else f'mean of {self.seeds} seeds'}"
+
+    @property
     def metrics(self) -> list[Metric]:
         """The metrics that have values."""
         known = self.summaries[self.first][0].values
@@ -86,7 +91,7 @@ def tables(comparison: Comparison, width: int) -> list[Table]:
         winner = best(metric, comparison.summaries) if several else None
         cells = {policy: number(metric, mean(metric, found)) for policy, found in comparison.summaries.items()}
         columns.append(_Column("\n".join(heading(metric)), cells, winner))
-    found = _fitting(_title(comparison), columns, width)
+    found = _fitting(f"{comparison.name}: {comparison.runs}", columns, width)
     if several:
         rows = {policy: differences(comparison, policy) for policy in list(comparison.summaries)[1:]}
         columns = [
@@ -172,11 +177,6 @@ def _fitting(title: str, columns: Sequence[_Column], width: int) -> list[Table]:
             table.add_row(Text(policy), *texts)
         found.append(table)
     return found
-
-
-def _title(comparison: Comparison) -> str:
-    seeds = "1 seed" if comparison.seeds == 1 else f"mean of {comparison.seeds} seeds"
-    return f"{comparison.name}: {comparison.requests:,} requests, {seeds}"
 
 
 def against(comparison: Comparison) -> str:

@@ -17,7 +17,7 @@ from gateway.commands.replay.gains import Keep, Runs, gain
 from gateway.commands.replay.policies import Policy, with_parameters
 from gateway.commands.replay.scene import Cell
 from gateway.commands.replay.statistics import Metric, Summary
-from gateway.config.build import build_scheduler, find, parameters
+from gateway.config.build import build_scheduler, filled
 from gateway.config.registry import Registry, discover
 from gateway.core.clock import ManualClock
 from gateway.errors import ConfigError
@@ -53,7 +53,6 @@ def knobs(policy: Policy, registry: Registry | None = None) -> list[Knob]:
     can fill. Raises ConfigError."""
     config = policy.config
     registry = registry or discover()
-    types = registry.plugins
     # The handler knows its profiles, which may come from its parameters' defaults.
     handler = build_scheduler(config, _context, registry).handlers[policy.handler]
     names: Collection[str] = getattr(handler, "profiles", [profile.name for profile in config.profiles])
@@ -74,8 +73,7 @@ def knobs(policy: Policy, registry: Registry | None = None) -> list[Knob]:
     for i, plugin in enumerate(config.plugins):
         if plugin.name not in used:
             continue
-        path = ("plugins", i)
-        typed = parameters(find(types, plugin, path, config.origin), plugin, path, config.origin)
+        typed = filled(registry.plugins, plugin, ("plugins", i), config.origin)
         for field in dataclasses.fields(typed):
             if field.metadata.get("blended") and plugin.name not in blended:
                 continue
@@ -209,8 +207,7 @@ class Search:
         try:
             for i, plugin in enumerate(config.plugins):
                 if any(key[0] == plugin.name for key in values):
-                    path = ("plugins", i)
-                    parameters(find(self._registry.plugins, plugin, path, config.origin), plugin, path, config.origin)
+                    filled(self._registry.plugins, plugin, ("plugins", i), config.origin)
         except ConfigError:
             return False
         return True

@@ -174,7 +174,7 @@ def test_mistakes_are_named(capsys, arguments, said) -> None:
 
 @pytest.mark.parametrize("option", ["--json", "--plot"])
 def test_what_cannot_be_written_is_said_before_anything_is_run(capsys, tmp_path, monkeypatch, option) -> None:
-    monkeypatch.setattr(command, "compare", None)
+    monkeypatch.setattr(command, "run", None)
     (tmp_path / "file").touch()
     assert main(["replay", str(EXCERPT), option, str(tmp_path / "file" / "it")]) == EXIT_CONFIG
     assert "cannot be written" in capsys.readouterr().err

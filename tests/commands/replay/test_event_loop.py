@@ -122,8 +122,8 @@ def test_in_the_end_nothing_is_booked_and_the_index_is_true() -> None:
     run.scrape(1.0, Random(1))
     run.come(workload.start())
     run.go()
-    while run._agenda._queue:  # KV events that were on their way when the last call ended
-        _, what, of = run._agenda.pop()
+    while world.agenda._queue:  # KV events that were on their way when the last call ended
+        _, what, of = world.agenda.pop()
         if what is Next.EVENTS:
             run._hear(*of)
     for seat in world.seats:
