@@ -3,17 +3,10 @@
     {"timestamp": 27482, "input_length": 6955, "output_length": 52, "hash_ids": [46, 47, 2353, 2354, ...]}
 
 ``timestamp``: milliseconds; seconds in a file whose lines have a ``parent_chat_id``, as Bailian's. ``hash_ids``: one
-for each block of the prompt, the last for what remains; equal leading ids are a shared prefix, whether an id stands
-for its block only or for all before it, too. They may go on with the blocks of the answer, which a next turn can then
-hit; in all lines, or in none. A block's tokens follow from how many ids there are: 512 in Mooncake's traces (kvcache-
-ai/Mooncake, FAST25-release/traces, Apache-2.0), 16 in Qwen's Bailian's. Where no line has ``hash_ids``, no prompt
-shares anything, and blocks have 16 tokens, as vLLM's.
-
-A line may name its conversation, by a ``session``. Or by a ``chat_id``; where that is each request's own, as in the
-traces of Qwen's Bailian, ``parent_chat_id`` names the request that it goes on from (-1: none), and a conversation is
-all that goes back to one request. In a trace without either, conversations are guessed from the blocks.
-
-It may have a ``class`` (such as "batch") and a ``priority`` (an integer, less is sooner, as vLLM has it). Where it has
+for each block of the prompt, and perhaps of the answer, in all lines or in none. Equal leading ids are a shared prefix,
+whether an id stands for its block only or for all before it, too. A block's tokens follow from how many ids there are.
+Where no line has ``hash_ids``, no prompt shares anything. A line may name its conversation, by a ``session`` or by the
+``parent_chat_id`` that its ``chat_id`` goes on from (-1: none), and have a ``class`` and a ``priority``: where it has
 only a priority, that is its class.
 """
 

@@ -19,7 +19,7 @@ from gateway.commands.replay.agents import Agents, AgentShape
 from gateway.commands.replay.groups import Groups, Shape
 from gateway.commands.replay.jsonl import JsonLines
 from gateway.commands.replay.recording import Recording, Trace, with_answers
-from gateway.commands.replay.table import Table, columns
+from gateway.commands.replay.table import Table
 from gateway.commands.replay.workload import Workload
 from gateway.errors import ConfigError
 
@@ -40,7 +40,7 @@ def read(path: Path, first: int | None = None) -> Recording:
                 rows = enumerate(chain([head], file), number)
             else:
                 try:
-                    reader = Table(columns(head))
+                    reader = Table(head)
                 except ValueError as error:
                     raise ConfigError(f"{path}:{number}: {error}") from None
                 rows = enumerate(file, number + 1)

@@ -12,7 +12,7 @@ BurstGPT has requests that failed, with 0 tokens: these are left out and counted
 from __future__ import annotations
 
 import csv
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 
@@ -58,64 +58,52 @@ BURST = Format("BurstGPT's", "Timestamp", "Request tokens", "Response tokens", _
 SESSION, CLASS = "Session ID", "Log Type"
 
 
-@dataclass(frozen=True, slots=True)
-class Columns:
-    """The columns of a file. ``places``: by their names. ``count``: of all columns."""
-
-    format: Format
-    places: Mapping[str, int]
-    count: int
-
-
-def columns(head: str) -> Columns:
-    """Read the first line of a table. Raises ValueError if the format is unknown."""
-    try:
-        names = [name.strip() for name in _cells(head)]
-    except csv.Error:
-        names = []
-    for form in (AZURE, BURST):
-        wanted = (form.time, form.prompt, form.output)
-        if all(name in names for name in wanted):
-            for name in (*wanted, SESSION, CLASS):
-                if names.count(name) > 1:
-                    raise ValueError(f"two columns are called {name!r}")
-            known = (*wanted, SESSION, CLASS)
-            return Columns(form, {name: names.index(name) for name in known if name in names}, len(names))
-    formats = " or ".join(f"{one.title} ({one.time},{one.prompt},{one.output})" for one in (AZURE, BURST))
-    raise ValueError(
-        f"not JSON, and no header of a table of {formats}: {head.strip()[:80]!r}. Rename the columns, or write lines "
-        'such as {"timestamp": 0, "input_length": 700, "output_length": 5}, with milliseconds'
-    )
-
-
 class Table:
-    """Reads rows; ``lines`` are the requests so far."""
+    """Reads rows; ``lines`` are the requests so far. ``head``: the first line of the table. Raises ValueError if its
+    format is unknown."""
 
     block_size = VLLM_BLOCK
     prefixes = False
 
-    def __init__(self, columns: Columns) -> None:
+    def __init__(self, head: str) -> None:
         self.lines: list[Call] = []
         self.failed = 0
-        self._columns = columns
         self._blocks = OwnBlocks()
+        try:
+            self._names = [name.strip() for name in _cells(head)]
+        except csv.Error:
+            self._names = []
+        for form in (AZURE, BURST):
+            wanted = (form.time, form.prompt, form.output)
+            if all(name in self._names for name in wanted):
+                break
+        else:
+            formats = " or ".join(f"{one.title} ({one.time},{one.prompt},{one.output})" for one in (AZURE, BURST))
+            raise ValueError(
+                f"not JSON, and no header of a table of {formats}: {head.strip()[:80]!r}. Rename the columns, or write "
+                'lines such as {"timestamp": 0, "input_length": 700, "output_length": 5}, with milliseconds'
+            )
+        for name in (*wanted, SESSION, CLASS):
+            if self._names.count(name) > 1:
+                raise ValueError(f"two columns are called {name!r}")
+        self._format = form
 
     def take(self, text: str, number: int) -> None:
         """Read one row. Raises ValueError or csv.Error."""
         cells = _cells(text)
-        if len(cells) != self._columns.count:
-            raise ValueError(f"must have {self._columns.count} columns, as the header has, found {len(cells)}")
-        form, places = self._columns.format, self._columns.places
+        if len(cells) != len(self._names):
+            raise ValueError(f"must have {len(self._names)} columns, as the header has, found {len(cells)}")
+        form, row = self._format, dict(zip(self._names, map(str.strip, cells), strict=True))
         try:
-            at = form.seconds(cells[places[form.time]].strip())
+            at = form.seconds(row[form.time])
         except ValueError as error:
             raise ValueError(f"{form.time} {error}") from None
-        prompt, output = (_tokens(name, cells[places[name]].strip()) for name in (form.prompt, form.output))
+        prompt, output = _tokens(form.prompt, row[form.prompt]), _tokens(form.output, row[form.output])
         if not prompt or not output:
             self.failed += 1
             return
-        session, traffic = (cells[places[name]].strip() if name in places else "" for name in (SESSION, CLASS))
-        self.lines.append(Call(at, prompt, output, self._blocks.of(prompt), session or None, traffic))
+        session, traffic = row.get(SESSION) or None, row.get(CLASS, "")
+        self.lines.append(Call(at, prompt, output, self._blocks.of(prompt), session, traffic))
 
 
 def _cells(text: str) -> Sequence[str]:
