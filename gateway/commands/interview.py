@@ -139,12 +139,9 @@ class Interviews:
     def of_endpoint(self, endpoint: EndpointSettings, timeout: float = TIMEOUT) -> Interview:
         """``timeout``: seconds for one question. Raises ConfigError if its TLS files cannot be used."""
         address = Address.of(endpoint, self._contexts)
-        return Interview(self._pool, address, endpoint.api_key, timeout, _ignore)
+        # How long a connection took is of use to the fleet only.
+        return Interview(self._pool, address, endpoint.api_key, timeout, connected=lambda _: None)
 
 
 def _mapping(value: Any) -> Mapping[str, Any]:
     return value if isinstance(value, dict) else {}
-
-
-def _ignore(_: float) -> None:
-    """Ignore how long a connection took: only the fleet uses that."""

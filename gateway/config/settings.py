@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from gateway.api.settings import PassSettings, SessionSettings, SloSettings
@@ -105,10 +104,8 @@ class Config:
             raise ValueError("models must name at least one model")
         if self.handlers is DEFAULT_HANDLERS and self.profiles is not DEFAULT_PROFILES:
             asked, profiles = {model.handler for model in self.models}, {profile.name for profile in self.profiles}
-            kept = tuple(one for one in DEFAULT_HANDLERS if one.name in asked or profiles.issuperset(_profiles(one)))
+            # All parameters of a default handler are names of profiles.
+            kept = tuple(
+                one for one in DEFAULT_HANDLERS if one.name in asked or profiles.issuperset(one.parameters.values())
+            )
             object.__setattr__(self, "handlers", kept)
-
-
-def _profiles(handler: HandlerSettings) -> Iterable[str]:
-    """Those that a default handler runs: all its parameters are names of profiles."""
-    return handler.parameters.values()

@@ -45,14 +45,11 @@ class FleetDiff:
                     raise ConfigError(f"model {model.name}: endpoint {location.url} is listed twice")
                 named.add(location)
                 binding = present.get((model.name, location))
-                if binding is None or not _stays(binding.settings, settings):
+                before = None if binding is None else (binding.settings.name, binding.settings.ranks)
+                if binding is None or before != (settings.name, settings.ranks):
                     diff.missing.append((model, settings))
                 else:
                     diff.kept.append((binding, model, settings))
                     kept.add(binding)
         diff.removed = [binding for binding in present.values() if binding not in kept]
         return diff
-
-
-def _stays(before: EndpointSettings, after: EndpointSettings) -> bool:
-    return (before.name, before.ranks) == (after.name, after.ranks)

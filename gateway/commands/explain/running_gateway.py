@@ -63,11 +63,7 @@ def read_question(prompt_file: Path, model: str | None, path: str | None, header
         raw = orjson.dumps(body)
     except TypeError as error:  # it is nested too deeply, or a name is not valid text
         raise ConfigError(f"the request of --prompt-file and --model cannot be written as JSON: {error}") from error
-    return Question(path or _path(body), raw, dict(map(_header, headers)))
-
-
-def _path(body: Mapping[str, Any]) -> str:
-    return CHAT if "messages" in body else COMPLETIONS
+    return Question(path or (CHAT if "messages" in body else COMPLETIONS), raw, dict(map(_header, headers)))
 
 
 def _header(line: str) -> tuple[str, str]:

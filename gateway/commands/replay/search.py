@@ -167,7 +167,8 @@ class Search:
                     results = self._run(knob.name, self._training, candidates, self._seeds)
                     self._tried += len(candidates)
                     for values, result in zip(candidates, results, strict=True):
-                        if self._allows(result, given) and gain(self._metric, result, tuned).mid > 0:
+                        allowed = all(keep.kept(result, given) for keep in self._keeps)
+                        if allowed and gain(self._metric, result, tuned).mid > 0:
                             current, tuned, helped = values, result, True
         seeds = [HELD_OUT_SEEDS + seed for seed in self._seeds]
         held_given, held_tuned = self._run("held out", self._held, [{}, current], seeds)
@@ -184,9 +185,6 @@ class Search:
             return True
         self._moves.add(knob.key)
         return False
-
-    def _allows(self, ours: Runs, given: Runs) -> bool:
-        return all(keep.kept(ours, given) for keep in self._keeps)
 
     def _candidates(self, knob: Knob, current: Values, factor: float) -> list[Values]:
         """``current`` with the number one step up and one step down, if its plugin allows that."""

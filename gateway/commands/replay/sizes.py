@@ -120,7 +120,9 @@ def smallest(best: Callable[[int], Trial], *, first: int, least: int, most: int)
                 return Sized(trials, None, None)
             if does(size):
                 break
-            if size == 2 * below and trials[size].share.mid - trials[below].share.mid <= LITTLE and _any(trials[size]):
+            # An overloaded fleet may answer none in time with twice the engines, and all with four times as many.
+            more, any_in_time = trials[size].share.mid - trials[below].share.mid, trials[size].share.mid > LITTLE
+            if size == 2 * below and more <= LITTLE and any_in_time:
                 return Sized(trials, None, None, helpless=True)
         above = size
     while above - below > 1:
@@ -156,9 +158,3 @@ def best_of(trial: Callable[[int], Trial], *, first: int, least: int, most: int)
         if moved:
             break
     return trial(at)
-
-
-def _any(trial: Trial) -> bool:
-    """Whether some requests are answered in time: an overloaded fleet may answer none with twice the engines, and all
-    with four times as many."""
-    return trial.share.mid > LITTLE

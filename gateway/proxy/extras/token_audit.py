@@ -107,10 +107,11 @@ class TokenAudit:
         unproved = [leg.endpoint for leg in plan.legs if parity.needs_proof(leg.endpoint.name)]
         if not sampled and not unproved:
             return None
-        limit = MAX_PROOF if unproved else MAX_BODY
+        limit, now = MAX_PROOF if unproved else MAX_BODY, self._clock.monotonic()
+        paths = reporting_routes(call.route, body, call.runtime.tokens)
         for endpoint in unproved or (plan.decode,):
-            paths = self._paths(call, endpoint, body)
-            legs = [leg for path in paths if (leg := self._leg(call, endpoint, path, limit))]
+            there = [path for path in paths if not self._state.absent.has(endpoint.engine, path, now)]
+            legs = [leg for path in there if (leg := self._leg(call, endpoint, path, limit))]
             if legs:
                 return Questions(legs, prompt.own, FORMS[call.route.kind])
         return None
@@ -121,11 +122,6 @@ class TokenAudit:
         if name not in self._state.busy:
             self._state.busy.add(name)
             self._state.tasks.start(self._compare(runtime, questions), name=f"compare ids of {name}")
-
-    def _paths(self, call: Call, endpoint: Endpoint, body: JsonBody) -> list[str]:
-        now = self._clock.monotonic()
-        paths = reporting_routes(call.route, body, call.runtime.tokens)
-        return [path for path in paths if not self._state.absent.has(endpoint.engine, path, now)]
 
     def _leg(self, call: Call, endpoint: Endpoint, path: str, limit: int) -> Leg | None:
         leg = self._forwarder.leg(call, endpoint, call.body)
