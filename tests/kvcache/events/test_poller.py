@@ -8,7 +8,10 @@ import pytest
 import uvloop
 import zmq
 
+from gateway.kvcache.events.listener import EventListener, ListenerSource
 from gateway.kvcache.events.poller import IDLE, PATIENCE, PER_TURN, TICK, Poller
+from gateway.kvcache.events.subscription import Subscription
+from tests.kvcache.conftest import Follower, ScriptedPublisher, Tally, ids, stored, tokens_held
 from tests.support.wait import eventually
 
 LOOPS = [asyncio.new_event_loop, uvloop.new_event_loop]
@@ -182,6 +185,60 @@ async def test_who_leaves_while_others_are_woken_is_not_woken():
         await asking
         assert [one.woken for one in some] == [1] * (PER_TURN + 1) + [0]
         assert poller._turns < PATIENCE
+
+
+LONG_MESSAGES = 60
+"""Of 20 blocks each: they come in one batch, and are applied in many turns."""
+
+
+async def caught_up(poller: Poller, engine: ScriptedPublisher, follower: Follower, idle: Callable[[], bool]) -> None:
+    """Publish, and let only requests look. Whatever a look finds is applied when it ends."""
+    for number in range(LONG_MESSAGES):
+        blocks = range(20 * number, 20 * number + 20)
+        await engine.publish(
+            stored([10 + block for block in blocks], ids(*blocks), parent=9 + blocks[0] if number else None)
+        )
+    everything = ids(*range(20 * LONG_MESSAGES))
+    async with asyncio.timeout(20):
+        while tokens_held(follower.index, 0, everything) < len(everything):
+            poller._looked_at = 0.0
+            await poller.catch_up()
+            assert idle()
+            assert follower.tally.events["stored"] == tokens_held(follower.index, 0, everything) // 16
+    assert poller._done.is_set()
+
+
+async def test_what_an_engine_has_sent_is_applied_and_not_only_taken(engine: ScriptedPublisher, follower: Follower):
+    poller = Poller(60.0)
+    source = Subscription(engine.address, "", poller)
+    stream = follower.follow_from(source, engine.replay)
+    await engine.subscribed()
+    await stream.synced.wait()
+    await caught_up(poller, engine, follower, lambda: source.idle and not source._next)
+
+
+async def test_so_is_what_comes_to_our_own_port(follower: Follower, tally: Tally):
+    poller, listener = Poller(60.0), EventListener("tcp://127.0.0.1:0", [], tally)
+    listener.start(poller)
+    engine = ScriptedPublisher()
+    engine.binds, engine.address, engine.topic = False, listener.address_of(0), b"kv"
+    await engine.start()
+    try:
+        stream = follower.follow_from(ListenerSource(listener, "kv"), engine.replay)
+        await engine.subscribed()
+        await stream.synced.wait()
+        await engine.publish(stored([5], ids(50_000)))
+        async with asyncio.timeout(20):
+            while stream.state != "live":  # its first message shows which connection is its own
+                poller._looked_at = 0.0
+                await poller.catch_up()
+                await asyncio.sleep(0)
+        follower.tally.events.clear()
+        await caught_up(poller, engine, follower, lambda: listener.port(0).idle)
+    finally:
+        await follower.close()
+        await engine.stop()
+        await listener.close()
 
 
 async def test_a_placement_has_what_comes_after_it_looked_at_sooner():
