@@ -139,9 +139,14 @@ class Poller:
     def _wake_some(self, turns: int) -> None:
         """Wake the next members, when those that were woken ``turns`` turns ago are idle again."""
         self._turns += 1
-        if turns >= PATIENCE or all(one.idle for one in self._woken):
-            turns, self._woken = 0, [self._due.popleft() for _ in range(min(PER_TURN, len(self._due)))]
-            for one in self._woken:
+        busy = False
+        for one in self._woken:
+            busy = busy or not one.idle
+        if not busy or turns >= PATIENCE:
+            turns = 0
+            self._woken.clear()
+            while self._due and len(self._woken) < PER_TURN:
+                self._woken.append(one := self._due.popleft())
                 one.wake()
         if self._woken:
             asyncio.get_running_loop().call_soon(self._wake_some, turns + 1)

@@ -116,6 +116,7 @@ class EventReader:
                     waited = not await inbox.signal.wait(2 * TICK)
                 case None:
                     await inbox.signal.wait(retry)
+                    self._work = 0
                 case Change.CONNECTED:
                     self._connected = True
                     await self._on_connected()
