@@ -34,11 +34,10 @@ def replay(
     cell: Cell,
     policies: Sequence[Policy],
     *,
-    seeds: int = 3,
-    processes: int = 1,
-    numbers: Path | None = None,
-    plot: Path | None = None,
-    console: Console | None = None,
+    seeds: int,
+    processes: int,
+    numbers: Path | None,
+    plot: Path | None,
 ) -> int:
     """Run each policy with the seeds 1 to ``seeds``, print the tables, and write the files that were asked for. Returns
     the exit code, 0. Raises ConfigError."""
@@ -56,9 +55,9 @@ def replay(
     comparison = gather(cell.name, settings(cell), summaries)
     if numbers is not None:
         save([comparison], numbers)
-    console = console or Console()
+    console = Console()
     if not console.is_terminal:
-        console = Console(file=console.file, width=WIDTH)
+        console.width = WIDTH
     for one in (comparison, *comparison.classes):
         for table in tables(one, console.width):
             console.print(table)

@@ -7,7 +7,6 @@ own placement, by doubling and bisection. Each size runs with several seeds, and
 from __future__ import annotations
 
 import dataclasses
-import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -134,9 +133,9 @@ class Plan:
         return judge(partial(self.replay, policy), self.met, asked=self.share, seeds=self.seeds)
 
 
-def plan(wanted: Plan, *, plot: Path | None = None, console: Console | None = None) -> int:
+def plan(wanted: Plan, *, plot: Path | None) -> int:
     """Search, and print the result. Returns the exit code: 0, or 1 if no size is enough. Raises ConfigError."""
-    console = console or Console(width=WIDTH, file=sys.stdout)
+    console = Console(width=WIDTH)
     if plot is not None:
         check_writable(plot)
     print_notes(wanted.cell.source)

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 
 from rich.console import Console
 
-from gateway.commands.replay.gains import Keep, certainty, gain, metric_of, seeds_needed
+from gateway.commands.replay.gains import Keep, Runs, certainty, gain, metric_of, seeds_needed
 from gateway.commands.replay.policies import Policy, with_parameters
 from gateway.commands.replay.report import COMPARED, change, number
 from gateway.commands.replay.scene import Cell
@@ -28,12 +28,11 @@ def tune(
     cells: Sequence[Cell],
     policy: Policy,
     *,
-    objective: str = "goodput",
-    keeps: Sequence[Keep] = (),
-    seeds: int = 3,
-    budget: int = 40,
-    processes: int = 1,
-    console: Console | None = None,
+    objective: str,
+    keeps: Sequence[Keep],
+    seeds: int,
+    budget: int,
+    processes: int,
 ) -> int:
     """Search, and print the gain and, if there is one, what to write into the file. Returns the exit code, 0. Raises
     ConfigError."""
@@ -43,13 +42,10 @@ def tune(
         raise ConfigError("budget must be at least 1")
     metric = metric_of("--objective", objective)
     notes = Console(stderr=True)
-    search = Search(
-        cells, policy, metric, keeps=keeps, seeds=seeds, budget=budget, processes=processes, console=notes
-    )  # fmt: skip
+    search = Search(cells, policy, metric, keeps=keeps, seeds=seeds, budget=budget, processes=processes, console=notes)
     for line in warnings(seeds):
         notes.print(f"kvgate: {line}", markup=False, highlight=False, soft_wrap=True)
-    found = search.search()
-    console = console or Console()
+    found, console = search.search(), Console()
     for line in report(policy, metric, found, [cell.name for cell in cells], keeps):
         console.print(line, markup=False, highlight=False, soft_wrap=True)
     return 0
@@ -82,7 +78,8 @@ def report(policy: Policy, metric: Metric, found: Found, cells: Sequence[str], k
         lines.append(f"  {name}.{parameter}: {value:g}")
     lines += _compared(cells, [metric], found.tuned, found.given)
     lines.append("on the held-out part (95 % interval over paired seeds)")
-    lines += _compared(cells, [METRICS[name] for name in COMPARED], found.held_tuned, found.held_given, metric)
+    others = [METRICS[name] for name in COMPARED if name != metric.name]
+    lines += _compared(cells, [metric, *others], found.held_tuned, found.held_given)
     if len(cells) > 1:
         lines.append(f"  mean of the cells: {metric.title} {_better(metric, found)}")
     for keep in keeps:
@@ -105,22 +102,15 @@ def report(policy: Policy, metric: Metric, found: Found, cells: Sequence[str], k
     return lines + snippet(policy, found.values)
 
 
-def _compared(
-    cells: Sequence[str],
-    metrics: Sequence[Metric],
-    tuned: Sequence[Sequence[Summary]],
-    given: Sequence[Sequence[Summary]],
-    first: Metric | None = None,
-) -> list[str]:
-    """Each cell's metrics, ``first`` before the others."""
+def _compared(cells: Sequence[str], metrics: Sequence[Metric], tuned: Runs, given: Runs) -> list[str]:
+    """Each cell's metrics."""
     lines = []
-    ordered = {metric.name: metric for metric in (*([first] if first else ()), *metrics)}.values()
     for name, mine, base in zip(cells, tuned, given, strict=True):
         indent = "  "
         if len(cells) > 1:
             lines.append(f"  {name}")
             indent = "    "
-        for metric in ordered:
+        for metric in metrics:
             figures = f"{number(metric, mean(metric, base))} -> {number(metric, mean(metric, mine))} {metric.unit}"
             lines.append(f"{indent}{metric.title}: {figures}, {change(metric, difference(metric, mine, base))}")
     return lines
