@@ -15,7 +15,7 @@ from gateway.errors import ConfigError
 from gateway.fleet.context import FleetContext, FleetListener
 from gateway.fleet.engine import FleetEndpoint, FleetEngine
 from gateway.fleet.engine_client import ProbeFailed
-from gateway.fleet.kv_source import KvSource, configured_source, connecting_source, reported_source
+from gateway.fleet.kv_source import KvSource, find_source
 from gateway.fleet.probe import EngineProbe
 from gateway.fleet.ranks import rank_count
 from gateway.fleet.scrape import Scrape, ScrapeReader
@@ -155,16 +155,10 @@ class EngineInspector:
         host, sources = self._engine.host, self._sources
         for endpoint in self._engine.endpoints:
             events, rank = endpoint.binding.settings.kv_events, endpoint.rank
-            source = configured_source(events, rank, host, sources or {})
-            if source is None and events.enabled and events.endpoint is None:
-                if sources is None:
-                    continue
-                if events.connects:
-                    topic = endpoint.binding.settings.kv_topic(endpoint.model.name)
-                    source = connecting_source(events, rank, host, topic, sources)
-                else:
-                    source = reported_source(sources, rank, host, events.topic)
-            self._set_source(endpoint, source)
+            if sources is None and events.enabled and events.endpoint is None:
+                continue  # it is not known yet
+            topic = endpoint.binding.settings.kv_topic(endpoint.model.name)
+            self._set_source(endpoint, find_source(events, rank, host, topic, sources or {}))
 
     def _set_source(self, endpoint: FleetEndpoint, source: KvSource | None) -> None:
         if endpoint.source_known and endpoint.source == source:

@@ -35,13 +35,27 @@ class KvSource:
     rank: int | None = None
 
 
+def find_source(
+    settings: KvEventsSettings, rank: int | None, host: str, topic: str, sources: Mapping[str, Any]
+) -> KvSource | None:
+    """The source of an endpoint's events: as it is configured, else as its engine reports. None: there is none.
+
+    ``host``: of the engine's URL, an IPv6 address without brackets. ``topic``: of an engine that connects to us.
+    ``sources``: an engine's ``GET /kv_event_sources`` (rank -> configuration), or empty.
+    """
+    if not settings.enabled:
+        return None
+    if settings.connects:
+        return connecting_source(settings, rank, host, topic, sources)
+    if settings.endpoint is not None:
+        return configured_source(settings, rank, host, sources)
+    return reported_source(sources, rank, host, settings.topic)
+
+
 def configured_source(
     settings: KvEventsSettings, rank: int | None, host: str, sources: Mapping[str, Any]
 ) -> KvSource | None:
-    """The source that the configuration names. None: it names none, or turns events off.
-
-    ``host``: of the engine's URL, an IPv6 address without brackets. ``sources``: as for ``reported_source``, or empty.
-    """
+    """The source that the configuration names. None: it names none, or turns events off."""
     if not settings.enabled or settings.endpoint is None:
         return None
     address = _resolve(settings.endpoint, host, rank or 0)
@@ -54,8 +68,8 @@ def configured_source(
 def connecting_source(
     settings: KvEventsSettings, rank: int | None, host: str, topic: str, sources: Mapping[str, Any]
 ) -> KvSource | None:
-    """The source of an engine that connects to us with the whole topic ``topic``. ``sources``: as for
-    ``reported_source``, or empty. None: the endpoint has no rank and the engine several."""
+    """The source of an engine that connects to us with the whole topic ``topic``. None: the endpoint has no rank and
+    the engine several."""
     if rank is None and len(rank_keys(sources)) > 1:
         return None
     named = _named(sources, rank)
@@ -73,7 +87,7 @@ def connecting_source(
 
 
 def reported_source(sources: Mapping[str, Any], rank: int | None, host: str, topic: str = "") -> KvSource | None:
-    """The source in ``sources``, an engine's ``GET /kv_event_sources`` (rank -> configuration). None: off or unusable.
+    """The source in ``sources``. None: off or unusable.
 
     An endpoint without a rank has one only if the engine has a single rank: events of several belong to several caches.
     """

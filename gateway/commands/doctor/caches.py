@@ -19,7 +19,7 @@ from gateway.commands.doctor.tokens import words
 from gateway.commands.interview import Interview
 from gateway.core.prompt import TextInput
 from gateway.fleet.engine_client import ProbeFailed
-from gateway.fleet.kv_source import KvSource, configured_source, connecting_source, reported_source
+from gateway.fleet.kv_source import KvSource, find_source
 from gateway.framework import Clock
 from gateway.framework.fleet import ServedModel
 from gateway.kvcache.events.listener import ListenerSource
@@ -110,14 +110,11 @@ class CacheCheck:
             said = "its events are not followed, as configured (kv_events.enabled): what it holds is estimated"
             self._add("events", Level.NOTE, "unused", said)
             return None
+        source = find_source(settings, self.rank, host, self._topic, self.sources or {})
         if settings.connects:
-            return self._connecting(host)
-        named = configured_source(settings, self.rank, host, self.sources or {})
-        if named is not None:
-            return named
-        learned = reported_source(self.sources or {}, self.rank, host, settings.topic)
-        if learned is not None:
-            return learned
+            return source if self._connects(source) else None
+        if source is not None:
+            return source
         if self.sources is None:
             short, said = "unknown", "it does not report the address of its KV events (no GET /kv_event_sources)"
             remedy = f"give kv_events.endpoint and .replay, and start it with {EVENTS_FLAG}"
@@ -129,30 +126,28 @@ class CacheCheck:
         self._fail("events", short, f"{said}: what it holds is estimated from what was sent to it", remedy)
         return None
 
-    def _connecting(self, host: str) -> KvSource | None:
-        """The source of the events of an engine that connects to us. None: it will not connect, and a finding says
-        so."""
-        settings, topic = self.patient.endpoint.kv_events, self._topic
-        source = connecting_source(settings, self.rank, host, topic, self.sources or {})
+    def _connects(self, source: KvSource | None) -> bool:
+        """Whether an engine will connect to us that shall; else a finding says why not."""
+        topic = self._topic
         if source is None:
             said = "it has several data-parallel ranks, and one endpoint here: what it holds is estimated"
             self._fail("events", "ranks", said, "remove ranks from its endpoint")
-            return None
+            return False
         if self.sources is not None and not self.sources:
             said = "its KV events are off: what it holds is estimated from what was sent to it"
             self._fail("events", "off", said, self._start())
-            return None
+            return False
         entry = (self.sources or {}).get(str(source.offset))
         there, its = (entry.get("endpoint"), entry.get("topic")) if isinstance(entry, dict) else (None, None)
         if isinstance(there, str) and ("*" in there or "::" in there):
             said = f"it does not connect to the gateway: it listens itself, at {there}"
             self._fail("events", "listens", said, f"remove kv_events.connects, or {self._start()}")
-            return None
+            return False
         if isinstance(its, str) and its != topic:
             said = f"it sends its KV events with the topic {its!r}, and {topic!r} is expected"
             self._fail("events", "topic", said, "set kv_events.topic to its own, which no other has")
-            return None
-        return source
+            return False
+        return True
 
     def _where(self, source: KvSource) -> EventSource | None:
         """What to listen to. None: another process listens for the engines that connect."""
