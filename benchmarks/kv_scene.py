@@ -16,8 +16,8 @@ from gateway.framework import Clock, Endpoint, Engine
 from gateway.framework.cost import CostModel
 from gateway.framework.fleet import EngineMetrics, Model
 from gateway.kvcache.events.decode import decode
+from gateway.kvcache.index.block_events import BlockStored
 from gateway.kvcache.index.cache_index import CacheIndex
-from gateway.kvcache.index.events import BlockStored
 from gateway.kvcache.settings import CacheSettings
 
 UNIT = 16

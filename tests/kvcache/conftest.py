@@ -30,9 +30,9 @@ from gateway.kvcache.events.sockets import EventSource
 from gateway.kvcache.events.stream import EventStream
 from gateway.kvcache.events.subscription import Subscription
 from gateway.kvcache.events.target import REPLAY_TIMEOUT, EventTarget
+from gateway.kvcache.index.block_events import AllBlocksCleared, BlockRemoved, BlockStored, Event
 from gateway.kvcache.index.block_table import BlockTable
 from gateway.kvcache.index.cache_index import Applied, CacheIndex
-from gateway.kvcache.index.events import AllBlocksCleared, BlockRemoved, BlockStored, Event
 from gateway.kvcache.index.keys import chain as chained
 from gateway.kvcache.settings import CacheSettings
 from simulator.publisher import END as END

@@ -27,7 +27,7 @@ from gateway.kvcache.events.poller import TICK, Poller
 from gateway.kvcache.events.replay import ReplayBroken
 from gateway.kvcache.events.sockets import EventSource
 from gateway.kvcache.events.subscription import Subscription
-from gateway.kvcache.index.events import short
+from gateway.kvcache.index.block_events import short
 
 TRIES = 2
 """Probes at most: the first may have been sent before the subscription was complete."""

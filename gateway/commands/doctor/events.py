@@ -17,7 +17,7 @@ from gateway.kvcache.events.decode import decode
 from gateway.kvcache.events.listener import ListenerSource
 from gateway.kvcache.events.replay import ReplayBroken, replay, sequence_of
 from gateway.kvcache.events.sockets import Change, EventSource, Inbox
-from gateway.kvcache.index.events import BlockStored
+from gateway.kvcache.index.block_events import BlockStored
 
 CONNECT = 5.0
 """Seconds until the subscription must be complete."""

@@ -25,8 +25,8 @@ from gateway.fleet.settings import EndpointSettings, FleetSettings, ScrapeSettin
 from gateway.framework import Context
 from gateway.framework.fleet import Model
 from gateway.framework.request import Slo
+from gateway.kvcache.index.block_events import HASH_MASK, BlockRemoved, BlockStored, Event
 from gateway.kvcache.index.cache_index import CacheIndex
-from gateway.kvcache.index.events import HASH_MASK, BlockRemoved, BlockStored, Event
 from gateway.kvcache.settings import CacheSettings
 from simulator.virtual.machine import Machine
 from simulator.virtual.noise import Disturbance

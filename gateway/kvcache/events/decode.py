@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 import msgspec
 from msgspec.structs import replace
 
-from gateway.kvcache.index.events import AllBlocksCleared, BlockRemoved, BlockStored, Event
+from gateway.kvcache.index.block_events import AllBlocksCleared, BlockRemoved, BlockStored, Event
 
 MAX_MESSAGE = 16 * 1024 * 1024
 """Bytes of a message that is decoded: a prompt of a million tokens is 5 MB, and a step of an engine much less. Decoding

@@ -28,8 +28,8 @@ from gateway.kvcache.events.poller import TICK
 from gateway.kvcache.events.replay import ReplayBroken, ReplayEndless, replay, sequence_of
 from gateway.kvcache.events.sockets import Change, Inbox
 from gateway.kvcache.events.target import EventTarget
+from gateway.kvcache.index.block_events import AllBlocksCleared
 from gateway.kvcache.index.cache_index import Applied
-from gateway.kvcache.index.events import AllBlocksCleared
 from gateway.kvcache.index.layers import Layer, tier_of
 
 log = logging.getLogger("kvgate.kvcache")

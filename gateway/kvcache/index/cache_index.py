@@ -16,8 +16,8 @@ from gateway.core.observer import Observer
 from gateway.core.prompt import PrefixedIds, Prompt
 from gateway.framework import Clock, Endpoint
 from gateway.framework.match import Matches
+from gateway.kvcache.index.block_events import BlockRemoved, BlockStored, Event, is_keyed, is_tail
 from gateway.kvcache.index.endpoint_state import EndpointState
-from gateway.kvcache.index.events import BlockRemoved, BlockStored, Event, is_keyed, is_tail
 from gateway.kvcache.index.eviction import NOTHING
 from gateway.kvcache.index.hash_map import PACKING, Packing
 from gateway.kvcache.index.indexed_endpoints import IndexedEndpoints

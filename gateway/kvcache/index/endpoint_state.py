@@ -9,9 +9,9 @@ from itertools import chain
 
 from gateway.framework import Endpoint
 from gateway.kvcache.index.approximate import ApproximateCache
+from gateway.kvcache.index.block_events import BlockStored
 from gateway.kvcache.index.block_table import CHUNK_BITS, BlockTable
 from gateway.kvcache.index.engine_blocks import EngineBlocks
-from gateway.kvcache.index.events import BlockStored
 from gateway.kvcache.index.keys import BlockKeys
 from gateway.kvcache.index.matching import Candidate
 from gateway.kvcache.index.predictions import Predictions

@@ -12,8 +12,16 @@ from collections.abc import Callable, Iterator, Sequence
 
 from xxhash import xxh3_64_intdigest
 
+from gateway.kvcache.index.block_events import (
+    AllBlocksCleared,
+    BlockRemoved,
+    BlockStored,
+    Event,
+    all_short,
+    is_keyed,
+    short,
+)
 from gateway.kvcache.index.block_table import CHUNK_BITS, CHUNK_SIZE, OFFSET_MASK, BlockChunk, BlockTable
-from gateway.kvcache.index.events import AllBlocksCleared, BlockRemoved, BlockStored, Event, all_short, is_keyed, short
 from gateway.kvcache.index.extra_keys import parse_extra_keys
 from gateway.kvcache.index.hash_map import Packing, as_tuple
 from gateway.kvcache.index.keys import chain_with_media, media_within, root

@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import Any, NamedTuple
 
 from gateway.core.prompt import Medium
-from gateway.kvcache.index.events import BlockStored
+from gateway.kvcache.index.block_events import BlockStored
 
 
 class ExtraKeys(NamedTuple):

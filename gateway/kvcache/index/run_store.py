@@ -9,9 +9,9 @@ from array import array
 from collections.abc import Callable, Sequence
 
 from gateway.core.prompt import Medium
+from gateway.kvcache.index.block_events import BlockStored, all_short, short
 from gateway.kvcache.index.block_store import BlockStore
 from gateway.kvcache.index.block_table import BlockChunk, BlockTable
-from gateway.kvcache.index.events import BlockStored, all_short, short
 from gateway.kvcache.index.extra_keys import parse_extra_keys
 from gateway.kvcache.index.hash_map import as_tuple
 from gateway.kvcache.index.keys import PLAIN_ROOTS, chain, chain_with_media, media_within, root

@@ -15,7 +15,7 @@ from benchmarks.data_path.events import RUN
 from benchmarks.data_path.rows import FLOOR, HERE, PLAIN
 from gateway.commands.processes import Processes, free_port
 from gateway.kvcache.events.decode import decode
-from gateway.kvcache.index.events import BlockStored
+from gateway.kvcache.index.block_events import BlockStored
 from simulator.publisher import END
 from tests.benchmarks.data_path.small import engines
 from tests.support.wait import eventually

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gateway.commands.replay.world import as_event, token_ids
-from gateway.kvcache.index.events import BlockRemoved, BlockStored
+from gateway.kvcache.index.block_events import BlockRemoved, BlockStored
 from gateway.kvcache.index.keys import chain
 from simulator.virtual.pool import Removed, Stored, Tier
 

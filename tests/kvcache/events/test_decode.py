@@ -8,7 +8,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from gateway.kvcache.events.decode import MAX_MESSAGE, decode
-from gateway.kvcache.index.events import AllBlocksCleared, BlockRemoved, BlockStored, short
+from gateway.kvcache.index.block_events import AllBlocksCleared, BlockRemoved, BlockStored, short
 from tests.kvcache.conftest import END, captured, payload, removed, stored
 
 hashes = st.one_of(st.integers(-(2**63), 2**64 - 1), st.binary(min_size=8, max_size=32))

@@ -1,7 +1,7 @@
 """Covers: gateway/kvcache/index/cache_index.py, gateway/kvcache/index/indexed_endpoints.py,
 gateway/kvcache/index/endpoint_state.py,
 gateway/kvcache/index/size_limit.py, gateway/kvcache/index/cache_room.py, gateway/kvcache/index/use.py,
-gateway/kvcache/index/events.py."""
+gateway/kvcache/index/block_events.py."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import pytest
 from gateway.core.prompt import Prompt
 from gateway.framework import NO_MATCH
 from gateway.framework.match import Match, Source
-from gateway.kvcache.index.events import BlockStored
+from gateway.kvcache.index.block_events import BlockStored
 from tests.kvcache.conftest import CLEARED, endpoint, ids, index_of, look, removed, stored, tokens_held
 
 # events

@@ -3,7 +3,7 @@ from __future__ import annotations
 from gateway.core.prompt import Prompt
 from gateway.framework import NO_MATCH
 from gateway.framework.match import Match, Source
-from gateway.kvcache.index.events import BlockStored
+from gateway.kvcache.index.block_events import BlockStored
 from gateway.kvcache.index.predictions import COMPUTED_WITHIN, EVENTS_WITHIN
 from tests.kvcache.conftest import CLEARED, endpoint, ids, index_of, look, removed, stored, tokens_held
 

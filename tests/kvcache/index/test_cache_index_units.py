@@ -9,7 +9,7 @@ from gateway.core.prompt import Prompt
 from gateway.framework import NO_MATCH
 from gateway.framework.match import Match, Source
 from gateway.kvcache.events.decode import decode
-from gateway.kvcache.index.events import BlockStored
+from gateway.kvcache.index.block_events import BlockStored
 from gateway.kvcache.index.layers import LAYERS
 from gateway.kvcache.settings import CacheSettings
 from tests.kvcache.conftest import (

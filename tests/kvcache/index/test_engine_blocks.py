@@ -11,11 +11,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gateway.core.prompt import Medium
+from gateway.kvcache.index.block_events import BlockRemoved, BlockStored, Event
 from gateway.kvcache.index.block_store import MAX_RECOMPUTED
 from gateway.kvcache.index.block_table import BlockChunk, BlockTable
 from gateway.kvcache.index.copies import COUNT_MAX
 from gateway.kvcache.index.engine_blocks import EngineBlocks
-from gateway.kvcache.index.events import BlockRemoved, BlockStored, Event
 from gateway.kvcache.index.hash_map import Packing
 from gateway.kvcache.index.keys import chain, chain_with_media, root
 from gateway.kvcache.index.layers import LAYERS, Layer
