@@ -18,9 +18,9 @@ import zmq
 TICK = 0.05
 """Seconds between two looks while requests are placed."""
 
-LINGER = 5.0
-"""Seconds for which that goes on after a request was placed: what its engine reports of its prompt is known when its
-answer is learned from."""
+LINGER = 1.0
+"""Seconds for which that goes on after a request was placed: most prompts are computed in that time, and what the
+engine reports of it is known when the answer is learned from. Later than that, it is known within ``IDLE``."""
 
 IDLE = 1.0
 """Seconds between two looks while no request is placed. An engine of a step every 10 ms has sent 100 messages then,

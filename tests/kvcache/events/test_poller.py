@@ -241,8 +241,9 @@ async def test_so_is_what_comes_to_our_own_port(follower: Follower, tally: Tally
         await listener.close()
 
 
-async def test_a_placement_has_what_comes_after_it_looked_at_sooner():
+async def test_a_placement_has_what_comes_after_it_looked_at_sooner(monkeypatch: pytest.MonkeyPatch):
     """What its engine reports is known when its answer is learned from, though nobody asks again."""
+    monkeypatch.setattr("gateway.kvcache.events.poller.LINGER", 60.0)  # however long this test takes
     poller = Poller(60.0)
     with takers(poller, 1) as (one,):
         one.send()
