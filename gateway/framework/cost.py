@@ -19,11 +19,11 @@ from typing import NamedTuple, Protocol, TypeAlias
 from gateway.framework.match import Match
 
 Sums: TypeAlias = tuple[float, int, float, float, float, float]
-"""A load at one moment, ours and others' together: requests, ``prefill_tokens``, ``prefill_attention``,
-``prefill_done`` and KV tokens, as ``Load`` has them; and the *prefill share*: of the last ``LATELY`` seconds, the part
-that prompts of ours take there which were booked then, as long as computing them is believed to take. It fades, and is
-above 1 where more was booked than can be computed in that time. A plain tuple: one is made for each candidate of each
-request."""
+"""A load at one moment, ours and others' together: requests, ``prefill_tokens`` and ``prefill_attention`` as ``Load``
+has them, the seconds of their computing that are done, and KV tokens; and the *prefill share*: of the last ``LATELY``
+seconds, the part that prompts of ours take there which were booked then, as long as computing them is believed to take.
+It fades, and is above 1 where more was booked than can be computed in that time. A plain tuple: one is made for each
+candidate of each request."""
 
 
 LATELY = 2.0

@@ -154,11 +154,6 @@ class Load(Protocol):
         ...
 
     @property
-    def prefill_done(self) -> float:
-        """Seconds of their computing that are behind us: the first of them was begun so long ago."""
-        ...
-
-    @property
     def kv_tokens(self) -> int:
         """Tokens of our requests resident in its KV memory: prompts, and what has been generated."""
         ...

@@ -243,6 +243,9 @@ class Ledger:
         self._stale_at = inf
 
     def sums(self, now: float) -> Sums:
+        """What is done is counted from the beginning of the first prompt, up to what that prompt takes: one that is
+        stuck does not make those behind it vanish. If the last prompts took half of their estimate, each second counts
+        as two."""
         if now >= self._stale_at:
             self._advance(now)
         done = (now - self._begun) * self._pace
@@ -281,15 +284,6 @@ class Ledger:
             done = min(1.0, (now - self._begun) * self._pace / self._most_done)
             waiting -= max(0, int(done * head._prefill) - step)
         return waiting
-
-    @property
-    def prefill_done(self) -> float:
-        """Estimated seconds of the queued prefill that are done.
-
-        They are counted from the beginning of the first prompt, up to what that prompt takes: one that is stuck does
-        not make those behind it vanish. If the last prompts took half of their estimate, each second counts as two.
-        """
-        return self.sums(self._monotonic())[3]
 
     @property
     def foreign_requests(self) -> float:

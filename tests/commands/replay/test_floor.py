@@ -1,7 +1,4 @@
-"""Covers: gateway/commands/replay/floor.py, gateway/commands/replay/floor.py.
-
-What no number of engines can beat, held to the modelled engine.
-"""
+"""What no number of engines can beat, held to the modelled engine."""
 
 from __future__ import annotations
 

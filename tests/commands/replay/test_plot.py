@@ -1,4 +1,4 @@
-"""Covers: gateway/commands/replay/plot.py, gateway/commands/replay/plot.py.
+"""Covers: gateway/commands/replay/plot.py.
 
 Pictures are drawn, whatever the number of policies, seeds and cells; and nothing in them stands on anything else.
 """

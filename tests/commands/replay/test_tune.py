@@ -1,4 +1,4 @@
-"""Covers: gateway/commands/replay/tune.py, gateway/commands/replay/search.py, gateway/commands/replay/search.py.
+"""Covers: gateway/commands/replay/tune.py, gateway/commands/replay/search.py.
 
 The search finds what is better, and recommends nothing that is noise.
 """

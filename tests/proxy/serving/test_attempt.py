@@ -184,7 +184,8 @@ class Requests(RuleBasedStateMachine):
         bookings = [work.booking for p in placements for work in p.legs.values()]
         for endpoint, ledger in zip(self.endpoints, self.ledgers, strict=True):
             assert ledger.requests == sum(booking.endpoint is endpoint for booking in bookings)
-            figures = (ledger.prefill_tokens, ledger.prefill_attention, ledger.prefill_done, ledger.kv_tokens)
+            done = ledger.sums(self.clock.now)[3]
+            figures = (ledger.prefill_tokens, ledger.prefill_attention, done, ledger.kv_tokens)
             assert min(figures) >= 0
             assert min(ledger.foreign_requests, ledger.foreign_kv_tokens) >= 0
             assert endpoint.in_flight == ledger.requests
@@ -196,7 +197,7 @@ class Requests(RuleBasedStateMachine):
             asked.end()
         for ledger in self.ledgers:
             assert (ledger.requests, ledger.prefill_tokens, ledger.kv_tokens) == (0, 0, 0)
-            assert (ledger.prefill_attention, ledger.prefill_done) == (0, 0)
+            assert (ledger.prefill_attention, ledger.sums(self.clock.now)[3]) == (0, 0)
         self.clock.now += EVENTS_WITHIN
         self.index.match(self.index.keys(Prompt(array("I"), 0, True)), 0, self.endpoints)
         assert self.index.blocks == 0
