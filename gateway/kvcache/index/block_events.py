@@ -18,7 +18,8 @@ class BlockStored(msgspec.Struct, tag=True, forbid_unknown_fields=True, gc=False
     """Blocks that an engine holds from now on: a contiguous run behind ``parent_block_hash`` (None: from the start).
 
     ``block_size``: tokens; 0, and no ``token_ids``, if only a tier is reported. ``extra_keys``: what else than tokens
-    is in each block's hash: the adapter's name, media, the cache salt, a digest of embeddings.
+    is in each block's hash: the adapter's name, media, the cache salt, a digest of embeddings. A field of which nothing
+    is used is ``Any``: a value that does not fit its type makes the whole event ``malformed``.
     """
 
     block_hashes: list[Hash]
@@ -67,6 +68,12 @@ def all_short(hashes: list[Hash]) -> list[int]:
     except TypeError:
         pass
     return [short(value) for value in hashes]
+
+
+def has_only_tokens(event: BlockStored) -> bool:
+    """Whether its blocks' hashes are of nothing but tokens, what is before them, and the adapter of ``lora_name``: then
+    ``parse_extra_keys`` has nothing to read. A field that changes what a block is belongs in here."""
+    return event.lora_id is None and (event.extra_keys is None or not any(event.extra_keys))
 
 
 def is_keyed(event: BlockStored) -> bool:

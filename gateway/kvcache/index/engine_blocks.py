@@ -18,6 +18,7 @@ from gateway.kvcache.index.block_events import (
     BlockStored,
     Event,
     all_short,
+    has_only_tokens,
     is_keyed,
     short,
 )
@@ -33,8 +34,6 @@ from gateway.kvcache.index.second_chance import SecondChance
 FULL_ATTENTION = frozenset({None, "full_attention", "mla_attention", "sink_full_attention"})
 """Kinds of KV cache whose blocks are held from a prompt's start; old engines report none. Blocks of a window or a state
 say nothing of a prefix."""
-
-NO_EXTRA = [None]
 
 
 class EngineBlocks(RunStore):
@@ -115,12 +114,7 @@ class EngineBlocks(RunStore):
                 removed += 1
                 at += 1
                 continue
-            if (
-                event.block_size != unit
-                or event.kv_cache_spec_kind not in FULL_ATTENTION
-                or event.lora_id is not None
-                or (event.extra_keys is not None and event.extra_keys != NO_EXTRA)
-            ):
+            if event.block_size != unit or event.kv_cache_spec_kind not in FULL_ATTENTION or not has_only_tokens(event):
                 break
             if gone:
                 self.release_plain(gone)

@@ -9,7 +9,7 @@ from array import array
 from collections.abc import Callable, Sequence
 
 from gateway.core.prompt import Medium
-from gateway.kvcache.index.block_events import BlockStored, all_short, short
+from gateway.kvcache.index.block_events import BlockStored, all_short, has_only_tokens, short
 from gateway.kvcache.index.block_store import BlockStore
 from gateway.kvcache.index.block_table import BlockChunk, BlockTable
 from gateway.kvcache.index.extra_keys import parse_extra_keys
@@ -33,7 +33,7 @@ class RunStore(BlockStore):
         hashes, size = all_short(event.block_hashes), event.block_size
         understood, salt = len(hashes), None
         media: tuple[Medium, ...] = ()
-        if event.lora_id is not None or (event.extra_keys and any(event.extra_keys)):
+        if not has_only_tokens(event):
             understood, salt, media = parse_extra_keys(event)
         start = 0
         behind = -1

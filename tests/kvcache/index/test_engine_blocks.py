@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gateway.core.prompt import Medium
-from gateway.kvcache.index.block_events import BlockRemoved, BlockStored, Event
+from gateway.kvcache.index.block_events import BlockRemoved, BlockStored, Event, has_only_tokens
 from gateway.kvcache.index.block_store import MAX_RECOMPUTED
 from gateway.kvcache.index.block_table import BlockChunk, BlockTable
 from gateway.kvcache.index.copies import COUNT_MAX
@@ -214,6 +214,33 @@ def test_what_tokens_do_not_tell_has_no_key_nor_what_is_behind_it(blocks, odd):
     assert len(blocks) == 4
     assert [blocks.remove(removed(block_hash)) for block_hash in (101, 102, 103, 104)] == [""] * 4
     assert blocks.held() == set()
+
+
+BESIDE_TOKENS = {"lora_id": 3, "extra_keys": [["salt"]]}
+"""Fields that change what a block is, beside its tokens, with a value of each."""
+
+READ_ELSEWHERE = {
+    *("block_hashes", "parent_block_hash", "token_ids", "block_size", "lora_name"),  # in both ways of storing
+    *("medium", "group_idx", "kv_cache_spec_kind"),  # say where blocks are, and whether they count
+    *("kv_cache_spec_sliding_window", "locality", "ownership", "session_id"),  # nothing is used of them
+}
+
+
+def test_every_field_is_known_to_change_what_a_block_is_or_not() -> None:
+    """A new field of an event belongs in one of the two. If in the first, ``has_only_tokens`` asks for it."""
+    assert {*BlockStored.__struct_fields__} == {*BESIDE_TOKENS, *READ_ELSEWHERE}
+
+
+@pytest.mark.parametrize(("field", "value"), BESIDE_TOKENS.items())
+def test_a_block_of_more_than_tokens_gets_no_key_of_its_tokens_alone(blocks, field, value):
+    """Not by the quick way, not by the long one."""
+    blocks.take_in(stored([101], ids(1)))
+    odd = stored([102], ids(2), parent=101, **{field: value})
+    assert not has_only_tokens(odd)
+    assert has_only_tokens(stored([102], ids(2), parent=101, extra_keys=[None]))
+    assert blocks.apply_simple([odd]) == (0, 0, 0)
+    assert blocks.take_in(odd) == "extra-keys"
+    assert blocks.held() == set(keys_of(1))
 
 
 @pytest.mark.parametrize(
