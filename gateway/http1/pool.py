@@ -118,10 +118,15 @@ class Pool:
     def _look(self) -> None:
         """Close what has been idle for too long, the oldest first. An engine that is gone takes its entry with it."""
         loop = asyncio.get_running_loop()
-        oldest = loop.time() - KEEP_ALIVE
+        now = loop.time()
+        oldest, earliest = now - KEEP_ALIVE, now
         for address, idle in list(self._idle.items()):
             while idle and (idle[0].idle_since <= oldest or not idle[0].usable):
                 idle.popleft().abort()
-            if not idle:
+            if idle:
+                earliest = min(earliest, idle[0].idle_since)
+            else:
                 del self._idle[address]
-        self._sweep = loop.call_later(KEEP_ALIVE / 4, self._look) if self._idle else None
+        # Several that are due soon after each other are closed together.
+        due = max(earliest + KEEP_ALIVE, now + KEEP_ALIVE / 4)
+        self._sweep = loop.call_at(due, self._look) if self._idle else None

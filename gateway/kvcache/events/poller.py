@@ -118,14 +118,15 @@ class Poller:
         loop = asyncio.get_running_loop()
         now = loop.time()
         placing = now - self._placed_at < LINGER
-        if self._done.is_set() and not (placing and now - self._looked_at < self._short):
-            self._look()
+        look = self._done.is_set() and not (placing and now - self._looked_at < self._short)
         if placing:
-            due = max(self._looked_at, now - self._short / 2) + self._short
+            due = (now if look else max(self._looked_at, now - self._short / 2)) + self._short
         else:
             # At whole multiples of the pause: with the first engines' scrapes, which wake the loop anyway.
             due = ((now + self._pause / 2) // self._pause + 1) * self._pause
         self._timer = loop.call_at(due, self._tick)
+        if look:
+            self._look()
 
     def _look(self) -> None:
         """Find out who has something, and begin to have it applied."""
