@@ -61,6 +61,7 @@ class Connection(asyncio.Protocol):
         self._now = asyncio.get_running_loop().time
         self.transport: asyncio.Transport | None = None
         self._receiver: Receiver | None = None
+        self._part: Callable[[bytes], None] | None = None  # gets the body; None where there is no receiver
         # Of the request
         self._rest = memoryview(b"")
         self._full = False
@@ -80,7 +81,7 @@ class Connection(asyncio.Protocol):
         """Send a request; ``receiver`` gets its answer. Call it only while the connection is ``usable``."""
         assert self.transport is not None
         self.usable = False
-        self._receiver = receiver
+        self._receiver, self._part = receiver, receiver.part
         self._headers, self._outside = [], 0
         self._in_body = self._framed = False
         self._keep = None
@@ -90,6 +91,10 @@ class Connection(asyncio.Protocol):
         self.transport.write(head)
         self._rest = memoryview(body)
         self._write()
+
+    def divert(self, part: Callable[[bytes], None]) -> None:
+        """Give the rest of the answer's body to ``part``, which raises nothing, in the place of ``Receiver.part``."""
+        self._part = part
 
     def pause(self) -> None:
         """Read no more, so that the engine's connection fills up; until ``resume``."""
@@ -105,7 +110,7 @@ class Connection(asyncio.Protocol):
     def abort(self) -> None:
         """Close at once, which is how vLLM learns to stop. The receiver is not called any more."""
         self.usable = False
-        self._receiver = None
+        self._receiver = self._part = None
         self._rest = memoryview(b"")
         if self.transport is not None:
             self.transport.abort()
@@ -117,8 +122,8 @@ class Connection(asyncio.Protocol):
         self.usable = True
 
     def data_received(self, data: bytes) -> None:
-        receiver = self._receiver
-        if receiver is None:  # the engine speaks without being asked
+        part = self._part
+        if part is None:  # the engine speaks without being asked
             self.abort()
             return
         self.received_at = self._now()
@@ -136,13 +141,14 @@ class Connection(asyncio.Protocol):
             body = b"".join(parts)
             parts.clear()
         if self._keep is not None:
-            self._keep = self._keep and not broken
+            receiver, self._keep = self._receiver, self._keep and not broken
             self._end()
-            receiver.end(body)
+            if receiver is not None:
+                receiver.end(body)
             return
         if body:
             self._outside = 0
-            receiver.part(body)
+            part(body)
         else:
             self._outside += len(data)
             if self._outside > MAX_HEAD:
@@ -155,7 +161,7 @@ class Connection(asyncio.Protocol):
 
     def connection_lost(self, error: Exception | None) -> None:
         self.usable, self.transport, self.error = False, None, error
-        receiver, self._receiver = self._receiver, None
+        receiver, self._receiver, self._part = self._receiver, None, None
         if receiver is None:
             return
         if error is None and self._in_body and not self._framed:
@@ -221,7 +227,7 @@ class Connection(asyncio.Protocol):
 
     def _end(self) -> None:
         """The answer is complete: be free for another request, or close."""
-        self._receiver = None
+        self._receiver = self._part = None
         transport = self.transport
         if transport is None:
             return

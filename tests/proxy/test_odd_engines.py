@@ -320,13 +320,13 @@ async def test_no_answer_is_held_without_end(most, request_bytes, begins, goes_o
 
 async def test_a_whole_answer_is_waited_for_until_the_head_timeout(monkeypatch):
     """However long its engine says nothing in the middle of it: it is of no use before its end."""
-    looks, look = [], Deadlines._look
+    looks, look = [], Deadlines.look
 
     def counted(self: Deadlines, expired: Callable[[Cause], None], due: float) -> None:
         looks.append(self)
         look(self, expired, due)
 
-    monkeypatch.setattr(Deadlines, "_look", counted)
+    monkeypatch.setattr(Deadlines, "look", counted)
 
     async def post(connection: Connection, head: bytes, body: bytes) -> None:
         await connection.say(JSON_HEAD + LENGTH + b"\r\n" + COMPLETE[:9])

@@ -38,21 +38,28 @@ class Outbox:
     """
 
     def __init__(self) -> None:
-        self._replies: list[HttpReply] = []
+        self._waiting: dict[asyncio.Transport, bytes] = {}
 
-    def add(self, reply: HttpReply) -> None:
-        """Call its ``flush`` at the end of this turn, or when there are ``TOGETHER``."""
-        replies = self._replies
-        replies.append(reply)
-        if len(replies) == 1:
+    def add(self, transport: asyncio.Transport, data: bytes) -> None:
+        """Write ``data`` to ``transport`` at the end of this turn; or now, with all that waits, if that is much."""
+        waiting = self._waiting
+        if transport in waiting:
+            data = waiting[transport] + data
+        elif not waiting:
             asyncio.get_running_loop().call_soon(self._write)
-        elif len(replies) >= TOGETHER:
+        waiting[transport] = data
+        if len(data) >= AT_ONCE or len(waiting) >= TOGETHER:
             self._write()
 
+    def take(self, transport: asyncio.Transport) -> bytes:
+        """What waits for ``transport``; the caller writes it."""
+        return self._waiting.pop(transport, b"")
+
     def _write(self) -> None:
-        replies, self._replies = self._replies, []
-        for reply in replies:
-            reply.flush()
+        waiting, self._waiting = self._waiting, {}
+        for transport, data in waiting.items():
+            if not transport.is_closing():
+                transport.write(data)
 
 
 class Writable(Protocol):
@@ -78,7 +85,7 @@ class HttpReply:
     may serve another request after it.
     """
 
-    __slots__ = ("_chunked", "_connection", "_head", "_transport", "_waiting", "_watched", "begun", "keep_alive")
+    __slots__ = ("_chunked", "_connection", "_head", "_outbox", "_transport", "_watched", "begun", "keep_alive")
 
     def __init__(
         self,
@@ -94,8 +101,8 @@ class HttpReply:
         """``length``: bytes of its body; None: not known, so that it is chunked, or to a client of HTTP/1.0 ends with
         the connection. ``minor``: of the client's HTTP version."""
         self._connection = connection
+        self._outbox = connection.outbox
         self._transport = transport
-        self._waiting = b""
         self._watched: asyncio.TimerHandle | None = None
         self._chunked = length is None and minor == 1
         self.begun = False
@@ -169,9 +176,9 @@ class HttpReply:
                 data = b"%x\r\n%b\r\n" % (len(data), data)
             if last:
                 data += b"0\r\n\r\n"
-        if self._waiting:
-            data, self._waiting = self._waiting + data, b""
-        if not self.begun:
+        if self.begun:
+            data = self._outbox.take(self._transport) + data
+        else:
             self.begun = True
             data, self._head = self._head + data, b""
         if data and not self._transport.is_closing():
@@ -181,22 +188,13 @@ class HttpReply:
         """Write a middle part of the body, neither the first nor the last, at the end of the loop's iteration."""
         if self._chunked:
             data = b"%x\r\n%b\r\n" % (len(data), data)
-        if not self._waiting:
-            self._connection.outbox.add(self)
-        self._waiting += data
-        if len(self._waiting) >= AT_ONCE:
-            self.flush()
-
-    def flush(self) -> None:
-        """Write now the parts that wait for the end of the iteration."""
-        data, self._waiting = self._waiting, b""
-        if data and not self._transport.is_closing():
-            self._transport.write(data)
+        self._outbox.add(self._transport, data)
 
     def cut(self) -> None:
         """End the answer so that the client sees that it is incomplete."""
         self.keep_alive = False
-        self.flush()
+        if (waiting := self._outbox.take(self._transport)) and not self._transport.is_closing():
+            self._transport.write(waiting)
         self._transport.abort()
 
     def _unwatch(self) -> None:

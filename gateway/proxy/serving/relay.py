@@ -95,14 +95,16 @@ class _Stream:
         self._look()
 
     def part(self, data: bytes) -> None:
-        if self._usage_remover is None:
-            self._reply.part(data)
-        elif passing := self._usage_remover.feed(data):
-            self._reply.part(passing)
         unseen = self._unseen
         unseen.append(data)
-        if len(unseen) >= UNSEEN or len(data) > LARGE or not self._events.first_output:
-            self._look()
+        try:
+            passing = data if self._usage_remover is None else self._usage_remover.feed(data)
+            if passing:
+                self._reply.part(passing)
+            if len(unseen) >= UNSEEN or len(data) > LARGE or not self._events.first_output:
+                self._look()
+        except Exception as error:
+            self._answer.abort(error)
 
     def end(self, data: bytes) -> None:
         # Settled before its client can see the end: who asks at once finds what this one took free.

@@ -15,7 +15,7 @@ from gateway.framework import Endpoint
 from gateway.http1.connection import Connection, encode_head
 from gateway.proxy.memory import Memory, Share
 from gateway.proxy.settings import TimeoutSettings
-from gateway.proxy.upstream.deadlines import Deadlines
+from gateway.proxy.upstream.deadlines import Deadlines, FirstLooks
 from gateway.proxy.upstream.legs import Cause, Leg, LegFailed
 
 MAX_ANSWER = 256 * 1024 * 1024
@@ -32,7 +32,7 @@ class Sink(Protocol):
     """Receives a body, part by part, as it arrives."""
 
     def part(self, data: bytes) -> None:
-        """More of it: not empty, and not the last."""
+        """More of it: not empty, and not the last. Raises nothing."""
 
     def end(self, data: bytes) -> None:
         """The last of it, which may be empty."""
@@ -73,17 +73,20 @@ class Answer:
 
     # Called by the reader of the answer
 
-    async def head(self, leg: Leg, connection: Connection, timeouts: TimeoutSettings) -> None:
-        """Send ``leg``, and wait until ``status`` and ``headers`` are known. ``timeouts`` count from now on.
+    async def head(
+        self, leg: Leg, connection: Connection, timeouts: TimeoutSettings, first_looks: FirstLooks | None = None
+    ) -> None:
+        """Send ``leg``, and wait until ``status`` and ``headers`` are known. ``timeouts`` count from now on;
+        ``first_looks``: as for ``Deadlines``.
 
         Raises LegFailed; the connection is closed then.
         """
-        head = encode_head("POST", leg.path, leg.address.authority, leg.headers, len(leg.body))
         self._connection = connection
-        self._deadlines = Deadlines(timeouts, connection, self._expired)
-        connection.send(head, leg.body, self)
-        self.connect_seconds = None if connection.idle_since else connection.connect_seconds
+        self._deadlines = Deadlines(timeouts, connection, self._expired, first_looks)
         try:
+            head = encode_head("POST", leg.path, leg.address.authority, leg.headers, len(leg.body))
+            self.connect_seconds = None if connection.idle_since else connection.connect_seconds
+            connection.send(head, leg.body, self)
             while not self.status and self._failure is None:
                 await self._changed()
         except BaseException:
@@ -124,6 +127,8 @@ class Answer:
         if self._parts:
             sink.part(self._taken())
         self._sink = sink
+        if self._connection is not None:  # else it has failed meanwhile
+            self._connection.divert(sink.part)
         try:
             await self._ended()
         finally:
@@ -181,12 +186,6 @@ class Answer:
 
     def part(self, data: bytes) -> None:
         """More of the body: not empty, and not the last."""
-        if self._sink is not None:
-            try:
-                self._sink.part(data)
-            except Exception as error:
-                self.abort(error)  # otherwise ``flow`` would wait for ever
-            return
         self._parts.append(data)
         if not self._whole:
             self._wake()

@@ -1,8 +1,11 @@
-"""Head, idle and total timeouts of one answer, on one timer.
+"""Head, idle and total timeouts of one answer, on one timer at a time.
 
 When the timer fires it asks the connection when bytes last arrived, so a chunk costs one clock reading. A timer that
 fires late, because this process was stopped or held up, checks once more: bytes that arrived meanwhile are read from
 the sockets first.
+
+Nearly all answers end before their first look is due. So for that one they have a timer of the loop in common
+(``FirstLooks``): a timer for each answer would cost more than all else here. A longer answer then gets one of its own.
 """
 
 from __future__ import annotations
@@ -16,6 +19,44 @@ from gateway.http1.connection import Connection
 from gateway.proxy.settings import TimeoutSettings
 from gateway.proxy.upstream.legs import Cause
 
+Expired = Callable[[Cause], None]
+
+
+def first_look(timeouts: TimeoutSettings) -> float:
+    """Seconds after which the first of ``timeouts`` may end an answer."""
+    return min(timeouts.head, timeouts.total, timeouts.idle)
+
+
+class FirstLooks:
+    """Looks once at each answer that still lasts ``span`` seconds after it began.
+
+    All wait equally long, so that they are due in the order in which they came: one timer is enough, for the first of
+    them. It is left to run out where none waits any more.
+
+    ``waiting``: with the ``loop.time()`` of when each began. Who ends takes itself out. ``runs``: the timer does; who
+    comes and finds that it does not calls ``run``.
+    """
+
+    def __init__(self, span: float) -> None:
+        self.waiting: dict[Deadlines, tuple[float, Expired]] = {}
+        self.runs = False
+        self._span = span
+
+    def run(self, loop: asyncio.AbstractEventLoop, began: float) -> None:
+        """``began``: when the first one that waits did."""
+        self.runs = True
+        loop.call_at(began + self._span, self._look, loop)
+
+    def _look(self, loop: asyncio.AbstractEventLoop) -> None:
+        self.runs = False
+        while self.waiting:
+            deadlines, (began, expired) = next(iter(self.waiting.items()))
+            if (due := began + self._span) > loop.time():
+                self.run(loop, began)
+                return
+            del self.waiting[deadlines]
+            deadlines.look(expired, due)
+
 
 class Deadlines:
     """Calls back at most once, with the timeout that ended the answer.
@@ -24,9 +65,17 @@ class Deadlines:
     timeout counts after that, since a long prefill is not idle. ``answered``: the head came.
     """
 
-    def __init__(self, timeouts: TimeoutSettings, connection: Connection, expired: Callable[[Cause], None]) -> None:
-        """They count from now on. ``connection``: brings the answer. ``expired``: is called at most once. Only the
-        timer refers to it, so that an answer that has ended is no reference cycle."""
+    __slots__ = (
+        *("_began", "_committed", "_connection", "_first_looks", "_idle_from", "_loop", "_paused", "_timeouts"),
+        *("_timer", "answered"),
+    )
+
+    def __init__(
+        self, timeouts: TimeoutSettings, connection: Connection, expired: Expired, first_looks: FirstLooks | None
+    ) -> None:
+        """They count from now on. ``connection``: brings the answer. ``expired``: is called at most once. Only a timer
+        refers to it, so that an answer that has ended is no reference cycle. ``first_looks``: of these ``timeouts``;
+        None: they are this answer's alone."""
         self._timeouts = timeouts
         self._loop = loop = asyncio.get_running_loop()
         self._connection: Connection | None = connection
@@ -34,8 +83,15 @@ class Deadlines:
         self.answered = False
         self._committed = False
         self._paused = False
-        due = now + min(timeouts.head, timeouts.total, timeouts.idle)
-        self._timer: asyncio.TimerHandle | None = loop.call_at(due, self._look, expired, due)
+        self._timer: asyncio.TimerHandle | None = None
+        self._first_looks = first_looks
+        if first_looks is None:
+            due = now + first_look(timeouts)
+            self._timer = loop.call_at(due, self.look, expired, due)
+        else:
+            first_looks.waiting[self] = now, expired
+            if not first_looks.runs:
+                first_looks.run(loop, now)
 
     def committed(self) -> None:
         self._committed = True
@@ -54,6 +110,8 @@ class Deadlines:
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
+        elif self._first_looks is not None:
+            self._first_looks.waiting.pop(self, None)
 
     def waited(self, cause: Cause) -> float:
         """Seconds that were waited: for the idle timeout since the last bytes, else since the request was sent."""
@@ -75,19 +133,17 @@ class Deadlines:
             return total
         return min(total, (self._progress() + self._timeouts.idle, Cause.IDLE_TIMEOUT))
 
-    def _arm(self, expired: Callable[[Cause], None], now: float, at: float) -> None:
-        # At most ``idle`` from now, since the idle timeout may apply by then.
-        due = min(at, now + self._timeouts.idle)
-        self._timer = self._loop.call_at(due, self._look, expired, due)
-
-    def _look(self, expired: Callable[[Cause], None], due: float) -> None:
+    def look(self, expired: Expired, due: float) -> None:
+        """A look that was due at ``due``: say that the answer has ``expired``, or look again later."""
         now = self._loop.time()
         at, cause = self._next()
         if at > now:
-            self._arm(expired, now, at)
+            # At most ``idle`` from now, since the idle timeout may apply by then.
+            due = min(at, now + self._timeouts.idle)
+            self._timer = self._loop.call_at(due, self.look, expired, due)
             return
         if now - due > LATE:
-            self._timer = self._loop.call_at(now + TURN, self._look, expired, inf)
+            self._timer = self._loop.call_at(now + TURN, self.look, expired, inf)
             return
         self._timer = None
         expired(cause)

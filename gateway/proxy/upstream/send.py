@@ -18,6 +18,7 @@ from gateway.http1.pool import Pool
 from gateway.proxy.memory import Memory
 from gateway.proxy.settings import TimeoutSettings
 from gateway.proxy.upstream.answer import Answer
+from gateway.proxy.upstream.deadlines import FirstLooks, first_look
 from gateway.proxy.upstream.legs import Cause, Leg, LegFailed
 
 STALE = 0.25
@@ -41,6 +42,7 @@ class Upstream:
         self._timeouts = timeouts
         self._memory = memory
         self._pool = pool or Pool(SystemClock())
+        self._first_looks = FirstLooks(first_look(timeouts))
 
     def close(self) -> None:
         self._pool.close()
@@ -56,16 +58,18 @@ class Upstream:
         nothing of the request. Raises LegFailed.
         """
         timeouts = self._timeouts
+        first_looks: FirstLooks | None = self._first_looks
         if leg.head is not None or leg.total is not None:
             timeouts = replace(timeouts, head=leg.head or timeouts.head, total=leg.total or timeouts.total)
+            first_looks = None
         kept = self._pool.take(leg.address)
         if kept is None:
             made, answer = await self._connect(leg, timeouts), Answer(leg.endpoint, self._memory)
-            await answer.head(leg, made, timeouts)
+            await answer.head(leg, made, timeouts, first_looks)
             return answer
         answer, began = Answer(leg.endpoint, self._memory), asyncio.get_running_loop().time()
         try:
-            await answer.head(leg, kept, timeouts)
+            await answer.head(leg, kept, timeouts, first_looks)
             return answer
         except LegFailed:
             if answer.unread is None or asyncio.get_running_loop().time() - began > STALE:
@@ -79,7 +83,7 @@ class Upstream:
             raise
         answer, began = Answer(leg.endpoint, self._memory), asyncio.get_running_loop().time()
         try:
-            await answer.head(leg, fresh, timeouts)
+            await answer.head(leg, fresh, timeouts, first_looks)
             return answer
         except LegFailed as failure:
             # One death: the engine sent a byte, so that it was alive when the kept connection ended; or it was dead

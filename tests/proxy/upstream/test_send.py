@@ -14,6 +14,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+from msgspec import structs
 
 from gateway.core.clock import SystemClock
 from gateway.fleet.address import Address, TlsContexts
@@ -69,6 +70,20 @@ async def test_an_answer_passes_with_its_status_headers_and_bytes():
             assert not reply.is_event_stream
             assert await reply.read() == b'{"a": 1}'
             assert reply.connect_seconds is not None
+
+
+async def test_a_head_that_cannot_be_written_leaves_no_connection_behind():
+    gone = asyncio.Event()
+
+    async def script(connection: Connection) -> None:
+        await connection.gone()
+        gone.set()
+
+    async with ScriptedServer(script) as server, upstream() as connections:
+        split = structs.replace(leg(server.url), headers=[("x-one", "1\r\nx-two: 2")])
+        with pytest.raises(ValueError, match="line break"):
+            await connections.send(split)
+        await asyncio.wait_for(gone.wait(), 10)
 
 
 @pytest.mark.parametrize("status", ["101 Switching Protocols", "999 Odd", "000 None", "099 Odd"])
