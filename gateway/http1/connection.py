@@ -66,9 +66,8 @@ class Connection(asyncio.Protocol):
         self._rest = memoryview(b"")
         self._full = False
         # Of the answer
-        self._headers: list[tuple[bytes, bytes]] = []
+        self._headers: list[tuple[bytes, bytes]] | None = []  # None: they have gone on, and the body comes
         self._outside = 0  # bytes since the last part of a body: of a head, of chunk sizes, of trailers
-        self._in_body = False
         self._framed = False
         self._paused = False
         self._parts: list[bytes] = []
@@ -83,7 +82,7 @@ class Connection(asyncio.Protocol):
         self.usable = False
         self._receiver, self._part = receiver, receiver.part
         self._headers, self._outside = [], 0
-        self._in_body = self._framed = False
+        self._framed = False
         self._keep = None
         if len(body) <= PIECE:
             self.transport.write(head + body)  # one segment where it fits: two would be two system calls
@@ -164,10 +163,10 @@ class Connection(asyncio.Protocol):
         receiver, self._receiver, self._part = self._receiver, None, None
         if receiver is None:
             return
-        if error is None and self._in_body and not self._framed:
+        if error is None and self._headers is None and not self._framed:
             receiver.end(b"")  # an answer whose end is the connection's
             return
-        receiver.lost(error, wordless=not self._in_body and not self._outside)
+        receiver.lost(error, wordless=self._headers is not None and not self._outside)
 
     def pause_writing(self) -> None:
         self._full = True
@@ -183,39 +182,35 @@ class Connection(asyncio.Protocol):
             raise ValueError("more than was asked for: who knows whose answer it is")
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        if self._in_body:
-            return  # a trailer: the head has gone on, and none of them is known to a client of vLLM
-        self._headers.append((name, value))
-        if name.lower() in FRAMING:
-            self._framed = True
+        if self._headers is not None:  # else it is a trailer: none of them is known to a client of vLLM
+            self._headers.append((name, value))
 
     def on_headers_complete(self) -> None:
-        status = self._parser.get_status_code()
-        if self._keep is not None or self._receiver is None:
+        status, headers = self._parser.get_status_code(), self._headers
+        if headers is None or self._keep is not None or self._receiver is None:
             return
         if status < 100:
             raise ValueError(f"HTTP status {status}, which there is none of")
         if status < 200 and status != 101:
             # "continue", "early hints": the answer is yet to come
-            self._headers, self._framed = [], False
+            self._headers = []
             return
-        size = 0
-        for name, value in self._headers:
+        size = codings = 0
+        for name, value in headers:
             size += len(name) + len(value)
-        if size > MAX_HEAD:
-            raise ValueError(f"more than {MAX_HEAD} bytes of headers")
-        if self._framed:
-            codings = 0
-            for name, value in self._headers:
-                if name.lower() == b"transfer-encoding":
+            if (lower := name.lower()) in FRAMING:
+                self._framed = True
+                if lower == b"transfer-encoding":
                     codings += 1
                     if codings > 1 or value.strip().lower() != b"chunked":  # llhttp would leave another in the body
                         raise ValueError("a transfer coding that was not asked for")
-        self._in_body = True
-        self._receiver.begin(status, self._headers)
+        if size > MAX_HEAD:
+            raise ValueError(f"more than {MAX_HEAD} bytes of headers")
+        self._headers = None
+        self._receiver.begin(status, headers)
 
     def on_message_complete(self) -> None:
-        if self._in_body and self._keep is None:
+        if self._headers is None and self._keep is None:
             self._keep = self._parser.should_keep_alive()  # llhttp has forgotten it once feed_data returns
 
     # Its own

@@ -107,7 +107,8 @@ class Answer:
             if self._done:
                 return b""
             await self._changed()
-        return self._taken()
+        parts, self._parts = self._parts, []
+        return b"".join(parts)
 
     async def read(self) -> bytes:
         """All of the body, which is held until ``abort``. Raises LegFailed, also when it is longer than MAX_ANSWER, or
@@ -117,15 +118,17 @@ class Answer:
         if not self._done or size > SMALL:
             self._hold(size)
             await self._ended()
-        return self._taken()
+        parts, self._parts = self._parts, []
+        return b"".join(parts)  # of a single one it is that one
 
     async def flow(self, sink: Sink) -> None:
         """Give ``sink`` all that is still to come, as it comes; return at the end. Raises LegFailed."""
+        parts, self._parts = self._parts, []
         if self._done:
-            sink.end(self._taken())
+            sink.end(b"".join(parts))
             return
-        if self._parts:
-            sink.part(self._taken())
+        if parts:
+            sink.part(b"".join(parts))
         self._sink = sink
         if self._connection is not None:  # else it has failed meanwhile
             self._connection.divert(sink.part)
@@ -272,11 +275,6 @@ class Answer:
     def _wake(self) -> None:
         if self._waiter is not None and not self._waiter.done():
             self._waiter.set_result(None)
-
-    def _taken(self) -> bytes:
-        parts = self._parts
-        self._parts = []
-        return parts[0] if len(parts) == 1 else b"".join(parts)
 
     def _fail(self, failure: Exception) -> None:
         if self._failure is None:
