@@ -18,10 +18,13 @@ profile       filters in order, weighted scorers, and one picker
 handler       runs profiles for a request and makes a plan of their results
 plan          which endpoint serves which leg: one leg of each kind at most, and the decode leg last
 leg           one upstream request, by its kind: the prefill or the decode of a request
+carrier       the function that sends the legs of a plan, by their kinds
 hand-over     the prefill leg, the transfer of its KV to the decode engine, and the decode leg that uses it
 answer        an engine's HTTP response; a *response* is an object of the Responses API
 commit        the moment from which an answer belongs to the client. Before it, the client has received nothing, not
               even headers
+held answer   an engine's error answer, kept until another endpoint answers. The client gets it if none does
+death         a failed leg that may have ended its engine. After its first death a request is sent once more at most
 relay         passes an answer's bytes from the engine to the client
 settle        ends a request: it releases the request's reservation and learns from the result
 """

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import importlib
 import re
+import tomllib
 import types
 import typing
 from collections.abc import Iterator
@@ -95,9 +96,24 @@ def built_in() -> list[PluginType]:
     ]
 
 
+def test_what_is_installed_is_what_the_project_declares() -> None:
+    """The tests below are of the plugins that are installed."""
+    project = tomllib.loads((DOCS.parent / "pyproject.toml").read_text())["project"]
+    declared = {
+        (group, name, target)
+        for group, points in project["entry-points"].items()
+        if group.startswith("kvgate.")
+        for name, target in points.items()
+    }
+    installed = {(one.kind.group, one.name, one.entry_point.value) for one in built_in()}
+    assert declared == installed, "run `make install`: until then no test sees what pyproject.toml has changed"
+
+
 @pytest.mark.parametrize("plugin", built_in(), ids=lambda one: f"{one.kind}-{one.name}")
 def test_every_plugin_is_documented_with_its_parameters(plugin) -> None:
-    (row,) = re.findall(rf"^\| `{plugin.name}` \|.*$", PLUGINS, re.MULTILINE)
+    rows = re.findall(rf"^\| `{plugin.name}` \|.*$", PLUGINS, re.MULTILINE)
+    assert len(rows) == 1, f"docs/plugins.md needs one row for `{plugin.name}`, and has {len(rows)}"
+    (row,) = rows
     cell = row.split("|")[-2]
     for field in keys(plugin.parameters()):
         found = re.search(rf"`{field.name}` \(`?([^)`:]*)", cell)
@@ -113,11 +129,13 @@ def test_every_plugin_is_documented_with_its_parameters(plugin) -> None:
 def test_every_plugin_s_module_has_the_fixed_headings(plugin) -> None:
     text = importlib.import_module(plugin.entry_point.module).__doc__ or ""
     assert f"``{plugin.name}``" in text.splitlines()[0]
-    positions = [text.find(f"\n{heading}\n    ") for heading in HEADINGS]
-    assert -1 not in positions
-    assert positions == sorted(positions)
-    for field in keys(plugin.parameters()):
-        assert f"``{field.name}``" in text
+    positions = {heading: text.find(f"\n{heading}\n    ") for heading in HEADINGS}
+    module = plugin.entry_point.module
+    missing = [heading for heading, at in positions.items() if at < 0]
+    assert not missing, f"{module}: its docstring lacks {missing}"
+    assert sorted(positions, key=positions.__getitem__) == [*HEADINGS], f"{module}: its headings are in another order"
+    unnamed = [field.name for field in keys(plugin.parameters()) if f"``{field.name}``" not in text]
+    assert not unnamed, f"{module}: its docstring does not name these parameters in double backticks: {unnamed}"
 
 
 @pytest.mark.parametrize("page", ["configuration.md", "plugins.md", "metrics.md"])

@@ -119,7 +119,7 @@ class Handover:
                 # Another pair of engines may succeed.
                 raise (leg if isinstance(leg, LegFailed) else failure.error()) from failure
             if isinstance(leg, LegFailed):
-                attempt.retries.cured(leg)
+                attempt.retries.count_deaths(leg)
             attempt.falls_back(failure.cause)
         require_up(plan.decode)
         return await self.forwarder.forward(attempt, plan.decode, body)

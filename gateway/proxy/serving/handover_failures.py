@@ -63,6 +63,8 @@ def _of_leg(cause: Cause) -> HandoverRule:
 
 HANDOVER_RULES: Mapping[str, HandoverRule] = {
     **{of_prefill(cause): _of_leg(cause) for cause in Cause},
+    # In place of the row of ``of_prefill(Cause.STATUS)``, which is the same word: that leg is any status but 200 and
+    # the client's own 4xx, not only those that mean "try another endpoint".
     HandoverCause.PREFILL_STATUS: HandoverRule(
         "the prefill engine answered neither 200 nor a 4xx of the client's (401, 403, 408 and 429 are not)"
     ),

@@ -1,7 +1,8 @@
 """What a leg is, how it can fail, and what a failure means: the table ``RULES``, one row for each ``Cause``.
 
-Pure: send.py and commit.py find the cause, director.py, handover.py and forward.py act on its row. A new rule is a new
-``Cause`` with its row; ARCHITECTURE.md prints the table, and the tests compare the two.
+Pure: send.py, answer.py, deadlines.py, commit.py and serving/transfer_legs.py find the cause; director.py, handover.py
+and forward.py act on its row. A new rule is a new ``Cause`` with its row; ARCHITECTURE.md prints the table, and the
+tests compare the two.
 
 A leg may be sent again only while no byte of an answer has gone to the client. A request that may have killed an engine
 is sent once more, and not to one engine after the other. A kept connection that died idle is no failure: send.py
@@ -22,7 +23,8 @@ from gateway.framework import Endpoint
 from gateway.proxy.settings import RetrySettings
 
 RETRY_STATUSES = frozenset({502, 503, 504})
-"""An engine that is dead or full answers 503 (vLLM's admission limits do so); a proxy in front of it, 502 or 504."""
+"""Answers that mean "try another endpoint": ``Cause.STATUS``. An engine that is dead or full answers 503 (vLLM's
+admission limits do so); a proxy in front of it, 502 or 504."""
 
 ENGINE_DEAD = b"EngineCore encountered an issue"
 """A part of vLLM's answer (status 500, or an error as a stream's first event) to each request on an engine whose core
@@ -49,7 +51,8 @@ class Leg(msgspec.Struct, frozen=True):
 
 
 class DeferredError(msgspec.Struct, frozen=True):
-    """An engine's error response, kept while another endpoint is tried, and returned if all fail."""
+    """An engine's error response, kept until another endpoint answers. The client gets it if no endpoint is left, or if
+    its failure is the request's last."""
 
     status: int
     headers: list[tuple[str, str]]
@@ -136,6 +139,9 @@ class Rule(NamedTuple):
     health: Health
 
 
+*_OTHERS, _LAST = map(str, sorted(RETRY_STATUSES))
+_ONE_OF_THEM = f"{', '.join(_OTHERS)} or {_LAST}"
+
 RULES: Mapping[Cause, Rule] = {
     # The gateway's own limits: no endpoint is to blame, and none would do better.
     Cause.EXHAUSTED: Rule(
@@ -146,7 +152,7 @@ RULES: Mapping[Cause, Rule] = {
         "the gateway has no room for the whole answer",
         *(Then.ERROR, Cost.NOTHING, True, NO_ROOM, Health.NOTHING),
     ),
-    # Nothing was sent: free.
+    # Nothing was sent: it costs nothing.
     Cause.REFUSED: Rule(
         "no connection was made",
         *(Then.ANOTHER, Cost.NOTHING, False, FAILED, Health.REFUSED),
@@ -178,7 +184,7 @@ RULES: Mapping[Cause, Rule] = {
         *(Then.ANOTHER, Cost.ATTEMPT, True, LATE, Health.BROKEN),
     ),
     Cause.STATUS: Rule(
-        "the engine answered 502, 503 or 504",
+        f"the engine answered {_ONE_OF_THEM}",
         *(Then.ANOTHER, Cost.ATTEMPT, True, FAILED, Health.NOTHING),
     ),
     # The client's patience is spent: a second answer would come later still.
@@ -197,9 +203,9 @@ RULES: Mapping[Cause, Rule] = {
 class LegFailed(Exception):
     """A leg that failed before commit, or an answer that broke after it. ``detail`` holds no credentials.
 
-    ``held``: the engine's answer, if there was one. ``announced``: a stream had begun, without output, before it broke
-    off. ``deaths``: how often an engine may have died of the request. ``waited``: seconds that the gateway had waited,
-    if a timeout ended the leg.
+    ``held``: the engine's answer, if there was one: the client gets it instead of our error. ``announced``: a stream
+    had begun, without output, before it broke off. ``deaths``: how often an engine may have died of the request.
+    ``waited``: seconds that the gateway had waited, if a timeout ended the leg.
     """
 
     def __init__(self, cause: Cause, endpoint: Endpoint, detail: str, held: DeferredError | None = None) -> None:
@@ -249,7 +255,7 @@ class RetryBudget:
 class Retries(msgspec.Struct, eq=False):
     """Counts the failed attempts of one request, and decides whether there may be another.
 
-    ``sent``: attempts that failed and were not free. ``failed_on``: slots of the endpoints that failed this request;
+    ``sent``: attempts that failed and cost one. ``failed_on``: slots of the endpoints that failed this request;
     they are no candidates again. ``deaths``: how often an engine may have died of it.
     """
 
@@ -259,9 +265,9 @@ class Retries(msgspec.Struct, eq=False):
     sent: int = 0
     failed_on: set[int] = msgspec.field(default_factory=set)
 
-    def cured(self, failure: LegFailed) -> None:
-        """Count a failure that cost no attempt, since the decode endpoint computes the prompt itself. A death counts:
-        a request has one in all."""
+    def count_deaths(self, failure: LegFailed) -> None:
+        """Count the deaths of a failure that costs no attempt, since the decode endpoint computes the prompt itself: a
+        request has one in all."""
         self.deaths += failure.deaths
 
     def charge(self, failure: LegFailed) -> bool:
