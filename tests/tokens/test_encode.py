@@ -100,11 +100,10 @@ def test_a_tokenizer_that_changes_text_in_python_is_used_whole(
     assert ids == array("I", tokenizer("hi", add_special_tokens=False)["input_ids"])
 
 
-@pytest.mark.parametrize("memory", [0, 1 << 20])
-def test_the_librarys_own_threads_are_never_started(memory: int) -> None:
+def test_the_librarys_own_threads_are_never_started() -> None:
     """Nobody waits in their queue, whatever the environment asks for. In a process of its own, where none are yet, and
     which has begun as the command does."""
-    program = f"""
+    program = """
 import contextlib, os
 from gateway.cli import main
 with contextlib.suppress(SystemExit):
@@ -113,14 +112,15 @@ from tokenizers import AddedToken, Tokenizer, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 from gateway.tokens.encode import TAILS, Encoder
 from gateway.tokens.segments import LEAST
-tokenizer = Tokenizer(models.WordLevel({{"a": 0, "?": 1}}, unk_token="?"))
+tokenizer = Tokenizer(models.WordLevel({"a": 0, "?": 1}, unk_token="?"))
 tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
 tokenizer.add_tokens([AddedToken("<s>", normalized=False)])
 threads = len(os.listdir("/proc/self/task"))
-encoder = Encoder(PreTrainedTokenizerFast(tokenizer_object=tokenizer), "m", memory_bytes={memory})
-encoder.encode(["a b " * 1000 + "<s>"] * 4 + [f"<s>{{n}} a b " * 1000 for n in range(40)], add_special_tokens=False)
-print(len(os.listdir("/proc/self/task")) - threads)
+for memory in (0, 1 << 20):
+    encoder = Encoder(PreTrainedTokenizerFast(tokenizer_object=tokenizer), "m", memory_bytes=memory)
+    encoder.encode(["a b " * 1000 + "<s>"] * 4 + [f"<s>{n} a b " * 1000 for n in range(40)], add_special_tokens=False)
+    print(len(os.listdir("/proc/self/task")) - threads)
 """
     environment = {**os.environ, "TOKENIZERS_PARALLELISM": "true"}
     done = subprocess.run([sys.executable, "-c", program], env=environment, capture_output=True, text=True, check=True)
-    assert done.stdout.splitlines()[1:] == ["0"]
+    assert done.stdout.splitlines()[1:] == ["0", "0"], "with and without a memory"

@@ -27,7 +27,7 @@ def asked(orders: str, **more: object) -> dict[str, object]:
 
 
 async def test_an_answer_has_its_size_and_the_tokens_that_were_told(url) -> None:
-    async with httpx.AsyncClient(base_url=url, trust_env=False) as client:
+    async with httpx.AsyncClient(base_url=url, trust_env=False, verify=False) as client:
         for tokens in (7, 123_456):
             answer = await client.post(CHAT, json=asked(f"tokens={tokens}"))
             assert answer.status_code == 200
@@ -36,7 +36,7 @@ async def test_an_answer_has_its_size_and_the_tokens_that_were_told(url) -> None
 
 
 async def test_a_stream_has_its_events(url) -> None:
-    async with httpx.AsyncClient(base_url=url, trust_env=False) as client:
+    async with httpx.AsyncClient(base_url=url, trust_env=False, verify=False) as client:
         for orders, count in (("step=1", EVENTS), ("events=2 step=1", 2)):
             answer = await client.post(CHAT, json=asked(orders, stream=True))
             lines = [line for line in answer.text.split("\n\n") if line]
@@ -47,7 +47,7 @@ async def test_a_stream_has_its_events(url) -> None:
 
 
 async def test_what_goes_wrong_where_it_is_asked_for(url) -> None:
-    async with httpx.AsyncClient(base_url=url, trust_env=False, timeout=30) as client:
+    async with httpx.AsyncClient(base_url=url, trust_env=False, verify=False, timeout=30) as client:
         for status in (400, 500):
             assert (await client.post(CHAT, json=asked(f"fail={status}"))).status_code == status
         for stream in (False, True):
@@ -59,7 +59,7 @@ async def test_what_goes_wrong_where_it_is_asked_for(url) -> None:
 
 
 async def test_late_answers_do_not_hold_others_up(url) -> None:
-    async with httpx.AsyncClient(base_url=url, trust_env=False, timeout=None) as client:
+    async with httpx.AsyncClient(base_url=url, trust_env=False, verify=False, timeout=None) as client:
         late = asyncio.create_task(client.post(CHAT, json=asked("late=1000000")))
         assert (await client.post(CHAT, json=asked(""))).status_code == 200
         assert not late.done()
@@ -68,7 +68,7 @@ async def test_late_answers_do_not_hold_others_up(url) -> None:
 
 
 async def test_what_was_answered_is_counted(url) -> None:
-    async with httpx.AsyncClient(base_url=url, trust_env=False, timeout=30) as client:
+    async with httpx.AsyncClient(base_url=url, trust_env=False, verify=False, timeout=30) as client:
 
         async def counts() -> dict[str, int]:
             return dict((await client.get("/counts")).json())
@@ -82,7 +82,7 @@ async def test_what_was_answered_is_counted(url) -> None:
 
 
 async def test_a_stream_whose_reader_has_gone_ends(url) -> None:
-    async with httpx.AsyncClient(base_url=url, trust_env=False, timeout=30) as client:
+    async with httpx.AsyncClient(base_url=url, trust_env=False, verify=False, timeout=30) as client:
         async with client.stream("POST", CHAT, json=asked("events=1000000 step=1", stream=True)) as answer:
             await anext(answer.aiter_raw())
         seen: list[int] = []

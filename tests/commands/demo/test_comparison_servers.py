@@ -13,12 +13,12 @@ def test_engines_serve_until_the_context_is_left(tmp_path: Path) -> None:
     with Processes(tmp_path) as running:
         urls = start_engines(running, 2, ["--served-name=mine"])
         for url in urls:
-            assert httpx.get(f"{url}/v1/models", trust_env=False).json()["data"][0]["id"] == "mine"
+            assert httpx.get(f"{url}/v1/models", trust_env=False, verify=False).json()["data"][0]["id"] == "mine"
         started = list(running._running)
     assert [process.child.returncode for process in started] == [0, 0]
     for url in urls:
         with pytest.raises(httpx.ConnectError):
-            httpx.get(url, trust_env=False)
+            httpx.get(url, trust_env=False, verify=False)
 
 
 def test_an_engine_that_does_not_start_says_why(tmp_path: Path) -> None:

@@ -198,7 +198,7 @@ class TestWhatIsRed:
         async with (
             simulated(tokenizer=tokenizer) as server,
             simulated(tokenizer=tokenizer) as other,
-            httpx.AsyncClient(trust_env=False) as client,
+            httpx.AsyncClient(trust_env=False, verify=False) as client,
         ):
             body = {"model": "sim", "prompt": "someone else's " * 20, "max_tokens": 1}
 
@@ -322,7 +322,7 @@ async def test_many_engines_are_asked_at_once_each_within_its_time(tokenizer: st
 @contextlib.asynccontextmanager
 async def between(url: str, old: bytes = b"", new: bytes = b"", hook: Any = None) -> AsyncIterator[str]:
     """A proxy before an engine that replaces something in what it says; ``hook`` runs after each completion."""
-    async with httpx.AsyncClient(base_url=url, trust_env=False) as client:
+    async with httpx.AsyncClient(base_url=url, trust_env=False, verify=False) as client:
 
         async def passing(connection: Connection) -> None:
             while True:
