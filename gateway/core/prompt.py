@@ -92,29 +92,44 @@ KEYS_KEPT = 2
 
 
 class KnownPrefix:
-    """The first ``count`` ids of many prompts. ``keys``: keys of their whole blocks, as ``array('Q')``, by the tokens
-    of a block and the key before the first. ``kvcache`` keeps them here, at most ``KEYS_KEPT``."""
+    """The first ``count`` ids of many prompts. ``keys``: keys of their whole blocks, as ``array('Q')``, and the ids
+    behind these blocks, by the tokens of a block and the key before the first. ``kvcache`` keeps them here, at most
+    ``KEYS_KEPT``."""
 
     __slots__ = ("count", "keys")
 
     def __init__(self, count: int) -> None:
         self.count = count
-        self.keys: dict[tuple[int, int], array[int]] = {}
+        self.keys: dict[tuple[int, int], tuple[array[int], array[int]]] = {}
 
 
-class PrefixedIds(array):  # type: ignore[type-arg]  # before Python 3.12 an array cannot be parametrized at run time
-    """Token ids that begin with a known ``prefix``. Alike if their ids are."""
+class PrefixedIds(msgspec.Struct, eq=False):
+    """Token ids that begin with a known ``prefix``. Most of them are never read: its block keys are known.
 
-    __slots__ = ("prefix",)
+    ``pieces``: the prefix's ids, uint32, which other prompts share. ``rest``: the ids behind. ``whole``: all of them,
+    once they were joined.
+    """
 
     prefix: KnownPrefix
+    pieces: Sequence[bytes]
+    rest: array[int]
+    whole: array[int] | None = None
 
-    @classmethod
-    def of(cls, ids: bytes, prefix: KnownPrefix) -> PrefixedIds:
-        """``ids``: uint32."""
-        made: PrefixedIds = cls("I", ids)
-        made.prefix = prefix
-        return made
+    def __len__(self) -> int:
+        return self.prefix.count + len(self.rest)
+
+
+Ids: TypeAlias = "array[int] | PrefixedIds"
+"""uint32 token ids. Who reads them calls ``joined``."""
+
+
+def joined(ids: Ids) -> array[int]:
+    """``ids`` in one piece, which the caller must not change."""
+    if not isinstance(ids, PrefixedIds):
+        return ids
+    if ids.whole is None:
+        ids.whole = array("I", b"".join(ids.pieces)) + ids.rest
+    return ids.whole
 
 
 NOWHERE: frozenset[str] = frozenset()
@@ -123,7 +138,7 @@ NOWHERE: frozenset[str] = frozenset()
 class Prompt(msgspec.Struct, frozen=True):
     """What the engine will see, or an estimate of it.
 
-    ``ids``: uint32 token ids of the first prompt (``array('I')``). Where ``exact`` is false they are the prompt's
+    ``ids``: token ids of the first prompt. Where ``exact`` is false they are the prompt's
     bytes, four to an id: equal prefixes still have equal leading ids, and no such id is ever compared with an engine's.
     ``count``: tokens of all prompts together. ``why``: the reason for an estimate, empty if there is none.
     ``single``: the body holds one prompt, so that expected and reported hits can be compared.
@@ -138,12 +153,12 @@ class Prompt(msgspec.Struct, frozen=True):
     engine knows: they say whether two prompts are alike, never equal an engine's ids, and ``count`` is an estimate.
     """
 
-    ids: array[int]
+    ids: Ids
     count: int
     exact: bool
     why: str = ""
     single: bool = True
-    own: array[int] | None = None
+    own: Ids | None = None
     differing: frozenset[str] = NOWHERE
     media: tuple[Medium, ...] = ()
 

@@ -19,7 +19,7 @@ from typing import Any
 
 import msgspec
 
-from gateway.core.prompt import PrefixedIds
+from gateway.core.prompt import Ids, PrefixedIds, joined
 from gateway.tokens.segment_cache import Lookup, Segment, SegmentCache
 from gateway.tokens.segments import LEAST, Cuts, find_cuts
 from gateway.tokens.word_ids import WordIds, find_words
@@ -84,7 +84,7 @@ class Encoder:
 
     def encode(self, texts: Sequence[str], *, add_special_tokens: bool) -> list[array[int]]:
         """The uint32 ids of each text."""
-        return self.finish(self.read(texts, add_special_tokens=add_special_tokens))
+        return list(map(joined, self.finish(self.read(texts, add_special_tokens=add_special_tokens))))
 
     def read(self, texts: Sequence[str], *, add_special_tokens: bool, most: int | None = None) -> Reading:
         """Look the texts up in the cache. Takes a third of a millisecond for 100,000 known tokens, and up to 17 ms for
@@ -102,8 +102,8 @@ class Encoder:
             new += lookup.new
         return Reading(texts, add_special_tokens, lookups, new)
 
-    def finish(self, reading: Reading) -> list[array[int]]:
-        """The uint32 ids of each text. What is not known is encoded and cached."""
+    def finish(self, reading: Reading) -> list[Ids]:
+        """The ids of each text. What is not known is encoded and cached."""
         if self._backend is None:
             return [array("I", self._whole(text, reading.add_special_tokens)) for text in reading.texts]
         cache, lookups = self._cache, reading.lookups
@@ -137,16 +137,12 @@ class Encoder:
                         self._tails.clear()
                     self._tails[text] = encoded
         before, after = self._cuts.added[reading.add_special_tokens]
-        whole = []
+        whole: list[Ids] = []
         for lookup in lookups:
-            pieces = [*map(_IDS, lookup.segments), after]
-            if before:
-                pieces.insert(0, before)
-            # The first piece may be nearly all: it is copied once.
-            prefix = None if before else lookup.prefix
-            ids = array("I", pieces[0]) if prefix is None else PrefixedIds.of(pieces[0], prefix)
-            ids.frombytes(b"".join(pieces[1:]))
-            whole.append(ids)
+            pieces = list(map(_IDS, lookup.segments))
+            prefix, shared = (None, 0) if before else (lookup.prefix, lookup.shared)
+            rest = array("I", b"".join((before, *pieces[shared:], after)))
+            whole.append(rest if prefix is None else PrefixedIds(prefix, pieces[:shared], rest))
             cache.add(lookup)
         return whole
 

@@ -15,7 +15,7 @@ from typing import Any
 import msgspec
 from xxhash import xxh3_128
 
-from gateway.core.prompt import Medium, Prompt, estimate
+from gateway.core.prompt import Medium, Prompt, estimate, joined
 from gateway.tokens.reasons import Why
 
 MAX_IDS = 4_000_000
@@ -153,9 +153,9 @@ def continued(reported: Prompt, rest: Sequence[Any]) -> Prompt:
     The engine's ids are used up to the start of the answer, since a template may render that differently in a later
     turn. The rest is an estimate.
     """
-    known = reported.ids[: max(0, len(reported.ids) - OPENING)]
+    known = joined(reported.ids)[: max(0, len(reported.ids) - OPENING)]
     more = estimate(msgspec.json.encode(rest), "")
-    ids = known + more.ids
+    ids = known + joined(more.ids)
     return Prompt(ids=ids, count=len(reported.ids) + more.count, exact=True, why=str(Why.UNTOLD))
 
 

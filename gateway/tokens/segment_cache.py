@@ -90,7 +90,7 @@ class Lookup(msgspec.Struct, eq=False):
     ``new``: characters to encode, as far as is known. Those that were not looked at yet are counted. ``node``: where
     the path continues; None: nothing is known after the last segment. ``path``: the nodes in which the first of
     ``segments`` end. ``runs``: how long the path was each time that its next node was not the one used last.
-    ``prefix``: of the last span; None: there is none.
+    ``prefix``: of the last span; None: there is none. ``shared``: how many of ``segments`` end with that span.
     """
 
     text: str
@@ -102,6 +102,7 @@ class Lookup(msgspec.Struct, eq=False):
     path: list[_Node] = []
     runs: list[int] = []
     prefix: KnownPrefix | None = None
+    shared: int = 0
 
 
 class SegmentCache:
@@ -149,7 +150,7 @@ class SegmentCache:
                 segment = latest.segment
                 span = latest.span
                 if span is not None and self._leads(span, text, at):
-                    segment, lookup.prefix = span, span.prefix
+                    segment, lookup.prefix, lookup.shared = span, span.prefix, len(segments) + 1
                     node = start = span.end
                 elif text.startswith(segment.text, at):
                     node = latest
@@ -179,7 +180,8 @@ class SegmentCache:
                     lookup.runs.append(len(path))
                     span = node.span
                     if span is not None and self._leads(span, text, at):
-                        known, node, end, lookup.prefix = span, span.end, at + len(span.text), span.prefix
+                        known, node, end = span, span.end, at + len(span.text)
+                        lookup.prefix, lookup.shared = span.prefix, len(segments) + 1
                     path.append(node)
             segments.append(known)
             at = end

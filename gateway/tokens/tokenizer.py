@@ -22,6 +22,7 @@ from gateway.core.observer import Observer
 from gateway.core.prompt import (
     BYTES_PER_TOKEN,
     ChatInput,
+    Ids,
     OpaqueInput,
     Prompt,
     PromptInput,
@@ -345,7 +346,7 @@ def _raws(prompt: ChatInput | TextInput) -> list[bytes]:
     return [text.encode("utf-8", "replace") for text in prompt.texts]
 
 
-def _exact(ids: Sequence[array[int]], *, ours: bool = True) -> Prompt:
+def _exact(ids: Sequence[Ids], *, ours: bool = True) -> Prompt:
     """``ours``: our tokenizer made the ids, and not the client."""
     first, single = ids[0], len(ids) == 1
     count = len(first) if single else sum(map(len, ids))

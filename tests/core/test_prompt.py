@@ -4,7 +4,7 @@ from array import array
 
 import pytest
 
-from gateway.core.prompt import Prompt, estimate
+from gateway.core.prompt import KnownPrefix, PrefixedIds, Prompt, estimate, joined
 
 
 @pytest.mark.parametrize(("raw", "ids", "count"), [(b"", 0, 1), (b"abc", 0, 1), (b"abcd", 1, 1), (b"abcdefghi", 2, 2)])
@@ -24,3 +24,12 @@ def test_equal_beginnings_have_equal_leading_ids() -> None:
 @pytest.mark.parametrize(("exact", "why", "whole"), [(True, "", True), (True, "media", False), (False, "", False)])
 def test_a_prompt_with_something_to_explain_is_not_whole(exact: bool, why: str, whole: bool) -> None:
     assert Prompt(array("I", [1]), 1, exact, why).whole is whole
+
+
+def test_ids_in_pieces_are_joined_once() -> None:
+    ids = PrefixedIds(KnownPrefix(3), [array("I", [1, 2]).tobytes(), array("I", [3]).tobytes()], array("I", [4, 5]))
+    assert (len(ids), ids.whole) == (5, None)
+    assert joined(ids) == array("I", [1, 2, 3, 4, 5])
+    assert joined(ids) is joined(ids)
+    plain = array("I", [1])
+    assert joined(plain) is plain

@@ -15,7 +15,7 @@ from hypothesis import HealthCheck, given
 from hypothesis import strategies as st
 from tokenizers import Tokenizer
 
-from gateway.core.prompt import KnownPrefix, PrefixedIds
+from gateway.core.prompt import KnownPrefix, PrefixedIds, joined
 from gateway.tokens.encode import Encoder
 from gateway.tokens.segment_cache import HOPS, OVERHEAD, Lookup, SegmentCache
 from gateway.tokens.segments import LEAST, Cuts, find_cuts
@@ -353,10 +353,13 @@ def test_conversations_have_the_ids_of_their_whole_texts(
     for base, depth, turns in conversations:
         known.append(known[base % len(known)][:depth] + [text_of(turn) for turn in turns])
         text = rendered(known[-1], tags)
-        (ids,) = encoder.encode([text], add_special_tokens=special)
-        assert ids == array("I", tokenizer.encode(text, add_special_tokens=special).ids)
+        (ids,) = encoder.finish(encoder.read([text], add_special_tokens=special))
+        whole = joined(ids)
+        assert whole == array("I", tokenizer.encode(text, add_special_tokens=special).ids)
+        assert len(whole) == len(ids)
         if isinstance(ids, PrefixedIds):
-            beginning = ids[: ids.prefix.count]
+            beginning = whole[: ids.prefix.count]
+            assert beginning.tobytes() == b"".join(ids.pieces)
             assert BEGINNINGS.setdefault(ids.prefix, beginning) == beginning
 
 

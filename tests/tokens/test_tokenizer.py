@@ -13,7 +13,7 @@ from hypothesis import HealthCheck, given
 from hypothesis import strategies as st
 from tokenizers import Tokenizer
 
-from gateway.core.prompt import ChatInput, OpaqueInput, TextInput, TokenInput, estimate
+from gateway.core.prompt import ChatInput, OpaqueInput, TextInput, TokenInput, estimate, joined
 from gateway.core.tasks import TaskSet
 from gateway.errors import ConfigError
 from gateway.tokens import ModelTokens
@@ -397,7 +397,8 @@ async def test_a_burst_of_one_prompt_is_encoded_once_by_each_thread_at_most(
 
     monkeypatch.setattr(encoder, "_backend", Counting())
     prompts = await asyncio.gather(*(tokens.tokenize(turns(40)) for _ in range(30)))
-    assert all(prompt == prompts[0] for prompt in prompts)
+    assert all(joined(prompt.ids) == joined(prompts[0].ids) for prompt in prompts)
+    assert {(prompt.count, prompt.exact, prompt.why) for prompt in prompts} == {(len(prompts[0].ids), True, "")}
     assert sum(sizes) <= MAX_THREADS * 200_000, "of 160,000 characters each"
 
 

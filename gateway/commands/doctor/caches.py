@@ -17,7 +17,7 @@ from gateway.commands.doctor.finding import Finding, Level, Patient
 from gateway.commands.doctor.hashes import ALGORITHMS, recognise
 from gateway.commands.doctor.tokens import words
 from gateway.commands.interview import Interview
-from gateway.core.prompt import TextInput
+from gateway.core.prompt import TextInput, joined
 from gateway.fleet.engine_client import ProbeFailed
 from gateway.fleet.kv_source import KvSource, find_source
 from gateway.framework import Clock
@@ -185,7 +185,7 @@ class CacheCheck:
         self._ids = choice.get("prompt_token_ids") or answer.get("prompt_token_ids") or ()
         if not self._ids:
             own = (await self.patient.tokens.tokenize(TextInput((text,)))).own
-            self._ids = own.tolist() if own is not None else ()
+            self._ids = joined(own).tolist() if own is not None else ()
         return self._ids
 
     def _of_events(self, source: KvSource, heard: Heard) -> None:

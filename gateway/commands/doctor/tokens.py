@@ -15,7 +15,7 @@ import orjson
 
 from gateway.commands.doctor.finding import Finding, Level
 from gateway.commands.interview import Interview
-from gateway.core.prompt import ChatInput, PromptInput, TextInput
+from gateway.core.prompt import ChatInput, PromptInput, TextInput, joined
 from gateway.fleet.engine_client import ProbeFailed
 from gateway.tokens import ModelTokens
 from gateway.tokens.agreement import Form
@@ -82,8 +82,9 @@ async def compare(engine: Interview, name: str, root: str | None, tokens: ModelT
             remedy = "let requests to /tokenize through to it, or watch kvgate_token_parity"
             return Finding(CHECK, Level.WARNING, failure.reason, said, remedy)
         theirs = answer.get("tokens") if isinstance(answer, dict) else None
-        if prompt.own.tolist() != theirs:
-            return _different(probe, prompt.own.tolist(), theirs if isinstance(theirs, list) else [], root, ours)
+        own = joined(prompt.own).tolist()
+        if own != theirs:
+            return _different(probe, own, theirs if isinstance(theirs, list) else [], root, ours)
         compared.append(probe.name)
     if len(compared) < 2:
         return _text_only(tokens)

@@ -157,13 +157,12 @@ class CacheIndex(IndexedEndpoints):
                 self._fit_unit(size)
         unit, ids, exact, media = self.unit, prompt.ids, prompt.exact, prompt.media
         first = root(exact, adapter, salt) if adapter or salt else PLAIN_ROOTS[exact]
+        keys: Sequence[int] = ()
+        if isinstance(ids, PrefixedIds):  # which has no media
+            keys, left = self._key_cache.of_prefix(ids, unit, first)
+            ids, first = left + ids.rest, keys[-1] if keys else first
         step = self._key_cache.keys if len(ids) >= RUN else chain  # a prompt that fills no run is in none
-        more: Sequence[int] = ()
-        if isinstance(ids, PrefixedIds) and not media:
-            keys: Sequence[int] = self._key_cache.of_prefix(ids, unit, first)
-            more = step(ids[len(keys) * unit :], unit, keys[-1] if keys else first)
-        else:
-            keys = chain_with_media(ids, unit, first, media, step) if media else step(ids, unit, first)
+        more = chain_with_media(ids, unit, first, media, step) if media else step(ids, unit, first)
         found = BlockKeys("Q", keys)
         found.unit, found.tokens, found.exact, found.whole = unit, prompt.count, exact, prompt.whole
         found.differing = prompt.differing

@@ -34,16 +34,17 @@ class KeyCache:
         """Runs."""
         return len(self._runs)
 
-    def of_prefix(self, ids: PrefixedIds, unit: int, parent: int) -> array[int]:
-        """Keys of the whole blocks of the known prefix of ``ids``, by reference."""
+    def of_prefix(self, ids: PrefixedIds, unit: int, parent: int) -> tuple[array[int], array[int]]:
+        """Keys of the whole blocks of the known prefix of ``ids``, and the ids behind these blocks, by reference."""
         name, prefix = (unit, parent), ids.prefix
-        keys = prefix.keys.get(name)
-        if keys is None:
-            keys = array("Q", self.keys(ids[: prefix.count], unit, parent))
+        known = prefix.keys.get(name)
+        if known is None:
+            first = array("I", b"".join(ids.pieces))
+            known = array("Q", self.keys(first, unit, parent)), first[len(first) // unit * unit :]
             if len(prefix.keys) >= KEYS_KEPT:
                 del prefix.keys[next(iter(prefix.keys))]  # the oldest: other requests' salts come and go
-            prefix.keys[name] = keys
-        return keys
+            prefix.keys[name] = known
+        return known
 
     def keys(self, ids: array[int], unit: int, parent: int) -> list[int]:
         """Keys of the whole blocks of ``ids``, behind the block whose key is ``parent``."""

@@ -6,6 +6,7 @@ import asyncio
 
 from gateway.api.body import Body, JsonBody
 from gateway.api.token_forwarding import json_pieces, same_answer, with_ids
+from gateway.core.prompt import joined
 from gateway.fleet.fleet import Fleet
 from gateway.framework import Endpoint
 from gateway.proxy.serving.attempt import Attempt
@@ -35,7 +36,7 @@ class IdForwarding:
         if not alike or not runtime.tokens.parity.may_send_ids(endpoint.name, engine.started, FORMS[kind]):
             return body
         pieces: list[bytes] = []
-        for piece in json_pieces(prompt.own):
+        for piece in json_pieces(joined(prompt.own)):
             if pieces:
                 await asyncio.sleep(0)
             pieces.append(piece)

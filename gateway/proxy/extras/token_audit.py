@@ -22,6 +22,7 @@ from msgspec.structs import replace
 from gateway.api.body import JsonBody
 from gateway.core.clock import SystemClock
 from gateway.core.log_limit import LogLimit, left_out
+from gateway.core.prompt import joined
 from gateway.core.tasks import TaskSet
 from gateway.framework import Endpoint
 from gateway.proxy.extras.token_routes import ABSENCE, ABSENT, RENDERED, reporting_routes
@@ -113,7 +114,7 @@ class TokenAudit:
             there = [path for path in paths if not self._state.absent.has(endpoint.engine, path, now)]
             legs = [leg for path in there if (leg := self._leg(call, endpoint, path, limit))]
             if legs:
-                return Questions(legs, prompt.own, FORMS[call.route.kind])
+                return Questions(legs, joined(prompt.own), FORMS[call.route.kind])
         return None
 
     def _ask_later(self, runtime: ModelRuntime, questions: Questions) -> None:

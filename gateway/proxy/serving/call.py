@@ -16,9 +16,10 @@ from gateway.api.body import Body, JsonBody
 from gateway.api.routes import Route
 from gateway.api.settings import PassSettings
 from gateway.core.prompt import Prompt
-from gateway.framework import Endpoint, Request
+from gateway.framework import Endpoint
 from gateway.kvcache.index.keys import BlockKeys
 from gateway.proxy.serving.model_directory import ModelRuntime
+from gateway.proxy.serving.tokenized_request import TokenizedRequest
 
 NO_IDS = array("I")
 
@@ -32,7 +33,7 @@ class IncomingRequest(msgspec.Struct, frozen=True, eq=False):
     headers: Sequence[tuple[str, str]]
     body: Body
     runtime: ModelRuntime
-    request: Request
+    request: TokenizedRequest
     sequences: int
     pinned_url: str
 
@@ -58,7 +59,7 @@ class Call(IncomingRequest, frozen=True, eq=False):
 
     def without_prompt(self) -> Call:
         """The same, once its answer has begun, which may take an hour: the prompt's counts and keys are left."""
-        self.request.token_ids = NO_IDS
+        self.request.token_ids, self.request.ids = NO_IDS, None
         prompt = replace(self.prompt, ids=NO_IDS, own=None, media=())
         return replace(self, headers=(), body=NO_BODY, prompt=prompt)
 

@@ -8,11 +8,11 @@ from hashlib import blake2b
 from gateway.api.parse import Parsed
 from gateway.api.session import read_session
 from gateway.api.slo import OBJECTIVES, read_slo
-from gateway.core.prompt import Prompt
+from gateway.core.prompt import PrefixedIds, Prompt
 from gateway.errors import ClientError
-from gateway.framework import Request
 from gateway.kvcache.index.keys import BlockKeys
 from gateway.proxy.serving.model_directory import ModelDirectory, ModelRuntime
+from gateway.proxy.serving.tokenized_request import TokenizedRequest
 
 KEYS = frozenset({"authorization", "x-api-key"})
 
@@ -25,7 +25,7 @@ def identify(
     arrived: float,
     headers: Mapping[str, str],
     cookie: str = "",
-) -> tuple[ModelRuntime, Request]:
+) -> tuple[ModelRuntime, TokenizedRequest]:
     """The model that ``parsed`` means, and the request without its tokens. ``headers``: what plugins may see of them.
     ``cookie``: the Cookie header, of which they see no more than the session.
 
@@ -41,7 +41,7 @@ def identify(
         session = read_session(session, headers, cookie, runtime.session)
     if usual.ttft_ms is not None or usual.tpot_ms is not None or not OBJECTIVES.isdisjoint(headers):
         slo = read_slo(headers, usual)
-    request = Request(
+    request = TokenizedRequest(
         id=request_id,
         model=runtime.model,
         kind=parsed.route.kind,
@@ -69,7 +69,12 @@ def client_of(headers: Sequence[tuple[str, str]], address: str | None) -> str:
     return address or ""
 
 
-def tokenized(runtime: ModelRuntime, request: Request, prompt: Prompt) -> BlockKeys:
+def tokenized(runtime: ModelRuntime, request: TokenizedRequest, prompt: Prompt) -> BlockKeys:
     """Enter the tokens into ``request``; returns the keys of their blocks."""
-    request.token_ids, request.prompt_tokens, request.exact = prompt.ids, prompt.count, prompt.whole
+    ids, request.prompt_tokens, request.exact = prompt.ids, prompt.count, prompt.whole
+    if isinstance(ids, PrefixedIds):
+        request.ids = ids
+        del request.token_ids  # until something reads them
+    else:
+        request.token_ids = ids
     return runtime.index.keys(prompt, request.adapter, request.cache_salt)

@@ -68,13 +68,14 @@ def test_what_is_known_of_a_prefix_changes_no_key(
     for number, ((adapter, salt), rest, unit) in enumerate(prompts):
         index = CacheIndex(CacheSettings(block_size=unit), "m", ManualClock(), NULL_OBSERVER)
         ids = prefix + array("I", range(number, number + rest))
-        prefixed = PrefixedIds.of(ids.tobytes(), known)
-        assert prefixed == ids
+        pieces = [ids[: count // 3].tobytes(), ids[count // 3 : count].tobytes()]
+        prefixed = PrefixedIds(known, pieces, ids[count:])
         keys = index.keys(Prompt(prefixed, len(ids), True), adapter, salt)
         plain = index.keys(Prompt(ids, len(ids), True), adapter, salt)
         assert list(keys) == list(plain) == chain(ids, unit, root(True, adapter, salt))
         assert (keys.unit, keys.tokens, keys.exact, keys.whole) == (unit, len(ids), True, True)
         assert len(known.keys) <= KEYS_KEPT
+        assert prefixed.whole is None, "nothing has read the ids"
 
 
 def test_the_least_recently_used_is_forgotten() -> None:

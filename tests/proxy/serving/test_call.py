@@ -11,12 +11,13 @@ from gateway.api.routes import ROUTES
 from gateway.api.settings import PassSettings
 from gateway.core.clock import ManualClock
 from gateway.core.observer import NULL_OBSERVER
-from gateway.core.prompt import Prompt
+from gateway.core.prompt import KnownPrefix, PrefixedIds, Prompt
 from gateway.fleet.fleet import Fleet
 from gateway.fleet.settings import EndpointSettings, FleetSettings
-from gateway.framework import Kind, Request
+from gateway.framework import Kind
 from gateway.framework.fleet import Model
 from gateway.proxy.serving.call import Call, IncomingRequest
+from gateway.proxy.serving.tokenized_request import TokenizedRequest
 
 IDS = array("I", range(64))
 BODY = JsonBody(b'{"model": "m", "prompt": "a long one"}', PassSettings())
@@ -25,7 +26,7 @@ ROUTE = ROUTES["/v1/completions"]
 
 def call(prompt: Prompt) -> Call:
     model = Model("m")
-    request = Request("r", model, Kind.COMPLETION, 0.0, token_ids=IDS, prompt_tokens=64)
+    request = TokenizedRequest("r", model, Kind.COMPLETION, 0.0, token_ids=IDS, prompt_tokens=64)
     runtime = SimpleNamespace(model=model)
     return Call.of(IncomingRequest("r", ROUTE, [("a", "b")], BODY, runtime, request, 2, ""), prompt, SimpleNamespace())
 
@@ -39,7 +40,10 @@ def test_it_does_not_change() -> None:
 
 def test_once_its_answer_has_begun_the_counts_are_left_and_the_texts_are_not() -> None:
     one = call(Prompt(IDS, 64, exact=True, own=IDS))
+    one.request.ids = PrefixedIds(KnownPrefix(64), [IDS.tobytes()], array("I"))
+    del one.request.token_ids
     light = one.without_prompt()
+    assert light.request.ids is None
     assert (light.body.fields, light.headers, light.prompt.own, len(light.prompt.ids)) == ({}, (), None, 0)
     assert (light.prompt.count, light.own_tokens, light.keys) == (64, 64, one.keys)
     assert len(light.request.token_ids) == 0
