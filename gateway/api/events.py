@@ -131,7 +131,8 @@ class EventObserver:
     def apart(self) -> int:
         """How many of ``outputs`` hold the usage and no output, known at the stream's end: 0 or 1."""
         tail = self._end() if self.first_output else b""
-        return int(b'"choices":[]' in tail or b'"choices": []' in tail)
+        # From the end: it is nearly the last event, and of two searches for nothing this is the faster one.
+        return int(tail.rfind(b'"choices":[]') >= 0 or tail.rfind(b'"choices": []') >= 0)
 
     @property
     def usage(self) -> Usage | None:
@@ -150,6 +151,8 @@ class EventObserver:
     def late_error(self) -> bytes | None:
         """The payload of an error event after the commit, if the stream ended in one."""
         tail = self._end() if self.committed else b""
+        if tail.rfind(b'"error"') < 0:
+            return None
         for start in (b'{"error"', b'{"type"'):
             found = _ERROR.match(tail, tail.rfind(b"\n", 0, max(0, tail.rfind(start))) + 1)
             if found is not None:

@@ -13,7 +13,8 @@ promise, is held by tests/proxy/http/test_reply.py, test_heads.py and tests/prox
   waits for a request;
 - ``_upgraded``: what comes behind a request for another protocol is kept in ``_message_tail`` and not parsed;
 - ``_buffer_paused`` and ``_reading_paused``: nothing is read from the socket. ``_resume_reading_if_drained`` ends that,
-  once no more than ``_msg_queue_resume_size`` requests wait;
+  once no more than ``_msg_queue_resume_size`` requests wait. A body that is complete calls ``resume_reading`` without
+  ``resume_parser``, whether ``_reading_paused`` or not;
 - the parser stops behind a body where it counts many requests, and goes on with the next ``data_received``, which
   aiohttp's own reading of a body calls. Reading is not paused any more once the body is complete;
 - a body's ``_eof`` says that it is complete, its ``_exception`` that it is broken, and its ``_buffer`` holds what came
@@ -35,7 +36,7 @@ from gateway.core.pauses import LATE, TURN
 from gateway.proxy.http.door import HttpClient
 from gateway.proxy.http.heads import MAX_HEAD, Refusing, Unfinished
 from gateway.proxy.http.reply import HttpReply, Outbox
-from gateway.proxy.http.write_progress import taken_of, unwritten
+from gateway.proxy.http.write_progress import may_wait, taken_of, unwritten
 
 log = logging.getLogger("kvgate.server")
 
@@ -234,6 +235,10 @@ class ClientConnection(web.RequestHandler):
             else:
                 self.force_close()
 
+    def resume_reading(self, resume_parser: bool = True) -> None:
+        if self._reading_paused or resume_parser:  # else nothing is paused: most bodies come in one piece
+            super().resume_reading(resume_parser)
+
     def _refuse(self, *, refused: bool) -> None:
         self._parser = cast(Any, Refusing(refused=refused))
         self._refusing = True
@@ -276,7 +281,11 @@ class ClientConnection(web.RequestHandler):
 
     def abort_if_stalled(self, idle: float) -> None:
         """The end of an answer is in the write buffer, and the client may read it as slowly as it likes: abort the
-        connection only after ``idle`` seconds in which it took nothing."""
+        connection only after ``idle`` seconds in which it took nothing.
+
+        Over TLS nothing may seem to wait at the moment in which the client has made room. So it ends only where that
+        is so after ``idle`` seconds in which nothing was taken.
+        """
         transport = self.transport
         if transport is None or self._tail is not None:
             return
@@ -284,11 +293,10 @@ class ClientConnection(web.RequestHandler):
 
         def look(before: int) -> None:
             self._tail = None
-            if not unwritten(there):
-                return
-            if (acknowledged := taken_of(there)) == before:
+            acknowledged = taken_of(there)
+            if acknowledged != before and may_wait(there):
+                self._tail = loop.call_later(idle, look, acknowledged)
+            elif unwritten(there):
                 there.abort()
-                return
-            self._tail = loop.call_later(idle, look, acknowledged)
 
         self._tail = loop.call_later(idle, look, taken_of(there))

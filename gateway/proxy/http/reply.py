@@ -14,7 +14,7 @@ from functools import lru_cache, partial
 from http import HTTPStatus
 from typing import Protocol
 
-from gateway.proxy.http.write_progress import taken_of, unwritten
+from gateway.proxy.http.write_progress import may_wait, taken_of
 
 NO_CONTENT = 204
 """The only status of a proxied answer that has neither a body nor a length."""
@@ -166,7 +166,7 @@ class HttpReply:
                     raise TimeoutError
             finally:
                 self.forget()
-        if unwritten(self._transport):
+        if may_wait(self._transport):
             self._connection.abort_if_stalled(idle)
 
     def send(self, data: bytes, last: bool) -> None:

@@ -20,7 +20,7 @@ from gateway import __version__
 from gateway.api.errors import render
 from gateway.api.headers import request_id
 from gateway.api.models import listing, one
-from gateway.api.routes import Dialect, dialect_of, find
+from gateway.api.routes import Dialect, Route, dialect_of, find
 from gateway.core.clock import SystemClock
 from gateway.core.log_limit import LogLimit, left_out
 from gateway.errors import ClientError, GatewayError, NotFound, ShuttingDown
@@ -133,7 +133,7 @@ class Server:
             elif (client.path == MODELS or client.path.startswith(f"{MODELS}/")) and client.method in ("GET", "HEAD"):
                 self._models(client, assigned_id)
             else:
-                await self._infer(client, assigned_id)
+                await self._director.handle(client, self._route(client, assigned_id), assigned_id)
         except GatewayError as error:
             _refuse(client, error, assigned_id)
         except ClientGone:
@@ -164,7 +164,8 @@ class Server:
         status, headers, body = render(refusal, Dialect.OPENAI)  # the path, and so the dialect, is not known
         return status, [*headers.items(), ("x-request-id", _make_id())], body
 
-    async def _infer(self, client: HttpClient, assigned_id: str) -> None:
+    def _route(self, client: HttpClient, assigned_id: str) -> Route:
+        """The route of a request that may go on to the engines. Raises GatewayError, which is counted."""
         route = find(client.method, client.path)
         try:
             if self._keys.wanted:
@@ -174,7 +175,7 @@ class Server:
         except GatewayError as error:
             self._director.refused(route, assigned_id, error)
             raise
-        await self._director.handle(client, route, assigned_id)
+        return route
 
     def _alive(self, client: HttpClient, assigned_id: str) -> None:
         _say(client, orjson.dumps({"status": "ok"}), assigned_id)

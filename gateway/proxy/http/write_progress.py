@@ -24,6 +24,11 @@ def unwritten(transport: asyncio.WriteTransport) -> bool:
     return transport.get_extra_info("sslcontext") is not None and not _takes(transport)
 
 
+def may_wait(transport: asyncio.WriteTransport) -> bool:
+    """True while bytes may wait to be written, at any time: over TLS always, where one look is not enough."""
+    return bool(transport.get_write_buffer_size()) or transport.get_extra_info("sslcontext") is not None
+
+
 def _takes(transport: asyncio.WriteTransport) -> bool:
     """Whether the socket is writable, closed or broken."""
     opened = transport.get_extra_info("socket")

@@ -12,6 +12,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 import pytest
 from aiohttp import http_exceptions, web
 
+from gateway.proxy.http import connection as connection_module
 from gateway.proxy.http.connection import ClientConnection
 from gateway.proxy.http.door import HttpClient
 from gateway.proxy.http.reply import AT_ONCE, TOGETHER, HttpReply, Outbox
@@ -152,6 +153,28 @@ async def test_a_body_that_came_with_its_head_is_there_at_once_and_only_once():
             writer.write(said)
             await head_of(reader)
     assert seen == [b"", b"", b"", *[None, b"body", b""] * 2]
+
+
+async def test_reading_is_paused_by_a_large_body_and_goes_on_once_it_is_read():
+    size, paused, read = 4_000_000, asyncio.Event(), []
+
+    async def handle(http: HttpClient) -> None:
+        connection = http.connection
+        assert isinstance(connection, ClientConnection)
+        if http.method == "POST":
+            await eventually(lambda: connection._reading_paused, "more has come than is kept")
+            paused.set()
+            while data := await http.body.readany():
+                read.append(len(data))
+            assert not connection._reading_paused
+        http.say(200, [], b"")
+
+    async with connected(handle) as (reader, writer):
+        writer.write(POST + b"Content-Length: %d\r\n\r\n" % size + bytes(size) + GET)
+        await asyncio.wait_for(paused.wait(), 10)
+        for _ in range(2):
+            await head_of(reader)
+    assert sum(read) == size
 
 
 async def test_a_body_that_is_coming_or_broken_has_not_arrived():
@@ -412,6 +435,33 @@ class Noting:
 
     def __getattr__(self, name: str) -> object:
         return getattr(self._real, name)
+
+
+@pytest.mark.parametrize(("waits", "aborted"), [([True], True), ([False], False)])
+async def test_over_tls_one_look_does_not_end_the_watch_of_a_client_that_takes(monkeypatch, waits, aborted):
+    """It has made room just before the look that finds nothing to write, and takes nothing more after that."""
+    acknowledged, looks, ended = iter([0, 5, 5]), iter(waits), asyncio.Event()
+
+    def looked(transport: asyncio.Transport) -> bool:
+        asyncio.get_running_loop().call_soon(ended.set)
+        return next(looks)
+
+    monkeypatch.setattr(connection_module, "may_wait", lambda _: True)
+    monkeypatch.setattr(connection_module, "taken_of", lambda _: next(acknowledged))
+    monkeypatch.setattr(connection_module, "unwritten", looked)
+
+    watched: list[asyncio.Transport] = []
+
+    async def handle(http: HttpClient) -> None:
+        watched.append(transport_of(http))
+        http.connection.abort_if_stalled(0.001)
+        await asyncio.Event().wait()
+
+    async with connected(handle) as (_, writer):
+        writer.write(GET)
+        await asyncio.wait_for(ended.wait(), 10)
+        assert watched[0].is_closing() == aborted
+        assert list(acknowledged) == [], "it was looked at again once it had taken something"
 
 
 class Counting(asyncio.Transport):
