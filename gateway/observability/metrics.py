@@ -174,7 +174,8 @@ class Metrics(Observer):
     def _count_ended(self, request: Settled) -> None:
         families, model = self._families, (request.model,)
         families.requests[request.model, request.outcome] += 1
-        # A request that was refused at once would make every quantile of the times below look better than it is.
+        # A figure is of the requests that were sent to an engine, unless its row in docs/metrics.md says otherwise: a
+        # request that was refused at once would make every quantile of the times below look better than it is.
         if request.endpoint is not None:
             families.queue_wait[model].observe(request.queue_wait)
             families.overhead[model].observe(request.overhead)
