@@ -74,16 +74,15 @@ _BOOLEANS = frozenset({"add_generation_prompt", "continue_final_message", "add_s
 
 def _chat(fields: Fields) -> PromptInput:
     messages = _messages(fields)
-    raw = bytes(fields["messages"])
-    for name in ("documents", "tools"):
-        if name in fields:
-            raw = bytes(fields[name]) + raw
+    raw: bytes | msgspec.Raw = fields["messages"]
+    if "tools" in fields or "documents" in fields:
+        raw = _joined(fields, ("tools", "documents", "messages"))
     options = _NO_OPTIONS
     try:
         if given := _OPTION_NAMES.intersection(fields):
             options = msgspec.convert({name: _option(name, fields[name]) for name in given}, _ChatOptions)
     except UNREADABLE:
-        return OpaqueInput(raw=raw, why="malformed")
+        return OpaqueInput(raw=bytes(raw), why="malformed")
     return ChatInput(
         messages=messages,
         raw=raw,
@@ -193,7 +192,7 @@ def _few(prompts: list[T]) -> list[T]:
 
 
 def _joined(fields: Fields, names: tuple[str, ...]) -> bytes:
-    return b"".join(bytes(fields[name]) for name in names if name in fields)
+    return b"".join([fields[name] for name in names if name in fields])
 
 
 def decode(raw: msgspec.Raw, kind: type[T], name: str) -> T:

@@ -27,11 +27,12 @@ class NotConvertible(Exception):
 class ChatInput(msgspec.Struct, frozen=True):
     """Messages as the client sent them (parsed JSON), with what changes their rendering.
 
-    ``raw`` is the messages' JSON as sent: what an estimate is made of.
+    ``raw`` is the messages' JSON as sent: what an estimate is made of, and nothing else. So it may be a part of the
+    body that is not copied before: ``bytes(raw)``.
     """
 
     messages: Sequence[Mapping[str, Any]]
-    raw: bytes
+    raw: bytes | msgspec.Raw
     tools: Sequence[Mapping[str, Any]] | None = None
     tool_choice: Any = None
     documents: Sequence[Mapping[str, Any]] | None = None
@@ -104,7 +105,8 @@ class KnownPrefix:
 
 
 class PrefixedIds(msgspec.Struct, eq=False):
-    """Token ids that begin with a known ``prefix``. Most of them are never read: its block keys are known.
+    """Token ids that begin with a known ``prefix``. Most of them are never read: its block keys are known. Equal to an
+    array of the same ids.
 
     ``pieces``: the prefix's ids, uint32, which other prompts share. ``rest``: the ids behind. ``whole``: all of them,
     once they were joined.
@@ -117,6 +119,9 @@ class PrefixedIds(msgspec.Struct, eq=False):
 
     def __len__(self) -> int:
         return self.prefix.count + len(self.rest)
+
+    def __eq__(self, other: object) -> bool:
+        return joined(self) == (joined(other) if isinstance(other, PrefixedIds) else other)
 
 
 Ids: TypeAlias = "array[int] | PrefixedIds"

@@ -342,7 +342,7 @@ def _form(prompt: ChatInput | TextInput) -> Form:
 def _raws(prompt: ChatInput | TextInput) -> list[bytes]:
     """The bytes from which an estimate is made."""
     if isinstance(prompt, ChatInput):
-        return [prompt.raw]
+        return [bytes(prompt.raw)]
     return [text.encode("utf-8", "replace") for text in prompt.texts]
 
 

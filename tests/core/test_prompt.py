@@ -31,5 +31,7 @@ def test_ids_in_pieces_are_joined_once() -> None:
     assert (len(ids), ids.whole) == (5, None)
     assert joined(ids) == array("I", [1, 2, 3, 4, 5])
     assert joined(ids) is joined(ids)
+    assert ids == array("I", [1, 2, 3, 4, 5]) == ids
+    assert ids != array("I", [1, 2, 3, 4])
     plain = array("I", [1])
     assert joined(plain) is plain
