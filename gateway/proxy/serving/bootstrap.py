@@ -20,7 +20,7 @@ class Bootstrap:
 
     async def ask(self, url: str, timeout: float) -> bytes:
         """The body of a 200, of at most ``MAX_SIZE`` bytes, within ``timeout`` seconds. Raises Unreachable,
-        TimeoutError."""
+        also after ``timeout``."""
         if self._client is None:
             # Kept connections would outlive their servers, and plain HTTP needs no certificates.
             self._client = httpx.AsyncClient(

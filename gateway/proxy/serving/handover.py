@@ -103,7 +103,7 @@ class Handover:
         if attempt.prefill_result is None:
             attempt.sent_as = self._unused(attempt.call.id)
         try:
-            if plan.prefill.engine.spared and connector.alone and not plan.strict:
+            if plan.prefill.engine.spared and connector.decode_can_compute and not plan.strict:
                 # Its engine is used although it is not healthy: the decode endpoint computes the prompt sooner.
                 raise HandoverFailed(HandoverCause.PREFILL_DOWN, plan.prefill.engine.down_reason)
             return await self._legs.send(connector, attempt, plan.prefill, body)
@@ -115,7 +115,7 @@ class Handover:
             if plan.strict:
                 raise failure.error() from failure
             leg = failure.__cause__
-            if not connector.alone:
+            if not connector.decode_can_compute:
                 # Another pair of engines may succeed.
                 raise (leg if isinstance(leg, LegFailed) else failure.error()) from failure
             if isinstance(leg, LegFailed):

@@ -188,8 +188,8 @@ class TransferLegs:
 
     async def _watched(self, leg: asyncio.Task[Committed], attempt: Attempt, transfer: Transfer) -> Committed:
         """A decode leg that fetches, ended where its KV will not come: the prefill engine stands still (or is gone,
-        where that is not ``noticed``), and the decode engine, asked after that was seen, is fetching still. vLLM waits
-        for such an engine without an end.
+        where no decode engine notices that), and the decode engine, asked after that was seen, is fetching still. vLLM
+        waits for such an engine without an end.
 
         Raises as ``_decode``.
         """
@@ -200,7 +200,9 @@ class TransferLegs:
         down_at: float | None = None
         try:
             while not (await asyncio.wait((leg,), timeout=LOOK))[0]:
-                down = prefill.engine.down_reason and (not transfer.noticed or prefill.engine.down_reason in SILENT)
+                down = prefill.engine.down_reason and (
+                    not transfer.notices_death or prefill.engine.down_reason in SILENT
+                )
                 if not down:
                     down_at = None
                 elif down_at is None:

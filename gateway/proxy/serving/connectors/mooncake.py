@@ -36,7 +36,7 @@ class Mooncake:
     """``fetch``: asks a bootstrap server. ``now``: seconds."""
 
     at_once = True
-    alone = True
+    decode_can_compute = True
 
     def __init__(self, fetch: Fetch, now: Callable[[], float]) -> None:
         self._fetch = fetch
@@ -167,7 +167,7 @@ class _Question:
 
 class MooncakeTransfer:
     lease: float | None = None
-    noticed = False
+    notices_death = False
 
     def __init__(self, pair: Pair, engine_id: str, address: str) -> None:
         self._kind = pair.kind

@@ -60,7 +60,7 @@ _PARAMETERS = msgspec.json.Decoder(_Parameters)
 
 class Nixl:
     at_once = False
-    alone = True
+    decode_can_compute = True
 
     async def open(self, pair: Pair) -> NixlTransfer:
         return NixlTransfer(pair)
@@ -70,7 +70,7 @@ class NixlTransfer:
     def __init__(self, pair: Pair) -> None:
         self._kind = pair.kind
         self.lease: float | None = PULL_LEASE
-        self.noticed = True
+        self.notices_death = True
 
     def prefill(self, body: JsonBody) -> JsonBody:
         leg = one_token(body, self._kind)
@@ -80,7 +80,7 @@ class NixlTransfer:
     def decode(self, body: JsonBody, answer: bytes) -> JsonBody:
         raw, parameters = _read(answer)
         if parameters.transfer_mode == "push":
-            self.lease, self.noticed = PUSH_LEASE, False
+            self.lease, self.notices_death = PUSH_LEASE, False
         elif not any(group if isinstance(group, list) else [group] for group in parameters.remote_block_ids or ()):
             raise HandoverFailed(HandoverCause.PREFILL_INCOMPLETE, "remote_block_ids")
         leg = body.copy()

@@ -18,7 +18,7 @@ ROOMS = 2**63
 
 class Sglang:
     at_once = True
-    alone = False
+    decode_can_compute = False
 
     def __init__(self, random: Random) -> None:
         self._random = random
@@ -30,7 +30,7 @@ class Sglang:
 
 class SglangTransfer:
     lease: float | None = None
-    noticed = True
+    notices_death = True
 
     def __init__(self, host: str, port: int, room: int) -> None:
         self._fields = {"bootstrap_host": host, "bootstrap_port": port, "bootstrap_room": room}

@@ -13,7 +13,7 @@ from gateway.proxy.serving.handover_failures import HandoverCause, HandoverFaile
 
 class SharedStorage:
     at_once = False
-    alone = True
+    decode_can_compute = True
 
     async def open(self, pair: Pair) -> SharedStorageTransfer:
         return SharedStorageTransfer(pair)
@@ -21,7 +21,7 @@ class SharedStorage:
 
 class SharedStorageTransfer:
     lease: float | None = None
-    noticed = True
+    notices_death = True
 
     def __init__(self, pair: Pair) -> None:
         self._kind = pair.kind
