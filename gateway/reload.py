@@ -154,7 +154,7 @@ class Reloading:
         for name in gone:
             for wiring in (before, *self._ending):
                 if name in wiring.models:
-                    wiring.directory.outlive(wiring.models[name][1].model)
+                    wiring.directory.keep_last_endpoints(wiring.models[name][1].model)
         self._rooms.fleet.apply(change)
         for name in gone:
             self._feed.remove(name)

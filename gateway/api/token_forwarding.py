@@ -55,13 +55,13 @@ _ENCODER = msgspec.json.Encoder()
 _RELEASE = re.compile(r"(\d{1,6})\.(\d{1,6})")
 
 
-def same_answer(kind: Kind, fields: Fields, tokens: int, *, version: str | None, room: int | None) -> bool:
+def same_answer(kind: Kind, fields: Fields, tokens: int, *, version: str | None, max_model_len: int | None) -> bool:
     """Whether the engine answers a body with these ``fields`` as it would answer its prompt's ids.
 
-    ``tokens``: of the prompt. ``version``: as the engine reports it; None: not known. ``room``: its longest sequence in
-    tokens; a longer prompt is refused in words that differ.
+    ``tokens``: of the prompt. ``version``: as the engine reports it; None: not known. ``max_model_len``: its longest
+    sequence in tokens; a longer prompt is refused in words that differ.
     """
-    if kind not in ROUTES or room is None or not 0 < tokens <= room:
+    if kind not in ROUTES or max_model_len is None or not 0 < tokens <= max_model_len:
         return False
     if kind is Kind.CHAT and not _takes_chat_ids(version):
         return False

@@ -8,7 +8,7 @@ library needs up to 300 bytes a token and a thread cannot be stopped: a whole ``
 take gigabytes and a minute, long after its client left."""
 
 
-def most_of(room: int | None, longest_token: int) -> int:
-    """The most characters of a text that an engine may take. A longer text has more tokens than ``room`` (with a
+def most_of(context: int | None, longest_token: int) -> int:
+    """The most characters of a text that an engine may take. A longer text has more tokens than ``context`` (with a
     tokenizer that drops nothing), and vLLM refuses it. ``longest_token``: in characters; 0: not known."""
-    return MAX_TEXT if room is None or not longest_token else min(MAX_TEXT, room * longest_token)
+    return MAX_TEXT if context is None or not longest_token else min(MAX_TEXT, context * longest_token)

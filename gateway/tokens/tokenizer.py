@@ -165,13 +165,13 @@ class ModelTokens:
         prompt: PromptInput,
         *,
         client: Callable[[], str] = lambda: "",
-        room: Callable[[], int | None] = lambda: None,
+        longest_context: Callable[[], int | None] = lambda: None,
     ) -> Prompt:
         """The ids of ``prompt``, or an estimate that says why.
 
-        ``client`` and ``room`` are called for a long prompt only: threads are shared fairly between clients, and no
-        engine takes a prompt that is longer than its context. ``room``: the longest context of an engine in tokens;
-        None: not known.
+        ``client`` and ``longest_context`` are called for a long prompt only: threads are shared fairly between clients,
+        and no engine takes a prompt that is longer than its context. ``longest_context``: of an engine of the model, in
+        tokens; None: not known.
         """
         if isinstance(prompt, OpaqueInput):
             return self._estimated([prompt.raw], prompt.why)
@@ -180,7 +180,7 @@ class ModelTokens:
             return _exact([ids if isinstance(ids, array) else array("I", ids) for ids in prompt.ids], ours=False)
         form, own = Form.CHAT if isinstance(prompt, ChatInput) else Form.TEXT, None
         try:
-            found = await self._tokens_of(prompt, form, client, room)
+            found = await self._tokens_of(prompt, form, client, longest_context)
         except Unrenderable as unrenderable:
             why: str = unrenderable.why
         else:
@@ -218,7 +218,7 @@ class ModelTokens:
         prompt: ChatInput | TextInput,
         form: Form,
         client: Callable[[], str],
-        room: Callable[[], int | None],
+        longest_context: Callable[[], int | None],
     ) -> Prompt:
         """The ids. Raises Unrenderable and nothing else."""
         loaded = self._loaded
@@ -231,7 +231,7 @@ class ModelTokens:
         size = len(prompt.raw) if isinstance(prompt, ChatInput) else sum(map(len, prompt.texts))
         native = loaded.native if form is Form.CHAT or (loaded.native is not None and loaded.native.texts) else None
         longest = self._longest_token if native is None else native.longest_token
-        most = MAX_TEXT if size <= ALONE else most_of(room(), longest)
+        most = MAX_TEXT if size <= ALONE else most_of(longest_context(), longest)
         if isinstance(prompt, TextInput) and (size > MAX_TEXT or max(map(len, prompt.texts), default=0) > most):
             raise Unrenderable(Why.TOO_LONG)
         if native is not None:

@@ -21,8 +21,10 @@ def body(fields: str) -> JsonBody:
     return JsonBody(b'{"model":"m",' + fields.encode() + b"}", PassSettings())
 
 
-def alike(kind: Kind, fields: str, tokens: int = 10, version: str | None = "0.32.0", room: int | None = 100) -> bool:
-    return same_answer(kind, body(fields).fields, tokens, version=version, room=room)
+def alike(
+    kind: Kind, fields: str, tokens: int = 10, version: str | None = "0.32.0", max_model_len: int | None = 100
+) -> bool:
+    return same_answer(kind, body(fields).fields, tokens, version=version, max_model_len=max_model_len)
 
 
 class TestWhatIsAnsweredAlike:
@@ -83,7 +85,7 @@ class TestTheRoom:
     def test_a_prompt_that_does_not_fit_is_refused_by_its_text(self, kind: Kind, fields: str) -> None:
         assert alike(kind, fields, tokens=100)
         assert not alike(kind, fields, tokens=101)
-        assert not alike(kind, fields, room=None)
+        assert not alike(kind, fields, max_model_len=None)
 
 
 class TestTheBody:

@@ -119,12 +119,12 @@ async def test_what_no_engine_takes_is_estimated_and_not_encoded(
     assert tokens._loaded is not None
     native: Any = tokens._loaded.native
     most = len(text) // native.longest_token
-    assert (await tokens.tokenize(prompt, room=lambda: most + 1)).exact
+    assert (await tokens.tokenize(prompt, longest_context=lambda: most + 1)).exact
     assert (await tokens.tokenize(prompt)).exact, "where no engine has told how long its context is"
     native._known = OrderedDict()
     place, name = (native._encoding, "render") if family == "harmony" else (native._backend, "apply_chat_template")
     monkeypatch.setattr(place, name, lambda *_, **__: pytest.fail("it is encoded"))
-    assert not (await tokens.tokenize(prompt, room=lambda: most - 1)).exact
+    assert not (await tokens.tokenize(prompt, longest_context=lambda: most - 1)).exact
     assert reasons.seen == [("m", Why.TOO_LONG)]
 
 
@@ -134,9 +134,9 @@ async def test_a_text_that_no_engine_takes_is_estimated(load: Load, folders: dic
     assert tokens._loaded is not None
     native: Any = tokens._loaded.native
     most = len(text) // native.longest_token
-    assert (await tokens.tokenize(TextInput((text,)), room=lambda: most + 1)).exact
+    assert (await tokens.tokenize(TextInput((text,)), longest_context=lambda: most + 1)).exact
     for texts in ((text,), ("a", text)):
-        assert not (await tokens.tokenize(TextInput(texts), room=lambda: most - 1)).exact
+        assert not (await tokens.tokenize(TextInput(texts), longest_context=lambda: most - 1)).exact
     assert reasons.seen == [("m", Why.TOO_LONG)] * 2
 
 

@@ -270,10 +270,10 @@ async def test_what_no_engine_takes_is_estimated_and_not_encoded(
         "one of two texts": TextInput(("a", text)),
     }[form]
     most = len(text) // tokens._longest_token
-    assert (await tokens.tokenize(prompt, room=lambda: 2 * most)).exact
+    assert (await tokens.tokenize(prompt, longest_context=lambda: 2 * most)).exact
     assert (await tokens.tokenize(prompt)).exact, "where no engine has told how long its context is"
     monkeypatch.setattr(tokens._encoder, "finish", lambda reading: pytest.fail("it is encoded"))
-    assert not (await tokens.tokenize(prompt, room=lambda: most - 1)).exact
+    assert not (await tokens.tokenize(prompt, longest_context=lambda: most - 1)).exact
     assert reasons.seen == [("m", Why.TOO_LONG)]
 
 
@@ -300,7 +300,7 @@ async def test_whose_a_short_prompt_is_and_what_engines_take_is_not_asked(load: 
 
     tokens = await load()
     for prompt in (chat(USER), TextInput(("hello world",)), TokenInput(([1, 2, 3],))):
-        assert (await tokens.tokenize(prompt, client=asked, room=asked)).exact
+        assert (await tokens.tokenize(prompt, client=asked, longest_context=asked)).exact
 
 
 def watch(tokens: ModelTokens, monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, bool]]:

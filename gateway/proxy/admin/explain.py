@@ -70,7 +70,9 @@ class Explainer:
         )
         request.bound = parsed.previous_response is not None
         with self.in_use():
-            prompt = await runtime.tokens.tokenize(parsed.input, room=lambda: self.directory.room(runtime.model))
+            prompt = await runtime.tokens.tokenize(
+                parsed.input, longest_context=lambda: self.directory.longest_context(runtime.model)
+            )
             keys = tokenized(runtime, request, prompt)
             await self.poller.catch_up()
             incoming = IncomingRequest(REQUEST_ID, route, (), parsed.body, runtime, request, parsed.n, "")

@@ -30,9 +30,11 @@ class IdForwarding:
             return body
         kind, engine = call.route.kind, endpoint.engine
         served = engine.served.get(self._fleet.served_name(endpoint, request.model))
-        room = served.max_model_len if served is not None else None
+        max_model_len = served.max_model_len if served is not None else None
         alike = prompt.single and prompt.whole
-        alike = alike and same_answer(kind, body.fields, prompt.count, version=engine.version, room=room)
+        alike = alike and same_answer(
+            kind, body.fields, prompt.count, version=engine.version, max_model_len=max_model_len
+        )
         if not alike or not runtime.tokens.parity.may_send_ids(endpoint.name, engine.started, FORMS[kind]):
             return body
         pieces: list[bytes] = []

@@ -14,20 +14,14 @@ from gateway.flow.admission import Admission
 from gateway.framework import Endpoint, Request, Role
 from gateway.framework.fleet import Model
 from gateway.kvcache.index.cache_index import CacheIndex
+from gateway.proxy.serving.kept_responses import kept_at
 from gateway.proxy.upstream.legs import RetryBudget
 from gateway.tokens.tokenizer import ModelTokens
 
 NO_ENDPOINT_RETRY = 2.0
 """Seconds in ``Retry-After`` when every endpoint failed a request: about one scrape and one back-off."""
 
-DOWN_RETRY = 5.0
-"""Seconds in ``Retry-After``: an engine that is only slow is back by then, and one that restarts has lost what it kept
-anyway."""
-
-REMEDY = "send the conversation as input instead"
-"""What a client can do without the engine that keeps a response."""
-
-NOT_TRIED: frozenset[int] = frozenset()
+NONE_FAILED: frozenset[int] = frozenset()
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,7 +84,7 @@ class ModelDirectory:
             if (draining or not endpoint.draining) and (adapter is None or adapter in endpoint.engine.served)
         ]
 
-    def eligible(self, request: Request, pinned_url: str = "", failed_on: Set[int] = NOT_TRIED) -> Sequence[Endpoint]:
+    def eligible(self, request: Request, pinned_url: str = "", failed_on: Set[int] = NONE_FAILED) -> Sequence[Endpoint]:
         """The endpoints on which ``request`` may be placed, before any filter.
 
         ``pinned_url``: the URL of the only engine that can serve it; empty: any may. ``failed_on``: slots that failed
@@ -110,7 +104,7 @@ class ModelDirectory:
             raise NoEndpoint(f"No endpoint of model {model.name!r} {why}.", retry_after=NO_ENDPOINT_RETRY)
         return endpoints
 
-    def room(self, model: Model) -> int | None:
+    def longest_context(self, model: Model) -> int | None:
         """The longest context, in tokens, of an engine of ``model``; None where one does not tell its own."""
         longest = 0
         for endpoint in self._fleet.endpoints(model):
@@ -120,7 +114,7 @@ class ModelDirectory:
             longest = max(longest, served.max_model_len)
         return longest or None
 
-    def outlive(self, model: Model) -> None:
+    def keep_last_endpoints(self, model: Model) -> None:
         """``model`` goes: requests that began before may still be placed where it is served now."""
         self._last.setdefault(model.name, tuple(self._fleet.endpoints(model)))
 
@@ -170,19 +164,3 @@ class ModelDirectory:
                 },
             }
         return report
-
-
-def kept_at(url: str, endpoints: Sequence[Endpoint]) -> list[Endpoint]:
-    """Those of ``endpoints`` on the engine at ``url``.
-
-    Raises:
-        NoEndpoint: it is down; no other engine could serve the request.
-    """
-    kept = [endpoint for endpoint in endpoints if endpoint.engine.url == url]
-    if not any(endpoint.engine.up for endpoint in kept):
-        raise NoEndpoint(
-            f"The engine that keeps the response named by previous_response_id is down; wait for it, or {REMEDY}.",
-            param="previous_response_id",
-            retry_after=DOWN_RETRY,
-        )
-    return kept

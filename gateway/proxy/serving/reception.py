@@ -86,7 +86,7 @@ class Reception:
                 prompt = await runtime.tokens.tokenize(
                     parsed.input,
                     client=lambda: client_of(incoming.headers, client.remote),
-                    room=lambda: self._directory.room(runtime.model),
+                    longest_context=lambda: self._directory.longest_context(runtime.model),
                 )
             call = Call.of(incoming, prompt, tokenized(runtime, request, prompt))
             timeline.happened(Event.TOKENIZED)

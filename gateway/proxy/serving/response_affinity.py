@@ -17,7 +17,7 @@ from gateway.api.responses import read_id
 from gateway.errors import NotFound
 from gateway.framework import Clock, Endpoint
 from gateway.proxy.serving.attempt import Attempt
-from gateway.proxy.serving.model_directory import REMEDY
+from gateway.proxy.serving.kept_responses import REMEDY
 from gateway.proxy.upstream.commit import Committed
 
 MAX_KEPT = 50_000

@@ -63,7 +63,7 @@ async def test_the_longest_context_of_a_models_engines_is_known() -> None:
 
     async with ScriptedEngine(post) as server, running(config_for(server.url)) as gateway:
         model = gateway.gateway.directory.runtimes[0].model
-        assert gateway.gateway.directory.room(model) == 4096
+        assert gateway.gateway.directory.longest_context(model) == 4096
     async with ScriptedEngine(post) as server, running(config_for(server.url, served_name="unlisted")) as gateway:
         model = gateway.gateway.directory.runtimes[0].model
-        assert gateway.gateway.directory.room(model) is None
+        assert gateway.gateway.directory.longest_context(model) is None

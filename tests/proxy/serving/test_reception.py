@@ -169,7 +169,7 @@ async def test_the_tokenizer_is_told_whose_request_it_is(headers, same):
     async with Scene() as scene:
         names: list[str] = []
 
-        async def tokenize(given: object, *, client: Any, room: Any) -> Prompt:
+        async def tokenize(given: object, *, client: Any, longest_context: Any) -> Prompt:
             names.append(client())
             return estimate(b"x" * 100, "test")
 

@@ -1,4 +1,4 @@
-"""Covers: gateway/proxy/serving/response_affinity.py, gateway/proxy/serving/model_directory.py.
+"""Covers: gateway/proxy/serving/response_affinity.py, gateway/proxy/serving/kept_responses.py.
 
 A request that goes on from a response goes to the engine that made it, or is refused with words.
 """
@@ -17,7 +17,7 @@ from gateway.errors import NoEndpoint, NotFound
 from gateway.framework import Endpoint, Engine
 from gateway.framework.fleet import Model
 from gateway.proxy.serving import response_affinity
-from gateway.proxy.serving.model_directory import kept_at
+from gateway.proxy.serving.kept_responses import kept_at
 from gateway.proxy.serving.response_affinity import LIFETIME, MAX_ID, ResponseAffinity
 from simulator.server import EngineServer
 from tests.support.engines import engines
