@@ -123,7 +123,7 @@ def to_client(headers: Headers) -> list[tuple[str, str]]:
         if name == "connection":
             for token in value.split(","):
                 of_this_hop.add(token.strip().lower())
-        elif name not in _NOT_BACK and not _CONTROL.search(value):
+        elif name not in _NOT_BACK and (value.isprintable() or not _CONTROL.search(value)):
             out.append((name, value))
     return [(name, value) for name, value in out if name not in of_this_hop] if of_this_hop else out
 
