@@ -11,6 +11,7 @@ Pure: no clock, no I/O.
 
 from __future__ import annotations
 
+from functools import partial
 from math import exp, isfinite
 
 from gateway.fleet.load.fit import FADE, LEAST_SCALE, SCALE_BOUND, Deviation, PeerGroup
@@ -57,6 +58,7 @@ class FittedCost:
     def reconfigure(self, start: StartingCosts, peers: PeerGroup | None = None) -> None:
         """Go on with ``start`` among ``peers``. If the values differ from before, this core's own observations are
         dropped; those of the peers stay."""
+        self._peers.learn()
         if start != self.start:
             self.start = start
             self._prefill, self._step = Deviation(), Deviation()
@@ -64,6 +66,7 @@ class FittedCost:
 
     def reset(self) -> None:
         """Drop this core's own observations: the engine is another process, which has to warm up first."""
+        self._peers.learn()
         self._prefill, self._step = Deviation(), Deviation()
         self.refit()
 
@@ -72,7 +75,7 @@ class FittedCost:
         peers, start = self._peers, self.start
         prefill, overhead, step = peers.shared
         if peers.count > 1:
-            fade = FADE ** max(0.0, (peers.requests - self._learned_at) / peers.count - 1)
+            fade = FADE ** max(0.0, (peers.requests - self.learned_at) / peers.count - 1)
             prefill, step = prefill * exp(self._prefill.certain * fade), step * exp(self._step.certain * fade)
         prefill, step = min(max(prefill, LEAST_SCALE), SCALE_BOUND), min(max(step, LEAST_SCALE), SCALE_BOUND)
         self.scalars = Scalars(
@@ -104,37 +107,48 @@ class FittedCost:
         sent, in seconds of any clock; also below. ``ahead``: tokens and attention of the prompts before it
         (``Reservation``). ``running``, ``kv_tokens``: the batch in the same steps. Impossible values are ignored.
         """
+        beside = running, kv_tokens
+        self._peers.observe(self, partial(self._learn_prefill, tokens, context, seconds, at, ahead, beside))
+
+    def _learn_prefill(
+        self,
+        tokens: int,
+        context: int,
+        seconds: float,
+        at: float,
+        ahead: tuple[int, float],
+        beside: tuple[float, float],
+    ) -> bool:
         if not (self.start.fit and tokens > 0 and SHORTEST < seconds < LONGEST):
-            return
+            return False
+        running, kv_tokens = beside
         own, expected = self._expected_prefill(tokens, context, ahead)
         scalars, peers = self.scalars, self._peers
         line = peers.prefill
         batch = scalars.step_request * max(0.0, running) + scalars.kv_token * max(0.0, kv_tokens)
         batch *= 1 + (max(0, ahead[0]) + tokens) / scalars.step_tokens
         if not (0 < expected < LONGEST and isfinite(batch)):
-            return
+            return False
         estimated = line.overhead + line.scale * expected + batch
         weight = line.scale * own / estimated
         self._prefill.learn(line, seconds, estimated, weight, at)
         line.learn(expected, max(seconds - batch, LEAST_PREFILL * seconds), own / expected)
-        self._learned_at = peers.requests
-        if peers.young:
-            peers.publish_early()
+        return True
 
     def learn_step(self, running: float, kv_tokens: float, seconds: float, *, at: float) -> None:
         """The tokens of a request came ``seconds`` apart on average, without the time of prompts that were computed
         meanwhile. ``running``: requests of the batch, itself included. ``kv_tokens``: resident tokens of the batch."""
+        self._peers.observe(self, partial(self._learn_step, running, kv_tokens, seconds, at))
+
+    def _learn_step(self, running: float, kv_tokens: float, seconds: float, at: float) -> bool:
         start = self.start
         expected = start.step + start.step_request * max(0.0, running) + start.kv_token * max(0.0, kv_tokens)
         if not (start.fit and SHORTEST < seconds < LONGEST and 0 < expected < LONGEST):
-            return
-        peers = self._peers
-        line = peers.step
+            return False
+        line = self._peers.step
         self._step.learn(line, seconds, line.scale * expected, 1.0, at)
         line.learn(expected, seconds)
-        self._learned_at = peers.requests
-        if peers.young:
-            peers.publish_early()
+        return True
 
     def learn_whole(
         self,
@@ -155,9 +169,22 @@ class FittedCost:
         different lengths separate the two, as in Richardson and Lucy's deconvolution. ``steps``: decode steps. The
         other arguments are those of the two methods above.
         """
-        start = self.start
+        batch = running, kv_tokens
+        self._peers.observe(self, partial(self._learn_whole, tokens, context, batch, steps, seconds, at, ahead))
+
+    def _learn_whole(
+        self,
+        tokens: int,
+        context: int,
+        batch: tuple[float, float],
+        steps: float,
+        seconds: float,
+        at: float,
+        ahead: tuple[int, float],
+    ) -> bool:
+        start, (running, kv_tokens) = self.start, batch
         if not (start.fit and tokens > 0 and steps > 0 and SHORTEST < seconds < LONGEST):
-            return
+            return False
         own, prefill = self._expected_prefill(tokens, context, ahead)
         step = start.step + start.step_request * max(0.0, running) + start.kv_token * max(0.0, kv_tokens)
         peers = self._peers
@@ -166,15 +193,13 @@ class FittedCost:
         rest = step_line.scale * step * steps
         estimated = first + rest
         if not (0 < first < LONGEST and 0 < rest < LONGEST):
-            return
+            return False
         share = first / estimated
         self._prefill.learn(prefill_line, seconds, estimated, prefill_line.scale * own / estimated, at)
         self._step.learn(step_line, seconds, estimated, 1 - share, at)
         prefill_line.learn(prefill, seconds * share, share)
         step_line.learn(step, seconds * (1 - share) / steps, 1 - share)
-        self._learned_at = peers.requests
-        if peers.young:
-            peers.publish_early()
+        return True
 
     def count_request(self) -> None:
         """A request has ended there. Deviations of peers that got no request meanwhile fade by this count."""
@@ -192,7 +217,7 @@ class FittedCost:
         if peers is not self._peers:
             self._leave()
             self._peers, self._leave = peers, peers.join(self)
-        self._learned_at = peers.requests
+        self.learned_at = peers.requests
         self.refit()
 
     def _expected_prefill(self, tokens: int, context: int, ahead: tuple[int, float]) -> tuple[float, float]:

@@ -244,6 +244,33 @@ def test_a_process_that_was_started_again_is_like_its_peers():
     assert changed.prefill_scale == pytest.approx(peers.shared.prefill)
 
 
+def test_observations_that_wait_teach_what_they_would_have_taught_at_once():
+    chance = Random(5)
+    shown = []
+    for at_once in (True, False):
+        chance.seed(5)
+        peers = PeerGroup()
+        costs = [FittedCost(BIG, peers) for _ in range(3)]
+        shown.append(scalars := [])
+        for number in range(400):
+            cost = chance.choice(costs)
+            seconds = chance.uniform(0.02, 0.4)
+            if number % 3:
+                cost.learn_prefill(chance.choice([200, 4000]), 0, seconds, at=float(number), running=2, kv_tokens=900)
+            elif number % 2:
+                cost.learn_step(chance.randint(1, 20), 5000, seconds / 10, at=float(number))
+            else:
+                cost.learn_whole(900, 64, 3, 5000, 50, 5 * seconds, at=float(number))
+            if at_once:
+                peers.learn()
+            cost.count_request()
+            if number == 300:
+                costs[1].reset()
+            scalars.append([one.scalars for one in costs])
+    assert shown[0] == shown[1]
+    assert len({each[0] for each in shown[0]}) > 50
+
+
 def test_what_waited_for_others_says_little():
     peers = PeerGroup()
     waits, other = FittedCost(BIG, peers), FittedCost(BIG, peers)
