@@ -129,8 +129,8 @@ class WordIds:
             ids = b"".join(map(self._known.__getitem__, words))
         except KeyError:
             ids = self._learn(words)
-        self._until_sample -= 1
-        return ids if self._until_sample else self._compare(text, ids)
+        self._until_sample -= 1  # two threads may both lower it before either looks
+        return ids if self._until_sample > 0 else self._compare(text, ids)
 
     def _is_plain(self, text: str) -> bool:
         normalizer = self._backend.normalizer

@@ -173,6 +173,13 @@ def test_a_difference_in_service_switches_it_off(caplog: pytest.LogCaptureFixtur
     ]
 
 
+def test_texts_are_compared_again_where_two_threads_have_lowered_the_count() -> None:
+    words = certain(shape("llama3"))
+    words._until_sample = -1
+    assert words.encode("some words") == whole(shape("llama3"), "some words")
+    assert words._until_sample == SAMPLE
+
+
 def test_a_difference_at_start_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
     tokenizer = shape("llama3")
     translated = word_ids._translated
