@@ -164,10 +164,11 @@ def book(
     for kind, endpoint in plan.legs:
         if kind == PREFILL and endpoint is prefilled:
             continue
+        if kind != DECODE and kind != PREFILL:
+            pure = False
         if kind in KEEP_KV:
             work = LegWork(Booking(request, endpoint, now), index.placed(keys, endpoint))
         else:
-            pure = False
             work = LegWork(Booking(request, endpoint, now, kv=False), BlockUse(index, keys, endpoint))
         if kind == (PREFILL if split else DECODE):
             work.booking.book_prompt(now, reported=split or request.stream)

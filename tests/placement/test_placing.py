@@ -24,6 +24,7 @@ from gateway.framework.request import DECODE, PREFILL
 from gateway.kvcache.index.cache_index import CacheIndex
 from gateway.kvcache.index.keys import BlockKeys
 from gateway.kvcache.settings import CacheSettings
+from gateway.placement import placing
 from gateway.placement.decision import Decision
 from gateway.placement.placing import MOST, Answered, Placement, book, decide, learn
 from gateway.scheduling.profile import RETRY_AFTER
@@ -143,6 +144,28 @@ def test_a_prefill_ends_once_and_a_hand_over_that_fails_books_the_prompt_where_t
     again.end(ok=True)
 
 
+def teaches_pace(scene: Scene, placement: Placement) -> bool:
+    """Whether slow answers change what is thought of the decode endpoint."""
+    cost = placement.decode.booking.cost
+    before = cost.prefill_scale, cost.step_scale
+    scene.clock.now = 60.0
+    for _ in range(20):
+        learn(placement, Answered(60.0, events=50, first_at=59.0, tokens=50))
+    return (cost.prefill_scale, cost.step_scale) != before
+
+
+def test_a_leg_before_the_decode_leg_is_in_the_time_to_the_first_token(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whether it leaves KV on its endpoint or not."""
+    monkeypatch.setattr(placing, "KEEP_KV", {*placing.KEEP_KV, "pull"})
+    scene = Scene()
+    decode, other = scene.endpoints
+    placement = scene.book(scene.request(), Plan.of(decode, pull=other))
+    assert scene.load(other)[2] > 0
+    assert not teaches_pace(scene, placement)
+    alone = scene.book(scene.request(), Plan.of(decode))
+    assert teaches_pace(scene, alone)
+
+
 def test_a_leg_of_another_kind_is_booked_as_one_request_and_given_back() -> None:
     scene = Scene()
     request = scene.request()
@@ -158,12 +181,7 @@ def test_a_leg_of_another_kind_is_booked_as_one_request_and_given_back() -> None
     work.blocks.end()
     assert placement.ended("encode", ok=True) is None
     assert [scene.load(endpoint)[0] for endpoint in scene.endpoints] == [1, 0]
-    cost = placement.decode.booking.cost
-    before = cost.prefill_scale, cost.step_scale
-    scene.clock.now = 60.0
-    for _ in range(20):
-        learn(placement, Answered(60.0, events=50, first_at=59.0, tokens=50))
-    assert (cost.prefill_scale, cost.step_scale) == before, "the other leg is in the time to the first token"
+    assert not teaches_pace(scene, placement)
     placement.end(ok=False)
     again = scene.book(request, plan)
     again.cancel()
