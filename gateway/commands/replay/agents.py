@@ -18,7 +18,7 @@ from itertools import accumulate
 from math import log
 from statistics import fmean
 
-from gateway.commands.replay.workload import LARGEST_BLOCK, MAX_TOKENS, VLLM_BLOCK, Call
+from gateway.commands.replay.workload import LARGEST_BLOCK, MAX_TOKENS, VLLM_BLOCK, TraceCall
 from gateway.errors import ConfigError
 
 MOST_SESSIONS = 100_000
@@ -106,7 +106,7 @@ class Agents:
         self._shared = tuple(range(shape.shared // self.block_size))
         own = (-(-(turns[-1].tokens + turns[-1].output) // self.block_size) for turns in self._sessions)
         self._first_block = list(accumulate(own, initial=len(self._shared)))
-        self._open: dict[Call, tuple[int, int]] = {}
+        self._open: dict[TraceCall, tuple[int, int]] = {}
         chance = random.Random(seed)
         if rate is None:
             begin = shape.sessions if shape.live is None else shape.live
@@ -123,10 +123,10 @@ class Agents:
         """The number of calls."""
         return sum(map(len, self._sessions))
 
-    def start(self) -> Sequence[Call]:
+    def start(self) -> Sequence[TraceCall]:
         return self._begin
 
-    def answered(self, call: Call, at: float) -> Sequence[Call]:
+    def answered(self, call: TraceCall, at: float) -> Sequence[TraceCall]:
         session, turn = self._open.pop(call)
         if turn + 1 == len(self._sessions[session]):
             if self._begun == len(self._sessions):
@@ -135,12 +135,12 @@ class Agents:
             self._begun += 1
         return (self._turn(at + self._sessions[session][turn + 1].gap, session, turn + 1),)
 
-    def _turn(self, at: float, session: int, number: int) -> Call:
+    def _turn(self, at: float, session: int, number: int) -> TraceCall:
         turn = self._sessions[session][number]
         # A session's text only grows, so its blocks are numbered once; the answer's too, which the next prompt has.
         blocks = -(-(turn.tokens + turn.output) // self.block_size) - len(self._shared)
         first = self._first_block[session]
-        call = Call(at, turn.tokens, turn.output, (*self._shared, *range(first, first + blocks)), str(session))
+        call = TraceCall(at, turn.tokens, turn.output, (*self._shared, *range(first, first + blocks)), str(session))
         self._open[call] = session, number
         return call
 

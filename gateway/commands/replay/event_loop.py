@@ -19,7 +19,7 @@ from gateway.commands.replay.legs import Legs
 from gateway.commands.replay.policies import Policy
 from gateway.commands.replay.scene import Scene, Schedule
 from gateway.commands.replay.seat import Seat
-from gateway.commands.replay.workload import Call, Result, Workload
+from gateway.commands.replay.workload import Result, TraceCall, Workload
 from gateway.commands.replay.world import Next, World, as_event, token_ids
 from gateway.errors import ConfigError
 from gateway.framework import Role
@@ -83,7 +83,7 @@ class Run:
         for change in self.schedule:
             self.world.agenda.push(change.at, Next.CHANGE, change)
 
-    def come(self, calls: Iterable[Call]) -> None:
+    def come(self, calls: Iterable[TraceCall]) -> None:
         for call in calls:
             self._left += 1
             self.world.agenda.push(call.at, Next.CALL, call)
@@ -117,7 +117,7 @@ class Run:
                 of.scraped(at)
                 self.world.agenda.push(at + self._scrape, Next.SCRAPE, of)
 
-    def token_ids(self, call: Call) -> array[int]:
+    def token_ids(self, call: TraceCall) -> array[int]:
         """The token ids of the call's prompt. Raises ConfigError if it has too few blocks."""
         size = self.workload.block_size
         ids = token_ids(call.blocks[: -(-call.input_tokens // size)], size)[: call.input_tokens]
@@ -150,7 +150,7 @@ class Run:
             else:  # its call has ended
                 self.legs.free(seat, job)
 
-    def _ended(self, call: Call) -> None:
+    def _ended(self, call: TraceCall) -> None:
         """A call was answered or lost: its client goes on."""
         self._left -= 1
         self.come(self.workload.answered(call, self.world.clock.now))

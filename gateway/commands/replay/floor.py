@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 from gateway.commands.replay.objectives import USUAL, Objectives
 from gateway.commands.replay.statistics import quantile
-from gateway.commands.replay.workload import Call, Workload
+from gateway.commands.replay.workload import TraceCall, Workload
 from gateway.framework.request import Slo
 from simulator.virtual.machine import Machine
 
@@ -23,7 +23,7 @@ from simulator.virtual.machine import Machine
 class Alone:
     """One call by itself; times in seconds. ``new``: prompt tokens that have to be computed."""
 
-    call: Call
+    call: TraceCall
     new: int
     ttft: float
     tpot: float
@@ -93,11 +93,11 @@ def _alone(workload: Workload, machine: Machine) -> Iterator[Alone]:
         )
 
 
-def calls(workload: Workload) -> Iterator[Call]:
+def calls(workload: Workload) -> Iterator[TraceCall]:
     """All calls of the workload, as if each were answered at once."""
     waiting = sorted(workload.start(), key=lambda call: call.at)
     while waiting:
-        later: list[Call] = []
+        later: list[TraceCall] = []
         for call in waiting:
             yield call
             later += workload.answered(call, call.at)

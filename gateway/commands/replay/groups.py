@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 
-from gateway.commands.replay.workload import LARGEST_BLOCK, MAX_TOKENS, VLLM_BLOCK, Call
+from gateway.commands.replay.workload import LARGEST_BLOCK, MAX_TOKENS, VLLM_BLOCK, TraceCall
 from gateway.errors import ConfigError
 
 MAX_REQUESTS = 10_000_000
@@ -88,7 +88,7 @@ class Groups:
         self._closed = rate is None
         self._next_block = 0
         self._systems = [self._blocks(shape.shared // self.block_size) for _ in range(shape.groups)]
-        self._open: dict[Call, tuple[int, int, int]] = {}
+        self._open: dict[TraceCall, tuple[int, int, int]] = {}
         """The user, round and turn of each call that is not answered."""
         users = shape.groups * shape.users
         if rate is None:
@@ -104,10 +104,10 @@ class Groups:
             key=lambda call: call.at,
         )
 
-    def start(self) -> Sequence[Call]:
+    def start(self) -> Sequence[TraceCall]:
         return self._begin
 
-    def answered(self, call: Call, at: float) -> Sequence[Call]:
+    def answered(self, call: TraceCall, at: float) -> Sequence[TraceCall]:
         user, round_, turn = self._open.pop(call)
         turn += 1
         if turn < self._shape.turns:
@@ -118,18 +118,18 @@ class Groups:
             return [self._first(at + self._pause(user, round_, 0), user, round_)]
         return []
 
-    def _first(self, at: float, user: int, round_: int) -> Call:
+    def _first(self, at: float, user: int, round_: int) -> TraceCall:
         system = self._systems[user // self._shape.users]
         return self._turn(at, user, round_, 0, self._shape.shared, system)
 
-    def _turn(self, at: float, user: int, round_: int, turn: int, context: int, held: Sequence[int]) -> Call:
+    def _turn(self, at: float, user: int, round_: int, turn: int, context: int, held: Sequence[int]) -> TraceCall:
         """``context``: tokens of the conversation before this turn. ``held``: its whole blocks."""
         shape = self._shape
         tokens = context + shape.own
         # With the answer's blocks, which the engine that generates it holds; a partial last block is not cached.
         whole = tuple(held[: context // self.block_size])
         blocks = whole + self._blocks(-(-(tokens + shape.output) // self.block_size) - len(whole))
-        call = Call(at, tokens, shape.output, blocks, f"{user}-{round_}")
+        call = TraceCall(at, tokens, shape.output, blocks, f"{user}-{round_}")
         self._open[call] = user, round_, turn
         return call
 

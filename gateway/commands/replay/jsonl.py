@@ -17,7 +17,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from gateway.commands.replay.recording import OwnBlocks
-from gateway.commands.replay.workload import MAX_TOKENS, VLLM_BLOCK, Call
+from gateway.commands.replay.workload import MAX_TOKENS, VLLM_BLOCK, TraceCall
 
 BLOCK_SIZES = (512, 256, 128, 64, 32, 16)
 """Block sizes in tokens that a trace may have: Mooncake's, vLLM's, and those between."""
@@ -42,7 +42,7 @@ class JsonLines:
     failed = 0
 
     def __init__(self) -> None:
-        self.lines: list[Call] = []
+        self.lines: list[TraceCall] = []
         self.prefixes = False
         self._own = OwnBlocks()
         self._unit = MILLISECONDS
@@ -71,7 +71,7 @@ class JsonLines:
             raise ValueError(f"timestamp must be {name} of at least 0, found {_shown(at)}")
         prompt, output = _count(value, "input_length"), _count(value, "output_length")
         blocks = self._blocks(value.get("hash_ids"), prompt, output, number)
-        self.lines.append(Call(at * seconds, prompt, output, blocks, self._session(value), *_traffic(value)))
+        self.lines.append(TraceCall(at * seconds, prompt, output, blocks, self._session(value), *_traffic(value)))
 
     def _blocks(self, ids: Any, prompt: int, output: int, number: int) -> Sequence[int]:
         if self._first is None:

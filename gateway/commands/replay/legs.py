@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 from gateway.commands.replay.scene import Change, What
 from gateway.commands.replay.seat import Flight, Prefill, Seat
-from gateway.commands.replay.workload import Call, Record
+from gateway.commands.replay.workload import Record, TraceCall
 from gateway.commands.replay.world import Next, World
 from gateway.core.prompt import Prompt
 from gateway.errors import ConfigError, NoEndpoint
@@ -38,9 +38,9 @@ class Legs:
     ``retried``: number of legs that were sent again. ``ended``: called with each call that has ended either way.
     ``scheduled``: engines come and go."""
 
-    def __init__(self, world: World, ended: Callable[[Call], None], *, scheduled: bool) -> None:
+    def __init__(self, world: World, ended: Callable[[TraceCall], None], *, scheduled: bool) -> None:
         self.records: list[Record] = []
-        self.lost: list[Call] = []
+        self.lost: list[TraceCall] = []
         self.retried = 0
         self._world = world
         self._agenda = world.agenda
@@ -48,7 +48,7 @@ class Legs:
         self._scheduled = scheduled
         self._gone: set[int] = set()
 
-    def place(self, call: Call, ids: array[int]) -> None:
+    def place(self, call: TraceCall, ids: array[int]) -> None:
         """A call has arrived. ``ids``: the token ids of its prompt."""
         model = self._world.model
         request = Request(

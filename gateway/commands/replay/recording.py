@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from itertools import pairwise
 from statistics import median_low
 
-from gateway.commands.replay.workload import VLLM_BLOCK, Call
+from gateway.commands.replay.workload import VLLM_BLOCK, TraceCall
 from gateway.errors import ConfigError
 
 TEMPLATE_CALLS, TEMPLATE_SHARE = 20, 0.01
@@ -28,7 +28,7 @@ class Recording:
     failed      requests that were left out, since they have no tokens.
     """
 
-    lines: Sequence[Call]
+    lines: Sequence[TraceCall]
     block_size: int
     prefixes: bool = True
     failed: int = 0
@@ -61,10 +61,10 @@ class Trace:
             for at, line, session in zip(times, lines, names, strict=True)
         )
 
-    def start(self) -> Sequence[Call]:
+    def start(self) -> Sequence[TraceCall]:
         return self._calls
 
-    def answered(self, call: Call, at: float) -> Sequence[Call]:
+    def answered(self, call: TraceCall, at: float) -> Sequence[TraceCall]:
         return ()
 
 
@@ -110,10 +110,10 @@ def with_answers(recording: Recording) -> Recording:
     production. A line that already has them is unchanged, and so is one whose prompt fills no block: too little is
     known of what continues it.
     """
-    size, following = recording.block_size, dict[str, Call]()
+    size, following = recording.block_size, dict[str, TraceCall]()
     if not recording.prefixes or all(line.session is None for line in recording.lines):
         return recording
-    lines: list[Call] = []
+    lines: list[TraceCall] = []
     for line in reversed(recording.lines):
         later = None if line.session is None else following.get(line.session)
         if line.session is not None:
@@ -122,7 +122,7 @@ def with_answers(recording: Recording) -> Recording:
     return replace(recording, lines=lines[::-1])
 
 
-def _answered(line: Call, later: Call, size: int) -> Sequence[int]:
+def _answered(line: TraceCall, later: TraceCall, size: int) -> Sequence[int]:
     """The blocks of ``line`` with the whole blocks of its answer."""
     prompt, end = line.input_tokens // size, line.input_tokens + line.output_tokens
     if not prompt or len(line.blocks) > -(-line.input_tokens // size):

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from heapq import heappop, heappush
 
-from gateway.commands.replay.workload import Call
+from gateway.commands.replay.workload import TraceCall
 from gateway.fleet.engine import FleetEndpoint
 from gateway.fleet.health import COLDEST
 from gateway.fleet.load.booking import BOOKING_STEP
@@ -42,7 +42,7 @@ class Flight:
     which the ledger is updated again.
     """
 
-    call: Call
+    call: TraceCall
     request: Request
     keys: BlockKeys
     placement: Placement = field(init=False)

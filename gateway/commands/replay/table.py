@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 
 from gateway.commands.replay.recording import OwnBlocks
-from gateway.commands.replay.workload import MAX_TOKENS, VLLM_BLOCK, Call
+from gateway.commands.replay.workload import MAX_TOKENS, VLLM_BLOCK, TraceCall
 
 LATEST = 1e12
 """The largest timestamp in seconds: one in milliseconds is refused, and fractions of seconds remain exact."""
@@ -66,7 +66,7 @@ class Table:
     prefixes = False
 
     def __init__(self, head: str) -> None:
-        self.lines: list[Call] = []
+        self.lines: list[TraceCall] = []
         self.failed = 0
         self._blocks = OwnBlocks()
         try:
@@ -103,7 +103,7 @@ class Table:
             self.failed += 1
             return
         session, traffic = row.get(SESSION) or None, row.get(CLASS, "")
-        self.lines.append(Call(at, prompt, output, self._blocks.of(prompt), session, traffic))
+        self.lines.append(TraceCall(at, prompt, output, self._blocks.of(prompt), session, traffic))
 
 
 def _cells(text: str) -> Sequence[str]:

@@ -18,7 +18,7 @@ LARGEST_BLOCK = 512
 
 
 @dataclass(slots=True, eq=False)
-class Call:
+class TraceCall:
     """One request of a workload.
 
     at             arrival at the gateway, in seconds of virtual time.
@@ -48,11 +48,11 @@ class Workload(Protocol):
     block_size: int
     """Tokens of a block (512 in Mooncake's traces)."""
 
-    def start(self) -> Sequence[Call]:
+    def start(self) -> Sequence[TraceCall]:
         """The calls that are known from the beginning, ordered by `at`."""
         ...
 
-    def answered(self, call: Call, at: float) -> Sequence[Call]:
+    def answered(self, call: TraceCall, at: float) -> Sequence[TraceCall]:
         """The calls that follow a call answered at `at` (a closed loop); their think time is in their `at`."""
         ...
 
@@ -61,7 +61,7 @@ class Workload(Protocol):
 class Record:
     """The record of one call. Times are seconds of virtual time after its arrival; tokens are prompt tokens."""
 
-    call: Call
+    call: TraceCall
     endpoint: int
     ttft: float
     finished: float
@@ -87,7 +87,7 @@ class Result:
     """Seconds of virtual time from the first arrival to the last end."""
     cpu_seconds: float
     """CPU seconds of the replay itself."""
-    lost: Sequence[Call] = ()
+    lost: Sequence[TraceCall] = ()
     """Calls that were not answered because their engine died: the answer had begun, or no other engine could give
     it."""
     retried: int = 0

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from gateway.commands.replay.report import Comparison, gather
 from gateway.commands.replay.statistics import METRICS, Summary
-from gateway.commands.replay.workload import VLLM_BLOCK, Call, Workload
+from gateway.commands.replay.workload import VLLM_BLOCK, TraceCall, Workload
 
 BASE = {"ttft_mean": 1.5, "busy_ratio": 1.02, "goodput": 0.7, "hit_rate": 0.3}
 
@@ -26,7 +26,7 @@ def comparison(name: str = "a trace, 0.45 requests/s/endpoint, 8 x 70b-tp4", see
     )
 
 
-def played(workload: Workload, answer_seconds: float = 2.0) -> list[Call]:
+def played(workload: Workload, answer_seconds: float = 2.0) -> list[TraceCall]:
     """All calls, each answered after so many seconds."""
     calls, waiting = [], list(workload.start())
     while waiting:
@@ -37,7 +37,7 @@ def played(workload: Workload, answer_seconds: float = 2.0) -> list[Call]:
     return calls
 
 
-def assert_blocks_stand_for_one_prefix(calls: list[Call]) -> None:
+def assert_blocks_stand_for_one_prefix(calls: list[TraceCall]) -> None:
     """Blocks cover each prompt and answer, and behind each block there is always the same one."""
     before: dict[int, int] = {}
     for call in calls:

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gateway.commands.replay.agents import Agents, AgentShape
-from gateway.commands.replay.workload import VLLM_BLOCK, Call
+from gateway.commands.replay.workload import VLLM_BLOCK, TraceCall
 from gateway.errors import ConfigError
 from tests.commands.replay.runs import assert_blocks_stand_for_one_prefix, played
 from tests.support.examples import examples
@@ -19,8 +19,8 @@ from tests.support.examples import examples
 SMALL = AgentShape(sessions=12, shared=600, begin=1500, longest=8000, results=500, output=100, gap=12.0)
 
 
-def by_session(calls: list[Call]) -> dict[str | None, list[Call]]:
-    found: dict[str | None, list[Call]] = {}
+def by_session(calls: list[TraceCall]) -> dict[str | None, list[TraceCall]]:
+    found: dict[str | None, list[TraceCall]] = {}
     for call in calls:
         found.setdefault(call.session, []).append(call)
     return found

@@ -20,7 +20,7 @@ from gateway.commands.replay.groups import Groups, Shape
 from gateway.commands.replay.objectives import objectives
 from gateway.commands.replay.policies import MODELS, POLICIES, Policy, load_policy
 from gateway.commands.replay.scene import Scene
-from gateway.commands.replay.workload import Call
+from gateway.commands.replay.workload import TraceCall
 from gateway.commands.replay.world import Next, World, costs
 from gateway.config.load import loads
 from gateway.core.prompt import Prompt
@@ -41,20 +41,20 @@ MACHINE = replace(MACHINES["70b-tp4"], kv_tokens=40_000)
 class Calls:
     """A workload of these; ``after``: what follows a call, by its number, so many seconds after its answer."""
 
-    calls: Sequence[Call]
-    after: dict[int, tuple[float, Call]] = field(default_factory=dict)
+    calls: Sequence[TraceCall]
+    after: dict[int, tuple[float, TraceCall]] = field(default_factory=dict)
     name: str = "calls"
     block_size: int = 100
 
-    def start(self) -> Sequence[Call]:
+    def start(self) -> Sequence[TraceCall]:
         return self.calls
 
-    def answered(self, call: Call, at: float) -> Sequence[Call]:
+    def answered(self, call: TraceCall, at: float) -> Sequence[TraceCall]:
         follow = self.after.get(list(self.calls).index(call)) if call in self.calls else None
         return [] if follow is None else [replace(follow[1], at=at + follow[0])]
 
 
-def chats(count: int, rate: float, seed: int = 0) -> list[Call]:
+def chats(count: int, rate: float, seed: int = 0) -> list[TraceCall]:
     """Of 50 beginnings of 20 blocks, each followed by blocks of its own."""
     random, at, calls = Random(seed), 0.0, []
     for number in range(count):
@@ -62,7 +62,7 @@ def chats(count: int, rate: float, seed: int = 0) -> list[Call]:
         begin = random.randrange(50) * 1000
         own = random.randrange(1, 12)
         blocks = (*range(begin, begin + 20), *range(10**6 + number * 100, 10**6 + number * 100 + own))
-        calls.append(Call(at, 2000 + own * 100 - random.randrange(100), random.randrange(1, 300), blocks))
+        calls.append(TraceCall(at, 2000 + own * 100 - random.randrange(100), random.randrange(1, 300), blocks))
     return calls
 
 
@@ -304,7 +304,7 @@ def test_noise_is_of_the_seed_and_of_each_engine() -> None:
 
     assert run(1, NOISE) == run(1, NOISE) != run(2, NOISE)
     assert run(1, NOISE) != run(1, Noise())
-    calls = [Call(10.0 * number, 2000, 1, tuple(range(20 * number, 20 * number + 20))) for number in range(2)]
+    calls = [TraceCall(10.0 * number, 2000, 1, tuple(range(20 * number, 20 * number + 20))) for number in range(2)]
     one, other = replay(Calls(calls), load_policy("round-robin"), scene(2, noise=NOISE), seed=1).records
     assert one.ttft != other.ttft
 
@@ -353,7 +353,7 @@ def test_one_engine_waits_as_queueing_theory_says() -> None:
     rate = 0.5 / fmean(costs)
     for number, length in enumerate(lengths):
         at += random.expovariate(rate)
-        calls.append(Call(at, length, 1, tuple(range(number * 80, number * 80 + -(-length // 100)))))
+        calls.append(TraceCall(at, length, 1, tuple(range(number * 80, number * 80 + -(-length // 100)))))
     result = replay(Calls(calls), load_policy("default"), scene(1, machine, scrape=None), seed=1)
     wait = fmean(record.ttft for record in result.records) - fmean(costs)
     assert wait == pytest.approx(rate * fmean(each**2 for each in costs) / (2 * 0.5), rel=0.1)
@@ -362,12 +362,12 @@ def test_one_engine_waits_as_queueing_theory_says() -> None:
 @pytest.mark.parametrize(
     ("call", "why"),
     [
-        (Call(3.0, 250, 1, (1, 2)), "250 tokens has 2 blocks of 100"),
-        (Call(3.0, 100, 40_000, (1,)), "at 3 s: 100 . 40000 tokens do not fit 40000"),
-        (Call(3.0, 100, 0, (1,)), "at 3 s"),
+        (TraceCall(3.0, 250, 1, (1, 2)), "250 tokens has 2 blocks of 100"),
+        (TraceCall(3.0, 100, 40_000, (1,)), "at 3 s: 100 . 40000 tokens do not fit 40000"),
+        (TraceCall(3.0, 100, 0, (1,)), "at 3 s"),
     ],
 )
-def test_a_call_that_cannot_be_served_is_named(call: Call, why: str) -> None:
+def test_a_call_that_cannot_be_served_is_named(call: TraceCall, why: str) -> None:
     with pytest.raises(ConfigError, match=why):
         replay(Calls([call]), load_policy("default"), scene(1), seed=1)
 

@@ -11,7 +11,7 @@ from gateway.commands.replay.event_loop import Run, replay
 from gateway.commands.replay.fleet import Kind, Link
 from gateway.commands.replay.policies import load_policy
 from gateway.commands.replay.scene import Scene
-from gateway.commands.replay.workload import Call
+from gateway.commands.replay.workload import TraceCall
 from gateway.commands.replay.world import World
 from gateway.errors import ConfigError
 from gateway.framework import Plan, Request, Role
@@ -25,7 +25,7 @@ TOKEN = MACHINE.kv_bytes
 
 def alone(link: Link, name: str = "prefill-decode-512") -> float:
     """The first token's time of one prompt of 10,000 tokens on idle engines."""
-    call = Call(0.0, 10_000, 20, tuple(range(100)))
+    call = TraceCall(0.0, 10_000, 20, tuple(range(100)))
     [record] = replay(Calls([call]), load_policy(name), Scene(fleet=APART, link=link), seed=1).records
     assert record.split == (name == "prefill-decode-512")
     return record.ttft
@@ -40,7 +40,7 @@ def test_moving_takes_the_link_s_time() -> None:
 
 def test_transfers_of_one_engine_wait_for_each_other() -> None:
     """Two prompts that are computed in one step: their KV leaves one after the other."""
-    calls = [Call(0.0, 2000, 2, tuple(range(100 * each, 100 * each + 20))) for each in range(2)]
+    calls = [TraceCall(0.0, 2000, 2, tuple(range(100 * each, 100 * each + 20))) for each in range(2)]
     link = Link(rate=2000 * TOKEN / 5.0, latency=0.0)
     result = replay(Calls(calls), load_policy("prefill-decode-512"), Scene(fleet=APART, link=link), seed=1)
     first, second = sorted(record.ttft for record in result.records)

@@ -14,7 +14,7 @@ from gateway.commands.replay.fleet import Kind, Kinds
 from gateway.commands.replay.groups import Groups, Shape
 from gateway.commands.replay.policies import load_policy
 from gateway.commands.replay.scene import Scene, schedule
-from gateway.commands.replay.workload import Call
+from gateway.commands.replay.workload import TraceCall
 from gateway.commands.replay.world import World
 from gateway.errors import ConfigError
 from gateway.framework import Role
@@ -27,7 +27,7 @@ THREE = (Kind(MACHINE, 3),)
 APART = (Kind(MACHINE, 2, Role.PREFILL), Kind(MACHINE, 2, Role.DECODE))
 
 
-def ran(changes: list[str], calls: list[Call], fleet: Kinds = THREE, name: str = "default") -> tuple[World, Run]:
+def ran(changes: list[str], calls: list[TraceCall], fleet: Kinds = THREE, name: str = "default") -> tuple[World, Run]:
     """A run to its end, after which nothing is booked any more."""
     scene = Scene(fleet=fleet, schedule=schedule(changes))
     world = World(load_policy(name), scene, block_size=100, seed=1)
@@ -56,7 +56,7 @@ def test_an_engine_that_fails_loses_what_it_had_begun_and_no_more() -> None:
 
 
 def test_a_request_may_die_with_one_engine_and_not_with_two() -> None:
-    slow = Call(1.0, 30_000, 5, tuple(range(300)))
+    slow = TraceCall(1.0, 30_000, 5, tuple(range(300)))
     world, run = ran(["2:fail:0", "2:fail:1"], [slow], fleet=(Kind(MACHINE, 3),))
     assert (len(run.legs.records), run.legs.retried) == (1, 1)
     [first] = [seat for seat in world.seats if seat.busy > 0 and seat.place.engine.up]

@@ -18,7 +18,7 @@ from gateway.commands.replay.policies import load_policy
 from gateway.commands.replay.recording import Recording, Trace
 from gateway.commands.replay.scene import Scene
 from gateway.commands.replay.sources import read
-from gateway.commands.replay.workload import Call
+from gateway.commands.replay.workload import TraceCall
 from simulator.virtual.engine import Engine, Job
 from simulator.virtual.machine import MACHINES
 
@@ -59,14 +59,14 @@ def test_nothing_in_a_fleet_is_faster() -> None:
 
 
 def test_what_was_there_before_is_not_computed_again() -> None:
-    lines = [Call(0.0, 1024, 5, (0, 1)), Call(1.0, 1536, 5, (0, 1, 2)), Call(2.0, 1024, 5, (0, 1))]
+    lines = [TraceCall(0.0, 1024, 5, (0, 1)), TraceCall(1.0, 1536, 5, (0, 1, 2)), TraceCall(2.0, 1024, 5, (0, 1))]
     [floor] = floors(Trace("it", Recording(lines, 512)), MACHINE, objectives(["ttft=2s"]))
     assert [one.new for one in floor.alone] == [1024, 512, 1]
 
 
 def test_classes_have_floors_of_their_own() -> None:
-    lines = [Call(0.0, 60_000, 5, range(n, n + 1), traffic="batch" if n % 2 else "chat") for n in range(4)]
-    trace = Recording([*lines, Call(5.0, 100, 5, (9,))], 65_536)
+    lines = [TraceCall(0.0, 60_000, 5, range(n, n + 1), traffic="batch" if n % 2 else "chat") for n in range(4)]
+    trace = Recording([*lines, TraceCall(5.0, 100, 5, (9,))], 65_536)
     asked = objectives(["ttft=2s", "batch:ttft=60s"])
     found = {floor.traffic: floor.share for floor in floors(Trace("it", trace), MACHINE, asked)}
     assert found == {"": 0.6, "batch": 1.0, "chat": 0.0}
@@ -100,6 +100,6 @@ def test_the_work_is_of_so_many_engines() -> None:
 
 def test_requests_that_come_at_once_are_no_load() -> None:
     asked = objectives(["ttft=2s"])
-    [floor] = floors(Trace("it", Recording([Call(0.0, 10, 5, (0,))], 16)), MACHINE, asked)
+    [floor] = floors(Trace("it", Recording([TraceCall(0.0, 10, 5, (0,))], 16)), MACHINE, asked)
     assert demand(floor.alone, MACHINE, asked).engines == 0
     assert demand(floor.alone, MACHINE, asked).prefill_share == pytest.approx(0.5)

@@ -9,7 +9,7 @@ from gateway.commands.replay.plan_report import compose
 from gateway.commands.replay.plot import style
 from gateway.commands.replay.recording import Recording, Trace
 from gateway.commands.replay.sizes import Sized, Trial
-from gateway.commands.replay.workload import Call
+from gateway.commands.replay.workload import TraceCall
 from simulator.virtual.machine import MACHINES
 from tests.commands.replay.pictures import assert_apart, texts
 from tests.commands.replay.runs import summary
@@ -25,7 +25,7 @@ def trial(engines: int, *shares: float) -> Trial:
 @pytest.mark.parametrize("sizes", [(1,), (1, 2), (3, 6, 7, 9, 12), (60, 120, 240, 180, 150, 135, 143, 147, 149, 148)])
 @pytest.mark.parametrize("layouts", [1, 2])
 def test_no_text_stands_on_another(sizes, layouts) -> None:
-    recording = Recording([Call(float(n), (600, 30_000)[n == 9], 5, (n,)) for n in range(200)], 65_536)
+    recording = Recording([TraceCall(float(n), (600, 30_000)[n == 9], 5, (n,)) for n in range(200)], 65_536)
     asked = objectives(["ttft=2s,tpot=50ms", "batch:ttft=60s"])
     found = floors(Trace("it", recording), MACHINE, asked)
     trials = {size: trial(size, *(min(1.0, size / sizes[-1] - 0.02 * n) for n in range(3))) for size in sizes}

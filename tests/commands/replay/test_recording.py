@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from gateway.commands.replay.recording import Recording, Trace, sessions, spread
 from gateway.commands.replay.sources import read
-from gateway.commands.replay.workload import Call
+from gateway.commands.replay.workload import TraceCall
 from gateway.errors import ConfigError
 
 EXCERPT = Path(__file__).parents[2] / "data" / "replay" / "mooncake_conversation.jsonl"
@@ -67,11 +67,11 @@ def test_a_rate_must_be_above_0(rate) -> None:
 
 def test_one_instant_has_no_load_to_scale() -> None:
     with pytest.raises(ConfigError, match="all 2 requests come at once"):
-        Trace("burst", Recording([Call(1.0, 1, 1, (0,)), Call(1.0, 1, 1, (1,))], 512), rate=1)
+        Trace("burst", Recording([TraceCall(1.0, 1, 1, (0,)), TraceCall(1.0, 1, 1, (1,))], 512), rate=1)
 
 
 def test_a_session_is_what_follows_the_shared_system_prompt() -> None:
-    chats = [Call(0.0, 1200, 1, (0, 1 + user, 100 + user + 50 * turn)) for turn in range(3) for user in range(30)]
+    chats = [TraceCall(0.0, 1200, 1, (0, 1 + user, 100 + user + 50 * turn)) for turn in range(3) for user in range(30)]
     named = sessions(Recording(chats, 512))
     assert len(set(named)) == 30
     assert named[:30] == named[30:60] == named[60:]
@@ -83,6 +83,6 @@ def test_nothing_follows_an_answer() -> None:
 
 
 def test_a_trace_without_prefixes_has_the_sessions_that_it_names_and_no_others() -> None:
-    lines = [Call(0.0, 20, 1, range(2)), Call(1.0, 20, 1, range(2, 4), "a")]
+    lines = [TraceCall(0.0, 20, 1, range(2)), TraceCall(1.0, 20, 1, range(2, 4), "a")]
     assert sessions(Recording(lines, 16, prefixes=False)) == [None, "a"]
     assert sessions(Recording(lines[:1], 16, prefixes=False)) == [None]

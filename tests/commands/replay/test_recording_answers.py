@@ -14,21 +14,21 @@ from gateway.commands.replay.policies import load_policy
 from gateway.commands.replay.recording import Recording, Trace, with_answers
 from gateway.commands.replay.scene import Scene
 from gateway.commands.replay.sources import read
-from gateway.commands.replay.workload import Call
+from gateway.commands.replay.workload import TraceCall
 
-FIRST = Call(0.0, 40, 30, (1, 2, 3), "a")  # two blocks and a half, and an answer up to the middle of the fifth
-OTHER = Call(1.0, 40, 30, (1, 2, 9), "b")
-NEXT = Call(2.0, 90, 10, (1, 2, 4, 5, 6, 7), "a")
+FIRST = TraceCall(0.0, 40, 30, (1, 2, 3), "a")  # two blocks and a half, and an answer up to the middle of the fifth
+OTHER = TraceCall(1.0, 40, 30, (1, 2, 9), "b")
+NEXT = TraceCall(2.0, 90, 10, (1, 2, 4, 5, 6, 7), "a")
 
 
-def told(*lines: Call, **more: bool) -> list[tuple[int, ...]]:
+def told(*lines: TraceCall, **more: bool) -> list[tuple[int, ...]]:
     return [tuple(line.blocks) for line in with_answers(Recording(lines, 16, **more)).lines]
 
 
 def test_the_next_prompt_of_a_conversation_tells() -> None:
     assert told(FIRST, OTHER, NEXT) == [(1, 2, 4, 5), OTHER.blocks, NEXT.blocks]
     # Three turns: each from the one behind it.
-    last = Call(9.0, 110, 5, (1, 2, 4, 5, 6, 8, 10), "a")
+    last = TraceCall(9.0, 110, 5, (1, 2, 4, 5, 6, 8, 10), "a")
     assert told(FIRST, NEXT, last)[1] == (1, 2, 4, 5, 6, 8)
 
 
@@ -44,7 +44,7 @@ def test_the_next_prompt_of_a_conversation_tells() -> None:
         (replace(FIRST, session=None), replace(NEXT, session=None)),
     ],
 )
-def test_where_it_cannot_be_told_nothing_changes(first: Call, then: Call) -> None:
+def test_where_it_cannot_be_told_nothing_changes(first: TraceCall, then: TraceCall) -> None:
     assert told(first, then) == [first.blocks, then.blocks]
 
 

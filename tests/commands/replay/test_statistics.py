@@ -22,7 +22,7 @@ from gateway.commands.replay.statistics import (
     summarise,
     tpot_of,
 )
-from gateway.commands.replay.workload import Call, Record, Result
+from gateway.commands.replay.workload import Record, Result, TraceCall
 from gateway.framework import Kind
 from gateway.framework.request import Slo
 from gateway.proxy.serving.goodput import judge
@@ -30,7 +30,7 @@ from tests.commands.replay.runs import summary
 
 
 def record(ttft: float, finished: float, output: int = 11, hit: int = 0, tokens: int = 100) -> Record:
-    return Record(Call(0.0, tokens, output, (1,)), 0, ttft, finished, hit, hit)
+    return Record(TraceCall(0.0, tokens, output, (1,)), 0, ttft, finished, hit, hit)
 
 
 def result(*records: Record, busy: tuple[float, ...] = (1.0, 1.0)) -> Result:
