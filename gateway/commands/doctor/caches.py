@@ -13,7 +13,7 @@ from typing import Any
 
 from gateway.api.headers import RANK_HEADER
 from gateway.commands.doctor.events import Heard, ask_replay, find, listen
-from gateway.commands.doctor.finding import Finding, Level, Patient
+from gateway.commands.doctor.finding import Finding, Level, Target
 from gateway.commands.doctor.hashes import ALGORITHMS, recognise
 from gateway.commands.doctor.tokens import words
 from gateway.commands.interview import Interview
@@ -50,7 +50,7 @@ class CacheCheck:
     engine's metrics, 0 if they do not report it. ``algorithm``: of its hashes, by its metrics.
     """
 
-    patient: Patient
+    target: Target
     engine: Interview
     served: ServedModel
     sources: Mapping[str, Any] | None
@@ -105,7 +105,7 @@ class CacheCheck:
 
     def _source(self) -> KvSource | None:
         """Where the events are published. None: nowhere, and a finding says so."""
-        settings, host = self.patient.endpoint.kv_events, self.patient.endpoint.host
+        settings, host = self.target.endpoint.kv_events, self.target.endpoint.host
         if not settings.enabled:
             said = "its events are not followed, as configured (kv_events.enabled): what it holds is estimated"
             self._add("events", Level.NOTE, "unused", said)
@@ -153,13 +153,13 @@ class CacheCheck:
         """What to listen to. None: another process listens for the engines that connect."""
         if source.address is not None:
             return Subscription(source.address, source.topic, Poller(TICK))
-        listener = self.patient.listener
+        listener = self.target.listener
         return ListenerSource(listener, source.topic, source.offset) if listener is not None else None
 
     @property
     def _topic(self) -> str:
         """The topic of its events if it connects to us."""
-        return self.patient.endpoint.kv_topic(self.patient.model.name)
+        return self.target.endpoint.kv_topic(self.target.model.name)
 
     def _start(self) -> str:
         """How to start an engine so that it connects to us."""
@@ -184,7 +184,7 @@ class CacheCheck:
         self._reports_hits = bool(usage.get("prompt_tokens_details"))
         self._ids = choice.get("prompt_token_ids") or answer.get("prompt_token_ids") or ()
         if not self._ids:
-            own = (await self.patient.tokens.tokenize(TextInput((text,)))).own
+            own = (await self.target.tokens.tokenize(TextInput((text,)))).own
             self._ids = joined(own).tolist() if own is not None else ()
         return self._ids
 
@@ -230,7 +230,7 @@ class CacheCheck:
             said = f"the blocks that come with the topic {source.topic!r} are not those of the prompt that it was sent"
             self._fail("events", "another's", said, "give each engine a topic of its own")
         else:
-            listener = self.patient.listener
+            listener = self.target.listener
             assert listener is not None
             others = ", ".join(sorted(repr(topic.decode(errors="replace")) for topic in listener.unknown_topics))
             at = listener.address_of(source.offset)
@@ -242,7 +242,7 @@ class CacheCheck:
     def _of_block_size(self, heard: Heard) -> None:
         learned = heard.blocks.block_size if heard.blocks is not None else 0
         size = learned or self.reported
-        unit = self.patient.unit
+        unit = self.target.unit
         if learned and self.reported and learned != self.reported:
             said = (
                 f"its metrics say that a block has {self.reported} tokens, and its events {learned}: "
@@ -289,9 +289,7 @@ class CacheCheck:
             return
         algorithms = [self.algorithm] if self.algorithm in ALGORITHMS else [*ALGORITHMS]
         first = event.token_ids[: event.block_size]
-        known = recognise(
-            short(event.block_hashes[0]), first, [each for each in algorithms if each], self.patient.seeds
-        )
+        known = recognise(short(event.block_hashes[0]), first, [each for each in algorithms if each], self.target.seeds)
         if known is not None:
             self._add("hashes", Level.OK, known[0])
         else:

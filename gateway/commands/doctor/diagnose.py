@@ -10,7 +10,7 @@ import zmq
 
 from gateway.app import Gateway, listener_of
 from gateway.commands.doctor.examine import examine, together
-from gateway.commands.doctor.finding import Finding, Level, Patient, Report, healthy
+from gateway.commands.doctor.finding import Finding, Level, Report, Target, healthy
 from gateway.commands.doctor.hashes import DEFAULT_SEED
 from gateway.commands.interview import Interviews
 from gateway.core.observer import NULL_OBSERVER
@@ -34,16 +34,16 @@ async def diagnose(
     """
     listener = _listening(gateway)
     lines = gateway.config.origin.lines
-    patients, reports = [], []
+    targets, reports = [], []
     for number, (model, runtime) in enumerate(zip(gateway.config.models, gateway.directory.runtimes, strict=True)):
         given = ("models", number, "kv_cache", "block_size") in lines
         for endpoint in model.endpoints:
             unit = model.kv_cache.block_size if given else None
-            patients.append(Patient(model, endpoint, runtime.tokens, unit, (*seeds, *SEEDS), listener))
+            targets.append(Target(model, endpoint, runtime.tokens, unit, (*seeds, *SEEDS), listener))
             reports.append(Report(model.name, endpoint.label, endpoint.url))
     room = asyncio.Semaphore(AT_ONCE)
     async with Interviews(gateway.clock) as interviews:
-        pairs = zip(patients, reports, strict=True)
+        pairs = zip(targets, reports, strict=True)
         await asyncio.gather(*(_one(interviews, one, report, gateway.clock, room, timeout) for one, report in pairs))
     if listener is not None:
         await listener.close()
@@ -64,7 +64,7 @@ def _listening(gateway: Gateway) -> EventListener | None:
 
 async def _one(
     interviews: Interviews,
-    patient: Patient,
+    target: Target,
     report: Report,
     clock: Clock,
     room: asyncio.Semaphore,
@@ -73,7 +73,7 @@ async def _one(
     async with room:
         try:
             async with asyncio.timeout(timeout):
-                await examine(interviews, patient, report, clock)
+                await examine(interviews, target, report, clock)
         except TimeoutError:
             said = f"its examination did not end within {timeout:g} s"
             remedy = "see why it is slow, or give it more --timeout"

@@ -11,7 +11,7 @@ import re
 from collections.abc import Sequence
 
 from gateway.commands.doctor.caches import CacheCheck
-from gateway.commands.doctor.finding import Finding, Level, Patient, Report
+from gateway.commands.doctor.finding import Finding, Level, Report, Target
 from gateway.commands.doctor.tokens import compare
 from gateway.commands.interview import EngineReport, Interview, Interviews, ask
 from gateway.config.settings import ModelSettings
@@ -38,10 +38,10 @@ _CACHING = re.compile(rb'^vllm:cache_config_info\{.*enable_prefix_caching="(\w+)
 _ALGORITHM = re.compile(rb'^vllm:cache_config_info\{.*prefix_caching_hash_algo="(\w+)"', re.MULTILINE)
 
 
-async def examine(interviews: Interviews, patient: Patient, report: Report, clock: Clock) -> None:
+async def examine(interviews: Interviews, target: Target, report: Report, clock: Clock) -> None:
     """Examine the endpoint, and add the findings to ``report``."""
     add = report.findings.append
-    engine_report = await ask(interviews, patient.model, patient.endpoint, probe=False)
+    engine_report = await ask(interviews, target.model, target.endpoint, probe=False)
     if engine_report.unreachable:
         remedy = REMEDIES.get(engine_report.unreachable, "see its log")
         said = f"it cannot be reached: {engine_report.why}"
@@ -49,23 +49,23 @@ async def examine(interviews: Interviews, patient: Patient, report: Report, cloc
         return
     scrape = read(engine_report.metrics) if engine_report.metrics is not None else None
     add(_of_reachable(engine_report, scrape))
-    engine = interviews.of_endpoint(patient.endpoint)
-    served, finding = await _of_model(engine, patient.model)
+    engine = interviews.of_endpoint(target.endpoint)
+    served, finding = await _of_model(engine, target.model)
     add(finding)
-    add(_of_transfer(patient.endpoint, engine_report))
+    add(_of_transfer(target.endpoint, engine_report))
     if served is None or (scrape is not None and scrape.asleep):
         return
-    add(await compare(engine, served.id, served.root, patient.tokens, patient.model.tokenizer))
+    add(await compare(engine, served.id, served.root, target.tokens, target.model.tokenizer))
     if (caching := _CACHING.search(engine_report.metrics or b"")) and caching[1] == b"False":
         said = "its prefix caching is off: it keeps no KV for later prompts, and announces none"
         add(Finding("events", Level.FAILED, "no caching", said, "start it with --enable-prefix-caching"))
         return
-    await _of_caches(engine, patient, served, engine_report, scrape, report, clock)
+    await _of_caches(engine, target, served, engine_report, scrape, report, clock)
 
 
 async def _of_caches(
     engine: Interview,
-    patient: Patient,
+    target: Target,
     served: ServedModel,
     engine_report: EngineReport,
     scrape: Scrape | None,
@@ -78,11 +78,11 @@ async def _of_caches(
         sources = None
     sizes = [each.block_size for each in scrape.engines.values()] if scrape is not None else []
     algorithm = _ALGORITHM.search(engine_report.metrics or b"")
-    count = patient.endpoint.ranks or len(rank_keys(sources or {})) or len(sizes) or 1
+    count = target.endpoint.ranks or len(rank_keys(sources or {})) or len(sizes) or 1
     ranks: list[int | None] = [None] if count == 1 else list(range(min(count, MAX_RANKS)))
     checks = [
         CacheCheck(
-            patient=patient,
+            target=target,
             engine=engine,
             served=served,
             sources=sources,

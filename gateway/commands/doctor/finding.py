@@ -27,7 +27,7 @@ class Level(IntEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Patient:
+class Target:
     """An endpoint with its configuration. ``unit``: the configured block size, None if it is the default. ``seeds``:
     values of PYTHONHASHSEED that its hashes may use. ``listener``: what engines connect to; None: nothing, or another
     process's."""
