@@ -42,7 +42,7 @@ class Cleared:
 KvEvent: TypeAlias = Stored | Removed | Cleared
 
 
-class Medium(NamedTuple):
+class MediaItem(NamedTuple):
     """An image, a sound or a video in a prompt: its placeholders' place, and what its content is known by."""
 
     offset: int
@@ -64,7 +64,7 @@ class HashChain:
         seed: int = 0,
         adapter: str | None = None,
         salt: str | None = None,
-        media: Sequence[Medium] = (),
+        media: Sequence[MediaItem] = (),
     ) -> None:
         self.block_size = block_size
         self.adapter = adapter

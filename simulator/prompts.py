@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from simulator.blocks import Medium
+from simulator.blocks import MediaItem
 from simulator.errors import ApiError, bad_value, invalid, missing, too_long
 from simulator.settings import EngineSettings
 from simulator.template import TemplateError
@@ -57,7 +57,7 @@ class Ask:
     transfer: Transfer | None = None
     pooling: bool = False
     report_hits: bool = False
-    media: tuple[Medium, ...] = ()
+    media: tuple[MediaItem, ...] = ()
 
 
 class Prompts:
@@ -71,7 +71,7 @@ class Prompts:
         """Token ids of ``messages``."""
         return (await self.chat_with_media(body))[0]
 
-    async def chat_with_media(self, body: Mapping[str, Any]) -> tuple[array[int], tuple[Medium, ...]]:
+    async def chat_with_media(self, body: Mapping[str, Any]) -> tuple[array[int], tuple[MediaItem, ...]]:
         """Token ids of ``messages``, and the images among them."""
         messages = body.get("messages")
         if messages is None:
@@ -114,11 +114,11 @@ class Prompts:
         if not images:
             return await self.text(text, special), ()
         ids = array("I")
-        media: list[Medium] = []
+        media: list[MediaItem] = []
         for part, image in zip(text.split(MARK), [*images, None], strict=True):
             ids += await self.text(part, special and not media)
             if image is not None:
-                media.append(Medium(len(ids), self._settings.image_tokens, image))
+                media.append(MediaItem(len(ids), self._settings.image_tokens, image))
                 ids += array("I", [self._words.size - 1]) * self._settings.image_tokens
         return ids, tuple(media)
 

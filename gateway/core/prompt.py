@@ -78,7 +78,7 @@ class OpaqueInput(msgspec.Struct, frozen=True):
 PromptInput: TypeAlias = ChatInput | TextInput | TokenInput | OpaqueInput
 
 
-class Medium(NamedTuple):
+class MediaItem(NamedTuple):
     """An image, a sound or a video in a prompt: its first token's place, and the engine's own name for it."""
 
     offset: int
@@ -165,7 +165,7 @@ class Prompt(msgspec.Struct, frozen=True):
     single: bool = True
     own: Ids | None = None
     differing: frozenset[str] = NOWHERE
-    media: tuple[Medium, ...] = ()
+    media: tuple[MediaItem, ...] = ()
 
     @property
     def whole(self) -> bool:

@@ -15,7 +15,7 @@ from typing import Any
 import msgspec
 from xxhash import xxh3_128
 
-from gateway.core.prompt import Medium, Prompt, estimate, joined
+from gateway.core.prompt import MediaItem, Prompt, estimate, joined
 from gateway.tokens.reasons import Why
 
 MAX_IDS = 4_000_000
@@ -108,7 +108,7 @@ def reading(raw: bytes) -> Generator[None, None, Prompt | None]:
     overlap = any(end > start for end, start in zip(ends, starts, strict=True))
     if not ids or overlap or any(start >= end for start, end, _ in places):
         return None
-    return Prompt(ids=ids, count=len(ids), exact=True, media=tuple(Medium(start, name) for start, _, name in places))
+    return Prompt(ids=ids, count=len(ids), exact=True, media=tuple(MediaItem(start, name) for start, _, name in places))
 
 
 def _slices(numbers: bytes) -> Iterator[bytes]:

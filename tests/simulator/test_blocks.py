@@ -9,7 +9,7 @@ import pytest
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from simulator.blocks import BlockPool, Cleared, HashChain, Medium, Removed, Stored
+from simulator.blocks import BlockPool, Cleared, HashChain, MediaItem, Removed, Stored
 from tests.support.examples import examples
 
 SIZE = 4
@@ -58,7 +58,7 @@ class TestHashChain:
         assert HashChain(SIZE, salt="salty").extra(1) is None
 
     def test_media_are_in_every_block_that_they_have_a_part_in(self) -> None:
-        media = (Medium(2, 6, "a"), Medium(9, 1, "b"), Medium(11, 2, "a"))
+        media = (MediaItem(2, 6, "a"), MediaItem(9, 1, "b"), MediaItem(11, 2, "a"))
         made = HashChain(SIZE, adapter="lora", salt="salty", media=media)
         assert [made.extra(block) for block in range(5)] == [
             ("lora", ("a", 2), "salty"),
@@ -70,7 +70,7 @@ class TestHashChain:
 
     def test_another_image_makes_other_names_from_its_block_on(self) -> None:
         tokens = array("I", range(12))
-        both = [HashChain(SIZE, media=[Medium(5, 2, name)]) for name in "ab"]
+        both = [HashChain(SIZE, media=[MediaItem(5, 2, name)]) for name in "ab"]
         for made in both:
             made.extend(tokens)
         assert [a == b for a, b in zip(*(made.names for made in both), strict=True)] == [True, False, False]

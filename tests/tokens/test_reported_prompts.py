@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.core.prompt import Medium, Prompt
+from gateway.core.prompt import MediaItem, Prompt
 from gateway.tokens.reported_prompts import (
     AGE,
     OPENING,
@@ -49,7 +49,7 @@ def test_ids_and_media_are_the_engines() -> None:
         ids=array("I", [1, 2, 3, 4, 5, 6]),
         count=6,
         exact=True,
-        media=(Medium(0, "b"), Medium(3, "a"), Medium(4, "c")),
+        media=(MediaItem(0, "b"), MediaItem(3, "a"), MediaItem(4, "c")),
     )
     assert prompt.whole
     assert prompt.own is None

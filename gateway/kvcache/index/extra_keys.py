@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
-from gateway.core.prompt import Medium
+from gateway.core.prompt import MediaItem
 from gateway.kvcache.index.block_events import BlockStored
 
 
@@ -17,7 +17,7 @@ class ExtraKeys(NamedTuple):
 
     blocks: int
     salt: str | None = None
-    media: tuple[Medium, ...] = ()
+    media: tuple[MediaItem, ...] = ()
 
 
 def parse_extra_keys(event: BlockStored) -> ExtraKeys:
@@ -34,8 +34,8 @@ def parse_extra_keys(event: BlockStored) -> ExtraKeys:
     if not event.extra_keys or not any(event.extra_keys):
         return ExtraKeys(count)
     salt = None
-    media: list[Medium] = []
-    last: Medium | None = None  # in the block before, or begun in this one
+    media: list[MediaItem] = []
+    last: MediaItem | None = None  # in the block before, or begun in this one
     begins = event.parent_block_hash is None
     for number, extra in enumerate(event.extra_keys):
         others = extra[1:] if extra and extra[0] == event.lora_name else extra
@@ -43,7 +43,7 @@ def parse_extra_keys(event: BlockStored) -> ExtraKeys:
             continue
         start = number * event.block_size
         known = len(media)
-        while others and (medium := _medium(others[0], start, event)) is not None:
+        while others and (medium := _media_item(others[0], start, event)) is not None:
             if medium.offset >= start and (last is None or medium.offset > last.offset):
                 media.append(medium)
             elif medium != last and (number or begins or last is not None):
@@ -57,7 +57,7 @@ def parse_extra_keys(event: BlockStored) -> ExtraKeys:
     return ExtraKeys(count, salt, tuple(media))
 
 
-def _medium(value: Any, start: int, event: BlockStored) -> Medium | None:
+def _media_item(value: Any, start: int, event: BlockStored) -> MediaItem | None:
     """A medium in the block whose first token is number ``start`` of the run; None: ``value`` is no medium."""
     if not (isinstance(value, list | tuple) and len(value) == 2):
         return None
@@ -67,4 +67,4 @@ def _medium(value: Any, start: int, event: BlockStored) -> Medium | None:
     if event.lora_name is not None:
         # Engines prefix the adapter's name where it changes how images are encoded; the keys' root has it already.
         identifier = identifier.removeprefix(f"{event.lora_name}:")
-    return Medium(start + offset, identifier)
+    return MediaItem(start + offset, identifier)

@@ -14,7 +14,7 @@ from struct import Struct
 
 from xxhash import xxh3_64_intdigest
 
-from gateway.core.prompt import BYTES_PER_ID, Medium
+from gateway.core.prompt import BYTES_PER_ID, MediaItem
 
 CUT = 64
 """Blocks of a run that is split by a cached function, at most: that takes 32 bytes a block and 10 ns to make. Most runs
@@ -86,7 +86,7 @@ def chain_with_media(
     ids: array[int],
     unit: int,
     parent: int,
-    media: Sequence[Medium],
+    media: Sequence[MediaItem],
     step: Callable[[array[int], int, int], list[int]] = chain,
 ) -> list[int]:
     """As ``chain``, where ``media`` begin among ``ids``: in order, with offsets from the first id.
@@ -110,6 +110,6 @@ def chain_with_media(
     return keys
 
 
-def media_within(media: Sequence[Medium], start: int, end: int) -> tuple[Medium, ...]:
+def media_within(media: Sequence[MediaItem], start: int, end: int) -> tuple[MediaItem, ...]:
     """The media that begin at tokens ``start`` to ``end``, with offsets from ``start``."""
-    return tuple(Medium(one.offset - start, one.identifier) for one in media if start <= one.offset < end)
+    return tuple(MediaItem(one.offset - start, one.identifier) for one in media if start <= one.offset < end)

@@ -11,7 +11,7 @@ from collections import OrderedDict
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from gateway.core.prompt import Medium
+from gateway.core.prompt import MediaItem
 
 MAX_PENDING = 16_384
 """Blocks kept: some 10 MB, and half of what an engine holds that has room for 500,000 tokens."""
@@ -24,7 +24,7 @@ PENDING_COST = 5
 class _Pending:
     parent: int
     tokens: array[int] | None
-    media: tuple[Medium, ...]
+    media: tuple[MediaItem, ...]
     copies: int = 1
 
 
@@ -35,7 +35,7 @@ class PendingBlocks:
         self.blocks: OrderedDict[int, _Pending] = OrderedDict()
         self._children: dict[int, dict[int, None]] = {}
 
-    def add(self, parent: int, block_hash: int, tokens: array[int] | None, media: tuple[Medium, ...] = ()) -> None:
+    def add(self, parent: int, block_hash: int, tokens: array[int] | None, media: tuple[MediaItem, ...] = ()) -> None:
         """One copy of a block. ``tokens``: None if its content is not known. ``media``: that begin in it."""
         pending = self.blocks.get(block_hash)
         if pending is not None:
@@ -55,7 +55,7 @@ class PendingBlocks:
             self._unlink(block_hash, self.blocks.pop(block_hash))
         return True
 
-    def pop_children(self, parent: int) -> Iterator[tuple[int, array[int] | None, tuple[Medium, ...], int]]:
+    def pop_children(self, parent: int) -> Iterator[tuple[int, array[int] | None, tuple[MediaItem, ...], int]]:
         """Take out the children of ``parent``, which is known now: (hash, tokens, media, copies)."""
         for block_hash in self._children.pop(parent, ()):
             pending = self.blocks.pop(block_hash)

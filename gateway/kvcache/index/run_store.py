@@ -8,7 +8,7 @@ from __future__ import annotations
 from array import array
 from collections.abc import Callable, Sequence
 
-from gateway.core.prompt import Medium
+from gateway.core.prompt import MediaItem
 from gateway.kvcache.index.block_events import BlockStored, all_short, has_only_tokens, short
 from gateway.kvcache.index.block_store import BlockStore
 from gateway.kvcache.index.block_table import BlockChunk, BlockTable
@@ -32,7 +32,7 @@ class RunStore(BlockStore):
         or ``""``."""
         hashes, size = all_short(event.block_hashes), event.block_size
         understood, salt = len(hashes), None
-        media: tuple[Medium, ...] = ()
+        media: tuple[MediaItem, ...] = ()
         if not has_only_tokens(event):
             understood, salt, media = parse_extra_keys(event)
         start = 0

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.core.prompt import Medium
+from gateway.core.prompt import MediaItem
 from gateway.kvcache.index.block_events import BlockRemoved, BlockStored, Event, has_only_tokens
 from gateway.kvcache.index.block_store import MAX_RECOMPUTED
 from gateway.kvcache.index.block_table import BlockChunk, BlockTable
@@ -309,7 +309,7 @@ def test_media_are_in_the_keys(blocks):
     blocks.take_in(stored([101, 102], ids(1, 2), extra_keys=[None, [["image", 3]]]))
     blocks.take_in(stored([103], ids(3), parent=102, extra_keys=[[["image", -13]]]))
     blocks.take_in(stored([104], ids(4), parent=103))
-    expected = chain_with_media(ids(1, 2, 3, 4), 16, root(True, None, None), [Medium(19, "image")])
+    expected = chain_with_media(ids(1, 2, 3, 4), 16, root(True, None, None), [MediaItem(19, "image")])
     assert blocks.held() == set(expected)
     assert expected[0] == keys_of(1)[0]
 
@@ -317,7 +317,7 @@ def test_media_are_in_the_keys(blocks):
 def test_a_pending_block_keeps_its_media(blocks):
     blocks.take_in(stored([102, 103], ids(2, 3), parent=101, extra_keys=[[["a", 3], ["b", 8]], [["b", -8], ["c", 5]]]))
     blocks.take_in(stored([101], ids(1)))
-    media = [Medium(19, "a"), Medium(24, "b"), Medium(37, "c")]
+    media = [MediaItem(19, "a"), MediaItem(24, "b"), MediaItem(37, "c")]
     assert blocks.held() == set(chain_with_media(ids(1, 2, 3), 16, root(True, None, None), media))
 
 
@@ -327,7 +327,7 @@ def test_a_run_behind_a_pending_block_keeps_its_media(blocks):
     blocks.remove(removed(101))
     extra = [[["a", -16]], [["a", -32], ["b", 5]]]
     assert blocks.take_in(stored([102, 103], ids(2, 3), parent=101, extra_keys=extra)) == "orphan"
-    media = [Medium(0, "a"), Medium(37, "b")]
+    media = [MediaItem(0, "a"), MediaItem(37, "b")]
     assert blocks.held() == set(chain_with_media(ids(1, 2, 3), 16, root(True, None, None), media)[1:])
 
 

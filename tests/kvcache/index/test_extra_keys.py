@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from gateway.core.prompt import Medium
+from gateway.core.prompt import MediaItem
 from gateway.kvcache.index.extra_keys import parse_extra_keys
 from tests.kvcache.conftest import ids, stored
 
@@ -42,13 +42,13 @@ def test_media_are_told_where_they_begin(others, media):
     assert parse_extra_keys(stored([1, 2, 3], ids(1, 2, 3), **others)) == (
         3,
         None,
-        tuple(Medium(*one) for one in media),
+        tuple(MediaItem(*one) for one in media),
     )
 
 
 def test_a_salt_stands_behind_the_media():
     event = stored([1], ids(1), extra_keys=[[[A, 3], "salt"]])
-    assert parse_extra_keys(event) == (1, "salt", (Medium(3, A),))
+    assert parse_extra_keys(event) == (1, "salt", (MediaItem(3, A),))
 
 
 @pytest.mark.parametrize(
@@ -77,6 +77,6 @@ def test_what_is_not_understood_ends_the_trust(extra):
 def test_two_media_at_once_are_not_understood():
     """vLLM names the second of two that are one in the other only behind the end of the first."""
     extra = [[[A, 3]], [[B, -10]], None]
-    assert parse_extra_keys(stored([1, 2, 3], ids(1, 2, 3), extra_keys=extra)) == (1, None, (Medium(3, A),))
+    assert parse_extra_keys(stored([1, 2, 3], ids(1, 2, 3), extra_keys=extra)) == (1, None, (MediaItem(3, A),))
     extra = [[[A, -9]], [[B, -20]], None]
     assert parse_extra_keys(stored([1, 2, 3], ids(1, 2, 3), parent=7, extra_keys=extra)).blocks == 1

@@ -10,12 +10,12 @@ from hypothesis import strategies as st
 
 from gateway.core.clock import ManualClock
 from gateway.core.observer import NULL_OBSERVER
-from gateway.core.prompt import Medium, Prompt
+from gateway.core.prompt import MediaItem, Prompt
 from gateway.kvcache.events.decode import decode
 from gateway.kvcache.index.cache_index import CacheIndex
 from gateway.kvcache.settings import CacheSettings
 from simulator.blocks import BlockPool, HashChain
-from simulator.blocks import Medium as Placed
+from simulator.blocks import MediaItem as Placed
 from simulator.encoding import encode_batch
 from tests.kvcache.conftest import endpoint
 
@@ -46,7 +46,7 @@ class Rig:
         self.index.apply(slot, decode(encode_batch(1.0, pool.drain(), 0, positional=False, raw_hashes=False)).events)
 
     def held(self, slot, tokens, media, **seed):
-        named = [Medium(one.offset, one.identifier) for one in media]
+        named = [MediaItem(one.offset, one.identifier) for one in media]
         prompt = Prompt(array("I", tokens), len(tokens), True, media=named)
         keys = self.index.keys(prompt, seed.get("adapter"), seed.get("salt"))
         return self.index.match(keys, len(tokens) + 1, [endpoint(slot)])[slot].tokens
@@ -107,7 +107,7 @@ def test_history_may_come_in_any_order(order):
 def test_a_placement_is_predicted_and_estimated_by_the_same_keys():
     rig = Rig(UNIT)
     rig.index.add(endpoint(1), events=False)
-    ids, media = [1, 2, *[9] * 8, 4, 5], [Medium(2, "a")]
+    ids, media = [1, 2, *[9] * 8, 4, 5], [MediaItem(2, "a")]
     keys = rig.index.keys(Prompt(array("I", ids), len(ids), True, media=media))
     for slot in (0, 1):
         rig.index.placed(keys, endpoint(slot))

@@ -8,7 +8,7 @@ from xxhash import xxh3_64_intdigest
 
 from gateway.core.clock import ManualClock
 from gateway.core.observer import NULL_OBSERVER
-from gateway.core.prompt import Medium, Prompt
+from gateway.core.prompt import MediaItem, Prompt
 from gateway.kvcache.index.cache_index import CacheIndex
 from gateway.kvcache.index.keys import chain, chain_with_media, root
 from gateway.kvcache.settings import CacheSettings
@@ -61,10 +61,12 @@ def test_keys_know_what_they_are_of():
 def test_a_medium_is_in_all_keys_from_its_block_on():
     ids = array("I", range(40))
     plain = chain(ids, 4, 7)
-    one = chain_with_media(ids, 4, 7, [Medium(9, "a")])
+    one = chain_with_media(ids, 4, 7, [MediaItem(9, "a")])
     assert one[:2] == plain[:2]
     assert set(one[2:]).isdisjoint(plain)
-    others = [chain_with_media(ids, 4, 7, media) for media in ([Medium(9, "b")], [Medium(8, "a")], [Medium(13, "a")])]
+    others = [
+        chain_with_media(ids, 4, 7, media) for media in ([MediaItem(9, "b")], [MediaItem(8, "a")], [MediaItem(13, "a")])
+    ]
     assert len({each[-1] for each in (plain, one, *others)}) == 5
     assert others[2][:3] == plain[:3]
 
@@ -74,11 +76,11 @@ media = st.lists(st.tuples(st.integers(0, 39), st.sampled_from("ab")), max_size=
 
 @given(tokens, st.integers(1, 9), media, st.integers(0, 9))
 def test_a_chain_past_media_can_be_made_in_parts(ids, unit, told, blocks):
-    told = [Medium(*one) for one in sorted(told) if one[0] < len(ids)]
+    told = [MediaItem(*one) for one in sorted(told) if one[0] < len(ids)]
     cut = blocks * unit
     whole = chain_with_media(array("I", ids), unit, 7, told)
     first = chain_with_media(array("I", ids[:cut]), unit, 7, [one for one in told if one.offset < min(cut, len(ids))])
-    behind = [Medium(offset - cut, name) for offset, name in told if offset >= cut]
+    behind = [MediaItem(offset - cut, name) for offset, name in told if offset >= cut]
     rest = chain_with_media(array("I", ids[cut:]), unit, first[-1] if first else 7, behind)
     assert first + rest == whole
     assert len(whole) == len(ids) // unit
@@ -86,7 +88,7 @@ def test_a_chain_past_media_can_be_made_in_parts(ids, unit, told, blocks):
 
 @given(tokens, st.integers(1, 9), media, media)
 def test_keys_are_equal_up_to_the_first_difference(ids, unit, one, other):
-    one, other = ([Medium(*each) for each in sorted(some) if each[0] < len(ids)] for some in (one, other))
+    one, other = ([MediaItem(*each) for each in sorted(some) if each[0] < len(ids)] for some in (one, other))
     apart = min((offset for offset, _ in set(one) ^ set(other)), default=len(ids) // unit * unit)
     left, right = (chain_with_media(array("I", ids), unit, 7, some) for some in (one, other))
     assert [a == b for a, b in zip(left, right, strict=True)] == [
