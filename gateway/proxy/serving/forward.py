@@ -25,7 +25,7 @@ from gateway.proxy.serving.call import IncomingRequest
 from gateway.proxy.serving.hooks import BeforeSend
 from gateway.proxy.serving.stream_usage import StreamUsage
 from gateway.proxy.upstream.commit import Committed, commit
-from gateway.proxy.upstream.legs import Health, Leg, LegFailed
+from gateway.proxy.upstream.legs import HealthReport, Leg, LegFailed
 from gateway.proxy.upstream.send import Upstream
 
 log = logging.getLogger("kvgate.forward")
@@ -104,13 +104,13 @@ class Forwarder:
     def failed(self, failure: LegFailed) -> None:
         """Report to the fleet what a failed leg, or an answer that broke after commit, shows of its engine."""
         health = failure.rule.health
-        if health is Health.OURS:
+        if health is HealthReport.OURS:
             # Each request fails so while descriptors are out.
             if (count := self._often.admit("exhausted")) is not None:
                 log.error("no connection to an engine could be made: %s%s", failure.detail, left_out(count))
-        elif health is Health.REFUSED:
+        elif health is HealthReport.REFUSED:
             self._fleet.report_refused(failure.endpoint)
-        elif health is Health.BROKEN:
+        elif health is HealthReport.BROKEN:
             self._fleet.report_broken(failure.endpoint, str(failure.cause), failure.waited)
 
     def finished(self, endpoint: Endpoint) -> None:

@@ -81,7 +81,7 @@ class Cause(StrEnum):
         return RULES[self].seen
 
 
-class Then(StrEnum):
+class NextStep(StrEnum):
     """What follows a failed leg."""
 
     ANOTHER = "another endpoint"
@@ -99,7 +99,7 @@ class Cost(StrEnum):
     DEATH = "an attempt, and a death"
 
 
-class Health(StrEnum):
+class HealthReport(StrEnum):
     """What is reported to the fleet of the leg's engine."""
 
     NOTHING = "nothing"
@@ -108,7 +108,7 @@ class Health(StrEnum):
     BROKEN = "it broke off"
 
 
-class Said(NamedTuple):
+class ClientMessage(NamedTuple):
     """The error that the client gets. ``message`` may hold ``{cause}``. ``retry_after``: seconds, or None."""
 
     error: type[GatewayError]
@@ -116,12 +116,14 @@ class Said(NamedTuple):
     retry_after: float | None = None
 
 
-FAILED = Said(UpstreamError, "the engine failed before it answered ({cause})")
-LATE = Said(UpstreamTimeout, "the engine gave no answer in time ({cause})")
-NO_CONNECTION = Said(
+FAILED = ClientMessage(UpstreamError, "the engine failed before it answered ({cause})")
+LATE = ClientMessage(UpstreamTimeout, "the engine gave no answer in time ({cause})")
+NO_CONNECTION = ClientMessage(
     Exhausted, "The gateway has no room for another connection; its log names what it lacks.", retry_after=1
 )
-NO_ROOM = Said(Exhausted, "The gateway holds as many bytes of answers as it may (listen.max_held).", retry_after=5)
+NO_ROOM = ClientMessage(
+    Exhausted, "The gateway holds as many bytes of answers as it may (listen.max_held).", retry_after=5
+)
 
 
 class Rule(NamedTuple):
@@ -132,11 +134,11 @@ class Rule(NamedTuple):
     """
 
     happened: str
-    then: Then
+    then: NextStep
     cost: Cost
     seen: bool
-    said: Said
-    health: Health
+    said: ClientMessage
+    health: HealthReport
 
 
 *_OTHERS, _LAST = map(str, sorted(RETRY_STATUSES))
@@ -146,55 +148,55 @@ RULES: Mapping[Cause, Rule] = {
     # The gateway's own limits: no endpoint is to blame, and none would do better.
     Cause.EXHAUSTED: Rule(
         "the gateway has no descriptor, port or memory for a connection",
-        *(Then.ERROR, Cost.NOTHING, False, NO_CONNECTION, Health.OURS),
+        *(NextStep.ERROR, Cost.NOTHING, False, NO_CONNECTION, HealthReport.OURS),
     ),
     Cause.FULL: Rule(
         "the gateway has no room for the whole answer",
-        *(Then.ERROR, Cost.NOTHING, True, NO_ROOM, Health.NOTHING),
+        *(NextStep.ERROR, Cost.NOTHING, True, NO_ROOM, HealthReport.NOTHING),
     ),
     # Nothing was sent: it costs nothing.
     Cause.REFUSED: Rule(
         "no connection was made",
-        *(Then.ANOTHER, Cost.NOTHING, False, FAILED, Health.REFUSED),
+        *(NextStep.ANOTHER, Cost.NOTHING, False, FAILED, HealthReport.REFUSED),
     ),
     Cause.CONNECT_TIMEOUT: Rule(
         "no connection was made in time",
-        *(Then.ANOTHER, Cost.NOTHING, False, LATE, Health.REFUSED),
+        *(NextStep.ANOTHER, Cost.NOTHING, False, LATE, HealthReport.REFUSED),
     ),
     Cause.RESET_UNSENT: Rule(
         "the connection ended before anything was sent",
-        *(Then.ANOTHER, Cost.NOTHING, False, FAILED, Health.BROKEN),
+        *(NextStep.ANOTHER, Cost.NOTHING, False, FAILED, HealthReport.BROKEN),
     ),
     # The request may be what killed the engine.
     Cause.DIED: Rule(
         "the connection broke after the request was sent",
-        *(Then.ANOTHER, Cost.DEATH, True, FAILED, Health.BROKEN),
+        *(NextStep.ANOTHER, Cost.DEATH, True, FAILED, HealthReport.BROKEN),
     ),
     Cause.ENGINE_DEAD: Rule(
         "the engine answered that its core is dead",
-        *(Then.ANOTHER, Cost.DEATH, True, FAILED, Health.BROKEN),
+        *(NextStep.ANOTHER, Cost.DEATH, True, FAILED, HealthReport.BROKEN),
     ),
     Cause.GARBAGE: Rule(
         "the answer is not HTTP, or a stream without an event, or too long",
-        *(Then.ANOTHER, Cost.DEATH, True, FAILED, Health.BROKEN),
+        *(NextStep.ANOTHER, Cost.DEATH, True, FAILED, HealthReport.BROKEN),
     ),
     # The engine is slow or full.
     Cause.HEAD_TIMEOUT: Rule(
         "neither the head nor the first event came in time",
-        *(Then.ANOTHER, Cost.ATTEMPT, True, LATE, Health.BROKEN),
+        *(NextStep.ANOTHER, Cost.ATTEMPT, True, LATE, HealthReport.BROKEN),
     ),
     Cause.STATUS: Rule(
         f"the engine answered {_ONE_OF_THEM}",
-        *(Then.ANOTHER, Cost.ATTEMPT, True, FAILED, Health.NOTHING),
+        *(NextStep.ANOTHER, Cost.ATTEMPT, True, FAILED, HealthReport.NOTHING),
     ),
     # The client's patience is spent: a second answer would come later still.
     Cause.IDLE_TIMEOUT: Rule(
         "the answer began, and nothing more came in time",
-        *(Then.ERROR, Cost.NOTHING, True, LATE, Health.BROKEN),
+        *(NextStep.ERROR, Cost.NOTHING, True, LATE, HealthReport.BROKEN),
     ),
     Cause.TOTAL_TIMEOUT: Rule(
         "the whole answer did not come in time",
-        *(Then.ERROR, Cost.NOTHING, True, LATE, Health.BROKEN),
+        *(NextStep.ERROR, Cost.NOTHING, True, LATE, HealthReport.BROKEN),
     ),
 }
 """What each cause means before commit. After commit every failure ends the stream: its last event is the error."""
@@ -275,7 +277,7 @@ class Retries(msgspec.Struct, eq=False):
         ``failed_on``."""
         self.failed_on.add(failure.endpoint.slot)
         rule = failure.rule
-        if rule.then is Then.ERROR:
+        if rule.then is NextStep.ERROR:
             return False
         if rule.cost is Cost.NOTHING:
             return True

@@ -15,7 +15,7 @@ from gateway.framework import Kind, Request
 from gateway.proxy.serving.call import IncomingRequest
 from gateway.proxy.serving.forward import Forwarder
 from gateway.proxy.serving.stream_usage import StreamUsage
-from gateway.proxy.upstream.legs import RULES, Cause, Health, LegFailed, Rule
+from gateway.proxy.upstream.legs import RULES, Cause, HealthReport, LegFailed, Rule
 from gateway.proxy.upstream.send import Upstream
 from tests.support.candidates import endpoint
 from tests.support.scene import Scene
@@ -44,13 +44,13 @@ def test_the_fleet_hears_what_the_row_says(cause: Cause, rule: Rule, caplog: pyt
     assert (
         fleet.reports
         == {
-            Health.NOTHING: [],
-            Health.OURS: [],
-            Health.REFUSED: [("refused", place)],
-            Health.BROKEN: [("broken", place, str(cause), 3.0)],
+            HealthReport.NOTHING: [],
+            HealthReport.OURS: [],
+            HealthReport.REFUSED: [("refused", place)],
+            HealthReport.BROKEN: [("broken", place, str(cause), 3.0)],
         }[rule.health]
     )
-    assert bool(caplog.records) == (rule.health is Health.OURS)
+    assert bool(caplog.records) == (rule.health is HealthReport.OURS)
 
 
 @pytest.mark.parametrize(("adapter", "expected"), [(None, "as-served"), ("sql", "sql")], ids=["model", "adapter"])

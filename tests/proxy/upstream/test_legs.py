@@ -12,7 +12,17 @@ from gateway.fleet.settings import StartingCosts
 from gateway.framework import Endpoint, Engine
 from gateway.framework.fleet import Model
 from gateway.proxy.settings import RetrySettings
-from gateway.proxy.upstream.legs import BUDGET_RESERVE, RULES, Cause, Cost, LegFailed, Retries, RetryBudget, Rule, Then
+from gateway.proxy.upstream.legs import (
+    BUDGET_RESERVE,
+    RULES,
+    Cause,
+    Cost,
+    LegFailed,
+    NextStep,
+    Retries,
+    RetryBudget,
+    Rule,
+)
 
 PAGE = (Path(__file__).parents[3] / "ARCHITECTURE.md").read_text()
 
@@ -98,7 +108,7 @@ def test_every_cause_has_its_row() -> None:
 
 @ROWS
 def test_what_follows_is_what_the_row_says(cause: Cause, rule: Rule) -> None:
-    assert attempts(limit=2, budget=1.0).charge(failure(cause)) == (rule.then is Then.ANOTHER)
+    assert attempts(limit=2, budget=1.0).charge(failure(cause)) == (rule.then is NextStep.ANOTHER)
 
 
 @ROWS
@@ -110,10 +120,10 @@ def test_it_costs_what_the_row_says(cause: Cause, rule: Rule) -> None:
     while budget.withdraw():
         left += 1
     expected = {
-        (Then.ERROR, Cost.NOTHING): ([False] * 3, 0, 0),
-        (Then.ANOTHER, Cost.NOTHING): ([True] * 3, 0, 0),
-        (Then.ANOTHER, Cost.ATTEMPT): ([True] * 3, 3, 3),
-        (Then.ANOTHER, Cost.DEATH): ([True, False, False], 3, 0),
+        (NextStep.ERROR, Cost.NOTHING): ([False] * 3, 0, 0),
+        (NextStep.ANOTHER, Cost.NOTHING): ([True] * 3, 0, 0),
+        (NextStep.ANOTHER, Cost.ATTEMPT): ([True] * 3, 3, 3),
+        (NextStep.ANOTHER, Cost.DEATH): ([True, False, False], 3, 0),
     }
     assert (again, tried.sent, BUDGET_RESERVE - left) == expected[rule.then, rule.cost]
 
@@ -128,7 +138,7 @@ def test_a_failure_that_costs_no_attempt_counts_as_a_death_where_the_row_says_so
 @ROWS
 def test_another_leg_is_free_only_while_no_engine_may_have_seen_the_request(cause: Cause, rule: Rule) -> None:
     assert cause.sent == rule.seen
-    if rule.then is Then.ANOTHER:
+    if rule.then is NextStep.ANOTHER:
         assert rule.seen == (rule.cost is not Cost.NOTHING)
 
 
