@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from random import Random
 from typing import ClassVar
 
-from gateway.api.body import JsonBody
+from gateway.api.body import Body, JsonBody
 from gateway.core.log_limit import LogLimit, left_out
 from gateway.core.observer import Observer
 from gateway.core.tasks import TaskSet
@@ -22,10 +22,7 @@ from gateway.proxy.serving.attempt import Attempt
 from gateway.proxy.serving.bootstrap import Bootstrap, Unreachable
 from gateway.proxy.serving.connectors import Connector, connectors
 from gateway.proxy.serving.forward import Forwarder
-from gateway.proxy.serving.handover_failures import (
-    HandoverCause,
-    HandoverFailed,
-)
+from gateway.proxy.serving.handover_failures import HandoverCause, HandoverFailed
 from gateway.proxy.serving.transfer_legs import TransferLegs, require_up
 from gateway.proxy.settings import TimeoutSettings
 from gateway.proxy.upstream.commit import Committed
@@ -59,7 +56,7 @@ class Handover:
 
     ``carriers``: by the kinds of a plan's legs, in their order, who sends them (by ``forwarder``) and returns the
     decode leg's committed answer. A carrier says of each other leg when it has ended (``Attempt.done``), and raises as
-    ``commit``.
+    ``commit``. ``fleet``: keeps an endpoint up while a leg's result is to be fetched from it (``lending``).
     """
 
     def __init__(
@@ -74,6 +71,7 @@ class Handover:
         state: HandoverState,
     ) -> None:
         self.forwarder = forwarder
+        self.fleet = fleet
         self._timeouts = timeouts
         self._random = random
         self._legs = TransferLegs(
@@ -92,9 +90,9 @@ class Handover:
             raise PluginFailed(f"the handler {handler!r} planned the legs {kinds}: the gateway has no carrier for them")
         return await carrier(self, attempt)
 
-    async def _hand_over(self, attempt: Attempt) -> Committed:
-        """A prefill leg and a decode leg. Raises as ``commit``."""
-        plan, body = attempt.plan, attempt.call.body
+    async def hand_over(self, attempt: Attempt, body: Body) -> Committed:
+        """Send ``body`` as a prefill leg and a decode leg. Raises as ``commit``."""
+        plan = attempt.plan
         assert plan.prefill is not None
         assert isinstance(body, JsonBody)
         connector = self._connectors.get(plan.connector)
@@ -125,7 +123,7 @@ class Handover:
         return await self.forwarder.forward(attempt, plan.decode, body)
 
     carriers: ClassVar[dict[tuple[str, ...], Callable[[Handover, Attempt], Awaitable[Committed]]]] = {
-        (PREFILL, DECODE): _hand_over
+        (PREFILL, DECODE): lambda handover, attempt: handover.hand_over(attempt, attempt.call.body)
     }
 
     def _unused(self, name: str) -> str:

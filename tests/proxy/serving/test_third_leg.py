@@ -18,7 +18,7 @@ import orjson
 import pytest
 
 from gateway.api.body import JsonBody
-from gateway.framework.request import DECODE
+from gateway.framework.request import DECODE, PREFILL
 from gateway.proxy.serving.attempt import Attempt
 from gateway.proxy.serving.handover import Handover
 from gateway.proxy.upstream.commit import Committed
@@ -27,7 +27,7 @@ from gateway.scheduling.settings import HandlerSettings
 from tests.support.chat import CHAT, COMPLETE, TELLING
 from tests.support.gateway import config_for, running
 from tests.support.scripted_engine import ScriptedEngine
-from tests.support.split import Post, Setting, Told, answered, decodes, resets
+from tests.support.split import PARAMETERS, Post, Setting, Told, answered, decodes, prefills, resets
 from tests.support.wait import eventually
 from tests.support.wire import Connection, answer
 
@@ -43,7 +43,10 @@ class EncodeApart:
 
     def plan(self, request, endpoints, run):
         encode, decode = endpoints[0], endpoints[-1]
-        return Plan.of(decode, encode=encode, reason="encoded") if encode is not decode else Plan.of(decode)
+        if encode is decode:
+            return Plan.of(decode)
+        others = {"prefill": endpoints[1]} if len(endpoints) > 2 else {}
+        return Plan.of(decode, encode=encode, **others, reason="encoded")
 """
 
 BODIES = pytest.mark.parametrize("body", [CHAT, TELLING], ids=["whole", "streamed"])
@@ -66,8 +69,8 @@ async def encodes(connection: Connection, head: bytes, body: bytes) -> None:
     await connection.say(answer(b'{"encoded": "a7"}'))
 
 
-async def carry(handover: Handover, attempt: Attempt) -> Committed:
-    """What somebody would add for the kind ``encode``: its answer's word goes into the decode leg's body."""
+async def encoded_body(handover: Handover, attempt: Attempt) -> JsonBody:
+    """What somebody would add for the kind ``encode``: its answer's word goes into the body of the legs behind it."""
     plan, body = attempt.plan, attempt.call.body
     encode = plan.endpoint("encode")
     assert encode is not None
@@ -81,22 +84,33 @@ async def carry(handover: Handover, attempt: Attempt) -> Committed:
     attempt.done("encode", "ok")
     leg = body.copy()
     leg.set("encoded", said)
-    return await handover.forwarder.forward(attempt, plan.decode, leg)
+    return leg
+
+
+async def carry(handover: Handover, attempt: Attempt) -> Committed:
+    leg = await encoded_body(handover, attempt)
+    return await handover.forwarder.forward(attempt, attempt.plan.decode, leg)
+
+
+async def carry_before_a_hand_over(handover: Handover, attempt: Attempt) -> Committed:
+    return await handover.hand_over(attempt, await encoded_body(handover, attempt))
 
 
 @pytest.fixture
 def carried(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(Handover.carriers, ("encode", DECODE), carry)
+    monkeypatch.setitem(Handover.carriers, ("encode", PREFILL, DECODE), carry_before_a_hand_over)
 
 
 @contextlib.asynccontextmanager
-async def encoding(handler: HandlerSettings, encode: Post = encodes) -> AsyncIterator[Setting]:
-    """``Setting.prefill`` is the engine that encodes."""
+async def encoding(handler: HandlerSettings, encode: Post = encodes, *between: Post) -> AsyncIterator[Setting]:
+    """``Setting.prefill`` is the engine that encodes. ``between``: of the engines before the one that decodes."""
     first, second = Told(encode), Told(decodes)
-    async with ScriptedEngine(first) as one, ScriptedEngine(second) as other:
-        config = config_for(one.url, other.url, handler=handler.name, handlers=(handler,))
-        async with running(config) as gateway:
-            yield Setting(gateway, first, second, [one, other])
+    async with contextlib.AsyncExitStack() as stack:
+        servers = [await stack.enter_async_context(ScriptedEngine(post)) for post in (first, *between, second)]
+        config = config_for(*(server.url for server in servers), handler=handler.name, handlers=(handler,))
+        gateway = await stack.enter_async_context(running(config))
+        yield Setting(gateway, first, second, servers)
 
 
 def plan_of(setting: Setting, **changes: Any) -> dict[str, Any]:
@@ -115,6 +129,22 @@ async def test_a_carrier_sends_a_leg_of_a_third_kind(handler, body):
         line = await setting.settled()
         assert (line.plan, line.outcome, line.attempts) == ("encoded", "ok", 1)
         assert await setting.attempts() == {("encode", "ok"): 1, ("decode", "ok"): 1}
+
+
+@pytest.mark.usefixtures("carried")
+@BODIES
+async def test_a_leg_of_a_third_kind_goes_before_a_hand_over(handler, body):
+    """Prefill and decode get the body that the first leg's answer made."""
+    prefill = Told(prefills)
+    async with encoding(handler, encodes, prefill) as setting:
+        assert answered(body, *await setting.ask(body))
+        assert setting.prefill.bodies == [body]
+        assert [each["encoded"] for each in prefill.bodies] == ["a7"]
+        (decoded,) = setting.decode.bodies
+        assert decoded == {**body, "encoded": "a7", "kv_transfer_params": PARAMETERS}
+        line = await setting.settled()
+        assert (line.plan, line.outcome, line.attempts, line.fallback) == ("encoded", "ok", 1, None)
+        assert await setting.attempts() == {("encode", "ok"): 1, ("prefill", "ok"): 1, ("decode", "ok"): 1}
 
 
 @pytest.mark.usefixtures("carried")
