@@ -1,4 +1,4 @@
-"""Histogram buckets, each with its reason. All are in seconds.
+"""Histogram buckets, each with its reason. They are in seconds unless the name says otherwise.
 
 A bucket costs one line per label set in every scrape, and a quantile is only as exact as its bucket. So steps are about
 a factor of two where answers usually fall, and wider at both ends.

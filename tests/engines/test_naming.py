@@ -8,7 +8,7 @@ import subprocess
 from pathlib import Path
 from typing import Any
 
-from simulator.blocks import HashChain, Medium
+from simulator.blocks import HashChain, MediaItem
 
 SECONDS = 300.0  # most of it is the import of vLLM
 CASES = 500
@@ -44,6 +44,6 @@ def test_extra_keys_are_vllms(engine_venv: Path) -> None:
     )
     assert done.returncode == 0, done.stderr[-3000:]
     for one, told in zip(cases, json.loads(done.stdout), strict=True):
-        made = HashChain(one["size"], 0, one["adapter"], one["salt"], [Medium(*each) for each in one["media"]])
+        made = HashChain(one["size"], 0, one["adapter"], one["salt"], [MediaItem(*each) for each in one["media"]])
         ours = [made.extra(block) for block in range(one["blocks"])]
         assert json.loads(json.dumps(ours)) == told, one
