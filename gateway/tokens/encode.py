@@ -79,6 +79,8 @@ class Encoder:
             self._cuts = find_cuts(self._backend)
             self._cache = SegmentCache(memory_bytes, self._cuts)
             self._words = find_words(self._backend, name, self._cuts)
+            if self._words is not None:
+                self._words.fill()
             if self._cuts.pattern is None:
                 log.info("model %s: its tokenizer allows no cut (%s): each turn is encoded whole", name, self._cuts.why)
 

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import logging
+import re
 from array import array
 from typing import Any
 
@@ -141,6 +142,29 @@ def test_a_word_is_encoded_once(monkeypatch: pytest.MonkeyPatch) -> None:
     assert words.encode("<|im_start|>marmalade under marmalade skies") == first
     assert words.encode(" skies under") is not None
     assert len(encoded) == 4
+
+
+@pytest.mark.parametrize("name", sorted(SHAPES))
+def test_words_of_the_vocabulary_are_known_from_the_start(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    words = certain(shape(name))
+    words.fill()
+    known = words._before
+    assert len(known) > 200
+    assert not any(ids != whole(shape(name), word) for word, ids in known.items())
+    encoded = asked(words, monkeypatch)
+    texts = [word for word in known if re.fullmatch(" [a-z]{3,}", word)]
+    text = "".join(texts)
+    assert len(texts) > 20
+    assert words.encode(text) == whole(shape(name), text)
+    assert not encoded
+
+
+def test_no_more_words_of_the_vocabulary_are_known_than_are_remembered(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(word_ids, "WORDS", 100)
+    monkeypatch.setattr(word_ids, "FILLED", 64)
+    words = certain(shape("llama3"))
+    words.fill()
+    assert len(words._before) == 100
 
 
 def test_what_is_remembered_is_bounded_and_what_is_in_use_stays(monkeypatch: pytest.MonkeyPatch) -> None:
