@@ -83,6 +83,12 @@ class JsonBody:
             raise _refusal(raw, error) from None
         self._model = self.fields.get("model")
 
+    def lengthen(self, raw: bytes, name: str, value: memoryview) -> None:
+        """It is the body ``raw``, of which only a shorter form was parsed: there, the field ``name`` has this
+        ``value``."""
+        self._raw = raw
+        self.fields[name] = msgspec.Raw(value)
+
     def copy(self) -> JsonBody:
         """A body to be edited on its own (for a second leg); values are shared."""
         other = JsonBody.__new__(JsonBody)

@@ -37,6 +37,22 @@ def check(raw: bytes) -> None:
     _look(raw)
 
 
+def weigh(raw: bytes) -> tuple[int, int, int]:
+    """How many containers, quotes and commas there are, the content of strings included. None is counted beyond its
+    limit."""
+    return _containers(raw), _count(raw, b'"', 2 * MAX_STRINGS), _count(raw, b",", MAX_VALUES)
+
+
+def sum_of(one: tuple[int, int, int], other: tuple[int, int, int]) -> tuple[int, int, int]:
+    """What two parts of a body weigh together."""
+    return one[0] + other[0], one[1] + other[1], one[2] + other[2]
+
+
+def is_light(weight: tuple[int, int, int]) -> bool:
+    """Whether a body of this weight is within the limits, whatever its strings contain."""
+    return weight[0] <= MAX_CONTAINERS and weight[1] <= 2 * MAX_STRINGS and weight[2] <= MAX_VALUES
+
+
 def _look(raw: bytes) -> None:
     """Count outside strings. ``raw`` may be a leading part: it never holds more than the whole."""
     plain = raw.replace(b"\\\\", b"").replace(b'\\"', b"")  # from here on, a quote begins or ends a string

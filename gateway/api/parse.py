@@ -14,12 +14,13 @@ import msgspec
 from gateway.api.body import Body, JsonBody
 from gateway.api.field_filter import Fields
 from gateway.api.indivisible import CHAT_FIELDS, indivisible
+from gateway.api.known_chats import KnownChats
 from gateway.api.lax import TRUE_WORDS, truth
 from gateway.api.multipart import MultipartBody
-from gateway.api.prompts import NULL, READERS, UNREADABLE, unreadable
+from gateway.api.prompts import NULL, READERS, UNREADABLE, read_chat, unreadable
 from gateway.api.routes import Route
 from gateway.api.settings import PassSettings
-from gateway.core.prompt import OpaqueInput, PromptInput
+from gateway.core.prompt import ChatInput, OpaqueInput, PromptInput
 from gateway.errors import ClientError, UnsupportedMediaType
 from gateway.framework import GENERATES, Kind
 
@@ -65,8 +66,11 @@ class Parsed(msgspec.Struct):
     previous_response: str | None = None
 
 
-def parse(route: Route, raw: bytes, content_type: str, settings: PassSettings) -> Parsed:
-    """Read a body that came with ``content_type`` (the header's value, empty if there was none).
+def parse(
+    route: Route, raw: bytes, content_type: str, settings: PassSettings, known: KnownChats | None = None
+) -> Parsed:
+    """Read a body that came with ``content_type`` (the header's value, empty if there was none). ``known``: chats that
+    came before, to which a long one is added.
 
     Raises:
         ClientError: it cannot be routed; ``param`` names the culprit.
@@ -79,11 +83,21 @@ def parse(route: Route, raw: bytes, content_type: str, settings: PassSettings) -
         return _form(route, MultipartBody(raw, content_type, settings))
     if media not in ("", "application/json") and not media.endswith("+json"):
         raise UnsupportedMediaType(f"{route.path} takes application/json", param="content-type")
-    kind, body = route.kind, JsonBody(raw, settings)
+    kind, turn = route.kind, None
+    if known is not None and (kind is not Kind.CHAT or len(raw) < known.least):
+        known = None
+    if known is not None:
+        turn = known.read(raw, settings)
+    body = JsonBody(raw, settings) if turn is None else turn.body
     fields = body.fields
     if body.malformed and kind in GENERATES:
         raise ClientError(f"{body.malformed} must be an object", param=body.malformed)
-    prompt = READERS[kind](fields)
+    if turn is not None:
+        prompt = read_chat(fields, turn.messages, turn.known)
+    else:
+        prompt = READERS[kind](fields)
+        if known is not None and isinstance(prompt, ChatInput):
+            known.add(raw, fields, prompt.messages)
     named = fields.get("model", NULL)
     try:
         model = "" if named == NULL else _STR.decode(named)  # an empty one is none, as in vLLM

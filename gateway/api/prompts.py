@@ -8,7 +8,7 @@ if routing needs the value; if not, the prompt is an ``OpaqueInput``.
 from __future__ import annotations
 
 from array import array
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import cache, partial
 from typing import Annotated, Any, TypeVar
 
@@ -17,7 +17,15 @@ import msgspec
 from gateway.api import anthropic, responses
 from gateway.api.field_filter import Fields
 from gateway.api.lax import truth
-from gateway.core.prompt import ChatInput, NotConvertible, OpaqueInput, PromptInput, TextInput, TokenInput
+from gateway.core.prompt import (
+    ChatInput,
+    KnownMessages,
+    NotConvertible,
+    OpaqueInput,
+    PromptInput,
+    TextInput,
+    TokenInput,
+)
 from gateway.errors import ClientError
 from gateway.framework import Kind
 
@@ -72,8 +80,13 @@ _OPTION_NAMES = frozenset(_ChatOptions.__struct_fields__)
 _BOOLEANS = frozenset({"add_generation_prompt", "continue_final_message", "add_special_tokens"})
 
 
-def _chat(fields: Fields) -> PromptInput:
-    messages = _messages(fields)
+def read_chat(
+    fields: Fields, messages: Sequence[Mapping[str, Any]] | None = None, known: KnownMessages | None = None
+) -> PromptInput:
+    """The chat in a body's ``fields``. ``messages``: the value of that field, if it is parsed. ``known``: the first of
+    them. Raises as ``READERS``."""
+    if messages is None:
+        messages = _messages(fields)
     raw: bytes | msgspec.Raw = fields["messages"]
     if "tools" in fields or "documents" in fields:
         raw = _joined(fields, ("tools", "documents", "messages"))
@@ -96,6 +109,7 @@ def _chat(fields: Fields) -> PromptInput:
         continue_final_message=options.continue_final_message,
         add_special_tokens=options.add_special_tokens,
         truncated=options.truncate_prompt_tokens is not None,
+        known=known,
     )
 
 
@@ -216,7 +230,7 @@ def unreadable(name: str, error: Exception) -> ClientError:
 
 
 READERS: Mapping[Kind, Callable[[Fields], PromptInput]] = {kind: partial(_opaque, kind) for kind in OPAQUE_FIELDS} | {
-    Kind.CHAT: _chat,
+    Kind.CHAT: read_chat,
     Kind.COMPLETION: _completion,
     Kind.MESSAGES: _anthropic,
     Kind.RESPONSES: _responses,

@@ -24,6 +24,17 @@ class NotConvertible(Exception):
     known. If it is to be refused, the engine does so."""
 
 
+class KnownMessages:
+    """Messages with which several chats begin: the same objects in each of them. ``before``: the first of these, if
+    they were known before; None: there are none."""
+
+    __slots__ = ("before", "messages")
+
+    def __init__(self, messages: Sequence[Mapping[str, Any]], before: KnownMessages | None = None) -> None:
+        self.messages = messages
+        self.before = before
+
+
 class ChatInput(msgspec.Struct, frozen=True):
     """Messages as the client sent them (parsed JSON), with what changes their rendering.
 
@@ -49,6 +60,8 @@ class ChatInput(msgspec.Struct, frozen=True):
     into their own order, never see them."""
     system_first: bool = False
     """All system messages become the first one, if the template takes none later (``/v1/messages``)."""
+    known: KnownMessages | None = None
+    """The first of the messages, if they are known from earlier chats."""
     thinking_disabled: bool = False
     """The reasoning effort is the one with which the template does not think (``/v1/messages``)."""
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from gateway.api.headers import visible
+from gateway.api.known_chats import KnownChats
 from gateway.api.parse import Parsed, parse
 from gateway.api.routes import Route
 from gateway.api.settings import PassSettings
@@ -22,7 +23,8 @@ from gateway.proxy.settings import ListenSettings, TimeoutSettings
 
 
 class Reception:
-    """Holds no state of any request. ``prompt_sources``: asked before our own tokenizer."""
+    """Of past requests it knows with what long chats began, and else nothing. ``prompt_sources``: asked before our own
+    tokenizer."""
 
     def __init__(
         self,
@@ -42,6 +44,7 @@ class Reception:
         self._max_body = listen.max_body
         self._patience = timeouts.receive
         self._passing = passing
+        self._known = KnownChats()
         self._clock = clock
 
     async def read(
@@ -54,7 +57,7 @@ class Reception:
         """
         raw = await client.receive(limit=self._max_body, timeout=self._patience, share=share)
         timeline.received_at = self._clock.monotonic()
-        parsed = parse(route, raw, client.header("Content-Type"), self._passing)
+        parsed = parse(route, raw, client.header("Content-Type"), self._passing, self._known)
         runtime, request = identify(
             parsed,
             self._directory,
