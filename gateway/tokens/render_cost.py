@@ -33,12 +33,13 @@ LOOP_TEXTS = 64
 """The most texts of one body that are looked up on the loop: each costs some 15 us beside its characters."""
 
 
-def is_cheap(chat: ChatInput) -> bool:
-    """Whether rendering it takes no longer than the GIL would be held anyway."""
+def is_cheap(chat: ChatInput, known: int = 0) -> bool:
+    """Whether rendering it takes no longer than the GIL would be held anyway. ``known``: as many of the first messages
+    need not be rendered; each counts as one value, since it may have to be after all."""
     if len(chat.raw) > LOOP_CHARACTERS:
         return False
-    left = LOOP_VALUES
-    for value in (chat.messages, chat.tools, chat.documents, chat.template_kwargs):
+    left = LOOP_VALUES - known
+    for value in (chat.messages[known:] if known else chat.messages, chat.tools, chat.documents, chat.template_kwargs):
         left = _take(value, left)
     return left > 0
 

@@ -211,7 +211,9 @@ class ModelTokens:
             return loaded, None, None
         encoder = Encoder(loaded.tokenizer, self._model, self._settings.memory_bytes)
         self._longest_token = max(map(len, loaded.tokenizer.get_vocab()), default=0)
-        return loaded, encoder, Renderer(loaded, self._settings)
+        renderer = Renderer(loaded, self._settings)
+        renderer.prepare()
+        return loaded, encoder, renderer
 
     async def _tokens_of(
         self,
@@ -239,7 +241,7 @@ class ModelTokens:
         elif (
             isinstance(prompt, ChatInput)
             and (size > SMALL or prompt.tools or prompt.documents or prompt.template_kwargs)
-            and not is_cheap(prompt)
+            and not is_cheap(prompt, 0 if self._renderer is None else self._renderer.known(prompt))
         ):
             rest = _Rest(partial(self._whole, prompt, most), size)
         else:

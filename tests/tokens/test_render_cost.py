@@ -42,3 +42,10 @@ def test_no_chat_that_is_not_looked_into_is_heavy():
     assert SMALL - 64 < len(unseen.raw) <= SMALL
     assert 3 * count < LOOP_VALUES
     assert is_cheap(unseen)
+
+
+def test_known_messages_count_little():
+    many = chat(messages(LOOP_VALUES // 2))
+    assert is_cheap(many, LOOP_VALUES // 2 - 10)
+    assert not is_cheap(many, 100)
+    assert not is_cheap(chat(messages(2 * LOOP_VALUES)), 2 * LOOP_VALUES - 1)
