@@ -14,6 +14,7 @@ from gateway.http1.connection import Connection
 from gateway.http1.pool import Address, Pool
 from gateway.proxy.memory import Share
 from gateway.proxy.serving.client import ClientGone
+from gateway.proxy.serving.stages import Stages
 from tests.support.wire import length_in
 
 
@@ -127,7 +128,8 @@ class MemoryReply:
 
 class MemoryClient:
     """A ``Client`` with the JSON ``body``. ``arrives``: is waited for before it is there. ``room``: of its reply.
-    ``gone``: it cannot be answered any more. ``answer``: its reply, once that has begun; ``begun`` is set then."""
+    ``gone``: it cannot be answered any more. ``answer``: its reply, once that has begun; ``begun`` is set then.
+    ``stages``: that it has in common with other clients."""
 
     def __init__(
         self,
@@ -136,10 +138,12 @@ class MemoryClient:
         headers: Sequence[tuple[str, str]] = (),
         room: int | None = None,
         arrives: asyncio.Event | None = None,
+        stages: Stages | None = None,
     ) -> None:
         self.body = orjson.dumps(body)
         self.headers = [("Content-Type", "application/json"), *headers]
         self.remote = "192.0.2.1"
+        self.stages = stages or Stages()
         self.gone = False
         self.answer: MemoryReply | None = None
         self.begun = asyncio.Event()

@@ -37,6 +37,7 @@ from gateway.proxy.http.door import HttpClient
 from gateway.proxy.http.heads import MAX_HEAD, Refusing, Unfinished
 from gateway.proxy.http.reply import HttpReply, Outbox
 from gateway.proxy.http.write_progress import may_wait, taken_of, unwritten
+from gateway.proxy.serving.stages import Stages
 
 log = logging.getLogger("kvgate.server")
 
@@ -59,8 +60,8 @@ class Handler(Protocol):
 
 
 class ClientConnection(web.RequestHandler):
-    """A connection whose requests ``handler`` answers. ``outbox``: of its loop. ``patience``: seconds for the head of
-    its first request to come: aiohttp's own timer starts with the first answer.
+    """A connection whose requests ``handler`` answers. ``outbox``, ``stages``: of its loop. ``patience``: seconds for
+    the head of its first request to come: aiohttp's own timer starts with the first answer.
 
     It keeps no more of a head than ``MAX_HEAD`` and what comes in one call: 431 is the answer to what becomes larger,
     and none where it is a body's trailers. It calls back when its client has no room (``attend``), and when it has room
@@ -72,12 +73,14 @@ class ClientConnection(web.RequestHandler):
 
     __slots__ = (
         *("_full", "_gone", "_handler", "_patience", "_refusing", "_silence", "_tail", "_taken", "_unfinished"),
-        *("full", "may_be_large", "outbox"),
+        *("_woken", "full", "may_be_large", "outbox", "stages"),
     )
 
     _silence: asyncio.TimerHandle
 
-    def __init__(self, server: web.Server, handler: Handler, outbox: Outbox, *, patience: float) -> None:
+    def __init__(
+        self, server: web.Server, handler: Handler, outbox: Outbox, stages: Stages, *, patience: float
+    ) -> None:
         super().__init__(
             server,
             loop=asyncio.get_running_loop(),
@@ -89,7 +92,9 @@ class ClientConnection(web.RequestHandler):
             auto_decompress=False,
         )
         self.outbox = outbox
+        self.stages = stages
         self.full = self.may_be_large = self._refusing = False
+        self._woken = False  # a request has come, and the task has not run since
         self._handler = handler
         self._patience = patience
         self._unfinished = Unfinished()
@@ -110,6 +115,9 @@ class ClientConnection(web.RequestHandler):
                         await self._waiter
                     finally:
                         self._waiter = None
+                        if self._woken:
+                            self._woken = False
+                            self.stages.others -= 1
                 message, body = self._messages.popleft()
                 if self._parser is not None:
                     self._parser.message_consumed()
@@ -219,6 +227,9 @@ class ClientConnection(web.RequestHandler):
             self.may_be_large = True
         super().data_received(data)
         if self._request_count != count:
+            if self._waiter is not None and not self._woken:
+                self._woken = True
+                self.stages.others += 1
             message, body = self._messages[-1]
             if not isinstance(message, RawRequestMessage):  # an error, which the old parser would raise again
                 unfinished.broke(cast(http_exceptions.HttpProcessingError, message.exc))

@@ -13,14 +13,16 @@ from gateway.proxy.http.receive import receive
 from gateway.proxy.http.reply import HttpReply, Writable
 from gateway.proxy.memory import Share
 from gateway.proxy.serving.client import ClientGone
+from gateway.proxy.serving.stages import Stages
 
 
 class Connected(Writable, Protocol):
     """What a request needs of its client's connection. ``transport``: None once the connection is lost.
-    ``may_be_large``: its heads must be counted."""
+    ``may_be_large``: its heads must be counted. ``stages``: of its loop."""
 
     transport: asyncio.Transport | None
     may_be_large: bool
+    stages: Stages
 
     @property
     def peername(self) -> Any:
@@ -37,12 +39,13 @@ class HttpClient:
     no route either. ``answer``: what is written to it; None before it has begun.
     """
 
-    __slots__ = ("answer", "body", "connection", "head", "headers", "method", "path")
+    __slots__ = ("answer", "body", "connection", "head", "headers", "method", "path", "stages")
 
     def __init__(self, head: RawRequestMessage, body: StreamReader, connection: Connected) -> None:
         self.head = head
         self.body = body
         self.connection = connection
+        self.stages = connection.stages
         self.method = head.method
         self.path = head.path.partition("?")[0] if head.path.startswith("/") else head.url.raw_path
         self.headers = list(head.headers.items())

@@ -33,6 +33,7 @@ from gateway.proxy.http.write_progress import unwritten
 from gateway.proxy.serving.client import ClientGone
 from gateway.proxy.serving.director import Director
 from gateway.proxy.serving.model_directory import ModelDirectory
+from gateway.proxy.serving.stages import Stages
 
 log = logging.getLogger("kvgate.server")
 
@@ -60,6 +61,7 @@ class Server:
 
     def __init__(self, director: Director, directory: ModelDirectory, keys: ClientKeys, *, patience: float) -> None:
         self.use(director, directory, keys, patience=patience)
+        self.stages = Stages()
         self.in_progress = 0
         """Requests whose answers are not yet complete."""
         self._idle = asyncio.Event()
@@ -213,9 +215,10 @@ class _Connections(web.Server):
         self._handler = handler
         self._patience = patience
         self._outbox = Outbox()
+        self._stages = handler.stages
 
     def __call__(self) -> web.RequestHandler:
-        return ClientConnection(self, self._handler, self._outbox, patience=self._patience())
+        return ClientConnection(self, self._handler, self._outbox, self._stages, patience=self._patience())
 
 
 async def _unused(http: web.BaseRequest) -> web.StreamResponse:

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Protocol
 
 from gateway.proxy.memory import Share
+from gateway.proxy.serving.stages import Stages
 
 
 class ClientGone(Exception):
@@ -43,7 +44,11 @@ class Reply(Protocol):
 
 
 class Client(Protocol):
-    """One request of a client. ``headers``: in the order in which they came. ``remote``: its address, if known."""
+    """One request of a client. ``headers``: in the order in which they came. ``remote``: its address, if known.
+    ``stages``: of its loop."""
+
+    @property
+    def stages(self) -> Stages: ...
 
     @property
     def headers(self) -> Sequence[tuple[str, str]]: ...

@@ -2,8 +2,8 @@
 (``Placer``); forward, relay, settle. Here is only their order, and what happens when one fails.
 
 All of it runs in the client connection's own task, and waits only where it must: for a body that is still coming, a
-permit, a tokenizer's thread, a new connection, the engine. From a body's last byte to the write to the engine it is one
-step of that task otherwise.
+permit, a tokenizer's thread, a new connection, the engine, and before a stage for the other requests of the same turn
+(``Stages``). From a body's last byte to the write to the engine it is one step of that task otherwise.
 """
 
 from __future__ import annotations
@@ -135,13 +135,18 @@ class Director:
         all is given back."""
         retries = Retries(self._retries, call.runtime.budget)
         held: DeferredError | None = None
+        stages = client.stages
         try:
+            if stages.others:
+                await stages.abreast()
             await self._poller.catch_up()
             attempt = self._placer.place(call, timeline, retries)
             del call  # only the attempt has it now, which drops the prompt when a stream begins
             while True:
                 try:
                     with attempt:
+                        if stages.others:
+                            await stages.abreast()
                         if len(attempt.plan.legs) > 1:
                             committed = await self._handover.commit(attempt)
                         else:

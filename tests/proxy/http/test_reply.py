@@ -17,6 +17,7 @@ from gateway.proxy.http.connection import ClientConnection
 from gateway.proxy.http.door import HttpClient
 from gateway.proxy.http.reply import AT_ONCE, TOGETHER, HttpReply, Outbox
 from gateway.proxy.http.write_progress import taken_of
+from gateway.proxy.serving.stages import Stages
 from tests.support.wait import eventually
 
 Handle = Callable[[HttpClient], Awaitable[None]]
@@ -46,9 +47,10 @@ class Server(web.Server):
 
         super().__init__(unused, handler_cancellation=True)
         self._handling = Handling(handle)
+        self._stages = Stages()
 
     def __call__(self) -> web.RequestHandler:
-        return ClientConnection(self, self._handling, OUTBOX, patience=60)
+        return ClientConnection(self, self._handling, OUTBOX, self._stages, patience=60)
 
 
 @contextlib.asynccontextmanager
@@ -111,6 +113,48 @@ async def test_a_pipelined_request_is_begun_only_when_the_answer_before_it_is_do
         go_on.set()
         await reader.readuntil(b"/2\r\n1\r\n.\r\n0\r\n\r\n")
         assert order == [f"{word} /{number}" for number in range(3) for word in ("begins", "ends")]
+
+
+async def test_requests_that_came_in_one_turn_know_of_those_that_are_yet_to_begin():
+    others: list[int] = []
+    leave = asyncio.Event()
+
+    async def handle(http: HttpClient) -> None:
+        others.append(http.stages.others)
+        if http.path == "/stay":
+            await leave.wait()
+        http.say(200, [], b"")
+
+    async with contextlib.AsyncExitStack() as stack:
+        runner = web.ServerRunner(Server(handle), handle_signals=False, shutdown_timeout=1.0)
+        await runner.setup()
+        stack.push_async_callback(runner.cleanup)
+        await web.TCPSite(runner, "127.0.0.1", 0).start()
+        clients = [await asyncio.open_connection(*runner.addresses[0][:2]) for _ in range(3)]
+        for reader, writer in clients:  # each waits for a request, and not only for its task to begin
+            writer.write(GET)
+            await head_of(reader)
+        others.clear()
+        for _, writer in clients:
+            writer.write(GET + GET)  # the second one has to wait for the first, and is nobody's company
+        for reader, _ in clients:
+            await head_of(reader)
+            await head_of(reader)
+        assert others[:3] == [2, 1, 0]
+        assert others[3:] == [0, 0, 0]
+        others.clear()
+        reader, writer = clients[0]
+        writer.write(GET.replace(b"/", b"/stay", 1))
+        await eventually(lambda: others == [0], "it is begun")
+        for _, other in clients[1:]:
+            other.transport.abort()
+        leave.set()
+        await head_of(reader)
+        writer.write(GET)
+        await head_of(reader)
+        assert others == [0, 0]
+        for _, each in clients:
+            each.transport.abort()
 
 
 async def test_others_have_turns_between_requests_that_came_at_once():
