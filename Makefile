@@ -56,13 +56,18 @@ test-engines: install ## the tests against real vLLM servers on the CPU
 	$(BIN)/python -m pytest tests/engines --ignore tests/engines/disaggregation
 	$(BIN)/python -m pytest tests/engines/disaggregation
 
-bench: install ## what a request costs here and in the Rust routers, side by side (25 minutes; needs wrk, installs the routers from PyPI)
-	$(BIN)/python -m benchmarks.data_path --out out/data-path
-	$(BIN)/python -m benchmarks.data_path.lag
+# The Python of an environment with a compiled kvgate, which is measured beside this one.
+COMPILED ?=
+BUILDS   := $(if $(COMPILED),--python compiled=$(COMPILED))
+
+bench: install ## what a request costs here and in the Rust routers, side by side, and each of its steps; fails where it has become too much (half an hour; needs wrk, installs the routers from PyPI; COMPILED=PATH: see docs/benchmarks.md)
+	$(BIN)/python -m benchmarks.data_path.steps
+	$(BIN)/python -m benchmarks.data_path $(BUILDS) --out out/data-path
+	$(BIN)/python -m benchmarks.data_path.lag $(BUILDS)
 
 REQUESTS ?= 1000000
 
-bench-memory: install ## that a million requests and 5,000 idle streams leave memory flat (half an hour; REQUESTS=100000: a tenth)
+bench-memory: install ## that a million requests and 5,000 idle streams leave memory flat (ten minutes; REQUESTS=100000: a tenth)
 	$(BIN)/python -m benchmarks.data_path.memory --requests $(REQUESTS)
 
 bench-kv: install ## what knowing the caches costs, beside a peer that does it in Rust (a quarter of an hour: 5 minutes of events beside streams, and 5 without)

@@ -1,6 +1,7 @@
 """``python -m benchmarks.data_path``: the gateway beside the Rust routers, a plain proxy and the floor.
 
-Exit code 1 where a row gave a wrong answer: a fast error is no figure.
+Exit code 1 where a row gave a wrong answer (a fast error is no figure), or where the gateway misses a target that is
+met on docs/benchmarks.md, by more than twice what two equal rows of the run differ by.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ import json
 import subprocess
 import sys
 import tempfile
+from collections.abc import Mapping
 from dataclasses import asdict
 from datetime import UTC, datetime
 from fnmatch import fnmatch
@@ -19,32 +21,31 @@ from rich.console import Console
 
 from benchmarks.data_path import page
 from benchmarks.data_path import rows as rows_
-from benchmarks.data_path.judge import Results, verdicts
+from benchmarks.data_path.builds import add_options, chosen
+from benchmarks.data_path.judge import Results, lost, verdicts
 from benchmarks.data_path.measure import Bench, Sample, held
 from benchmarks.data_path.peers import PEERS
 from benchmarks.data_path.plan import COLUMNS
 from benchmarks.data_path.prompts import text
-from benchmarks.data_path.rows import HERE, KVGATE, Engines, Failed
-from benchmarks.data_path.show import draw, machine, tables, targets
+from benchmarks.data_path.rows import AGAIN, Engines, Failed
+from benchmarks.data_path.show import draw, machine, tables, targets, told
 from gateway.commands.processes import NotReady, Processes, sigterm_raises
 
-QUICK_ROWS = ("kvgate", "floor", "sglang-router-cache", "smg-cache")
+QUICK_ROWS = ("kvgate", AGAIN, "floor", "sglang-router-cache", "smg-cache")
 QUICK_COLUMNS = ("answer-2-known", "stream-2-known")
 
 
 def main() -> int:
     options = _parser().parse_args()
-    given = (each.partition("=") for each in options.tree)
-    trees = {KVGATE: HERE} | {name: Path(path).resolve() for name, _, path in given}
-    every = rows_.names(trees)
-    wanted = _chosen(options.rows or ((*QUICK_ROWS, *trees) if options.quick else every), every)
+    builds = chosen(options)
+    every = rows_.names(builds)
+    wanted = _chosen(options.rows or ((*QUICK_ROWS, *builds) if options.quick else every), every)
     all_columns = [column.name for column in COLUMNS]
     columns = _chosen(options.columns or (QUICK_COLUMNS if options.quick else all_columns), all_columns)
     rounds = options.rounds or (2 if options.quick else 3)
     console = Console(width=None if sys.stdout.isatty() else 240)
     began = machine()
     samples: list[Sample] = []
-    idle: dict[str, float] = {}
     failed = False
     asked = [column for column in COLUMNS if column.name in columns]
     made = text()
@@ -61,9 +62,8 @@ def main() -> int:
     ):
         try:
             engines = Engines(processes, held(made, asked))
-            running = rows_.start(processes, wanted, engines, made, trees)
+            running = rows_.start(processes, wanted, engines, made, builds)
             bench = Bench(engines, running, made, Path(folder), options.seconds)
-            idle = bench.idle()
             for sample in bench.run(asked, rounds, 0 if options.quick else 2):
                 samples.append(sample)
                 if len(samples) == 1 or sample.column != samples[-2].column:
@@ -75,27 +75,34 @@ def main() -> int:
                 return 1
     results = Results(samples)
     peers = [name for name in rows_.cache_aware() if name in wanted]
-    judged = verdicts(results, peers, [name for name in trees if name in wanted])
+    measured = {name: build for name, build in builds.items() if name in wanted}
+    judged = verdicts(results, peers, {name: build.kind for name, build in measured.items()})
+    missed = lost(judged, page.met())
+    versions = {name: build.version for name, build in measured.items()}
     console.print(f"\n{machine()}; at its begin: {began}; {rounds} rounds of {options.seconds} s")
     tables(results, peers, console)
-    console.print("Unasked, % of a core: " + ", ".join(f"{row} {share * 100:.2f}" for row, share in idle.items()))
+    for line in told(results, versions):
+        console.print(line)
     targets(judged, console)
+    for verdict in missed:
+        print(f"MISSED, met on the page: {verdict.target.name}, {verdict.kind}", file=sys.stderr)
     if options.out is not None:
-        _write(options.out, results, trees, [began, machine()])
+        _write(options.out, results, versions, [began, machine()])
     if options.page and not failed:
-        page.write(results, judged, peers, idle)
-    return int(failed)
+        page.write(results, judged, peers, versions)
+    return int(failed or bool(missed))
 
 
-def _write(out: Path, results: Results, trees: dict[str, Path], loads: list[str]) -> None:
+def _write(out: Path, results: Results, versions: Mapping[str, str], loads: list[str]) -> None:
     out.mkdir(parents=True, exist_ok=True)
-    told = {
+    figures = {
         "at": datetime.now(UTC).isoformat(timespec="seconds"),
         "machine": loads,
+        "builds": versions,
         "samples": [asdict(sample) for sample in results.samples],
     }
-    (out / "data-path.json").write_text(json.dumps(told, indent=1) + "\n")
-    draw(results, list(trees), out / "data-path.png")
+    (out / "data-path.json").write_text(json.dumps(figures, indent=1) + "\n")
+    draw(results, list(versions), out / "data-path.png")
     print(f"figures and chart are in {out}")
 
 
@@ -114,13 +121,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--columns", type=lambda each: each.split(","), help="likewise")
     parser.add_argument("--rounds", type=int, help="of every column (3; two more where a target hangs on it)")
     parser.add_argument("--seconds", type=int, default=2, help="of each run (default 2)")
-    parser.add_argument(
-        "--tree",
-        action="append",
-        default=[],
-        metavar="NAME=PATH",
-        help="another checkout's gateway as a row of its own; kvgate=PATH in the place of this one's",
-    )
+    add_options(parser)
     parser.add_argument("--out", type=Path, help="a folder for the figures as JSON, and the chart")
     parser.add_argument("--page", action="store_true", help="write the tables of docs/benchmarks.md and the README")
     return parser

@@ -3,11 +3,11 @@
 They are no fakes for tests: what is measured is the gateway in front of them, so that an answer may cost them next to
 nothing. The simulator computes blocks, steps and events, and would be the slower of the two.
 
-Every prompt is answered at once and alike. Where another answer is wanted, the field ``user`` of the body says so, in
-words with blanks between them, since every router lets that field through:
+Every prompt is answered at once and alike. Where another answer is wanted, a field of the body says so (``ORDERS``), in
+words with blanks between them:
 
     tokens=N     the prompt's tokens, as ``usage`` reports them
-    late=MS      milliseconds to the answer
+    late=MS      milliseconds to the answer, on average (``spread``)
     events=N     of a stream; ``step=MS`` between two of them
     hold         a stream that ends after its first event, and stays open
     fail=STATUS  an error; cut: the connection is closed in the middle of the answer
@@ -22,7 +22,7 @@ import argparse
 import asyncio
 import json
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from email.utils import formatdate
 from functools import partial
 from pathlib import Path
@@ -32,6 +32,10 @@ import httptools
 import uvloop
 
 MODEL = "sim"
+ORDERS = "safety_identifier"
+"""The field of a body that says how it is to be answered: all routers of the benchmark pass this one. sglang-router
+0.3.2 drops ``user``, and every field that it does not know."""
+
 EVENTS, STEP = 64, 5
 """Of a stream where nothing else is said: 64 events, 5 ms apart, as a small model on a fast GPU has them."""
 
@@ -41,6 +45,12 @@ ANSWER = 2048
 CONTEXT = 1_000_000
 SCRAPE = Path(__file__).parents[2] / "tests" / "data" / "fleet" / "metrics_plain.txt"
 """A real engine's 60 KB: what a gateway that scrapes has to read each second."""
+
+EARLIEST, LATEST = 0.8, 1.2
+"""What a late answer's milliseconds are multiplied by is between these (``spread``)."""
+
+GOLDEN = 0.618033988749895
+"""Its multiples modulo 1 fill the numbers from 0 to 1 evenly, however many there are."""
 
 TICK = 0.001
 SLOTS = 64
@@ -118,6 +128,16 @@ ERRORS = {
 }
 
 
+def spread() -> Iterator[float]:
+    """By what late answers' milliseconds are multiplied: evenly from ``EARLIEST`` to ``LATEST``, so that few answers
+    have the middle as their mean and median. If all were as late, the requests of many connections would soon come in
+    one burst, and stay together: an answer's time would be that of its burst."""
+    place = 0.0
+    while True:
+        place = (place + GOLDEN) % 1
+        yield EARLIEST + (LATEST - EARLIEST) * place
+
+
 class Wheel:
     """All streams' next events, with one timer for all: a slot is a millisecond, a stream stays in the phase in which
     it began, so that the events of many come as spread as those of many engines."""
@@ -175,6 +195,7 @@ class Engine:
     def __init__(self, counts: Counter[str], wheel: Wheel, events: tuple[str, str] | None) -> None:
         self.counts = counts
         self.wheel = wheel
+        self.spread = spread()
         card = {"id": MODEL, "object": "model", "created": 1795217710, "owned_by": "vllm", "root": "/models/sim"}
         source = {"enable_kv_cache_events": True, "publisher": "zmq", "topic": ""}
         if events is not None:
@@ -236,7 +257,8 @@ class Connection(asyncio.Protocol):
     def _answer(self, body: bytes) -> None:
         orders = read_orders(body)
         if late := orders.get("late"):
-            asyncio.get_running_loop().call_later(int(late) / 1000, self._begin, body, orders)
+            seconds = int(late) / 1000 * next(self._engine.spread)
+            asyncio.get_running_loop().call_later(seconds, self._begin, body, orders)
         else:
             self._begin(body, orders)
 
@@ -264,9 +286,12 @@ class Connection(asyncio.Protocol):
             self._engine.wheel.add(self._stream)
 
 
+_FIELD = f'"{ORDERS}":'.encode()
+
+
 def read_orders(body: bytes) -> dict[str, str]:
-    """The words of the field ``user``, by what is before their equals sign."""
-    at = body.find(b'"user":')  # with its colon: a message's role has that name as well
+    """The words of the field ``ORDERS``, by what is before their equals sign."""
+    at = body.find(_FIELD)
     if at < 0:
         return {}
     text = body[at : at + 128].split(b'"')[3].decode()

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import asyncio
 import struct
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -36,7 +37,7 @@ class Lag:
 
     def filter(self, request: Request, endpoints: Sequence[Endpoint], /) -> Sequence[Endpoint]:
         if not self._due:
-            self._again(asyncio.get_running_loop().time())
+            self._again(time.monotonic())
         return endpoints
 
     def _again(self, now: float) -> None:
@@ -44,12 +45,12 @@ class Lag:
         asyncio.get_running_loop().call_at(self._due, self._look)
 
     def _look(self) -> None:
-        now = asyncio.get_running_loop().time()
-        # Ticks that a standstill swallowed were late as well; else the longest would weigh least.
+        now = time.monotonic()  # the clock of both loops; uvloop's own time has whole milliseconds
         due = self._due
-        while due <= now:
+        self._seen.append((due, max(0.0, now - due)))
+        # Ticks that a standstill swallowed were late as well; else the longest would weigh least.
+        while (due := due + TICK) <= now:
             self._seen.append((due, now - due))
-            due += TICK
         if len(self._seen) >= WRITTEN:
             with self._path.open("ab") as file:
                 file.write(b"".join(struct.pack("dd", *each) for each in self._seen))

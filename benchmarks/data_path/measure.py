@@ -11,7 +11,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from benchmarks.data_path.engines import MODEL
+from benchmarks.data_path.engines import MODEL, ORDERS
 from benchmarks.data_path.plan import Column
 from benchmarks.data_path.prompts import Text, chat, encoder, long_sizes, plan, render, sizes
 from benchmarks.data_path.rows import DIRECT, Engines, Failed, Row, ask
@@ -28,6 +28,10 @@ LEAST, LONGER = 20, 4
 PATIENCE = 30.0
 """Seconds that wrk may take longer than it was told to, and that an answer may take."""
 
+CALM, UNASKED = 1.5, 3.0
+"""Seconds in which nobody is asked, before what rows take then is measured, and while it is: a gateway looks at its
+engines' events more often in the second after a request, and scrapes once a second."""
+
 ENCODER = "encoding alone"
 """A row that is no proxy: what the tokenizer itself takes for the same fresh prompts."""
 
@@ -35,7 +39,8 @@ ENCODER = "encoding alone"
 @dataclass(frozen=True)
 class Sample:
     """One run. ``cpu``: microseconds for each answer of the row's processes; ``engines`` and ``driver`` likewise, of
-    the mock engines and of wrk. ``p50``, ``p99``: milliseconds. ``answers``: that were counted on."""
+    the mock engines and of wrk. ``p50``, ``p99``: milliseconds. ``answers``: that were counted on. Where nobody asks,
+    ``cpu`` is in hundredths of a core."""
 
     round: int
     row: str
@@ -69,18 +74,24 @@ class Bench:
             for column in columns:
                 if number >= rounds and not column.key:
                     continue
+                if not column.connections:
+                    yield from self._unasked(number, column)
+                    continue
                 # Each round begins with another row, so that nobody always follows the same one.
                 rows = [row for row in self._rows if column.latency or row.name != DIRECT]
                 for row in rows[number % len(rows) :] + rows[: number % len(rows)]:
-                    yield self._one(number, row, column)
+                    yield self.one(number, row, column)
                 if column.fresh and not column.stream:
                     yield self._encoding(number, column)
 
-    def idle(self, seconds: float = 3.0) -> dict[str, float]:
-        """What each row takes while nobody asks it, in shares of a core: scrapes, events, health checks."""
-        before = {row.name: cpu(row.pids) for row in self._rows}
-        time.sleep(seconds)
-        return {row.name: (cpu(row.pids) - before[row.name]) / seconds for row in self._rows}
+    def _unasked(self, number: int, column: Column) -> Iterator[Sample]:
+        """What each row takes meanwhile: scrapes, events, health checks. All at the same time."""
+        time.sleep(CALM)
+        began, before = time.monotonic(), [cpu(row.pids) for row in self._rows]
+        time.sleep(UNASKED)
+        after, took = [cpu(row.pids) for row in self._rows], time.monotonic() - began
+        for row, early, late in zip(self._rows, before, after, strict=True):
+            yield Sample(number, row.name, column.name, cpu=(late - early) / took * 100)
 
     def _prime(self, row: Row, column: Column) -> None:
         """Ask once what is asked again and again from now on: known is what was seen, by engines and by who routes."""
@@ -90,10 +101,11 @@ class Bench:
         asked = chat(self._text, sizes_of(self._text, column.kib), fresh=False)
         messages = [*asked.known, {"role": "user", "content": "Go on."}]
         tokens = len(encoder(self._text).encode(render(messages, ask=True), add_special_tokens=False).ids)
-        body = {"model": MODEL, "max_tokens": 1, "messages": messages, "user": f"tokens={tokens}"}
+        body = {"model": MODEL, "max_tokens": 1, "messages": messages, ORDERS: f"tokens={tokens}"}
         ask(f"{row.url}/v1/chat/completions", body, PATIENCE)
 
-    def _one(self, number: int, row: Row, column: Column) -> Sample:
+    def one(self, number: int, row: Row, column: Column) -> Sample:
+        """A run of ``row`` alone, in this round. Raises Failed."""
         self._prime(row, column)
         sample = self._sample(number, row, column, self._seconds)
         if sample.answers < LEAST:
@@ -124,6 +136,8 @@ class Bench:
         wrong = {name: summary[name] for name in ("connect", "read", "write", "status", "timeout", "incomplete")}
         if any(wrong.values()):
             raise Failed(f"{row.name}, {column.name}: {json.dumps(summary)}")
+        if column.too_early(summary["p50"]):
+            raise Failed(f"{row.name}, {column.name}: most answers came before the engines'; does it drop {ORDERS}?")
         answers, spent, engines, driver = (late - early for early, late in zip(before, after, strict=True))
         each = 1e6 / answers if answers else 0.0
         return Sample(
@@ -169,7 +183,7 @@ class Bench:
 
 def held(text: Text, columns: Sequence[Column]) -> list[list[int]]:
     """Token ids of the prompts that are repeated: the engines say that they hold them."""
-    lengths = sorted({column.kib for column in columns if not column.fresh})
+    lengths = sorted({column.kib for column in columns if column.connections and not column.fresh})
     return [chat(text, sizes_of(text, kib), fresh=False).prefix(text) for kib in lengths]
 
 

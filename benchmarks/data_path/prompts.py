@@ -21,7 +21,7 @@ from pathlib import Path
 
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
 
-from benchmarks.data_path.engines import MODEL
+from benchmarks.data_path.engines import MODEL, ORDERS
 from simulator.template import CHATML, ChatTemplate
 from simulator.tokenizer import BOS, END, EOS, START, build_tokenizer
 
@@ -154,7 +154,7 @@ def plan(text: Text, asked: Chat, *, stream: bool, orders: str = "", answer_toke
         else:
             running += content
         running += '"}'
-    pieces.append(running + f'],"user":"{orders} tokens=')
+    pieces.append(running + f'],"{ORDERS}":"{orders} tokens=')
     told = ", ".join(_lua(piece) if isinstance(piece, str) else str(piece) for piece in pieces)
     return (
         f"return {{small={_lua(str(text.small))}, large={_lua(str(text.large))}, stream={str(stream).lower()},\n"

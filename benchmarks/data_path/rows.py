@@ -8,23 +8,28 @@ import os
 import sys
 import urllib.error
 import urllib.request
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from benchmarks.data_path.engines import MODEL
+from benchmarks.data_path.builds import HERE, KVGATE, Build
+from benchmarks.data_path.engines import MODEL, ORDERS
 from benchmarks.data_path.peers import PEERS, Peer
 from benchmarks.data_path.prompts import Text, encoder, render
 from benchmarks.data_path.usage import tree
 from gateway.commands.processes import START_SECONDS, Process, Processes, free_port, offline, wait_for
 
-HERE = Path(__file__).parents[2]
 ENGINES = 4
 
 DIRECT = "direct"
 FLOOR, PLAIN = "floor", "aiohttp"
-KVGATE, UNTOKENIZED = "kvgate", "kvgate-untokenized"
+AGAIN = f"{KVGATE}-again"
+"""the same as ``KVGATE``, in a process of its own. What these two rows differ by is a run's noise."""
+
+ESTIMATED = "-untokenized"
+"""The end of the name of a gateway's row without a tokenizer: it estimates prompts from their bytes."""
+
 POLICIES = {"cache": "cache_aware", "turns": "round_robin"}
 """Each peer's two rows, by the end of their names."""
 
@@ -65,9 +70,11 @@ class Engines:
         return found
 
 
-def names(trees: Mapping[str, Path]) -> list[str]:
+def names(builds: Iterable[str]) -> list[str]:
     """Every row, in the order of the table."""
-    ours = [name + end for name in trees for end in ("", UNTOKENIZED.removeprefix(KVGATE))]
+    ours = []
+    for name in builds:
+        ours += [name, *([AGAIN] if name == KVGATE else ()), name + ESTIMATED]
     return [*ours, FLOOR, PLAIN, *(f"{peer.name}-{end}" for peer in PEERS for end in POLICIES)]
 
 
@@ -76,16 +83,16 @@ def cache_aware() -> list[str]:
 
 
 def start(
-    processes: Processes, wanted: Sequence[str], engines: Engines, text: Text, trees: Mapping[str, Path]
+    processes: Processes, wanted: Sequence[str], engines: Engines, text: Text, builds: Mapping[str, Build]
 ) -> list[Row]:
     """Start the rows, side by side, and wait until each serves. Raises NotReady."""
     rows = []
     for name in wanted:
         port = free_port()
-        owner = name.removesuffix(UNTOKENIZED.removeprefix(KVGATE))
-        if owner in trees:
-            config = configuration(port, engines.urls, None if name != owner else text.folder)
-            process = gateway(processes, name, config, trees[owner])
+        owner = KVGATE if name == AGAIN else name.removesuffix(ESTIMATED)
+        if owner in builds:
+            tokenizer = None if name.endswith(ESTIMATED) else text.folder
+            process = gateway(processes, name, configuration(port, engines.urls, tokenizer), builds[owner])
         elif name in (FLOOR, PLAIN):
             module = f"benchmarks.data_path.{'floor' if name == FLOOR else 'plain'}"
             process = processes.start(name, [sys.executable, "-m", module, str(port), *engines.urls], cwd=HERE)
@@ -107,16 +114,16 @@ def configuration(port: int, engines: Sequence[str], tokenizer: Path | None) -> 
 
 
 def gateway(
-    processes: Processes, name: str, config: Mapping[str, Any], home: Path, more: Mapping[str, str] | None = None
+    processes: Processes, name: str, config: Mapping[str, Any], build: Build, more: Mapping[str, str] | None = None
 ) -> Process:
-    """Start the gateway of the checkout ``home``. Its log is on, and goes to a file."""
+    """Start the gateway of ``build``. Its log is on, and goes to a file."""
     path = processes.folder / f"{name}.json"
     path.write_text(json.dumps(config))
     return processes.start(
         name,
-        [sys.executable, "-m", "gateway.cli", "serve", str(path)],
+        build.command("serve", str(path)),
         env=offline(os.environ) | dict(more or {}),
-        cwd=home,
+        cwd=build.home,
     )
 
 
@@ -125,7 +132,7 @@ def serving(row: Row, text: Text) -> None:
     assert row.process is not None
     # A gateway that counts tokens as well must find itself right, or it would not go by them.
     tokens = len(encoder(text).encode(render(GREETING, ask=True), add_special_tokens=False).ids)
-    body = {"model": MODEL, "max_tokens": 1, "messages": GREETING, "user": f"tokens={tokens}"}
+    body = {"model": MODEL, "max_tokens": 1, "messages": GREETING, ORDERS: f"tokens={tokens}"}
 
     def steady() -> bool:
         with contextlib.suppress(OSError, ValueError):

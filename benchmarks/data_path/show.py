@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from rich.console import Console
@@ -12,7 +12,7 @@ from rich.table import Table
 
 from benchmarks.data_path.judge import Results, Verdict
 from benchmarks.data_path.measure import ENCODER
-from benchmarks.data_path.plan import Column
+from benchmarks.data_path.plan import UNASKED, Column
 from benchmarks.data_path.rows import DIRECT, FLOOR, PLAIN
 
 OTHERS, OURS = "#9aa5b1", "#1f6feb"
@@ -34,7 +34,7 @@ def tables(results: Results, peers: Sequence[str], console: Console) -> None:
         ),
         (True, "p50 that a proxy adds, milliseconds (direct: the engine's own)"),
     ):
-        columns = [column for column in results.columns if column.latency == latency]
+        columns = [column for column in results.columns if column.connections and column.latency == latency]
         if not columns:
             continue
         table = Table(title=title, title_justify="left")
@@ -49,6 +49,24 @@ def tables(results: Results, peers: Sequence[str], console: Console) -> None:
             for name in ("engines", "driver"):
                 table.add_row(f"({_WHO[name]})", *[_other(results, name, column) for column in columns], style="dim")
         console.print(table)
+
+
+def told(results: Results, versions: Mapping[str, str]) -> list[str]:
+    """What stands beside the tables. ``versions``: of the builds that were measured, by their rows."""
+    lines = ["Builds: " + ", ".join(f"{name} is {version}" for name, version in versions.items())] if versions else []
+    differ = []
+    for column in results.columns:
+        noise = results.noise(column.name)
+        if noise is not None and (said := f"{noise:.1%} in {column.unit}") not in differ:
+            differ.append(said)
+    if differ:
+        lines.append(f"Equal rows of a round differ by {', '.join(differ)} (root mean square)")
+    shares = {row: results.value(row, UNASKED.name) for row in results.rows} if UNASKED in results.columns else {}
+    if shares:
+        lines.append(
+            "Unasked, % of a core: " + ", ".join(f"{row} {it:.2f}" for row, it in shares.items() if it is not None)
+        )
+    return lines
 
 
 _WHO = {"engines": "mock engines", "driver": "wrk"}
@@ -72,15 +90,19 @@ def _other(results: Results, name: str, column: Column) -> str:
 
 def targets(verdicts: Sequence[Verdict], console: Console) -> None:
     table = Table(title="Targets", title_justify="left")
-    for name in ("", "row", "against", "measured", "at most", ""):
-        table.add_column(name, justify="right" if name in ("measured", "at most") else "left")
+    for name in ("", "row", "build", "against", "measured", "at most", "noise", ""):
+        table.add_column(name, justify="right" if name in ("measured", "at most", "noise") else "left")
     for verdict in verdicts:
-        target = verdict.target
-        word = "met" if verdict.met else "NOT MET"
         table.add_row(
-            target.name, verdict.row, verdict.against or "", f"{verdict.value:.2f}", f"{target.most:.2f}", word
+            *(verdict.target.name, verdict.row, verdict.kind, verdict.against or ""),
+            *(f"{verdict.value:.2f}", f"{verdict.most:.2f}", share(verdict.noise)),
+            "met" if verdict.met else "NOT MET",
         )
     console.print(table)
+
+
+def share(noise: float | None) -> str:
+    return "" if noise is None else f"{noise:.1%}"
 
 
 def draw(results: Results, ours: Sequence[str], path: Path) -> None:

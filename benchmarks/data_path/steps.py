@@ -15,10 +15,11 @@ import threading
 import time
 from pathlib import Path
 
+from benchmarks.data_path.builds import HERE, KVGATE
 from benchmarks.data_path.judge import BY_NAME
 from benchmarks.data_path.measure import WARM, Bench, held
 from benchmarks.data_path.prompts import text
-from benchmarks.data_path.rows import HERE, KVGATE, Engines, Failed, Row, configuration, serving
+from benchmarks.data_path.rows import Engines, Failed, Row, configuration, serving
 from benchmarks.data_path.usage import tree
 from gateway.commands.processes import START_SECONDS, NotReady, Processes, free_port, sigterm_raises, wait_for
 

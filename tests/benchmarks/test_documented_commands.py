@@ -14,8 +14,9 @@ from pathlib import Path
 import pytest
 
 from benchmarks.data_path.__main__ import _chosen
+from benchmarks.data_path.builds import COMPILED, HERE, KVGATE
 from benchmarks.data_path.plan import COLUMNS
-from benchmarks.data_path.rows import HERE, names
+from benchmarks.data_path.rows import names
 from gateway.commands.replay.policies import load_policies
 
 PAGE = (HERE / "docs" / "benchmarks.md").read_text().replace("\\\n", " ")
@@ -67,7 +68,7 @@ def test_its_rows_and_columns_are_there(command) -> None:
     given = options(command)
     _chosen(given["--columns"].split(","), [column.name for column in COLUMNS])
     if "--rows" in given:
-        _chosen(given["--rows"].split(","), names({"kvgate": HERE}))
+        _chosen(given["--rows"].split(","), names([KVGATE, COMPILED]))
 
 
 @pytest.mark.parametrize("command", [command for command in COMMANDS if "--policies" in command])

@@ -17,6 +17,7 @@ from typing import Any
 import pytest
 from tokenizers import Tokenizer
 
+from benchmarks.data_path.engines import ORDERS
 from gateway.commands.processes import START_SECONDS, Processes, free_port, wait_for
 from simulator.template import CHATML, ChatTemplate
 from tests.support.chat import WORDS
@@ -88,7 +89,7 @@ def ask_all(port: int, tokenizer: Path) -> None:
             rendered = template.render(messages, add_generation_prompt=True)
             tokens = len(encoder.encode(rendered, add_special_tokens=False).ids)
             # The engine reports the right count: the gateway would not trust its own tokens otherwise.
-            body = {"model": "sim", "max_tokens": 400, "messages": messages, "user": f"tokens={tokens}"}
+            body = {"model": "sim", "max_tokens": 400, "messages": messages, ORDERS: f"tokens={tokens}"}
             client.sendall(request(body))
             answer = http.client.HTTPResponse(client)
             answer.begin()

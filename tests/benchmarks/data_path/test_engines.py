@@ -1,15 +1,27 @@
-"""The mock engines answer as vLLM does, as the field ``user`` says, and count what they have answered."""
+"""The mock engines answer as vLLM does, as the field ``ORDERS`` says, and count what they have answered."""
 
 from __future__ import annotations
 
 import asyncio
 import json
+import statistics
 from collections.abc import Iterator
+from itertools import islice, pairwise
 
 import httpx
 import pytest
 
-from benchmarks.data_path.engines import ANSWER, EVENTS, read_orders, streamed, tokenized
+from benchmarks.data_path.engines import (
+    ANSWER,
+    EARLIEST,
+    EVENTS,
+    LATEST,
+    ORDERS,
+    read_orders,
+    spread,
+    streamed,
+    tokenized,
+)
 from gateway.commands.processes import Processes
 from tests.benchmarks.data_path.small import engines
 
@@ -23,7 +35,7 @@ def url(tmp_path_factory) -> Iterator[str]:
 
 
 def asked(orders: str, **more: object) -> dict[str, object]:
-    return {"model": "sim", "messages": [{"role": "user", "content": "Hello"}], "user": orders, **more}
+    return {"model": "sim", "messages": [{"role": "user", "content": "Hello"}], ORDERS: orders, **more}
 
 
 async def test_an_answer_has_its_size_and_the_tokens_that_were_told(url) -> None:
@@ -103,11 +115,11 @@ async def test_a_stream_whose_reader_has_gone_ends(url) -> None:
 
 
 def test_orders_are_the_field_and_not_a_role() -> None:
-    assert read_orders(b'{"messages":[{"role":"user","content":"x"}],"user":"tokens=3 hold"}') == {
+    assert read_orders(b'{"messages":[{"role":"user","content":"x"}],"safety_identifier":"tokens=3 hold"}') == {
         "tokens": "3",
         "hold": "",
     }
-    assert read_orders(b'{"messages":[{"role": "user","content":"x"}], "user": " late=5"}') == {"late": "5"}
+    assert read_orders(b'{"messages":[{"role": "user"}], "safety_identifier": " late=5"}') == {"late": "5"}
     assert read_orders(b'{"messages":[{"role":"user","content":"x"}]}') == {}
 
 
@@ -121,3 +133,12 @@ def test_streamed_as_routers_write_it() -> None:
 def test_as_many_ids_as_a_text_has() -> None:
     answer = json.loads(tokenized(400).partition(b"\r\n\r\n")[2])
     assert answer["count"] == len(answer["tokens"]) == 100
+
+
+def test_late_answers_are_spread_evenly() -> None:
+    """The middle of a few hundred is that of all: it is what the p50 of a run is compared with."""
+    found = sorted(islice(spread(), 500))
+    assert EARLIEST <= found[0] < found[-1] <= LATEST
+    assert statistics.median(found) == pytest.approx(1.0, abs=0.002)
+    steps = [later - earlier for earlier, later in pairwise(found)]
+    assert max(steps) < 3 * (LATEST - EARLIEST) / len(found), "no burst, and no gap"

@@ -58,4 +58,4 @@ def test_a_plan_is_the_body_with_holes(made) -> None:
     assert holes == ["576", "64"]
     assert f"tokens={asked.tokens}," in written
     assert "stream=true" in written
-    assert "\\034user\\034:\\034late=5 tokens=" in pieces[1]
+    assert "\\034safety_identifier\\034:\\034late=5 tokens=" in pieces[1]

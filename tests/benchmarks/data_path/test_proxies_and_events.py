@@ -11,6 +11,7 @@ import httpx
 import pytest
 import zmq
 
+from benchmarks.data_path.engines import ORDERS
 from benchmarks.data_path.events import RUN
 from benchmarks.data_path.rows import FLOOR, HERE, PLAIN
 from gateway.commands.processes import Processes, free_port
@@ -35,7 +36,7 @@ async def test_a_proxy_passes_answers_and_streams(name, module, tmp_path) -> Non
                     await client.get("/health")
                     break
                 await asyncio.sleep(0.05)
-            body = {"messages": [], "user": "tokens=9 step=1"}
+            body = {"messages": [], ORDERS: "tokens=9 step=1"}
             answer = await client.post("/v1/chat/completions", json=body)
             assert answer.json()["usage"]["prompt_tokens"] == 9
             stream = await client.post("/v1/chat/completions", json={**body, "stream": True})
