@@ -165,7 +165,7 @@ class EngineRegistry:
     def _make_core(self, model: Model, settings: EndpointSettings, rank: int | None) -> EngineCore:
         context = self._context
         ledger = Ledger(context.clock, FOREIGN_HALF_LIFE * context.settings.scrape.interval)
-        return EngineCore(rank, ledger, FittedCost(*self._starting_costs(model, settings)))
+        return EngineCore(rank, ledger, FittedCost(*self._starting_costs(model, settings), ledger))
 
     def _starting_costs(self, model: Model, settings: EndpointSettings) -> tuple[StartingCosts, PeerGroup]:
         """The starting costs of a core of this endpoint, and the group of cores with the same declared hardware."""

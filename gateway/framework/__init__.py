@@ -5,7 +5,7 @@ name. ``tests/framework/test_names.py`` holds the list.
 """
 
 from gateway.framework.clock import Clock
-from gateway.framework.cost import MOST_STALLED, Scalars, stall_seconds
+from gateway.framework.cost import LATELY, MOST_STALLED, Scalars, stall_seconds
 from gateway.framework.fleet import Endpoint, Engine, Role
 from gateway.framework.match import NO_MATCH
 from gateway.framework.plugins import (
@@ -23,6 +23,7 @@ from gateway.framework.weight import USUAL_DECODING_WEIGHT, decoding_weight
 
 __all__ = [
     "GENERATES",
+    "LATELY",
     "MOST_STALLED",
     "NO_MATCH",
     "USUAL_DECODING_WEIGHT",

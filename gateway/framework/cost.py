@@ -14,6 +14,7 @@ which no prompt is computed takes ``step + step_request * running + kv_token * k
 
 from __future__ import annotations
 
+from math import inf
 from typing import NamedTuple, Protocol, TypeAlias
 
 from gateway.framework.match import Match
@@ -109,6 +110,45 @@ class Scalars(NamedTuple):
             steps * (self.step_request * running + self.kv_token * kv_tokens),
         )
         return tuple.__new__(FirstToken, parts)
+
+
+class Rates(NamedTuple):
+    """What one endpoint costs while neither its load nor its cost model changes: all that no request has a say in.
+
+    The time to a first token of a prompt with ``new`` tokens to compute, and the cost of its answer's tokens:
+
+        first token = fixed + waited + new * (new_token + prefill_token + prefill_quadratic * (prompt - new / 2)) + fetch
+        waited      = queued - min((now - begun) * pace, most_done), at least 0
+        answer      = output_token * tokens
+
+    That is ``Scalars.first_token`` and ``Scalars.step_seconds`` of ``Load.sums``, sorted by what changes them. It is made
+    once for each change of the load, and read once for each candidate of each request: as a plain tuple it is read
+    without a call.
+
+    ``until``: Clock.monotonic() from which it is wrong by time alone. ``running``: requests. ``waiting``: prompt tokens
+    that are queued; ``queued``: seconds of them, from ``begun`` on, less what is done: ``pace`` seconds each second, up to
+    ``most_done``. ``share``: the prefill share (see ``Sums``) at ``share_at``; it is ``share * exp((share_at - now) /
+    LATELY)`` at any later moment.
+    """
+
+    until: float
+    fixed: float
+    new_token: float
+    output_token: float
+    running: float
+    prefill_token: float
+    prefill_quadratic: float
+    waiting: int
+    queued: float
+    begun: float
+    pace: float
+    most_done: float
+    share: float
+    share_at: float
+
+
+STALE = Rates(-inf, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0)
+"""Rates that are never valid."""
 
 
 class CostModel(Protocol):

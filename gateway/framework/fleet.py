@@ -8,7 +8,7 @@ from enum import StrEnum
 from typing import Protocol
 from urllib.parse import urlsplit
 
-from gateway.framework.cost import CostModel, Sums
+from gateway.framework.cost import CostModel, Rates, Sums
 
 
 class Role(StrEnum):
@@ -131,6 +131,17 @@ class Load(Protocol):
     def sums(self, now: float) -> Sums:
         """All of it at ``now``, which is Clock.monotonic(): for who asks so much of it for each candidate that the
         single figures would cost more."""
+        ...
+
+    @property
+    def rates(self) -> Rates:
+        """What the endpoint costs, as it was last made: right before ``rates.until``, which a change of the load puts into
+        the past. From then on ``rates_at`` makes it anew. So who compares many endpoints calls only those that have
+        changed since the last request."""
+        ...
+
+    def rates_at(self, now: float) -> Rates:
+        """What the endpoint costs at ``now``, which is Clock.monotonic()."""
         ...
 
     @property

@@ -17,6 +17,7 @@ from __future__ import annotations
 from array import array
 from collections.abc import Mapping, Sequence
 from math import isfinite
+from operator import add
 
 from gateway.core.observer import Observer
 from gateway.errors import NoEndpoint, PluginFailed
@@ -29,7 +30,7 @@ RETRY_AFTER = 5.0
 
 class Profile:
     """``filters``, ``scorers`` and ``picker`` are pairs of an instance's name and the plugin; scorers have a weight.
-    ``weights``: by scorer."""
+    ``weights``: by scorer. ``keep``, ``score``, ``pick``: the same with the plugins' methods, looked up once."""
 
     def __init__(
         self,
@@ -43,6 +44,9 @@ class Profile:
         self.scorers = tuple(scorers)
         self.picker = picker
         self.weights = {name: weight for name, _, weight in self.scorers}
+        self.keep = tuple([(name, plugin.filter) for name, plugin in self.filters])
+        self.score = tuple([(name, plugin.score, weight) for name, plugin, weight in self.scorers])
+        self.pick = picker[0], picker[1].pick
 
 
 def run_profile(
@@ -62,13 +66,11 @@ def run_profile(
         raise LookupError(f"no profile {name!r}")
     run = None
     if trace is not None:
-        run = ProfileRun()
-        run.profile, run.weights, run.columns = name, profile.weights, {}
         key = request.model.name, name
         known = trace.rosters.get(key)
         if known is None or (known[0] is not endpoints and known[0] != endpoints):
             known = trace.rosters[key] = endpoints, Roster.of(endpoints)
-        run.roster = known[1]
+        run = ProfileRun(name, known[1], profile.weights)
         trace.append(run)
     if not endpoints:
         raise NoEndpoint(
@@ -76,9 +78,9 @@ def run_profile(
         )
 
     candidates = endpoints
-    for plugin, filtering in profile.filters:
+    for plugin, keep in profile.keep:
         try:
-            kept = filtering.filter(request, candidates)
+            kept = keep(request, candidates)
             if kept is candidates:
                 continue
             if len(set(candidates).intersection(kept)) != len(kept):
@@ -96,10 +98,10 @@ def run_profile(
         candidates = kept
 
     count = len(candidates)
-    scores: list[float] | None = None
-    for plugin, scorer, weight in profile.scorers:
+    scores: Sequence[float] | None = None
+    for plugin, score, weight in profile.score:
         try:
-            column = scorer.score(request, candidates)
+            column = score(request, candidates)
             if len(column) != count:
                 raise ValueError(f"{len(column)} scores for {count} endpoints")
             # A NaN may be neither the least nor the greatest, but it is in the sum.
@@ -110,19 +112,17 @@ def run_profile(
             column = [0.0] * count
             if run is not None:
                 run.silent = {**run.silent, plugin: f"{type(error).__name__}: {error}"}
-        if scores is None and weight == 1.0:
-            scores = list(column)
+        if weight != 1.0:
+            weighted = [weight * score for score in column]
+            scores = weighted if scores is None else list(map(add, scores, weighted))
         else:
-            if scores is None:
-                scores = [0.0] * count
-            for number, score in enumerate(column):
-                scores[number] += weight * score
+            scores = column if scores is None else list(map(add, scores, column))
         if run is not None:
-            run.columns[plugin] = array("d", column)
+            run.columns += (array("d", column),)
 
-    plugin, picker = profile.picker
+    plugin, pick = profile.pick
     try:
-        picked = picker.pick(request, candidates, scores or [0.0] * count)
+        picked = pick(request, candidates, [0.0] * count if scores is None else scores)
         if len(set(candidates).intersection(picked)) != len(picked):
             raise ValueError(_fault(picked))
         if not picked:

@@ -11,6 +11,8 @@ from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 from typing import Any, NamedTuple, TypeAlias
 
+import msgspec
+
 from gateway.framework import Endpoint
 
 NONE: Mapping[str, Any] = MappingProxyType({})
@@ -27,21 +29,19 @@ class Roster(NamedTuple):
         return cls(tuple([endpoint.name for endpoint in endpoints]), tuple([endpoint.slot for endpoint in endpoints]))
 
 
-class ProfileRun:
+class ProfileRun(msgspec.Struct, eq=False):
     """One run of a profile; ends where it failed.
 
-    ``roster``: of the endpoints that it was run over. ``removed``: by each filter that removed any, in order, their
-    names. ``scored``: names of the endpoints that the filters left; None: all.
-    ``columns``: by scorer, the scores of those; empty where it came to none. ``weights``: by scorer. ``silent``:
-    scorers that failed, and how. ``picked``: the best one's name; None where it came to none.
-
-    Each request makes one, and most of it stays as the class has it: whoever makes one sets the rest.
+    ``roster``: of the endpoints that it was run over. ``weights``: by scorer. ``columns``: of each scorer in their
+    order, the scores of the endpoints that the filters left; none where it came to none. ``removed``: by each filter
+    that removed any, in order, their names. ``scored``: names of the endpoints that the filters left; None: all.
+    ``silent``: scorers that failed, and how. ``picked``: the best one's name; None where it came to none.
     """
 
     profile: str
     roster: Roster
     weights: Mapping[str, float]
-    columns: dict[str, array[float]]
+    columns: tuple[array[float], ...] = ()
     removed: Sequence[tuple[str, Sequence[str]]] = ()
     scored: Sequence[str] | None = None
     silent: Mapping[str, str] = NONE
@@ -63,7 +63,7 @@ class ProfileRun:
             names = self.roster.names
         scores: dict[str, tuple[float, Mapping[str, float]]] = {}
         for number, name in enumerate(names):
-            each = {scorer: column[number] for scorer, column in self.columns.items()}
+            each = {scorer: column[number] for scorer, column in zip(self.weights, self.columns, strict=True)}
             scores[name] = sum(weight * each[scorer] for scorer, weight in self.weights.items()), each
         return scores
 

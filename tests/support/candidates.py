@@ -10,7 +10,7 @@ from typing import Any
 from gateway.core.clock import ManualClock
 from gateway.core.observer import Observer
 from gateway.framework import Context, Endpoint, Engine, Kind, Request, Role, Scalars
-from gateway.framework.cost import Sums
+from gateway.framework.cost import STALE, Rates, Sums
 from gateway.framework.fleet import EngineMetrics, Model
 from gateway.framework.match import Match, Matches
 
@@ -27,6 +27,34 @@ class Work:
     foreign_requests: float = 0.0
     foreign_kv_tokens: float = 0.0
     share: float = 0.0
+    cost: Physics | None = None
+
+    @property
+    def rates(self) -> Rates:
+        return STALE
+
+    def rates_at(self, now: float) -> Rates:
+        """By the formula of ``Scalars``, in figures that may have been set to anything since."""
+        running, waiting, attention, done, kv_tokens, share = self.sums(now)
+        cost = (self.cost or Physics()).scalars
+        batch = cost.step_request * running + cost.kv_token * kv_tokens
+        queued = waiting * cost.prefill_token + attention * cost.prefill_quadratic if waiting else 0.0
+        return Rates(
+            until=now,
+            fixed=cost.overhead + (1 + waiting / cost.step_tokens) * batch,
+            new_token=batch / cost.step_tokens,
+            output_token=cost.step + batch,
+            running=running,
+            prefill_token=cost.prefill_token,
+            prefill_quadratic=cost.prefill_quadratic,
+            waiting=waiting,
+            queued=queued,
+            begun=now - 1.0,
+            pace=done,
+            most_done=done,
+            share=share,
+            share_at=now,
+        )
 
     def sums(self, now: float) -> Sums:
         requests, kv_tokens = self.requests + self.foreign_requests, self.kv_tokens + self.foreign_kv_tokens
@@ -86,13 +114,14 @@ def endpoint(
     **work: Any,
 ) -> Endpoint:
     """``engine``: one of its own if not given. ``work``: fields of ``Work``."""
+    cost = cost or (Physics(step_request=0.0, kv_token=0.0) if role is Role.PREFILL else Physics())
     return Endpoint(
         slot=slot,
         name=f"e{slot}",
         model=model,
         engine=engine or Engine(url=f"http://e{slot}:8000", name=f"e{slot}", up=up, latency=latency, version=version),
-        load=Work(**work),
-        cost=cost or (Physics(step_request=0.0, kv_token=0.0) if role is Role.PREFILL else Physics()),
+        load=Work(**work, cost=cost),
+        cost=cost,
         role=role,
         labels=labels or {},
         metrics=metrics or EngineMetrics(),

@@ -62,7 +62,6 @@ class Booking(Reservation):
         beside = running - 1, waiting, attention, done, kv_tokens - self.prompt_tokens, share
         scalars = self.cost.scalars
         first = scalars.first_token(beside, self.match, self.prompt_tokens)
-        ledger.step_tokens = scalars.step_tokens
         self.predicted = seconds = sum(first)
         self.book_prefill(
             self.new_tokens,

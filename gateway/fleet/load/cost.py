@@ -15,6 +15,7 @@ from functools import partial
 from math import exp, isfinite
 
 from gateway.fleet.load.fit import FADE, LEAST_SCALE, SCALE_BOUND, Deviation, PeerGroup
+from gateway.fleet.load.ledger import Ledger
 from gateway.fleet.settings import StartingCosts
 from gateway.framework import Scalars
 
@@ -33,13 +34,15 @@ class FittedCost:
 
     ``start``: the values of scale 1; if its ``fit`` is false, they stay. ``peers``: the cores of the same model, role
     and start; None: there are none. ``scalars``: the current values; the same object until what the peers share
-    changes. A plain attribute: it is read for each candidate of each request.
+    changes. A plain attribute: it is read for each candidate of each request. ``ledger``: the core's, which is told of
+    each change; None: nobody is.
     """
 
     scalars: Scalars
 
-    def __init__(self, start: StartingCosts, peers: PeerGroup | None = None) -> None:
+    def __init__(self, start: StartingCosts, peers: PeerGroup | None = None, ledger: Ledger | None = None) -> None:
         self.start = start
+        self._ledger = ledger
         self._prefill, self._step = Deviation(), Deviation()
         self._alone, self._peers = True, PeerGroup()
         self._leave = self._peers.join(self)
@@ -89,6 +92,8 @@ class FittedCost:
             start.storage_fetch,
             start.step_tokens,
         )
+        if self._ledger is not None:
+            self._ledger.price(self.scalars)
 
     def learn_prefill(
         self,

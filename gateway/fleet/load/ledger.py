@@ -15,7 +15,7 @@ from math import exp, inf
 
 from gateway.fleet.settings import STEP_TOKENS
 from gateway.framework import Clock, Endpoint
-from gateway.framework.cost import LATELY, Sums
+from gateway.framework.cost import LATELY, STALE, Rates, Scalars, Sums
 from gateway.framework.fleet import EngineMetrics
 
 GAUGE_LAG = 0.25
@@ -32,6 +32,9 @@ PACE_MEMORY = 0.95
 
 FADE_STEP = 1e-3
 """Half-lives within which foreign load stays as it is: it is read for every candidate, and a power is expensive."""
+
+UNPRICED = Scalars(0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, STEP_TOKENS)
+"""Of a ledger that no cost model has priced: work costs nothing there."""
 
 SPARE_EXPIRIES = 64
 """Heap entries of requests that ended before their prefill expired, allowed beyond twice the live requests."""
@@ -68,6 +71,7 @@ class Reservation:
         self._kv = kv_tokens = max(0, kv_tokens)
         ledger.requests += 1
         ledger.kv_tokens += kv_tokens
+        ledger.rates = STALE
         self.endpoint = endpoint
         if endpoint is not None:
             endpoint.in_flight += 1
@@ -106,6 +110,7 @@ class Reservation:
         ledger.prefill_attention += attention
         ledger._share = ledger._share * exp((ledger._share_at - now) / LATELY) + seconds / LATELY
         ledger._share_at = now
+        ledger.rates = STALE
         if ledger._queue:
             self.since = ledger._begun
         else:
@@ -131,6 +136,7 @@ class Reservation:
         tokens = max(0, tokens)
         if self._open and (tokens > self._generated or exact):
             self._ledger.kv_tokens += tokens - self._generated
+            self._ledger.rates = STALE
             self._generated = tokens
 
     def settle(self) -> bool:
@@ -145,6 +151,7 @@ class Reservation:
         kv_tokens = self._kv + self._generated
         ledger.requests -= 1
         ledger.kv_tokens -= kv_tokens
+        ledger.rates = STALE
         if self.endpoint is not None:
             self.endpoint.in_flight -= 1
         settled = ledger._settled
@@ -171,6 +178,7 @@ class Reservation:
                 # Those of one step end at once.
                 real = max(PACE_MEMORY * real + (at - ledger._begun), 1e-6)
                 ledger._lately, ledger._pace = (estimated, real), estimated / real
+        ledger.rates = STALE
         ledger._prefill -= self._prefill
         ledger.prefill_attention -= self._attention
         self._prefill = 0
@@ -215,6 +223,9 @@ class Ledger:
 
     ``half_life``: seconds after a scrape when its foreign load counts half. ``prefilled``: estimated seconds of our
     prompts that were computed there so far. ``step_tokens``: prompt tokens of one step of the engine.
+
+    ``rates`` are made when they are asked for, and whatever changes the load makes them stale: most requests change
+    one ledger of many, and all are read for the next request.
     """
 
     def __init__(self, clock: Clock, half_life: float = 5.0) -> None:
@@ -225,6 +236,8 @@ class Ledger:
         self.prefill_attention = 0.0
         self.prefilled = 0.0
         self.step_tokens = STEP_TOKENS
+        self.rates = STALE
+        self._scalars = UNPRICED
         self._prefill = 0
         # Prompts are computed in the order of their booking: the queue, its first, when that was begun, its seconds.
         self._queue: dict[Reservation, None] = {}
@@ -260,6 +273,43 @@ class Ledger:
             self.kv_tokens + foreign.kv_tokens,
             self._share * exp((self._share_at - now) / LATELY) if self._share else 0.0,
         )
+
+    def rates_at(self, now: float) -> Rates:
+        """``rates``, which it makes anew where they are stale."""
+        if now < self.rates.until:
+            return self.rates
+        if now >= self._stale_at:
+            self._advance(now)
+        token, quadratic, step, step_request, kv_token, overhead, _, _, step_tokens = self._scalars
+        waiting, foreign = self._prefill, self._foreign
+        running = self.requests + foreign.requests
+        batch = step_request * running + kv_token * (self.kv_tokens + foreign.kv_tokens)
+        # Not Rates(...), which is a call of Python more.
+        self.rates = rates = tuple.__new__(
+            Rates,
+            (
+                self._stale_at,
+                overhead + (1 + waiting / step_tokens) * batch,
+                batch / step_tokens,
+                step + batch,
+                running,
+                token,
+                quadratic,
+                waiting,
+                waiting * token + quadratic * self.prefill_attention if waiting else 0.0,
+                self._begun,
+                self._pace,
+                self._most_done,
+                self._share,
+                self._share_at,
+            ),
+        )
+        return rates
+
+    def price(self, scalars: Scalars) -> None:
+        """The cost model of the core is this now."""
+        self._scalars, self.step_tokens = scalars, scalars.step_tokens
+        self.rates = STALE
 
     @property
     def prefill_tokens(self) -> int:
@@ -313,6 +363,7 @@ class Ledger:
         kv_tokens = max(0.0, metrics.kv_usage * metrics.kv_capacity - ours_kv)
         self._foreign.scraped(requests, kv_tokens, self._monotonic())
         self._stale_at = 0.0
+        self.rates = STALE
 
     def __repr__(self) -> str:
         return f"<Ledger requests={self.requests} prefill={self._prefill} kv={self.kv_tokens}>"
@@ -324,6 +375,7 @@ class Ledger:
 
     def _advance(self, now: float) -> None:
         """Drop what has expired and fade foreign load."""
+        self.rates = STALE
         while self._expiring and self._expiring[0][0] <= now:
             at, _, reservation = heappop(self._expiring)
             if reservation._prefill:

@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from math import e
+from math import e, exp
 from random import Random
 
 import pytest
@@ -10,8 +10,10 @@ from hypothesis import strategies as st
 from gateway.core.clock import ManualClock
 from gateway.fleet.load.ledger import GAUGE_LAG, SPARE_EXPIRIES, Ledger
 from gateway.fleet.settings import STEP_TOKENS
+from gateway.framework import Scalars
 from gateway.framework.cost import LATELY
 from gateway.framework.fleet import EngineMetrics
+from gateway.framework.match import Match
 from tests.support.examples import examples
 from tests.support.ledgers import reserve
 
@@ -21,7 +23,24 @@ def done(ledger: Ledger, clock: ManualClock) -> float:
     return ledger.sums(clock.now)[3]
 
 
+PRICES = [Scalars(1e-4 * n, 1e-9 * n, 0.02, 0.001 * n, 1e-7, 0.01, 1e-6, 1e-5, 2048 * n) for n in (1, 2)]
+
+
+def check_rates(ledger: Ledger, now: float, scalars: Scalars) -> None:
+    """What a scorer reads of the ledger is what its sums and the cost model say."""
+    rates = ledger.rates if now < ledger.rates.until else ledger.rates_at(now)
+    sums, match, prompt, new = ledger.sums(now), Match(gpu=160, expected_hit=160), 1000, 840
+    assert (rates.running, rates.waiting) == (sums[0], sums[1])
+    assert rates.share * exp((rates.share_at - now) / LATELY) == sums[5]
+    waited = max(0.0, rates.queued - min((now - rates.begun) * rates.pace, rates.most_done))
+    each = rates.new_token + rates.prefill_token + rates.prefill_quadratic * (prompt - new / 2)
+    first = scalars.first_token(sums, match, prompt)
+    assert rates.fixed + waited + new * each == pytest.approx(first.seconds, rel=1e-9)
+    assert rates.output_token == pytest.approx(scalars.step_seconds(sums[0], sums[4]))
+
+
 ACTIONS = st.one_of(
+    st.tuples(st.just("price"), st.sampled_from(PRICES)),
     st.just(("first_token",)),
     st.just(("settle",)),
     st.tuples(st.just("set_generated"), st.integers(-5, 500)),
@@ -38,7 +57,8 @@ REQUESTS = st.tuples(
 @examples(150)
 def test_any_interleaving_ends_at_zero_and_never_goes_below(manual_clock, requests, seed):
     clock, order = manual_clock(), Random(seed)
-    ledger = Ledger(clock)
+    ledger, prices = Ledger(clock), PRICES[0]
+    ledger.price(prices)
     waiting = [(prefill, kv, expires, list(actions)) for prefill, kv, expires, actions in requests]
     running = []
     while waiting or running:
@@ -53,6 +73,9 @@ def test_any_interleaving_ends_at_zero_and_never_goes_below(manual_clock, reques
                 del running[index]
             elif (action := actions.pop())[0] == "wait":
                 clock.now += action[1]
+            elif action[0] == "price":
+                prices = action[1]
+                ledger.price(prices)
             elif action[0] == "scraped":
                 ledger.apply_scrape(
                     EngineMetrics(running=action[1], kv_usage=action[2], kv_capacity=5000), clock.now - 0.1
@@ -62,6 +85,7 @@ def test_any_interleaving_ends_at_zero_and_never_goes_below(manual_clock, reques
                 reservation.book_prefill(action[1], expires_prefill_at=at)
             else:
                 getattr(reservation, action[0])(*action[1:])
+        check_rates(ledger, clock.now, prices)
         assert ledger.requests == sum(reservation._open for reservation, _ in running)
         assert ledger.prefill_tokens == sum(reservation._prefill for reservation, _ in running)
         assert ledger.prefill_tokens >= 0
