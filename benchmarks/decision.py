@@ -29,7 +29,6 @@ from gateway.fleet.settings import EndpointSettings, FleetSettings
 from gateway.framework import Context, Endpoint, Kind, Request
 from gateway.framework.fleet import EngineMetrics, Model
 from gateway.framework.match import Match, Matches, Source
-from gateway.placement.decision import Decision
 from gateway.proxy.serving.decisions import Decisions
 from gateway.scheduling.scheduler import Scheduler
 from gateway.scheduling.trace import Trace
@@ -89,7 +88,7 @@ class Scene:
         booking = Booking(request, plan.decode, now)
         booking.book_prompt(now, reported=True)
         if decisions is not None and trace is not None:
-            decisions.keep(Decision.of(request, plan, tuple(trace)), 1, began).book(booking)
+            decisions.keep(request, plan, trace, 1, began).book(booking)
         return booking
 
     def _occupy(self, endpoint: Endpoint, *, foreign: bool) -> None:

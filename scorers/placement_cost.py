@@ -88,8 +88,8 @@ class PlacementCost:
         self._clock = context.clock
 
     def score(self, request: Request, endpoints: Sequence[Endpoint], /) -> Sequence[float]:
-        # The sum of what ``explain`` returns, of which ``rates`` has what no request decides. It runs for each candidate
-        # of each request: so it is one loop without calls, but for the few whose load has changed since the last one.
+        # The sum of what ``explain`` returns, of which ``rates`` has what no request decides. It runs for each
+        # candidate of each request: so it is one loop without calls, but for those whose load has changed since then.
         lam = self._lam
         if lam is None:
             lam = USUAL_DECODING_WEIGHT if request.slo is None else decoding_weight(request)

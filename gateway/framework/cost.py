@@ -117,18 +117,19 @@ class Rates(NamedTuple):
 
     The time to a first token of a prompt with ``new`` tokens to compute, and the cost of its answer's tokens:
 
-        first token = fixed + waited + new * (new_token + prefill_token + prefill_quadratic * (prompt - new / 2)) + fetch
+        first token = fixed + waited + new * each + fetch
+        each        = new_token + prefill_token + prefill_quadratic * (prompt - new / 2)
         waited      = queued - min((now - begun) * pace, most_done), at least 0
         answer      = output_token * tokens
 
-    That is ``Scalars.first_token`` and ``Scalars.step_seconds`` of ``Load.sums``, sorted by what changes them. It is made
-    once for each change of the load, and read once for each candidate of each request: as a plain tuple it is read
-    without a call.
+    That is ``Scalars.first_token`` and ``Scalars.step_seconds`` of ``Load.sums``, sorted by what changes them. It is
+    made once for each change of the load, and read once for each candidate of each request: as a plain tuple it is
+    read without a call.
 
     ``until``: Clock.monotonic() from which it is wrong by time alone. ``running``: requests. ``waiting``: prompt tokens
-    that are queued; ``queued``: seconds of them, from ``begun`` on, less what is done: ``pace`` seconds each second, up to
-    ``most_done``. ``share``: the prefill share (see ``Sums``) at ``share_at``; it is ``share * exp((share_at - now) /
-    LATELY)`` at any later moment.
+    that are queued. ``queued``: their seconds, from ``begun`` on, of which ``pace`` seconds are done each second, up to
+    ``most_done``. ``share``: the prefill share (see ``Sums``) at ``share_at``; at any later moment it is
+    ``share * exp((share_at - now) / LATELY)``.
     """
 
     until: float

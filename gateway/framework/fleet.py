@@ -135,9 +135,9 @@ class Load(Protocol):
 
     @property
     def rates(self) -> Rates:
-        """What the endpoint costs, as it was last made: right before ``rates.until``, which a change of the load puts into
-        the past. From then on ``rates_at`` makes it anew. So who compares many endpoints calls only those that have
-        changed since the last request."""
+        """What the endpoint costs, as it was last made. It is valid before ``rates.until``, which each change of the
+        load puts into the past; from then on ``rates_at`` makes it anew. So who compares many endpoints calls only
+        those that have changed since the last request."""
         ...
 
     def rates_at(self, now: float) -> Rates:

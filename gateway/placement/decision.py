@@ -7,14 +7,14 @@ together before it is asked for. An endpoint that is dropped must be free to go:
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any, Self
 
 import msgspec
 
 from gateway.errors import GatewayError
-from gateway.framework import NO_MATCH, Endpoint, Kind, Plan, Request
+from gateway.framework import NO_MATCH, Kind, Plan, Request
 from gateway.framework.match import Match
-from gateway.framework.request import DECODE, NO_COSTS, PREFILL, PlannedLeg
+from gateway.framework.request import DECODE, NO_COSTS, PREFILL
 from gateway.scheduling.trace import ProfileRun
 
 OF_ONE, OF_SCORE, OF_NAME, OF_MATCH = 1800, 8, 16, 200
@@ -25,28 +25,12 @@ Terms = Mapping[str, Mapping[str, Mapping[str, float]]]
 """By endpoint and scorer: what the score is made of, in one run of a profile."""
 
 
-class Failure(NamedTuple):
-    """A ``GatewayError`` of the class ``kind``, without what it was raised from, so that it may be kept."""
+class Decision(msgspec.Struct, eq=False):
+    """One placement of a request, or one that could not be made. Not to be changed.
 
-    kind: type[GatewayError]
-    message: str
-    param: str | None
-    retry_after: float | None
-
-    @classmethod
-    def of(cls, error: GatewayError) -> Failure:
-        return cls(type(error), error.message, error.param, error.retry_after)
-
-    def error(self) -> GatewayError:
-        return self.kind(self.message, param=self.param, retry_after=self.retry_after)
-
-
-class Decision(msgspec.Struct, frozen=True, eq=False):
-    """One placement of a request, or one that could not be made.
-
-    ``matches``: by slot. ``size``: bytes, about. ``runs``: of profiles, from which the scores can be shown; none where
-    nobody wants to see them. ``legs``: kind, endpoint's name and slot of each; the last one is the decode leg. There
-    are none where there is a ``failure``. ``reason``, ``connector``, ``strict``, ``costs``: as in ``Plan``.
+    ``matches``: by slot. ``runs``: of profiles, from which the scores can be shown. ``legs``: each one's kind and the
+    name of its endpoint; the last one is the decode leg. There are none where there is an ``error``, its message.
+    ``reason``, ``connector``, ``strict``, ``costs``: as in ``Plan``. ``size``: bytes, about.
     """
 
     request_id: str
@@ -60,17 +44,17 @@ class Decision(msgspec.Struct, frozen=True, eq=False):
     expected_output: float
     matches: Mapping[int, Match]
     handler: str
-    size: int
     runs: Sequence[ProfileRun]
-    legs: tuple[tuple[str, str, int], ...]
+    legs: tuple[tuple[str, str], ...]
     reason: str
     connector: str
     strict: bool
     costs: Mapping[str, float]
-    failure: Failure | None
+    error: str | None
+    size: int
 
     @classmethod
-    def of(cls, request: Request, made: Plan | GatewayError, runs: Sequence[ProfileRun] = ()) -> Decision:
+    def of(cls, request: Request, made: Plan | GatewayError, runs: Sequence[ProfileRun] = ()) -> Self:
         """``made``: the plan, or why there is none."""
         model, size = request.model, OF_ONE + OF_MATCH * len(request.matches)
         for run in runs:
@@ -78,37 +62,37 @@ class Decision(msgspec.Struct, frozen=True, eq=False):
             if run.scored is not None:
                 each += OF_NAME
             size += each * len(run.roster.names)
-        known = (
-            *(request.id, model.name, request.adapter, request.kind, request.stream, request.prompt_tokens),
-            *(request.exact, request.max_tokens, request.expected_output, request.matches, model.handler, size, runs),
-        )
+        legs: tuple[tuple[str, str], ...] = ()
+        reason, connector, strict, costs, error = "", "", False, NO_COSTS, None
         if isinstance(made, GatewayError):
-            return cls(*known, (), "", "", False, NO_COSTS, Failure.of(made))
-        legs: tuple[tuple[str, str, int], ...] = ()
-        for kind, endpoint in made.legs:
-            legs += ((kind, endpoint.name, endpoint.slot),)
-        return cls(*known, legs, made.reason, made.connector, made.strict, made.costs, None)
-
-    def plan(self, candidates: Sequence[Endpoint]) -> Plan:
-        """With the endpoints themselves. ``candidates``: those that it was made over."""
-        legs: tuple[PlannedLeg, ...] = ()
-        for kind, _, slot in self.legs:
-            for endpoint in candidates:
-                if endpoint.slot == slot:
-                    legs += (PlannedLeg((kind, endpoint)),)
-                    break
-        return Plan(legs, self.reason, self.connector, self.strict, self.costs)
+            error = made.message
+        else:
+            for kind, endpoint in made.legs:
+                legs += ((kind, endpoint.name),)
+            reason, connector, strict, costs = made.reason, made.connector, made.strict, made.costs
+        return cls(
+            *(request.id, model.name, request.adapter, request.kind, request.stream, request.prompt_tokens),
+            *(request.exact, request.max_tokens, request.expected_output, request.matches, model.handler),
+            runs,
+            legs,
+            reason,
+            connector,
+            strict,
+            costs,
+            error,
+            size,
+        )
 
     def endpoint(self, kind: str) -> str | None:
         """The name of the endpoint of the leg of this kind; None: there is none."""
-        for leg, name, _ in self.legs:
+        for leg, name in self.legs:
             if leg == kind:
                 return name
         return None
 
     def is_at(self, endpoint: str) -> bool:
         """Whether the endpoint of this name has a leg of it."""
-        return any(name == endpoint for _, name, _ in self.legs)
+        return any(name == endpoint for _, name in self.legs)
 
     def to_json(self, terms: Sequence[Terms] = ()) -> dict[str, Any]:
         """``terms``: of each of ``runs``, where they are known."""
@@ -123,7 +107,7 @@ class Decision(msgspec.Struct, frozen=True, eq=False):
             "expected_output": self.expected_output,
             "handler": self.handler,
             "plan": _plan(self) if self.legs else None,
-            "error": None if self.failure is None else self.failure.message,
+            "error": self.error,
             "profiles": [
                 _profile(run, self.matches, terms[number] if terms else None) for number, run in enumerate(self.runs)
             ],
@@ -140,7 +124,7 @@ def match_json(match: Match) -> dict[str, Any]:
 def _plan(decision: Decision) -> dict[str, Any]:
     """``others``: the endpoints of legs of other kinds, by kind. They and ``costs`` are left out where there are none,
     and how the KV goes over where it does not."""
-    others = {kind: name for kind, name, _ in decision.legs}
+    others = dict(decision.legs)
     plan: dict[str, Any] = {DECODE: others.pop(DECODE), PREFILL: others.pop(PREFILL, None), "reason": decision.reason}
     if others:
         plan["others"] = others

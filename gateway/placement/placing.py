@@ -12,16 +12,14 @@ from typing import Protocol
 
 import msgspec
 
-from gateway.errors import GatewayError
 from gateway.fleet.load.booking import Booking
 from gateway.framework import GENERATES, Endpoint, Plan, Request
 from gateway.framework.request import DECODE, PREFILL
 from gateway.kvcache.index.cache_index import CacheIndex
 from gateway.kvcache.index.keys import BlockKeys
 from gateway.kvcache.index.use import BlockUse
-from gateway.placement.decision import Decision
 from gateway.scheduling.scheduler import Scheduler
-from gateway.scheduling.trace import Rosters, Trace
+from gateway.scheduling.trace import Trace
 
 KEEP_KV = frozenset({PREFILL, DECODE})
 """Kinds of legs that leave the prompt's KV on their endpoint. Any other is booked as one request, and no tokens."""
@@ -48,51 +46,49 @@ def decide(
     candidates: Sequence[Endpoint],
     index: CacheIndex,
     scheduler: Scheduler,
-    rosters: Rosters | None = None,
+    trace: Trace | None = None,
     *,
     form: bool = False,
     fell_back: bool = False,
-) -> Decision:
+) -> Plan:
     """Match the request of ``call`` with the caches of ``candidates``, which becomes its ``matches``, and schedule it.
 
-    ``rosters``: where the candidates' names are kept; None: nobody asks what the decision was made of. ``form``: its
-    body is a form, in which the legs' fields cannot be set. ``fell_back``: a hand-over of it failed before: its client
-    has waited long enough. In both cases the decode endpoint does all of it, which is the decision's reason.
+    ``trace``: is given what the plan was made of; None: nobody asks. ``form``: its body is a form, in which the legs'
+    fields cannot be set. ``fell_back``: a hand-over of it failed before: its client has waited long enough. In both
+    cases the decode endpoint does all of it, which is the plan's reason.
 
-    Where a filter left no endpoint, or a plugin failed, the decision says so.
+    Raises NoEndpoint where a filter left none, PluginFailed where a plugin failed.
     """
-    request, trace = call.request, None if rosters is None else Trace(rosters)
+    request = call.request
     request.matches = index.match(call.keys, request.prompt_tokens, candidates)
-    made: Plan | GatewayError
-    try:
-        made = scheduler.schedule(request, candidates, trace)
-        if (form or fell_back) and len(made.legs) > 1:
-            one_leg = "fell-back" if fell_back else "form"
-            made = replace(made, legs=made.legs[-1:], reason=one_leg)
-    except GatewayError as error:
-        made = error
-    return Decision.of(request, made, tuple(trace or ()))  # not the trace itself, which refers to endpoints
+    plan = scheduler.schedule(request, candidates, trace)
+    if (form or fell_back) and len(plan.legs) > 1:
+        one_leg = "fell-back" if fell_back else "form"
+        return replace(plan, legs=plan.legs[-1:], reason=one_leg)
+    return plan
 
 
-class LegWork(msgspec.Struct, eq=False):
-    """One leg's work on its endpoint: its load, and its blocks in the cache."""
+class LegWork(Booking):
+    """One leg's work on its endpoint: its load, and ``blocks``, its prompt in the cache, which ``book`` sets."""
 
-    booking: Booking
+    __slots__ = ("blocks",)
     blocks: BlockUse
 
     def computed(self) -> None:
         """The first token came."""
-        self.booking.first_token()
+        self.first_token()
         self.blocks.computed()
 
-    def reported(self, cached: int | None) -> None:
-        """The engine reported ``cached`` tokens of the prompt as cached."""
-        self.blocks.reported(self.booking.expected_hit, cached)
+
+NO_OTHERS: dict[str, LegWork] = {}
+"""The legs before the decode leg, of a plan that has none."""
 
 
 class Placement(msgspec.Struct, eq=False):
-    """A request on its endpoints. ``legs``: the work of each leg, by kind, until it has ended; that of ``decode``
-    stays. ``computes``: where the prompt is computed, as far as it has not been. ``split``: the decode leg fetches the
+    """A request on its endpoints.
+
+    ``legs``: the work of each leg before the decode leg, by kind, until it has ended; that of ``decode`` stays.
+    ``computes``: where the prompt is computed, as far as it has not been. ``split``: the decode leg fetches the
     prompt's KV, and does not compute it. ``pure``: no leg of another kind is in the time to the first token, so that it
     teaches what computing costs.
     """
@@ -101,7 +97,7 @@ class Placement(msgspec.Struct, eq=False):
     plan: Plan
     legs: dict[str, LegWork]
     decode: LegWork
-    computes: Booking
+    computes: LegWork
     split: bool
     pure: bool
 
@@ -114,20 +110,20 @@ class Placement(msgspec.Struct, eq=False):
         """
         leg = self.legs.pop(kind, None)
         if leg is not None:
-            leg.booking.settle()
+            leg.settle()
             if ok:
                 leg.blocks.computed()
             if kind == PREFILL:
-                self.computes = self.decode.booking
+                self.computes = self.decode
             if seconds is not None:
-                leg.booking.learn_prefill(seconds)
-                leg.booking.cost.count_request()
+                leg.learn_prefill(seconds)
+                leg.cost.count_request()
         return leg
 
     def falls_back(self, now: float) -> None:
         """The hand-over failed: from ``now`` on the decode endpoint computes the prompt."""
         self.split = False
-        self.decode.booking.book_prompt(now, reported=self.request.stream)
+        self.decode.book_prompt(now, reported=self.request.stream)
 
     def cancel(self) -> None:
         """Nothing of it was sent: give back what its legs have."""
@@ -139,43 +135,42 @@ class Placement(msgspec.Struct, eq=False):
     def end(self, *, ok: bool) -> None:
         """The request has left its decode endpoint. All other legs must have ended before. ``ok``: answered well, so
         that the endpoint holds the prompt."""
-        self.decode.booking.settle()
+        self.decode.settle()
         self.decode.blocks.end(computed=ok)
 
 
-def book(
-    call: Placeable,
-    decision: Decision,
-    candidates: Sequence[Endpoint],
-    index: CacheIndex,
-    now: float,
-    *,
-    prefilled: Endpoint | None = None,
-) -> Placement:
-    """Enter the work of ``decision`` into the ledgers, leg by leg, and what it will bring into the caches.
+def book(call: Placeable, plan: Plan, index: CacheIndex, now: float, *, prefilled: Endpoint | None = None) -> Placement:
+    """Enter the work of ``plan`` into the ledgers, leg by leg, and what it will bring into the caches.
 
-    ``candidates``, ``index``: those that it was made over. ``now``: Clock.monotonic(), as when the loads were read.
-    ``prefilled``: the endpoint that has answered a prefill leg of this request already.
+    ``index``: by which it was made. ``now``: Clock.monotonic(), as when the loads were read. ``prefilled``: the
+    endpoint that has answered a prefill leg of this request already.
     """
-    request, keys, plan = call.request, call.keys, decision.plan(candidates)
-    split, pure = len(plan.legs) > 1 and plan.prefill is not None, True
-    legs: dict[str, LegWork] = {}
-    computes: Booking | None = None
-    for kind, endpoint in plan.legs:
+    request, keys, legs = call.request, call.keys, plan.legs
+    if len(legs) == 1:  # nearly every request
+        work = LegWork(request, plan.decode, now)
+        work.blocks = index.placed(keys, plan.decode)
+        work.book_prompt(now, reported=request.stream)
+        return Placement(request, plan, NO_OTHERS, work, work, split=False, pure=True)
+    split, pure = plan.prefill is not None, True
+    others: dict[str, LegWork] = {}
+    computes: LegWork | None = None
+    for kind, endpoint in legs:
         if kind == PREFILL and endpoint is prefilled:
             continue
         if kind != DECODE and kind != PREFILL:
             pure = False
         if kind in KEEP_KV:
-            work = LegWork(Booking(request, endpoint, now), index.placed(keys, endpoint))
+            work = LegWork(request, endpoint, now)
+            work.blocks = index.placed(keys, endpoint)
         else:
-            work = LegWork(Booking(request, endpoint, now, kv=False), BlockUse(index, keys, endpoint))
+            work = LegWork(request, endpoint, now, kv=False)
+            work.blocks = BlockUse(index, keys, endpoint)
         if kind == (PREFILL if split else DECODE):
-            work.booking.book_prompt(now, reported=split or request.stream)
-            computes = work.booking
-        legs[kind] = work
-    decode = legs[DECODE]
-    return Placement(request, plan, legs, decode, computes or decode.booking, split, pure)
+            work.book_prompt(now, reported=split or request.stream)
+            computes = work
+        others[kind] = work
+    decode = others.pop(DECODE)
+    return Placement(request, plan, others, decode, computes or decode, split, pure)
 
 
 class Answered(msgspec.Struct, frozen=True):
@@ -197,7 +192,7 @@ class Answered(msgspec.Struct, frozen=True):
 def learn(placement: Placement, answered: Answered) -> None:
     """From a whole answer: the engine's pace, and how long answers are."""
     request = placement.request
-    booking, model, generates = placement.decode.booking, request.model, request.kind in GENERATES
+    booking, model, generates = placement.decode, request.model, request.kind in GENERATES
     computed = placement.pure and not placement.split
     steps = (answered.tokens or 0) / answered.sequences - 1
     if not request.stream and generates and computed and steps > 0:

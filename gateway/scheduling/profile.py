@@ -30,7 +30,7 @@ RETRY_AFTER = 5.0
 
 class Profile:
     """``filters``, ``scorers`` and ``picker`` are pairs of an instance's name and the plugin; scorers have a weight.
-    ``weights``: by scorer. ``keep``, ``score``, ``pick``: the same with the plugins' methods, looked up once."""
+    ``weights``: by scorer."""
 
     def __init__(
         self,
@@ -44,9 +44,6 @@ class Profile:
         self.scorers = tuple(scorers)
         self.picker = picker
         self.weights = {name: weight for name, _, weight in self.scorers}
-        self.keep = tuple([(name, plugin.filter) for name, plugin in self.filters])
-        self.score = tuple([(name, plugin.score, weight) for name, plugin, weight in self.scorers])
-        self.pick = picker[0], picker[1].pick
 
 
 def run_profile(
@@ -70,17 +67,18 @@ def run_profile(
         known = trace.rosters.get(key)
         if known is None or (known[0] is not endpoints and known[0] != endpoints):
             known = trace.rosters[key] = endpoints, Roster.of(endpoints)
-        run = ProfileRun(name, known[1], profile.weights)
-        trace.append(run)
+        run = ProfileRun()
+        run.profile, run.roster, run.weights = name, known[1], profile.weights
+        trace.runs += (run,)
     if not endpoints:
         raise NoEndpoint(
             f"model {request.model.name!r} has no endpoint left to try (profile {name!r})", retry_after=RETRY_AFTER
         )
 
     candidates = endpoints
-    for plugin, keep in profile.keep:
+    for plugin, filtering in profile.filters:
         try:
-            kept = keep(request, candidates)
+            kept = filtering.filter(request, candidates)
             if kept is candidates:
                 continue
             if len(set(candidates).intersection(kept)) != len(kept):
@@ -99,9 +97,9 @@ def run_profile(
 
     count = len(candidates)
     scores: Sequence[float] | None = None
-    for plugin, score, weight in profile.score:
+    for plugin, scorer, weight in profile.scorers:
         try:
-            column = score(request, candidates)
+            column = scorer.score(request, candidates)
             if len(column) != count:
                 raise ValueError(f"{len(column)} scores for {count} endpoints")
             # A NaN may be neither the least nor the greatest, but it is in the sum.
@@ -120,9 +118,9 @@ def run_profile(
         if run is not None:
             run.columns += (array("d", column),)
 
-    plugin, pick = profile.pick
+    plugin, picker = profile.picker
     try:
-        picked = pick(request, candidates, [0.0] * count if scores is None else scores)
+        picked = picker.pick(request, candidates, [0.0] * count if scores is None else scores)
         if len(set(candidates).intersection(picked)) != len(picked):
             raise ValueError(_fault(picked))
         if not picked:

@@ -11,8 +11,6 @@ from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 from typing import Any, NamedTuple, TypeAlias
 
-import msgspec
-
 from gateway.framework import Endpoint
 
 NONE: Mapping[str, Any] = MappingProxyType({})
@@ -29,13 +27,15 @@ class Roster(NamedTuple):
         return cls(tuple([endpoint.name for endpoint in endpoints]), tuple([endpoint.slot for endpoint in endpoints]))
 
 
-class ProfileRun(msgspec.Struct, eq=False):
+class ProfileRun:
     """One run of a profile; ends where it failed.
 
     ``roster``: of the endpoints that it was run over. ``weights``: by scorer. ``columns``: of each scorer in their
     order, the scores of the endpoints that the filters left; none where it came to none. ``removed``: by each filter
     that removed any, in order, their names. ``scored``: names of the endpoints that the filters left; None: all.
     ``silent``: scorers that failed, and how. ``picked``: the best one's name; None where it came to none.
+
+    Each request makes one, and most of it stays as the class has it: whoever makes one sets the rest.
     """
 
     profile: str
@@ -73,12 +73,15 @@ Rosters: TypeAlias = dict[tuple[str, str], tuple[Sequence[Endpoint], Roster]]
 endpoints: clear it when one is dropped."""
 
 
-class Trace(list[ProfileRun]):
-    """One call of ``Scheduler.schedule``: the runs in the order in which the handler ran the profiles.
+class Trace:
+    """One call of ``Scheduler.schedule``.
 
-    ``rosters``: those known from before, to which new ones are added.
+    ``rosters``: those known from before, to which new ones are added. ``runs``: in the order in which the handler ran
+    the profiles.
     """
 
+    __slots__ = ("rosters", "runs")
+
     def __init__(self, rosters: Rosters) -> None:
-        super().__init__()
         self.rosters = rosters
+        self.runs: tuple[ProfileRun, ...] = ()

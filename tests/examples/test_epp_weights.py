@@ -18,7 +18,7 @@ FILE = Path(__file__).parents[2] / "docs" / "examples" / "epp-weights.yaml"
 def scores(asked, *endpoints):
     scheduler, trace = build_scheduler(load(FILE, {}), context), Trace({})
     plan = scheduler.schedule(asked, endpoints, trace)
-    return plan, {name: score for name, (score, _) in trace[0].scores().items()}
+    return plan, {name: score for name, (score, _) in trace.runs[0].scores().items()}
 
 
 def test_the_blend_is_the_classic_one() -> None:

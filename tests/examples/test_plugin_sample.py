@@ -40,7 +40,7 @@ for hour in (22, 23, 0, 4, 5):
     clock.now, trace = hour * 3600.0, Trace({})
     fleet = (endpoint(0, labels={"tariff": "night"}), endpoint(1))
     scheduler.schedule(request(), fleet, trace)
-    print(hour, [score for score, _ in trace[0].scores().values()])
+    print(hour, [score for score, _ in trace.runs[0].scores().values()])
 """
 
 

@@ -20,7 +20,7 @@ from gateway.fleet.fleet import Fleet
 from gateway.fleet.settings import EndpointSettings, FleetSettings
 from gateway.framework import Context, Endpoint, Kind, Plan, Request
 from gateway.framework.fleet import Model
-from gateway.framework.request import DECODE, PREFILL
+from gateway.framework.request import PREFILL
 from gateway.kvcache.index.cache_index import CacheIndex
 from gateway.kvcache.index.keys import BlockKeys
 from gateway.kvcache.settings import CacheSettings
@@ -28,6 +28,7 @@ from gateway.placement import placing
 from gateway.placement.decision import Decision
 from gateway.placement.placing import MOST, Answered, Placement, book, decide, learn
 from gateway.scheduling.profile import RETRY_AFTER
+from gateway.scheduling.trace import Trace
 
 IDS = array("I", range(3200))
 ONE = "models: [{name: m, endpoints: [{url: 'http://e1:1'}, {url: 'http://e2:1'}]}]"
@@ -72,13 +73,11 @@ class Scene:
     def request(self, *, stream: bool = True, kind: Kind = Kind.CHAT) -> Request:
         return Request("r", self.model, kind, self.clock.now, stream=stream, token_ids=IDS, prompt_tokens=len(IDS))
 
-    def decide(self, request: Request, *, form: bool = False) -> Decision:
-        return decide(Asked(request, self.keys), self.endpoints, self.index, self.scheduler, {}, form=form)
+    def decide(self, request: Request, trace: Trace | None = None, *, form: bool = False) -> Plan:
+        return decide(Asked(request, self.keys), self.endpoints, self.index, self.scheduler, trace, form=form)
 
-    def book(self, request: Request, made: Decision | Plan, *, prefilled: Endpoint | None = None) -> Placement:
-        decision = made if isinstance(made, Decision) else Decision.of(request, made)
-        call, now = Asked(request, self.keys), self.clock.now
-        return book(call, decision, self.endpoints, self.index, now, prefilled=prefilled)
+    def book(self, request: Request, plan: Plan, *, prefilled: Endpoint | None = None) -> Placement:
+        return book(Asked(request, self.keys), plan, self.index, self.clock.now, prefilled=prefilled)
 
     def place(self, request: Request) -> Placement:
         return self.book(request, self.decide(request))
@@ -98,9 +97,9 @@ def test_two_that_are_decided_one_after_the_other_see_each_other() -> None:
     keys = scene.index.keys(Prompt(other.token_ids, len(IDS), True))
     first_at = placement.plan.decode
     elsewhere = decide(Asked(other, keys), scene.endpoints, scene.index, scene.scheduler)
-    assert elsewhere.endpoint(DECODE) != first_at.name, "the first one's work is in the way"
+    assert elsewhere.decode is not first_at, "the first one's work is in the way"
     alike = scene.request()
-    assert scene.decide(alike).endpoint(DECODE) == first_at.name, "it will hold the same prompt"
+    assert scene.decide(alike).decode is first_at, "it will hold the same prompt"
     assert alike.matches[placement.plan.decode.slot].expected_hit == len(IDS) - 16, "but for its last block"
     placement.end(ok=False)
     assert scene.load(placement.plan.decode) == (0, 0, 0)
@@ -112,11 +111,10 @@ def test_a_prompt_is_computed_apart_unless_it_must_not_be(form: bool) -> None:
     scene = Scene()
     scene.scheduler.handlers = {scene.model.handler: Apart()}
     request = scene.request()
-    decision = scene.decide(request, form=form)
-    assert decision.handler == scene.model.handler
-    assert (decision.endpoint(PREFILL) is None, decision.reason) == ((True, "form") if form else (False, "split"))
-    placement = scene.book(request, decision)
-    plan = placement.plan
+    plan = scene.decide(request, form=form)
+    assert Decision.of(request, plan).handler == scene.model.handler
+    assert (plan.prefill is None, plan.reason) == ((True, "form") if form else (False, "split"))
+    placement = scene.book(request, plan)
     assert placement.computes.endpoint is (plan.decode if form else scene.endpoints[1])
     assert placement.split is not form
     loads = [scene.load(endpoint)[1] for endpoint in scene.endpoints]
@@ -136,7 +134,7 @@ def test_a_prefill_ends_once_and_a_hand_over_that_fails_books_the_prompt_where_t
     work.blocks.end()
     assert scene.load(scene.endpoints[1]) == (0, 0, 0)
     placement.falls_back(scene.clock.now)
-    assert (placement.split, placement.computes) == (False, placement.decode.booking)
+    assert (placement.split, placement.computes) == (False, placement.decode)
     assert scene.load(scene.endpoints[0]) == (1, len(IDS), len(IDS))
     placement.end(ok=True)
     again = scene.book(scene.request(), plan, prefilled=prefill)
@@ -146,7 +144,7 @@ def test_a_prefill_ends_once_and_a_hand_over_that_fails_books_the_prompt_where_t
 
 def teaches_pace(scene: Scene, placement: Placement) -> bool:
     """Whether slow answers change what is thought of the decode endpoint."""
-    cost = placement.decode.booking.cost
+    cost = placement.decode.cost
     before = cost.prefill_scale, cost.step_scale
     scene.clock.now = 60.0
     for _ in range(20):
@@ -174,8 +172,8 @@ def test_a_leg_of_another_kind_is_booked_as_one_request_and_given_back() -> None
     placement = scene.book(request, plan)
     assert scene.load(encode) == (1, 0, 0)
     assert scene.load(decode) == (1, len(IDS), len(IDS)), "no other leg computes the prompt"
-    assert (placement.split, placement.computes) == (False, placement.decode.booking)
-    assert scene.decide(scene.request()).endpoint(DECODE) == decode.name, "only there will the prompt be"
+    assert (placement.split, placement.computes) == (False, placement.decode)
+    assert scene.decide(scene.request()).decode is decode, "only there will the prompt be"
     work = placement.ended("encode", ok=True)
     assert work is not None
     work.blocks.end()
@@ -188,8 +186,7 @@ def test_a_leg_of_another_kind_is_booked_as_one_request_and_given_back() -> None
     assert [scene.load(endpoint) for endpoint in scene.endpoints] == [(0, 0, 0), (0, 0, 0)]
     assert scene.index.blocks == 0
     scene.scheduler.handlers = {scene.model.handler: Plans(plan)}
-    alone = scene.decide(request, form=True)
-    assert alone.plan(scene.endpoints) == Plan.of(decode, reason="form")
+    assert scene.decide(request, form=True) == Plan.of(decode, reason="form")
 
 
 @pytest.mark.parametrize("stream", [True, False])
@@ -197,7 +194,7 @@ def test_a_whole_answer_teaches_the_pace_and_the_length(stream: bool) -> None:
     scene = Scene()
     request = scene.request(stream=stream)
     placement = scene.place(request)
-    cost = placement.decode.booking.cost
+    cost = placement.decode.cost
     before = cost.prefill_scale, cost.step_scale
     scene.clock.now = 60.0
     seen = Answered(60.0, events=50, first_at=20.0, later=49, tokens=200) if stream else Answered(60.0, tokens=200)
@@ -251,18 +248,20 @@ def test_where_no_endpoint_is_left_the_decision_says_what_was_tried() -> None:
     scene = Scene()
     for endpoint in scene.endpoints:
         endpoint.engine.up = False
-    decision = scene.decide(scene.request())
+    request, trace = scene.request(), Trace({})
+    with pytest.raises(NoEndpoint) as raised:
+        scene.decide(request, trace)
+    error = raised.value
+    decision = Decision.of(request, error, trace.runs)
     assert (decision.legs, [run.profile for run in decision.runs]) == ((), ["default"])
-    assert decision.failure is not None
-    error = decision.failure.error()
-    assert isinstance(error, NoEndpoint)
     assert (error.retry_after, "healthy" in str(error)) == (RETRY_AFTER, True)
     assert decision.to_json()["error"] == str(error)
 
 
 def test_a_decision_keeps_no_endpoint() -> None:
     scene = Scene()
-    held: list[object] = [scene.decide(scene.request())]
+    request, trace = scene.request(), Trace({})
+    held: list[object] = [Decision.of(request, scene.decide(request, trace), trace.runs)]
     seen: set[int] = set()
     while held:
         one = held.pop()

@@ -301,7 +301,7 @@ def test_by_default_the_idle_ones_are_chosen_on_either_side() -> None:
     trace = Trace({})
     made = scheduled(fleet, request(4000, **LONG), trace)
     assert made == Plan.of(fleet[3], prefill=fleet[1], reason="split")
-    assert [run.profile for run in trace] == ["decode", "prefill"]
+    assert [run.profile for run in trace.runs] == ["decode", "prefill"]
 
 
 def test_by_default_a_next_turn_returns_to_its_history_and_needs_no_second_leg() -> None:

@@ -69,14 +69,14 @@ def test_filters_then_weighted_scores_then_picker() -> None:
     assert run(one, request(), (A, B, C), Notes(), trace) == [B]
     assert picker.seen == {A: 2.0, B: 2.25}
     assert list(picker.seen) == [A, B]
-    assert trace[0].scores() == {"e0": (2.0, {"x": 0.5, "y": 1.0}), "e1": (2.25, {"x": 1.0, "y": 0.25})}
+    assert trace.runs[0].scores() == {"e0": (2.0, {"x": 0.5, "y": 1.0}), "e1": (2.25, {"x": 1.0, "y": 0.25})}
 
 
 def test_without_scorers_every_candidate_scores_nothing() -> None:
     picker, trace = Choice(), Trace({})
     run(profile(picker=picker), request(), (A, B), Notes(), trace)
     assert picker.seen == {A: 0.0, B: 0.0}
-    assert trace[0].scores() == {"e0": (0.0, {}), "e1": (0.0, {})}
+    assert trace.runs[0].scores() == {"e0": (0.0, {}), "e1": (0.0, {})}
 
 
 def test_the_filter_that_leaves_nothing_is_named() -> None:
@@ -124,7 +124,7 @@ def test_a_broken_scorer_is_silent(broken: Any) -> None:
     one = profile(scorers=[("bad", Advice(broken), 5.0), ("good", Advice([0.1, 0.9]), 1.0)], picker=picker)
     assert run(one, request(), (A, B), notes, trace) == [B]
     assert [(kind, name) for kind, name, _ in notes.failed] == [("scorer", "bad")]
-    terms = [terms for _, terms in trace[0].scores().values()]
+    terms = [terms for _, terms in trace.runs[0].scores().values()]
     assert terms == [{"bad": 0.0, "good": 0.1}, {"bad": 0.0, "good": 0.9}]
     assert picker.seen == {A: 0.1, B: 0.9}
 
@@ -157,7 +157,7 @@ def test_the_trace_says_what_happened() -> None:
     )
     trace = Trace({})
     run(one, request(), (A, B, C), Notes(), trace)
-    (made,) = trace
+    (made,) = trace.runs
     assert made.removed == (("no-a", ("e0",)),)
     assert made.weights == {"x": 2.0, "bad": 1.0}
     assert made.silent == {"bad": "RuntimeError: sk-secret"}
@@ -170,7 +170,7 @@ def test_the_trace_of_a_failure_ends_where_it_failed() -> None:
     trace = Trace({})
     with pytest.raises(NoEndpoint):
         run(one, request(), (A, B), Notes(), trace)
-    (made,) = trace
+    (made,) = trace.runs
     assert made.removed == (("none", ("e0", "e1")),)
     assert made.scores() == {}
     assert made.picked is None

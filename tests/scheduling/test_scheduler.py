@@ -70,7 +70,7 @@ def test_a_handler_may_cure_a_profile_that_found_nothing() -> None:
     trace = Trace({})
     made = scheduler(Notes(), Runs(plan), strict=strict, lax=lax).schedule(request(), (A, B), trace)
     assert made.reason == "lax"
-    assert [run.profile for run in trace] == ["strict", "lax"]
+    assert [run.profile for run in trace.runs] == ["strict", "lax"]
 
 
 @pytest.mark.parametrize(

@@ -19,7 +19,7 @@ def test_a_decision_is_the_same_with_a_trace_as_without() -> None:
     fleet, asked, trace = (endpoint(0), endpoint(1)), request(100, held={1: 50}), Trace({})
     plan = scheduler.schedule(asked, fleet, trace)
     assert plan == scheduler.schedule(asked, fleet)
-    (run,) = trace
+    (run,) = trace.runs
     assert run.roster == Roster.of(fleet)
     assert run.weights == {"affinity": 2.0}
     assert run.scores() == {"e0": (0.0, {"affinity": 0.0}), "e1": (1.0, {"affinity": 0.5})}

@@ -76,20 +76,16 @@ class Legs:
         among = world.endpoints
         if self._scheduled:
             among = [one for one in among if not one.draining and one.slot not in flight.failed_on]
-        decision = decide(flight, among, world.index, world.scheduler, fell_back=flight.fell_back)
-        if decision.failure is not None:
-            error = decision.failure.error()
-            if not isinstance(error, NoEndpoint):
-                raise error
+        try:
+            plan = decide(flight, among, world.index, world.scheduler, fell_back=flight.fell_back)
+        except NoEndpoint as error:
             if not self._scheduled:
-                raise ConfigError(f"the call at {flight.call.at:g} s: {error}")
+                raise ConfigError(f"the call at {flight.call.at:g} s: {error}") from error
             self._lose(flight)
             return
-        kinds = tuple([kind for kind, _, _ in decision.legs])
-        if kinds not in ((DECODE,), (PREFILL, DECODE)):
-            raise ConfigError(f"the handler planned the legs {', '.join(kinds)}, which a replay cannot send")
-        flight.placement, flight.due = book(flight, decision, among, world.index, now), 1 + BOOKING_STEP
-        plan = flight.placement.plan
+        if plan.kinds not in ((DECODE,), (PREFILL, DECODE)):
+            raise ConfigError(f"the handler planned the legs {', '.join(plan.kinds)}, which a replay cannot send")
+        flight.placement, flight.due = book(flight, plan, world.index, now), 1 + BOOKING_STEP
         call, seat = flight.call, world.by_slot[plan.decode.slot]
         flight.job = Job(call.blocks, call.input_tokens, call.output_tokens)
         flight.sent = plan.prefill is None
@@ -120,8 +116,8 @@ class Legs:
         later = tokens - 1 if tokens > 2 else 0
         learn(placement, Answered(now, 1, tokens, job.first_at, later, tokens))
         if not placement.split:  # with a hand-over the first token is the other engine's
-            flight.reported = placement.decode.booking.expected_hit, job.hit_tokens
-            placement.decode.reported(job.hit_tokens)
+            flight.reported = placement.decode.expected_hit, job.hit_tokens
+            placement.decode.blocks.reported(placement.decode.expected_hit, job.hit_tokens)
         expected, found = flight.reported
         placement.end(ok=True)
         ttft, duration = job.first_at - flight.request.arrived, now - flight.request.arrived
@@ -150,8 +146,8 @@ class Legs:
         prefill.done = True
         work = placement.ended(PREFILL, ok=True, seconds=now - placement.computes.at)
         assert work is not None
-        flight.reported = work.booking.expected_hit, prefill.job.hit_tokens
-        work.reported(prefill.job.hit_tokens)
+        flight.reported = work.expected_hit, prefill.job.hit_tokens
+        work.blocks.reported(work.expected_hit, prefill.job.hit_tokens)
         work.blocks.end()
         seat = self._world.by_slot[placement.plan.decode.slot]
 

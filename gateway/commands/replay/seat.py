@@ -110,7 +110,7 @@ class Seat:
     def begun(self, flight: Flight) -> None:
         """The first token of a call is there."""
         flight.placement.decode.computed()
-        flight.placement.decode.booking.set_generated(1)
+        flight.placement.decode.set_generated(1)
         self._push(0, flight)
 
     def fetched(self, tokens: int, seconds: float) -> None:
@@ -142,7 +142,7 @@ class Seat:
             more = offset + decoded - flight.due
             if more >= 0:
                 more -= more % BOOKING_STEP
-                flight.placement.decode.booking.set_generated(flight.due + more)
+                flight.placement.decode.set_generated(flight.due + more)
                 flight.due += more + BOOKING_STEP
             self._push(flight.due - offset, flight)
 

@@ -218,6 +218,7 @@ class Foreign:
         self.until = now + FADE_STEP * self.half_life if self._requests or self._kv else inf
 
 
+# 22 fields: the figures of a load, each of which is read or written for each request; an object of them is a look more
 class Ledger:
     """The load of one engine core, as ``framework.Load`` shows it to plugins.
 

@@ -65,7 +65,7 @@ class Debug:
             return refused(error.status, error.message, error.param)
         clock, parts = self._decisions.clock, []
         for number, record in enumerate(found, start=1):
-            parts.append(orjson.Fragment(orjson.dumps(record.to_json(clock.monotonic(), clock.wall()))))
+            parts.append(orjson.Fragment(orjson.dumps(record.to_json_at(clock.monotonic(), clock.wall()))))
             if number % SLICE == 0:
                 await asyncio.sleep(0)
         return answer({"decisions": parts})
@@ -85,9 +85,9 @@ class Debug:
         chosen = (
             record
             for record in self._decisions
-            if (request_id is None or record.decision.request_id == request_id)
-            and (model is None or record.decision.model == model)
-            and (endpoint is None or record.decision.is_at(endpoint))
+            if (request_id is None or record.request_id == request_id)
+            and (model is None or record.model == model)
+            and (endpoint is None or record.is_at(endpoint))
         )
         return list(islice(chosen, int(limit)))
 

@@ -18,7 +18,7 @@ from gateway.api.routes import Route
 from gateway.api.settings import PassSettings
 from gateway.errors import GatewayError
 from gateway.fleet.fleet import Fleet
-from gateway.framework import Clock, Endpoint, Request
+from gateway.framework import Clock, Endpoint, Plan, Request
 from gateway.framework.request import DECODE
 from gateway.kvcache.events.poller import Poller
 from gateway.kvcache.index.keys import BlockKeys
@@ -30,7 +30,7 @@ from gateway.proxy.serving.model_directory import ModelDirectory, ModelRuntime
 from gateway.proxy.serving.response_affinity import ResponseAffinity
 from gateway.scheduling.rehearsal import rehearsal
 from gateway.scheduling.scheduler import Scheduler
-from gateway.scheduling.trace import ProfileRun
+from gateway.scheduling.trace import ProfileRun, Trace
 
 log = logging.getLogger("kvgate.explain")
 
@@ -86,7 +86,7 @@ class Explainer:
         every = self.fleet.endpoints(runtime.model)
         could = self.directory.candidates(runtime.model, request.adapter, draining=request.bound)
         out = {one.name: _out(one, request) for one in every if one not in could}
-        endpoints = could
+        endpoints, trace = could, Trace({})
         try:
             pinned_url = ""
             if previous_response is not None:
@@ -94,14 +94,14 @@ class Explainer:
             endpoints = self.directory.eligible(request, pinned_url)
             out |= {one.name: "does not keep the previous response" for one in could if one not in endpoints}
             form = not isinstance(call.body, JsonBody)
-            decision = decide(call, endpoints, runtime.index, scheduler, {}, form=form)
+            made: Plan | GatewayError = decide(call, endpoints, runtime.index, scheduler, trace, form=form)
         except GatewayError as error:
-            decision = Decision.of(request, error)
+            made = error
+        decision = Decision.of(request, made, trace.runs)
         by_name = {endpoint.name: endpoint for endpoint in endpoints}
         explained = decision.to_json([_terms(scheduler, run, request, by_name) for run in decision.runs])
         if (decode := decision.endpoint(DECODE)) is not None:
             explained["plan"]["new_tokens"] = request.new_tokens(by_name[decode])
-        failure = decision.failure
         return {
             **explained,
             "estimated": call.prompt.why or None,
@@ -110,7 +110,7 @@ class Explainer:
             "indivisible": request.indivisible or None,
             "session": request.session,
             "slo": None if request.slo is None else {"ttft": request.slo.ttft, "tpot": request.slo.tpot},
-            "error": None if failure is None else {"message": failure.message, "status": failure.kind.status},
+            "error": {"message": made.message, "status": made.status} if isinstance(made, GatewayError) else None,
             "endpoints": [self._state(one, runtime, request, keys) for one in endpoints],
             "left_out": [{"endpoint": name, "why": why} for name, why in out.items()],
         }

@@ -74,7 +74,7 @@ class Attempt:
         self._scheduler = scheduler
         self._observer = observer
         record.book(placement.computes)
-        record.exact = call.request.exact and call.exact_on(plan.decode)
+        record.agrees = call.request.exact and call.exact_on(plan.decode)
         timeline.happened(Event.PLACED)
         observer.placed(self.model_name, plan.reason, record.seconds)
         if isinstance(call.body, JsonBody) and "vllm_xargs" in call.body.fields:
@@ -165,7 +165,7 @@ class Attempt:
             timeline.outputs_at_first = outputs
             self.placement.decode.computed()
         per_event = self.call.runtime.model.event_tokens
-        self.placement.decode.booking.set_generated(round(outputs * per_event))
+        self.placement.decode.set_generated(round(outputs * per_event))
         self._outputs_due = outputs + max(1, int(BOOKING_STEP / per_event))
 
     def answered(self, status: int, usage: Usage | None, *, error: bool = False, apart: int = 0) -> None:
@@ -177,7 +177,7 @@ class Attempt:
         self.timeline.outputs -= apart
         self.timeline.answered(status, usage, error=error)
         if usage is not None and usage.output_tokens is not None:
-            self.placement.decode.booking.set_generated(usage.output_tokens, exact=True)
+            self.placement.decode.set_generated(usage.output_tokens, exact=True)
         self.end(self.timeline.outcome)
 
     def broke(self, failure: LegFailed) -> None:

@@ -9,11 +9,12 @@ from typing import Any
 import msgspec
 
 from gateway.core.observer import Observer, Settled
+from gateway.errors import GatewayError
 from gateway.fleet.load.booking import Booking
-from gateway.framework import Clock
+from gateway.framework import Clock, Plan, Request
 from gateway.framework.match import Source
 from gateway.placement.decision import Decision
-from gateway.scheduling.trace import Rosters
+from gateway.scheduling.trace import Rosters, Trace
 
 COUNT = 1000
 """Decisions: some seconds of a busy gateway, and hours of a quiet one."""
@@ -47,24 +48,21 @@ class Booked(msgspec.Struct, frozen=True):
     ttft: float | None
 
 
-class DecisionRecord(msgspec.Struct, eq=False):
-    """A decision, and what became of it, filled in as it is known.
+class DecisionRecord(Decision, eq=False):
+    """A decision, and what became of it, filled in as it is known: one object, since each request makes one.
 
     ``at``: Clock.monotonic(); ``seconds``: that it took, with its booking. ``attempt``: 1 for a request's first.
-    ``size``: bytes of the decision, about.
-    ``booked``: where the prompt is computed. ``exact``: the engine that answers makes the prompt's ids as we do.
-    ``result``: how the attempt ended. ``cached_tokens``: of the prompt, as
-    its engine reported. ``first_output_at``: Clock.monotonic() of a stream's first token; None: none was seen to come.
-    ``settled``: what became of the request, of its last attempt.
+    ``booked``: where the prompt is computed. ``agrees``: the prompt is exact, and the engine that answers makes its ids
+    as we do. ``result``: how the attempt ended. ``cached_tokens``: of the prompt, as its engine reported.
+    ``first_output_at``: Clock.monotonic() of a stream's first token; None: none was seen to come. ``settled``: what
+    became of the request, of its last attempt.
     """
 
-    decision: Decision
-    at: float
-    seconds: float
-    attempt: int
-    size: int
+    at: float = 0.0
+    seconds: float = 0.0
+    attempt: int = 1
     booked: Booked | None = None
-    exact: bool = False
+    agrees: bool = False
     result: str | None = None
     cached_tokens: int | None = None
     first_output_at: float | None = None
@@ -76,7 +74,7 @@ class DecisionRecord(msgspec.Struct, eq=False):
             booking.endpoint.name,
             booking.at,
             booking.expected_hit,
-            self.decision.matches[booking.endpoint.slot].source,
+            self.matches[booking.endpoint.slot].source,
             booking.new_tokens,
             booking.ahead,
             booking.running,
@@ -84,15 +82,14 @@ class DecisionRecord(msgspec.Struct, eq=False):
             booking.predicted,
         )
 
-    def to_json(self, now: float, wall: float) -> dict[str, Any]:
-        """``now``, ``wall``: of the clock, both."""
-        decision = self.decision
+    def to_json_at(self, now: float, wall: float) -> dict[str, Any]:
+        """With what became of it. ``now``, ``wall``: of the clock, both."""
         return {
             "at": wall - (now - self.at),
-            "request_id": decision.request_id,
+            "request_id": self.request_id,
             "attempt": self.attempt,
             "seconds": self.seconds,
-            **decision.to_json(),
+            **self.to_json(),
             "predicted": self._predicted(),
             "result": self.result,
             "real": {"cached_tokens": self.cached_tokens, "ttft": self._ttft()},
@@ -144,12 +141,16 @@ class Decisions(Observer):
         """Bytes, about."""
         return self._size
 
-    def keep(self, decision: Decision, attempt: int, began: float) -> DecisionRecord:
-        """A decision that ``began`` then (Clock.monotonic()) and is booked by now."""
-        ring, at, size = self._ring, self.clock.monotonic(), decision.size
-        kept = DecisionRecord(decision, at, at - began, attempt, size)
+    def keep(
+        self, request: Request, made: Plan | GatewayError, trace: Trace | None, attempt: int, began: float
+    ) -> DecisionRecord:
+        """Keep what was decided, which ``began`` then (Clock.monotonic()) and is booked by now. ``trace``: what it was
+        made of; None: nothing was looked at."""
+        ring, at = self._ring, self.clock.monotonic()
+        kept = DecisionRecord.of(request, made, () if trace is None else trace.runs)
+        kept.at, kept.seconds, kept.attempt = at, at - began, attempt
         ring.append(kept)
-        self._size += size
+        self._size += kept.size
         while self._size > self._most or len(ring) > self._count:
             self._size -= ring.popleft().size
         return kept

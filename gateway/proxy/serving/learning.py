@@ -36,8 +36,8 @@ def compare(call: Call, timeline: Timeline, record: DecisionRecord, work: LegWor
     """What the engine of a leg has counted, beside what was expected of it."""
     if usage is None:
         return
-    expected = work.booking.expected_hit
-    request, endpoint, exact = call.request, work.booking.endpoint, call.exact_on(work.booking.endpoint)
+    expected = work.expected_hit
+    request, endpoint, exact = call.request, work.endpoint, call.exact_on(work.endpoint)
     # The engine's counts of a prompt that we have tokenized: where they can differ from ours only because its ids do.
     if not (call.own_tokens is None or timeline.by_ids or request.indivisible or request.adapter is not None):
         parity = call.runtime.tokens.parity
@@ -48,7 +48,7 @@ def compare(call: Call, timeline: Timeline, record: DecisionRecord, work: LegWor
     if usage.cached_tokens is not None:
         record.cached_tokens = usage.cached_tokens
         if call.prompt.single:
-            work.reported(usage.cached_tokens)
+            work.blocks.reported(expected, usage.cached_tokens)
             comparable = call.prompt.whole and exact
             hit = Hit(endpoint.name, usage.prompt_tokens, usage.cached_tokens, expected if comparable else None)
             timeline.hits += (hit,)

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from gateway.api.body import JsonBody
 from gateway.core.observer import Observer
-from gateway.errors import NoEndpoint
+from gateway.errors import GatewayError
 from gateway.framework import Clock
-from gateway.placement.decision import Decision
 from gateway.placement.placing import book, decide
 from gateway.proxy.serving.attempt import Attempt
 from gateway.proxy.serving.call import Call
@@ -15,6 +14,7 @@ from gateway.proxy.serving.model_directory import ModelDirectory
 from gateway.proxy.serving.timeline import Timeline
 from gateway.proxy.upstream.legs import Retries
 from gateway.scheduling.scheduler import Scheduler
+from gateway.scheduling.trace import Trace
 
 
 class Placer:
@@ -40,23 +40,21 @@ class Placer:
 
         Raises NoEndpoint, PluginFailed.
         """
-        index, decisions, began = call.runtime.index, self._decisions, self._clock.monotonic()
-        number = len(timeline.records) + 1
+        request, index, decisions, began = call.request, call.runtime.index, self._decisions, self._clock.monotonic()
+        number, trace = len(timeline.records) + 1, None
         try:
-            candidates = self._directory.eligible(call.request, call.pinned_url, retries.failed_on)
-        except NoEndpoint as error:
-            timeline.records += (decisions.keep(Decision.of(call.request, error), number, began),)
+            candidates = self._directory.eligible(request, call.pinned_url, retries.failed_on)
+            trace = Trace(decisions.rosters)
+            form, fell_back = not isinstance(call.body, JsonBody), bool(timeline.fallback)
+            plan = decide(call, candidates, index, self._scheduler, trace, form=form, fell_back=fell_back)
+        except GatewayError as error:
+            timeline.records += (decisions.keep(request, error, trace, number, began),)
             raise
-        form, fell_back = not isinstance(call.body, JsonBody), bool(timeline.fallback)
-        decision = decide(call, candidates, index, self._scheduler, decisions.rosters, form=form, fell_back=fell_back)
-        if decision.failure is not None:
-            timeline.records += (decisions.keep(decision, number, began),)
-            raise decision.failure.error()
         done = None if before is None else before.prefill_result
         prefilled = None if done is None else done.prefill
-        placement = book(call, decision, candidates, index, self._clock.monotonic(), prefilled=prefilled)
+        placement = book(call, plan, index, self._clock.monotonic(), prefilled=prefilled)
         try:
-            record = decisions.keep(decision, number, began)
+            record = decisions.keep(request, plan, trace, number, began)
             timeline.records += (record,)
             return Attempt(call, timeline, placement, record, retries, self._scheduler, self._observer, before)
         except BaseException:  # a defect must not keep a place for ever

@@ -13,10 +13,9 @@ from gateway.proxy.serving.timeline import Figures, Timeline
 def settle(request_id: str, route: Route, timeline: Timeline, observer: Observer) -> None:
     """Report the request to ``observer``, and with its last decision. It has given everything back."""
     request, placed = timeline.request, timeline.records
-    if placed and placed[-1].decision.failure is not None:
+    if placed and placed[-1].error is not None:
         placed = placed[:-1]
     last = placed[-1] if placed else None
-    decision = None if last is None else last.decision
     booked = None if last is None else last.booked
     usage, figures = timeline.usage, timeline.figures()
     settled = Settled(
@@ -26,10 +25,10 @@ def settle(request_id: str, route: Route, timeline: Timeline, observer: Observer
         outcome=timeline.outcome,
         status=timeline.status,
         stream=request.stream if request else False,
-        endpoint=decision.legs[-1][1] if decision else None,
+        endpoint=last.legs[-1][1] if last else None,
         attempts=len(placed),
         prompt_tokens=request.prompt_tokens if request else 0,
-        exact=last.exact if last else request is not None and request.exact,
+        exact=last.agrees if last else request is not None and request.exact,
         expected_hit=booked.expected_hit if booked else 0,
         duration=figures.duration,
         queue_wait=timeline.queue_wait,
@@ -40,8 +39,8 @@ def settle(request_id: str, route: Route, timeline: Timeline, observer: Observer
         output_tokens=figures.output_tokens,
         reported_prompt_tokens=usage.prompt_tokens if usage else None,
         cached_tokens=usage.cached_tokens if usage else None,
-        plan=decision.reason if decision else "",
-        prefill_endpoint=decision.endpoint(PREFILL) if decision and len(decision.legs) > 1 else None,
+        plan=last.reason if last else "",
+        prefill_endpoint=last.endpoint(PREFILL) if last and len(last.legs) > 1 else None,
         prefill_time=timeline.prefill_time,
         fallback=timeline.fallback or None,
         error=timeline.error,

@@ -165,7 +165,7 @@ class Watching:
             assert 0 <= held - load.kv_tokens <= decoding * (BOOKING_STEP - 1)
             self.behind += held - load.kv_tokens
             self.decoding += decoding
-            waiting = [seat.flights[job].placement.decode.booking for job in jobs if job.first_at is None]
+            waiting = [seat.flights[job].placement.decode for job in jobs if job.first_at is None]
             assert load.prefill_tokens == sum(booking.new_tokens for booking in waiting)
             self.seen += load.requests
         return [self.chance.choice(endpoints)]

@@ -29,7 +29,6 @@ from gateway.framework.match import Match, Matches
 from gateway.kvcache.index.cache_index import CacheIndex
 from gateway.kvcache.index.predictions import EVENTS_WITHIN
 from gateway.kvcache.settings import CacheSettings
-from gateway.placement.decision import Decision
 from gateway.placement.placing import book
 from gateway.proxy.serving.attempt import Attempt
 from gateway.proxy.serving.call import NO_BODY, Call
@@ -181,7 +180,7 @@ class Requests(RuleBasedStateMachine):
     @invariant()
     def the_ledgers_hold_what_is_under_way(self) -> None:
         placements = [asked.attempt.placement for asked in self.live if not asked.attempt.over]
-        bookings = [work.booking for p in placements for work in p.legs.values()]
+        bookings = [work for p in placements for work in (*p.legs.values(), p.decode)]
         for endpoint, ledger in zip(self.endpoints, self.ledgers, strict=True):
             assert ledger.requests == sum(booking.endpoint is endpoint for booking in bookings)
             done = ledger.sums(self.clock.now)[3]
@@ -205,10 +204,10 @@ class Requests(RuleBasedStateMachine):
     def _plan(self, call: Call, timeline: Timeline, decode: int, prefill: int | None, prefilled: bool) -> Attempt:
         split = prefill is not None and prefill != decode
         others = {"prefill": self.endpoints[prefill]} if split else {}
-        decision = Decision.of(call.request, Plan.of(self.endpoints[decode], **others))
+        plan = Plan.of(self.endpoints[decode], **others)
         done = others.get("prefill") if prefilled else None
-        placement = book(call, decision, self.endpoints, self.index, self.clock.now, prefilled=done)
-        record = self.decisions.keep(decision, 1, self.clock.now)
+        placement = book(call, plan, self.index, self.clock.now, prefilled=done)
+        record = self.decisions.keep(call.request, plan, None, 1, self.clock.now)
         return Attempt(call, timeline, placement, record, Silent(), self.scheduler, NULL_OBSERVER)
 
 

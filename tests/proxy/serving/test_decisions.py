@@ -23,7 +23,6 @@ from gateway.fleet.settings import EndpointSettings, FleetSettings
 from gateway.framework import Context, Kind, Request
 from gateway.framework.fleet import Model
 from gateway.framework.match import Match, Matches, Source
-from gateway.placement.decision import Decision
 from gateway.proxy.serving.decisions import DecisionRecord, Decisions
 from gateway.scheduling.trace import Trace
 from tests.support.examples import examples
@@ -68,14 +67,14 @@ class Scene:
         plan = self.scheduler.schedule(request, self.endpoints, runs)
         booking = Booking(request, plan.decode, now)
         booking.book_prompt(now, reported=True)
-        kept = self.decisions.keep(Decision.of(request, plan, tuple(runs)), 1, now)
+        kept = self.decisions.keep(request, plan, runs, 1, now)
         kept.book(booking)
         booking.settle()
         return kept
 
 
 def shown(attempted: DecisionRecord) -> dict:
-    return attempted.to_json(10.0, 1000.0)
+    return attempted.to_json_at(10.0, 1000.0)
 
 
 @examples(30)
@@ -150,9 +149,9 @@ def test_neither_is_the_request() -> None:
 def test_candidates_that_stay_the_same_are_kept_once() -> None:
     scene = Scene(8)
     one, two = scene.place(), scene.place()
-    assert one.decision.runs[0].roster is two.decision.runs[0].roster
+    assert one.runs[0].roster is two.runs[0].roster
     scene.drop_first()
-    assert scene.place().decision.runs[0].roster != one.decision.runs[0].roster
+    assert scene.place().runs[0].roster != one.runs[0].roster
 
 
 def test_a_decision_is_told_with_scores_and_matches_best_first() -> None:

@@ -80,7 +80,7 @@ async def test_where_none_is_left_the_decision_says_so_and_the_last_attempt_stay
             life.place(retries)
         one, last = life.timeline.records
         assert one is first.record
-        assert "left to try" in str(last.to_json(scene.clock.now, 0.0))
+        assert "left to try" in str(last.to_json_at(scene.clock.now, 0.0))
         life.settle()
         scene.has_all_back()
 
