@@ -47,7 +47,7 @@ class ApproximateCache:
         """
         capacity = max(1, int(capacity * self.believed))
         counts, table, column = self._counts, self._table, self._column
-        for chunk, offset, count in reversed(table.insert(-1, keys[:capacity])):
+        for chunk, offset, count in reversed(table.insert(-1, keys[:capacity], column)):
             table.mark(chunk, column, LEADING[count] << offset)
             before = counts.get(chunk, 0)
             counts[chunk] = max(before, offset + count)

@@ -54,7 +54,7 @@ class BlockStore:
         found: list[int] = []
         at = 0
         table, order, column = self._table, self.order, self._column
-        entered = table.insert(behind, keys)
+        entered = table.insert(behind, keys, column)
         for chunk, offset, count in entered:
             first = chunk.number << CHUNK_BITS | offset
             if each == 1:

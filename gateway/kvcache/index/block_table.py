@@ -113,13 +113,14 @@ class BlockTable:
                 return False
         return self.heads.keys().isdisjoint(keys)
 
-    def insert(self, behind: int, keys: Sequence[int]) -> list[tuple[BlockChunk, int, int]]:
+    def insert(self, behind: int, keys: Sequence[int], column: int) -> list[tuple[BlockChunk, int, int]]:
         """Add the keys of a run; returns (chunk, offset, count) of where they are. No column holds more than before.
 
-        ``behind``: location of the block before the run; -1: it begins a prompt. The caller must mark all of them: a
-        chunk that no column holds would stay for ever.
+        ``behind``: location of the block before the run; -1: it begins a prompt. ``column``: the caller must mark all
+        of them for it: a chunk that no column holds would stay for ever. New keys are added to a chunk that it alone
+        holds. Else they begin a chunk: what many hold stays whole, so that it is found for all of them at once.
         """
-        heads, chunks, found = self.heads, self.chunks, []
+        heads, chunks, found, bit = self.heads, self.chunks, [], 1 << column
         position, count = 0, len(keys)
         last: BlockChunk | None = None
         if behind >= 0:
@@ -146,7 +147,7 @@ class BlockTable:
                 position += shared
                 continue
             # New keys, up to the next that is known; into what is left of the chunk before, or a new one.
-            room = CHUNK_SIZE - len(last.keys) if last is not None else 0
+            room = CHUNK_SIZE - len(last.keys) if last is not None and last.full == bit and last.part is None else 0
             run = array("Q", keys[position : position + (room or CHUNK_SIZE)])
             if len(run) > 1 and not heads.keys().isdisjoint(run):
                 end = 1
@@ -155,8 +156,11 @@ class BlockTable:
                 del run[end:]
             if room:
                 assert last is not None
-                found.append((last, len(last.keys), len(run)))
-                self._append(last, run)
+                size = len(last.keys)
+                found.append((last, size, len(run)))
+                last.keys.extend(run)
+                self.size += len(run)
+                last.full, last.part = 0, {column: LEADING[size]}  # until it is marked
             else:
                 if self._free:
                     number = self._free.pop()
@@ -237,15 +241,6 @@ class BlockTable:
         """``column`` holds nothing of the chunk any more."""
         if held := chunk.held(column):
             self.unmark(chunk, column, held)
-
-    def _append(self, chunk: BlockChunk, run: array[int]) -> None:
-        size, full = len(chunk.keys), chunk.full
-        if full:  # they hold the keys so far, not those that are added
-            part = chunk.part = chunk.part or {}
-            part.update(dict.fromkeys(columns(full), LEADING[size]))
-            chunk.full = 0
-        chunk.keys.extend(run)
-        self.size += len(run)
 
 
 def columns(mask: int) -> Iterator[int]:

@@ -8,6 +8,7 @@ Everything here is synchronous and quick.
 from __future__ import annotations
 
 import math
+from array import array
 from collections.abc import Generator, Iterator, Sequence
 from enum import Enum
 from itertools import chain as join
@@ -15,15 +16,15 @@ from itertools import chain as join
 from gateway.core.observer import Observer
 from gateway.core.prompt import PrefixedIds, Prompt
 from gateway.framework import Clock, Endpoint
-from gateway.framework.match import Matches
+from gateway.framework.match import Match, Matches
 from gateway.kvcache.index.block_events import BlockRemoved, BlockStored, Event, is_keyed, is_tail
 from gateway.kvcache.index.endpoint_state import EndpointState
-from gateway.kvcache.index.eviction import NOTHING
 from gateway.kvcache.index.hash_map import PACKING, Packing
+from gateway.kvcache.index.holders import holders
 from gateway.kvcache.index.indexed_endpoints import IndexedEndpoints
 from gateway.kvcache.index.key_cache import RUN, KeyCache
 from gateway.kvcache.index.keys import PLAIN_ROOTS, BlockKeys, chain, chain_with_media, root
-from gateway.kvcache.index.matching import Candidate, deeper, match_approximate, match_from_events
+from gateway.kvcache.index.matching import NOTHING, add_matches, deeper, match_approximate, match_one
 from gateway.kvcache.index.use import BlockUse
 from gateway.kvcache.settings import CacheSettings
 
@@ -74,7 +75,7 @@ class CacheIndex(IndexedEndpoints):
         if (
             state is None
             or state.reannounces_left < 1
-            or not (keys and state.has_engine_keys(keys) and keys.unit == self.unit)
+            or not (keys.values and state.has_engine_keys(keys) and keys.unit == self.unit)
         ):
             return False
         state.reannounces_left -= 1
@@ -84,14 +85,14 @@ class CacheIndex(IndexedEndpoints):
         """The engine was asked to announce again what it holds of a prompt: what it announces then are no new
         copies."""
         state = self._states.get(slot)
-        if state is not None and keys and keys.unit == self.unit:
-            state.expect_report(keys[0])
+        if state is not None and keys.values and keys.unit == self.unit:
+            state.expect_report(keys.values[0])
 
     def cancel_report(self, slot: int, keys: BlockKeys) -> None:
         """The leg that asked for it failed: the report will not come, unless it has come already."""
         state = self._states.get(slot)
-        if state is not None and keys and keys.unit == self.unit:
-            state.drop_report(keys[0])
+        if state is not None and keys.values and keys.unit == self.unit:
+            state.drop_report(keys.values[0])
 
     def apply(self, slot: int, events: Sequence[Event]) -> Applied:
         """Apply events of the endpoint's stream, in order."""
@@ -146,6 +147,7 @@ class CacheIndex(IndexedEndpoints):
             self.set_replaying(slot, state.replaying)  # a reset may be part of the past
             return iter(())
         state.reset_work = self._clear_gpu(state, work)
+        self._coverage.update(state, self.unit)
         return state.reset_work
 
     # requests
@@ -157,17 +159,15 @@ class CacheIndex(IndexedEndpoints):
                 self._fit_unit(size)
         unit, ids, exact, media = self.unit, prompt.ids, prompt.exact, prompt.media
         first = root(exact, adapter, salt) if adapter or salt else PLAIN_ROOTS[exact]
-        keys: Sequence[int] = ()
         if isinstance(ids, PrefixedIds):  # which has no media
-            keys, left = self._key_cache.of_prefix(ids, unit, first)
+            known, left = self._key_cache.of_prefix(ids, unit, first)
+            keys = known[:]
             ids, first = left + ids.rest, keys[-1] if keys else first
+        else:
+            keys = array("Q")
         step = self._key_cache.keys if len(ids) >= RUN else chain  # a prompt that fills no run is in none
-        more = chain_with_media(ids, unit, first, media, step) if media else step(ids, unit, first)
-        found = BlockKeys("Q", keys)
-        found.unit, found.tokens, found.exact, found.whole = unit, prompt.count, exact, prompt.whole
-        found.differing = prompt.differing
-        found.extend(more)
-        return found
+        keys.extend(chain_with_media(ids, unit, first, media, step) if media else step(ids, unit, first))
+        return BlockKeys(keys, unit, prompt.count, exact, prompt.whole, prompt.differing)
 
     def match(self, keys: BlockKeys, prompt_tokens: int, endpoints: Sequence[Endpoint]) -> Matches:
         """What each of ``endpoints`` holds of the prompt.
@@ -183,41 +183,22 @@ class CacheIndex(IndexedEndpoints):
             self._predictions.expire(now)
         if self._room.sizeless or self._room.changed:
             self._room.refresh()
-        from_events: list[Candidate] = []
-        approximate: list[Candidate] = []
-        both: list[Candidate] = []
-        states, exact, whole, below = self._states, keys.exact, keys.whole, False
-        differing = keys.differing
-        for endpoint in endpoints:
-            state = states.get(endpoint.slot)
-            if state is None:
-                continue
-            candidate = state.candidate
-            candidate.block_size = state.blocks.block_size or endpoint.metrics.block_size
-            if (
-                exact
-                and state.events
-                and state.events_seen
-                and not state.replaying
-                and not (differing and endpoint.name in differing)
-            ):
-                candidate.gpu = state.reset_work is None
-                candidate.evicted = self._room.next_evicted(state, self.unit) if endpoint.load.requests else NOTHING
-                if not below:
-                    cpu, storage = state.below
-                    below = bool(cpu or storage)
-                from_events.append(candidate)
-                if (state.partial or not whole) and candidate.gpu:
-                    both.append(candidate)
-            else:
-                approximate.append(candidate)
-        if from_events:
-            matches |= match_from_events(keys, prompt_tokens, from_events, self._table, below=below)
-        if approximate:
-            matches.update(match_approximate(keys, prompt_tokens, approximate, self._table))
-        for slot, match in match_approximate(keys, prompt_tokens, both, self._table) if both else ():
-            if match.tokens > matches[slot].tokens:
-                matches[slot] = deeper(matches[slot], match)
+        coverage = self._coverage
+        asked = coverage.asked(endpoints)
+        followed = asked & coverage.followed if keys.exact else 0
+        if keys.differing:
+            followed &= ~coverage.named(keys.differing)
+        if followed:
+            self._match_followed(matches, keys, prompt_tokens, followed)
+        if others := asked & ~followed:
+            matches.update(self._approximate(keys, prompt_tokens, others))
+        both = followed & ~coverage.resetting
+        if keys.whole:
+            both &= coverage.partial
+        if both:
+            for slot, match in self._approximate(keys, prompt_tokens, both).items():
+                if match.tokens > matches[slot].tokens:
+                    matches[slot] = deeper(matches[slot], match)
         return matches
 
     def covers(self, slot: int, keys: BlockKeys) -> bool:
@@ -237,10 +218,10 @@ class CacheIndex(IndexedEndpoints):
         followed = state.events and keys.exact and endpoint.name not in keys.differing
         if not (followed and state.events_seen and keys.whole and not (state.replaying or state.partial)):
             tokens = endpoint.metrics.kv_capacity or UNKNOWN_CAPACITY
-            state.approximate.add(keys, max(1, tokens // self.unit))
+            state.approximate.add(keys.values, max(1, tokens // self.unit))
         if not followed:
             return BlockUse(self, keys, endpoint)
-        prediction = self._predictions.predict(state.column, keys, self._placements)
+        prediction = self._predictions.predict(state.column, keys.values, self._placements)
         order = state.blocks.order
         use = BlockUse(self, keys, endpoint, prediction, order, prediction.marks.copy())
         order.use(use, use.blocks)
@@ -248,12 +229,59 @@ class CacheIndex(IndexedEndpoints):
 
     # parts of the above
 
+    def _match_followed(self, matches: Matches, keys: BlockKeys, prompt_tokens: int, followed: int) -> None:
+        """Enter what endpoints hold by their events, and will by what was just sent there."""
+        coverage, table, values = self._coverage, self._table, keys.values
+        candidates, resetting = coverage.candidates, followed & coverage.resetting
+        groups, special = holders(values, table, followed ^ resetting, below=bool(followed & coverage.tiered))
+        if resetting:
+            groups += holders(values, table, resetting, gpu=False, below=True)[0]
+        held = 0
+        for mask, *_ in groups:
+            held |= mask
+        if not held:
+            return
+        special |= resetting | coverage.uneven | self._mark_crowded(held)
+        left = add_matches(matches, groups, keys, prompt_tokens, candidates, special)
+        if not left:
+            return
+        path = table.path(values)
+        for mask, depth in left:
+            for candidate in candidates.of(mask):
+                if (match := match_one(path, candidate, depth, keys.unit, prompt_tokens)) is not None:
+                    matches[candidate.slot] = match
+
+    def _mark_crowded(self, held: int) -> int:
+        """The endpoints of the bitmap ``held`` that will have evicted something when they start a prompt, which their
+        candidates are told; of all of them, the size of a block where no event has told it."""
+        crowded, uneven = 0, held & self._coverage.uneven
+        for state in self._states.values():
+            endpoint, candidate = state.endpoint, state.candidate
+            if endpoint.load.requests and held & state.bit:
+                candidate.evicted = evicted = self._room.next_evicted(state, self.unit)
+                if evicted:
+                    crowded |= state.bit
+            elif candidate.evicted:
+                candidate.evicted = NOTHING
+            if uneven and uneven & state.bit:
+                candidate.block_size = state.block_size
+        return crowded
+
+    def _approximate(self, keys: BlockKeys, prompt_tokens: int, alive: int) -> dict[int, Match]:
+        """Slot -> match by what was sent to the endpoints of the bitmap ``alive``."""
+        candidates = self._coverage.candidates
+        for state in self._states.values():
+            if alive & state.bit:
+                state.candidate.block_size = state.block_size
+        return match_approximate(keys, prompt_tokens, self._table, alive, candidates)
+
     def _clear_gpu(self, state: EndpointState, work: Iterator[None]) -> Generator[None]:
         """Work through a reset in small steps, while the endpoint stays."""
         if not state.replaying:  # a reset in the past says nothing of what was sent since then
             yield from join(self._predictions.remove_all(state.column), state.approximate.remove_all())
         yield from work
         state.reset_work = None
+        self._coverage.update(state, self.unit)
         self._update_size(state)
         self.report_counts(state.endpoint.slot)
 
@@ -266,6 +294,8 @@ class CacheIndex(IndexedEndpoints):
         """What the endpoint holds has changed. Sweeps as much as it grew, so that what waits for that does not grow."""
         limit = self._limit
         grown = limit.update(state)
+        if state.showing != state.shown:
+            self._coverage.update(state, self.unit)
         if self._columns.sweeps:
             self._columns.sweep(SWEEP + max(0, grown))
         if limit.total > limit.free:
@@ -310,4 +340,5 @@ class CacheIndex(IndexedEndpoints):
             self.clear(slot)
             self._states[slot].reannounces_left = state.reannounces_left
             self._states[slot].partial = state.partial
+            self._coverage.update(self._states[slot], unit)
         return "new-unit" if known else ""

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 from gateway.kvcache.index.block_table import BlockChunk
 from gateway.kvcache.index.endpoint_state import EndpointState
-from gateway.kvcache.index.eviction import NOTHING
+from gateway.kvcache.index.matching import NOTHING
 
 
 class CacheRoom:

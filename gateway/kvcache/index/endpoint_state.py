@@ -23,13 +23,14 @@ REPORTS = 1000
 class EndpointState:
     """One endpoint.
 
-    ``column``: the first of its columns in the block table. ``events``: its engine's events are followed.
-    ``events_seen``: at least one block was stored by them, or they are known to be complete. ``replaying``: a replay is
-    in progress, and describes the past. ``partial``: the engine may hold blocks that its events have not reported.
-    ``reset_work``: the GPU tier was reset; what is left of clearing it in the table. ``counted``: blocks that the
-    index's size limit counts for it. ``awaited_reports``: first key of a prompt -> how often the engine was asked to
-    announce its blocks again. ``reannounces_left``: prompts that may still ask that. ``below``: as
-    ``Copies.below``. ``counts``: what its events came to, by kind, since that was last reported.
+    ``column``: the first of its columns in the block table; ``bit``: its bit in bitmaps of these. ``events``: its
+    engine's events are followed. ``events_seen``: at least one block was stored by them, or they are known to be
+    complete. ``replaying``: a replay is in progress, and describes the past. ``partial``: the engine may hold blocks
+    that its events have not reported. ``reset_work``: the GPU tier was reset; what is left of clearing it in the table.
+    ``counted``: blocks that the index's size limit counts for it. ``awaited_reports``: first key of a prompt -> how
+    often the engine was asked to announce its blocks again. ``reannounces_left``: prompts that may still ask that.
+    ``below``: as ``Copies.below``. ``shown``: ``showing`` when ``Coverage`` was last told of it. ``counts``: what its
+    events came to, by kind, since that was last reported.
     """
 
     def __init__(
@@ -53,7 +54,9 @@ class EndpointState:
         self.blocks = EngineBlocks(unit, table, column, partial(predictions.confirmed, column))
         self.below = self.blocks.copies.below
         self.approximate = ApproximateCache(table, column)
-        self.candidate = Candidate(endpoint.slot, column, block_size=0)
+        self.bit = 1 << column
+        self.candidate = Candidate(endpoint.slot, column)
+        self.shown = self.showing
         self.counted = 0
         self.awaited_reports: Counter[int] = Counter()
         self.reannounces_left = 0
@@ -63,6 +66,12 @@ class EndpointState:
     def block_size(self) -> int:
         """Tokens of one of the engine's blocks; 0: unknown."""
         return self.blocks.block_size or self.endpoint.metrics.block_size
+
+    @property
+    def showing(self) -> tuple[bool, int, bool]:
+        """What its events show of it: ``events_seen``, the size of a block, whether there are any below the GPU."""
+        cpu, storage = self.below
+        return self.events_seen, self.blocks.block_size, bool(cpu or storage)
 
     def has_engine_keys(self, keys: BlockKeys) -> bool:
         """Whether the engine's own tokens of the prompt have these keys."""
@@ -80,7 +89,7 @@ class EndpointState:
         """The engine had to compute blocks ``start`` to ``end`` of a prompt, whatever its events had reported."""
         position = 0
         ranges: list[range] = []
-        for chunk, shared in self._table.path(keys[:end]):
+        for chunk, shared in self._table.path(keys.values[:end]):
             first = max(0, start - position)
             if first < shared:
                 number = chunk.number << CHUNK_BITS

@@ -21,8 +21,6 @@ displaces at once."""
 SPARE = 1_000
 """Runs of which nothing is held any more that may be in the order, beyond as many as there are others."""
 
-NOTHING: Mapping[BlockChunk, int] = {}
-
 
 class EvictionOrder:
     """Of one endpoint's GPU blocks. ``column``: its GPU column.

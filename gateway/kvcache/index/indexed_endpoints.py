@@ -15,6 +15,7 @@ from gateway.framework import Clock, Endpoint
 from gateway.kvcache.index.block_table import BlockTable
 from gateway.kvcache.index.cache_room import CacheRoom
 from gateway.kvcache.index.columns import Columns
+from gateway.kvcache.index.coverage import Coverage
 from gateway.kvcache.index.endpoint_state import EndpointState
 from gateway.kvcache.index.hash_map import Packing
 from gateway.kvcache.index.keys import BlockKeys
@@ -33,6 +34,7 @@ class IndexedEndpoints:
         self._clock = clock
         self._observer = observer
         self._states: dict[int, EndpointState] = {}
+        self._coverage = Coverage(self._states)
         self._columns = Columns()
         self._table = BlockTable()
         self._predictions = Predictions(self._table, clock)
@@ -69,6 +71,7 @@ class IndexedEndpoints:
         state = self._states.pop(slot, None)
         self._room.remove(slot)
         if state is not None:
+            self._coverage.remove(state)
             if state.reset_work is not None:
                 state.reset_work.close()
             self._columns.release(state.column, self._clear_columns(state))
@@ -83,6 +86,7 @@ class IndexedEndpoints:
             state.events_seen = True
             state.partial = False
             state.reannounces_left = 0
+            self._coverage.update(state, self.unit)
             self._room.measure(state)
 
     def set_replaying(self, slot: int, past: bool) -> None:
@@ -90,6 +94,7 @@ class IndexedEndpoints:
         approximated until it ends."""
         if (state := self._states.get(slot)) is not None:
             state.replaying = past
+            self._coverage.update(state, self.unit)
             self._room.measure(state)
 
     def set_partial(self, slot: int) -> None:
@@ -98,6 +103,7 @@ class IndexedEndpoints:
         if (state := self._states.get(slot)) is not None:
             state.partial = True
             state.reannounces_left = self._settings.reannounce
+            self._coverage.update(state, self.unit)
             self._room.measure(state)
 
     def report_counts(self, slot: int) -> None:
@@ -131,6 +137,7 @@ class IndexedEndpoints:
             endpoint, events, events_seen, self._columns.allocate(), self._table, self.unit, self._predictions
         )
         self._states[endpoint.slot] = state
+        self._coverage.add(state, self.unit)
         self._room.measure(state)
 
     def _clear_columns(self, state: EndpointState) -> Iterator[None]:

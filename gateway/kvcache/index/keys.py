@@ -14,28 +14,32 @@ from struct import Struct
 
 from xxhash import xxh3_64_intdigest
 
-from gateway.core.prompt import BYTES_PER_ID, MediaItem
+from gateway.core.prompt import BYTES_PER_ID, NOWHERE, MediaItem
 
 CUT = 64
 """Blocks of a run that is split by a cached function, at most: that takes 32 bytes a block and 10 ns to make. Most runs
 come from events or ``KeyCache``; prompts come in all lengths."""
 
 
-class BlockKeys(array):  # type: ignore[type-arg]  # before Python 3.12 an array cannot be parametrized at run time
-    """Keys of a prompt's whole blocks, first to last. ``unit``: tokens a block. ``tokens``: of the prompt.
+class BlockKeys:
+    """Keys of a prompt's whole blocks.
 
-    ``exact``, ``whole``: as in ``Prompt``; if not ``whole``, no engine will report the last of them. ``differing``:
-    names of endpoints whose engines make other tokens of the prompt. An array and no list: to copy it makes no objects.
-    Who makes one, ``BlockKeys("Q", keys)``, sets these: a constructor would be one more call for each request.
+    ``values``: the keys, first to last. ``unit``: tokens a block. ``tokens``: of the prompt. ``exact``, ``whole``: as
+    in ``Prompt``; if not ``whole``, no engine will report the last of them. ``differing``: names of endpoints whose
+    engines make other tokens of the prompt.
     """
 
-    __slots__ = ("differing", "exact", "tokens", "unit", "whole")
+    __slots__ = ("differing", "exact", "tokens", "unit", "values", "whole")
 
-    unit: int
-    tokens: int
-    exact: bool
-    whole: bool
-    differing: frozenset[str]
+    def __init__(
+        self, values: array[int], unit: int, tokens: int, exact: bool, whole: bool, differing: frozenset[str] = NOWHERE
+    ) -> None:
+        self.values = values
+        self.unit = unit
+        self.tokens = tokens
+        self.exact = exact
+        self.whole = whole
+        self.differing = differing
 
 
 def root(exact: bool, adapter: str | None, salt: str | None) -> int:

@@ -1,21 +1,32 @@
-"""What each endpoint holds of a prompt: one walk along the chunks of the prompt for all endpoints. Pure, and exact.
+"""What each endpoint holds of a prompt, from how far it holds it. Pure.
 
-Matches are made by ``tuple.__new__``: to call a named tuple's class is a call of Python more for each endpoint.
+Endpoints that hold equally much share one match. Matches are made by ``tuple.__new__``: to call a named tuple's class
+is a call of Python more.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
 from typing import TypeAlias
 
-from gateway.framework.match import NO_MATCH, Match, Source
-from gateway.kvcache.index.block_table import LEADING, BlockChunk, BlockTable
+from gateway.framework.match import Match, Source
+from gateway.kvcache.index.block_table import LEADING, BlockChunk, BlockTable, columns
+from gateway.kvcache.index.holders import Group, approximate_holders
 from gateway.kvcache.index.keys import BlockKeys
 from gateway.kvcache.index.layers import PREDICTED, Layer
 
+Path: TypeAlias = list[tuple[BlockChunk, int]]
+"""(chunk, number of its leading blocks) along a prompt."""
 
-@dataclass(slots=True)
+NOTHING: Mapping[BlockChunk, int] = {}
+
+SLOTS_KEPT = 256
+"""Bitmaps whose slots are remembered: few endpoints have few, and of many endpoints mostly all hold the same."""
+
+# To look up an enum's member takes as long as all else that is done for one candidate.
+_EVENTS, _PREDICTED, _ESTIMATED = Source.EVENTS, Source.PREDICTED, Source.ESTIMATED
+
+
 class Candidate:
     """One endpoint. ``column``: its first in the block table. ``block_size``: tokens of an engine block, 0 if unknown.
 
@@ -23,106 +34,130 @@ class Candidate:
     blocks that it will have evicted by the time that it starts the prompt.
     """
 
-    slot: int
-    column: int
-    block_size: int
-    gpu: bool = True
-    evicted: Mapping[BlockChunk, int] = field(default_factory=dict)
+    __slots__ = ("block_size", "column", "evicted", "gpu", "slot")
+
+    def __init__(self, slot: int, column: int, block_size: int = 0, gpu: bool = True) -> None:
+        self.slot = slot
+        self.column = column
+        self.block_size = block_size
+        self.gpu = gpu
+        self.evicted = NOTHING
 
 
-# As plain integers, and in the order in which they are compared: a prompt is compared with them at each chunk.
-_GPU = (int(Layer.GPU), PREDICTED)
-_ALL_TIERS = (*_GPU, int(Layer.CPU), int(Layer.STORAGE))
-_APPROXIMATE = (int(Layer.APPROXIMATE), int(Layer.APPROXIMATE))
+class Candidates:
+    """All endpoints of an index, by their first columns."""
 
-# To look up an enum's member takes as long as all else that is done for one candidate.
-_EVENTS, _PREDICTED, _ESTIMATED = Source.EVENTS, Source.PREDICTED, Source.ESTIMATED
+    def __init__(self) -> None:
+        self._by_column: dict[int, Candidate] = {}
+        self._slots: dict[int, tuple[int, ...]] = {}
 
-NO_PART: Mapping[int, int] = {}
+    def add(self, candidate: Candidate) -> None:
+        self._by_column[candidate.column] = candidate
+        self._slots.clear()
 
-Path: TypeAlias = list[tuple[BlockChunk, int]]
-"""(chunk, number of its leading blocks) along a prompt."""
+    def remove(self, candidate: Candidate) -> None:
+        del self._by_column[candidate.column]
+        self._slots.clear()
+
+    def of(self, mask: int) -> list[Candidate]:
+        """Those whose first columns are in ``mask``."""
+        return [self._by_column[column] for column in columns(mask)]
+
+    def slots(self, mask: int) -> tuple[int, ...]:
+        """The slots of the same."""
+        found = self._slots.get(mask)
+        if found is None:
+            if len(self._slots) >= SLOTS_KEPT:
+                self._slots.clear()
+            found = self._slots[mask] = tuple([candidate.slot for candidate in self.of(mask)])
+        return found
 
 
 def match_approximate(
-    keys: BlockKeys, prompt_tokens: int, candidates: Sequence[Candidate], table: BlockTable
-) -> Iterator[tuple[int, Match]]:
-    """(slot, match) of the endpoints that probably hold something, by what was sent there."""
-    alive = 0
-    for candidate in candidates:
-        alive |= 1 << candidate.column
-    depths, _ = _depths(table.path(keys), alive, _APPROXIMATE)
-    unit = keys.unit
-    for candidate in candidates:
-        size = candidate.block_size if candidate.block_size > unit else unit
-        if whole := depths.get(candidate.column, 0) * unit // size * size:
-            hit = max(0, min(whole, (prompt_tokens - 1) // size * size))
-            yield candidate.slot, tuple.__new__(Match, (whole, 0, 0, hit, _ESTIMATED))
-
-
-def match_from_events(
-    keys: BlockKeys, prompt_tokens: int, candidates: Sequence[Candidate], table: BlockTable, *, below: bool
+    keys: BlockKeys, prompt_tokens: int, table: BlockTable, alive: int, candidates: Candidates
 ) -> dict[int, Match]:
-    """Slot -> match of the endpoints that hold something by their engine's events, or will by what was just sent there.
-
-    ``below``: whether anything is on tiers below the GPU.
-    """
+    """Slot -> match of the endpoints of ``alive`` that probably hold something, by what was sent there."""
     matches: dict[int, Match] = {}
     unit = keys.unit
-    path = table.path(keys)
-    if not path:
-        return matches
-    layers = _ALL_TIERS if below else _GPU
-    alive = resetting = 0
-    for candidate in candidates:
-        if candidate.gpu:
-            alive |= 1 << candidate.column
-        else:
-            resetting |= 1 << candidate.column
-    depths, mixed = _depths(path, alive, layers)
-    if resetting:
-        depths |= _depths(path, resetting, _ALL_TIERS[1:])[0]
-        mixed |= resetting
-    # Most endpoints hold equally much: what follows from that is made once.
-    match, made_of = NO_MATCH, None
-    last, begin, end = _chunk_of(path, 0)
-    for candidate in candidates:
-        column = candidate.column
-        depth = depths.get(column)
-        if depth is None:
-            continue
-        if candidate.evicted:
-            depth = _before_evicted(path, candidate.evicted, depth)
-        # The engine will serve whole blocks from its cache, and always computes the last token.
-        size = candidate.block_size if candidate.block_size > unit else unit
-        whole = depth * unit // size * size
-        if not whole:
-            continue
-        depth = whole // unit
-        if not begin < depth <= end:
-            last, begin, end = _chunk_of(path, depth - 1)
-        full, part, at = last.full >> column, last.part or NO_PART, depth - 1 - begin
-        predicted = not (full & 1 or part.get(column, 0) >> at & 1) and bool(
-            full >> PREDICTED & 1 or part.get(column + PREDICTED, 0) >> at & 1
-        )
-        is_mixed = mixed >> column & 1
-        if is_mixed or made_of != (whole, size, predicted):
-            gpu, cpu = _tiers(path, candidate, depth) if is_mixed else (depth, 0)
-            hit = max(0, min(whole, (prompt_tokens - 1) // size * size))
-            source = _PREDICTED if predicted else _EVENTS
-            match = tuple.__new__(Match, (gpu * unit, cpu * unit, (depth - gpu - cpu) * unit, hit, source))
-            made_of = None if is_mixed else (whole, size, predicted)
-        matches[candidate.slot] = match
+    for mask, depth in approximate_holders(keys.values, table, alive):
+        for candidate in candidates.of(mask):
+            size = candidate.block_size if candidate.block_size > unit else unit
+            if whole := depth * unit // size * size:
+                hit = max(0, min(whole, (prompt_tokens - 1) // size * size))
+                matches[candidate.slot] = tuple.__new__(Match, (whole, 0, 0, hit, _ESTIMATED))
     return matches
 
 
-def _chunk_of(path: Path, block: int) -> tuple[BlockChunk, int, int]:
-    """The chunk of a block of the path; the first block of it, and the first one behind it."""
-    end = 0
+def add_matches(
+    matches: dict[int, Match],
+    groups: Sequence[Group],
+    keys: BlockKeys,
+    prompt_tokens: int,
+    candidates: Candidates,
+    special: int,
+) -> list[tuple[int, int]]:
+    """Enter the matches of all endpoints in ``groups`` whose blocks are of one unit, stay where they are, and are best
+    found on the GPU. ``special``: bitmap of the others. Returns what is left: their bitmaps, and the blocks that they
+    hold."""
+    unit = keys.unit
+    left: list[tuple[int, int]] = []
+    for mask, depth, chunk, at in groups:
+        if others := mask & special:
+            left.append((others, depth))
+            mask ^= others
+        if not mask:
+            continue
+        whole = depth * unit
+        # The engine always computes the last token, and will serve whole blocks from its cache.
+        hit = whole if whole < prompt_tokens else max(0, (prompt_tokens - 1) // unit * unit)
+        on_gpu = mask & chunk.full
+        predicted = mask ^ on_gpu
+        if predicted and (part := chunk.part):
+            for column in columns(predicted):
+                if part.get(column, 0) >> at & 1:
+                    on_gpu |= 1 << column
+            predicted &= ~on_gpu
+        if on_gpu:
+            match = tuple.__new__(Match, (whole, 0, 0, hit, _EVENTS))
+            matches.update(dict.fromkeys(candidates.slots(on_gpu), match))
+        if predicted:
+            match = tuple.__new__(Match, (whole, 0, 0, hit, _PREDICTED))
+            matches.update(dict.fromkeys(candidates.slots(predicted), match))
+    return left
+
+
+def match_one(path: Path, candidate: Candidate, depth: int, unit: int, prompt_tokens: int) -> Match | None:
+    """The match of an endpoint that holds the first ``depth`` blocks, whatever there is about it; None if that is no
+    whole block of its engine. ``path``: of the prompt."""
+    if candidate.evicted:
+        depth = _before_evicted(path, candidate.evicted, depth)
+    size = candidate.block_size if candidate.block_size > unit else unit
+    whole = depth * unit // size * size
+    if not whole:
+        return None
+    depth, column = whole // unit, candidate.column
+    gpu, cpu = _tiers(path, candidate, depth)
+    chunk, at = _place(path, depth - 1)
+    bit = 1 << at
+    predicted = not chunk.held(column) & bit and bool(chunk.held(column + PREDICTED) & bit)
+    hit = max(0, min(whole, (prompt_tokens - 1) // size * size))
+    source = _PREDICTED if predicted else _EVENTS
+    return tuple.__new__(Match, (gpu * unit, cpu * unit, (depth - gpu - cpu) * unit, hit, source))
+
+
+def deeper(by_events: Match, approximate: Match) -> Match:
+    """The approximate match, which is longer; what events report on other tiers is there."""
+    return approximate._replace(
+        gpu=approximate.tokens - by_events.cpu - by_events.storage, cpu=by_events.cpu, storage=by_events.storage
+    )
+
+
+def _place(path: Path, block: int) -> tuple[BlockChunk, int]:
+    """The chunk of a block of the path, and its offset there."""
     for chunk, shared in path:
-        begin, end = end, end + shared
-        if block < end:
-            return chunk, begin, end
+        if block < shared:
+            return chunk, block
+        block -= shared
     raise IndexError(block)
 
 
@@ -136,81 +171,6 @@ def _before_evicted(path: Path, evicted: Mapping[BlockChunk, int], depth: int) -
             return min(depth, position + (gone & -gone).bit_length() - 1)
         position += shared
     return depth
-
-
-def deeper(by_events: Match, approximate: Match) -> Match:
-    """The approximate match, which is longer; what events report on other tiers is there."""
-    return approximate._replace(
-        gpu=approximate.tokens - by_events.cpu - by_events.storage, cpu=by_events.cpu, storage=by_events.storage
-    )
-
-
-def _depths(path: Iterable[tuple[BlockChunk, int]], alive: int, layers: Sequence[int]) -> tuple[dict[int, int], int]:
-    """Column -> how many leading blocks it holds, in any of ``layers``; columns that hold none are left out.
-
-    ``alive``: bitmap of the endpoints' first columns. ``layers``: two or more; the first two are as good as each other.
-    Also returns a bitmap of the columns that have some of their blocks in neither of these two.
-    """
-    first, second, rest = layers[0], layers[1], layers[2:]
-    left: list[tuple[int, int]] = []
-    position = mixed = 0
-    for chunk, shared in path:
-        full = chunk.full
-        missing = alive & ~(full >> first | full >> second)
-        if missing:
-            if rest:
-                on_rest = missing & _folded(full, rest)
-                mixed |= on_rest
-                missing ^= on_rest
-            part = chunk.part
-            if missing and part:
-                some = missing & _folded(_bits(part), layers) if missing.bit_count() > len(part) else missing
-                missing ^= some
-                wanted = LEADING[shared]
-                while some:
-                    bit = some & -some
-                    some ^= bit
-                    column = bit.bit_length() - 1
-                    held = part.get(column + first, 0) | part.get(column + second, 0)
-                    if held & wanted == wanted:
-                        continue
-                    leading = leading_best = _leading(held)
-                    if rest:
-                        for layer in rest:
-                            held |= part.get(column + layer, 0)
-                        leading = _leading(held)
-                        if leading_best < leading:
-                            mixed |= bit
-                    if leading < shared:
-                        alive ^= bit
-                        left.append((bit, position + leading))
-            if missing:
-                alive ^= missing
-                left.append((missing, position))
-            if not alive:
-                break
-        position += shared
-    left.append((alive, position))
-    depths = {}
-    for mask, depth in left:
-        while mask and depth:
-            bit = mask & -mask
-            mask ^= bit
-            depths[bit.bit_length() - 1] = depth
-    return depths, mixed
-
-
-def _folded(mask: int, layers: Sequence[int]) -> int:
-    """The endpoints' first columns whose columns of any of ``layers`` are in ``mask``; other bits are set, too."""
-    folded = 0
-    for layer in layers:
-        folded |= mask >> layer
-    return folded
-
-
-def _leading(held: int) -> int:
-    """How many of the lowest bits are set, without a gap."""
-    return (~held & held + 1).bit_length() - 1
 
 
 def _tiers(path: Path, candidate: Candidate, depth: int) -> tuple[int, int]:
@@ -234,10 +194,3 @@ def _tiers(path: Path, candidate: Candidate, depth: int) -> tuple[int, int]:
         gpu += on_gpu.bit_count()
         cpu += (chunk.held(column + Layer.CPU) & LEADING[count] & ~on_gpu).bit_count()
     return gpu, cpu
-
-
-def _bits(numbers: Iterable[int]) -> int:
-    bits = 0
-    for number in numbers:
-        bits |= 1 << number
-    return bits

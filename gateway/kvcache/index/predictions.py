@@ -31,6 +31,9 @@ COMPUTED_WITHIN = 300.0
 """Seconds for which a prompt may be under way: the default of ``timeouts.head``. Its first token, or its request's end,
 comes before, unless an engine loses it; then its prediction is withdrawn."""
 
+LOOK_EVERY = 0.25
+"""Seconds between two looks at what has lapsed: many together cost a fifth of what one costs beside each request."""
+
 EXPIRE_LIMIT = 1000
 """Chunks whose predictions one call lets expire: half a millisecond, and more than one prompt has."""
 
@@ -62,8 +65,7 @@ Claims: TypeAlias = dict[BlockChunk, dict[Prediction, int]]
 
 class Predictions:
     """All predictions of a model's endpoints. ``column``: an endpoint's first. ``computed`` and ``withdraw`` may be
-    called in any order, and more than once. ``due_at``: Clock.monotonic() from which ``expire`` may have something to
-    do; before that there is nothing.
+    called in any order, and more than once. ``due_at``: Clock.monotonic() from which ``expire`` is to be called.
     """
 
     def __init__(self, table: BlockTable, clock: Clock) -> None:
@@ -74,6 +76,7 @@ class Predictions:
         self._under_way: OrderedDict[Prediction, None] = OrderedDict()
         self._announced: OrderedDict[Prediction, None] = OrderedDict()
         self.due_at = inf
+        self._look_at = 0.0
 
     def predict(self, column: int, keys: Sequence[int], now: int) -> Prediction:
         """The endpoint will hold ``keys``.
@@ -84,7 +87,7 @@ class Predictions:
         claims = self._claims.setdefault(column, {})
         marks: dict[BlockChunk, int] = {}
         prediction = Prediction(self, column, claims, marks, self._clock.monotonic())
-        for chunk, offset, count in table.insert(-1, keys):
+        for chunk, offset, count in table.insert(-1, keys, predicted):
             chunk.used = now
             bits = LEADING[count] << offset
             if not chunk.full >> predicted & 1:
@@ -96,7 +99,7 @@ class Predictions:
             else:
                 claimed[prediction] = bits
         self._under_way[prediction] = None
-        self.due_at = min(self.due_at, prediction.at + COMPUTED_WITHIN)
+        self._due(prediction.at + COMPUTED_WITHIN)
         return prediction
 
     def confirmed(self, column: int, chunk: BlockChunk, bits: int) -> None:
@@ -113,14 +116,16 @@ class Predictions:
                     self._announced.pop(prediction, None)
 
     def expire(self, now: float) -> None:
-        """Drop predictions that have not come true in time."""
+        """Drop predictions that have not come true in time, some of them if there are many."""
         work, self.due_at = 0, inf
         for predictions, seconds in ((self._announced, EVENTS_WITHIN), (self._under_way, COMPUTED_WITHIN)):
             while predictions and work < EXPIRE_LIMIT and (oldest := next(iter(predictions))).at + seconds <= now:
                 work += len(oldest.marks)
                 self.withdraw(oldest)
+        self._look_at = now + LOOK_EVERY if work < EXPIRE_LIMIT else now
+        for predictions, seconds in ((self._announced, EVENTS_WITHIN), (self._under_way, COMPUTED_WITHIN)):
             if predictions:
-                self.due_at = min(self.due_at, next(iter(predictions)).at + seconds)
+                self._due(next(iter(predictions)).at + seconds)
 
     def remove_all(self, column: int) -> Iterator[None]:
         """Take all predictions of an endpoint out of the table, in steps of one chunk each."""
@@ -147,7 +152,7 @@ class Predictions:
         if prediction.marks:
             prediction.at = self._clock.monotonic()
             self._announced[prediction] = None
-            self.due_at = min(self.due_at, prediction.at + EVENTS_WITHIN)
+            self._due(prediction.at + EVENTS_WITHIN)
 
     def withdraw(self, prediction: Prediction) -> None:
         """It will not come true, or has: from here on only events count."""
@@ -155,6 +160,10 @@ class Predictions:
         self._announced.pop(prediction, None)
         for chunk, bits in list(prediction.marks.items()):
             self._drop(prediction, chunk, bits)
+
+    def _due(self, at: float) -> None:
+        """A prediction lapses at this time."""
+        self.due_at = min(self.due_at, max(at, self._look_at))
 
     def _drop(self, prediction: Prediction, chunk: BlockChunk, bits: int) -> None:
         """The prediction claims these blocks no more: those that no other claims leave the table."""

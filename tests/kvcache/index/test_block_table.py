@@ -45,7 +45,7 @@ class OnTheShelf(RuleBasedStateMachine):
         while start and not any(keys[start - 1] in held for held in self.held.values()):
             start -= 1
         behind = self.find(keys[start - 1])[0] if start else -1
-        for chunk, offset, count in self.table.insert(behind, keys[start:]):
+        for chunk, offset, count in self.table.insert(behind, keys[start:], column):
             had = self.table.mark(chunk, column, LEADING[count] << offset)
             run = chunk.keys[offset : offset + count]
             assert [had >> offset + number & 1 for number in range(count)] == [key in self.held[column] for key in run]
@@ -110,7 +110,7 @@ TestOnTheShelf = OnTheShelf.TestCase
 def test_how_much_two_chains_share(one, other, offset):
     table = BlockTable()
     first, second = keys_of(*[0, 0, 0, 1, *one][:CHUNK_SIZE]), keys_of(*[0, 0, 0, 1, *other])
-    ((chunk, _, _),) = table.insert(-1, first)
+    ((chunk, _, _),) = table.insert(-1, first, 0)
     expected = 0
     while expected < min(len(first), len(second)) - offset and first[offset + expected] == second[offset + expected]:
         expected += 1
@@ -120,9 +120,24 @@ def test_how_much_two_chains_share(one, other, offset):
 def test_a_long_prompt_is_a_chunk_for_each_64_blocks():
     table = BlockTable()
     keys = keys_of(*range(3 * CHUNK_SIZE))
-    found = table.insert(-1, keys)
+    found = table.insert(-1, keys, 0)
     assert [(offset, count) for _, offset, count in found] == [(0, CHUNK_SIZE)] * 3
     assert table.key_at(found[1][0].number << CHUNK_BITS | 5) == keys[CHUNK_SIZE + 5]
+
+
+def test_what_others_hold_is_not_added_to():
+    table = BlockTable()
+    keys = keys_of(*range(6))
+    for column in (0, 1):
+        ((chunk, _, count),) = table.insert(-1, keys[:3], column)
+        table.mark(chunk, column, LEADING[count])
+    (first, _, three), (tail, at, one) = table.insert(-1, keys[:4], 1)
+    table.mark(tail, 1, LEADING[one])
+    assert (first, three, at, one) == (chunk, 3, 0, 1)
+    assert (chunk.full, chunk.part, len(chunk.keys)) == (0b11, None, 3)
+    assert table.insert(-1, keys, 1) == [(chunk, 0, 3), (tail, 0, 1), (tail, 1, 2)], "its own grows"
+    table.mark(tail, 1, LEADING[3])
+    assert (tail.full, tail.part) == (0b10, None)
 
 
 def test_the_bits_of_a_mask():

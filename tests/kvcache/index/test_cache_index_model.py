@@ -56,8 +56,9 @@ class Naive(RuleBasedStateMachine):
         self.waiting = [Counter() for _ in SIZES]
         self.reading = [False for _ in SIZES]
         self.partial = [False for _ in SIZES]
-        for slot in range(len(SIZES)):
-            self.index.add(endpoint(slot), True)
+        self.endpoints = tuple(endpoint(slot) for slot in range(len(SIZES)))
+        for one in self.endpoints:
+            self.index.add(one, True)
         self.store(0, [0])
         for slot in range(len(SIZES)):
             self.index.set_complete(slot)
@@ -234,7 +235,7 @@ class Naive(RuleBasedStateMachine):
     def ask(self, prompt):
         keys = self.keys(prompt)
         count = UNIT * len(prompt)
-        matches = self.index.match(keys, count, [endpoint(slot) for slot in range(len(SIZES))])
+        matches = self.index.match(keys, count, self.endpoints)
         for slot, size in enumerate(SIZES):
             if self.reading[slot]:
                 assert matches[slot].source in (Source.ESTIMATED, Source.NONE)

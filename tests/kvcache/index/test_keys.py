@@ -52,7 +52,7 @@ def test_keys_know_what_they_are_of():
     index = CacheIndex(CacheSettings(block_size=16), "m", ManualClock(), NULL_OBSERVER)
     keys = index.keys(Prompt(array("I", range(40)), 40, False, "route"))
     assert (keys.unit, keys.tokens, keys.exact, keys.whole) == (16, 40, False, False)
-    assert list(keys) == chain(array("I", range(32)), 16, root(False, None, None))
+    assert list(keys.values) == chain(array("I", range(32)), 16, root(False, None, None))
     keys = index.keys(Prompt(array("I", range(40)), 50, True, differing=frozenset("b")))
     assert (keys.unit, keys.tokens, keys.exact, keys.whole) == (16, 50, True, True)
     assert keys.differing == {"b"}

@@ -7,7 +7,13 @@ from hypothesis import strategies as st
 from gateway.core.clock import ManualClock
 from gateway.kvcache.index.block_table import LEADING, BlockTable
 from gateway.kvcache.index.layers import LAYERS, Layer
-from gateway.kvcache.index.predictions import COMPUTED_WITHIN, EVENTS_WITHIN, EXPIRE_LIMIT, Predictions
+from gateway.kvcache.index.predictions import (
+    COMPUTED_WITHIN,
+    EVENTS_WITHIN,
+    EXPIRE_LIMIT,
+    LOOK_EVERY,
+    Predictions,
+)
 from tests.kvcache.conftest import held_at, keys_of
 
 
@@ -23,7 +29,7 @@ class Scene:
         return held_at(self.table, number * LAYERS + Layer.PREDICTED)
 
     def hold(self, number, keys):
-        for chunk, offset, count in self.table.insert(-1, keys):
+        for chunk, offset, count in self.table.insert(-1, keys, number * LAYERS):
             self.table.mark(chunk, number * LAYERS, LEADING[count] << offset)
 
 
@@ -73,7 +79,7 @@ def test_what_several_predict_lasts_until_the_last_of_them_ends(scene):
 def test_what_the_engine_holds_is_predicted_too_and_outlives_its_eviction(scene):
     scene.hold(0, keys_of(1, 2))
     prediction = scene.predict(0, keys_of(1, 2, 3))
-    (chunk,) = scene.table.heads.values()
+    chunk, _ = scene.table.heads.values()
     scene.table.unmark_all(chunk, 0)
     assert scene.predicted() == set(keys_of(1, 2, 3))
     assert chunk.used == 1
@@ -104,6 +110,20 @@ def test_many_expire_in_slices(scene, clock):
     assert len(scene.predicted()) == 10
     scene.predictions.expire(clock.now)
     assert scene.predicted() == set()
+
+
+def test_what_lapses_beside_many_requests_is_looked_at_together(scene, clock):
+    for number in range(3):
+        scene.predict(0, keys_of(number))
+        clock.now += LOOK_EVERY / 2
+    clock.now = COMPUTED_WITHIN
+    looks = []
+    for _ in range(5):
+        if clock.now >= scene.predictions.due_at:
+            scene.predictions.expire(clock.now)
+            looks.append((clock.now, len(scene.predicted())))
+        clock.now += LOOK_EVERY / 4
+    assert looks == [(COMPUTED_WITHIN, 2), (COMPUTED_WITHIN + LOOK_EVERY, 0)]
 
 
 steps = st.tuples(

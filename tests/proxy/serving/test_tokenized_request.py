@@ -32,7 +32,7 @@ def request() -> TokenizedRequest:
 def test_a_known_prompt_is_not_joined_to_be_placed() -> None:
     one, ids = request(), known()
     keys = tokenized(RUNTIME, one, Prompt(ids, len(ids), True, own=ids))
-    assert list(keys) == list(tokenized(RUNTIME, request(), Prompt(IDS, len(IDS), True)))
+    assert keys.values == tokenized(RUNTIME, request(), Prompt(IDS, len(IDS), True)).values
     assert (one.prompt_tokens, one.exact, ids.whole) == (5000, True, None)
 
 
