@@ -7,7 +7,7 @@ them, which stays until the last is gone.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import chain as join
 from itertools import islice
 
@@ -16,6 +16,7 @@ from gateway.kvcache.index.copies import Copies
 from gateway.kvcache.index.eviction import EvictionOrder
 from gateway.kvcache.index.hash_map import HashMap, Locations, as_tuple
 from gateway.kvcache.index.layers import PREDICTED, Layer
+from gateway.kvcache.index.predictions import Predictions
 
 MAX_RECOMPUTED = 16_384
 """Blocks that are remembered as computed again: 2 MB, and more than two of the longest prompts. Beyond that, copies
@@ -23,18 +24,18 @@ that were miscounted end with age."""
 
 
 class BlockStore:
-    """``column``: the endpoint's GPU column in ``table``. ``confirmed``: called with a chunk and the bits of blocks
-    that were predicted and are on the GPU now. ``order``: in which the engine will evict its GPU blocks.
+    """``column``: the endpoint's GPU column in ``table``. ``predictions``: are told of blocks that come to the GPU
+    or leave it. ``order``: in which the engine will evict its GPU blocks.
     ``duplicates``: tier -> location -> blocks that hold the key beside the first."""
 
-    def __init__(self, table: BlockTable, column: int, confirmed: Callable[[BlockChunk, int], None]) -> None:
+    def __init__(self, table: BlockTable, column: int, predictions: Predictions) -> None:
         self.known = HashMap()
         self.copies = Copies()
         self.order = EvictionOrder(column)
         self.duplicates: tuple[dict[int, int], ...] = ({}, {}, {})
         self._table = table
         self._column = column
-        self._confirmed = confirmed
+        self._predictions = predictions
         # Location -> ``Copies.computed`` when the block there was last computed again; the earliest first.
         self._recomputed_at: dict[int, int] = {}
         # What a reset in progress has not looked at yet.
@@ -70,7 +71,7 @@ class BlockStore:
         predicted = column + PREDICTED
         for chunk, offset, count in entered:
             if chunk.full >> predicted & 1 or (chunk.part and predicted in chunk.part):
-                self._confirmed(chunk, LEADING[count] << offset)
+                self._predictions.confirmed(column, chunk, LEADING[count] << offset)
         if each > 1:
             for number, block_hash in enumerate(hashes):
                 known[block_hash] = tuple(found[number * each : (number + 1) * each])
@@ -167,9 +168,10 @@ class BlockStore:
             self._count_duplicates(tier, chunk, had)
         if tier is Layer.GPU:
             self.order.stored(chunk, bits)
-            predicted = self._column + PREDICTED
+            column = self._column
+            predicted = column + PREDICTED
             if chunk.full >> predicted & 1 or (chunk.part and predicted in chunk.part):
-                self._confirmed(chunk, bits)
+                self._predictions.confirmed(column, chunk, bits)
 
     def _count_duplicates(self, tier: Layer, chunk: BlockChunk, had: int) -> None:
         """The tier had these blocks' keys already."""
@@ -188,13 +190,21 @@ class BlockStore:
                 duplicates[where] = others - 1
             elif others:
                 del duplicates[where]
+            elif tier is Layer.GPU:
+                self.release_plain({where >> CHUNK_BITS: 1 << (where & OFFSET_MASK)})
             else:
                 self._table.unmark(self._table.chunk_at(where), self._column + tier, 1 << (where & OFFSET_MASK))
 
     def release_plain(self, gone: Mapping[int, int]) -> None:
         """The same for plain blocks on the GPU: chunk number -> bits."""
+        table, column, order = self._table, self._column, self.order
+        used = order.used
         for number, bits in gone.items():
-            self._table.unmark(self._table.chunk_at(number << CHUNK_BITS), self._column, bits)
+            chunk = table.chunk_at(number << CHUNK_BITS)
+            if used and (users := used.get(chunk)) is not None:
+                self._predictions.evicting(chunk, bits, users)
+            if not table.unmark(chunk, column, bits):
+                order.gone(chunk)
 
     def _unmark_around(self, locations: Locations) -> None:
         """Unmark all chunks of a block on all tiers: everything of the endpoint is to go."""

@@ -192,9 +192,9 @@ class BlockTable:
             part[column] = now
         return had & bits
 
-    def unmark(self, chunk: BlockChunk, column: int, bits: int) -> None:
-        """``column`` holds ``bits`` no longer. Keys at the end that no column holds are dropped, and so is an empty
-        chunk."""
+    def unmark(self, chunk: BlockChunk, column: int, bits: int) -> bool:
+        """``column`` holds ``bits`` no longer; returns whether it holds others of the chunk. Keys at the end that no
+        column holds are dropped, and so is an empty chunk."""
         bit = 1 << column
         full, part, size = chunk.full, chunk.part, len(chunk.keys)
         if full & bit:
@@ -202,7 +202,7 @@ class BlockTable:
                 # The only holder gives up the last block: the usual eviction.
                 chunk.keys.pop()
                 self.size -= 1
-                return
+                return True
             chunk.full = full = full ^ bit
             if left := LEADING[size] & ~bits:
                 if part is None:
@@ -211,7 +211,7 @@ class BlockTable:
         else:
             had = part.get(column, 0) if part else 0
             if part is None or not had & bits:
-                return
+                return had > 0
             if left := had & ~bits:
                 part[column] = left
             else:
@@ -219,14 +219,14 @@ class BlockTable:
                 if not part:
                     part = chunk.part = None
         if full:
-            return
+            return left > 0
         if part is None:  # no column holds anything of it
             self.size -= size
             del self.heads[chunk.keys[0]]
             self.chunks[chunk.number] = None
             self._free.append(chunk.number)
             chunk.keys = array("Q")
-            return
+            return False
         top = max(part.values()).bit_length()
         if top < size:  # no column holds its end
             del chunk.keys[top:]
@@ -236,6 +236,7 @@ class BlockTable:
                 del part[column]
             if not part:
                 chunk.part = None
+        return left > 0
 
     def unmark_all(self, chunk: BlockChunk, column: int) -> None:
         """``column`` holds nothing of the chunk any more."""

@@ -16,11 +16,11 @@ from itertools import chain as join
 from gateway.core.observer import Observer
 from gateway.core.prompt import PrefixedIds, Prompt
 from gateway.framework import Clock, Endpoint
-from gateway.framework.match import Match, Matches
+from gateway.framework.match import Matches
 from gateway.kvcache.index.block_events import BlockRemoved, BlockStored, Event, is_keyed, is_tail
 from gateway.kvcache.index.endpoint_state import EndpointState
 from gateway.kvcache.index.hash_map import PACKING, Packing
-from gateway.kvcache.index.holders import holders
+from gateway.kvcache.index.holders import BELOW, ON_GPU, PREDICTED_ONLY, holders
 from gateway.kvcache.index.indexed_endpoints import IndexedEndpoints
 from gateway.kvcache.index.key_cache import RUN, KeyCache
 from gateway.kvcache.index.keys import PLAIN_ROOTS, BlockKeys, chain, chain_with_media, root
@@ -184,19 +184,20 @@ class CacheIndex(IndexedEndpoints):
         if self._room.sizeless or self._room.changed:
             self._room.refresh()
         coverage = self._coverage
-        asked = coverage.asked(endpoints)
+        asked = coverage.asked_bits if endpoints is coverage.asked else coverage.ask(endpoints)
         followed = asked & coverage.followed if keys.exact else 0
         if keys.differing:
             followed &= ~coverage.named(keys.differing)
         if followed:
             self._match_followed(matches, keys, prompt_tokens, followed)
         if others := asked & ~followed:
-            matches.update(self._approximate(keys, prompt_tokens, others))
+            matches.update(match_approximate(keys, prompt_tokens, self._table, others, coverage.candidates))
         both = followed & ~coverage.resetting
         if keys.whole:
             both &= coverage.partial
         if both:
-            for slot, match in self._approximate(keys, prompt_tokens, both).items():
+            probably = match_approximate(keys, prompt_tokens, self._table, both, coverage.candidates)
+            for slot, match in probably.items():
                 if match.tokens > matches[slot].tokens:
                     matches[slot] = deeper(matches[slot], match)
         return matches
@@ -221,11 +222,11 @@ class CacheIndex(IndexedEndpoints):
             state.approximate.add(keys.values, max(1, tokens // self.unit))
         if not followed:
             return BlockUse(self, keys, endpoint)
-        prediction = self._predictions.predict(state.column, keys.values, self._placements)
+        column, gpu = state.column, state.reset_work is None
+        prediction = self._predictions.predict(column, keys.values, self._placements, gpu=gpu)
         order = state.blocks.order
-        use = BlockUse(self, keys, endpoint, prediction, order, prediction.marks.copy())
-        order.use(use, use.blocks)
-        return use
+        order.use(prediction)
+        return BlockUse(self, keys, endpoint, prediction, order)
 
     # parts of the above
 
@@ -233,9 +234,11 @@ class CacheIndex(IndexedEndpoints):
         """Enter what endpoints hold by their events, and will by what was just sent there."""
         coverage, table, values = self._coverage, self._table, keys.values
         candidates, resetting = coverage.candidates, followed & coverage.resetting
-        groups, special = holders(values, table, followed ^ resetting, below=bool(followed & coverage.tiered))
+        groups, special = holders(
+            values, table, followed ^ resetting, ON_GPU, BELOW if followed & coverage.tiered else ()
+        )
         if resetting:
-            groups += holders(values, table, resetting, gpu=False, below=True)[0]
+            groups += holders(values, table, resetting, PREDICTED_ONLY, BELOW)[0]
         held = 0
         for mask, *_ in groups:
             held |= mask
@@ -253,27 +256,16 @@ class CacheIndex(IndexedEndpoints):
 
     def _mark_crowded(self, held: int) -> int:
         """The endpoints of the bitmap ``held`` that will have evicted something when they start a prompt, which their
-        candidates are told; of all of them, the size of a block where no event has told it."""
-        crowded, uneven = 0, held & self._coverage.uneven
+        candidates are told."""
+        crowded = 0
         for state in self._states.values():
-            endpoint, candidate = state.endpoint, state.candidate
-            if endpoint.load.requests and held & state.bit:
-                candidate.evicted = evicted = self._room.next_evicted(state, self.unit)
+            if held & state.bit and state.endpoint.load.requests:
+                state.candidate.evicted = evicted = self._room.next_evicted(state, self.unit)
                 if evicted:
                     crowded |= state.bit
-            elif candidate.evicted:
-                candidate.evicted = NOTHING
-            if uneven and uneven & state.bit:
-                candidate.block_size = state.block_size
+            elif state.candidate.evicted:
+                state.candidate.evicted = NOTHING
         return crowded
-
-    def _approximate(self, keys: BlockKeys, prompt_tokens: int, alive: int) -> dict[int, Match]:
-        """Slot -> match by what was sent to the endpoints of the bitmap ``alive``."""
-        candidates = self._coverage.candidates
-        for state in self._states.values():
-            if alive & state.bit:
-                state.candidate.block_size = state.block_size
-        return match_approximate(keys, prompt_tokens, self._table, alive, candidates)
 
     def _clear_gpu(self, state: EndpointState, work: Iterator[None]) -> Generator[None]:
         """Work through a reset in small steps, while the endpoint stays."""

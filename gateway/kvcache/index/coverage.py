@@ -17,24 +17,25 @@ class Coverage:
     their engines make other tokens of a prompt; every other is approximated. Among ``followed``: ``resetting``: their
     GPU columns do not count, since a reset is worked through; ``partial``: they may hold more than their events say;
     ``uneven``: their blocks are larger than the index's unit, or unknown; ``tiered``: they hold blocks below the GPU.
+    ``asked``, ``asked_bits``: endpoints, and the bitmap of those that are here.
     """
 
     def __init__(self, states: Mapping[int, EndpointState]) -> None:
         self.followed = self.resetting = self.partial = self.uneven = self.tiered = 0
         self.candidates = Candidates()
         self._states = states
-        self._asked: tuple[Endpoint, ...] = ()
-        self._asked_bits = 0
+        self.asked: Sequence[Endpoint] = ()
+        self.asked_bits = 0
 
     def add(self, state: EndpointState, unit: int) -> None:
         self.candidates.add(state.candidate)
         self.update(state, unit)
-        self._asked = ()
+        self.asked, self.asked_bits = (), 0
 
     def remove(self, state: EndpointState) -> None:
         self.candidates.remove(state.candidate)
         self._clear(state.bit)
-        self._asked = ()
+        self.asked, self.asked_bits = (), 0
 
     def update(self, state: EndpointState, unit: int) -> None:
         """Something of this may have changed: what the state is told, or what its events have shown."""
@@ -54,16 +55,14 @@ class Coverage:
         if tiered:
             self.tiered |= bit
 
-    def asked(self, endpoints: Sequence[Endpoint]) -> int:
-        """The bitmap of ``endpoints``: most times it is the same tuple, of all."""
-        if endpoints is self._asked:
-            return self._asked_bits
+    def ask(self, endpoints: Sequence[Endpoint]) -> int:
+        """The bitmap of ``endpoints``. Who has them in ``asked`` has it already: most times it is the same tuple."""
         states, bits = self._states, 0
         for endpoint in endpoints:
             if (state := states.get(endpoint.slot)) is not None:
                 bits |= state.bit
         if isinstance(endpoints, tuple):
-            self._asked, self._asked_bits = endpoints, bits
+            self.asked, self.asked_bits = endpoints, bits
         return bits
 
     def named(self, names: frozenset[str]) -> int:

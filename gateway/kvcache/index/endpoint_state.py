@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Generator
-from functools import partial
 from itertools import chain
 
 from gateway.framework import Endpoint
@@ -51,11 +50,11 @@ class EndpointState:
         self.replaying = False
         self.partial = False
         self.reset_work: Generator[None] | None = None
-        self.blocks = EngineBlocks(unit, table, column, partial(predictions.confirmed, column))
+        self.blocks = EngineBlocks(unit, table, column, predictions)
         self.below = self.blocks.copies.below
         self.approximate = ApproximateCache(table, column)
         self.bit = 1 << column
-        self.candidate = Candidate(endpoint.slot, column)
+        self.candidate = Candidate(endpoint, column)
         self.shown = self.showing
         self.counted = 0
         self.awaited_reports: Counter[int] = Counter()

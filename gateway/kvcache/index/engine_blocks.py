@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import struct
 from array import array
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 
 from xxhash import xxh3_64_intdigest
 
@@ -22,12 +22,13 @@ from gateway.kvcache.index.block_events import (
     is_keyed,
     short,
 )
-from gateway.kvcache.index.block_table import CHUNK_BITS, CHUNK_SIZE, OFFSET_MASK, BlockChunk, BlockTable
+from gateway.kvcache.index.block_table import CHUNK_BITS, CHUNK_SIZE, OFFSET_MASK, BlockTable
 from gateway.kvcache.index.extra_keys import parse_extra_keys
 from gateway.kvcache.index.hash_map import Packing, as_tuple
 from gateway.kvcache.index.keys import chain_with_media, media_within, root
 from gateway.kvcache.index.layers import Layer, tier_of
 from gateway.kvcache.index.pending_blocks import PENDING_COST, PendingBlocks
+from gateway.kvcache.index.predictions import Predictions
 from gateway.kvcache.index.run_store import RunStore
 from gateway.kvcache.index.second_chance import SecondChance
 
@@ -42,8 +43,8 @@ class EngineBlocks(RunStore):
     Its arguments are ``RunStore``'s. ``block_size``: tokens of the engine's blocks; 0 before any event.
     """
 
-    def __init__(self, unit: int, table: BlockTable, column: int, confirmed: Callable[[BlockChunk, int], None]) -> None:
-        super().__init__(unit, table, column, confirmed)
+    def __init__(self, unit: int, table: BlockTable, column: int, predictions: Predictions) -> None:
+        super().__init__(unit, table, column, predictions)
         self.block_size = 0
         self._bit = 1 << column
         self._pack = struct.Struct(f"{unit}I").pack

@@ -8,73 +8,84 @@ gateways use again is not known. Source: ``KVCacheManager.free`` and ``FreeKVCac
 
 from __future__ import annotations
 
-from collections import OrderedDict
 from collections.abc import Mapping
 from itertools import count
 
 from gateway.kvcache.index.block_table import LEADING, BlockChunk
+from gateway.kvcache.index.predictions import Prediction
 
 WALK = 2_000
 """Runs of blocks that are looked at for those that go next: a millisecond, and more blocks than a queue of prompts
 displaces at once."""
 
-SPARE = 1_000
-"""Runs of which nothing is held any more that may be in the order, beyond as many as there are others."""
-
 
 class EvictionOrder:
     """Of one endpoint's GPU blocks. ``column``: its GPU column.
 
-    A run is the blocks of one chunk that were last used at the same time, as bits.
+    A run is the blocks of one chunk that were last used at the same time. ``used``: chunk -> the prediction of the
+    request that uses blocks of it, or a list where several do.
     """
 
     def __init__(self, column: int) -> None:
+        self.used: dict[BlockChunk, Prediction | list[Prediction]] = {}
         self._column = column
         self._numbers = count()
-        # Number of a run -> its chunk, the least recently used first; chunk -> its runs by number.
-        self._order: OrderedDict[int, BlockChunk] = OrderedDict()
-        self._runs: dict[BlockChunk, dict[int, int]] = {}
-        self._used: dict[BlockChunk, dict[object, int]] = {}
+        # Number of a run -> its chunk, the least recently used first. Chunk -> the number of its run, which is all that
+        # is held of it, or its runs, as bits by number.
+        self._order: dict[int, BlockChunk] = {}
+        self._runs: dict[BlockChunk, int | dict[int, int]] = {}
         self._next: tuple[int, Mapping[BlockChunk, int]] | None = None
-        self._crowded = SPARE
+
+    def __len__(self) -> int:
+        """Runs."""
+        return len(self._order)
 
     def stored(self, chunk: BlockChunk, bits: int) -> None:
-        """These blocks were computed."""
+        """These blocks were computed, and are held."""
         self._to_end(chunk, bits)
         self._next = None
-        if len(self._order) > self._crowded:
-            self._tidy()
 
-    def use(self, by: object, blocks: Mapping[BlockChunk, int]) -> None:
-        """The request ``by`` will use these blocks, or compute them."""
-        used = self._used
-        for chunk, bits in blocks.items():
-            users = used.get(chunk)
-            if users is None:
-                used[chunk] = {by: bits}
+    def gone(self, chunk: BlockChunk) -> None:
+        """Nothing is held of the chunk any more."""
+        runs = self._runs.pop(chunk, None)
+        if isinstance(runs, int):
+            del self._order[runs]
+        elif runs is not None:
+            for number in runs:
+                del self._order[number]
+
+    def use(self, by: Prediction) -> None:
+        """The request of this prediction will use its blocks, or compute them."""
+        used = self.used
+        for chunk in by.blocks:
+            users = used.setdefault(chunk, by)
+            if users is by:
+                continue
+            if isinstance(users, list):
+                users.append(by)
             else:
-                users[by] = bits
+                used[chunk] = [users, by]
         self._next = None
 
-    def free(self, by: object, blocks: dict[BlockChunk, int]) -> None:
-        """The request has ended. ``blocks``: of its prompt, in order; the last of them go first."""
-        used, runs, column = self._used, self._runs, self._column
-        for chunk, bits in reversed(blocks.items()):
-            users = used.get(chunk)
-            if users is not None:
-                users.pop(by, None)
-                if not users:
-                    del used[chunk]
-            held = bits & (LEADING[len(chunk.keys)] if chunk.full >> column & 1 else chunk.held(column))
-            if not held:
-                continue
-            numbers = runs.get(chunk)
-            if numbers is not None and len(numbers) == 1:
-                number, had = next(iter(numbers.items()))
-                if had == held:  # as mostly: the chunk is used as a whole
-                    self._order.move_to_end(number)
-                    continue
-            self._to_end(chunk, held)
+    def free(self, by: Prediction) -> None:
+        """The request has ended. The last blocks of its prompt go first."""
+        used, runs, order, column = self.used, self._runs, self._order, self._column
+        for chunk, bits in reversed(by.blocks.items()):
+            users = used[chunk]
+            if users is by:
+                del used[chunk]
+            elif isinstance(users, list):
+                users.remove(by)
+                if len(users) == 1:
+                    used[chunk] = users[0]
+            held = LEADING[len(chunk.keys)] if chunk.full >> column & 1 else chunk.held(column)
+            number = runs.get(chunk)
+            if isinstance(number, int) and not held & ~bits:  # as mostly: the chunk is used as a whole
+                del order[number]
+                runs[chunk] = number = next(self._numbers)
+                order[number] = chunk
+            elif held & bits:
+                self._to_end(chunk, held & bits)
         self._next = None
 
     def next_out(self, blocks: int) -> Mapping[BlockChunk, int]:
@@ -84,61 +95,57 @@ class EvictionOrder:
         return self._next[1]
 
     def _to_end(self, chunk: BlockChunk, bits: int) -> None:
-        order, runs = self._order, self._runs.setdefault(chunk, {})
-        for number, had in list(runs.items()):
-            if had & bits:
-                if left := had & ~bits:
-                    runs[number] = left
-                else:
-                    del runs[number], order[number]
-        number = next(self._numbers)
-        runs[number] = bits
+        """``bits`` of the chunk, which are held, are its last run from now on."""
+        order, before, number = self._order, self._runs.get(chunk), next(self._numbers)
         order[number] = chunk
+        if before is None:
+            self._runs[chunk] = number
+            return
+        runs = {before: chunk.held(self._column)} if isinstance(before, int) else before
+        for other, had in list(runs.items()):
+            if left := had & ~bits:
+                runs[other] = left
+            else:
+                del runs[other], order[other]
+        runs[number] = bits
+        self._runs[chunk] = runs if len(runs) > 1 else number
 
     def _walk(self, blocks: int) -> Mapping[BlockChunk, int]:
-        column, used = self._column, self._used
+        column, used = self._column, self.used
         out: dict[BlockChunk, int] = {}
         empty = []
         for walked, (number, chunk) in enumerate(self._order.items()):
             if blocks <= 0 or walked == WALK:
                 break
-            held = chunk.held(column)
-            bits = held & self._run(chunk, number, held)
-            if not bits:
-                empty.append(number)
-                continue
-            for users in used.get(chunk, {}).values():
-                bits &= ~users
+            bits, runs = chunk.held(column), self._runs[chunk]
+            if not isinstance(runs, int):
+                bits &= _run(runs, number, bits)
+                if not bits:
+                    empty.append(number)
+                    continue
+            users = used.get(chunk)
+            if users is not None:
+                for one in users if isinstance(users, list) else (users,):
+                    bits &= ~one.blocks[chunk]
             if size := bits.bit_count():
                 out[chunk] = out.get(chunk, 0) | (bits if size <= blocks else _highest(bits, blocks))
                 blocks -= size
         for number in empty:
-            self._drop(number)
+            runs = self._runs[self._order.pop(number)]
+            assert isinstance(runs, dict)
+            del runs[number]
         return out
 
-    def _run(self, chunk: BlockChunk, number: int, held: int) -> int:
-        """The run's bits. What an answer has added to a chunk since is in no run, and counts to the last one."""
-        runs = self._runs[chunk]
-        bits = runs[number]
-        known = bits
-        for others in runs.values():
-            known |= others
-        if bits.bit_length() == known.bit_length():
-            bits |= held & ~known
-        return bits
 
-    def _drop(self, number: int) -> None:
-        chunk = self._order.pop(number)
-        runs = self._runs[chunk]
-        del runs[number]
-        if not runs:
-            del self._runs[chunk]
-
-    def _tidy(self) -> None:
-        column = self._column
-        for number in [number for number, chunk in self._order.items() if not chunk.held(column)]:
-            self._drop(number)
-        self._crowded = 2 * len(self._order) + SPARE
+def _run(runs: Mapping[int, int], number: int, held: int) -> int:
+    """The bits of one of a chunk's ``runs``. What an answer has added to the chunk since is in no run: it counts to the
+    last one."""
+    bits = known = runs[number]
+    for others in runs.values():
+        known |= others
+    if bits.bit_length() == known.bit_length():
+        bits |= held & ~known
+    return bits
 
 
 def _highest(bits: int, size: int) -> int:

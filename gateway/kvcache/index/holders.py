@@ -5,17 +5,17 @@ Most endpoints hold equally much. So the answer is groups: a bitmap of endpoints
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import TypeAlias
 
 from gateway.kvcache.index.block_table import LEADING, BlockChunk, BlockTable
 from gateway.kvcache.index.layers import PREDICTED, Layer
 
-CPU, STORAGE, APPROXIMATE = int(Layer.CPU), int(Layer.STORAGE), int(Layer.APPROXIMATE)
-"""As plain integers: to look up an enum's member takes as long as a chunk does."""
-
-BEST = (int(Layer.GPU), PREDICTED)
-BELOW = (CPU, STORAGE)
+# As plain integers: to look up an enum's member takes as long as a chunk does.
+ON_GPU = (int(Layer.GPU), PREDICTED)
+PREDICTED_ONLY = (PREDICTED, PREDICTED)
+APPROXIMATE = (int(Layer.APPROXIMATE), int(Layer.APPROXIMATE))
+BELOW = (int(Layer.CPU), int(Layer.STORAGE))
 
 Group: TypeAlias = tuple[int, int, BlockChunk, int]
 """Endpoints that hold the same number of leading blocks, 1 or more: bitmap of their first columns; number of blocks;
@@ -23,13 +23,18 @@ the last one's chunk; its offset there."""
 
 
 def holders(
-    keys: Sequence[int], table: BlockTable, alive: int, *, gpu: bool = True, below: bool = False
+    keys: Sequence[int],
+    table: BlockTable,
+    alive: int,
+    best: tuple[int, int] = ON_GPU,
+    others: tuple[int, ...] = (),
 ) -> tuple[list[Group], int]:
-    """The endpoints of ``alive`` that hold something of a prompt by their engine's events or by predictions.
+    """The endpoints of ``alive`` that hold something of a prompt on one of the layers ``best`` or ``others``.
 
-    ``alive``: bitmap of first columns. ``gpu``: their GPU columns count. ``below``: those of the tiers below do, too.
-    Also returns a bitmap of the endpoints of which some blocks of these are on tiers below only.
+    ``alive``: bitmap of first columns. Also returns a bitmap of the endpoints that hold some of these blocks on
+    ``others`` only.
     """
+    first, second = best
     heads, position, count = table.heads, 0, len(keys)
     groups: list[Group] = []
     mixed = at = 0
@@ -43,16 +48,18 @@ def holders(
         if position + shared > count or own[-1] != keys[position + shared - 1]:
             shared = chunk.common_prefix(keys, position)
         full = chunk.full
-        missing = alive & ~full if gpu else alive
+        missing = alive & ~(full >> first)
         if missing:
-            missing &= ~(full >> PREDICTED)
-        if missing and below:
-            on_below = missing & (full >> CPU | full >> STORAGE)
-            mixed |= on_below
-            missing ^= on_below
-        if missing:
-            ends, on_others = _ends(chunk, missing, shared, BEST if gpu else BEST[1:], BELOW if below else ())
+            missing &= ~(full >> second)
+        if missing and others:
+            on_others = missing & _folded(full, others)
             mixed |= on_others
+            missing ^= on_others
+        if missing:
+            ends = {0: missing}
+            if chunk.part:
+                ends, more = _ends(chunk.part, missing, shared, best, others)
+                mixed |= more
             for leading, mask in ends.items():
                 alive ^= mask
                 if leading:
@@ -66,40 +73,18 @@ def holders(
     return groups, mixed
 
 
-def approximate_holders(keys: Sequence[int], table: BlockTable, alive: int) -> list[tuple[int, int]]:
-    """The endpoints of ``alive`` that hold something by what was sent there: (bitmap of first columns, blocks)."""
-    position = 0
-    groups: list[tuple[int, int]] = []
-    for chunk, shared in table.path(keys):
-        missing = alive & ~(chunk.full >> APPROXIMATE)
-        if missing:
-            for leading, mask in _ends(chunk, missing, shared, (APPROXIMATE,), ())[0].items():
-                alive ^= mask
-                if position + leading:
-                    groups.append((mask, position + leading))
-            if not alive:
-                break
-        position += shared
-    if alive and position:
-        groups.append((alive, position))
-    return groups
-
-
 def _ends(
-    chunk: BlockChunk, missing: int, shared: int, best: Sequence[int], others: Sequence[int]
+    part: Mapping[int, int], missing: int, shared: int, best: Sequence[int], others: Sequence[int]
 ) -> tuple[dict[int, int], int]:
     """Leading blocks -> bitmap of the endpoints of ``missing`` that hold no more of a chunk's first ``shared``.
 
-    ``best``, ``others``: layers that count; no endpoint of ``missing`` holds all of the chunk on one of them. Also
-    returns a bitmap of the endpoints that hold some of these blocks on ``others`` only.
+    ``part``: the chunk's. ``best``, ``others``: layers that count; no endpoint of ``missing`` holds all of the chunk on
+    one of them. Also returns a bitmap of the endpoints that hold some of these blocks on ``others`` only.
     """
-    part = chunk.part
-    if not part:
-        return {0: missing}, 0
     ends: dict[int, int] = {}
     mixed, wanted = 0, LEADING[shared]
     if missing.bit_count() > len(part):
-        some = missing & _endpoints(part, (*best, *others))
+        some = missing & _folded(_bits(part), (*best, *others))
         if missing != some:
             ends[0] = missing ^ some
         missing = some
@@ -124,14 +109,19 @@ def _ends(
     return ends, mixed
 
 
-def _endpoints(part: Iterable[int], layers: Iterable[int]) -> int:
-    """First columns of the endpoints with one of these columns among ``layers``; other bits are set, too."""
-    bits = folded = 0
-    for column in part:
-        bits |= 1 << column
+def _folded(mask: int, layers: Iterable[int]) -> int:
+    """First columns of the endpoints with a column of ``layers`` in ``mask``; other bits are set, too."""
+    folded = 0
     for layer in layers:
-        folded |= bits >> layer
+        folded |= mask >> layer
     return folded
+
+
+def _bits(numbers: Iterable[int]) -> int:
+    bits = 0
+    for number in numbers:
+        bits |= 1 << number
+    return bits
 
 
 def _leading(held: int) -> int:

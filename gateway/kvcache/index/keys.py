@@ -12,6 +12,7 @@ from collections.abc import Callable, Sequence
 from functools import lru_cache
 from struct import Struct
 
+import msgspec
 from xxhash import xxh3_64_intdigest
 
 from gateway.core.prompt import BYTES_PER_ID, NOWHERE, MediaItem
@@ -21,25 +22,20 @@ CUT = 64
 come from events or ``KeyCache``; prompts come in all lengths."""
 
 
-class BlockKeys:
+class BlockKeys(msgspec.Struct, frozen=True, eq=False):
     """Keys of a prompt's whole blocks.
 
-    ``values``: the keys, first to last. ``unit``: tokens a block. ``tokens``: of the prompt. ``exact``, ``whole``: as
-    in ``Prompt``; if not ``whole``, no engine will report the last of them. ``differing``: names of endpoints whose
-    engines make other tokens of the prompt.
+    ``values``: the keys, first to last, as ``array('Q')``. ``unit``: tokens a block. ``tokens``: of the prompt.
+    ``exact``, ``whole``: as in ``Prompt``; if not ``whole``, no engine will report the last of them. ``differing``:
+    names of endpoints whose engines make other tokens of the prompt.
     """
 
-    __slots__ = ("differing", "exact", "tokens", "unit", "values", "whole")
-
-    def __init__(
-        self, values: array[int], unit: int, tokens: int, exact: bool, whole: bool, differing: frozenset[str] = NOWHERE
-    ) -> None:
-        self.values = values
-        self.unit = unit
-        self.tokens = tokens
-        self.exact = exact
-        self.whole = whole
-        self.differing = differing
+    values: array[int]
+    unit: int
+    tokens: int
+    exact: bool
+    whole: bool
+    differing: frozenset[str] = NOWHERE
 
 
 def root(exact: bool, adapter: str | None, salt: str | None) -> int:

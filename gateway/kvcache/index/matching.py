@@ -9,9 +9,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TypeAlias
 
+from gateway.framework import Endpoint
 from gateway.framework.match import Match, Source
 from gateway.kvcache.index.block_table import LEADING, BlockChunk, BlockTable, columns
-from gateway.kvcache.index.holders import Group, approximate_holders
+from gateway.kvcache.index.holders import APPROXIMATE, Group, holders
 from gateway.kvcache.index.keys import BlockKeys
 from gateway.kvcache.index.layers import PREDICTED, Layer
 
@@ -20,24 +21,26 @@ Path: TypeAlias = list[tuple[BlockChunk, int]]
 
 NOTHING: Mapping[BlockChunk, int] = {}
 
-SLOTS_KEPT = 256
-"""Bitmaps whose slots are remembered: few endpoints have few, and of many endpoints mostly all hold the same."""
+BITMAPS_KEPT = 256
+"""Bitmaps whose endpoints are remembered: few endpoints have few, and of many endpoints mostly all hold the same."""
 
 # To look up an enum's member takes as long as all else that is done for one candidate.
 _EVENTS, _PREDICTED, _ESTIMATED = Source.EVENTS, Source.PREDICTED, Source.ESTIMATED
 
 
 class Candidate:
-    """One endpoint. ``column``: its first in the block table. ``block_size``: tokens of an engine block, 0 if unknown.
+    """One endpoint. ``column``: its first in the block table. ``block_size``: tokens of an engine block, as its events
+    tell; 0 if they have not.
 
     ``gpu``: whether its GPU column counts; false while a reset is worked through. ``evicted``: chunk -> bits of the
     blocks that it will have evicted by the time that it starts the prompt.
     """
 
-    __slots__ = ("block_size", "column", "evicted", "gpu", "slot")
+    __slots__ = ("block_size", "column", "endpoint", "evicted", "gpu", "slot")
 
-    def __init__(self, slot: int, column: int, block_size: int = 0, gpu: bool = True) -> None:
-        self.slot = slot
+    def __init__(self, endpoint: Endpoint, column: int, block_size: int = 0, gpu: bool = True) -> None:
+        self.endpoint = endpoint
+        self.slot = endpoint.slot
         self.column = column
         self.block_size = block_size
         self.gpu = gpu
@@ -49,25 +52,33 @@ class Candidates:
 
     def __init__(self) -> None:
         self._by_column: dict[int, Candidate] = {}
+        self._several: dict[int, tuple[Candidate, ...]] = {}
         self._slots: dict[int, tuple[int, ...]] = {}
 
     def add(self, candidate: Candidate) -> None:
         self._by_column[candidate.column] = candidate
+        self._several.clear()
         self._slots.clear()
 
     def remove(self, candidate: Candidate) -> None:
         del self._by_column[candidate.column]
+        self._several.clear()
         self._slots.clear()
 
-    def of(self, mask: int) -> list[Candidate]:
+    def of(self, mask: int) -> tuple[Candidate, ...]:
         """Those whose first columns are in ``mask``."""
-        return [self._by_column[column] for column in columns(mask)]
+        found = self._several.get(mask)
+        if found is None:
+            if len(self._several) >= BITMAPS_KEPT:
+                self._several.clear()
+            found = self._several[mask] = tuple([self._by_column[column] for column in columns(mask)])
+        return found
 
     def slots(self, mask: int) -> tuple[int, ...]:
         """The slots of the same."""
         found = self._slots.get(mask)
         if found is None:
-            if len(self._slots) >= SLOTS_KEPT:
+            if len(self._slots) >= BITMAPS_KEPT:
                 self._slots.clear()
             found = self._slots[mask] = tuple([candidate.slot for candidate in self.of(mask)])
         return found
@@ -79,9 +90,11 @@ def match_approximate(
     """Slot -> match of the endpoints of ``alive`` that probably hold something, by what was sent there."""
     matches: dict[int, Match] = {}
     unit = keys.unit
-    for mask, depth in approximate_holders(keys.values, table, alive):
+    for mask, depth, *_ in holders(keys.values, table, alive, APPROXIMATE)[0]:
         for candidate in candidates.of(mask):
-            size = candidate.block_size if candidate.block_size > unit else unit
+            size = candidate.block_size or candidate.endpoint.metrics.block_size
+            if size < unit:
+                size = unit
             if whole := depth * unit // size * size:
                 hit = max(0, min(whole, (prompt_tokens - 1) // size * size))
                 matches[candidate.slot] = tuple.__new__(Match, (whole, 0, 0, hit, _ESTIMATED))
@@ -131,7 +144,7 @@ def match_one(path: Path, candidate: Candidate, depth: int, unit: int, prompt_to
     whole block of its engine. ``path``: of the prompt."""
     if candidate.evicted:
         depth = _before_evicted(path, candidate.evicted, depth)
-    size = candidate.block_size if candidate.block_size > unit else unit
+    size = max(unit, candidate.block_size or candidate.endpoint.metrics.block_size)
     whole = depth * unit // size * size
     if not whole:
         return None

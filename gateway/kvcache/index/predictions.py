@@ -8,8 +8,8 @@ A prediction lasts as long as the work that it predicts: until the prompt is com
 engine's queue, and then for as long as the engine's events may take. A fixed time would be wrong either way: with 10 s,
 engines whose queues were longer lost their sessions, which scattered, and made the queues longer still.
 
-All blocks of the prompt are predicted, also those that the engine holds already: if it evicts them while the request
-waits, the request computes them again. Once the prompt is computed, only those are that no event has reported yet.
+What the engine holds already needs no prediction. If it evicts some of that while the request waits, the request will
+compute it again: then that is predicted, too.
 """
 
 from __future__ import annotations
@@ -41,20 +41,19 @@ EXPIRE_LIMIT = 1000
 class Prediction:
     """Of one request on one endpoint.
 
-    ``marks``: chunk -> bits of the blocks that are still predicted; ``claims``: the same of all requests on the
-    endpoint. ``column``: the endpoint's first. ``announced``: the prompt is computed, and the rest waits for its
-    events. ``at``: Clock.monotonic() when that was so, or when it was placed.
+    ``blocks``: chunk -> bits of the prompt's blocks, in order. ``marks``: the same of those that are predicted;
+    ``claims``: the same of all requests on the endpoint. ``column``: the endpoint's first. ``announced``: the prompt is
+    computed, and the rest waits for its events. ``at``: Clock.monotonic() when that was so, or when it was placed.
     """
 
-    __slots__ = ("announced", "at", "claims", "column", "marks", "owner")
+    __slots__ = ("announced", "at", "blocks", "claims", "column", "marks", "owner")
 
-    def __init__(
-        self, owner: Predictions, column: int, claims: Claims, marks: dict[BlockChunk, int], at: float
-    ) -> None:
+    def __init__(self, owner: Predictions, column: int, claims: Claims, at: float) -> None:
         self.owner = owner
         self.column = column
         self.claims = claims
-        self.marks = marks
+        self.blocks: dict[BlockChunk, int] = {}
+        self.marks: dict[BlockChunk, int] = {}
         self.announced = False
         self.at = at
 
@@ -78,42 +77,50 @@ class Predictions:
         self.due_at = inf
         self._look_at = 0.0
 
-    def predict(self, column: int, keys: Sequence[int], now: int) -> Prediction:
+    def predict(self, column: int, keys: Sequence[int], now: int, *, gpu: bool = True) -> Prediction:
         """The endpoint will hold ``keys``.
 
-        ``now``: in the index's count of placements: all chunks of the prompt are used at that time.
+        ``now``: in the index's count of placements: all chunks of the prompt are used at that time. ``gpu``: what its
+        GPU column holds is there; false while that is cleared.
         """
-        table, predicted = self._table, column + PREDICTED
-        claims = self._claims.setdefault(column, {})
-        marks: dict[BlockChunk, int] = {}
-        prediction = Prediction(self, column, claims, marks, self._clock.monotonic())
-        for chunk, offset, count in table.insert(-1, keys, predicted):
+        claims = self._claims.get(column)
+        if claims is None:
+            claims = self._claims[column] = {}
+        prediction = Prediction(self, column, claims, self._clock.monotonic())
+        blocks = prediction.blocks
+        for chunk, offset, count in self._table.insert(-1, keys, column + PREDICTED):
             chunk.used = now
             bits = LEADING[count] << offset
-            if not chunk.full >> predicted & 1:
-                table.mark(chunk, predicted, bits)
-            marks[chunk] = bits = marks.get(chunk, 0) | bits
-            claimed = claims.get(chunk)
-            if claimed is None:
-                claims[chunk] = {prediction: bits}
-            else:
-                claimed[prediction] = bits
+            blocks[chunk] = blocks.get(chunk, 0) | bits
+            if not gpu or not chunk.full >> column & 1:
+                if gpu and chunk.part:
+                    bits &= ~chunk.part.get(column, 0)
+                if bits:
+                    self._claim(prediction, chunk, bits)
         self._under_way[prediction] = None
         self._due(prediction.at + COMPUTED_WITHIN)
         return prediction
 
     def confirmed(self, column: int, chunk: BlockChunk, bits: int) -> None:
-        """The engine has reported these blocks. Requests whose prompts are under way still claim them, since the engine
-        may evict them; those whose prompts are computed do not."""
+        """The engine has reported these blocks."""
         claims = self._claims.get(column)
         claimed = claims.get(chunk) if claims else None
-        if claims is None or claimed is None:
+        if claimed is None:
             return
         for prediction, marked in list(claimed.items()):
-            if prediction.announced and marked & bits:
+            if marked & bits:
                 self._drop(prediction, chunk, marked & bits)
-                if not prediction.marks:
+                if prediction.announced and not prediction.marks:
                     self._announced.pop(prediction, None)
+
+    def evicting(self, chunk: BlockChunk, bits: int, users: Prediction | list[Prediction]) -> None:
+        """The engine has evicted these blocks, which leave the table next. ``users``: whose prompts have blocks of the
+        chunk: those that are not computed will be computed there again."""
+        for prediction in users if isinstance(users, list) else (users,):
+            wanted = prediction.blocks[chunk] & bits
+            # Where all predictions were removed, its claims are not those of the endpoint any more.
+            if wanted and prediction in self._under_way and prediction.claims is self._claims.get(prediction.column):
+                self._claim(prediction, chunk, wanted)
 
     def expire(self, now: float) -> None:
         """Drop predictions that have not come true in time, some of them if there are many."""
@@ -147,7 +154,7 @@ class Predictions:
         prediction.announced = True
         column = prediction.column
         for chunk, bits in list(prediction.marks.items()):
-            if held := bits & (LEADING[len(chunk.keys)] if chunk.full >> column & 1 else chunk.held(column)):
+            if held := bits & chunk.held(column):
                 self._drop(prediction, chunk, held)
         if prediction.marks:
             prediction.at = self._clock.monotonic()
@@ -160,6 +167,16 @@ class Predictions:
         self._announced.pop(prediction, None)
         for chunk, bits in list(prediction.marks.items()):
             self._drop(prediction, chunk, bits)
+
+    def _claim(self, prediction: Prediction, chunk: BlockChunk, bits: int) -> None:
+        self._table.mark(chunk, prediction.column + PREDICTED, bits)
+        marks, claims = prediction.marks, prediction.claims
+        marks[chunk] = bits = marks.get(chunk, 0) | bits
+        claimed = claims.get(chunk)
+        if claimed is None:
+            claims[chunk] = {prediction: bits}
+        else:
+            claimed[prediction] = bits
 
     def _due(self, at: float) -> None:
         """A prediction lapses at this time."""

@@ -6,24 +6,25 @@ A block whose content has no key (embeddings) is known without one, and so is ev
 from __future__ import annotations
 
 from array import array
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 from gateway.core.prompt import MediaItem
 from gateway.kvcache.index.block_events import BlockStored, all_short, has_only_tokens, short
 from gateway.kvcache.index.block_store import BlockStore
-from gateway.kvcache.index.block_table import BlockChunk, BlockTable
+from gateway.kvcache.index.block_table import BlockTable
 from gateway.kvcache.index.extra_keys import parse_extra_keys
 from gateway.kvcache.index.hash_map import as_tuple
 from gateway.kvcache.index.keys import PLAIN_ROOTS, chain, chain_with_media, media_within, root
 from gateway.kvcache.index.layers import Layer
 from gateway.kvcache.index.pending_blocks import PendingBlocks
+from gateway.kvcache.index.predictions import Predictions
 
 
 class RunStore(BlockStore):
     """``unit``: tokens of a block key. The others: as ``BlockStore``'s."""
 
-    def __init__(self, unit: int, table: BlockTable, column: int, confirmed: Callable[[BlockChunk, int], None]) -> None:
-        super().__init__(table, column, confirmed)
+    def __init__(self, unit: int, table: BlockTable, column: int, predictions: Predictions) -> None:
+        super().__init__(table, column, predictions)
         self._unit = unit
         self._pending = PendingBlocks()
 

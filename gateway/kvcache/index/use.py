@@ -5,7 +5,6 @@ from __future__ import annotations
 import msgspec
 
 from gateway.framework import Endpoint
-from gateway.kvcache.index.block_table import BlockChunk
 from gateway.kvcache.index.eviction import EvictionOrder
 from gateway.kvcache.index.indexed_endpoints import IndexedEndpoints
 from gateway.kvcache.index.keys import BlockKeys
@@ -15,8 +14,8 @@ from gateway.kvcache.index.predictions import Prediction
 class BlockUse(msgspec.Struct, eq=False):
     """One request's prompt on one endpoint. Every method may be called in any order, and more than once.
 
-    ``prediction``, ``order``: None if the endpoint's events are not followed, or the request is over. ``blocks``: chunk
-    -> bits of the blocks that the request uses in ``order``. ``is_computed``: the first token came.
+    ``prediction``, ``order``: None if the endpoint's events are not followed; ``prediction``, too, if the request is
+    over. ``is_computed``: the first token came.
     """
 
     index: IndexedEndpoints
@@ -24,7 +23,6 @@ class BlockUse(msgspec.Struct, eq=False):
     endpoint: Endpoint
     prediction: Prediction | None = None
     order: EvictionOrder | None = None
-    blocks: dict[BlockChunk, int] = {}
     is_computed: bool = False
 
     def computed(self) -> None:
@@ -42,12 +40,12 @@ class BlockUse(msgspec.Struct, eq=False):
     def end(self, *, computed: bool = False) -> None:
         """The request is over, however it ended. ``computed``: and by now the prompt is; else what was not computed
         before will not be."""
-        prediction, self.prediction = self.prediction, None
-        if prediction is not None and not self.is_computed:
+        prediction, order, self.prediction = self.prediction, self.order, None
+        if prediction is None or order is None:
+            return
+        if not self.is_computed:
             if computed:
                 prediction.owner.computed(prediction)
             else:
                 prediction.owner.withdraw(prediction)
-        order, self.order = self.order, None
-        if order is not None:
-            order.free(self, self.blocks)
+        order.free(prediction)

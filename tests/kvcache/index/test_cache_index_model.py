@@ -1,3 +1,5 @@
+"""Covers: gateway/kvcache/index/cache_index.py, gateway/kvcache/index/coverage.py."""
+
 from __future__ import annotations
 
 from array import array

@@ -10,21 +10,19 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from gateway.core.clock import ManualClock
 from gateway.core.prompt import MediaItem
 from gateway.kvcache.index.block_events import BlockRemoved, BlockStored, Event, has_only_tokens
 from gateway.kvcache.index.block_store import MAX_RECOMPUTED
-from gateway.kvcache.index.block_table import BlockChunk, BlockTable
+from gateway.kvcache.index.block_table import BlockTable
 from gateway.kvcache.index.copies import COUNT_MAX
 from gateway.kvcache.index.engine_blocks import EngineBlocks
 from gateway.kvcache.index.hash_map import Packing
 from gateway.kvcache.index.keys import chain, chain_with_media, root
 from gateway.kvcache.index.layers import LAYERS, Layer
 from gateway.kvcache.index.pending_blocks import MAX_PENDING
+from gateway.kvcache.index.predictions import Predictions
 from tests.kvcache.conftest import held_at, ids, removed, stored
-
-
-def ignore(chunk: BlockChunk, bits: int) -> None:
-    """Nothing was predicted."""
 
 
 class Scene(EngineBlocks):
@@ -36,9 +34,10 @@ class Scene(EngineBlocks):
     def __init__(self, packed: bool = False) -> None:
         self.packed = packed
         self.table = BlockTable()
-        self.other = EngineBlocks(16, self.table, LAYERS, ignore)
+        nothing = Predictions(self.table, ManualClock())
+        self.other = EngineBlocks(16, self.table, LAYERS, nothing)
         self.other.store_keyed(stored([1, 2], ids(1, 2)))
-        super().__init__(16, self.table, 0, ignore)
+        super().__init__(16, self.table, 0, nothing)
 
     def take_in(self, event: BlockStored) -> str:
         assert self.problem(event) == ""

@@ -1,3 +1,5 @@
+"""Covers: gateway/kvcache/index/matching.py, gateway/kvcache/index/holders.py."""
+
 from __future__ import annotations
 
 from array import array
@@ -7,21 +9,21 @@ from hypothesis import strategies as st
 
 from gateway.framework.match import Match, Source
 from gateway.kvcache.index.block_table import LEADING, BlockTable
-from gateway.kvcache.index.holders import holders
+from gateway.kvcache.index.holders import BELOW, ON_GPU, PREDICTED_ONLY, holders
 from gateway.kvcache.index.keys import BlockKeys, chain
 from gateway.kvcache.index.layers import LAYERS, Layer
 from gateway.kvcache.index.matching import (
-    SLOTS_KEPT,
+    BITMAPS_KEPT,
     Candidate,
     Candidates,
     add_matches,
     match_approximate,
     match_one,
 )
-from tests.kvcache.conftest import ids
+from tests.kvcache.conftest import endpoint, ids
 
 ENDPOINTS = 3
-CANDIDATES = [Candidate(slot=10 + number, column=number * LAYERS, block_size=16) for number in range(ENDPOINTS)]
+CANDIDATES = [Candidate(endpoint(10 + number), column=number * LAYERS, block_size=16) for number in range(ENDPOINTS)]
 LENGTHS = st.one_of(st.integers(1, 8), st.integers(60, 140))
 
 
@@ -52,8 +54,8 @@ def match_from_events(keys, tokens, candidates, table, *, below, special=0):
         several.add(candidate)
     resetting = sum(1 << candidate.column for candidate in candidates if not candidate.gpu)
     alive = sum(1 << candidate.column for candidate in candidates) ^ resetting
-    groups, mixed = holders(keys.values, table, alive, below=below)
-    groups += holders(keys.values, table, resetting, gpu=False, below=True)[0]
+    groups, mixed = holders(keys.values, table, alive, ON_GPU, BELOW if below else ())
+    groups += holders(keys.values, table, resetting, PREDICTED_ONLY, BELOW)[0]
     matches = {}
     special |= mixed | resetting | sum(1 << each.column for each in candidates if each.block_size != keys.unit)
     for mask, depth in add_matches(matches, groups, keys, tokens, several, special):
@@ -83,7 +85,7 @@ def test_it_is_the_linear_walk_with_holes_and_tiers(scene, tokens, resetting, on
     count, held = scene
     keys = keys_of(count)
     candidates = [
-        Candidate(each.slot, each.column, 16, number not in resetting) for number, each in enumerate(CANDIDATES)
+        Candidate(each.endpoint, each.column, 16, number not in resetting) for number, each in enumerate(CANDIDATES)
     ]
     below = any(column % LAYERS in (Layer.CPU, Layer.STORAGE) for column in held)
     found = match_from_events(keys, tokens, candidates, table_of(keys, held), below=below, special=-one_by_one)
@@ -125,7 +127,7 @@ def test_an_estimate_is_one():
 
 def test_only_whole_blocks_of_the_engine_count():
     keys = keys_of(5)
-    larger = [Candidate(slot=0, column=0, block_size=48), Candidate(slot=1, column=LAYERS, block_size=0)]
+    larger = [Candidate(endpoint(0), column=0, block_size=48), Candidate(endpoint(1), column=LAYERS, block_size=0)]
     held = {0: {0, 1, 2, 3, 4}, LAYERS: {0, 1, 2, 3, 4}}
     found = match_from_events(keys, 80, larger, table_of(keys, held), below=True)
     assert [(found[slot].gpu, found[slot].expected_hit) for slot in (0, 1)] == [(48, 48), (80, 64)]
@@ -136,7 +138,7 @@ def test_only_whole_blocks_of_the_engine_count():
 
 def test_those_that_hold_equally_much_share_a_match():
     keys = keys_of(70)
-    many = [Candidate(slot=500 - number, column=number * LAYERS, block_size=16) for number in range(300)]
+    many = [Candidate(endpoint(500 - number), column=number * LAYERS, block_size=16) for number in range(300)]
     held = {each.column: set(range(5 if number % 3 else 70)) for number, each in enumerate(many[:-1])}
     found = match_from_events(keys, 70 * 16, many, table_of(keys, held), below=False)
     assert len(found) == 299
@@ -147,10 +149,10 @@ def test_those_that_hold_equally_much_share_a_match():
 def test_bitmaps_whose_slots_are_remembered_are_bounded():
     several = Candidates()
     for number in range(10):
-        several.add(Candidate(slot=number, column=number))
-    for mask in range(1, 2 * SLOTS_KEPT):
+        several.add(Candidate(endpoint(number), column=number))
+    for mask in range(1, 2 * BITMAPS_KEPT):
         assert several.slots(mask) == tuple(number for number in range(10) if mask >> number & 1)
-        assert len(several._slots) <= SLOTS_KEPT
+        assert len(several._slots) <= BITMAPS_KEPT
     several.remove(several.of(1)[0])
-    several.add(Candidate(slot=99, column=0))
+    several.add(Candidate(endpoint(99), column=0))
     assert several.slots(0b11) == (99, 1), "another endpoint has the column"

@@ -80,6 +80,7 @@ def test_what_the_engine_holds_is_predicted_too_and_outlives_its_eviction(scene)
     scene.hold(0, keys_of(1, 2))
     prediction = scene.predict(0, keys_of(1, 2, 3))
     chunk, _ = scene.table.heads.values()
+    scene.predictions.evicting(chunk, LEADING[2], prediction)
     scene.table.unmark_all(chunk, 0)
     assert scene.predicted() == set(keys_of(1, 2, 3))
     assert chunk.used == 1
