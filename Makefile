@@ -57,10 +57,10 @@ test-engines: install ## the tests against real vLLM servers on the CPU
 	$(BIN)/python -m pytest tests/engines/disaggregation
 
 # The Python of an environment with a compiled kvgate, which is measured beside this one.
-COMPILED ?=
-BUILDS   := $(if $(COMPILED),--python compiled=$(COMPILED))
+COMPILED_PYTHON ?=
+BUILDS := $(if $(COMPILED_PYTHON),--python compiled=$(COMPILED_PYTHON))
 
-bench: install ## what a request costs here and in the Rust routers, side by side, and each of its steps; fails where it has become too much (half an hour; needs wrk, installs the routers from PyPI; COMPILED=PATH: see docs/benchmarks.md)
+bench: install ## what a request costs here and in the Rust routers, side by side, and each of its steps; fails where it has become too much (half an hour; needs wrk, installs the routers from PyPI; COMPILED_PYTHON=PATH: see docs/benchmarks.md)
 	$(BIN)/python -m benchmarks.data_path.steps
 	$(BIN)/python -m benchmarks.data_path $(BUILDS) --out out/data-path
 	$(BIN)/python -m benchmarks.data_path.lag $(BUILDS)
