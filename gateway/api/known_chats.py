@@ -42,11 +42,14 @@ FURTHER = 4 / 3
 """Factor from one place, at which some bytes are hashed, to the next. At each place the latest body is known that has
 these bytes. If that one goes on differently, at most a quarter of the known bytes is not found."""
 
-PLACES = 22
-"""Up to 6 MB."""
+PLACES = 18
+"""Up to 2 MB."""
+
+MOST = 2 * 1024 * 1024
+"""Bytes of a body that is looked at, or else parsed whole and not remembered: to remember this takes 2 ms."""
 
 HASHED = 512
-"""Bytes before each place that are hashed. All are compared where a body is found."""
+"""Bytes before each place that are hashed, and at the beginning. All are compared where a body is found."""
 
 CHAIN = 16
 """Beginnings that are compared one after the other at most: each has only the bytes behind the one before it. The next
@@ -123,6 +126,8 @@ class KnownChats:
 
     def read(self, raw: bytes, settings: PassSettings) -> Turn | None:
         """The chat in a body with a known beginning; None: parse it whole. What is new of it is remembered."""
+        if len(raw) > MOST:
+            return None
         hashes = self._hashes(raw)
         found = self._find(raw, hashes)
         if found is None:
@@ -151,6 +156,8 @@ class KnownChats:
 
     def add(self, raw: bytes, fields: Fields, messages: Sequence[Mapping[str, Any]]) -> None:
         """Remember a body that was parsed whole. ``messages``: the value of ``fields["messages"]``."""
+        if len(raw) > MOST:
+            return
         given = bytes(fields["messages"])
         opens = raw.find(given[:HASHED])
         if opens >= 0 and raw.startswith(given, opens):
@@ -220,8 +227,8 @@ class KnownChats:
             self._generation += 1
 
     def _hashes(self, raw: bytes) -> list[int]:
-        """Of some bytes before each place that the body reaches."""
-        size, found, number = len(raw), [], 0
+        """Of its first bytes, and some before each place that the body reaches."""
+        size, found, number = len(raw), [], xxh3_64_intdigest(raw[: min(HASHED, self.least)])
         for place in self._places:
             if place > size:
                 break

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gateway.api import bounds
-from gateway.api.known_chats import CHAIN, OVERHEAD, KnownChats
+from gateway.api.known_chats import CHAIN, MOST, OVERHEAD, KnownChats
 from gateway.api.parse import Parsed, parse
 from gateway.api.routes import ROUTES
 from gateway.api.settings import PassSettings
@@ -182,6 +182,20 @@ def test_only_long_bodies_are_remembered() -> None:
     assert known_of(call(long, known)) == 1
     assert known_of(call(body(said("x" * 40_000), said("y"), said("z" * 5000), said("!")), known)) == 1
     assert known_of(call(body(said("x" * 40_000), said("y"), said("z" * 5000), said("?")), known)) == 3
+
+
+def test_bodies_that_differ_in_their_first_bytes_only_are_all_known() -> None:
+    known, turns = KnownChats(), [said("x" * 20_000), said("y")]
+    bodies = [json.dumps({"user": f"{number}", "messages": turns}).encode() for number in range(5)]
+    assert [known_of(call(raw, known)) for raw in bodies * 2] == [0] * 5 + [1] * 5
+
+
+def test_the_longest_bodies_are_not_remembered() -> None:
+    known = KnownChats()
+    for size, count in ((MOST - 1000, 1), (MOST, 0)):
+        raw = body(said("x" * size), said("y"))
+        call(raw, known)
+        assert known_of(call(raw, known)) == count
 
 
 def test_the_limits_hold_for_known_and_new_together(monkeypatch: pytest.MonkeyPatch) -> None:
