@@ -54,12 +54,13 @@ class MemoryReply:
 
     # For the gateway
 
-    def send(self, data: bytes, last: bool) -> None:
+    def send(self, data: bytes, last: bool) -> bool:
         assert not self.ended, "nothing may follow the end"
         data, self._waiting = self._waiting + data, b""
         self.ended = last
         self._write(data)
         assert not last or self.length in (None, len(self.body)), "its length is wrong"
+        return True
 
     def part(self, data: bytes) -> None:
         assert data, "a part is not empty"

@@ -16,7 +16,8 @@ promise, is held by tests/proxy/http/test_reply.py, test_heads.py and tests/prox
   once no more than ``_msg_queue_resume_size`` requests wait. A body that is complete calls ``resume_reading`` without
   ``resume_parser``, whether ``_reading_paused`` or not;
 - the parser stops behind a body where it counts many requests, and goes on with the next ``data_received``, which
-  aiohttp's own reading of a body calls. Reading is not paused any more once the body is complete;
+  aiohttp's own reading of a body calls. Reading is not paused any more once the body is complete. It counts too many
+  once a request was taken (``message_consumed``) before its body was complete;
 - a body's ``_eof`` says that it is complete, its ``_exception`` that it is broken, and its ``_buffer`` holds what came
   and was not read. ``EMPTY_PAYLOAD`` is the body of each request that has none.
 """
@@ -67,13 +68,14 @@ class ClientConnection(web.RequestHandler):
     and none where it is a body's trailers. It calls back when its client has no room (``attend``), and when it has room
     again (``when_taken``).
 
-    ``full``: the client has no room: the write buffer is above its high-water mark. ``may_be_large``: more than
+    ``full``: the client has no room: the write buffer is above its high-water mark. ``secure``: it is over TLS.
+    ``may_be_large``: more than
     ``MAX_HEAD`` bytes have come at once; from then on each head of this connection is counted.
     """
 
     __slots__ = (
         *("_full", "_gone", "_handler", "_patience", "_refusing", "_silence", "_tail", "_taken", "_unfinished"),
-        *("_woken", "full", "may_be_large", "outbox", "stages"),
+        *("_miscounted", "_woken", "full", "may_be_large", "outbox", "secure", "stages"),
     )
 
     _silence: asyncio.TimerHandle
@@ -93,7 +95,7 @@ class ClientConnection(web.RequestHandler):
         )
         self.outbox = outbox
         self.stages = stages
-        self.full = self.may_be_large = self._refusing = False
+        self.full = self.secure = self.may_be_large = self._refusing = self._miscounted = False
         self._woken = False  # a request has come, and the task has not run since
         self._handler = handler
         self._patience = patience
@@ -121,6 +123,8 @@ class ClientConnection(web.RequestHandler):
                 message, body = self._messages.popleft()
                 if self._parser is not None:
                     self._parser.message_consumed()
+                    if body is not EMPTY_PAYLOAD and not body._eof:
+                        self._miscounted = True
                 if self._buffer_paused and len(self._messages) <= self._msg_queue_resume_size:
                     self._resume_reading_if_drained()
                 self._silence.cancel()
@@ -173,7 +177,8 @@ class ClientConnection(web.RequestHandler):
             return None
         data = b"".join(body._buffer)
         body._buffer.clear()
-        self.data_received(b"")  # the parser may hold requests behind this one
+        if self._miscounted:
+            self.data_received(b"")  # the parser may hold requests behind this one
         return data
 
     def _decline(self) -> None:
@@ -212,6 +217,7 @@ class ClientConnection(web.RequestHandler):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         super().connection_made(transport)
+        self.secure = transport.get_extra_info("sslcontext") is not None
         due = self._loop.time() + self._patience
         self._silence = self._loop.call_at(due, self._unheard, due)
 
@@ -234,13 +240,16 @@ class ClientConnection(web.RequestHandler):
             if not isinstance(message, RawRequestMessage):  # an error, which the old parser would raise again
                 unfinished.broke(cast(http_exceptions.HttpProcessingError, message.exc))
                 self._refuse(refused=True)
-            unfinished.head_came(body, whole=body is EMPTY_PAYLOAD or body._eof)
+            if body is EMPTY_PAYLOAD or body._eof:
+                unfinished.size, unfinished.body = 0, None
+            else:
+                unfinished.head_came(body)
         elif self._upgraded or self._reading_paused or self._buffer_paused:
             return  # reading is paused, and aiohttp has not parsed these bytes yet
         elif not data or self._refusing:
             return
         elif not unfinished.came(len(data)):
-            if unfinished.in_head:
+            if unfinished.body is None:
                 self._refuse(refused=False)
                 super().data_received(b"")
             else:

@@ -65,32 +65,28 @@ class Unfinished:
     """Counts the bytes on a connection that are neither in a complete head nor in a body: the beginning of a head, or a
     body's trailers and chunk extensions."""
 
-    __slots__ = ("_body", "_taken", "size")
+    __slots__ = ("_taken", "body", "size")
 
     def __init__(self) -> None:
-        self._body: StreamReader | None = None
         self._taken = 0
+        self.body: StreamReader | None = None
+        """The one that is still coming; None: the next bytes belong to a head."""
         self.size = 0
         """Bytes so far."""
 
-    @property
-    def in_head(self) -> bool:
-        """Whether the next bytes belong to a head."""
-        return self._body is None
-
-    def head_came(self, body: StreamReader, *, whole: bool) -> None:
-        """The head of the request with ``body`` is complete. Bytes after it in the same call are not counted.
-        ``whole``: ``body`` is complete, too."""
+    def head_came(self, body: StreamReader) -> None:
+        """The head of a request is complete, and its ``body`` is not. Bytes after it in the same call are not
+        counted."""
         self.size, self._taken = 0, body.total_bytes
-        self._body = None if whole else body
+        self.body = body
 
     def came(self, size: int) -> bool:
         """``size`` bytes came and completed no head; false: there are more than ``MAX_HEAD`` of them by now."""
-        body = self._body
+        body = self.body
         if body is not None and (body.is_eof() or body.total_bytes != self._taken):
             self.size, self._taken = 0, body.total_bytes
             if body.is_eof():
-                self._body = None
+                self.body = None
             return True
         self.size += size
         return self.size <= MAX_HEAD
@@ -98,12 +94,12 @@ class Unfinished:
     def broke(self, error: http_exceptions.HttpProcessingError) -> None:
         """What came is neither a head nor more of a body. Who waits for the rest of a body is told, which aiohttp does
         not do: it would wait until it is too late for it."""
-        if self._body is not None and not self._body.is_eof():
-            self._body.set_exception(web.RequestPayloadError(reason_of(error)))
+        if self.body is not None and not self.body.is_eof():
+            self.body.set_exception(web.RequestPayloadError(reason_of(error)))
 
     def end(self) -> None:
         """The connection has ended."""
-        self._body = None
+        self.body = None
 
 
 class Refusing:

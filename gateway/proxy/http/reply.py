@@ -63,9 +63,11 @@ class Outbox:
 
 
 class Writable(Protocol):
-    """What an answer needs of its client's connection. ``full``: the client has no room. ``outbox``: of its loop."""
+    """What an answer needs of its client's connection. ``full``: the client has no room. ``secure``: it is over TLS,
+    where it is not known what waits. ``outbox``: of its loop."""
 
     full: bool
+    secure: bool
     outbox: Outbox
 
     def attend(self, full: Callable[[], None] | None, gone: Callable[[], None] | None) -> None:
@@ -169,8 +171,8 @@ class HttpReply:
         if may_wait(self._transport):
             self._connection.abort_if_stalled(idle)
 
-    def send(self, data: bytes, last: bool) -> None:
-        """Write the next bytes of the body now, with the head if they are the first. ``last``: they end it."""
+    def send(self, data: bytes, last: bool) -> bool:
+        """As of ``Reply``: now, with the head if they are the first."""
         if self._chunked:
             if data:
                 data = b"%x\r\n%b\r\n" % (len(data), data)
@@ -181,8 +183,10 @@ class HttpReply:
         else:
             self.begun = True
             data, self._head = self._head + data, b""
-        if data and not self._transport.is_closing():
-            self._transport.write(data)
+        transport = self._transport
+        if data and not transport.is_closing():
+            transport.write(data)
+        return bool(transport.get_write_buffer_size()) or self._connection.secure
 
     def part(self, data: bytes) -> None:
         """Write a middle part of the body, neither the first nor the last, at the end of the loop's iteration."""

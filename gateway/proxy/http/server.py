@@ -135,7 +135,10 @@ class Server:
             elif (client.path == MODELS or client.path.startswith(f"{MODELS}/")) and client.method in ("GET", "HEAD"):
                 self._models(client, assigned_id)
             else:
-                await self._director.handle(client, self._route(client, assigned_id), assigned_id)
+                route = find(client.method, client.path)
+                if self._keys.wanted or self._draining:
+                    self._admit(client, route, assigned_id)
+                await self._director.handle(client, route, assigned_id)
         except GatewayError as error:
             _refuse(client, error, assigned_id)
         except ClientGone:
@@ -166,9 +169,8 @@ class Server:
         status, headers, body = render(refusal, Dialect.OPENAI)  # the path, and so the dialect, is not known
         return status, [*headers.items(), ("x-request-id", _make_id())], body
 
-    def _route(self, client: HttpClient, assigned_id: str) -> Route:
-        """The route of a request that may go on to the engines. Raises GatewayError, which is counted."""
-        route = find(client.method, client.path)
+    def _admit(self, client: HttpClient, route: Route, assigned_id: str) -> None:
+        """Raises GatewayError, which is counted, where the request may not go on to the engines."""
         try:
             if self._keys.wanted:
                 self._keys.check(client.head.headers)
@@ -177,7 +179,6 @@ class Server:
         except GatewayError as error:
             self._director.refused(route, assigned_id, error)
             raise
-        return route
 
     def _alive(self, client: HttpClient, assigned_id: str) -> None:
         _say(client, orjson.dumps({"status": "ok"}), assigned_id)

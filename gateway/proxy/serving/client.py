@@ -19,8 +19,10 @@ class ClientGone(Exception):
 class Reply(Protocol):
     """An answer on its way to the client: its head goes out with the first bytes of its body."""
 
-    def send(self, data: bytes, last: bool) -> None:
-        """Write the next bytes of the body now. ``last``: they end it."""
+    def send(self, data: bytes, last: bool) -> bool:
+        """Write the next bytes of the body now. ``last``: they end it. True if some of it may wait for the client to
+        take it: then await ``taken``."""
+        ...
 
     def part(self, data: bytes) -> None:
         """Write a middle part of the body, neither the first nor the last, at the end of the loop's iteration."""
@@ -29,7 +31,8 @@ class Reply(Protocol):
         """End it visibly incomplete."""
 
     async def taken(self, idle: float) -> None:
-        """Wait until the client has room. Raises TimeoutError after ``idle`` seconds in which it took nothing."""
+        """Wait until the client has room, and see to it that it takes the rest. Raises TimeoutError after ``idle``
+        seconds in which it took nothing."""
 
     def attend(self, full: Callable[[], None], gone: Callable[[], None]) -> None:
         """Until ``forget``: call ``full`` each time when the client has no room, and ``gone`` when it has closed its

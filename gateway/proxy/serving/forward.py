@@ -68,7 +68,9 @@ class Forwarder:
         call = attempt.call
         for hook in self._before_send:
             body = await hook.before_send(attempt, endpoint, body, name)
-        asks = self._usage.ask(call, endpoint, body) if self._passing.ask_usage and name == DECODE else None
+        asks = None
+        if call.request.stream and self._passing.ask_usage and name == DECODE:
+            asks = self._usage.ask(call, endpoint, body)
         sends, readable = asks or body, name != DECODE or asks is not None
         while True:
             leg = self.leg(call, endpoint, sends, readable=readable, sent_as=attempt.sent_as)

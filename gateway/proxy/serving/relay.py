@@ -35,7 +35,10 @@ async def relay(committed: Committed, client: Client, attempt: Attempt, *, idle:
     if committed.events is not None:
         await _stream(committed, committed.events, client, attempt, idle)
         return
-    usage = read_usage(committed.text, attempt.call.route.kind) if committed.status == 200 else None
+    usage = None
+    if committed.status == 200:
+        text = committed.text if committed.answer.encoding else committed.data
+        usage = read_usage(text, attempt.call.route.kind)
     attempt.answered(committed.status, usage)
     await _whole(committed.status, committed.headers, committed.data, client, attempt.call.id, idle)
 
@@ -152,11 +155,11 @@ async def _whole(
     reply = client.reply(status, passing, length=len(body))
     try:
         if len(body) <= SLICE:
-            reply.send(body, last=True)
-            await reply.taken(idle)
+            if reply.send(body, last=True):
+                await reply.taken(idle)
             return
         for start in range(0, len(body), SLICE):
-            reply.send(body[start : start + SLICE], last=start + SLICE >= len(body))
-            await reply.taken(idle)
+            if reply.send(body[start : start + SLICE], last=start + SLICE >= len(body)):
+                await reply.taken(idle)
     except TimeoutError as error:
         raise ClientGone from error

@@ -46,8 +46,8 @@ class StreamUsage:
         self._refused = NotAsked()
 
     def ask(self, call: Call, endpoint: Endpoint, body: Body) -> JsonBody | None:
-        """A copy of ``body`` that requests the stream's usage; None: ``body`` already requests it, or must not."""
-        if not call.request.stream or not isinstance(body, JsonBody):
+        """A copy of the stream's ``body`` that requests its usage; None: ``body`` already requests it, or must not."""
+        if not isinstance(body, JsonBody):
             return None
         if call.route.kind not in KINDS:
             return None

@@ -47,6 +47,12 @@ class Answer:
     read the request (after a complete read the end is a FIN). None: a byte came, or the connection has not ended.
     """
 
+    __slots__ = (
+        *("_connection", "_deadlines", "_done", "_failure", "_memory", "_parts", "_share", "_sink", "_size"),
+        *("_uncounted", "_waiter", "_waits", "_whole", "connect_seconds", "encoding", "endpoint", "headers"),
+        *("is_event_stream", "status", "unread"),
+    )
+
     _deadlines: Deadlines
 
     def __init__(self, endpoint: Endpoint, memory: Memory | None = None) -> None:
