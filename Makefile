@@ -73,7 +73,9 @@ bench-memory: install ## that a million requests and 5,000 idle streams leave me
 bench-kv: install ## what knowing the caches costs, beside a peer that does it in Rust (a quarter of an hour: 5 minutes of events beside streams, and 5 without)
 	$(BIN)/python -m benchmarks.kv_match
 	$(BIN)/python -m benchmarks.kv_ingest
+	$(BIN)/python -m benchmarks.kv_ingest --large
 	$(BIN)/python -m benchmarks.kv_memory
+	$(BIN)/python -m benchmarks.kv_memory --large
 	$(BIN)/python -m benchmarks.tokens_turns
 	$(BIN)/python -m benchmarks.kv_soak --minutes 5
 	$(BIN)/python -m benchmarks.kv_peer

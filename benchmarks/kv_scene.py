@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from array import array
 from collections.abc import Sequence
+from time import thread_time
 from typing import Any, cast
 
 import msgspec
@@ -16,8 +17,8 @@ from gateway.framework import Clock, Endpoint, Engine
 from gateway.framework.cost import CostModel
 from gateway.framework.fleet import EngineMetrics, Model
 from gateway.kvcache.events.decode import decode
-from gateway.kvcache.index.block_events import BlockStored
-from gateway.kvcache.index.cache_index import CacheIndex
+from gateway.kvcache.index.block_events import BlockStored, Event
+from gateway.kvcache.index.cache_index import Applied, CacheIndex
 from gateway.kvcache.settings import CacheSettings
 
 UNIT = 16
@@ -44,9 +45,21 @@ def endpoint(slot: int) -> Endpoint:
     )
 
 
-def index_of(endpoints: Sequence[Endpoint], max_blocks: int, clock: Clock | None = None) -> CacheIndex:
+class TimedIndex(CacheIndex):
+    """``longest``: seconds of CPU that one message's events took at most: so long the event loop stood still."""
+
+    longest = 0.0
+
+    def apply(self, slot: int, events: Sequence[Event]) -> Applied:
+        began = thread_time()
+        applied = super().apply(slot, events)
+        self.longest = max(self.longest, thread_time() - began)
+        return applied
+
+
+def index_of(endpoints: Sequence[Endpoint], max_blocks: int, clock: Clock | None = None) -> TimedIndex:
     """An index whose endpoints all have events."""
-    index = CacheIndex(CacheSettings(max_blocks=max_blocks), "m", clock or ManualClock(), NULL_OBSERVER)
+    index = TimedIndex(CacheSettings(max_blocks=max_blocks), "m", clock or ManualClock(), NULL_OBSERVER)
     for each in endpoints:
         index.add(each, events=True)
         index.set_complete(each.slot)

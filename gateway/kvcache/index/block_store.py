@@ -139,8 +139,8 @@ class BlockStore:
         return self._clear(absent)
 
     def remove_all(self) -> Iterator[None]:
-        """Take everything out of the table, in steps of one block each. The store is of no use afterwards."""
-        for locations in join(self.known.values(), self._to_clear.values()):
+        """Take everything out of the table, in steps of one block each. The store is of no use any more."""
+        for _, locations in join(self.known.drain(), self._to_clear.drain()):
             self._unmark_around(locations)
             yield
 
@@ -153,7 +153,7 @@ class BlockStore:
 
     def _clear(self, absent: set[int]) -> Iterator[None]:
         copies, known = self.copies, self.known
-        for block_hash, locations in self._to_clear.items():
+        for block_hash, locations in self._to_clear.drain():
             if copies.is_below(block_hash):
                 known.recent[block_hash] = locations
                 copies.absent.add(block_hash)
@@ -213,3 +213,4 @@ class BlockStore:
             if chunk is not None:  # if another endpoint has it by now, nothing of ours is in it
                 for tier in (Layer.GPU, Layer.CPU, Layer.STORAGE):
                     self._table.unmark_all(chunk, self._column + tier)
+                self.order.gone(chunk)

@@ -290,8 +290,7 @@ class CacheIndex(IndexedEndpoints):
             self._coverage.update(state, self.unit)
         if self._columns.sweeps:
             self._columns.sweep(SWEEP + max(0, grown))
-        if limit.total > limit.free:
-            limit.enforce(state, self._placements)
+        limit.enforce(state, self._placements)
         if state.blocks.copies.turnover:
             self._room.changed[state.endpoint.slot] = state  # measured when a request asks for it
         else:

@@ -234,6 +234,7 @@ class EngineBlocks(RunStore):
         if count > 0:
             self._second_chance.evict(self, count, now)
 
-    def pack(self, packing: Packing, most: int) -> bool:
-        """Pack the oldest hashes, ``most`` of them at most: the index is large. False if there are too few."""
-        return self.known.pack(packing, most)
+    def pack(self, packing: Packing, most: int, *, large: bool = True) -> bool:
+        """Pack the oldest hashes, ``most`` of them at most; false if there are too few. ``large``: as
+        ``HashMap.pack``."""
+        return self.known.pack(packing, most, large=large)

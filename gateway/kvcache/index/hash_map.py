@@ -1,8 +1,9 @@
 """Maps the hashes of one engine to block locations. New entries are in a dict, old ones in a compact hash map.
 
-An entry of the dict is quick and takes 130 bytes. When the index is large, the oldest are packed: into records of 16
-bytes, in buckets of some 32 that are searched as bytes, so that one takes 21 bytes and 0.3 us more to look up. A bucket
-keeps the order in which its hashes came: the fronts of all buckets are, nearly, the oldest. Pure.
+An entry of the dict is quick and takes 130 bytes. When the index is large, or the dict, since it grows in one go, the
+oldest are packed: into records of 16 bytes, in buckets of some 32 that are searched as bytes, so that one takes 21
+bytes and 0.3 us more to look up. A bucket keeps the order in which its hashes came: the fronts of all buckets are,
+nearly, the oldest. Pure.
 """
 
 from __future__ import annotations
@@ -32,13 +33,15 @@ class Packing:
     """When hashes are packed.
 
     ``above``: blocks of an index up to which none are packed: 260 MB, in which nothing becomes slower. ``recent``: one
-    in so many of an endpoint's hashes stays in the dict, 8 of the 60 bytes that a block may cost; ``least`` hashes
-    always do. ``batch``: packed at once, at least: finding the oldest of a dict takes longer than to pack a few.
+    in so many of an endpoint's hashes stays in the dict then, 8 of the 60 bytes that a block may cost; ``least`` hashes
+    always do. ``most``: hashes of an endpoint that stay in the dict in any case: a dict of twice as many takes 10 ms to
+    grow. ``batch``: packed at once, at least: finding the oldest of a dict takes longer than to pack a few.
     """
 
     above: int = 2_000_000
     recent: int = 16
     least: int = 1024
+    most: int = 80_000
     batch: int = 256
 
 
@@ -130,10 +133,12 @@ class CompactHashMap:
             self._begin()
         return found
 
-    def items(self) -> Iterator[tuple[int, Locations]]:
-        """In no order. Nothing may change meanwhile."""
-        for bucket in self._buckets:
-            for block_hash, value in RECORD.iter_unpack(bucket):
+    def drain(self) -> Iterator[tuple[int, Locations]]:
+        """Take out all, one by one and in no order: to free all at once would take long. Nothing else may be done
+        meanwhile or afterwards."""
+        buckets = self._buckets
+        while buckets:
+            for block_hash, value in RECORD.iter_unpack(buckets.pop()):
                 yield block_hash, _decode(value)
 
     def _find(self, block_hash: Any) -> tuple[bytearray, int]:
@@ -218,18 +223,18 @@ class HashMap:
             found += self._pop_recent(count - len(found))
         return found
 
-    def items(self) -> Iterator[tuple[int, Locations]]:
-        """The packed ones in no order. Nothing may change meanwhile."""
-        yield from self.packed.items()
-        yield from self.recent.items()
+    def drain(self) -> Iterator[tuple[int, Locations]]:
+        """As ``CompactHashMap.drain``."""
+        yield from self.packed.drain()
+        while self.recent:
+            yield self.recent.popitem()
 
-    def values(self) -> Iterator[Locations]:
-        return (locations for _, locations in self.items())
-
-    def pack(self, packing: Packing, most: int) -> bool:
-        """Pack the oldest recent hashes, ``most`` of them at most. False if there are not enough of them."""
+    def pack(self, packing: Packing, most: int, *, large: bool = True) -> bool:
+        """Pack the oldest recent hashes, ``most`` of them at most. False if there are not enough of them. ``large``:
+        the index is; else only those beyond ``packing.most`` are packed."""
+        keep = max(packing.least, min(packing.most, len(self) // packing.recent)) if large else packing.most
         self._unpackable = min(self._unpackable, len(self.recent))
-        excess = len(self.recent) - self._unpackable - max(packing.least, len(self) // packing.recent)
+        excess = len(self.recent) - self._unpackable - keep
         if excess < packing.batch:
             return False
         self._largest_size = max(self._largest_size, len(self.recent))

@@ -19,8 +19,7 @@ PACK_OTHER = 512
 
 class SizeLimit:
     """Of one index. ``states``: all that are in it. ``most``: blocks, counted for each endpoint that holds one, and for
-    removed endpoints until they have left the table. ``total``: blocks counted; up to ``free`` of them, ``enforce`` has
-    nothing to do."""
+    removed endpoints until they have left the table. ``total``: blocks counted."""
 
     def __init__(self, states: Mapping[int, EndpointState], most: int, packing: Packing) -> None:
         self._states = states
@@ -28,7 +27,7 @@ class SizeLimit:
         self._packing = packing
         self.total = 0
         self._turn = 0
-        self.free = min(most, packing.above)
+        self._free = min(most, packing.above)
 
     def update(self, state: EndpointState) -> int:
         """What the endpoint holds has changed; returns by how many blocks."""
@@ -40,12 +39,16 @@ class SizeLimit:
 
     def enforce(self, state: EndpointState, now: int) -> None:
         """Keep the limit, after events of this endpoint. ``now``: in the index's count of placements."""
+        if self.total <= self._free and len(state.blocks.known.recent) <= self._packing.most:
+            return
         if self.total > self._most:
             largest = max(self._states.values(), key=lambda other: other.counted)
             several = min(EVICT, self._most // EVICT)
             largest.blocks.drop_oldest(max(self.total - self._most, several), now)
             self.update(largest)
-        if self.total > self._packing.above:
+        if self.total <= self._packing.above:
+            state.blocks.pack(self._packing, PACK, large=False)
+        else:
             state.blocks.pack(self._packing, PACK)
             states = list(self._states.values())
             self._turn %= len(states)

@@ -55,13 +55,13 @@ class InTwoAges(RuleBasedStateMachine):
 
     @rule()
     def pop_all(self):
-        assert dict(self.names_.pop_all().items()) == self.naive
+        assert dict(self.names_.pop_all().drain()) == self.naive
         self.naive.clear()
 
     @invariant()
     def the_same_is_there(self):
-        assert dict(self.names_.items()) == self.naive
-        assert len(self.names_) == len(self.naive) == len(list(self.names_.values()))
+        assert len(self.names_) == len(self.naive)
+        assert {block_hash: self.names_.get(block_hash) for block_hash in self.naive} == self.naive
         for block_hash in (*range(20), *list(self.naive)[:20]):
             assert self.names_.get(block_hash) == self.naive.get(block_hash)
             assert (block_hash in self.names_) is (block_hash in self.naive)
@@ -139,6 +139,30 @@ def test_one_in_some_stays_young_and_no_small_number_is_packed():
     known.recent[10_000] = 1
     known.pack(Packing(recent=4, least=100, batch=50), 1000)
     assert len(known.recent) == 2501
+
+
+def test_of_a_small_index_only_what_would_make_the_dict_slow_to_grow_is_packed():
+    known, packing = HashMap(), Packing(recent=4, least=100, most=5000, batch=50)
+    known.recent.update((number, number) for number in range(5049))
+    assert not known.pack(packing, 1000, large=False)
+    known.recent.update((number, number) for number in range(10_000))
+    while known.pack(packing, 1000, large=False):
+        pass
+    assert (len(known.recent), len(known)) == (5000, 10_000)
+    known.recent.update((number, number) for number in range(10_000, 30_000))
+    while known.pack(packing, 1000):
+        pass
+    assert (len(known.recent), len(known)) == (5000, 30_000)
+
+
+def test_what_is_drained_is_freed_on_the_way():
+    known = HashMap()
+    known.recent.update((number, number) for number in range(10_000))
+    known.pack(Packing(recent=2, least=0, batch=1), 5000)
+    work = known.drain()
+    assert [next(work)[1] for _ in range(7500)]
+    assert (known.packed._buckets, len(known.recent)) == ([], 2500)
+    assert len(list(work)) == 2500
 
 
 def test_locations_of_a_block():
