@@ -125,6 +125,16 @@ def test_a_reservation_is_seen_at_once_and_given_back_in_parts(manual_clock):
     assert (ledger.requests, ledger.prefill_tokens, ledger.kv_tokens) == (0, 0, 0)
 
 
+def test_a_request_whose_prompt_is_not_computed_there_changes_the_rates(manual_clock):
+    clock = manual_clock()
+    ledger = Ledger(clock)
+    ledger.price(PRICES[0])
+    assert ledger.rates_at(clock.now).running == 0
+    reserve(ledger, 0, 500)
+    check_rates(ledger, clock.now, PRICES[0])
+    assert ledger.rates.running == 1
+
+
 def test_the_share_that_prompts_took_lately_adds_up_and_fades(manual_clock):
     clock = manual_clock()
     ledger = Ledger(clock)
