@@ -12,12 +12,12 @@ from typing import Protocol
 
 import msgspec
 
-from gateway.fleet.load.booking import Booking
 from gateway.framework import GENERATES, Endpoint, Plan, Request
 from gateway.framework.request import DECODE, PREFILL
 from gateway.kvcache.index.cache_index import CacheIndex
 from gateway.kvcache.index.keys import BlockKeys
 from gateway.kvcache.index.use import BlockUse
+from gateway.placement.leg_work import LegWork
 from gateway.scheduling.scheduler import Scheduler
 from gateway.scheduling.trace import Trace
 
@@ -66,18 +66,6 @@ def decide(
         one_leg = "fell-back" if fell_back else "form"
         return replace(plan, legs=plan.legs[-1:], reason=one_leg)
     return plan
-
-
-class LegWork(Booking):
-    """One leg's work on its endpoint: its load, and ``blocks``, its prompt in the cache, which ``book`` sets."""
-
-    __slots__ = ("blocks",)
-    blocks: BlockUse
-
-    def computed(self) -> None:
-        """The first token came."""
-        self.first_token()
-        self.blocks.computed()
 
 
 NO_OTHERS: dict[str, LegWork] = {}

@@ -7,7 +7,8 @@ from __future__ import annotations
 
 from gateway.api.usage import Usage
 from gateway.core.observer import Hit
-from gateway.placement.placing import Answered, LegWork, Placement, learn
+from gateway.placement.leg_work import LegWork
+from gateway.placement.placing import Answered, Placement, learn
 from gateway.proxy.serving.call import Call
 from gateway.proxy.serving.decisions import DecisionRecord
 from gateway.proxy.serving.timeline import Timeline

@@ -1,0 +1,19 @@
+"""One leg's work, in the load and in the cache. Apart from ``placing`` since it is compiled: a compiled class has compiled
+subclasses only, and the structs there cannot be compiled."""
+
+from __future__ import annotations
+
+from gateway.fleet.load.booking import Booking
+from gateway.kvcache.index.use import BlockUse
+
+
+class LegWork(Booking):
+    """One leg's work on its endpoint: its load, and ``blocks``, its prompt in the cache, which ``book`` sets."""
+
+    __slots__ = ("blocks",)
+    blocks: BlockUse
+
+    def computed(self) -> None:
+        """The first token came."""
+        self.first_token()
+        self.blocks.computed()
