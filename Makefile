@@ -10,7 +10,7 @@ JOBS   ?= $(shell echo $$(( 2 * $$(getconf _NPROCESSORS_ONLN) + 2 )))
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo test test-slow test-attack check format lock test-engines bench bench-memory bench-kv bench-placement bench-decision clean
+.PHONY: help install demo test dist wheel test-compiled test-slow test-attack check format lock test-engines bench bench-memory bench-kv bench-placement bench-decision clean
 
 help: ## this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
@@ -32,6 +32,31 @@ demo: install ## four simulated engines, round robin against the default profile
 # another's. The schedules with groups look at all tests again after each: a tenth of the run's time.
 test: install ## the test suite (no engine needed)
 	$(BIN)/python -m pytest -n $(JOBS) --dist worksteal --ignore tests/engines --ignore tests/attack -m "not slow" --durations 20
+
+dist: install ## the source distribution and the pure wheel (dist)
+	$(BIN)/python -m hatchling build -d dist
+
+# Built from what is in the checkout, and never into it: an editable install would import what is compiled.
+wheel: install ## a wheel for this platform, with what a request goes through compiled (needs a C compiler; build/wheel)
+	rm -rf build/wheel
+	HATCH_BUILD_HOOKS_ENABLE=1 $(BIN)/python -m hatchling build -t wheel -d build/wheel
+
+# The tests run in a copy of the checkout in which the packages are the wheel's: they find tests and pages beside them.
+COMPILED := build/compiled
+WHEEL ?=
+test-compiled: $(if $(WHEEL),install,wheel) ## the test suite on the compiled wheel, installed into a venv of its own (WHEEL=file: on this one)
+	rm -rf $(COMPILED)
+	mkdir -p $(COMPILED)
+	git ls-files --cached --others --exclude-standard -z | xargs -0 cp --parents -t $(COMPILED)
+	$(BIN)/python -m zipfile -e $(or $(WHEEL),build/wheel/*.whl) $(COMPILED)
+	rm -r $(COMPILED)/*.dist-info
+	test -e build/venv/.installed -a build/venv/.installed -nt requirements-dev.lock || { \
+	  $(BIN)/python -m venv build/venv && \
+	  build/venv/bin/python -m pip install --quiet --disable-pip-version-check --require-hashes -r requirements-dev.lock && \
+	  touch build/venv/.installed; }
+	build/venv/bin/python -m pip install --quiet --disable-pip-version-check --no-deps --force-reinstall $(or $(WHEEL),build/wheel/*.whl)
+	cd $(COMPILED) && ../venv/bin/kvgate --version | grep -F "(compiled)"
+	cd $(COMPILED) && ../venv/bin/python -m pytest -n $(JOBS) --dist worksteal --ignore tests/engines --ignore tests/attack -m "not slow"
 
 test-slow: install ## what takes minutes: the container image's install and start, in an empty venv; the whole demo; properties on five times the examples
 	$(BIN)/python -m pytest --ignore tests/engines --ignore tests/attack -m slow

@@ -96,7 +96,7 @@ class Scene:
         assert isinstance(ledger, Ledger)
         for _ in range(self._chance.randint(1, 24)):
             prefill_tokens = self._chance.randint(0, 2000)
-            reservation = Reservation(ledger, self._chance.randint(500, 8000))
+            reservation = Reservation(ledger, self._chance.randint(500, 8000), endpoint)
             reservation.book_prefill(prefill_tokens)
             if self._chance.random() < 0.8:
                 reservation.first_token()

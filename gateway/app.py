@@ -13,6 +13,7 @@ from collections.abc import Callable, Sequence
 
 from gateway import __version__
 from gateway.config.settings import Config
+from gateway.core.build import BUILD
 from gateway.core.clock import SystemClock
 from gateway.core.observer import Observer
 from gateway.core.tasks import TaskSet
@@ -247,7 +248,7 @@ async def serve(read: Read, *, stop: asyncio.Event | None = None) -> None:
             "http" if gateway.tls is None else "https",
             f"[{listen.host}]" if ":" in listen.host else listen.host,
         )
-        log.info("kvgate %s serves on %s://%s:%d", __version__, scheme, host, port_used)
+        log.info("kvgate %s (%s) serves on %s://%s:%d", __version__, BUILD, scheme, host, port_used)
         _relieve_collector()
         notify("READY=1")
 

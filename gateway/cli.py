@@ -19,6 +19,7 @@ from gateway.config.describe import describe
 from gateway.config.load import load
 from gateway.config.registry import clashes
 from gateway.config.settings import Config
+from gateway.core.build import BUILD
 from gateway.errors import ConfigError
 from gateway.standard_streams import open_standard_streams
 from gateway.tokens.libraries import set_environment
@@ -54,7 +55,7 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="kvgate", description="One OpenAI endpoint in front of vLLM engines that knows their KV caches."
     )
-    parser.add_argument("--version", action="version", version=f"kvgate {__version__}")
+    parser.add_argument("--version", action="version", version=f"kvgate {__version__} ({BUILD})")
     commands = parser.add_subparsers(title="commands", required=True, metavar="COMMAND")
 
     serve = commands.add_parser("serve", help="serve clients")

@@ -22,6 +22,7 @@ import pytest
 from gateway import __version__
 from gateway.cli import EXIT_CONFIG, main
 from gateway.commands.processes import START_SECONDS, Process, Processes, offline
+from gateway.core.build import BUILD
 from simulator.faults import FaultKind
 from simulator.settings import EngineSettings
 from tests.support.engines import simulated
@@ -227,7 +228,7 @@ def test_version(capsys):
     with pytest.raises(SystemExit) as ended:
         main(["--version"])
     assert ended.value.code == 0
-    assert capsys.readouterr().out == f"kvgate {__version__}\n"
+    assert capsys.readouterr().out == f"kvgate {__version__} ({BUILD})\n"
 
 
 def test_check_prints_what_is_in_force(tmp_path, capsys):

@@ -11,9 +11,20 @@ from gateway.feed import SWEEP_SLICE, CacheFeed
 from gateway.fleet.fleet import Fleet
 from gateway.fleet.kv_source import KvSource
 from gateway.kvcache.events.poller import Poller
-from gateway.kvcache.index.cache_index import Applied, CacheIndex
+from gateway.kvcache.index.cache_index import Applied
 from gateway.kvcache.settings import CacheSettings
-from tests.kvcache.conftest import CLEARED, TICK, ScriptedPublisher, Tally, endpoint, ids, removed, stored, tokens_held
+from tests.kvcache.conftest import (
+    CLEARED,
+    TICK,
+    Index,
+    ScriptedPublisher,
+    Tally,
+    endpoint,
+    ids,
+    removed,
+    stored,
+    tokens_held,
+)
 from tests.kvcache.conftest import engine as engine
 from tests.support.wait import eventually
 
@@ -36,7 +47,7 @@ class Fed:
     def __init__(self) -> None:
         settings = CacheSettings()
         self.tally = Tally()
-        self.index = CacheIndex(settings, "m", ManualClock(), self.tally)
+        self.index = Index(settings, "m", ManualClock(), self.tally)
         self.feed = CacheFeed({"m": self.index}, ManualClock(), self.tally, Poller(TICK))
         self.slots = Slots()
         self.feed.connect(cast(Fleet, self.slots))
@@ -163,7 +174,7 @@ async def test_another_block_size_begins_all_streams_of_the_model_anew(fed, engi
         return applied
 
     monkeypatch.setattr(fed.index, "apply", counted)
-    prompt = range(60_000)
+    prompt = range(160_000)  # longer than is applied in a turn of the loop
     tokens = ids(*prompt)
     blocks = [stored([10**6], ids(0, 1))]
     for start in range(2, len(prompt), 2000):

@@ -18,6 +18,7 @@ from array import array
 from collections.abc import Mapping, Sequence
 from math import isfinite
 from operator import add
+from typing import Any
 
 from gateway.core.observer import Observer
 from gateway.errors import NoEndpoint, PluginFailed
@@ -99,7 +100,8 @@ def run_profile(
     scores: Sequence[float] | None = None
     for plugin, scorer, weight in profile.scorers:
         try:
-            column = scorer.score(request, candidates)
+            # What a plugin returns may be anything: 10**400 is an integer and no float, and one score of many.
+            column: Sequence[Any] = scorer.score(request, candidates)
             if len(column) != count:
                 raise ValueError(f"{len(column)} scores for {count} endpoints")
             # A NaN may be neither the least nor the greatest, but it is in the sum.

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from enum import IntEnum
 from heapq import heappop, heappush
 from random import Random
-from typing import Any, cast
+from typing import Any
 
 from gateway.api.slo import TPOT, TTFT, read_slo
 from gateway.commands.replay.policies import Policy
@@ -59,7 +59,7 @@ def as_event(event: PoolEvent, block_size: int) -> Event:
     return BlockStored(
         hashes,
         parent_block_hash=None if event.parent is None else event.parent & HASH_MASK,
-        token_ids=cast(list[int], token_ids(event.ids, block_size)),  # a list from the wire, an array from here
+        token_ids=token_ids(event.ids, block_size).tolist(),
         block_size=block_size,
         medium=Tier.GPU.value,
     )

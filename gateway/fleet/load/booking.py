@@ -28,8 +28,6 @@ class Booking(Reservation):
     there.
     """
 
-    endpoint: Endpoint  # a leg always has one
-
     __slots__ = (
         "_prefilled", "at", "cost", "expected_hit", "kv_tokens", "match", "new_tokens", "predicted", "prompt_tokens",
         "running",

@@ -44,7 +44,7 @@ class Reservation:
     """One request's part of a ledger, from its placement on. Its methods may be called in any order, and repeatedly.
 
     ``kv_tokens``: what the engine holds from the start, the whole prompt; a negative number counts as 0. ``endpoint``:
-    where it counts as in flight, until it is settled; None: nowhere.
+    where it counts as in flight, until it is settled.
 
     What explains its time to first token: ``ahead``: prefill tokens of ours that were queued when its own were booked.
     ``ahead_attention``: theirs, as ``Ledger.prefill_attention``. ``since``: Clock.monotonic() when the first of them
@@ -66,15 +66,14 @@ class Reservation:
         "since",
     )
 
-    def __init__(self, ledger: Ledger, kv_tokens: int, endpoint: Endpoint | None = None) -> None:
+    def __init__(self, ledger: Ledger, kv_tokens: int, endpoint: Endpoint) -> None:
         self._ledger = ledger
         self._kv = kv_tokens = max(0, kv_tokens)
         ledger.requests += 1
         ledger.kv_tokens += kv_tokens
         ledger.rates = STALE
         self.endpoint = endpoint
-        if endpoint is not None:
-            endpoint.in_flight += 1
+        endpoint.in_flight += 1
         self._prefill = 0
         self._attention = 0.0
         self._seconds = 0.0
@@ -152,8 +151,7 @@ class Reservation:
         ledger.requests -= 1
         ledger.kv_tokens -= kv_tokens
         ledger.rates = STALE
-        if self.endpoint is not None:
-            self.endpoint.in_flight -= 1
+        self.endpoint.in_flight -= 1
         settled = ledger._settled
         while settled and settled[0][0] < now - SETTLED_KEPT:
             settled.popleft()

@@ -25,7 +25,7 @@ from gateway.kvcache.index.predictions import Predictions
 from tests.kvcache.conftest import held_at, ids, removed, stored
 
 
-class Scene(EngineBlocks):
+class Scene:
     """EngineBlocks with a unit of 16 tokens, in a table where another endpoint holds blocks of its own.
 
     ``packed``: hashes are packed, but for one, after each event.
@@ -37,23 +37,29 @@ class Scene(EngineBlocks):
         nothing = Predictions(self.table, ManualClock())
         self.other = EngineBlocks(16, self.table, LAYERS, nothing)
         self.other.store_keyed(stored([1, 2], ids(1, 2)))
-        super().__init__(16, self.table, 0, nothing)
+        self._blocks = EngineBlocks(16, self.table, 0, nothing)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._blocks, name)
+
+    def __len__(self) -> int:
+        return len(self._blocks)
 
     def take_in(self, event: BlockStored) -> str:
         assert self.problem(event) == ""
         return self.store_keyed(event)
 
     def apply_simple(self, events: Sequence[Event], at: int = 0) -> tuple[int, int, int]:
-        return self.packed_after(super().apply_simple(events, at))
+        return self.packed_after(self._blocks.apply_simple(events, at))
 
     def store_keyed(self, event: BlockStored, copies: bool = True) -> str:
-        return self.packed_after(super().store_keyed(event, copies))
+        return self.packed_after(self._blocks.store_keyed(event, copies))
 
     def store_tier(self, event: BlockStored) -> str:
-        return self.packed_after(super().store_tier(event))
+        return self.packed_after(self._blocks.store_tier(event))
 
     def remove(self, event: BlockRemoved) -> str:
-        return self.packed_after(super().remove(event))
+        return self.packed_after(self._blocks.remove(event))
 
     def packed_after(self, result: Any) -> Any:
         if self.packed:

@@ -47,7 +47,7 @@ class Rig:
 
     def held(self, slot, tokens, media, **seed):
         named = [MediaItem(one.offset, one.identifier) for one in media]
-        prompt = Prompt(array("I", tokens), len(tokens), True, media=named)
+        prompt = Prompt(array("I", tokens), len(tokens), True, media=tuple(named))
         keys = self.index.keys(prompt, seed.get("adapter"), seed.get("salt"))
         return self.index.match(keys, len(tokens) + 1, [endpoint(slot)])[slot].tokens
 
@@ -108,7 +108,7 @@ def test_a_placement_is_predicted_and_estimated_by_the_same_keys():
     rig = Rig(UNIT)
     rig.index.add(endpoint(1), events=False)
     ids, media = [1, 2, *[9] * 8, 4, 5], [MediaItem(2, "a")]
-    keys = rig.index.keys(Prompt(array("I", ids), len(ids), True, media=media))
+    keys = rig.index.keys(Prompt(array("I", ids), len(ids), True, media=tuple(media)))
     for slot in (0, 1):
         rig.index.placed(keys, endpoint(slot))
         assert rig.held(slot, ids, [Placed(2, 8, "a")]) == 12

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from gateway.core.clock import ManualClock
 from gateway.fleet.load.cost import FittedCost
 from gateway.fleet.load.ledger import Ledger
 from gateway.fleet.settings import StartingCosts
@@ -33,7 +34,7 @@ def failure(cause: Cause, slot: int = 0) -> LegFailed:
         name=f"engine-{slot}",
         model=Model("m"),
         engine=Engine(url="http://engine", name="engine"),
-        load=Ledger.__new__(Ledger),
+        load=Ledger(ManualClock()),
         cost=FittedCost(StartingCosts()),
     )
     return LegFailed(cause, endpoint, "detail")
