@@ -1,5 +1,5 @@
-"""One leg's work, in the load and in the cache. Apart from ``placing`` since it is compiled: a compiled class has compiled
-subclasses only, and the structs there cannot be compiled."""
+"""One leg's work, in the load and in the cache. It is not in ``placing.py``, since it is compiled: the structs there
+cannot be."""
 
 from __future__ import annotations
 
