@@ -8,7 +8,7 @@ from benchmarks.data_path.steps_inside import COROUTINES, STEPS
 
 
 def test_every_step_is_there() -> None:
-    assert [name for owner, attribute, name in STEPS if not inspect.isfunction(getattr(owner, attribute, None))] == []
+    assert [name for owner, attribute, name in STEPS if not inspect.isroutine(getattr(owner, attribute, None))] == []
     missing = [
         name
         for owner, attribute, name in COROUTINES
