@@ -135,11 +135,15 @@ class CompactHashMap:
 
     def drain(self) -> Iterator[tuple[int, Locations]]:
         """Take out all, one by one and in no order: to free all at once would take long. Nothing else may be done
-        meanwhile or afterwards."""
+        meanwhile or afterwards, except to drain what is left, if this is closed."""
         buckets = self._buckets
         while buckets:
-            for block_hash, value in RECORD.iter_unpack(buckets.pop()):
+            bucket = buckets[-1]
+            while bucket:
+                block_hash, value = RECORD.unpack(bucket[-RECORD_SIZE:])
+                del bucket[-RECORD_SIZE:]
                 yield block_hash, _decode(value)
+            buckets.pop()
 
     def _find(self, block_hash: Any) -> tuple[bytearray, int]:
         """The bucket, and where the record begins in it; -1: there is none."""

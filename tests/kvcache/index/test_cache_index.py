@@ -9,11 +9,14 @@ from array import array
 
 import pytest
 
+from gateway.core.clock import ManualClock
 from gateway.core.prompt import Prompt
 from gateway.framework import NO_MATCH
 from gateway.framework.match import Match, Source
 from gateway.kvcache.index.block_events import BlockStored
-from tests.kvcache.conftest import CLEARED, endpoint, ids, index_of, look, removed, stored, tokens_held
+from gateway.kvcache.index.hash_map import Packing
+from gateway.kvcache.settings import CacheSettings
+from tests.kvcache.conftest import CLEARED, Index, Tally, endpoint, ids, index_of, look, removed, stored, tokens_held
 
 # events
 
@@ -182,6 +185,28 @@ def test_a_reset_that_is_interrupted_leaves_nothing_for_who_comes_next(steps, cl
     index.add(endpoint(1), True)
     index.apply_one(1, stored(range(1000, 1064), prompt[: 64 * 16]))
     assert tokens_held(index, 1, prompt) == 64 * 16
+
+
+@pytest.mark.parametrize("steps", [0, 1, 30, 99, 100])
+def test_an_endpoint_after_one_whose_reset_was_interrupted_holds_nothing(steps):
+    """Of a large index, in which hashes are packed."""
+    index = Index(CacheSettings(), "m", ManualClock(), Tally(), Packing(above=0, least=0, most=0, batch=1))
+    index.add(endpoint(0), True)
+    numbers = range(10, 110)
+    for number in numbers:
+        index.apply_one(0, stored([number * 2**40], ids(number)))
+    index.apply_one(0, BlockStored(block_hashes=[10 * 2**40], medium="CPU"))
+    work = index.reset_gpu(0)
+    for _ in range(steps):
+        next(work)
+    index.remove(0)
+    while not index.sweep(7):
+        pass
+    index.add(endpoint(1), True)
+    index.set_complete(1)
+    assert index._states[1].column == 0, "the same column"
+    assert [tokens_held(index, 1, ids(number)) for number in numbers] == [0] * len(numbers)
+    assert index.blocks == 0
 
 
 def test_a_reset_is_worked_through_before_anything_else_is_applied():
