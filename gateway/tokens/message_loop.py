@@ -18,9 +18,11 @@ anything else is rendered whole each time. The body may read
 - its place, whether it is the first, and whether it is the last: no message is known from which others are not far
   enough behind;
 - variables from outside, VALUES, which are compared: the text is known only for the same ones;
-- variables that are only compared with the place, NUMBERS: all that are behind the known messages are the same.
+- variables from outside that are only compared with the place, NUMBERS: all that are behind the known messages are the
+  same.
 
-It sets no variable that the next message sees: a namespace may not be set in it.
+It sets no variable that the next message sees: a namespace may not be set in it. VALUES and NUMBERS are read before the
+loop, also where the body would read them later or not at all. If one of them raises, the chat is rendered whole.
 """
 
 from __future__ import annotations
@@ -180,7 +182,7 @@ def _harmless_globals(environment: Environment, names: set[str], tree: nodes.Tem
     )
 
 
-def _set_in(tree: nodes.Template) -> set[str]:
+def _set_in(tree: nodes.Node) -> set[str]:
     return {node.name for node in tree.find_all(nodes.Name) if node.ctx != "load"}
 
 
@@ -188,7 +190,8 @@ def _set_in(tree: nodes.Template) -> set[str]:
 class _Body:
     """Looks at a loop over the list ``messages``, and changes it to begin at the message ``start``, a variable.
 
-    ``names``: variables that it reads. ``numbers``: those that it only compares with the message's place.
+    ``names``: variables that it reads. ``numbers``: those that it only compares with the message's place. ``own``:
+    variables that it sets.
     """
 
     messages: str
@@ -196,10 +199,12 @@ class _Body:
     macros: frozenset[str]
     names: set[str] = field(default_factory=set)
     numbers: list[nodes.Expr] = field(default_factory=list)
+    own: set[str] = field(default_factory=set)
     ahead: int = 0
 
     def enter(self, loop: nodes.For) -> None:
         """Change the loop itself. Raises _Unfit."""
+        self.own = _set_in(loop)
         self.rewrite(loop.target)
         loop.body = [self.rewrite(one) for one in loop.body]
 
@@ -283,6 +288,8 @@ class _Body:
         of = number.node if isinstance(number, nodes.Getattr) else number
         if not isinstance(of, nodes.Name) or of.name in ("loop", self.messages) or of.name.startswith(OURS):
             return False
+        if of.name in self.own:  # it has no value before the loop
+            raise _Unfit
         self.numbers.append(number)
         return True
 

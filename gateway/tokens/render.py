@@ -34,7 +34,7 @@ from gateway.tokens.conversation import (
 from gateway.tokens.environment import ChatEnvironment
 from gateway.tokens.known_text import KnownRendering, KnownTexts
 from gateway.tokens.loading import Loaded
-from gateway.tokens.message_loop import split_loop
+from gateway.tokens.message_loop import SplitTemplate, split_loop
 from gateway.tokens.reasons import Unrenderable, Why
 from gateway.tokens.settings import TokenSettings
 from gateway.tokens.tools import dump_tools
@@ -92,6 +92,7 @@ class Renderer:
         self._known = KnownTexts()
         self._name = settings.tokenizer
         self._knows = True
+        self._failing: set[SplitTemplate] = set()
         self._until_sample = SAMPLE
         # The library builds a new dict at each access. The content never changes, so one copy is kept.
         self._special = dict(loaded.tokenizer.special_tokens_map)
@@ -118,6 +119,8 @@ class Renderer:
         split = None
         if known is not None and media == "refused" and not chat.continue_final_message and self._knows:
             split = self._split(template)
+            if split in self._failing:
+                split = None
         if known is None or split is None or (found := self._known.find(known, split)) is None:
             conversation = converse(messages, content_format, built=chat.built, media=media)
             new: Sequence[Message] = conversation
@@ -153,15 +156,20 @@ class Renderer:
                     raise ValueError("a message cannot both end and go on")
                 conversation, final = tag_end(conversation, template)
             seen = dict(messages=conversation, tools=tools, **seen)
-            behind = None
+            behind = failing = None
             if known is not None and split is not None:
-                behind = KnownRendering(self._known, split, known, found, conversation).text(seen)
-                self._until_sample -= 1
+                try:
+                    behind = KnownRendering(self._known, split, known, found, conversation).text(seen)
+                    self._until_sample -= 1
+                except Exception:  # the template's own, which it raises again, or one of the other form alone
+                    failing = split
             if behind is None or self._until_sample <= 0:
                 compiled = self._compile(template)
                 # The context that ``compiled.new_context`` makes, without two functions on the way.
                 context = Context(compiled.environment, {**compiled.globals, **seen}, compiled.name, compiled.blocks)
                 text = "".join(compiled.root_render_func(context))
+                if failing is not None:
+                    self._switch_off(failing)
                 if behind is not None:
                     self._compare(behind, text)
             else:
@@ -205,6 +213,11 @@ class Renderer:
         if behind != text:
             self._knows = False
             log.warning("%s: a chat's text is another one behind known messages: chats are rendered whole", self._name)
+
+    def _switch_off(self, split: SplitTemplate) -> None:
+        """It raises where the template as a whole does not."""
+        self._failing.add(split)
+        log.warning("%s: a chat cannot be rendered behind known messages: chats are rendered whole", self._name)
 
     def _wants_systems_first(self) -> bool:
         """As in vLLM: if there are two templates, both are looked at, whichever of them a chat uses."""

@@ -192,6 +192,34 @@ def test_a_difference_in_service_switches_it_off(
     ]
 
 
+@pytest.mark.parametrize(
+    ("before", "limit", "warnings"),
+    [
+        ("{% if tools %}{% set ns = namespace(last=0) %}{% endif %}", "tools and loop.index0 > ns.last", 1),
+        ("", "message.limit is defined and loop.index0 > message.limit", 0),
+    ],
+    ids=["outside", "of the message"],
+)
+def test_a_number_that_cannot_be_read_before_the_loop(
+    folder: Path, caplog: pytest.LogCaptureFixture, before: str, limit: str, warnings: int
+) -> None:
+    template = before + LOOP.replace("%s", "{% if " + limit + " %}x{% endif %}{{ message.content }}")
+    made, messages = renderer(folder, template), [said("a"), said("b")]
+    known = KnownMessages(messages)
+    for tools in (None, None, [WEATHER], [WEATHER], None):
+        chat = ChatInput([*messages, said("?")], b"", tools=tools, known=known)
+        assert made.render(chat) == made.render(msgspec.structs.replace(chat, known=None))
+    assert len(caplog.records) == warnings, "the form that fails is tried once"
+
+
+def test_what_a_template_refuses_switches_nothing_off(folder: Path) -> None:
+    made, messages = renderer(folder, TEMPLATES["refuses"]), [said("a"), said("b")]
+    known = KnownMessages(messages)
+    for more in (said("?"), said("?", "tool"), said("?")):
+        text_of(made, ChatInput([*messages, more], b"", known=known))
+    assert not made._failing
+
+
 def test_texts_are_bounded_and_those_in_use_stay(folder: Path) -> None:
     made = Renderer(replace(loaded(folder), template=CHATML), TokenSettings(str(folder)))
     made._known = KnownTexts(memory=20_000)

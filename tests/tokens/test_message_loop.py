@@ -89,6 +89,8 @@ def test_what_a_loop_may_read(body: str, wanted: int) -> None:
         "{% macro own() %}{% endmacro %}",
         "{% filter trim %}a{% endfilter %}",
         "{% generation %}{{ message.content }}{% endgeneration %}",
+        "{% if loop.index0 > message.limit %}x{% endif %}",
+        "{% set n = message.limit %}{% if loop.index0 > n %}x{% endif %}",
         "{{ kvgate_from }}",
         "{% set kvgate_to = 1 %}",
     ],
