@@ -74,7 +74,7 @@ COROUTINES: list[tuple[Any, str, str]] = [
     (ClientConnection, "start", "the connection's task, in the place of aiohttp's"),
     (Server, "handle", HANDLED),
     (Reception, "read", "receive, admit"),
-    (Forwarder, "forward", "make the leg, follow it until commit"),
+    (Forwarder, "forward", "the leg, until its answer is committed"),
     (director, "relay", "relay: the answer's head, usage, parts"),
     (Upstream, "send", "take a connection, write the leg's head"),
     (EventReader, "_on_message", "KV events"),
