@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from itertools import count
 
 from gateway.kvcache.index.block_table import LEADING, BlockChunk
-from gateway.kvcache.index.predictions import Prediction
+from gateway.kvcache.index.predictions import Prediction, Users
 
 WALK = 2_000
 """Runs of blocks that are looked at for those that go next: a millisecond, and more blocks than a queue of prompts
@@ -23,11 +23,11 @@ class EvictionOrder:
     """Of one endpoint's GPU blocks. ``column``: its GPU column.
 
     A run is the blocks of one chunk that were last used at the same time. ``used``: chunk -> the prediction of the
-    request that uses blocks of it, or a list where several do.
+    request that uses blocks of it, or several where several do: a thousand may share a chunk, and end in any order.
     """
 
     def __init__(self, column: int) -> None:
-        self.used: dict[BlockChunk, Prediction | list[Prediction]] = {}
+        self.used: dict[BlockChunk, Users] = {}
         self._column = column
         self._numbers = count()
         # Number of a run -> its chunk, the least recently used first. Chunk -> the number of its run, which is all that
@@ -61,10 +61,10 @@ class EvictionOrder:
             users = used.setdefault(chunk, by)
             if users is by:
                 continue
-            if isinstance(users, list):
-                users.append(by)
+            if isinstance(users, dict):
+                users[by] = None
             else:
-                used[chunk] = [users, by]
+                used[chunk] = {users: None, by: None}
         self._next = None
 
     def free(self, by: Prediction) -> None:
@@ -74,10 +74,10 @@ class EvictionOrder:
             users = used[chunk]
             if users is by:
                 del used[chunk]
-            elif isinstance(users, list):
-                users.remove(by)
+            elif isinstance(users, dict):
+                del users[by]
                 if len(users) == 1:
-                    used[chunk] = users[0]
+                    used[chunk] = next(iter(users))
             held = LEADING[len(chunk.keys)] if chunk.full >> column & 1 else chunk.held(column)
             number = runs.get(chunk)
             if isinstance(number, int) and not held & ~bits:  # as mostly: the chunk is used as a whole
@@ -125,7 +125,7 @@ class EvictionOrder:
                     continue
             users = used.get(chunk)
             if users is not None:
-                for one in users if isinstance(users, list) else (users,):
+                for one in users if isinstance(users, dict) else (users,):
                     bits &= ~one.blocks[chunk]
             if size := bits.bit_count():
                 out[chunk] = out.get(chunk, 0) | (bits if size <= blocks else _highest(bits, blocks))

@@ -61,6 +61,9 @@ class Prediction:
 Claims: TypeAlias = dict[BlockChunk, dict[Prediction, int]]
 """Chunk -> which predictions claim blocks of it, as bits."""
 
+Users: TypeAlias = Prediction | dict[Prediction, None]
+"""Whose prompts have blocks of a chunk: mostly one."""
+
 
 class Predictions:
     """All predictions of a model's endpoints. ``column``: an endpoint's first. ``computed`` and ``withdraw`` may be
@@ -113,10 +116,10 @@ class Predictions:
                 if prediction.announced and not prediction.marks:
                     self._announced.pop(prediction, None)
 
-    def evicting(self, chunk: BlockChunk, bits: int, users: Prediction | list[Prediction]) -> None:
-        """The engine has evicted these blocks, which leave the table next. ``users``: whose prompts have blocks of the
-        chunk: those that are not computed will be computed there again."""
-        for prediction in users if isinstance(users, list) else (users,):
+    def evicting(self, chunk: BlockChunk, bits: int, users: Users) -> None:
+        """The engine has evicted these blocks, which leave the table next. ``users``: of the chunk: prompts that
+        are not computed will be computed there again."""
+        for prediction in users if isinstance(users, dict) else (users,):
             wanted = prediction.blocks[chunk] & bits
             # Where all predictions were removed, its claims are not those of the endpoint any more.
             if wanted and prediction in self._under_way and prediction.claims is self._claims.get(prediction.column):

@@ -94,6 +94,24 @@ def test_what_is_evicted_leaves_the_order():
     assert len(order) == len(order._runs) == 0
 
 
+def test_requests_that_share_a_chunk_end_in_any_order():
+    """Each is found at once, however many there are."""
+    scene = Scene(100)
+    scene.index.apply_one(0, stored([11, 12, 13], ids(1, 2, 3)))
+    order = scene.index._states[0].blocks.order
+    uses = [scene.index.placed(scene.keys(1, 2, 3), scene.endpoint) for _ in range(4)]
+    (chunk,) = order.used
+    first, second, third, fourth = (use.prediction for use in uses)
+    assert order.used[chunk] == dict.fromkeys((first, second, third, fourth))
+    uses[1].end()
+    uses[3].end()
+    assert order.used[chunk] == dict.fromkeys((first, third))
+    uses[0].end()
+    assert order.used[chunk] is third
+    uses[2].end()
+    assert not order.used
+
+
 class Pool:
     """vLLM's queue of free blocks, as lists. A block is named by all tokens up to its end."""
 
