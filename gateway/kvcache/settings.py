@@ -8,7 +8,7 @@ from dataclasses import dataclass
 @dataclass(frozen=True, slots=True)
 class CacheSettings:
     """``max_blocks``: engines' blocks in one model's index, counted for each endpoint that has one, and for removed
-    endpoints until they are cleared; about 130 bytes each, less than half in an index of more than 2 million. Beyond it
+    endpoints until they are cleared; some 125 bytes each, less than half in an index of more than 2 million. Beyond it
     the least recently used are dropped. Approximate endpoints are bounded by their engines' capacity. ``block_size``:
     tokens; the unit until the first engine reports its own. ``reannounce``: first requests to an endpoint with an
     unknown past that ask its engine to announce again what it holds of their prompts (vLLM's
