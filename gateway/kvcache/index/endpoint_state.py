@@ -28,8 +28,8 @@ class EndpointState:
     that its events have not reported. ``reset_work``: the GPU tier was reset; what is left of clearing it in the table.
     ``counted``: blocks that the index's size limit counts for it. ``awaited_reports``: first key of a prompt -> how
     often the engine was asked to announce its blocks again. ``reannounces_left``: prompts that may still ask that.
-    ``below``: as ``Copies.below``. ``shown``: ``showing`` when ``Coverage`` was last told of it. ``counts``: what its
-    events came to, by kind, since that was last reported.
+    ``below``: as ``Copies.below``. ``last_evidence``: what ``Coverage`` was last told of ``evidence``.
+    ``counts``: what its events came to, by kind, since that was last reported.
     """
 
     def __init__(
@@ -55,7 +55,7 @@ class EndpointState:
         self.approximate = ApproximateCache(table, column)
         self.bit = 1 << column
         self.candidate = Candidate(endpoint, column)
-        self.shown = self.showing
+        self.last_evidence = self.evidence
         self.counted = 0
         self.awaited_reports: Counter[int] = Counter()
         self.reannounces_left = 0
@@ -67,7 +67,7 @@ class EndpointState:
         return self.blocks.block_size or self.endpoint.metrics.block_size
 
     @property
-    def showing(self) -> tuple[bool, int, bool]:
+    def evidence(self) -> tuple[bool, int, bool]:
         """What its events show of it: ``events_seen``, the size of a block, whether there are any below the GPU."""
         cpu, storage = self.below
         return self.events_seen, self.blocks.block_size, bool(cpu or storage)

@@ -1,5 +1,10 @@
 from __future__ import annotations
 
+from itertools import product
+
+import msgspec
+import pytest
+
 from gateway.core.prompt import Prompt
 from gateway.framework import NO_MATCH
 from gateway.framework.match import Match, Source
@@ -207,3 +212,27 @@ def test_what_stands_in_for_tokens_may_be_longer_than_they_are():
     assert approximate.believed == 1
     index.settled(keys, endpoint(0), expected=48, reported=20)
     assert approximate.believed < 1
+
+
+@pytest.mark.parametrize(("events", "seen", "replaying", "partial"), [*product([False, True], repeat=4)])
+def test_matches_and_placements_agree_on_what_events_cover(events, seen, replaying, partial):
+    """Both ask it in a form of their own, for every request: ``EndpointState`` says it as one condition."""
+    for exact, whole, differs in product([False, True], repeat=3):
+        index = index_of()
+        one = endpoint(0)
+        index.add(one, events)
+        index.apply_one(0, stored([11], ids(1)))
+        state = index._states[0]
+        state.events_seen, state.partial = seen, partial
+        index.set_replaying(0, replaying)
+        keys = index.keys(Prompt(ids(1, 2, 3), 49, True))
+        differing = frozenset([one.name] if differs else [])
+        keys = msgspec.structs.replace(keys, exact=exact, whole=whole, differing=differing)
+        assert index.covers(0, keys) is state.covered_by_events(keys)
+        match = index.match(keys, 49, (one,))[0]
+        assert match.source is (Source.EVENTS if state.covered_by_events(keys) else Source.NONE)
+        index.placed(keys, one).end()  # what is left of it is the approximation
+        match = index.match(keys, 49, (one,))[0]
+        assert (match.tokens, match.source) == (
+            (16, Source.EVENTS) if state.fully_covered(keys) else (48, Source.ESTIMATED)
+        )
