@@ -26,9 +26,9 @@ class NotConvertible(Exception):
 
 class KnownMessages:
     """Messages with which several chats begin: the same objects in each of them. ``before``: the first of these, if
-    they were known before; None: there are none."""
+    they were known before; None: there are none. ``tokens`` keeps their text as long as they are kept elsewhere."""
 
-    __slots__ = ("before", "messages")
+    __slots__ = ("__weakref__", "before", "messages")
 
     def __init__(self, messages: Sequence[Mapping[str, Any]], before: KnownMessages | None = None) -> None:
         self.messages = messages

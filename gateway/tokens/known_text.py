@@ -2,17 +2,19 @@
 behind them is rendered.
 
 Rules: a text belongs to the very messages that it was made of (``KnownMessages``), to one compiled template, and to all
-that was compared when it was made. Bounded in bytes, the least recently used is dropped first. May be used from any
-thread.
+that was compared when it was made. It keeps them not alive, and goes with them. Bounded in bytes, the least recently
+used is dropped first. May be used from any thread.
 """
 
 from __future__ import annotations
 
 import threading
-from collections import OrderedDict
-from collections.abc import Mapping
+from collections import OrderedDict, deque
+from collections.abc import Iterable, Mapping, Sequence
 from operator import is_
+from sys import getsizeof
 from typing import Any, NamedTuple, TypeAlias
+from weakref import ref
 
 from jinja2 import Undefined
 from jinja2.runtime import Context
@@ -27,7 +29,11 @@ OVERHEAD = 500
 """Bytes of a text beside its letters and its messages."""
 
 PER_MESSAGE = 300
-"""Bytes of a converted message without its text, which the known one has, too."""
+"""Bytes of a converted message without its values: those that are the known one's are in memory once, and others, such
+as the arguments of tool calls, count by themselves."""
+
+OPENINGS = 4
+"""Texts of the same messages: for applications that have a system prompt in common, and other tools each."""
 
 _PLAIN = frozenset({str, int, bool, type(None)})
 """Types of values that are the same if they are equal, and of one type."""
@@ -39,7 +45,7 @@ class KnownText(NamedTuple):
     """``text``: up to the message ``until`` of the loop, which begins ``front`` messages behind the chat's first.
 
     ``opening``: what is before the loop's first. ``values``, ``numbers``: what the loop has read from outside.
-    ``conversation``: the messages, converted.
+    ``conversation``: the messages, converted. ``weight``: bytes of these. ``size``: of all.
     """
 
     split: SplitTemplate
@@ -50,69 +56,95 @@ class KnownText(NamedTuple):
     values: Values
     numbers: tuple[int, ...]
     conversation: list[dict[str, Any]]
+    weight: int
+    size: int
+
+    def is_of(self, other: KnownText) -> bool:
+        """Whether both are of the same messages behind the same opening, if they are of the same ``KnownMessages``."""
+        return (self.split, self.front, self.opening, self.values) == (
+            other.split,
+            other.front,
+            other.opening,
+            other.values,
+        )
 
 
 class KnownTexts:
-    """Of one model. ``memory``: bytes."""
+    """Of one model. ``memory``: bytes. Of each messages the latest text is the first."""
 
     def __init__(self, memory: int = MEMORY) -> None:
         self.size = 0
         self._memory = memory
-        self._texts: OrderedDict[KnownMessages, KnownText] = OrderedDict()
+        self._texts: OrderedDict[ref[KnownMessages], tuple[KnownText, ...]] = OrderedDict()
+        self._gone: deque[ref[KnownMessages]] = deque()
+        """Messages that are no more, while a thread had the lock."""
         self._lock = threading.Lock()
 
     def __len__(self) -> int:
+        """How many messages have a text."""
         return len(self._texts)
 
-    def find(self, known: KnownMessages, split: SplitTemplate) -> KnownText | None:
-        """The text of the longest beginning of ``known`` that has one."""
+    def find(self, known: KnownMessages, split: SplitTemplate) -> list[KnownText]:
+        """The texts of the longest beginning of ``known`` that has one with this template."""
         with self._lock:
+            if self._gone:
+                self._drop_gone()
             one: KnownMessages | None = known
             while one is not None:
-                text = self._texts.get(one)
-                if text is not None and text.split is split:
-                    self._texts.move_to_end(one)
-                    return text
+                key = ref(one)
+                if found := [text for text in self._texts.get(key, ()) if text.split is split]:
+                    self._texts.move_to_end(key)
+                    return found
                 one = one.before
-        return None
-
-    def count(self, known: KnownMessages) -> int:
-        """How many of its messages have a text, with any template."""
-        one: KnownMessages | None = known
-        while one is not None and one not in self._texts:
-            one = one.before
-        return 0 if one is None else len(one.messages)
+        return []
 
     def keep(self, known: KnownMessages, text: KnownText) -> None:
         with self._lock:
-            self._drop(known)
-            self._texts[known] = text
-            self.size += _size(text)
+            others = [other for other in self._texts.get(ref(known), ()) if not other.is_of(text)]
+            self._drop(ref(known))
+            texts = (text, *others[: OPENINGS - 1])
+            self._texts[ref(known, self._forget)] = texts
+            self.size += sum(one.size for one in texts)
+            self._drop_gone()
             while self.size > self._memory:
                 self._drop(next(iter(self._texts)))
 
-    def _drop(self, known: KnownMessages) -> None:
-        if (text := self._texts.pop(known, None)) is not None:
-            self.size -= _size(text)
+    def _forget(self, known: ref[KnownMessages]) -> None:
+        """Called where the messages' last reference goes, in any thread, perhaps in one that has the lock."""
+        self._gone.append(known)
+        if self._lock.acquire(blocking=False):
+            try:
+                self._drop_gone()
+            finally:
+                self._lock.release()
+
+    def _drop_gone(self) -> None:
+        while self._gone:
+            self._drop(self._gone.popleft())
+
+    def _drop(self, known: ref[KnownMessages]) -> None:
+        self.size -= sum(text.size for text in self._texts.pop(known, ()))
 
 
 class KnownRendering:
-    """One chat. ``known``: its first messages. ``found``: the text that is known of them, if any. ``conversation``: its
-    messages, converted, of which the first are those of ``found``."""
+    """One chat. ``known``: its first messages. ``found``: texts that are known of them. ``conversation``: its messages,
+    converted, of which the first are those of the first text of ``found``."""
 
     def __init__(
         self,
         texts: KnownTexts,
         split: SplitTemplate,
         known: KnownMessages,
-        found: KnownText | None,
+        found: Sequence[KnownText],
         conversation: list[dict[str, Any]],
     ) -> None:
         self._texts = texts
         self._split = split
         self._known = known
-        self._found = found
+        self._candidates = found
         self._conversation = conversation
+        self._found: KnownText | None = None
+        """What the chat's text begins with."""
         self._pieces: list[str] = []
         self._behind = 0
         """Pieces before the loop."""
@@ -129,7 +161,6 @@ class KnownRendering:
 
     def _begin(self, messages: Any, values: tuple[Any, ...], numbers: tuple[Any, ...]) -> tuple[int, int]:
         """The loop over ``messages`` begins: from where on it is to be run, and how far its text will be known."""
-        found, self._found = self._found, None
         front = len(self._conversation) - len(messages) if type(messages) is list else -1
         named = tuple([(Undefined, None) if isinstance(one, Undefined) else (type(one), one) for one in values])
         if (
@@ -141,16 +172,16 @@ class KnownRendering:
             return 0, 0
         self._behind, opening = len(self._pieces), "".join(self._pieces)
         until = max(0, len(self._known.messages) - front - self._split.ahead)
-        start = 0
-        if (
-            found is not None
-            and (found.front, found.opening, found.values) == (front, opening, named)
-            and all(map(_same_order, numbers, found.numbers, [found.until] * len(numbers)))
-        ):
-            self._found, start = found, found.until
+        for one in self._candidates:
+            if (one.front, one.opening, one.values) == (front, opening, named) and all(
+                map(_same_order, numbers, one.numbers, [one.until] * len(numbers))
+            ):
+                self._found = one
+                break
+        start = 0 if self._found is None else self._found.until
         if until > start:
             known = self._conversation[: len(self._known.messages)]
-            self._new = KnownText(self._split, "", until, front, opening, named, numbers, known)
+            self._new = KnownText(self._split, "", until, front, opening, named, numbers, known, 0, 0)
         return start, max(start, until)
 
     def _end(self) -> None:
@@ -158,7 +189,21 @@ class KnownRendering:
         if (new := self._new) is not None:
             before = new.opening if self._found is None else self._found.text
             text = before + "".join(self._pieces[self._behind :])
-            self._texts.keep(self._known, new._replace(text=text))
+            weight = self._weight(new.conversation)
+            size = OVERHEAD + getsizeof(text) + getsizeof(new.opening) + weight
+            self._texts.keep(self._known, new._replace(text=text, weight=weight, size=size))
+
+    def _weight(self, conversation: Sequence[Mapping[str, Any]]) -> int:
+        """Bytes of the first messages, converted."""
+        of_text = self._candidates[0] if self._candidates else None
+        done, weight = (0, 0) if of_text is None else (len(of_text.conversation), of_text.weight)
+        messages = self._known.messages
+        for place in range(done, len(conversation)):
+            given = messages[place]
+            weight += PER_MESSAGE + _size(
+                one for name, one in conversation[place].items() if one is not given.get(name)
+            )
+        return weight
 
     def _back(self, place: int) -> int:
         """The loop reads the message at ``place``. Before the first one is the last of all, which is another one in
@@ -173,5 +218,15 @@ def _same_order(number: int, other: int, places: int) -> bool:
     return number == other or (number >= places and other >= places)
 
 
-def _size(text: KnownText) -> int:
-    return OVERHEAD + len(text.text) + len(text.opening) + PER_MESSAGE * len(text.conversation)
+def _size(values: Iterable[Any]) -> int:
+    """Bytes of parsed JSON, of any depth."""
+    size, left = 0, list(values)
+    while left:
+        one = left.pop()
+        size += getsizeof(one)
+        if isinstance(one, dict):
+            left += one.keys()
+            left += one.values()
+        elif isinstance(one, list | tuple):
+            left += one
+    return size

@@ -32,7 +32,7 @@ from gateway.tokens.conversation import (
     join_systems,
 )
 from gateway.tokens.environment import ChatEnvironment
-from gateway.tokens.known_text import KnownRendering, KnownTexts
+from gateway.tokens.known_text import KnownRendering, KnownText, KnownTexts
 from gateway.tokens.loading import Loaded
 from gateway.tokens.message_loop import SplitTemplate, split_loop
 from gateway.tokens.reasons import Unrenderable, Why
@@ -115,18 +115,19 @@ class Renderer:
         if chat.system_first and self._wants_systems_first():
             messages = join_systems(messages)
         content_format = content_format_of(template) if self._format == "auto" else self._format
-        known, found = chat.known, None
+        known, found = chat.known, list[KnownText]()
         split = None
         if known is not None and media == "refused" and not chat.continue_final_message and self._knows:
             split = self._split(template)
             if split in self._failing:
                 split = None
-        if known is None or split is None or (found := self._known.find(known, split)) is None:
+        if known is None or split is None or not (found := self._known.find(known, split)):
             conversation = converse(messages, content_format, built=chat.built, media=media)
             new: Sequence[Message] = conversation
         else:
-            new = converse(messages[len(found.conversation) :], content_format, built=chat.built, media=media)
-            conversation = [*found.conversation, *new]
+            first = found[0].conversation
+            new = converse(messages[len(first) :], content_format, built=chat.built, media=media)
+            conversation = [*first, *new]
         for message in new:
             if message["role"] == "developer" and not supports_developer(template):
                 conversation, split = developers_to_system(conversation), None
@@ -195,7 +196,9 @@ class Renderer:
 
     def known(self, chat: ChatInput) -> int:
         """How many of the messages probably need not be rendered."""
-        return 0 if chat.known is None else self._known.count(chat.known)
+        split = None if chat.known is None else self._split(self._choose(chat.tools is not None))
+        found = None if chat.known is None or split is None else self._known.find(chat.known, split)
+        return len(found[0].conversation) if found else 0
 
     def content_format(self, chat: ChatInput) -> ContentFormat:
         """The form in which the template takes the contents of ``chat``. Raises Unrenderable if there is none."""

@@ -3,8 +3,10 @@ from __future__ import annotations
 import logging
 from dataclasses import replace
 from functools import lru_cache
+from json import dumps
 from pathlib import Path
 from typing import Any
+from weakref import ref
 
 import msgspec
 import pytest
@@ -14,7 +16,7 @@ from hypothesis import strategies as st
 from gateway.core.clock import ManualClock
 from gateway.core.prompt import ChatInput, KnownMessages
 from gateway.tokens import render
-from gateway.tokens.known_text import KnownTexts
+from gateway.tokens.known_text import OPENINGS, KnownTexts
 from gateway.tokens.loading import Loaded, load
 from gateway.tokens.reasons import Unrenderable
 from gateway.tokens.render import Renderer
@@ -153,7 +155,7 @@ def test_what_is_known_is_not_rendered_again(folder: Path, name: str) -> None:
     for text in ("one", "two"):
         chat = ChatInput([*messages, said(text)], b"", known=known)
         assert text_of(made, chat) == text_of(made, msgspec.structs.replace(chat, known=None))
-    ((_, kept),) = [*made._known._texts.items()][-1:]
+    ((kept,),) = [*made._known._texts.values()][-1:]
     assert kept.until == 8 - (AHEAD.get(name) or 0)
     assert made.known(chat) == 8
     messages[2]["content"] = "another"  # what is not looked at may even be another
@@ -182,8 +184,8 @@ def test_a_difference_in_service_switches_it_off(
     messages = [said("be brief", "system"), said("a question")]
     chat = ChatInput([*messages, said("?")], b"", known=KnownMessages(messages))
     right = made.render(chat)
-    ((known, kept),) = made._known._texts.items()
-    made._known._texts[known] = kept._replace(text="wrong")
+    ((known, (kept,)),) = made._known._texts.items()
+    made._known._texts[known] = (kept._replace(text="wrong"),)
     with caplog.at_level(logging.WARNING):
         found = [made.render(chat) == right for _ in range(6)]
     assert found == [False, True, True, True, True, True], "the text that is compared is the whole chat's"
@@ -228,5 +230,62 @@ def test_texts_are_bounded_and_those_in_use_stay(folder: Path) -> None:
         for known in (often, KnownMessages([said(f"{number}" * 500)])):
             made.render(ChatInput([*known.messages, said("?")], b"", known=known))
         assert made._known.size <= 20_000
-    assert made._known.count(often) == 1
+        assert made.known(ChatInput([*often.messages], b"", known=often)) == 1
     assert len(made._known) < 40
+
+
+def test_a_text_goes_with_its_messages(folder: Path) -> None:
+    made = Renderer(replace(loaded(folder), template=CHATML), TokenSettings(str(folder)))
+    messages = [{**said("a"), "unread": list(range(1000))}, said("b")]
+    first = KnownMessages(messages[:1])
+    second = KnownMessages(messages, first)
+    for known in (first, second):
+        made.render(ChatInput([*messages, said("?")], b"", known=known))
+    both, gone = made._known.size, [ref(first), ref(second)]
+    del known, second
+    assert (len(made._known), [one() is None for one in gone]) == (1, [False, True])
+    assert 0 < made._known.size < both
+    del first
+    assert (len(made._known), made._known.size, gone[0]()) == (0, 0, None)
+
+
+def test_messages_may_go_while_the_texts_are_in_use(folder: Path) -> None:
+    made = Renderer(replace(loaded(folder), template=CHATML), TokenSettings(str(folder)))
+    known, other = KnownMessages([said("a")]), KnownMessages([said("b")])
+    made.render(ChatInput([*known.messages, said("?")], b"", known=known))
+    with made._known._lock:
+        del known
+    assert made.known(ChatInput([*other.messages], b"", known=other)) == 0
+    assert (len(made._known), made._known.size) == (0, 0)
+
+
+def test_all_that_a_text_keeps_is_counted(folder: Path) -> None:
+    made = Renderer(replace(loaded(folder), template=CHATML), TokenSettings(str(folder)))
+    arguments = dumps({"a": [{}] * 1000})
+    call = {"id": "1", "type": "function", "function": {"name": "f", "arguments": arguments}}
+    many = [{"role": "assistant", "content": "a", "tool_calls": [call]}, said("\U0001f600" + "x" * 10_000)]
+    known, size = None, 0
+    for count, least in ((1, 64 * 1000), (2, 64 * 1000 + 40_000)):
+        known = KnownMessages(many[:count], known)
+        made.render(ChatInput([*many[:count], said("?")], b"", known=known))
+        assert made._known.size - size > least, "of the second text, all of the first, too"
+        size = made._known.size
+
+
+def test_applications_with_other_tools_keep_their_texts_of_the_same_messages(folder: Path) -> None:
+    template = "{% for tool in tools or [] %}{{ tool.function.name }}{% endfor %}" + CHATML
+    made = Renderer(replace(loaded(folder), template=template), TokenSettings(str(folder)))
+    messages = [said("be brief", "system"), said("b")]
+    known = KnownMessages(messages)
+    chats = [
+        ChatInput([*messages, said("?")], b"", known=known, tools=[{"type": "function", "function": {"name": name}}])
+        for name in "abcdef"
+    ]
+    some = chats[:OPENINGS]
+    texts = [made.render(chat) for chat in some]
+    messages[1]["content"] = "another"
+    assert [made.render(chat) for chat in some] == texts, "they are not rendered again"
+    for chat in chats:
+        made.render(chat)
+    assert len(made._known._texts) == 1
+    assert [len(kept) for kept in made._known._texts.values()] == [OPENINGS]
