@@ -126,9 +126,14 @@ class KnownTexts:
         self.size -= sum(text.size for text in self._texts.pop(known, ()))
 
 
+class NotKnown(Exception):
+    """More of a chat would have to be rendered than what is behind its known messages."""
+
+
 class KnownRendering:
     """One chat. ``known``: its first messages. ``found``: texts that are known of them. ``conversation``: its messages,
-    converted, of which the first are those of the first text of ``found``."""
+    converted, of which the first are those of the first text of ``found``. ``whole``: it may have to be rendered whole,
+    since none of these texts goes on from what is before the loop; else NotKnown is raised there."""
 
     def __init__(
         self,
@@ -137,12 +142,15 @@ class KnownRendering:
         known: KnownMessages,
         found: Sequence[KnownText],
         conversation: list[dict[str, Any]],
+        *,
+        whole: bool = True,
     ) -> None:
         self._texts = texts
         self._split = split
         self._known = known
         self._candidates = found
         self._conversation = conversation
+        self._whole = whole
         self._found: KnownText | None = None
         """What the chat's text begins with."""
         self._pieces: list[str] = []
@@ -169,6 +177,8 @@ class KnownRendering:
             or not all(kind in _PLAIN or kind is Undefined for kind, _ in named)
             or not all(type(one) is int for one in numbers)
         ):
+            if not self._whole:
+                raise NotKnown
             return 0, 0
         self._behind, opening = len(self._pieces), "".join(self._pieces)
         until = max(0, len(self._known.messages) - front - self._split.ahead)
@@ -178,6 +188,8 @@ class KnownRendering:
             ):
                 self._found = one
                 break
+        if self._found is None and not self._whole:
+            raise NotKnown
         start = 0 if self._found is None else self._found.until
         if until > start:
             known = self._conversation[: len(self._known.messages)]

@@ -32,7 +32,7 @@ from gateway.tokens.conversation import (
     join_systems,
 )
 from gateway.tokens.environment import ChatEnvironment
-from gateway.tokens.known_text import KnownRendering, KnownText, KnownTexts
+from gateway.tokens.known_text import KnownRendering, KnownText, KnownTexts, NotKnown
 from gateway.tokens.loading import Loaded
 from gateway.tokens.message_loop import SplitTemplate, split_loop
 from gateway.tokens.reasons import Unrenderable, Why
@@ -99,10 +99,12 @@ class Renderer:
         self._thoughtless: str | None = None
         self._systems_first: bool | None = None
 
-    def render(self, chat: ChatInput, most: float = inf, media: Media = "refused") -> str:
-        """The chat's text. ``media``: as for ``converse``.
+    def render(self, chat: ChatInput, most: float = inf, media: Media = "refused", least_known: int = 0) -> str:
+        """The chat's text. ``media``: as for ``converse``. ``least_known``: only what is behind so many messages is to
+        be rendered, which ``known`` has told; 0: the whole chat may be.
 
         Raises:
+            NotKnown: more of it would have to be rendered.
             Unrenderable: it cannot be rendered, or the text has more than ``most`` characters; says why.
         """
         if chat.template is not None:
@@ -116,12 +118,12 @@ class Renderer:
             messages = join_systems(messages)
         content_format = content_format_of(template) if self._format == "auto" else self._format
         known, found = chat.known, list[KnownText]()
-        split = None
-        if known is not None and media == "refused" and not chat.continue_final_message and self._knows:
-            split = self._split(template)
-            if split in self._failing:
-                split = None
-        if known is None or split is None or not (found := self._known.find(known, split)):
+        split = None if known is None or media != "refused" else self._split_of(chat, template)
+        if known is not None and split is not None:
+            found = self._known.find(known, split)
+        if least_known and (not found or len(found[0].conversation) < least_known or self._samples):
+            raise NotKnown
+        if not found:
             conversation = converse(messages, content_format, built=chat.built, media=media)
             new: Sequence[Message] = conversation
         else:
@@ -130,6 +132,8 @@ class Renderer:
             conversation = [*first, *new]
         for message in new:
             if message["role"] == "developer" and not supports_developer(template):
+                if least_known:
+                    raise NotKnown
                 conversation, split = developers_to_system(conversation), None
                 break
         given: Mapping[str, Any]
@@ -160,9 +164,14 @@ class Renderer:
             behind = failing = None
             if known is not None and split is not None:
                 try:
-                    behind = KnownRendering(self._known, split, known, found, conversation).text(seen)
+                    rendering = KnownRendering(self._known, split, known, found, conversation, whole=not least_known)
+                    behind = rendering.text(seen)
                     self._until_sample -= 1
-                except Exception:  # the template's own, which it raises again, or one of the other form alone
+                except NotKnown:
+                    raise
+                except Exception as error:  # the template's own, which it raises again, or one of the other form alone
+                    if least_known:
+                        raise NotKnown from error
                     failing = split
             if behind is None or self._until_sample <= 0:
                 compiled = self._compile(template)
@@ -177,6 +186,8 @@ class Renderer:
                 text = behind
             if final is not None:
                 text = cut_at_tag(text, final)
+        except NotKnown:
+            raise
         except Exception as error:  # a template can raise anything; vLLM answers 400 to any exception
             log.debug("a chat template failed: %s", type(error).__name__)
             raise Unrenderable(Why.TEMPLATE_ERROR) from error
@@ -195,9 +206,12 @@ class Renderer:
                 continue
 
     def known(self, chat: ChatInput) -> int:
-        """How many of the messages probably need not be rendered."""
-        split = None if chat.known is None else self._split(self._choose(chat.tools is not None))
-        found = None if chat.known is None or split is None else self._known.find(chat.known, split)
+        """How many of the first messages need not be rendered if what is before them is as it was: ``least_known``."""
+        template = self._chosen.get(chat.tools is not None)
+        if chat.known is None or template is None or self._samples:
+            return 0
+        split = self._split_of(chat, template)
+        found = None if split is None else self._known.find(chat.known, split)
         return len(found[0].conversation) if found else 0
 
     def content_format(self, chat: ChatInput) -> ContentFormat:
@@ -209,6 +223,18 @@ class Renderer:
     def special_tokens(self) -> list[str]:
         """The tokenizer's, as text."""
         return [str(token) for token in self._tokenizer.all_special_tokens]
+
+    @property
+    def _samples(self) -> bool:
+        """The next chat whose beginning is known is rendered whole, too."""
+        return self._until_sample <= 1
+
+    def _split_of(self, chat: ChatInput, template: str) -> SplitTemplate | None:
+        """The form of the template that can begin behind the chat's known messages."""
+        if chat.continue_final_message or not self._knows:
+            return None
+        split = self._split(template)
+        return None if split in self._failing else split
 
     def _compare(self, behind: str, text: str) -> None:
         """``behind``: the text as it is made behind known messages. ``text``: made as a whole."""

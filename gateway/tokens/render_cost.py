@@ -35,7 +35,8 @@ LOOP_TEXTS = 64
 
 def is_cheap(chat: ChatInput, known: int = 0) -> bool:
     """Whether rendering it takes no longer than the GIL would be held anyway. ``known``: as many of the first messages
-    need not be rendered; each counts as one value, since it may have to be after all."""
+    need not be rendered; each counts as one value, since the template may still look at it before and behind its loop.
+    """
     if len(chat.raw) > LOOP_CHARACTERS:
         return False
     left = LOOP_VALUES - known

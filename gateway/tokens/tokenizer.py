@@ -33,6 +33,7 @@ from gateway.core.prompt import (
 from gateway.tokens.agreement import Form
 from gateway.tokens.encode import Encoder, Reading
 from gateway.tokens.families import Obstacle
+from gateway.tokens.known_text import NotKnown
 from gateway.tokens.lengths import MAX_TEXT, most_of
 from gateway.tokens.loading import Loaded, load
 from gateway.tokens.media import around_media, holds_media, without_payloads
@@ -236,19 +237,20 @@ class ModelTokens:
         most = MAX_TEXT if size <= ALONE else most_of(longest_context(), longest)
         if isinstance(prompt, TextInput) and (size > MAX_TEXT or max(map(len, prompt.texts), default=0) > most):
             raise Unrenderable(Why.TOO_LONG)
+        known = 0
         if native is not None:
             rest = _Rest(partial(self._by_library, native, prompt, most, size), size)
         elif (
             isinstance(prompt, ChatInput)
             and (size > SMALL or prompt.tools or prompt.documents or prompt.template_kwargs)
-            and not is_cheap(prompt, 0 if self._renderer is None else self._renderer.known(prompt))
+            and not is_cheap(prompt, known := 0 if self._renderer is None else self._renderer.known(prompt))
         ):
             rest = _Rest(partial(self._whole, prompt, most), size)
         else:
             if size > ALONE:
                 await self._turn.acquire()
                 asyncio.get_running_loop().call_soon(self._turn.release)
-            begun = self._begin(prompt, most, size)
+            begun = self._begin(prompt, most, size, known)
             if isinstance(begun, Prompt):
                 return begun
             rest = begun
@@ -257,12 +259,16 @@ class ModelTokens:
         except Closed:
             raise Unrenderable(Why.CLOSED) from None
 
-    def _begin(self, prompt: ChatInput | TextInput, most: int, size: int) -> Prompt | _Rest:
-        """On the loop: the ids, or what is left to do in a thread. Raises as ``_guarded``."""
+    def _begin(self, prompt: ChatInput | TextInput, most: int, size: int, known: int) -> Prompt | _Rest:
+        """On the loop: the ids, or what is left to do in a thread. ``known``: so many of a chat's messages are not
+        rendered here. Raises as ``_guarded``."""
         assert self._encoder is not None
         assert self._renderer is not None
         try:
-            texts = prompt.texts if isinstance(prompt, TextInput) else (self._renderer.render(prompt, most),)
+            if isinstance(prompt, TextInput):
+                texts = prompt.texts
+            else:
+                texts = (self._renderer.render(prompt, most, least_known=known),)
             # Even with few characters a body may have many texts, and a known text still has to be copied.
             if len(texts) > LOOP_TEXTS or sum(map(len, texts)) > LOOP_CHARACTERS:
                 return _Rest(partial(self._encode, prompt, texts), size)
@@ -274,6 +280,10 @@ class ModelTokens:
                 return _exact(found)
             ids = found[0]
             return Prompt(ids, len(ids), True, own=ids)
+        except NotKnown:
+            if isinstance(prompt, ChatInput) and is_cheap(prompt):
+                return self._begin(prompt, most, size, 0)
+            return _Rest(partial(self._whole, prompt, most), size)
         except Unrenderable as unrenderable:
             if unrenderable.why is not Why.MEDIA:
                 raise

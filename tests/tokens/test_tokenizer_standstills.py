@@ -4,13 +4,19 @@ from __future__ import annotations
 
 import asyncio
 import threading
+from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
-from gateway.core.prompt import ChatInput
-from gateway.tokens.render_cost import ALONE, LOOP_NEW
+from gateway.core.prompt import ChatInput, KnownMessages
+from gateway.tokens import render
+from gateway.tokens.render import Renderer
+from gateway.tokens.render_cost import ALONE, LOOP_NEW, LOOP_VALUES, SMALL
 from gateway.tokens.segments import LONG, Cuts
+from simulator.template import CHATML
 from tests.tokens.conftest import Load
 from tests.tokens.test_tokenizer import USER, chat, turns
 
@@ -68,9 +74,9 @@ async def test_no_two_long_prompts_are_worked_on_in_one_turn_of_the_loop(
     assert tokens._renderer is not None
     render = tokens._renderer.render
 
-    def watching(prompt: ChatInput, most: int) -> Any:
+    def watching(prompt: ChatInput, most: int, **how: Any) -> Any:
         seen.append((len(prompt.raw), now[0]))
-        return render(prompt, most)
+        return render(prompt, most, **how)
 
     again = [loop.call_soon(count)]
     monkeypatch.setattr(tokens._renderer, "render", watching)
@@ -89,3 +95,72 @@ async def test_who_leaves_while_waiting_for_a_turn_holds_up_nobody(load: Load) -
     done = await asyncio.gather(*waiting, return_exceptions=True)
     assert [isinstance(one, asyncio.CancelledError) for one in done] == [False, True] * 3
     assert (await tokens.tokenize(turns(40))).exact
+
+
+TOOLS = "{% for tool in tools or [] %}{{ tool.function.name }}{% endfor %}"
+TOOL = {"type": "function", "function": {"name": "look"}}
+
+
+@pytest.fixture
+def rendered(monkeypatch: pytest.MonkeyPatch) -> list[tuple[bool, int]]:
+    """Each chat that is rendered from now on: whether on the loop's thread, and how many messages it did not render."""
+    found: list[tuple[bool, int]] = []
+    render = Renderer.render
+
+    def watching(renderer: Renderer, *what: Any, **how: Any) -> str:
+        text = render(renderer, *what, **how)
+        found.append((threading.current_thread() is threading.main_thread(), how.get("least_known", 0)))
+        return text
+
+    monkeypatch.setattr(Renderer, "render", watching)
+    return found
+
+
+async def test_a_chat_is_rendered_on_the_loop_only_behind_its_known_messages(
+    load: Load, variant: Callable[..., Path], rendered: list[tuple[bool, int]]
+) -> None:
+    tokens = await load(tokenizer=str(variant(chat_template__jinja=TOOLS + CHATML)))
+    heavy = [{"role": "user", "content": "a", "unread": [1] * LOOP_VALUES}, USER, USER]
+    known = KnownMessages(heavy)
+    on_loop, elsewhere = (True, len(heavy)), (False, 0)
+    for more, wanted in (
+        ({}, elsewhere),
+        ({}, on_loop),
+        ({"tools": [TOOL]}, elsewhere),  # the text is known behind another opening
+        ({"tools": [TOOL]}, on_loop),
+        ({}, on_loop),
+        ({"template_kwargs": {"unread": 1}}, on_loop),
+        ({"continue_final_message": True, "add_generation_prompt": False}, elsewhere),
+    ):
+        rendered.clear()
+        given = chat(*heavy, {"role": "user", "content": f"long enough {SMALL * 'x'}"}, **more)
+        prompt = await tokens.tokenize(replace(given, known=known))
+        assert (prompt.exact, rendered) == (True, [wanted])
+        assert (await tokens.tokenize(given)).ids == prompt.ids
+    rendered.clear()
+    late = chat(*heavy, {"role": "developer", "content": SMALL * "x"}, known=known)
+    assert (await tokens.tokenize(late)).exact
+    assert rendered == [elsewhere], "the template knows no developer, so that all messages may change"
+
+
+async def test_a_light_chat_is_rendered_on_the_loop_though_its_text_is_not_known(
+    load: Load, variant: Callable[..., Path], rendered: list[tuple[bool, int]]
+) -> None:
+    tokens = await load(tokenizer=str(variant(chat_template__jinja=TOOLS + CHATML)))
+    known = KnownMessages([{"role": "user", "content": "x" * SMALL}])
+    for tools in ([], [TOOL]):
+        assert (await tokens.tokenize(chat(*known.messages, USER, tools=tools, known=known))).exact
+    assert rendered == [(True, 0), (True, 0)]
+
+
+async def test_the_chats_that_are_compared_are_rendered_in_a_thread(
+    load: Load, rendered: list[tuple[bool, int]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(render, "SAMPLE", 3)
+    tokens = await load()
+    heavy = [{"role": "user", "content": "a", "unread": [1] * LOOP_VALUES}, USER]
+    known = KnownMessages(heavy)
+    for _ in range(7):
+        await tokens.tokenize(chat(*heavy, {"role": "user", "content": SMALL * "x"}, known=known))
+    on_loop, elsewhere = (True, len(heavy)), (False, 0)
+    assert rendered == [elsewhere, on_loop, elsewhere, on_loop, on_loop, elsewhere, on_loop]
