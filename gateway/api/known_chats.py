@@ -10,11 +10,13 @@ first messages of this body. In any other case, an error included, the body is p
 
 Rules: texts are compared in full. Bounded in bytes: there are two generations, of which the older is dropped when the
 younger is full. Only chats in OpenAI's form are remembered, and only those of ``LEAST`` bytes.
+Other chats that are in use stay, however long one chat is.
 """
 
 from __future__ import annotations
 
 import secrets
+import sys
 from collections.abc import Mapping, Sequence
 from itertools import accumulate, repeat
 from typing import Any, NamedTuple
@@ -25,6 +27,7 @@ from xxhash import xxh3_64_intdigest
 from gateway.api import bounds
 from gateway.api.body import JsonBody
 from gateway.api.field_filter import Fields
+from gateway.api.prompts import MESSAGES
 from gateway.api.settings import PassSettings
 from gateway.core.prompt import KnownMessages
 from gateway.errors import GatewayError
@@ -36,98 +39,137 @@ STEP = 4096
 """Bytes behind a beginning from which on another one is remembered, and not parsed each time."""
 
 MEMORY = 64 * 1024 * 1024
-"""Bytes of all beginnings together, their parsed messages included."""
+"""Bytes of all beginnings together, their parsed messages included: an estimate, which is seldom less than what they
+take."""
 
-FURTHER = 4 / 3
-"""Factor from one place, at which some bytes are hashed, to the next. At each place the latest body is known that has
-these bytes. If that one goes on differently, at most a quarter of the known bytes is not found."""
+SHARE = 8
+"""One chat has at most this part of the memory. A request adds its chat twice at most: in half of the memory, others'
+chats that are in use stay beside any chat."""
 
-PLACES = 18
-"""Up to 2 MB."""
+GROWTH = 4 / 3
+"""Factor from one place, at which some bytes are hashed, to the next. A place knows one beginning with these bytes: the
+latest that reaches no further place, or else the first of all."""
+
+CHECKPOINTS = 18
+"""Such places: up to 2 MB."""
 
 MOST = 2 * 1024 * 1024
-"""Bytes of a body that is looked at, or else parsed whole and not remembered: to remember this takes 2 ms."""
+"""Bytes of a body that is looked at: to remember this takes 2 ms. A longer one is parsed whole and not remembered."""
 
 HASHED = 512
 """Bytes before each place that are hashed, and at the beginning. All are compared where a body is found."""
 
 CHAIN = 16
-"""Beginnings that are compared one after the other at most: each has only the bytes behind the one before it. The next
-one has all bytes again."""
+"""Beginnings that are compared one after the other at most: each has only the bytes behind the one before it. For the
+next one, the last of these is made anew, with all bytes."""
 
 OVERHEAD = 600
 """Bytes of a beginning beside its text and its list of messages."""
 
-COPIES = 3
-"""A beginning's bytes count three times: as bytes, and as parsed texts, whose letters may take two bytes each."""
+LISTED = 8
+"""Bytes of a message in such a list. Each beginning has its own one."""
+
+CONTAINER, QUOTE, COMMA = 132, 26, 36
+"""Bytes that are counted of parsed JSON for each of these, beside its letters. An object with one key takes 184, a text
+50 to 80, a number 24 to 32, and each value 8 in the list that holds it."""
+
+WIDE = (b"\\ud", b"\\uD")
+"""How an escaped letter begins of which one is enough for all letters of a text to take four bytes, as ``str`` does."""
 
 BLANK = b" \t\n\r"
 
 _RAWS = msgspec.json.Decoder(list[msgspec.Raw])
-_MESSAGES = msgspec.json.Decoder(list[dict[str, Any]])
 
 
-class _Beginning:
+class _Prefix:
     """``tail``: the bytes from ``start`` to ``size``; those before are in ``before``. ``opens``: where the list of
-    messages begins. ``weight``: of the bytes from there on, as of ``bounds.weigh``. ``depth``: how many are compared
-    with this one. ``generation``: the one in which it was counted last."""
+    messages begins. ``weight``: of the bytes from there on, as of ``bounds.weigh``. ``parsed``: bytes of memory of
+    their values. ``depth``: how many are compared with this one. ``cost``: bytes of memory that it adds to ``before``.
+    ``total``: those of all that are compared. ``generation``: the one in which it was counted last."""
 
-    __slots__ = ("before", "depth", "generation", "known", "opens", "size", "start", "tail", "weight")
+    __slots__ = (
+        *("before", "cost", "depth", "generation", "known", "opens", "parsed"),
+        *("size", "start", "tail", "total", "weight"),
+    )
 
-    before: _Beginning | None
+    before: _Prefix | None
     depth: int
     known: KnownMessages
+    parsed: int
     size: int
+    total: int
     weight: tuple[int, int, int]
 
-    def __init__(
-        self, before: _Beginning | None, raw: bytes, opens: int, size: int, messages: Sequence[Mapping[str, Any]]
-    ) -> None:
+    def __init__(self, before: _Prefix | None, raw: bytes, opens: int, size: int, known: KnownMessages) -> None:
         """``raw``: a body whose first ``size`` bytes these are."""
         first = opens + 1 if before is None else before.size
-        weight = bounds.weigh(raw[first:size])
-        self.known = KnownMessages(messages, None if before is None else before.known)
-        self.weight = weight if before is None else bounds.sum_of(before.weight, weight)
-        self.depth = 1 if before is None or before.depth >= CHAIN else before.depth + 1
-        self.start = 0 if self.depth == 1 else first
-        self.tail = raw[self.start : size]
+        added = raw[first:size]
+        weight = bounds.weigh(added)
+        parsed = _parsed(added, weight)
         self.before = before
-        self.opens = opens
-        self.size = size
+        self.opens, self.size, self.known = opens, size, known
+        self.weight = weight if before is None else bounds.sum_of(before.weight, weight)
+        self.parsed = parsed if before is None else before.parsed + parsed
+        self.depth = 1 if before is None else before.depth + 1
+        self.start = 0 if before is None else first
+        self.tail = raw[:size] if before is None else added
+        self.cost = OVERHEAD + len(self.tail) + parsed + LISTED * len(known.messages)
+        self.total = self.cost if before is None else before.total + self.cost
         self.generation = 0
 
+    def whole(self, raw: bytes) -> _Prefix:
+        """The same one with all of its bytes, so that those before it may be dropped, except for their lists."""
+        one = _Prefix.__new__(_Prefix)
+        one.before, one.depth, one.start, one.generation = None, 1, 0, 0
+        one.opens, one.size, one.known = self.opens, self.size, self.known
+        one.weight, one.parsed, one.tail = self.weight, self.parsed, raw[: self.size]
+        one.cost = OVERHEAD + len(one.tail) + one.parsed
+        known: KnownMessages | None = one.known
+        while known is not None:
+            one.cost += LISTED * len(known.messages)
+            known = known.before
+        one.total = one.cost
+        return one
 
-class Turn(NamedTuple):
-    """A chat whose first messages are ``known``. ``rest``: the messages behind them."""
+
+def _parsed(raw: bytes, weight: tuple[int, int, int]) -> int:
+    """About how many bytes the parsed values of ``raw`` take, which weighs ``weight``."""
+    text = raw.decode()
+    size = sys.getsizeof(text)
+    if escapes := raw.count(b"\\u"):
+        width = 4 if any(one in raw for one in WIDE) else 2
+        size = max(size, width * (len(text) - 5 * escapes))
+    containers, quotes, commas = weight
+    return size + CONTAINER * containers + QUOTE * quotes + COMMA * commas
+
+
+class KnownChat(NamedTuple):
+    """A chat. ``known``: the first of its ``messages``."""
 
     body: JsonBody
     known: KnownMessages
-    rest: list[dict[str, Any]]
-
-    @property
-    def messages(self) -> list[Mapping[str, Any]]:
-        return [*self.known.messages, *self.rest]
+    messages: Sequence[Mapping[str, Any]]
 
 
 class KnownChats:
-    """``memory``: bytes. ``least``, ``step``: as ``LEAST`` and ``STEP``. For one event loop."""
+    """``memory``: bytes. ``least``, ``step``: as ``LEAST`` and ``STEP``. For one event loop. It takes chats with bodies
+    in UTF-8 of ``least`` to ``MOST`` bytes."""
 
     def __init__(self, memory: int = MEMORY, least: int = LEAST, step: int = STEP) -> None:
         self.least = least
         self._step = step
-        self._places = tuple(accumulate(repeat(least, PLACES), lambda place, _: int(place * FURTHER)))
+        self._places = tuple(accumulate(repeat(least, CHECKPOINTS), lambda place, _: int(place * GROWTH)))
         self._most = memory // 2
+        self._share = memory // SHARE
         self._mark = b'"' + secrets.token_hex(16).encode() + b'"'
-        self._latest: dict[int, _Beginning] = {}  # by the hash of the bytes up to a place
-        self._older: dict[int, _Beginning] = {}
+        self._latest: dict[int, _Prefix] = {}  # by the hash of the bytes up to a place
+        self._older: dict[int, _Prefix] = {}
         self._generation = 1
         self.size = 0
         """Bytes of the younger generation."""
 
-    def read(self, raw: bytes, settings: PassSettings) -> Turn | None:
+    def read(self, raw: bytes, settings: PassSettings) -> KnownChat | None:
         """The chat in a body with a known beginning; None: parse it whole. What is new of it is remembered."""
-        if len(raw) > MOST:
-            return None
         hashes = self._hashes(raw)
         found = self._find(raw, hashes)
         if found is None:
@@ -142,51 +184,52 @@ class KnownChats:
             if not given.startswith(opening):
                 return None
             # Behind the mark is nothing, or a comma and messages: else it were no JSON.
-            rest = _MESSAGES.decode(b"[" + given[len(opening) :].lstrip(BLANK + b","))
+            rest = MESSAGES.decode(b"[" + given[len(opening) :].lstrip(BLANK + b","))
         except (GatewayError, msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
             return None
         end = found.size + len(given) - len(opening)
         body.lengthen(raw, "messages", memoryview(raw)[found.opens : end])
-        turn = Turn(body, found.known, rest)
+        messages = [*found.known.messages, *rest]
         if found.generation != self._generation:
             self._keep(found, hashes)
         if end - found.size > self._step:
-            self._remember(raw, hashes, found, found.opens, end, turn.messages)
-        return turn
+            self._remember(raw, hashes, found, found.opens, end, messages)
+        return KnownChat(body, found.known, messages)
 
     def add(self, raw: bytes, fields: Fields, messages: Sequence[Mapping[str, Any]]) -> None:
         """Remember a body that was parsed whole. ``messages``: the value of ``fields["messages"]``."""
-        if len(raw) > MOST:
-            return
         given = bytes(fields["messages"])
         opens = raw.find(given[:HASHED])
-        if opens >= 0 and raw.startswith(given, opens):
-            self._remember(raw, self._hashes(raw), None, opens, opens + len(given), messages)
+        if opens < 0 or not raw.startswith(given, opens) or not bounds.is_light(bounds.weigh(raw)):
+            return
+        hashes = self._hashes(raw)
+        found = self._find(raw, hashes)
+        if found is None or found.opens != opens:
+            self._remember(raw, hashes, None, opens, opens + len(given), messages)
 
-    def _find(self, raw: bytes, hashes: list[int]) -> _Beginning | None:
-        """The longest known beginning of ``raw``, as far as the body knows it that came last to the same place."""
-        one: _Beginning | None = None
+    def _find(self, raw: bytes, hashes: list[int]) -> _Prefix | None:
+        """The longest known beginning of ``raw``, as far as the places know it."""
+        ones: list[_Prefix] = []
         for number in hashes:
-            known = self._latest.get(number) or self._older.get(number)
-            if known is None:
+            latest, older = self._latest.get(number), self._older.get(number)
+            if latest is None and older is None:
                 break
-            one = known
-        found = None
-        while one is not None:
-            if raw.startswith(one.tail, one.start):
-                found = found or one
-                if not one.start:
-                    break
-            else:
-                found = None
-            one = one.before
-        return found
+            ones += [one for one in (older, latest) if one is not None]
+        while ones:
+            one: _Prefix | None = ones.pop()
+            found = None
+            while one is not None:
+                found = (found or one) if raw.startswith(one.tail, one.start) else None
+                one = one.before
+            if found is not None:
+                return found
+        return None
 
     def _remember(
         self,
         raw: bytes,
         hashes: list[int],
-        before: _Beginning | None,
+        before: _Prefix | None,
         opens: int,
         end: int,
         messages: Sequence[Mapping[str, Any]],
@@ -205,15 +248,23 @@ class KnownChats:
                 ends[1] = start + sizes[0]
         for count, size in sorted(ends.items()):
             if size >= self.least and (before is None or size - before.size >= self._step):
-                before = _Beginning(before, raw, opens, size, messages[:count])
+                if before is not None and before.depth >= CHAIN:
+                    before = before.whole(raw)
+                    if before.total > self._share:
+                        return
+                    self._keep(before, hashes)
+                known = KnownMessages(messages[:count], None if before is None else before.known)
+                before = _Prefix(before, raw, opens, size, known)
+                if before.total > self._share:
+                    return
                 self._keep(before, hashes)
 
-    def _keep(self, one: _Beginning, hashes: list[int]) -> None:
+    def _keep(self, one: _Prefix, hashes: list[int]) -> None:
         """``one`` is what came last to the last place that it reaches, of those of ``hashes``."""
-        counted: _Beginning | None = one
+        counted: _Prefix | None = one
         while counted is not None and counted.generation != self._generation:
             counted.generation = self._generation
-            self.size += OVERHEAD + 8 * len(counted.known.messages) + COPIES * len(counted.tail)
+            self.size += counted.cost
             counted = counted.before
         last = hashes[0]
         for number, place in zip(hashes, self._places, strict=False):

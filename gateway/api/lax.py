@@ -32,17 +32,20 @@ def truth(raw: msgspec.Raw) -> bool | None:
     return bool(value) if isinstance(value, int | float) and value in (0, 1) else None
 
 
+def is_utf8(raw: bytes) -> bool:
+    """Whether a JSON text begins as one in UTF-8 does, without a byte order mark."""
+    return raw.startswith(UTF8_OBJECT) or json.detect_encoding(raw[:4]) == "utf-8"
+
+
 def as_utf8(raw: bytes) -> bytes:
     """A JSON text in UTF-8, without a byte order mark; ``raw`` itself if it already is.
 
     Raises:
         ClientError: it seems to be in UTF-16 or UTF-32, and is not.
     """
-    if raw.startswith(UTF8_OBJECT):
+    if is_utf8(raw):
         return raw
     encoding = json.detect_encoding(raw[:4])
-    if encoding == "utf-8":
-        return raw
     if encoding == "utf-8-sig":
         return raw[3:]
     try:

@@ -14,8 +14,8 @@ import msgspec
 from gateway.api.body import Body, JsonBody
 from gateway.api.field_filter import Fields
 from gateway.api.indivisible import CHAT_FIELDS, indivisible
-from gateway.api.known_chats import KnownChats
-from gateway.api.lax import TRUE_WORDS, truth
+from gateway.api.known_chats import MOST, KnownChats
+from gateway.api.lax import TRUE_WORDS, is_utf8, truth
 from gateway.api.multipart import MultipartBody
 from gateway.api.prompts import NULL, READERS, UNREADABLE, read_chat, unreadable
 from gateway.api.routes import Route
@@ -83,17 +83,17 @@ def parse(
         return _form(route, MultipartBody(raw, content_type, settings))
     if media not in ("", "application/json") and not media.endswith("+json"):
         raise UnsupportedMediaType(f"{route.path} takes application/json", param="content-type")
-    kind, turn = route.kind, None
-    if known is not None and (kind is not Kind.CHAT or len(raw) < known.least):
+    kind, chat = route.kind, None
+    if known is not None and (kind is not Kind.CHAT or not known.least <= len(raw) <= MOST or not is_utf8(raw)):
         known = None
     if known is not None:
-        turn = known.read(raw, settings)
-    body = JsonBody(raw, settings) if turn is None else turn.body
+        chat = known.read(raw, settings)
+    body = JsonBody(raw, settings) if chat is None else chat.body
     fields = body.fields
     if body.malformed and kind in GENERATES:
         raise ClientError(f"{body.malformed} must be an object", param=body.malformed)
-    if turn is not None:
-        prompt = read_chat(fields, turn.messages, turn.known)
+    if chat is not None:
+        prompt = read_chat(fields, chat.messages, chat.known)
     else:
         prompt = READERS[kind](fields)
         if known is not None and isinstance(prompt, ChatInput):

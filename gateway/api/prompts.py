@@ -70,7 +70,7 @@ class _ChatOptions(msgspec.Struct):
 _decoder: Callable[[Any], msgspec.json.Decoder[Any]] = cache(msgspec.json.Decoder)
 """Built once: to build a decoder costs more than to decode a short value."""
 
-_MESSAGES = msgspec.json.Decoder(_Objects)
+MESSAGES = msgspec.json.Decoder(_Objects)
 
 UNREADABLE = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError)
 """What a decoder raises for a value that is of another type, or malformed."""
@@ -155,7 +155,7 @@ def _messages(fields: Fields) -> _Objects:
     if raw == NULL:
         raise ClientError("messages is required", param="messages")
     try:
-        messages = _MESSAGES.decode(raw)
+        messages = MESSAGES.decode(raw)
     except UNREADABLE as error:
         raise unreadable("messages", error) from None
     if not messages:

@@ -1,6 +1,8 @@
 from __future__ import annotations
 
+import gc
 import json
+import tracemalloc
 from typing import Any
 
 import pytest
@@ -8,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gateway.api import bounds
-from gateway.api.known_chats import CHAIN, MOST, OVERHEAD, KnownChats
+from gateway.api.known_chats import CHAIN, MOST, OVERHEAD, SHARE, KnownChats
 from gateway.api.parse import Parsed, parse
 from gateway.api.routes import ROUTES
 from gateway.api.settings import PassSettings
@@ -220,6 +222,116 @@ def test_a_long_conversation_is_known_to_its_end() -> None:
         assert known_of(call(body(*turns, said("or?")), known)) == len(turns)
     for number in (3, CHAIN + 1, 2 * CHAIN):
         assert known_of(call(body(*turns[: 2 * number], said("another way")), known)) <= 2 * number
+
+
+def test_a_long_conversation_leaves_others_known_however_long_it_grows() -> None:
+    known = KnownChats(memory=600_000, least=16, step=16)
+    other = [said("be kind", "system"), said("x" * 100)]
+    call(body(*other), known)
+    turns: list[Any] = []
+    for number in range(200):
+        turns += [said(f"{number} " + "y" * 1000)]
+        call(body(*turns), known)
+        call(body(*turns, said("once more")), known)
+        assert known_of(call(body(*other, said("?")), known)) >= 2, len(body(*turns))
+        assert known_of(call(body(*turns), known)) >= 20 or number < 30
+
+
+sizes = st.integers(1, 20_000)
+
+
+@examples(60)
+@given(st.lists(st.tuples(st.integers(0, 3), st.integers(0, 6), st.lists(sizes, max_size=3)), max_size=40))
+def test_no_clients_chats_drop_one_that_is_in_use(steps: list[tuple[int, int, list[int]]]) -> None:
+    known = KnownChats(memory=200_000, least=16, step=16)
+    mine, chats = [said("be kind", "system"), said("x" * 100)], [[said(f"{name}")] for name in range(4)]
+    call(body(*mine), known)
+    for name, cut, added in steps:
+        chats[name] = chats[name][: -cut or None] + [said(f"{size}" * (size // 5 + 1)) for size in added]
+        raw = body(*chats[name], said("?"))
+        assert told(raw, known) == told(raw)
+        assert known.size <= known._most
+        assert known_of(call(body(*mine, said("?")), known)) >= 2
+
+
+def test_the_same_long_body_again_takes_no_memory() -> None:
+    known = KnownChats(memory=4_000_000)
+    raw = body(*[said("y" * 4200) for _ in range(40)])
+    call(raw, known)
+    call(raw, known)
+    size = known.size
+    for _ in range(50):
+        call(raw, known)
+    assert 0 < known.size == size
+
+
+def test_what_could_never_be_read_is_not_remembered() -> None:
+    known = KnownChats()
+    raw = body(said("{[" * 15_000), said("?"))
+    for _ in range(3):
+        assert known_of(call(raw, known)) == 0
+        assert known.size == 0
+
+
+def test_a_chat_has_a_share_of_the_memory_at_most() -> None:
+    known = KnownChats(memory=SHARE * 100_000)
+    call(body(said("x" * 60_000), said("?")), known)
+    assert known.size == 0
+    call(body(said("x" * 30_000), said("?")), known)
+    assert 0 < known.size <= 100_000
+
+
+@pytest.mark.parametrize("encoding", ["utf-8", "utf-8-sig", "utf-16", "utf-16-le", "utf-32"])
+def test_an_engine_gets_the_same_bytes_in_each_turn(encoding: str) -> None:
+    known = KnownChats()
+    turns = [said("x" * 20_000), said("y")]
+    for more in (turns, [*turns, said("z")], [*turns, said("z"), said("!")]):
+        raw = body(*more).decode().encode(encoding)
+        assert told(raw, known) == told(raw)
+        assert call(raw, known).body.encode("m") == body(*more)
+
+
+def objects(count: int) -> list[Any]:
+    return [{"a": {}} for _ in range(count)]
+
+
+SHAPES: dict[str, Any] = {
+    "letters": [said("x" * 4000) for _ in range(10)],
+    "Latin": [said("é" * 4000) for _ in range(10)],
+    "Chinese": [said("漢" * 4000) for _ in range(10)],
+    "emoji": [said("😀" * 4000) for _ in range(10)],
+    "letters and an emoji": [said("x" * 4000 + "😀") for _ in range(10)],
+    "letters and a sign": [said("x" * 4000 + "漢") for _ in range(10)],
+    "short messages": [said(f"{number} yes or no") for number in range(1000)],
+    "objects": objects(9000),
+    "lists": [{"a": [[1] for _ in range(9000)]}],
+    "short texts": [{"a": [f"é漢{number}" for number in range(9000)]}],
+    "numbers": [{"a": list(range(1000, 19_000))}],
+    "fractions": [{"a": [number + 0.5 for number in range(9000)]}],
+    "keys": [{f"key {number}": 1 for number in range(22_000)}],
+    "calls": [{"tool_calls": [{"id": f"{number}", "function": {"name": "f"}}]} for number in range(3000)],
+}
+
+
+@pytest.mark.parametrize("escaped", [False, True])
+@pytest.mark.parametrize("shape", SHAPES)
+def test_what_is_counted_is_what_it_takes(shape: str, escaped: bool) -> None:
+    texts = [
+        json.dumps({"model": f"{number}", "messages": [*SHAPES[shape], said("?")]}, ensure_ascii=escaped)
+        for number in range(2)
+    ]
+    known = KnownChats()
+    call(texts[0].encode(), known)  # what is made once
+    gc.collect()
+    before = known.size
+    raw = texts[1].encode()
+    tracemalloc.start()
+    call(raw, known)
+    gc.collect()
+    real = tracemalloc.get_traced_memory()[0]
+    tracemalloc.stop()
+    counted = known.size - before
+    assert 0.95 * real <= counted <= 1.9 * real
 
 
 def test_what_is_remembered_is_bounded_and_what_is_in_use_stays() -> None:
