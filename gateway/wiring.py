@@ -15,6 +15,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, fields, replace
 from functools import cache, partial
 
+from gateway.api.known_chats import KnownChats
 from gateway.config.build import build_scheduler
 from gateway.config.registry import Registry
 from gateway.config.settings import Config, ModelSettings
@@ -78,6 +79,7 @@ class Rooms:
     usage: StreamUsage
     memory: Memory
     created: float
+    chats: KnownChats = field(default_factory=KnownChats)
     handover: HandoverState = field(default_factory=HandoverState)
     questions: PromptQuestionsState = field(default_factory=PromptQuestionsState)
     token_audit: TokenAuditState = field(default_factory=TokenAuditState)
@@ -171,7 +173,7 @@ class Wiring:
         hooks = _hooks(config, rooms, forwarder, upstream, directory)
         director = Director(
             Reception(
-                *(directory, rooms.fleet, rooms.responses, hooks.prompt_sources),
+                *(directory, rooms.fleet, rooms.responses, rooms.chats, hooks.prompt_sources),
                 *(config.listen, config.timeouts, config.pass_through, common.clock),
             ),
             Placer(directory, draft.scheduler, rooms.decisions, common.clock, common.observer),

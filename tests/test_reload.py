@@ -357,6 +357,21 @@ async def test_plugins_that_stay_remember_and_requests_settle_where_they_were_pl
             assert settled == ["ok"]
 
 
+async def test_long_chats_are_known_as_before():
+    async with engines(1) as servers:
+        config = config_for(servers[0].url)
+        async with running(config) as gateway:
+            chats = gateway.gateway.rooms.chats
+            turns = [{"role": "system", "content": "x" * 20_000}, {"role": "user", "content": "hello"}]
+            assert (await ask(gateway, {"model": "sim", "messages": turns, "max_tokens": 1})).status_code == 200
+            size = chats.size
+            assert size > 40_000
+            assert (await changed(gateway, replace(config, timeouts=TimeoutSettings(idle=77))))["changes"]
+            more = [*turns, {"role": "assistant", "content": "y" * 8000}, {"role": "user", "content": "and?"}]
+            assert (await ask(gateway, {"model": "sim", "messages": more, "max_tokens": 1})).status_code == 200
+            assert size + 16_000 < chats.size < size + 20_000, "what is new is added to what was known before"
+
+
 async def test_one_that_is_broken_off_has_changed_nothing():
     async with engines(2) as servers:
         config = config_for(servers[0].url)

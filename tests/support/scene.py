@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 from random import Random
 from typing import Any
 
+from gateway.api.known_chats import KnownChats
 from gateway.api.routes import ROUTES, Route
 from gateway.config.settings import Config
 from gateway.core.clock import ManualClock
@@ -148,7 +149,7 @@ class Scene:
         )
         hooks = hooks or Hooks()
         self.reception = Reception(
-            *(self.directory, self.fleet, self.responses, hooks.prompt_sources),
+            *(self.directory, self.fleet, self.responses, KnownChats(), hooks.prompt_sources),
             *(config.listen, config.timeouts, config.pass_through, self.clock),
         )
         self.placer = Placer(self.directory, self.scheduler, self.decisions, self.clock, self.notes)

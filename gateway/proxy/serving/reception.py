@@ -23,14 +23,16 @@ from gateway.proxy.settings import ListenSettings, TimeoutSettings
 
 
 class Reception:
-    """Of past requests it knows with what long chats began, and else nothing. ``prompt_sources``: asked before our own
-    tokenizer."""
+    """``chats``: all that it knows of past requests, with what long chats began. ``prompt_sources``: asked before our
+    own tokenizer."""
 
+    # 9 parameters: three are settings of different rooms, of which it needs one or two values each
     def __init__(
         self,
         directory: ModelDirectory,
         fleet: Fleet,
         responses: ResponseAffinity,
+        chats: KnownChats,
         prompt_sources: tuple[PromptSource, ...],
         listen: ListenSettings,
         timeouts: TimeoutSettings,
@@ -44,7 +46,7 @@ class Reception:
         self._max_body = listen.max_body
         self._patience = timeouts.receive
         self._passing = passing
-        self._known = KnownChats()
+        self._chats = chats
         self._clock = clock
 
     async def read(
@@ -57,7 +59,7 @@ class Reception:
         """
         raw = await client.receive(limit=self._max_body, timeout=self._patience, share=share)
         timeline.received_at = self._clock.monotonic()
-        parsed = parse(route, raw, client.header("Content-Type"), self._passing, self._known)
+        parsed = parse(route, raw, client.header("Content-Type"), self._passing, self._chats)
         runtime, request = identify(
             parsed,
             self._directory,
