@@ -119,7 +119,7 @@ class ClientConnection(web.RequestHandler):
                         self._waiter = None
                         if self._woken:
                             self._woken = False
-                            self.stages.others -= 1
+                            self.stages.waiting -= 1
                 message, body = self._messages.popleft()
                 if self._parser is not None:
                     self._parser.message_consumed()
@@ -235,7 +235,7 @@ class ClientConnection(web.RequestHandler):
         if self._request_count != count:
             if self._waiter is not None and not self._woken:
                 self._woken = True
-                self.stages.others += 1
+                self.stages.waiting += 1
             message, body = self._messages[-1]
             if not isinstance(message, RawRequestMessage):  # an error, which the old parser would raise again
                 unfinished.broke(cast(http_exceptions.HttpProcessingError, message.exc))

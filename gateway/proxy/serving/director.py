@@ -137,16 +137,16 @@ class Director:
         held: DeferredError | None = None
         stages = client.stages
         try:
-            if stages.others:
-                await stages.abreast()
+            if stages.waiting:
+                await stages.wait_for_peers()
             await self._poller.catch_up()
             attempt = self._placer.place(call, timeline, retries)
             del call  # only the attempt has it now, which drops the prompt when a stream begins
             while True:
                 try:
                     with attempt:
-                        if stages.others:
-                            await stages.abreast()
+                        if stages.waiting:
+                            await stages.wait_for_peers()
                         if len(attempt.plan.legs) > 1:
                             committed = await self._handover.commit(attempt)
                         else:

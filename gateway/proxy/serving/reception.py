@@ -88,8 +88,8 @@ class Reception:
             asks = self._prompt_sources and runtime.tokens.may_ask_first
             prompt = await self._sourced(incoming, parsed) if asks else None
             if prompt is None:
-                if client.stages.others:
-                    await client.stages.abreast()
+                if client.stages.waiting:
+                    await client.stages.wait_for_peers()
                 prompt = await runtime.tokens.tokenize(
                     parsed.input,
                     client=lambda: client_of(incoming.headers, client.remote),

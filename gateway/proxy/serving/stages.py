@@ -12,18 +12,18 @@ import asyncio
 
 
 class Stages:
-    """One for each loop. ``others``: requests that have come and were not begun yet, and those that wait for the others
-    before their next stage. Where there is none, nobody waits."""
+    """One for each loop. ``waiting``: requests that have come and were not begun yet, and those that wait for their
+    peers before their next stage. Where there is none, nobody waits."""
 
-    __slots__ = ("others",)
+    __slots__ = ("waiting",)
 
     def __init__(self) -> None:
-        self.others = 0
+        self.waiting = 0
 
-    async def abreast(self) -> None:
+    async def wait_for_peers(self) -> None:
         """Let the others come as far as the caller: the next stage begins with the loop's next turn."""
-        self.others += 1
+        self.waiting += 1
         try:
             await asyncio.sleep(0)
         finally:
-            self.others -= 1
+            self.waiting -= 1

@@ -120,7 +120,7 @@ async def test_requests_that_came_in_one_turn_know_of_those_that_are_yet_to_begi
     leave = asyncio.Event()
 
     async def handle(http: HttpClient) -> None:
-        others.append(http.stages.others)
+        others.append(http.stages.waiting)
         if http.path == "/stay":
             await leave.wait()
         http.say(200, [], b"")

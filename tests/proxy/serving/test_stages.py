@@ -38,11 +38,11 @@ def recorded(scene: Scene) -> list[str]:
 async def test_requests_of_one_turn_go_through_each_stage_together():
     async with Scene() as scene:
         order, stages = recorded(scene), Stages()
-        stages.others = 1  # another one has come, and is begun behind these
+        stages.waiting = 1  # another one has come, and is begun behind these
         tasks = [scene.ask(MemoryClient(chat(), stages=stages)) for _ in range(3)]
         sides = [await scene.engines.request() for _ in tasks]
         assert order == ["tokenize"] * 3 + ["place"] * 3 + ["send"] * 3
-        assert stages.others == 1
+        assert stages.waiting == 1
         for side in sides:
             side.say(answer(COMPLETE))
         await asyncio.gather(*tasks)
@@ -56,15 +56,15 @@ async def test_the_last_of_them_waits_for_those_that_wait():
         receive = last.receive
 
         async def begun(**wanted: Any) -> bytes:
-            stages.others -= 1
+            stages.waiting -= 1
             return await receive(**wanted)
 
         last.receive = begun
-        stages.others = 1
+        stages.waiting = 1
         tasks = [scene.ask(first), scene.ask(last)]
         sides = [await scene.engines.request() for _ in tasks]
         assert order == ["tokenize"] * 2 + ["place"] * 2 + ["send"] * 2
-        assert stages.others == 0
+        assert stages.waiting == 0
         for side in sides:
             side.say(answer(COMPLETE))
         await asyncio.gather(*tasks)
@@ -86,11 +86,11 @@ async def test_a_client_that_leaves_between_two_stages_leaves_nothing(stage: int
     async with Scene(tokenizer=tokenizer) as scene:
         await scene.runtime.tokens.load()
         order, stages = recorded(scene), Stages()
-        stages.others = 1
+        stages.waiting = 1
         task = scene.ask(MemoryClient(chat(), stages=stages))
         for _ in range(stage):
             await asyncio.sleep(0)
         assert order == ["tokenize", "place"][: stage - 1]
         await scene.left(task)
-        assert stages.others == 1
+        assert stages.waiting == 1
         scene.has_all_back()
