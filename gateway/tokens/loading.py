@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import threading
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -25,6 +26,10 @@ from gateway.tokens.settings import TokenSettings
 
 COMMIT = re.compile(r"[0-9a-f]{40}")
 """A revision that is a commit, and not a branch or a tag."""
+
+_ONE_AT_A_TIME = threading.Lock()
+"""transformers and its packages put another module in their own place while they are imported. A thread that waits for
+the import of another one gets the first, in which names are missing."""
 
 PROCESSOR_FILES = ("processor_config.json", "preprocessor_config.json")
 
@@ -55,18 +60,20 @@ def load(settings: TokenSettings, model: str) -> Loaded:
     """
     source = settings.tokenizer or ""
     template = None if settings.chat_template is None else _read_template(settings.chat_template, model)
-    from transformers import AutoTokenizer, PreTrainedTokenizerBase
+    with _ONE_AT_A_TIME:
+        from transformers import AutoTokenizer, PreTrainedTokenizerBase
 
-    library = PreTrainedTokenizerBase.apply_chat_template
+        library = PreTrainedTokenizerBase.apply_chat_template
     family = family_of(_json_file(settings, "config.json"), lambda name: _file(settings, name) is not None)
     tokenizer = native = None
     try:
-        if family is not None and family.installed:
-            native = _load_native(family.module, settings)
-        if native is None or not native.texts:
-            tokenizer = AutoTokenizer.from_pretrained(
-                source, revision=settings.revision, trust_remote_code=settings.trust_remote_code
-            )
+        with _ONE_AT_A_TIME:
+            if family is not None and family.installed:
+                native = _load_native(family.module, settings)
+            if native is None or not native.texts:
+                tokenizer = AutoTokenizer.from_pretrained(
+                    source, revision=settings.revision, trust_remote_code=settings.trust_remote_code
+                )
     except Exception as error:  # a repository's files can make it raise anything
         raise ConfigError(_refusal(settings, model, family, error)) from error
     if family is None and getattr(type(tokenizer), "apply_chat_template", None) is not library:

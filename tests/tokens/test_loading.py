@@ -1,6 +1,8 @@
 from __future__ import annotations
 
 import shutil
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -19,6 +21,23 @@ def test_a_folder(folder: Path) -> None:
     assert loaded.tokenizer.bos_token == "<|begin_of_text|>"
     assert (loaded.template, loaded.toolless_template) == (None, None)
     assert (loaded.family, loaded.obstacles) == (None, {})
+
+
+SEVERAL = """
+import sys
+from concurrent.futures import ThreadPoolExecutor
+from gateway.tokens.loading import load
+from gateway.tokens.settings import TokenSettings
+
+with ThreadPoolExecutor(4) as pool:
+    list(pool.map(lambda model: load(TokenSettings(tokenizer=sys.argv[1]), model), "abcd"))
+"""
+
+
+def test_several_models_load_theirs_at_once_though_the_library_is_not_imported_yet(folder: Path) -> None:
+    """In a process of its own: in this one it is."""
+    ended = subprocess.run([sys.executable, "-c", SEVERAL, str(folder)], capture_output=True, text=True, check=False)
+    assert ended.returncode == 0, ended.stderr
 
 
 def test_a_template_file(folder: Path, tmp_path: Path) -> None:
