@@ -26,6 +26,7 @@ from tests.engines.prompts import passage
 CHAT, COMPLETION = "/v1/chat/completions", "/v1/completions"
 FIXED: Body = {"max_tokens": 6, "ignore_eos": True, "temperature": 0, "seed": 1}
 ATTEMPTS = 20
+TEXT = re.compile(rb'"(?:content|text|snapshot)":"[^"]*"')
 OF_A_RUN = re.compile(rb'"(?:id|created|created_at|item_id)":(?:"[^"]*"|\d+)')
 
 STREAMS: dict[str, tuple[str, Body]] = {
@@ -112,7 +113,8 @@ def test_stock_clients_see_the_same(gateways: tuple[Gateway, Gateway]) -> None:
 
 
 def seen(gateway: Gateway) -> list[Any]:
-    """What the clients of OpenAI and of Anthropic make of a stream, without its ids and times."""
+    """What the clients of OpenAI and of Anthropic make of a stream: its text, and all kinds of events in their order,
+    without ids, times and texts. A busy engine may put several tokens into an event in each of several runs."""
     with (
         openai.OpenAI(base_url=f"{gateway.url}/v1", api_key="none", max_retries=0) as client,
         anthropic.Anthropic(base_url=gateway.url, api_key="none", max_retries=0) as claude,
@@ -121,9 +123,15 @@ def seen(gateway: Gateway) -> list[Any]:
         chunks = [chunk.model_dump() for chunk in client.chat.completions.create(stream=True, **ours)]
         with claude.messages.stream(**ours) as stream:
             events = [event.model_dump() for event in stream]
-    without = [{key: chunk[key] for key in chunk if key not in ("id", "created")} for chunk in chunks]
-    assert all(chunk["usage"] is None for chunk in without)
-    return [without, OF_A_RUN.sub(b"", repr(events).replace("'", '"').replace('": ', '":').encode())]
+            text = stream.get_final_text()
+    assert all(chunk["usage"] is None for chunk in chunks)
+    said = "".join(choice["delta"]["content"] or "" for chunk in chunks for choice in chunk["choices"])
+    return [said, kinds(chunks), text, kinds(events)]
+
+
+def kinds(events: list[dict[str, Any]]) -> list[bytes]:
+    each = (repr(event).replace("'", '"').replace('": ', '":').encode() for event in events)
+    return list(dict.fromkeys(TEXT.sub(b"", OF_A_RUN.sub(b"", event)) for event in each))
 
 
 def test_the_share_of_hits_is_the_engines_own(engines: list[Engine], model_folder: Path, run_folder: Path) -> None:
