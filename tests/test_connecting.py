@@ -15,7 +15,7 @@ from typing import Any
 import httpx
 import pytest
 
-from gateway.api.settings import PassSettings
+from gateway.api.settings import PassThroughSettings
 from gateway.config.settings import Config
 from gateway.errors import ConfigError
 from gateway.fleet.settings import EndpointSettings, KvEventsSettings
@@ -212,7 +212,7 @@ class TestWhatAnEngineIsAskedToTell:
             assert '"temperature":0.10' in asked, "a value's bytes stay"
 
     async def test_a_clients_own_arguments_stay(self, tokenizer: str) -> None:
-        passing = PassSettings(vllm_xargs=("kv_cache_report_mode", "other"))
+        passing = PassThroughSettings(vllm_xargs=("kv_cache_report_mode", "other"))
         async with self.late(tokenizer, 9, pass_through=passing) as (gateway, server):
             for own in ({"other": 1.50}, {"kv_cache_report_mode": "incremental"}, FULL, None):
                 await ask(gateway, chat(1, vllm_xargs=own))

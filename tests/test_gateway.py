@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from gateway.api.settings import PassSettings
+from gateway.api.settings import PassThroughSettings
 from gateway.fleet.settings import CostSettings, EndpointSettings, FleetSettings, ScrapeSettings
 from gateway.scheduling.settings import PluginSettings, ProfileSettings, WeightedScorer
 from simulator.server import EngineServer
@@ -98,7 +98,7 @@ async def test_a_gateway_that_starts_later_knows_what_was_cached_before(tokenize
 
 async def test_blocks_that_are_announced_once_more_are_no_copies(tokenizer):
     full = {"vllm_xargs": {"kv_cache_report_mode": "full"}}
-    passing = PassSettings(vllm_xargs=("kv_cache_report_mode",))
+    passing = PassThroughSettings(vllm_xargs=("kv_cache_report_mode",))
     async with engines(1, tokenizer=tokenizer) as servers:
         async with running(config_for(servers[0].url, tokenizer=tokenizer, pass_through=passing)) as gateway:
             await synced(gateway)

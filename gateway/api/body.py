@@ -14,7 +14,7 @@ import msgspec
 from gateway.api import bounds
 from gateway.api.field_filter import SENSITIVE, Fields, no_object, strip
 from gateway.api.lax import UTF8_OBJECT, as_utf8
-from gateway.api.settings import PassSettings
+from gateway.api.settings import PassThroughSettings
 from gateway.errors import ClientError
 
 
@@ -57,7 +57,7 @@ class JsonBody:
 
     content_type = "application/json"
 
-    def __init__(self, raw: bytes, settings: PassSettings) -> None:
+    def __init__(self, raw: bytes, settings: PassThroughSettings) -> None:
         """Parse and strip ``raw``.
 
         Raises:

@@ -14,10 +14,10 @@ from collections.abc import Mapping
 
 import msgspec
 
-from gateway.api.settings import NEVER, PassSettings
+from gateway.api.settings import NEVER, PassThroughSettings
 
 EXTRAS = frozenset({"vllm_xargs", "extra_args"})
-"""Objects that become an engine's ``SamplingParams.extra_args``: filtered by ``PassSettings.vllm_xargs``."""
+"""Objects that become an engine's ``SamplingParams.extra_args``: filtered by ``PassThroughSettings.vllm_xargs``."""
 NESTS = frozenset({"sampling_params"})
 """Objects that may hold ``NEVER`` and ``EXTRAS`` themselves (vLLM's token-level generate API)."""
 OBJECTS = frozenset({"kv_transfer_params", "ec_transfer_params", "vllm_xargs"})
@@ -34,7 +34,7 @@ _ANY = msgspec.json.Decoder()
 _ENCODER = msgspec.json.Encoder()
 
 
-def strip(fields: Fields, settings: PassSettings) -> bool:
+def strip(fields: Fields, settings: PassThroughSettings) -> bool:
     """Remove from ``fields`` in place what may not pass; true if ``fields`` must be written anew."""
     present = SENSITIVE.intersection(fields)
     for name in present:
@@ -57,7 +57,7 @@ def no_object(fields: Fields) -> str:
     return ""
 
 
-def strip_form_value(value: bytes, name: str, settings: PassSettings) -> bytes | None:
+def strip_form_value(value: bytes, name: str, settings: PassThroughSettings) -> bytes | None:
     """The part of a form field with a sensitive name that may pass; None: the field is removed."""
     base = name.partition("[")[0]
     if base in NEVER:
@@ -93,7 +93,7 @@ def ask_report(fields: Fields) -> Mapping[str, msgspec.Raw] | None:
     return None if REPORT_MODE in extras else {**extras, REPORT_MODE: FULL_REPORT}
 
 
-def _kept(value: msgspec.Raw, name: str, settings: PassSettings) -> msgspec.Raw | None:
+def _kept(value: msgspec.Raw, name: str, settings: PassThroughSettings) -> msgspec.Raw | None:
     try:
         inner = _FIELDS.decode(value)
     except msgspec.ValidationError:

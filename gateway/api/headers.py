@@ -12,7 +12,7 @@ from enum import Enum
 from functools import lru_cache
 
 from gateway.api.encoding import acceptable
-from gateway.api.settings import PassSettings
+from gateway.api.settings import PassThroughSettings
 from gateway.errors import ClientError
 
 MAX_REQUEST_ID = 128
@@ -83,7 +83,7 @@ def request_id(values: Sequence[str], make: Callable[[], str]) -> str:
 
 
 def to_engine(
-    headers: Headers, settings: PassSettings, *, api_key: str | None = None, readable: bool = False
+    headers: Headers, settings: PassThroughSettings, *, api_key: str | None = None, readable: bool = False
 ) -> list[tuple[str, str]]:
     """The client's headers that may pass to an engine, names in lower case, and the engine's own ``api_key``.
 

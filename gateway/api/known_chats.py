@@ -29,7 +29,7 @@ from gateway.api import bounds
 from gateway.api.body import JsonBody
 from gateway.api.field_filter import Fields
 from gateway.api.prompts import MESSAGES
-from gateway.api.settings import PassSettings
+from gateway.api.settings import PassThroughSettings
 from gateway.core.prompt import KnownMessages
 from gateway.errors import GatewayError
 
@@ -173,7 +173,7 @@ class KnownChats:
         self.size = 0
         """Bytes of the younger generation."""
 
-    def read(self, raw: bytes, settings: PassSettings) -> KnownChat | None:
+    def read(self, raw: bytes, settings: PassThroughSettings) -> KnownChat | None:
         """The chat in a body with a known beginning; None: parse it whole. What is new of it is remembered."""
         hashes = self._hashes(raw)
         found = self._find(raw, hashes)

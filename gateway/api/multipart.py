@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 from gateway.api.content_type import form_boundary, form_type
 from gateway.api.field_filter import sensitive, strip_form_value
-from gateway.api.settings import PassSettings
+from gateway.api.settings import PassThroughSettings
 from gateway.errors import ClientError
 
 MAX_PARTS = 256
@@ -46,7 +46,7 @@ class MultipartBody:
     ``content_type``: the header for the engine, written anew with the boundary that was read here.
     """
 
-    def __init__(self, raw: bytes, content_type: str, settings: PassSettings) -> None:
+    def __init__(self, raw: bytes, content_type: str, settings: PassThroughSettings) -> None:
         """Find the parts of ``raw``.
 
         Raises:

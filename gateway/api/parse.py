@@ -19,7 +19,7 @@ from gateway.api.lax import TRUE_WORDS, is_utf8, truth
 from gateway.api.multipart import MultipartBody
 from gateway.api.prompts import NULL, READERS, UNREADABLE, read_chat, unreadable
 from gateway.api.routes import Route
-from gateway.api.settings import PassSettings
+from gateway.api.settings import PassThroughSettings
 from gateway.core.prompt import ChatInput, OpaqueInput, PromptInput
 from gateway.errors import ClientError, UnsupportedMediaType
 from gateway.framework import GENERATES, Kind
@@ -67,7 +67,7 @@ class Parsed(msgspec.Struct):
 
 
 def parse(
-    route: Route, raw: bytes, content_type: str, settings: PassSettings, known: KnownChats | None = None
+    route: Route, raw: bytes, content_type: str, settings: PassThroughSettings, known: KnownChats | None = None
 ) -> Parsed:
     """Read a body that came with ``content_type`` (the header's value, empty if there was none). ``known``: chats that
     came before, to which a long one is added.

@@ -27,7 +27,7 @@ NEVER = frozenset(
 
 
 @dataclass(frozen=True, slots=True)
-class PassSettings:
+class PassThroughSettings:
     """``vllm_xargs``: keys of that body field that pass; all others are removed, since one can kill an engine.
 
     ``steering_headers``: headers that steer an engine (``x-data-parallel-rank``, ``x-vllm-priority``,

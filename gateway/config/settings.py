@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from gateway.api.settings import PassSettings, SessionSettings, SloSettings
+from gateway.api.settings import PassThroughSettings, SessionSettings, SloSettings
 from gateway.config.origin import Origin
 from gateway.fleet.settings import CostSettings, EndpointSettings, FleetSettings
 from gateway.flow.settings import FlowSettings
@@ -90,7 +90,7 @@ class Config:
     timeouts: TimeoutSettings = field(default_factory=TimeoutSettings)
     retries: RetrySettings = field(default_factory=RetrySettings)
     client_keys: KeySettings = field(default_factory=KeySettings)
-    pass_through: PassSettings = field(default_factory=PassSettings)
+    pass_through: PassThroughSettings = field(default_factory=PassThroughSettings)
     fleet: FleetSettings = field(default_factory=FleetSettings)
     kv_events: ListenerSettings = field(default_factory=ListenerSettings)
     log: LogSettings = field(default_factory=LogSettings)

@@ -9,10 +9,10 @@ from hypothesis import strategies as st
 
 from gateway.api.body import MAX_KEYS, JsonBody
 from gateway.api.bounds import MAX_CONTAINERS
-from gateway.api.settings import PassSettings
+from gateway.api.settings import PassThroughSettings
 from gateway.errors import BodyTooLarge, ClientError
 
-SETTINGS = PassSettings()
+SETTINGS = PassThroughSettings()
 
 
 def body(raw: bytes) -> JsonBody:

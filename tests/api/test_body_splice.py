@@ -16,10 +16,10 @@ from hypothesis import strategies as st
 
 from gateway.api.body import JsonBody
 from gateway.api.field_filter import EXTRAS, NESTS, SENSITIVE
-from gateway.api.settings import NEVER, PassSettings
+from gateway.api.settings import NEVER, PassThroughSettings
 from gateway.errors import ClientError
 
-SETTINGS = PassSettings(vllm_xargs=("mode",))
+SETTINGS = PassThroughSettings(vllm_xargs=("mode",))
 TRANSFER = "kv_transfer_params"
 
 NAMES = ["model", "messages", "stream", "n", "a", "\u00e9", "", *sorted(SENSITIVE)]

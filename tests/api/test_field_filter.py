@@ -10,12 +10,12 @@ from hypothesis import strategies as st
 from gateway.api.field_filter import ask_report, asks_report, sensitive, strip, strip_form_value
 from gateway.api.parse import parse
 from gateway.api.routes import ROUTES
-from gateway.api.settings import NEVER, PassSettings
+from gateway.api.settings import NEVER, PassThroughSettings
 
-NOTHING = PassSettings()
+NOTHING = PassThroughSettings()
 
 
-def stripped(body: str, settings: PassSettings = NOTHING) -> tuple[dict[str, object], bool]:
+def stripped(body: str, settings: PassThroughSettings = NOTHING) -> tuple[dict[str, object], bool]:
     fields = msgspec.json.decode(body.encode(), type=dict[str, msgspec.Raw])
     changed = strip(fields, settings)
     return json.loads(msgspec.json.encode(fields)), changed
@@ -58,12 +58,12 @@ def test_a_dangerous_first_copy_behind_a_harmless_second_is_written_away() -> No
 def test_only_listed_xargs_pass() -> None:
     body = '{"vllm_xargs":{"mode":"full","kv_transfer_params":"x","session_id":"s"}}'
     assert stripped(body) == ({}, True)
-    assert stripped(body, PassSettings(vllm_xargs=("mode",))) == ({"vllm_xargs": {"mode": "full"}}, True)
+    assert stripped(body, PassThroughSettings(vllm_xargs=("mode",))) == ({"vllm_xargs": {"mode": "full"}}, True)
 
 
 @pytest.mark.parametrize("value", ["[]", '"x"', "5", "true", '[{"kv_transfer_params":1}]'])
 def test_xargs_that_are_no_object_are_removed(value: str) -> None:
-    assert stripped(f'{{"vllm_xargs":{value}}}', PassSettings(vllm_xargs=("mode",))) == ({}, True)
+    assert stripped(f'{{"vllm_xargs":{value}}}', PassThroughSettings(vllm_xargs=("mode",))) == ({}, True)
 
 
 def test_nests_of_sampling_parameters_are_searched() -> None:
@@ -73,7 +73,7 @@ def test_nests_of_sampling_parameters_are_searched() -> None:
     )
     assert stripped(body) == ({"sampling_params": {"n": 1}}, True)
     kept = {"sampling_params": {"n": 1, "extra_args": {"mode": 1}}}
-    assert stripped(body, PassSettings(vllm_xargs=("mode",))) == (kept, True)
+    assert stripped(body, PassThroughSettings(vllm_xargs=("mode",))) == (kept, True)
 
 
 DISGUISES = {
@@ -103,7 +103,7 @@ def test_no_disguise_passes(disguise: str, xargs: tuple[str, ...]) -> None:
         escaped = f"\\u{ord(name[0]):04x}" + name[1:-1] + f"\\u{ord(name[-1]):04X}"
         value = '{"do_remote_prefill":true}'
         raw = disguise.replace("NAME", name).replace("ESCAPED", escaped).replace("VALUE", value).encode()
-        body = parse(ROUTES["/v1/completions"], raw, "application/json", PassSettings(vllm_xargs=xargs)).body
+        body = parse(ROUTES["/v1/completions"], raw, "application/json", PassThroughSettings(vllm_xargs=xargs)).body
         for model in ("m", "served"):  # with the client's own name the very bytes might go on
             sent = body.encode(model)
             assert b"do_remote_prefill" not in sent, name
@@ -143,10 +143,10 @@ def test_form_fields() -> None:
     assert sensitive("vllm_xargs[kv_transfer_params]")
     assert not sensitive("model")
     assert strip_form_value(b"{}", "kv_transfer_params", NOTHING) is None
-    assert strip_form_value(b'{"b":1}', "kv_transfer_params[b]", PassSettings(vllm_xargs=("b",))) is None
+    assert strip_form_value(b'{"b":1}', "kv_transfer_params[b]", PassThroughSettings(vllm_xargs=("b",))) is None
     assert strip_form_value(b"not json", "vllm_xargs", NOTHING) is None
-    assert strip_form_value(b'{"a":1,"b":2}', "vllm_xargs", PassSettings(vllm_xargs=("b",))) == b'{"b":2}'
-    assert strip_form_value(b'{"a":1}', "vllm_xargs[a]", PassSettings(vllm_xargs=("a",))) == b'{"a":1}'
+    assert strip_form_value(b'{"a":1,"b":2}', "vllm_xargs", PassThroughSettings(vllm_xargs=("b",))) == b'{"b":2}'
+    assert strip_form_value(b'{"a":1}', "vllm_xargs[a]", PassThroughSettings(vllm_xargs=("a",))) == b'{"a":1}'
 
 
 JSON = st.recursive(
@@ -159,7 +159,7 @@ NAMES = st.sampled_from([*NEVER, "vllm_xargs", "extra_args", "sampling_params", 
 
 @given(st.dictionaries(NAMES, JSON | st.dictionaries(NAMES, JSON, max_size=4), max_size=6))
 def test_nothing_forbidden_is_left_at_any_searched_place(body: dict[str, object]) -> None:
-    left, _ = stripped(json.dumps(body), PassSettings(vllm_xargs=("mode",)))
+    left, _ = stripped(json.dumps(body), PassThroughSettings(vllm_xargs=("mode",)))
     nests = [left, left.get("sampling_params")]
     for nest in nests:
         if isinstance(nest, dict):

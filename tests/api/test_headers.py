@@ -7,10 +7,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gateway.api.headers import MAX_REQUEST_ID, request_id, to_client, to_engine, visible
-from gateway.api.settings import PassSettings
+from gateway.api.settings import PassThroughSettings
 from gateway.errors import ClientError
 
-SETTINGS = PassSettings()
+SETTINGS = PassThroughSettings()
 
 
 @pytest.mark.parametrize(
@@ -83,13 +83,13 @@ def test_what_goes_to_an_engine() -> None:
 
 def test_steering_headers_pass_where_they_are_listed() -> None:
     sent = [("X-Data-Parallel-Rank", "3"), ("X-Vllm-Priority", "1"), ("x-session-id", "s")]
-    settings = PassSettings(steering_headers=("x-vllm-priority", "x-session-id"))
+    settings = PassThroughSettings(steering_headers=("x-vllm-priority", "x-session-id"))
     assert to_engine(sent, settings) == [("x-vllm-priority", "1"), ("x-session-id", "s")]
 
 
 def test_a_clients_key_passes_only_if_configured_and_the_engine_has_none() -> None:
     sent = [("Authorization", "Bearer client"), ("x-api-key", "client"), ("Cookie", "c")]
-    settings = PassSettings(authorization=True)
+    settings = PassThroughSettings(authorization=True)
     assert to_engine(sent, settings) == [("authorization", "Bearer client"), ("x-api-key", "client")]
     assert to_engine(sent, settings, api_key="engine") == [("authorization", "Bearer engine")]
 

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from gateway.api.parse import parse
 from gateway.api.routes import ROUTES
-from gateway.api.settings import PassSettings
+from gateway.api.settings import PassThroughSettings
 
 CHAT, COMPLETIONS, RESPONSES = "/v1/chat/completions", "/v1/completions", "/v1/responses"
 MINIMAL = {
@@ -22,7 +22,7 @@ FUNCTION = {"type": "function", "name": "f", "parameters": {}}
 
 def word(path: str, body: str | dict[str, object]) -> str:
     raw = body.encode() if isinstance(body, str) else json.dumps({**MINIMAL[path], **body}).encode()
-    return parse(ROUTES[path], raw, "application/json", PassSettings()).indivisible
+    return parse(ROUTES[path], raw, "application/json", PassThroughSettings()).indivisible
 
 
 @pytest.mark.parametrize("path", MINIMAL)

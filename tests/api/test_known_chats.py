@@ -13,12 +13,12 @@ from gateway.api import bounds
 from gateway.api.known_chats import CHAIN, MOST, OVERHEAD, SHARE, KnownChats
 from gateway.api.parse import Parsed, parse
 from gateway.api.routes import ROUTES
-from gateway.api.settings import PassSettings
+from gateway.api.settings import PassThroughSettings
 from gateway.core.prompt import ChatInput
 from gateway.errors import GatewayError
 from tests.support.examples import examples
 
-SETTINGS = PassSettings()
+SETTINGS = PassThroughSettings()
 CHAT = ROUTES["/v1/chat/completions"]
 
 texts = st.text(st.characters(blacklist_categories=["Cs"]), max_size=30)

@@ -11,12 +11,12 @@ from python_multipart.exceptions import FormParserError
 from python_multipart.multipart import MultipartParser, parse_options_header
 
 from gateway.api.multipart import MAX_PARTS, MultipartBody
-from gateway.api.settings import PassSettings
+from gateway.api.settings import PassThroughSettings
 from gateway.errors import ClientError
 
 BOUNDARY = "d74496d66958873e"
 TYPE = f"multipart/form-data; boundary={BOUNDARY}"
-SETTINGS = PassSettings()
+SETTINGS = PassThroughSettings()
 
 
 def form(*parts: tuple[str, bytes], boundary: str = BOUNDARY) -> bytes:
@@ -42,7 +42,7 @@ def read(raw: bytes) -> list[tuple[str, bytes]]:
     return parts
 
 
-def body(raw: bytes, content_type: str = TYPE, settings: PassSettings = SETTINGS) -> MultipartBody:
+def body(raw: bytes, content_type: str = TYPE, settings: PassThroughSettings = SETTINGS) -> MultipartBody:
     return MultipartBody(raw, content_type, settings)
 
 
@@ -70,7 +70,7 @@ def test_what_may_not_pass_is_left_out() -> None:
         ("ec_transfer_params", b"1"),
     )
     assert body(raw).encode("m") == form(("model", b"m"))
-    kept = body(raw, settings=PassSettings(vllm_xargs=("b",))).encode("m")
+    kept = body(raw, settings=PassThroughSettings(vllm_xargs=("b",))).encode("m")
     assert kept == form(("model", b"m"), ("vllm_xargs", b'{"b":2}'))
     assert body(raw).value("kv_transfer_params") is None
 

@@ -7,12 +7,12 @@ import pytest
 
 from gateway.api.parse import AUDIO_BYTES_PER_TOKEN, COMPLETION_LIMIT, MAX_N, Parsed, parse
 from gateway.api.routes import ROUTES
-from gateway.api.settings import PassSettings
+from gateway.api.settings import PassThroughSettings
 from gateway.core.prompt import ChatInput, OpaqueInput, TextInput
 from gateway.errors import ClientError, UnsupportedMediaType
 
 DATA = Path(__file__).parent.parent / "data" / "api"
-SETTINGS = PassSettings()
+SETTINGS = PassThroughSettings()
 CHAT = "/v1/chat/completions"
 USER = {"role": "user", "content": "hi"}
 MINIMAL: dict[str, dict[str, object]] = {

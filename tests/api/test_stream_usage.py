@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from gateway.api import stream_usage
 from gateway.api.body import JsonBody
-from gateway.api.settings import PassSettings
+from gateway.api.settings import PassThroughSettings
 from gateway.api.stream_usage import LONGEST, UsageRemover, include_usage, refuses
 from tests.support.examples import examples
 
@@ -254,7 +254,7 @@ def test_any_cut_of_any_events_gives_the_same(
 )
 def test_what_is_asked_of_the_engine(options: str | None, asked: dict[str, Any] | None) -> None:
     raw = '{"model":"m","stream":true' + ("" if options is None else f',"stream_options":{options}') + "}"
-    body = JsonBody(raw.encode(), PassSettings())
+    body = JsonBody(raw.encode(), PassThroughSettings())
     told = include_usage(body.fields)
     assert (None if told is None else json.loads(msgspec.json.encode(told))) == asked
 

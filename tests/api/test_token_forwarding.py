@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gateway.api.body import JsonBody
-from gateway.api.settings import PassSettings
+from gateway.api.settings import PassThroughSettings
 from gateway.api.token_forwarding import SLICE, TEXT_MATTERS, json_pieces, same_answer, with_ids
 from gateway.framework import Kind
 
@@ -18,7 +18,7 @@ IDS = b"[1,2,3]"
 
 
 def body(fields: str) -> JsonBody:
-    return JsonBody(b'{"model":"m",' + fields.encode() + b"}", PassSettings())
+    return JsonBody(b'{"model":"m",' + fields.encode() + b"}", PassThroughSettings())
 
 
 def alike(
@@ -96,7 +96,7 @@ class TestTheBody:
         assert b"Hello, world" in client.encode("m"), "another attempt may need the text"
 
     def test_a_chats_messages_stay_as_they_came(self) -> None:
-        client = JsonBody(b'{"model":"m","messages":[ {"role": "user", "content":"\\u00e9"}]}', PassSettings())
+        client = JsonBody(b'{"model":"m","messages":[ {"role": "user", "content":"\\u00e9"}]}', PassThroughSettings())
         out = with_ids(client, Kind.CHAT, IDS).encode("m")
         assert b'"messages":[ {"role": "user", "content":"\\u00e9"}]' in out
         assert json.loads(out)["kv_transfer_params"] == {"prompt_token_ids": [1, 2, 3]}

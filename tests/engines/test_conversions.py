@@ -16,7 +16,7 @@ import pytest
 
 from gateway.api.parse import parse
 from gateway.api.routes import find
-from gateway.api.settings import PassSettings
+from gateway.api.settings import PassThroughSettings
 from gateway.core.observer import NULL_OBSERVER
 from gateway.core.prompt import Prompt
 from gateway.tokens.settings import TokenSettings
@@ -52,7 +52,7 @@ def theirs(engine_venv: Path, model_folder: Path) -> dict[str, Any]:
 
 async def ours(tokens: ModelTokens, path: str, body: Body) -> Prompt:
     raw = json.dumps({"model": "m", **body}).encode()
-    return await tokens.tokenize(parse(find("POST", path), raw, "application/json", PassSettings()).input)
+    return await tokens.tokenize(parse(find("POST", path), raw, "application/json", PassThroughSettings()).input)
 
 
 @pytest.mark.parametrize("path", BODIES)

@@ -16,7 +16,7 @@ import pytest
 
 from gateway.api.parse import parse
 from gateway.api.routes import find
-from gateway.api.settings import PassSettings
+from gateway.api.settings import PassThroughSettings
 from gateway.core.clock import ManualClock
 from gateway.core.observer import NULL_OBSERVER
 from gateway.core.prompt import ChatInput
@@ -78,7 +78,7 @@ NOT_TOKENIZED = frozenset({"documents", "reasoning_effort"})
 
 def chat_of(body: Body) -> ChatInput:
     raw = json.dumps({"model": SERVED_NAME, **body}).encode()
-    chat = parse(find("POST", PATH), raw, "application/json", PassSettings()).input
+    chat = parse(find("POST", PATH), raw, "application/json", PassThroughSettings()).input
     assert isinstance(chat, ChatInput)
     return chat
 

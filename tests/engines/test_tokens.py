@@ -12,7 +12,7 @@ import pytest
 
 from gateway.api.parse import parse
 from gateway.api.routes import find
-from gateway.api.settings import PassSettings
+from gateway.api.settings import PassThroughSettings
 from gateway.api.usage import read_usage
 from gateway.core.observer import NULL_OBSERVER
 from gateway.core.prompt import Prompt
@@ -39,7 +39,7 @@ async def ours(settings: TokenSettings, path: str, body: Body) -> Prompt:
 
 async def tokenize(tokens: ModelTokens, path: str, body: Body) -> Prompt:
     raw = json.dumps({"model": SERVED_NAME, **body}).encode()
-    return await tokens.tokenize(parse(find("POST", path), raw, "application/json", PassSettings()).input)
+    return await tokens.tokenize(parse(find("POST", path), raw, "application/json", PassThroughSettings()).input)
 
 
 def theirs(client: httpx.Client, path: str, body: Body) -> dict[str, Any]:

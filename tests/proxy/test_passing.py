@@ -12,7 +12,7 @@ from collections.abc import AsyncIterator
 import orjson
 import pytest
 
-from gateway.api.settings import PassSettings
+from gateway.api.settings import PassThroughSettings
 from gateway.fleet.settings import EndpointSettings
 from tests.support.chat import CHAT, COMPLETE, DONE, ROLE, STREAMED, WORD
 from tests.support.gateway import Running, config_for, running
@@ -88,7 +88,10 @@ async def test_what_kills_engines_is_never_a_clients(path):
 
 async def test_listed_xargs_pass_and_others_do_not():
     body = {**CHAT, "vllm_xargs": {"kv_cache_report_mode": "full", "other": 1}}
-    async with seen_by_engine(pass_through=PassSettings(vllm_xargs=("kv_cache_report_mode",))) as (gateway, seen):
+    async with seen_by_engine(pass_through=PassThroughSettings(vllm_xargs=("kv_cache_report_mode",))) as (
+        gateway,
+        seen,
+    ):
         await gateway.client.post(PATH, json=body)
         assert orjson.loads(seen[0][1])["vllm_xargs"] == {"kv_cache_report_mode": "full"}
 
@@ -101,7 +104,10 @@ async def test_headers_that_steer_engines_are_dropped_unless_allowed():
         assert b"x-harmless: 1" in head
         for name in (b"x-data-parallel-rank", b"x-vllm-priority", b"x-session-id"):
             assert name not in head
-    async with seen_by_engine(pass_through=PassSettings(steering_headers=("x-vllm-priority",))) as (gateway, seen):
+    async with seen_by_engine(pass_through=PassThroughSettings(steering_headers=("x-vllm-priority",))) as (
+        gateway,
+        seen,
+    ):
         await gateway.client.post(PATH, json=CHAT, headers=steering)
         head = seen[0][0].lower()
         assert b"x-vllm-priority: -1" in head
@@ -135,7 +141,9 @@ async def test_traces_pass_and_credentials_do_not():
 
 
 async def test_an_engines_key_replaces_the_clients():
-    async with seen_by_engine(endpoint={"api_key": "engine-key"}, pass_through=PassSettings(authorization=True)) as (
+    async with seen_by_engine(
+        endpoint={"api_key": "engine-key"}, pass_through=PassThroughSettings(authorization=True)
+    ) as (
         gateway,
         seen,
     ):
@@ -145,7 +153,7 @@ async def test_an_engines_key_replaces_the_clients():
 
 
 async def test_a_clients_authorization_passes_if_configured():
-    async with seen_by_engine(pass_through=PassSettings(authorization=True)) as (gateway, seen):
+    async with seen_by_engine(pass_through=PassThroughSettings(authorization=True)) as (gateway, seen):
         await gateway.client.post(PATH, json=CHAT, headers={"Authorization": "Bearer client"})
         assert b"authorization: bearer client\r\n" in seen[0][0].lower()
 

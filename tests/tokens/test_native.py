@@ -17,7 +17,7 @@ import pytest
 
 from gateway.api.parse import parse
 from gateway.api.routes import find
-from gateway.api.settings import PassSettings
+from gateway.api.settings import PassThroughSettings
 from gateway.core.prompt import Prompt, TextInput
 from gateway.errors import ConfigError
 from gateway.tokens import ModelTokens
@@ -41,7 +41,9 @@ NOT_TOKENIZED = {
 
 
 def asked(path: str, body: dict[str, Any]) -> Any:
-    return parse(find("POST", path), json.dumps({"model": "m", **body}).encode(), "application/json", PassSettings())
+    return parse(
+        find("POST", path), json.dumps({"model": "m", **body}).encode(), "application/json", PassThroughSettings()
+    )
 
 
 async def chat(tokens: ModelTokens, body: dict[str, Any], path: str = "/v1/chat/completions") -> Prompt:

@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 
 from gateway.api.parse import parse
 from gateway.api.routes import find
-from gateway.api.settings import PassSettings
+from gateway.api.settings import PassThroughSettings
 from gateway.core.clock import ManualClock
 from gateway.core.prompt import ChatInput
 from gateway.tokens.content_format import content_format_of, variables_of
@@ -131,7 +131,7 @@ def test_chats_of_all_kinds(folder: Path, family: str) -> None:
         if family == "gptoss" and name == "thinking":
             continue  # it reads the name that newer libraries add
         raw = orjson.dumps({"model": "m", **body})
-        chat = parse(find("POST", "/v1/chat/completions"), raw, "application/json", PassSettings()).input
+        chat = parse(find("POST", "/v1/chat/completions"), raw, "application/json", PassThroughSettings()).input
         assert isinstance(chat, ChatInput)
         texts[name] = ours(folder, template, chat)
         assert texts[name] == theirs(folder, template, chat), name

@@ -15,7 +15,7 @@ from typing import Any
 from gateway.api.body import JsonBody
 from gateway.api.parse import parse
 from gateway.api.routes import Route
-from gateway.api.settings import PassSettings
+from gateway.api.settings import PassThroughSettings
 from gateway.errors import GatewayError
 from gateway.fleet.fleet import Fleet
 from gateway.framework import Clock, Endpoint, Plan, Request
@@ -48,7 +48,7 @@ class Explainer:
     directory: ModelDirectory
     scheduler: Scheduler
     fleet: Fleet
-    passing: PassSettings
+    passing: PassThroughSettings
     stored: ResponseAffinity
     poller: Poller
     following: Following

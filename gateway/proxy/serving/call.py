@@ -14,7 +14,7 @@ from msgspec.structs import replace
 
 from gateway.api.body import Body, JsonBody
 from gateway.api.routes import Route
-from gateway.api.settings import PassSettings
+from gateway.api.settings import PassThroughSettings
 from gateway.core.prompt import Prompt
 from gateway.framework import Endpoint
 from gateway.kvcache.index.keys import BlockKeys
@@ -64,4 +64,4 @@ class Call(IncomingRequest, frozen=True, eq=False):
         return replace(self, headers=(), body=NO_BODY, prompt=prompt)
 
 
-NO_BODY = JsonBody(b"{}", PassSettings())
+NO_BODY = JsonBody(b"{}", PassThroughSettings())

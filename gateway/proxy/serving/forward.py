@@ -12,7 +12,7 @@ from msgspec.structs import replace
 
 from gateway.api.body import Body
 from gateway.api.headers import RANK_HEADER, to_engine
-from gateway.api.settings import PassSettings
+from gateway.api.settings import PassThroughSettings
 from gateway.api.stream_usage import REFUSALS, refuses
 from gateway.core.clock import SystemClock
 from gateway.core.log_limit import LogLimit, left_out
@@ -38,7 +38,7 @@ class Forwarder:
         self,
         fleet: Fleet,
         upstream: Upstream,
-        passing: PassSettings,
+        passing: PassThroughSettings,
         usage: StreamUsage,
         before_send: Sequence[BeforeSend] = (),
     ) -> None:

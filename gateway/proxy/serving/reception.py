@@ -6,7 +6,7 @@ from gateway.api.headers import visible
 from gateway.api.known_chats import KnownChats
 from gateway.api.parse import Parsed, parse
 from gateway.api.routes import Route
-from gateway.api.settings import PassSettings
+from gateway.api.settings import PassThroughSettings
 from gateway.core.prompt import Prompt
 from gateway.fleet.fleet import Fleet
 from gateway.flow.admission import Permit
@@ -36,7 +36,7 @@ class Reception:
         prompt_sources: tuple[PromptSource, ...],
         listen: ListenSettings,
         timeouts: TimeoutSettings,
-        passing: PassSettings,
+        passing: PassThroughSettings,
         clock: Clock,
     ) -> None:
         self._directory = directory

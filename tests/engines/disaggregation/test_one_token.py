@@ -17,7 +17,7 @@ import pytest
 
 from gateway.api.parse import Parsed, parse
 from gateway.api.routes import ROUTES
-from gateway.api.settings import PassSettings
+from gateway.api.settings import PassThroughSettings
 from gateway.proxy.serving.connectors import Pair, Transfer
 from gateway.proxy.serving.connectors.mooncake import MooncakeTransfer
 from gateway.proxy.serving.connectors.nixl import NixlTransfer
@@ -180,7 +180,7 @@ def cases() -> Iterator[Case]:
     for path, base in BASES.items():
         for more in ({}, *VARIANTS):
             body = {"model": "m", **base, **more}
-            call = parse(ROUTES[path], json.dumps(body).encode(), "application/json", PassSettings())
+            call = parse(ROUTES[path], json.dumps(body).encode(), "application/json", PassThroughSettings())
             if call.indivisible:
                 yield Case(call.indivisible, path, body, None)
                 continue

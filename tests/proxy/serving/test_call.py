@@ -8,7 +8,7 @@ import pytest
 
 from gateway.api.body import JsonBody
 from gateway.api.routes import ROUTES
-from gateway.api.settings import PassSettings
+from gateway.api.settings import PassThroughSettings
 from gateway.core.clock import ManualClock
 from gateway.core.observer import NULL_OBSERVER
 from gateway.core.prompt import KnownPrefix, PrefixedIds, Prompt
@@ -20,7 +20,7 @@ from gateway.proxy.serving.call import Call, IncomingRequest
 from gateway.proxy.serving.tokenized_request import TokenizedRequest
 
 IDS = array("I", range(64))
-BODY = JsonBody(b'{"model": "m", "prompt": "a long one"}', PassSettings())
+BODY = JsonBody(b'{"model": "m", "prompt": "a long one"}', PassThroughSettings())
 ROUTE = ROUTES["/v1/completions"]
 
 

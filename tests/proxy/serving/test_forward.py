@@ -9,7 +9,7 @@ import pytest
 
 from gateway.api.body import JsonBody
 from gateway.api.routes import ROUTES
-from gateway.api.settings import PassSettings
+from gateway.api.settings import PassThroughSettings
 from gateway.fleet.fleet import Fleet
 from gateway.framework import Kind, Request
 from gateway.proxy.serving.call import IncomingRequest
@@ -37,7 +37,9 @@ class Heard:
 @pytest.mark.parametrize(("cause", "rule"), RULES.items(), ids=str)
 def test_the_fleet_hears_what_the_row_says(cause: Cause, rule: Rule, caplog: pytest.LogCaptureFixture) -> None:
     fleet, place = Heard(), endpoint()
-    forwarder = Forwarder(cast(Fleet, fleet), Upstream.__new__(Upstream), PassSettings(), cast(StreamUsage, None))
+    forwarder = Forwarder(
+        cast(Fleet, fleet), Upstream.__new__(Upstream), PassThroughSettings(), cast(StreamUsage, None)
+    )
     failure = LegFailed(cause, place, "detail")
     failure.waited = 3.0
     forwarder.failed(failure)
@@ -61,7 +63,7 @@ async def test_a_leg_has_the_name_under_which_the_engine_serves_it(
     async with Scene() as scene:
         monkeypatch.setattr(scene.fleet, "served_name", lambda place, model: "as-served")
         [place, _], model = scene.endpoints, scene.runtime.model
-        body = JsonBody(b'{"model": "alias", "prompt": "x"}', PassSettings())
+        body = JsonBody(b'{"model": "alias", "prompt": "x"}', PassThroughSettings())
         request = Request("r", model, Kind.COMPLETION, 0.0, adapter=adapter)
         incoming = IncomingRequest("r", ROUTES["/v1/completions"], (), body, scene.runtime, request, 1, "")
         leg = scene.forwarder.leg(incoming, place, body)

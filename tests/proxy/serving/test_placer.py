@@ -8,7 +8,7 @@ import pytest
 from msgspec.structs import replace
 
 from gateway.api.multipart import MultipartBody
-from gateway.api.settings import PassSettings
+from gateway.api.settings import PassThroughSettings
 from gateway.config.settings import DEFAULT_PLUGINS, DEFAULT_PROFILES
 from gateway.errors import NoEndpoint
 from gateway.proxy.serving.prefill_result import PrefillResult
@@ -125,7 +125,7 @@ def fell_back(life: Life) -> None:
 
 
 def has_form(life: Life) -> None:
-    form = MultipartBody(FORM, "multipart/form-data; boundary=b", PassSettings())
+    form = MultipartBody(FORM, "multipart/form-data; boundary=b", PassThroughSettings())
     life.call = replace(life.call, body=form)
 
 

@@ -7,7 +7,7 @@ import gzip
 import orjson
 import pytest
 
-from gateway.api.settings import PassSettings
+from gateway.api.settings import PassThroughSettings
 from tests.support.chat import CHAT, DONE, ROLE, STREAMED, TELLING, WORD
 from tests.support.in_memory import MemoryClient
 from tests.support.scene import Scene
@@ -66,7 +66,7 @@ async def test_usage_that_the_client_asked_for_passes():
 
 
 async def test_usage_is_not_asked_for_where_that_is_off():
-    async with Scene(1, pass_through=PassSettings(ask_usage=False)) as scene:
+    async with Scene(1, pass_through=PassThroughSettings(ask_usage=False)) as scene:
         task, side, _ = await scene.begun(MemoryClient(STREAMED), ROLE, WORD)
         assert "stream_options" not in side.asked
         side.say(chunked(FINISH, DONE))

@@ -12,7 +12,7 @@ import httpx
 import orjson
 import pytest
 
-from gateway.api.settings import PassSettings
+from gateway.api.settings import PassThroughSettings
 from gateway.core.clock import SystemClock
 from gateway.proxy.serving.stream_usage import AGAIN
 from tests.support.chat import DONE, ROLE, STREAMED, WORD, chat
@@ -24,7 +24,7 @@ from tests.support.wait import eventually
 from tests.support.wire import STREAM_HEAD, Connection, answer, chunked
 
 CHAT, COMPLETION = "/v1/chat/completions", "/v1/completions"
-SILENT = PassSettings(ask_usage=False)
+SILENT = PassThroughSettings(ask_usage=False)
 TOKENS = {"max_tokens": 5, "ignore_eos": True}
 USAGE = {"prompt_tokens": 7, "completion_tokens": 2, "prompt_tokens_details": {"cached_tokens": 4}}
 FINISH = b'data: {"choices":[{"index":0,"delta":{"content":"b"},"finish_reason":"stop"}]}\n\n'

@@ -6,7 +6,7 @@ import orjson
 import pytest
 
 from gateway.api.body import JsonBody
-from gateway.api.settings import PassSettings
+from gateway.api.settings import PassThroughSettings
 from gateway.core.clock import SystemClock
 from gateway.fleet.load.cost import FittedCost
 from gateway.fleet.load.ledger import Ledger
@@ -33,7 +33,7 @@ def make_pair():
 @pytest.fixture
 def make_body():
     def make(**fields: object) -> JsonBody:
-        return JsonBody(orjson.dumps({"model": "sim", **fields}), PassSettings())
+        return JsonBody(orjson.dumps({"model": "sim", **fields}), PassThroughSettings())
 
     return make
 

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gateway.api.body import JsonBody
-from gateway.api.settings import PassSettings
+from gateway.api.settings import PassThroughSettings
 from gateway.framework import Kind
 from gateway.proxy.serving.connectors import Pair
 from gateway.proxy.serving.connectors.nixl import PULL_LEASE, PUSH_LEASE, Nixl, NixlTransfer
@@ -119,7 +119,7 @@ def test_whatever_an_engine_says_is_complete_or_refused(changes):
     pair = Pair(Kind.CHAT, endpoint("http://p:1", 0), endpoint("http://d:1", 1), 8998)
     parameters = {**PARAMETERS, **changes}
     try:
-        leg = NixlTransfer(pair).decode(JsonBody(b"{}", PassSettings()), answer(parameters))
+        leg = NixlTransfer(pair).decode(JsonBody(b"{}", PassThroughSettings()), answer(parameters))
     except HandoverFailed:
         return
     sent = orjson.loads(leg.encode("sim"))["kv_transfer_params"]
