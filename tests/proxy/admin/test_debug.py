@@ -209,6 +209,7 @@ async def test_an_explanation_is_what_then_happens_and_leaves_nothing_behind(tok
             assert await gateway.gateway.feed.synced(10)
             await gateway.client.post(PATH, json=CHAT)
             await eventually(lambda: len(gateway.lines) == 1, "it is settled")
+            await gateway.heard(*servers)  # else its blocks are still predicted
             account = await explained(gateway, CHAT)
             assert gateway.idle()
             assert len(gateway.gateway.decisions) == 1
