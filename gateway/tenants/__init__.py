@@ -1,0 +1,1 @@
+"""Who a request is for, and how much each tenant may use."""
