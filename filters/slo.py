@@ -4,7 +4,8 @@ What it does
     Keeps the endpoints that are predicted to meet the request's objectives, if any does; else all. A request without
     objectives keeps all.
 
-    - TTFT: what has passed since the request arrived, and the predicted time to its first token there.
+    - TTFT: what has passed since the request arrived, what waits at the gateway to be placed there before it, and the
+      predicted time to its first token there.
     - TPOT: the predicted decode step there, with this request in the batch.
 
     ``margin`` times the prediction must be within the objective.
@@ -16,7 +17,7 @@ Scheduling intent
     endpoint that would be late. Where all would be, what is best still serves.
 
 Inputs
-    ``slo``, ``arrived``, ``matches`` and ``prompt_tokens`` of the request; ``cost`` and ``load``.
+    ``slo``, ``arrived``, ``matches``, ``prompt_tokens`` and ``ahead`` of the request; ``cost`` and ``load``.
 
 Parameters
     ``margin`` (default 1.0): above 1 stays clear of the limit, below 1 takes chances.
@@ -64,7 +65,8 @@ class SloFilter:
 
 def _ttft(request: Request, endpoint: Endpoint, now: float) -> float:
     sums, match = endpoint.load.sums(now), request.matches[endpoint.slot]
-    return endpoint.cost.scalars.first_token(sums, match, request.prompt_tokens).seconds
+    first = endpoint.cost.scalars.first_token(sums, match, request.prompt_tokens)
+    return first.seconds + request.ahead.get(endpoint.slot, 0.0)
 
 
 def _tpot(request: Request, endpoint: Endpoint, now: float) -> float:

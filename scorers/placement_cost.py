@@ -4,20 +4,22 @@ What it does
     Predicts, in seconds, what the request would cost on each endpoint: the wait for its own first token, what its
     prefill adds to the answers that run there, and what its own answer takes beside them:
 
-        cost(p) = first token(p) + lam * stall(p) + lam * expected output * step(p) + reuse * full(p) * prefill(p)
+        cost(p) = first token(p) + planned(p) + lam * stall(p) + lam * expected output * step(p)
+                  + reuse * full(p) * prefill(p)
         stall(p) = prefill(p) * running(p) * (1 + share(p))
         share(p) = the part of the last 2 s that prompts took on p, at most 1/2
         step(p) = step + step_request * running(p) + kv_token * kv tokens(p)
         full(p) = the share of p's KV memory that keeps something; 1 where that is not known
 
     ``first token`` is the one formula of it (``gateway.framework.cost``): overhead, queued prompts, the prefill of what
-    p does not hold, fetching what it holds below the GPU, and what the running batch adds.
+    p does not hold, fetching what it holds below the GPU, and what the running batch adds. ``planned``: work that waits
+    at the gateway for p, and would be placed there first (``models[].queue``).
 
     1 is a cost of nothing, 1/2 a cost of ``second`` seconds: score = 1 / (1 + cost / second). Absolute: a candidate
     more or less changes no other's score.
 
     ``explain`` returns the terms: ``overhead``, ``queued``, ``prefill``, ``fetch``, ``batch`` (the first token's
-    five), ``stall`` (of the answers that run there), ``decode`` (the own one's), ``displaced`` (by reuse).
+    five), ``planned``, ``stall`` (of the answers that run there), ``decode`` (the own one's), ``displaced`` (by reuse).
 
 Scheduling intent
     Cache hits, queues and running batches in one unit, so that they need no weights between them: a prefix is worth
@@ -28,8 +30,8 @@ Scheduling intent
     storage is worth less by what fetching it takes. Of engines that are not alike, long answers go to the faster.
 
 Inputs
-    ``matches`` (expected hit, by tier; room), ``prompt_tokens``, ``expected_output``, ``slo``; ``load`` (the ledger:
-    our own work at once, others' from scrapes), ``cost`` (the endpoint's cost model) and ``metrics.kv_capacity``.
+    ``matches`` (expected hit, by tier; room), ``prompt_tokens``, ``expected_output``, ``slo``, ``ahead``; ``load`` (the
+    ledger: our own work at once, others' from scrapes), ``cost`` (the endpoint's cost model), ``metrics.kv_capacity``.
 
 Parameters
     ``lam`` (default null): weight of a second between tokens, the own answer's and those that are stalled, against a
@@ -95,7 +97,7 @@ class PlacementCost:
             lam = USUAL_DECODING_WEIGHT if request.slo is None else decoding_weight(request)
         second, reuse, most_stalled = self._second, self._reuse, MOST_STALLED
         full = 1 + reuse  # where nothing is known to be empty
-        find, rooms = request.matches.get, request.matches.room
+        find, rooms, ahead = request.matches.get, request.matches.room, request.ahead
         prompt = float(request.prompt_tokens)  # sums of floats are the quicker ones
         decoding = lam * request.expected_output if request.kind in GENERATES else 0.0
         now, scores = self._clock.monotonic(), []
@@ -127,6 +129,8 @@ class PlacementCost:
                     cost += queued - done
             if match.gpu < held:
                 cost += endpoint.cost.scalars.fetch_seconds(match)
+            if ahead:
+                cost += ahead.get(endpoint.slot, 0.0)
             scores.append(second / (second + cost))
         return scores
 
@@ -144,6 +148,7 @@ class PlacementCost:
         output = request.expected_output if request.kind in GENERATES else 0.0
         return {
             **first._asdict(),
+            "planned": request.ahead.get(endpoint.slot, 0.0),
             "stall": lam * stall_seconds(first.prefill, running, stalled),
             "decode": lam * output * scalars.step_seconds(running, kv_tokens),
             "displaced": (self._reuse - spared) * first.prefill,

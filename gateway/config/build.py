@@ -1,4 +1,5 @@
-"""Builds the scheduler from a checked configuration: finds the plugins, decodes their parameters, constructs them.
+"""Builds the scheduler, and the order of each queue, from a checked configuration: finds the plugins, decodes their
+parameters, constructs them.
 
 A plugin's errors before its first request are found here. They stop the start. The message has the file, line and key
 of the instance, and the plugin's entry point and distribution if the plugin causes the error.
@@ -15,7 +16,8 @@ from gateway.config.registry import PluginKind, PluginType, Registry, discover
 from gateway.config.settings import Config
 from gateway.core.observer import NULL_OBSERVER, Observer
 from gateway.errors import ConfigError
-from gateway.framework import Context
+from gateway.flow.settings import FAIR
+from gateway.framework import Context, Order
 from gateway.scheduling.profile import Profile
 from gateway.scheduling.scheduler import Scheduler
 from gateway.scheduling.settings import HandlerSettings, PluginSettings
@@ -74,6 +76,48 @@ def build_scheduler(
     return Scheduler(profiles, handlers, observer)
 
 
+def build_orders(
+    config: Config,
+    context: Callable[[str], Context],
+    registry: Registry | None = None,
+    before: tuple[Config, Mapping[str, Order]] | None = None,
+) -> dict[str, Order]:
+    """By a model's name, the order of its queue: an instance of its own. A model without a queue has none.
+
+    ``context``, ``registry``: as in ``build_scheduler``. ``before``: the configuration in force, and what was built
+    from it. A model's order is kept, with its memory, if it is of an instance with the same name, type and parameters.
+    Raises ConfigError.
+    """
+    found, origin = discover() if registry is None else registry, config.origin
+    used = {} if before is None else _orders_in_force(*before)
+    plugins: dict[str, tuple[PluginKind, int]] = {}
+    for i, settings in enumerate(config.plugins):
+        plugins[settings.name] = find(found.plugins, settings, ("plugins", i), origin).kind, i
+    orders = {}
+    for number, model in enumerate(config.models):
+        if model.queue is None:
+            continue
+        name, path = model.queue.order, ("models", number, "queue", "order")
+        if name == FAIR and name not in plugins:
+            problem = f"there is no plugin {name!r}, which is one of the default plugins: the file's own replace them"
+            raise origin.error(path, f"{problem}; add {{name: {name}, type: fair-cost}} to them")
+        i = _instance(plugins, name, PluginKind.QUEUE, path, origin)
+        settings, at = config.plugins[i], ("plugins", i)
+        there = _same(used, settings, by=model.name)
+        orders[model.name] = _construct(found.plugins[settings.type], settings, at, origin, context, there)
+    return orders
+
+
+def _orders_in_force(config: Config, orders: Mapping[str, Order]) -> Instances:
+    """By model: the settings of its order, and the order."""
+    plugins = {one.name: one for one in config.plugins}
+    return {
+        model.name: (plugins[model.queue.order], orders[model.name])
+        for model in config.models
+        if model.queue is not None and model.name in orders
+    }
+
+
 Instances: TypeAlias = Mapping[str, tuple[PluginSettings | HandlerSettings, Any]]
 """By name: the settings of an instance, and the instance."""
 
@@ -92,8 +136,9 @@ def _instances(before: tuple[Config, Scheduler] | None) -> tuple[Instances, Inst
     return plugins, {one.name: (one, scheduler.handlers[one.name]) for one in config.handlers}
 
 
-def _same(instances: Instances, settings: PluginSettings | HandlerSettings) -> Any | None:
-    made_of, instance = instances.get(settings.name, (None, None))
+def _same(instances: Instances, settings: PluginSettings | HandlerSettings, by: str = "") -> Any | None:
+    """``by``: what ``instances`` is by, if it is not the name in ``settings``."""
+    made_of, instance = instances.get(by or settings.name, (None, None))
     return instance if made_of == settings else None
 
 

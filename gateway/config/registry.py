@@ -26,6 +26,7 @@ class PluginKind(StrEnum):
     FILTER = "filter"
     SCORER = "scorer"
     PICKER = "picker"
+    QUEUE = "queue"
     HANDLER = "handler"
 
     @property
@@ -33,13 +34,14 @@ class PluginKind(StrEnum):
         return f"kvgate.{self.value}s"
 
 
-METHODS: Mapping[PluginKind, tuple[str, int]] = {
-    PluginKind.FILTER: ("filter", 2),
-    PluginKind.SCORER: ("score", 2),
-    PluginKind.PICKER: ("pick", 3),
-    PluginKind.HANDLER: ("plan", 3),
+METHODS: Mapping[PluginKind, tuple[tuple[str, int], ...]] = {
+    PluginKind.FILTER: (("filter", 2),),
+    PluginKind.SCORER: (("score", 2),),
+    PluginKind.PICKER: (("pick", 3),),
+    PluginKind.QUEUE: (("queued", 1), ("rank", 1), ("turn", 1), ("placed", 1), ("left", 1), ("settled", 3)),
+    PluginKind.HANDLER: (("plan", 3),),
 }
-"""The method of each kind and the number of its arguments, ``self`` not counted."""
+"""The methods of each kind and the numbers of their arguments, ``self`` not counted."""
 HOOKS = (("on_placed", 2), ("on_settled", 3), ("explain", 2))
 """The optional methods: of a plugin that remembers, and of a scorer that explains itself."""
 
@@ -78,9 +80,9 @@ class PluginType:
         return kind
 
     def check(self, plugin: object) -> None:
-        """Raises ConfigError if an instance lacks a method of its kind."""
-        method, arguments = METHODS[self.kind]
-        self._check_method(plugin, method, arguments)
+        """Raises ConfigError if a method of its kind is missing in an instance, or cannot be called as it will be."""
+        for method, arguments in METHODS[self.kind]:
+            self._check_method(plugin, method, arguments)
         for hook, count in HOOKS:
             if hasattr(plugin, hook):
                 self._check_method(plugin, hook, count)
@@ -96,13 +98,14 @@ class PluginType:
         try:
             inspect.signature(method).bind(*[None] * arguments)
         except TypeError as error:
-            raise ConfigError(f"{self}: {name!r} must take {arguments} positional arguments: {error}") from None
+            count = "1 positional argument" if arguments == 1 else f"{arguments} positional arguments"
+            raise ConfigError(f"{self}: {name!r} must take {count}: {error}") from None
         except ValueError:
             return  # compiled code has no signature to check
 
 
 class Registry:
-    """The plugin types by name. Filters, scorers and pickers share one set of names, handlers have their own."""
+    """The plugin types by name. All kinds share one set of names, but handlers, which have their own."""
 
     def __init__(self, types: Iterable[PluginType]) -> None:
         self.plugins: dict[str, PluginType] = {}

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from gateway.api.settings import PassThroughSettings, SessionSettings, SloSettings
 from gateway.config.origin import Origin
 from gateway.fleet.settings import CostSettings, EndpointSettings, FleetSettings
-from gateway.flow.settings import FlowSettings
+from gateway.flow.settings import FlowSettings, QueueSettings
 from gateway.kvcache.settings import CacheSettings, ListenerSettings
 from gateway.observability.settings import LogSettings
 from gateway.proxy.settings import KeySettings, ListenSettings, RetrySettings, TimeoutSettings
@@ -63,6 +63,7 @@ class ModelSettings(TokenSettings):
     served_name: str | None = None
     handler: str = "default"
     limits: FlowSettings = field(default_factory=FlowSettings)
+    queue: QueueSettings | None = None
     kv_cache: CacheSettings = field(default_factory=CacheSettings)
     slo: SloSettings = field(default_factory=SloSettings)
     session: SessionSettings = field(default_factory=SessionSettings)

@@ -18,7 +18,8 @@ from gateway.framework.plugins import (
     RunProfile,
     Scorer,
 )
-from gateway.framework.request import GENERATES, Kind, Outcome, Plan, Request
+from gateway.framework.request import GENERATES, Kind, Outcome, Plan, Request, Tenant
+from gateway.framework.waiting import Order, Waiting
 from gateway.framework.weight import USUAL_DECODING_WEIGHT, decoding_weight
 
 __all__ = [
@@ -36,6 +37,7 @@ __all__ = [
     "Kind",
     "NoEndpoint",
     "NoParameters",
+    "Order",
     "Outcome",
     "Picker",
     "Plan",
@@ -44,6 +46,8 @@ __all__ = [
     "RunProfile",
     "Scalars",
     "Scorer",
+    "Tenant",
+    "Waiting",
     "decoding_weight",
     "stall_seconds",
 ]

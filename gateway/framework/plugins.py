@@ -2,13 +2,16 @@
 
 The life of a plugin:
 
-1. discovered through an entry point of its group (``kvgate.filters``, ``.scorers``, ``.pickers``, ``.handlers``);
-   two distributions offering one name is an error;
+1. discovered through an entry point of its group (``kvgate.filters``, ``.scorers``, ``.pickers``, ``.queues``,
+   ``.handlers``); two distributions offering one name is an error;
 2. its parameters (YAML) are checked against the class attribute ``Parameters``, a frozen dataclass whose fields have
    defaults or are required; a class without one takes no parameters; its ``__post_init__`` may raise ValueError;
-3. constructed once for each instance in ``plugins``: ``Class(parameters, context)``; no side effects;
-4. its shape is checked: the method of its kind, the right number of arguments, not a coroutine function;
+3. constructed once for each instance in ``plugins``: ``Class(parameters, context)``; no side effects. An order of a
+   queue is constructed once more for each model that names it;
+4. its shape is checked: the methods of its kind, the right number of arguments, no coroutine functions;
 5. called, always on the event loop's thread, synchronously, from the first request to the last.
+
+An order of a queue has the methods that ``gateway.framework.waiting`` lists.
 
 All optional: a plugin that must remember has ``on_placed(request, plan)`` and ``on_settled(request, plan, outcome)``. A
 scorer may have ``explain(request, endpoint)``, which is called only when a decision is explained. It returns what the

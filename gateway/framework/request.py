@@ -44,6 +44,23 @@ class Slo:
     tpot: float | None = None
 
 
+@dataclass(frozen=True, slots=True)
+class Tenant:
+    """Who a request is for: a team, a customer, an application. All requests of one key are one tenant's.
+
+    ``weight``: above 0. Of two tenants with work waiting for one endpoint in one band, one of twice the weight is
+    served twice as much.
+    """
+
+    name: str = "default"
+    weight: float = 1.0
+
+
+NO_TENANT = Tenant()
+"""Of requests that name none."""
+
+
+# 22 fields: each is one fact, and a group of them would cost every request one more object.
 @dataclass(slots=True, eq=False)
 class Request:
     """One client request.
@@ -54,6 +71,11 @@ class Request:
     ``arrived``: Clock.monotonic(). ``indivisible``: a short word for why one endpoint must do all of it (``n``,
     ``beam-search``, ``echo``, ...); empty: its prefill may be another's than its decode. ``bound``: only one engine can
     serve it (it goes on from a response which that one keeps), draining or not.
+
+    ``tenant``: who it is for. ``band``: of those who wait for room, a higher one is placed first, whatever its tenant;
+    0 is usual, and what is below 0 may be shed first. ``ahead``: by ``endpoint.slot``, seconds of work that waits at
+    the gateway for this endpoint and would be placed there before this request; a slot that is not there has none.
+    Empty while nothing waits.
     """
 
     id: str
@@ -75,6 +97,9 @@ class Request:
     prompt_tokens: int = 0
     exact: bool = False
     matches: Matches = field(default_factory=Matches)
+    tenant: Tenant = NO_TENANT
+    band: int = 0
+    ahead: Mapping[int, float] = field(default_factory=dict)
 
     def new_tokens(self, endpoint: Endpoint) -> int:
         """Prompt tokens that ``endpoint`` would have to compute: at least 1."""

@@ -26,8 +26,8 @@ Scheduling intent
 
 Inputs
     ``role``, ``engine.version``, ``labels``; ``load``, ``cost``, ``metrics.recent_transfers``; ``kind``,
-    ``indivisible``, ``matches``, ``expected_output`` and ``prompt_tokens`` of the request. Of an estimated prompt
-    (``exact`` is false) the tokens are a quarter of its bytes, JSON included.
+    ``indivisible``, ``matches``, ``expected_output``, ``prompt_tokens`` and ``ahead`` of the request. Of an estimated
+    prompt (``exact`` is false) the tokens are a quarter of its bytes, JSON included.
 
 Parameters
     ``prefill`` (default ``prefill``), ``decode`` (default ``decode``): the profiles' names.

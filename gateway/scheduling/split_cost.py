@@ -3,7 +3,8 @@
     alone(d)   = first(d) + harm(d) + decode(d)
     pair(p, d) = max(first(p) + leg, queued(d)) + moving(p, d) + step(d) + harm(p) + decode(d)
 
-    first  = the time to a first token (``framework.cost``)
+    first  = the time to a first token (``framework.cost``), behind what waits at the gateway to be placed there before
+    queued = of that, what is queued at the endpoint and at the gateway
     harm   = lam * stall(own prefill, running) + reuse * own prefill
     decode = lam * expected output * (step + step_request * running + kv_token * resident tokens)
     moving = tokens that d does not hold * bytes of a token * seconds of a byte
@@ -62,7 +63,8 @@ class Assumptions:
 
 class Computing(NamedTuple):
     """A prompt computed on one endpoint. Seconds. ``first``: until its first token. ``harm``: to others, weighted.
-    ``queued``: of ``first``, what is queued there already. ``sends``: what it has moved lately."""
+    ``queued``: of ``first``, what is queued there already, and what waits at the gateway to be placed there before.
+    ``sends``: what it has moved lately."""
 
     first: float
     harm: float
@@ -104,7 +106,8 @@ class SplitCost:
         harm = self._reuse * first.prefill
         if endpoint.role is not Role.PREFILL:
             harm += self._weight(request) * stall_seconds(first.prefill, sums[0], sums[5])
-        return Computing(first.seconds, harm, first.queued, endpoint.metrics.recent_transfers)
+        planned = request.ahead.get(endpoint.slot, 0.0)
+        return Computing(first.seconds + planned, harm, first.queued + planned, endpoint.metrics.recent_transfers)
 
     def answering(self, request: Request, endpoint: Endpoint, now: float) -> Answering:
         """``now``: Clock.monotonic()."""

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from gateway.config.build import build_scheduler
+from gateway.config.build import build_orders, build_scheduler
 from gateway.config.load import loads
 from gateway.config.registry import Registry, discover
 from gateway.errors import ConfigError
@@ -225,3 +225,96 @@ def test_instances_go_on_where_they_are_the_same() -> None:
     assert parts(same) == parts(first)
     assert same.profiles["default"].scorers[0][2] == 2
     assert [one is two for one, two in zip(parts(other), parts(first), strict=True)] == [True, False, True]
+
+
+class Line:
+    """An order that counts."""
+
+    Parameters = MineParameters
+
+    def __init__(self, parameters: MineParameters, context: Any) -> None:
+        self.parameters, self.name, self.count = parameters, context.name, 0
+
+    def queued(self, waiting):
+        self.count += 1
+
+    left = placed = rank = turn = queued
+
+    def settled(self, waiting, seconds, tokens):
+        pass
+
+
+LINES = """\
+models:
+- {name: a, endpoints: [{url: 'http://a:1'}], queue: {order: %s}}
+- {name: b, endpoints: [{url: 'http://b:1'}], queue: {order: one}}
+- {name: c, endpoints: [{url: 'http://c:1'}]}
+plugins:
+- {name: best, type: max-score}
+- {name: one, type: mine, parameters: {count: %d}}
+- {name: two, type: mine}
+profiles: [{name: default, picker: best}]
+handlers: [{name: default, type: single}]
+"""
+
+
+@pytest.fixture
+def with_lines(plugin_type) -> Registry:
+    found = discover()
+    return Registry([*found.plugins.values(), *found.handlers.values(), plugin_type("queue", "mine", Line)])
+
+
+def test_each_model_with_a_queue_has_an_order_of_its_own(with_lines) -> None:
+    config = loads(LINES % ("one", 3), {})
+    orders = build_orders(config, context, with_lines)
+    assert set(orders) == {"a", "b"}
+    assert orders["a"] is not orders["b"]
+    assert [(one.name, one.parameters.count) for one in orders.values()] == [("one", 3)] * 2
+    assert build_scheduler(config, context, with_lines).profiles
+
+
+def test_an_order_goes_on_where_it_is_the_same(with_lines) -> None:
+    before = loads(LINES % ("one", 3), {})
+    first = build_orders(before, context, with_lines)
+
+    def again(order: str, count: int):
+        return build_orders(loads(LINES % (order, count), {}), context, with_lines, (before, first))
+
+    assert again("one", 3) == first
+    changed = again("one", 4)
+    assert not set(changed.values()) & set(first.values())
+    other = again("two", 3)
+    assert other["a"] is not first["a"]
+    assert other["b"] is first["b"]
+
+
+@pytest.mark.parametrize(
+    ("order", "message"),
+    [
+        ("tow", "plugins.yaml:2: models[0].queue.order: there is no plugin 'tow'; did you mean 'two'? Allowed: best, "),
+        ("best", "plugins.yaml:2: models[0].queue.order: 'best' is a picker, not a queue. Allowed: one, two"),
+        (
+            "fair",
+            "plugins.yaml:2: models[0].queue.order: there is no plugin 'fair', which is one of the default plugin",
+        ),
+    ],
+)
+def test_a_wrong_order_is_named_with_its_line(order, message, with_lines) -> None:
+    with pytest.raises(ConfigError) as caught:
+        build_orders(loads(LINES % (order, 3), {}), context, with_lines)
+    assert message in caught.value.message
+
+
+def test_an_order_is_no_part_of_a_profile(with_lines) -> None:
+    text = (
+        "plugins: [{name: best, type: max-score}, {name: one, type: mine}]\nprofiles: [{name: default, picker: one}]\n"
+    )
+    assert "profiles[0].picker: 'one' is a queue, not a picker. Allowed: best" in error(text, with_lines)
+
+
+def test_an_order_at_fault_is_found_though_no_model_names_it(plugin_type) -> None:
+    found = discover()
+    registry = Registry([*found.plugins.values(), *found.handlers.values(), plugin_type("queue", "mine", Mine)])
+    text = "plugins: [{name: best, type: max-score}, {name: one, type: mine}]\n"
+    text += "profiles: [{name: default, picker: best}]\nhandlers: [{name: default, type: single}]\n"
+    assert "(made:Mine, from maker 1.0) has no method 'queued', which a queue needs" in error(text, registry)

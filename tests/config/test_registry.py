@@ -135,6 +135,25 @@ class KeywordOnly:
         return []
 
 
+class Line:
+    def queued(self, waiting):
+        pass
+
+    placed = left = rank = turn = queued
+
+    def settled(self, waiting, seconds, tokens):
+        pass
+
+
+class Unsettled(Line):
+    settled = None
+
+
+class Asking(Line):
+    def turn(self, waiting, now):
+        return 0.0
+
+
 class Async:
     async def score(self, request, endpoints):
         return []
@@ -163,6 +182,16 @@ class AsyncHook(Good):
 @pytest.mark.parametrize("fine", [Good, Generous, Optional, Compiled])
 def test_a_fitting_shape(plugin_type, fine) -> None:
     plugin_type("scorer", "x", fine).check(fine())
+
+
+def test_an_order_has_six_methods(plugin_type) -> None:
+    plugin_type("queue", "x", Line).check(Line())
+    for wrong, message in (
+        (Unsettled, "has no method 'settled', which a queue needs"),
+        (Asking, "'turn' must take 1 positional argument: missing a required argument: 'now'"),
+    ):
+        with pytest.raises(ConfigError, match=message):
+            plugin_type("queue", "x", wrong).check(wrong())
 
 
 @pytest.mark.parametrize(

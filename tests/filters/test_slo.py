@@ -40,6 +40,12 @@ def test_what_has_passed_since_the_arrival_is_gone() -> None:
     assert kept(asked, *fleet, now=0.6) == ["e0"]
 
 
+def test_what_waits_at_the_gateway_to_be_placed_before_counts() -> None:
+    fleet = [endpoint(0), endpoint(1)]
+    assert kept(request(1000, slo=Slo(ttft=2.0), ahead={0: 1.1}), *fleet) == ["e1"]
+    assert kept(request(1000, slo=Slo(ttft=2.0), ahead={0: 0.9}), *fleet) == ["e0", "e1"]
+
+
 def test_who_would_decode_too_slowly_goes() -> None:
     # 20 ms, 1 ms a request with this one, 1 us a resident token with this one's.
     fleet = [endpoint(0, requests=3, kv_tokens=4000), endpoint(1, requests=9, kv_tokens=4000)]

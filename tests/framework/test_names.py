@@ -18,6 +18,7 @@ PLUGINS = ("scorers", "filters", "pickers", "docs/examples")
 NAMES = (
     *("Clock", "Context", "Endpoint", "Engine", "Filter", "GENERATES", "Handler", "Kind", "MOST_STALLED", "NO_MATCH"),
     *("NoEndpoint", "NoParameters", "Outcome", "Picker", "Plan", "Request", "Role", "RunProfile", "Scalars", "Scorer"),
+    *("Order", "Tenant", "Waiting"),
     *("LATELY", "USUAL_DECODING_WEIGHT", "decoding_weight", "stall_seconds"),
 )
 

@@ -100,6 +100,16 @@ class TestWhatDecides:
         fleet = endpoint(0, role=P, prefill_tokens=queued), endpoint(1, role=D, requests=20)
         assert (plan(fleet, request(4000)).prefill is not None) == split
 
+    def test_by_what_waits_at_the_gateway_for_either(self) -> None:
+        """As by what is queued there: with 0.1 s of it the prefill endpoint is too late, unless the other has more."""
+        here = endpoint(0, role=P), endpoint(1, role=D, requests=8)
+        asked = request(1000)
+        assert plan(here, asked).reason == "split"
+        asked.ahead = {0: 5.0}
+        assert plan(here, asked).reason == "cheaper-whole"
+        asked.ahead = {0: 5.0, 1: 5.0}
+        assert plan(here, asked).reason == "split"
+
     @pytest.mark.parametrize(
         ("metrics", "parameters", "split"),
         [

@@ -118,16 +118,27 @@ def test_a_copy_on_the_cpu_is_worth_nearly_its_prefill() -> None:
     running=st.integers(0, 50),
     share=st.floats(0, 2),
     kind=st.sampled_from(Kind),
+    ahead=st.dictionaries(st.integers(0, 1), st.floats(0, 100)),
 )
-def test_the_terms_that_are_told_are_what_the_score_is_made_of(tiers, prompt, running, share, kind) -> None:
+def test_the_terms_that_are_told_are_what_the_score_is_made_of(tiers, prompt, running, share, kind, ahead) -> None:
     asked, there = (
         held(prompt, **tiers),
         endpoint(0, cost=ATTENTION, requests=running, prefill_tokens=300, kv_tokens=9000, share=share),
     )
-    asked.kind, asked.expected_output = kind, 100.0
+    asked.kind, asked.expected_output, asked.ahead = kind, 100.0, ahead
     one = scorer(reuse=0.5)
     terms = one.explain(asked, there)
-    assert tuple(terms) == ("overhead", "queued", "prefill", "fetch", "batch", "stall", "decode", "displaced")
+    assert tuple(terms) == (
+        "overhead",
+        "queued",
+        "prefill",
+        "fetch",
+        "batch",
+        "planned",
+        "stall",
+        "decode",
+        "displaced",
+    )
     assert min(terms.values()) >= 0
     assert one.score(asked, [there]) == pytest.approx([1 / (1 + sum(terms.values()))])
 
@@ -165,6 +176,19 @@ def test_the_scores_are_the_formula(works, tiers, prompt, reuse, slo) -> None:
         others = weight * first.prefill * running + weight * 300 * cost.step_seconds(running, kv_tokens)
         expected.append(1 / (1 + first.seconds + others + reuse * first.prefill))
     assert scorer(reuse, lam=None).score(asked, endpoints) == pytest.approx(expected, rel=1e-12, abs=0)
+
+
+def test_work_that_waits_at_the_gateway_to_be_placed_first_is_waited_for() -> None:
+    here, there = endpoint(0), endpoint(1, prefill_tokens=200)
+    asked, one = request(1000), scorer()
+    asked.ahead = {0: 0.5}
+    assert one.explain(asked, here)["planned"] == 0.5
+    assert one.explain(asked, there)["planned"] == 0.0
+    a, b = one.score(asked, [here, there])
+    assert a < b
+    asked.ahead = {0: 0.1}
+    a, b = one.score(asked, [here, there])
+    assert a > b
 
 
 def test_of_engines_that_are_not_alike_a_long_answer_goes_to_the_faster() -> None:
