@@ -42,6 +42,14 @@ class Unauthorized(ClientError):
     outcome = "unauthorized"
 
 
+class NotLoaded(GatewayError):
+    """The server that keeps the clients' API keys has not been read yet: nobody knows whether a key is valid."""
+
+    status = 503
+    type = "service_unavailable"
+    outcome = "keys_not_loaded"
+
+
 class NotFound(ClientError):
     """An unknown path or model."""
 

@@ -1,0 +1,85 @@
+"""Who sends a request: what is known of it from its key or header, before its body is read."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from gateway.framework import Tenant
+from gateway.tenants.limit_settings import NO_LIMITS, LimitSettings
+from gateway.tenants.settings import DEFAULT, TenantKeySettings, TenantSettings
+
+
+class Patterns:
+    """Names of models: exact ones, and beginnings that end in ``*``."""
+
+    __slots__ = ("_all", "_beginnings", "_exact")
+
+    def __init__(self, patterns: Iterable[str]) -> None:
+        given = tuple(patterns)
+        self._exact = frozenset(pattern for pattern in given if not pattern.endswith("*"))
+        self._beginnings = tuple(pattern[:-1] for pattern in given if pattern.endswith("*"))
+        self._all = "*" in given
+
+    def __contains__(self, name: str) -> bool:
+        return self._all or name in self._exact or name.startswith(self._beginnings)
+
+
+EVERY = Patterns("*")
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Caller:
+    """Who a request is from. One object for each key, and for each tenant that a header names: many requests share it.
+
+    ``tenant``: its name and weight. ``label``: the tenant in metrics: its name if the configuration has it, else
+    ``header`` or ``other``. ``settings``: what is configured for the tenant, limits and budget included; of one that is
+    not, what is configured for ``default``. ``key``: the id of its key; None: it has none, or one of ``client_keys``.
+    ``key_limits``: of all requests with this key. ``band``: where it asks for no other. ``bands``: the lowest and the
+    highest that it may ask for. ``expires``: seconds since the epoch from which the key is not valid.
+    """
+
+    tenant: Tenant
+    label: str
+    settings: TenantSettings
+    key: str | None = None
+    key_limits: LimitSettings = NO_LIMITS
+    band: int = 0
+    bands: tuple[int, int] = (0, 0)
+    expires: float = math.inf
+    models: Patterns = EVERY
+    key_models: Patterns = EVERY
+
+    @classmethod
+    def of(cls, settings: TenantSettings, *, name: str = "", label: str = "") -> Caller:
+        """A caller without a key. ``name``, ``label``: where they are not the settings' name."""
+        low, high = (settings.band, settings.band) if settings.bands is None else settings.bands
+        return cls(
+            Tenant(name or settings.name, settings.weight),
+            label or settings.name,
+            settings,
+            band=settings.band,
+            bands=(low, high),
+            models=Patterns(settings.models),
+        )
+
+    def with_key(self, key: TenantKeySettings) -> Caller:
+        """The same tenant, by ``key``."""
+        return Caller(
+            *(self.tenant, self.label, self.settings, key.id, key.limits, self.band, self.bands, key.ends, self.models),
+            EVERY if key.models is None else Patterns(key.models),
+        )
+
+    def may_use(self, model: str) -> bool:
+        """Whether it may use what clients call ``model``: its tenant and its key must both allow it."""
+        return model in self.models and model in self.key_models
+
+    def clamp(self, band: int) -> int:
+        """The allowed band that is nearest to ``band``."""
+        low, high = self.bands
+        return low if band < low else min(band, high)
+
+
+ANYONE = Caller.of(TenantSettings(DEFAULT))
+"""Who a request is from where neither keys nor tenants are configured."""
