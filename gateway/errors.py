@@ -6,6 +6,8 @@ the culprit and the remedy, and never holds a key, a prompt or an engine's crede
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from gateway import framework
 
 
@@ -14,12 +16,18 @@ class GatewayError(Exception):
 
     ``status``: HTTP status, 400..599. ``type``: the ``error.type`` of OpenAI's shape. ``outcome``: the value of the
     ``outcome`` label in metrics. ``param``: the culprit's JSON path, or None. ``retry_after``: seconds for the
-    ``Retry-After`` header, or None for no header.
+    ``Retry-After`` header, or None for no header. ``code``: the ``error.code`` of OpenAI's shape; None: the status.
+    ``reason``: the header ``x-kvgate-reason``; empty: none is sent. ``should_retry``: the header ``x-should-retry``,
+    which OpenAI's clients obey; None: none is sent. ``headers``: further ones of the answer, in lower case.
     """
 
     status = 500
     type = "internal_error"
     outcome = "error"
+    code: str | None = None
+    reason = ""
+    should_retry: bool | None = None
+    headers: Sequence[tuple[str, str]] = ()
 
     def __init__(self, message: str, *, param: str | None = None, retry_after: float | None = None) -> None:
         super().__init__(message)
@@ -78,6 +86,21 @@ class Saturated(GatewayError):
     status = 429
     type = "rate_limit_error"
     outcome = "saturated"
+
+
+class LimitReached(GatewayError):
+    """A limit of the client's tenant or key is reached, or its budget is spent. ``type``: ``requests``, ``tokens`` or
+    ``insufficient_quota``, as at OpenAI."""
+
+    status = 429
+    outcome = "limited"
+
+    def __init__(self, message: str, *, type: str, reason: str, retry_after: float | None = None) -> None:
+        super().__init__(message, retry_after=retry_after)
+        self.type, self.reason = type, reason
+        self.code = "rate_limit_exceeded"
+        if reason == "budget":
+            self.code, self.should_retry = type, False
 
 
 class NoEndpoint(GatewayError, framework.NoEndpoint):

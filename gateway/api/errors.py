@@ -32,10 +32,17 @@ def render(error: GatewayError, dialect: Dialect) -> tuple[int, dict[str, str], 
     """Status, headers (lower case, with the content type) and body."""
     headers = {"content-type": "application/json"}
     retry_after = error.retry_after
-    if retry_after is None and error.status in (429, 503):
+    if retry_after is None and error.status in (429, 503) and error.should_retry is not False:
         retry_after = DEFAULT_RETRY
     if retry_after is not None:
         headers["retry-after"] = str(max(1, math.ceil(retry_after)))
+    if error.reason:
+        headers["x-kvgate-reason"] = error.reason
+        if retry_after is not None:  # OpenAI's clients read this one first
+            headers["retry-after-ms"] = str(max(1, math.ceil(retry_after * 1000)))
+    if error.should_retry is not None:
+        headers["x-should-retry"] = "true" if error.should_retry else "false"
+    headers.update(error.headers)
     if isinstance(error, Unauthorized):
         headers["www-authenticate"] = "Bearer"
     if isinstance(error, MethodNotAllowed):
@@ -63,5 +70,7 @@ def _shape(error: GatewayError, dialect: Dialect) -> dict[str, Any]:
             "type": "error",
             "error": {"type": ANTHROPIC_TYPES.get(error.status, fallback), "message": error.message},
         }
-    # ``code`` is the status as a number, as in vLLM: errors of the gateway and of engines have the same shape.
-    return {"error": {"message": error.message, "type": error.type, "param": error.param, "code": error.status}}
+    # ``code`` is the status as a number, as in vLLM: errors of the gateway and of engines have the same shape. Limits
+    # are what clients of OpenAI's tell apart by its words.
+    code = error.status if error.code is None else error.code
+    return {"error": {"message": error.message, "type": error.type, "param": error.param, "code": code}}

@@ -20,7 +20,17 @@ class Hit(msgspec.Struct, frozen=True):
     expected: int | None
 
 
-# 29 fields: it is one line of the log, a key each, and what the metrics count beside it
+class Charge(msgspec.Struct, frozen=True):
+    """What a request was charged, in tokens. ``tenant``: as the configuration calls it. ``input``: of the prompt, those
+    that did not come from an engine's cache; ``cached``: those that did."""
+
+    tenant: str
+    input: int
+    cached: int
+    output: int
+
+
+# 32 fields: it is one line of the log, a key each, and what the metrics count beside it
 class Settled(msgspec.Struct, frozen=True):
     """One request's line: for the log, and for the request metrics. Seconds; None where it does not apply.
 
@@ -32,6 +42,9 @@ class Settled(msgspec.Struct, frozen=True):
 
     ``hits``: of each leg whose engine reported what came from its cache. ``counted``: our exact count of the prompt,
     where ``reported_prompt_tokens`` can be compared with it.
+
+    ``tenant``: whom it was for; ``key``: the id of its key; empty where it has none. ``charge``: None where nobody is
+    charged.
     """
 
     request_id: str
@@ -63,6 +76,9 @@ class Settled(msgspec.Struct, frozen=True):
     by_ids: bool = False
     hits: Sequence[Hit] = ()
     counted: int | None = None
+    tenant: str = ""
+    key: str = ""
+    charge: Charge | None = None
 
 
 class Observer:
@@ -90,6 +106,10 @@ class Observer:
 
     def fell_back(self, model: str, cause: str) -> None:
         """A separate prefill was planned, and the decode endpoint computed the prompt itself."""
+
+    def limit_refused(self, tenant: str, limit: str) -> None:
+        """A request was refused: ``requests``, ``tokens``, ``concurrent``, ``tokens-in-flight``, ``queued``,
+        ``budget``. ``tenant``: as the configuration calls it."""
 
     def queued(self, model: str, length: int) -> None: ...
     def disconnected(self, model: str, phase: str) -> None:

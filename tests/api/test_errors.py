@@ -12,6 +12,7 @@ from gateway.errors import (
     BodyTooLarge,
     ClientError,
     GatewayError,
+    LimitReached,
     MethodNotAllowed,
     NoEndpoint,
     NotFound,
@@ -59,6 +60,39 @@ def test_headers_that_a_status_asks_for() -> None:
     assert "retry-after" not in render(UpstreamError("gone"), Dialect.OPENAI)[1]
     assert render(Unauthorized("key"), Dialect.OPENAI)[1]["www-authenticate"] == "Bearer"
     assert render(MethodNotAllowed("POST"), Dialect.OPENAI)[1]["allow"] == "POST"
+
+
+def test_a_limit_says_which_one_it_is_and_when_to_come_again() -> None:
+    error = LimitReached("slow down", type="tokens", reason="tokens", retry_after=0.3331)
+    error.headers = [("x-ratelimit-limit-tokens", "10")]
+    status, headers, body = render(error, Dialect.OPENAI)
+    assert (status, json.loads(body)) == (
+        429,
+        {"error": {"message": "slow down", "type": "tokens", "param": None, "code": "rate_limit_exceeded"}},
+    )
+    assert headers == {
+        "content-type": "application/json",
+        "retry-after": "1",
+        "retry-after-ms": "334",
+        "x-kvgate-reason": "tokens",
+        "x-ratelimit-limit-tokens": "10",
+    }
+    body = render(error, Dialect.ANTHROPIC)[2]
+    assert json.loads(body) == {"type": "error", "error": {"type": "rate_limit_error", "message": "slow down"}}
+
+
+@pytest.mark.parametrize("after", [None, 90.0])
+def test_a_spent_budget_is_not_to_be_tried_again(after: float | None) -> None:
+    error = LimitReached("spent", type="insufficient_quota", reason="budget", retry_after=after)
+    _, headers, body = render(error, Dialect.OPENAI)
+    assert json.loads(body)["error"] | {"message": ""} == {
+        "message": "",
+        "type": "insufficient_quota",
+        "param": None,
+        "code": "insufficient_quota",
+    }
+    assert headers["x-should-retry"] == "false"
+    assert headers.get("retry-after") == (None if after is None else "90")
 
 
 def test_the_end_of_a_broken_stream() -> None:
