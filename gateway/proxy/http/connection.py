@@ -19,7 +19,9 @@ promise, is held by tests/proxy/http/test_reply.py, test_heads.py and tests/prox
   aiohttp's own reading of a body calls. Reading is not paused any more once the body is complete. It counts too many
   once a request was taken (``message_consumed``) before its body was complete;
 - a body's ``_eof`` says that it is complete, its ``_exception`` that it is broken, and its ``_buffer`` holds what came
-  and was not read. ``EMPTY_PAYLOAD`` is the body of each request that has none.
+  and was not read. ``EMPTY_PAYLOAD`` is the body of each request that has none;
+- where another protocol has the transport (linger.py), ``connection_lost`` and ``shutdown``, which closes
+  ``self.transport``, are all that it still needs. ``_parser`` may be None then.
 """
 
 from __future__ import annotations
@@ -31,11 +33,12 @@ from math import inf
 from typing import Any, Protocol, cast
 
 from aiohttp import EMPTY_PAYLOAD, StreamReader, http_exceptions, web
-from aiohttp.http import RawRequestMessage
+from aiohttp.http import HttpVersion10, RawRequestMessage
 
 from gateway.core.pauses import LATE, TURN
 from gateway.proxy.http.door import HttpClient
 from gateway.proxy.http.heads import MAX_HEAD, Refusing, Unfinished
+from gateway.proxy.http.linger import Lingering
 from gateway.proxy.http.reply import HttpReply, Outbox
 from gateway.proxy.http.write_progress import may_wait, taken_of, unwritten
 from gateway.proxy.serving.stages import Stages
@@ -45,8 +48,8 @@ log = logging.getLogger("kvgate.server")
 KEEP_ALIVE = 75.0
 """Seconds that an idle client connection is kept: nginx's default."""
 
-LINGER = 5.0
-"""Seconds in which the rest of a refused body is read and dropped, so that the client can read the error."""
+REST = 5.0
+"""Seconds in which the rest of a refused body is read and dropped, so that its client can send another request."""
 
 
 class Handler(Protocol):
@@ -75,7 +78,7 @@ class ClientConnection(web.RequestHandler):
 
     __slots__ = (
         *("_full", "_gone", "_handler", "_patience", "_refusing", "_silence", "_tail", "_taken", "_unfinished"),
-        *("_miscounted", "_woken", "full", "may_be_large", "outbox", "secure", "stages"),
+        *("_miscounted", "_sends_on", "_woken", "full", "may_be_large", "outbox", "secure", "stages"),
     )
 
     _silence: asyncio.TimerHandle
@@ -90,12 +93,13 @@ class ClientConnection(web.RequestHandler):
             keepalive_timeout=KEEP_ALIVE,
             max_line_size=MAX_HEAD,
             max_field_size=MAX_HEAD,
-            lingering_time=LINGER,
+            lingering_time=0,  # of aiohttp's own start
             auto_decompress=False,
         )
         self.outbox = outbox
         self.stages = stages
         self.full = self.secure = self.may_be_large = self._refusing = self._miscounted = False
+        self._sends_on = False  # after the last answer
         self._woken = False  # a request has come, and the task has not run since
         self._handler = handler
         self._patience = patience
@@ -128,7 +132,7 @@ class ClientConnection(web.RequestHandler):
                 if self._buffer_paused and len(self._messages) <= self._msg_queue_resume_size:
                     self._resume_reading_if_drained()
                 self._silence.cancel()
-                if not await self._answered(message, body) or self._close or self._force_close:
+                if not await self._answered(message, body) or self._force_close:
                     break
                 self._next_keepalive_close_time = due = self._loop.time() + KEEP_ALIVE
                 if self._keepalive_handle is None:
@@ -143,8 +147,21 @@ class ClientConnection(web.RequestHandler):
             raise
         if not self._force_close:
             self._task_handler = None
-            if self.transport is not None:
-                self.transport.close()
+            self._finish()
+
+    def _finish(self) -> None:
+        """The last answer was written: close the connection, now or when the client has stopped sending."""
+        transport = self.transport
+        if transport is None or transport.is_closing():
+            return
+        if not self._sends_on:
+            transport.close()
+            return
+        self._messages.clear()
+        self._unfinished.end()
+        self._parser = None
+        self.abort_if_stalled(KEEP_ALIVE)
+        Lingering(transport, self)
 
     async def _answered(self, message: Any, body: StreamReader) -> bool:
         """Answer one request. True if another may follow."""
@@ -155,7 +172,6 @@ class ClientConnection(web.RequestHandler):
             status, headers, said = self._handler.invalid(message.exc)
             reply = HttpReply(self, transport, status, headers, length=len(said), keep_alive=False)
             reply.send(said, last=True)
-            await self._linger()
         else:
             client = HttpClient(message, body, self)
             await self._handler.handle(client)
@@ -166,7 +182,10 @@ class ClientConnection(web.RequestHandler):
             self._decline()
         if body is not EMPTY_PAYLOAD and not body._eof and not self._force_close:
             await self._read_away(body)
-        return reply.keep_alive
+        if reply.keep_alive and not self._close:
+            return True
+        self._sends_on = not (isinstance(message, RawRequestMessage) and _is_last(message) and body.is_eof())
+        return False
 
     def arrived(self, body: StreamReader, limit: int) -> bytes | None:
         """All of a body of which nothing was read yet: it came with its head. None: it is still coming, is broken, or
@@ -194,24 +213,14 @@ class ClientConnection(web.RequestHandler):
             self._resume_reading_if_drained()
 
     async def _read_away(self, body: StreamReader) -> None:
-        """Read and drop the rest of a body, for ``LINGER`` seconds at most: many clients read no answer while they
-        still send."""
+        """Read and drop the rest of a body, for ``REST`` seconds at most: many clients read no answer while they still
+        send."""
         try:
-            async with asyncio.timeout(LINGER):
+            async with asyncio.timeout(REST):
                 while not body.is_eof():
                     await body.readany()
-        except web.RequestPayloadError:
+        except (web.RequestPayloadError, TimeoutError, RuntimeError):
             self.close()
-            await self._linger()
-        except (TimeoutError, RuntimeError):
-            self.close()
-
-    async def _linger(self) -> None:
-        """The last answer was written, and what comes is dropped: a client that is still sending shall read the answer,
-        which a reset would take from it."""
-        if self.transport is not None and self.transport.can_write_eof():  # not over TLS
-            self.transport.write_eof()
-            await asyncio.sleep(LINGER)
 
     # Its head
 
@@ -320,3 +329,8 @@ class ClientConnection(web.RequestHandler):
                 there.abort()
 
         self._tail = loop.call_later(idle, look, taken_of(there))
+
+
+def _is_last(message: RawRequestMessage) -> bool:
+    """Whether its client said that it sends no other request. HTTP/1.0 sends none before it has the answer."""
+    return message.should_close or message.version == HttpVersion10
