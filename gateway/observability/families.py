@@ -24,7 +24,8 @@ class Families:
     ``dropped``: endpoints of which nothing is shown. ``engines``: (healthy, why not). ``scraped``: Clock.monotonic() of
     the last good scrape by engine. ``streams``: state by endpoint. ``fetching``: by endpoint, its waiting requests by
     the stage of fetching their KV; these mappings are replaced, never changed. ``held``: gives the bytes that requests
-    and answers hold. ``in_flight``: gives the requests by endpoint.
+    and answers hold. ``in_flight``: gives the requests by endpoint. ``budgets``: gives the spent part of each tenant's
+    budget.
 
     A state is shown as one series with the value 1, and never beside a former one: that is why states are read.
     """
@@ -43,10 +44,12 @@ class Families:
         self.streams: dict[str, str] = {}
         self.fetching: dict[str, Mapping[str, int]] = {}
         self.held: Callable[[], int] = lambda: 0
+        self.budgets: Callable[[], Mapping[Labels, float]] = dict
         self.in_flight: Callable[[], Mapping[str, int]] = dict
         self._make_gauges(version)
         self._make_request_families()
         self._make_token_families()
+        self._make_tenant_families()
         self._make_fleet_families()
 
     @property
@@ -145,6 +148,12 @@ class Families:
             "endpoint",
             "stage",
             read=lambda: {(name, stage): n for name, at in self.fetching.copy().items() for stage, n in at.items()},
+        )
+        gauge(
+            "budget_spent_ratio",
+            "What a tenant has spent of its budget in the present period, by the budget's amount.",
+            "tenant",
+            read=lambda: self.budgets(),
         )
 
     def _make_request_families(self) -> None:
@@ -255,6 +264,14 @@ class Families:
             "cache",
         )
         self.hit_error = counter("hit_error_tokens", "Sum of |expected - reported| over requests.", "model", "endpoint")
+
+    def _make_tenant_families(self) -> None:
+        self.tenant_tokens = self._counter(
+            "tenant_tokens", "Tokens that tenants were charged, by kind.", "tenant", "kind"
+        )
+        self.limits = self._counter(
+            "limit_refused", "Requests refused by a limit or budget of their tenant or key.", "tenant", "limit"
+        )
 
     def _make_fleet_families(self) -> None:
         counter = self._counter

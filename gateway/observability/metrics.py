@@ -60,6 +60,9 @@ class Metrics(Observer):
     def fell_back(self, model: str, cause: str) -> None:
         self._families.fallbacks[model, cause] += 1
 
+    def limit_refused(self, tenant: str, limit: str) -> None:
+        self._families.limits[tenant, limit] += 1
+
     def queued(self, model: str, length: int) -> None:
         self._families.queued[model,] = length
 
@@ -154,10 +157,16 @@ class Metrics(Observer):
     def kv_blocks(self, model: str, blocks: int) -> None:
         self._families.blocks[model,] = blocks
 
-    def read_from(self, *, held: Callable[[], int], in_flight: Callable[[], Mapping[str, int]]) -> None:
+    def read_from(
+        self,
+        *,
+        held: Callable[[], int],
+        in_flight: Callable[[], Mapping[str, int]],
+        budgets: Callable[[], Mapping[tuple[str, ...], float]] = dict,
+    ) -> None:
         """What is read when the metrics are shown. ``held``: the bytes that requests and answers hold. ``in_flight``:
-        requests by endpoint."""
-        self._families.held, self._families.in_flight = held, in_flight
+        requests by endpoint. ``budgets``: the spent part of each tenant's."""
+        self._families.held, self._families.in_flight, self._families.budgets = held, in_flight, budgets
 
     # counting
     def _count(self) -> None:
@@ -182,6 +191,11 @@ class Metrics(Observer):
             families.prompt_tokens[model] += request.prompt_tokens
         if request.output_tokens is not None:
             families.output_tokens[model] += request.output_tokens
+        if (charge := request.charge) is not None:
+            tokens = families.tenant_tokens
+            tokens[charge.tenant, "input"] += charge.input
+            tokens[charge.tenant, "cached"] += charge.cached
+            tokens[charge.tenant, "output"] += charge.output
         if request.slo is not None:
             families.goodput[request.model, request.slo] += 1
         if request.outcome == "ok":

@@ -138,6 +138,10 @@ def request_fields(request: Settled) -> dict[str, PlainValue]:
         "outcome": request.outcome,
         "stream": request.stream,
     }
+    if request.tenant:
+        fields["tenant"] = request.tenant
+    if request.key:
+        fields["key_id"] = request.key
     if request.endpoint is not None:
         fields["endpoint"] = request.endpoint
     fields["attempts"] = request.attempts

@@ -81,7 +81,7 @@ class Meter:
             most = settings.concurrent
             return Refusal("concurrent", "concurrent", "concurrent requests", most, self.concurrent, 1, SOON)
         if self.tokens is not None and self.tokens.wait(min(estimate, self.tokens.limit) // 2 or 1, now):
-            asked = min(estimate, self.tokens.limit)
+            asked = max(1, min(estimate, self.tokens.limit))
             wait = self.tokens.wait(asked, now)
             return self._refusal("tokens", "tokens per min (TPM)", self.tokens, asked, wait, now)
         return None

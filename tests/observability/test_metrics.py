@@ -6,7 +6,7 @@ import pytest
 from msgspec.structs import replace
 from prometheus_client.parser import text_string_to_metric_families
 
-from gateway.core.observer import Hit, Observer
+from gateway.core.observer import Charge, Hit, Observer
 from gateway.observability.metrics import Metrics
 from gateway.observability.observers import METHODS
 from tests.observability.conftest import ANSWERED
@@ -259,6 +259,18 @@ def test_what_waits_to_be_counted_is_bounded(metrics, settled) -> None:
     assert value(metrics, "kvgate_decision_seconds_count", model="m") == 1000
 
 
+def test_what_a_tenant_is_charged_is_counted_by_kind(metrics, settled) -> None:
+    metrics.settled(settled(charge=Charge("red", 5, 3, 2)))
+    metrics.settled(settled(charge=Charge("red", 1, 0, 0), outcome="cancelled"))
+    metrics.settled(settled())
+    for kind, count in (("input", 6), ("cached", 3), ("output", 2)):
+        assert value(metrics, "kvgate_tenant_tokens_total", tenant="red", kind=kind) == count
+    metrics.limit_refused("red", "tokens")
+    assert value(metrics, "kvgate_limit_refused_total", tenant="red", limit="tokens") == 1
+    metrics.read_from(held=lambda: 0, in_flight=dict, budgets=lambda: {("red",): 1.25})
+    assert value(metrics, "kvgate_budget_spent_ratio", tenant="red") == 1.25
+
+
 def test_names_of_dropped_endpoints_are_not_kept_for_ever(metrics) -> None:
     for number in range(5000):
         metrics.endpoint_dropped(f"e{number}")
@@ -267,7 +279,7 @@ def test_names_of_dropped_endpoints_are_not_kept_for_ever(metrics) -> None:
 
 def test_what_is_read_is_shown_as_it_is_then(metrics) -> None:
     running = {"a": 0}
-    metrics.read_from(held=lambda: 5, in_flight=lambda: running)
+    metrics.read_from(held=lambda: 5, in_flight=lambda: running, budgets=dict)
     assert value(metrics, "kvgate_held_bytes") == 5
     assert value(metrics, "kvgate_in_flight_requests", endpoint="a") == 0
     running.update(a=2, b=1)
@@ -294,7 +306,7 @@ def test_two_gateways_in_a_process_do_not_share_series(clock, settled) -> None:
 
 async def test_slices_render_the_same(metrics, settled) -> None:
     metrics.settled(settled())
-    metrics.read_from(held=lambda: 0, in_flight=lambda: {"a": 1})
+    metrics.read_from(held=lambda: 0, in_flight=lambda: {"a": 1}, budgets=lambda: {("red",): 0.5})
     whole = text(metrics)
     sliced, content_type = await metrics.render()
     assert content_type.startswith("text/plain")

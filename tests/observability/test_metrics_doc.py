@@ -16,7 +16,7 @@ import pytest
 
 from gateway import errors
 from gateway.api import indivisible
-from gateway.core.observer import Hit
+from gateway.core.observer import Charge, Hit
 from gateway.observability.metrics import Metrics
 from gateway.proxy.serving.handover_failures import HANDOVER_RULES
 from gateway.proxy.serving.timeline import Phase
@@ -39,11 +39,12 @@ def test_the_page_describes_what_there_is(clock, settled) -> None:
     metrics = Metrics(clock, "1")
     metrics.placed("m", "split", 0.001)
     metrics.attempted("m", "a", "decode", "ok")
-    metrics.settled(settled(slo="met", counted=1, hits=[Hit("a", 3, 2, 1)]))
+    metrics.settled(settled(slo="met", counted=1, hits=[Hit("a", 3, 2, 1)], charge=Charge("red", 3, 2, 1)))
+    metrics.limit_refused("red", "tokens")
     metrics.prefilled("m", 0.1)
     metrics.handed_over("m", 0.1)
     metrics.fell_back("m", "late")
-    metrics.read_from(held=lambda: 0, in_flight=lambda: {"a": 1})
+    metrics.read_from(held=lambda: 0, in_flight=lambda: {"a": 1}, budgets=lambda: {("red",): 0.5})
     metrics.queued("m", 1)
     metrics.disconnected("m", "queued")
     metrics.tokens_estimated("m", "x")

@@ -63,6 +63,11 @@ def test_numbers_pass_whatever_they_are_called() -> None:
     }
 
 
+def test_the_id_of_a_key_is_no_secret() -> None:
+    assert Redaction().field("key_id", "red-ci") == "red-ci"
+    assert Redaction().field("key", "red-ci") == MASK
+
+
 def test_objects_become_their_masked_text() -> None:
     class Leaky:
         def __str__(self) -> str:

@@ -50,6 +50,12 @@ def test_one_line_for_a_request(seen, answered) -> None:
     }
 
 
+def test_whom_a_request_was_for_is_in_its_line_in_both_forms(seen, settled) -> None:
+    [line] = seen(lambda log: log.settled(settled(tenant="red", key="red-ci")))
+    assert (line["tenant"], line["key_id"]) == ("red", "red-ci")
+    assert not {"tenant", "key_id"} & set(request_fields(settled()))
+
+
 def test_a_failed_request_says_where_it_ended(seen, settled) -> None:
     failed = settled(
         outcome="upstream_timeout",

@@ -1,0 +1,326 @@
+"""The gate between clients and the models: lets a request through while its tenant's and its key's limits and budget
+allow, and charges what it used when it has ended.
+
+A request passes three points, each in one synchronous step:
+
+1. ``Gate.admit``, once its body is parsed: requests a minute, concurrent requests, a rough look at its tokens;
+2. ``Grant.exact``, once it is tokenized: takes its prompt's tokens and its expected output;
+3. ``Grant.settle``, at its end, however it ended: corrects that to what was used.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections import OrderedDict
+from collections.abc import Callable, Mapping
+from typing import NamedTuple
+
+from gateway.core.observer import Charge, Observer
+from gateway.errors import LimitReached
+from gateway.framework import Clock
+from gateway.tenants.accounts import Account, Calendar
+from gateway.tenants.budgets import Budget
+from gateway.tenants.gcra import Bucket
+from gateway.tenants.identity import Caller
+from gateway.tenants.limit_headers import anthropic_limit_headers, limit_headers
+from gateway.tenants.limit_settings import NO_LIMITS, LimitSettings, PriceSettings
+from gateway.tenants.meters import Meter, Refusal, of_model
+from gateway.tenants.settings import HEADER
+
+log = logging.getLogger("kvgate.tenants")
+
+MAX_SCOPES = 16384
+"""Pairs of a caller and a model whose limits are looked up only once. A configuration that is read again makes new
+callers; the old ones go with the rest when there are so many."""
+
+MAX_HEADER_TENANTS = 4096
+"""Tenants that only a header names, whose use is remembered: several times what may be live at once."""
+
+
+class Scope(NamedTuple):
+    """What a request of one caller for one model is held to, and charged to. ``names``: of the accounts."""
+
+    caller: Caller
+    model: str
+    meters: tuple[Meter, ...]
+    budget: Budget | None
+    price: PriceSettings | None
+    accounts: tuple[Account, ...]
+    names: tuple[str, ...]
+
+
+class Gate:
+    """One for the process: what is used outlives a configuration. ``prices``: gives those in force, by model name or
+    ``beginning*``."""
+
+    def __init__(self, prices: Callable[[], Mapping[str, PriceSettings]], clock: Clock, observer: Observer) -> None:
+        self.clock = clock
+        self.calendar = Calendar(clock)
+        self.accounts: dict[str, Account] = {}
+        """By ``tenant:NAME``, ``header:NAME`` and ``key:ID``."""
+        self.changed: set[str] = set()
+        """Names of accounts that have changed since they were last saved."""
+        self._prices = prices
+        self._observer = observer
+        self._meters: dict[tuple[str, str], Meter] = {}
+        self._budgets: dict[str, Budget] = {}
+        self._scopes: dict[tuple[Caller, str], Scope] = {}
+        self._of_headers: OrderedDict[str, None] = OrderedDict()
+
+    def admit(self, caller: Caller, model: str, estimate: int, *, anthropic: bool = False) -> Grant:
+        """Let a request begin. ``model``: its configured name. ``estimate``: its prompt's tokens, roughly; 0 where
+        nothing can be said of them. ``anthropic``: the dialect of its answer's headers. Raises LimitReached."""
+        scope = self._scopes.get((caller, model)) or self._look_up(caller, model)
+        now = self.clock.monotonic()
+        for meter in scope.meters:
+            if (refusal := meter.refuses_begin(estimate, now)) is not None:
+                raise self.refused(scope, meter, refusal, anthropic)
+        if scope.budget is not None and scope.budget.exhausted:
+            raise self.spent(scope, scope.budget, anthropic)
+        for meter in scope.meters:
+            meter.concurrent += 1
+            if meter.requests is not None:
+                meter.requests.take(1, now)
+        return Grant(self, scope, anthropic)
+
+    def meters(self, caller: Caller) -> list[tuple[str, Meter]]:
+        """The limits of ``caller``, with the models for which each of them is: ``*`` for all."""
+        found = [("*", self._meter(caller, "", caller.settings.limits))]
+        found += [(p, self._meter(caller, p, limits)) for p, limits in caller.settings.per_model.items()]
+        if caller.key is not None:
+            found.append(("*", self._key_meter(caller)))
+        return found
+
+    def budget(self, caller: Caller) -> Budget | None:
+        """The budget of the caller's tenant."""
+        settings = caller.settings.budget
+        if settings is None:
+            return None
+        name = account_name(caller)
+        budget = self._budgets.get(name)
+        if budget is None or budget.settings.unit != settings.unit:
+            # What is in flight was counted in the old unit, and is settled there.
+            budget = self._budgets[name] = Budget(settings, self.account(name), self.calendar)
+        budget.settings = settings
+        return budget
+
+    def account(self, name: str) -> Account:
+        """As of today."""
+        account = self.accounts.get(name)
+        if account is None:
+            account = self.accounts[name] = Account()
+        self.calendar.look()
+        account.roll(self.calendar.day)
+        return account
+
+    def budget_ratios(self) -> dict[tuple[str, ...], float]:
+        """Spent by its amount, of each budget of a tenant that the configuration names."""
+        return {
+            (name.removeprefix("tenant:"),): budget.spent / budget.settings.amount
+            for name, budget in self._budgets.copy().items()
+            if name.startswith("tenant:")
+        }
+
+    def _look_up(self, caller: Caller, model: str) -> Scope:
+        if len(self._scopes) >= MAX_SCOPES:
+            self._forget()
+        settings = caller.settings
+        meters = [self._meter(caller, "", settings.limits)] if settings.limits != NO_LIMITS else []
+        if (rule := of_model(settings.per_model, model)) is not None:
+            meters.append(self._meter(caller, *rule))
+        if caller.key is not None and caller.key_limits != NO_LIMITS:
+            meters.append(self._key_meter(caller))
+        names = [account_name(caller)]
+        if caller.key is not None:
+            names.append(f"key:{caller.key}")
+        if caller.label == HEADER:
+            self._remember(names[0])
+        price = of_model(self._prices(), model)
+        budget = self.budget(caller)
+        if budget is not None and budget.settings.unit == "money" and price is None:
+            log.warning(
+                "tenant %s has a budget in money, and the model %s has no price: its answers cost nothing; add it to "
+                "tenants.prices",
+                *(caller.tenant.name, model),
+            )
+        scope = self._scopes[caller, model] = Scope(
+            *(caller, model, tuple(meters), budget, None if price is None else price[1]),
+            accounts=tuple(map(self.account, names)),
+            names=tuple(names),
+        )
+        return scope
+
+    def _meter(self, caller: Caller, pattern: str, limits: LimitSettings) -> Meter:
+        whose = f"tenant {caller.tenant.name}"
+        return self._limited(account_name(caller), pattern, f"{whose} for {pattern}" if pattern else whose, limits)
+
+    def _key_meter(self, caller: Caller) -> Meter:
+        return self._limited(f"key:{caller.key}", "", f"key {caller.key}", caller.key_limits)
+
+    def _limited(self, name: str, pattern: str, whose: str, limits: LimitSettings) -> Meter:
+        now = self.clock.monotonic()
+        meter = self._meters.get((name, pattern))
+        if meter is None:
+            meter = self._meters[name, pattern] = Meter(whose, limits, now)
+        elif meter.settings != limits:
+            meter.become(limits, now)
+        return meter
+
+    def _remember(self, name: str) -> None:
+        """Forget what tenants that only a header named have used, the oldest first, where there are too many."""
+        self._of_headers[name] = None
+        self._of_headers.move_to_end(name)
+        if len(self._of_headers) > MAX_HEADER_TENANTS:
+            oldest, _ = self._of_headers.popitem(last=False)
+            self.accounts.pop(oldest, None)
+            self._budgets.pop(oldest, None)
+
+    def _forget(self) -> None:
+        """Drop what would be made anew without a difference."""
+        self._scopes.clear()
+        now = self.clock.monotonic()
+        for key in [key for key, meter in self._meters.items() if meter.idle(now)]:
+            del self._meters[key]
+
+    def headers(self, scope: Scope, anthropic: bool) -> list[tuple[str, str]]:
+        """See ``Grant.headers``."""
+        if not scope.meters:
+            return []
+        now = self.clock.monotonic()
+        if anthropic:
+            return anthropic_limit_headers(scope.meters, now, self.clock.wall())
+        return limit_headers(scope.meters, now)
+
+    def refused(self, scope: Scope, meter: Meter, refusal: Refusal, anthropic: bool) -> LimitReached:
+        """The error of a request that a limit refuses, which is counted."""
+        self._observer.limit_refused(scope.caller.label, refusal.limit)
+        error = LimitReached(
+            f"Rate limit reached for {scope.model} of {meter.whose} on {refusal.unit}: Limit {refusal.most}, "
+            f"Used {refusal.used}, Requested {refusal.asked}. Please try again in {refusal.wait:.3g}s.",
+            type="tokens" if refusal.reason == "tokens" else "requests",
+            reason=refusal.reason,
+            retry_after=refusal.wait,
+        )
+        error.headers = self.headers(scope, anthropic)
+        return error
+
+    def spent(self, scope: Scope, budget: Budget, anthropic: bool) -> LimitReached:
+        """The error of a request that finds the budget spent, which is counted."""
+        self._observer.limit_refused(scope.caller.label, "budget")
+        settings = budget.settings
+        period = "in all" if settings.per == "total" else f"per {settings.per}"
+        error = LimitReached(
+            f"The budget of tenant {scope.caller.tenant.name} is spent: {settings.amount:g} {settings.unit} {period}, "
+            f"{budget.spent:g} used and {budget.in_flight:g} in flight. GET /v1/usage tells when the next one begins.",
+            type="insufficient_quota",
+            reason="budget",
+            retry_after=budget.ends_in(self.clock.wall()),
+        )
+        error.headers = self.headers(scope, anthropic)
+        return error
+
+
+class Grant:
+    """One request that was let through. It counts as concurrent until ``settle``, which gives back and charges once;
+    every other call is harmless then."""
+
+    __slots__ = ("_anthropic", "_expected", "_gate", "_open", "_queued", "_scope", "_taken", "_tokens", "charge")
+
+    def __init__(self, gate: Gate, scope: Scope, anthropic: bool) -> None:
+        self._anthropic = anthropic
+        self._gate = gate
+        self._scope = scope
+        self._open = True
+        self._queued = False
+        self._tokens = 0
+        self._expected = 0.0
+        self._taken: list[tuple[Bucket, int, int]] = []
+        self.charge: Charge | None = None
+        """What it was charged; None until it is settled."""
+
+    @property
+    def caller(self) -> Caller:
+        return self._scope.caller
+
+    def exact(self, prompt_tokens: int, expected_output: float) -> None:
+        """Take the tokens of the prompt and the expected output of all its answers. Of a limit that is smaller than
+        these all is taken. Raises LimitReached, with nothing taken."""
+        scope = self._scope
+        if not self._open or self._tokens:
+            return
+        tokens, now = prompt_tokens + math.ceil(expected_output), self._gate.clock.monotonic()
+        for meter in scope.meters:
+            if (refusal := meter.refuses_tokens(tokens, now)) is not None:
+                raise self._gate.refused(scope, meter, refusal, self._anthropic)
+        budget = scope.budget
+        if budget is not None:
+            if budget.exhausted:
+                raise self._gate.spent(scope, budget, self._anthropic)
+            if budget.settings.unit == "tokens":
+                self._expected = float(tokens)
+            elif scope.price is not None:
+                self._expected = scope.price.of(prompt_tokens, 0, math.ceil(expected_output))
+            budget.in_flight += self._expected
+        self._tokens = tokens
+        for meter in scope.meters:
+            meter.tokens_in_flight += tokens
+            if (bucket := meter.tokens) is not None:
+                amount = min(tokens, bucket.limit)
+                self._taken.append((bucket, bucket.take(amount, now), amount))
+
+    def queue(self) -> None:
+        """It begins to wait in a model's queue. Raises LimitReached."""
+        if not self._open or self._queued:
+            return
+        for meter in self._scope.meters:
+            if (refusal := meter.refuses_queueing()) is not None:
+                raise self._gate.refused(self._scope, meter, refusal, self._anthropic)
+        self._queued = True
+        for meter in self._scope.meters:
+            meter.queued += 1
+
+    def unqueue(self) -> None:
+        """It waits no more; harmless if it did not."""
+        if self._queued:
+            self._queued = False
+            for meter in self._scope.meters:
+                meter.queued -= 1
+
+    def settle(self, prompt: int, cached: int, output: int) -> None:
+        """It has ended, and used so many tokens: ``cached`` ones are among the ``prompt``'s. All 0: it used nothing."""
+        if not self._open:
+            return
+        self._open = False
+        self.unqueue()
+        scope, gate = self._scope, self._gate
+        cached = min(cached, prompt)
+        used, now = prompt + output, gate.clock.monotonic()
+        for meter in scope.meters:
+            meter.concurrent -= 1
+            meter.tokens_in_flight -= self._tokens
+        for bucket, mark, amount in self._taken:
+            if used < amount:
+                bucket.give_back(mark, amount - used, now)
+            elif used > amount:
+                bucket.take(used - amount, now)
+        if scope.budget is not None:
+            scope.budget.in_flight -= self._expected
+        cost = 0.0 if scope.price is None else scope.price.of(prompt, cached, output)
+        gate.calendar.look()
+        day = gate.calendar.day
+        for account in scope.accounts:
+            account.roll(day)
+            account.today.requests += 1
+            account.add(prompt, cached, output, cost)
+        gate.changed.update(scope.names)
+        self.charge = Charge(scope.caller.label, prompt - cached, cached, output)
+
+    def headers(self) -> list[tuple[str, str]]:
+        """What is left of the limits, in the client's dialect; empty where there are none."""
+        return self._gate.headers(self._scope, self._anthropic)
+
+
+def account_name(caller: Caller) -> str:
+    """The name of its tenant's account: who only a header names must not spend what another one has."""
+    return f"header:{caller.tenant.name}" if caller.label == HEADER else f"tenant:{caller.tenant.name}"
