@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[1]
-PACKAGES = ("gateway", "scorers", "filters", "pickers", "simulator")
+PACKAGES = ("gateway", "scorers", "filters", "pickers", "queues", "simulator")
 
 ROOMS = ("api", "tokens", "kvcache", "fleet", "flow", "scheduling", "tenants", "observability")
 SETTINGS = (*(f"gateway.{room}.settings" for room in (*ROOMS, "proxy")), "gateway.tenants.limit_settings")
@@ -31,7 +31,7 @@ SERVES = (
     *("gateway.proxy", "gateway.config", "gateway.http1", "gateway.placement"),
     *(f"gateway.{room}" for room in ROOMS),
 )
-EVERYTHING = ("gateway", "scorers", "filters", "pickers", "simulator")
+EVERYTHING = ("gateway", "scorers", "filters", "pickers", "queues", "simulator")
 
 # Who -> what of ours it may import; whatever is below a name is part of it. The first that matches decides.
 TABLE: dict[str, tuple[str, ...]] = {
@@ -69,6 +69,7 @@ TABLE: dict[str, tuple[str, ...]] = {
     "scorers": ("gateway.framework",),
     "filters": ("gateway.framework",),
     "pickers": ("gateway.framework",),
+    "queues": ("queues", "gateway.framework"),
     "simulator": ("simulator",),
 }
 
@@ -87,6 +88,7 @@ THIRD_PARTY: dict[str, tuple[str, ...]] = {
     "scorers": (),
     "filters": (),
     "pickers": (),
+    "queues": (),
 }
 
 # aiohttp is the clients' and the operators' front door, and nothing else; and of it no client.

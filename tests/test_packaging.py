@@ -1,6 +1,6 @@
 """Covers: pyproject.toml.
 
-What is installed where somebody says ``pip install kvgate``: five packages, their metadata, and nothing else.
+What is installed where somebody says ``pip install kvgate``: six packages, their metadata, and nothing else.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[1]
-PACKAGES = {"gateway", "scorers", "filters", "pickers", "simulator"}
+PACKAGES = {"gateway", "scorers", "filters", "pickers", "queues", "simulator"}
 
 
 @pytest.fixture(scope="module")

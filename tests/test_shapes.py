@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 ROOT = Path(__file__).parents[1]
-PACKAGES = ("gateway", "scorers", "filters", "pickers")
+PACKAGES = ("gateway", "scorers", "filters", "pickers", "queues")
 
 FIELDS, PARAMETERS = 20, 8
 REASON = re.compile(r"# (?P<count>\d+) (?P<what>fields|parameters): \S")

@@ -149,7 +149,7 @@ def _discover(path: tuple[tuple[str, int | None], ...]) -> Registry:
 
 
 DISTRIBUTION = "kvgate"
-PACKAGES = ("gateway", "scorers", "filters", "pickers", "simulator")
+PACKAGES = ("gateway", "scorers", "filters", "pickers", "queues", "simulator")
 
 
 def clashes() -> list[str]:

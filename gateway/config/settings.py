@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from gateway.api.settings import PassThroughSettings, SessionSettings, SloSettings
 from gateway.config.origin import Origin
 from gateway.fleet.settings import CostSettings, EndpointSettings, FleetSettings
-from gateway.flow.settings import FlowSettings, QueueSettings
+from gateway.flow.settings import FAIR, FlowSettings, QueueSettings
 from gateway.kvcache.settings import CacheSettings, ListenerSettings
 from gateway.observability.settings import LogSettings
 from gateway.proxy.settings import KeySettings, ListenSettings, RetrySettings, TimeoutSettings
@@ -20,6 +20,7 @@ DEFAULT_PLUGINS = (
     PluginSettings(name="slo", type="slo"),
     PluginSettings(name="cost", type="placement-cost"),
     PluginSettings(name="best", type="max-score"),
+    PluginSettings(name=FAIR, type="fair-cost"),
 )
 DEFAULT_PROFILES = (
     ProfileSettings(

@@ -71,7 +71,8 @@ class Order(Protocol):
         first.
 
         Asked again before a tenant is chosen, when another of its requests is its first, and when one of them was
-        placed or settled. So until then it may grow with time or by what others do, but must not become less.
+        placed on this endpoint or settled there. So until then it may grow with time or by what others do, but must not
+        become less.
         """
         ...
 
@@ -83,7 +84,8 @@ class Order(Protocol):
         """It waits there no more, and was not placed: no charge."""
         ...
 
-    def settled(self, waiting: Waiting, seconds: float, tokens: float, /) -> None:
-        """What was placed has taken so many seconds of the engine's time, and so many tokens (as in ``Waiting``):
-        correct what was charged for it, which was ``waiting.cost`` or ``waiting.tokens``."""
+    def settled(self, waiting: Waiting, seconds: float, output: float, /) -> None:
+        """What was placed has ended. It took so many seconds of the engine's time, and has so many output tokens:
+        correct what was charged for it, of which ``waiting.cost`` is the seconds, and ``waiting.request`` has the
+        tokens that were expected."""
         ...

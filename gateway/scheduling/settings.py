@@ -10,7 +10,8 @@ from typing import Any
 
 @dataclass(frozen=True, slots=True)
 class PluginSettings:
-    """A named instance of a plugin type (an entry point's name): a filter, a scorer or a picker."""
+    """A named instance of a plugin type (an entry point's name): a filter, a scorer, a picker or the order of a
+    queue."""
 
     name: str
     type: str

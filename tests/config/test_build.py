@@ -240,7 +240,7 @@ class Line:
 
     left = placed = rank = turn = queued
 
-    def settled(self, waiting, seconds, tokens):
+    def settled(self, waiting, seconds, output):
         pass
 
 

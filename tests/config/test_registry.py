@@ -141,7 +141,7 @@ class Line:
 
     placed = left = rank = turn = queued
 
-    def settled(self, waiting, seconds, tokens):
+    def settled(self, waiting, seconds, output):
         pass
 
 

@@ -13,7 +13,7 @@ import pytest
 import gateway.framework
 
 ROOT = Path(__file__).parents[2]
-PLUGINS = ("scorers", "filters", "pickers", "docs/examples")
+PLUGINS = ("scorers", "filters", "pickers", "queues", "docs/examples")
 
 NAMES = (
     *("Clock", "Context", "Endpoint", "Engine", "Filter", "GENERATES", "Handler", "Kind", "MOST_STALLED", "NO_MATCH"),

@@ -1,0 +1,160 @@
+"""The line of those who wait for one endpoint: its bands, in a band its tenants, of a tenant its requests.
+
+The next is found from the top: the highest band, the tenant whose turn it is, its first request
+(``gateway.framework.waiting``). Each step looks at the top of a heap.
+
+Bands are strict, but for a *reserve*: a band with the share r of an endpoint's seconds is owed r times the cost of what
+other bands place there while it waits. It goes first while it is owed something, and what it places is paid from that.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Generic, TypeVar
+
+from gateway.flow.lazy_heap import LazyHeap
+from gateway.framework import Order, Tenant, Waiting
+
+W = TypeVar("W", bound=Waiting)
+
+
+@dataclass(slots=True)
+class Place:
+    """What a request counts for while it waits, whatever becomes of its own fields."""
+
+    seconds: float
+    tokens: float
+    size: int
+    band: int
+    tenant: Tenant
+
+
+class Queue(Generic[W]):
+    """The requests of one tenant in one band of a line."""
+
+    __slots__ = ("entries", "seconds", "weight")
+
+    def __init__(self, weight: float) -> None:
+        self.weight = weight
+        self.seconds = 0.0
+        self.entries: LazyHeap[W] = LazyHeap()
+
+
+class Band(Generic[W]):
+    """The tenants in one band of a line. ``turns``: by the turns that they last had."""
+
+    __slots__ = ("queues", "seconds", "turns")
+
+    def __init__(self) -> None:
+        self.queues: dict[str, Queue[W]] = {}
+        self.seconds = 0.0
+        self.turns: LazyHeap[Queue[W]] = LazyHeap()
+
+    def turn_again(self, queue: Queue[W], order: Order) -> None:
+        first, _ = queue.entries.top()
+        self.turns.set(queue, order.turn(first), first.arrived)
+
+    def first(self, order: Order) -> W:
+        """Turns only grow while they are not asked for: if the least that is known has not grown, it is the least."""
+        turns = self.turns
+        for _ in range(len(turns)):  # no longer, whatever a plugin answers
+            queue, known = turns.top()
+            first, _ = queue.entries.top()
+            turn = order.turn(first)
+            if turn <= known:
+                return first
+            turns.set(queue, turn, first.arrived)
+        return turns.top()[0].entries.top()[0]
+
+
+class Line(Generic[W]):
+    """Who waits for one endpoint. ``requests``: how many. ``owed``: by band, seconds of its reserve; below 0: it had
+    more."""
+
+    __slots__ = ("bands", "owed", "requests")
+
+    def __init__(self) -> None:
+        self.bands: dict[int, Band[W]] = {}
+        self.owed: dict[int, float] = {}
+        self.requests = 0
+
+    # What happens to a request.
+
+    def put(self, place: Place) -> None:
+        """Count a request in, which gets its rank next."""
+        queue = self._queue(place.band, place.tenant)
+        queue.seconds += place.seconds
+        self.bands[place.band].seconds += place.seconds
+        self.requests += 1
+
+    def rank(self, entry: W, place: Place, rank: float, order: Order) -> None:
+        """Put ``entry`` at its rank among its tenant's requests."""
+        band = self.bands[place.band]
+        queue = band.queues[place.tenant.name]
+        before = queue.entries.first()
+        queue.entries.set(entry, rank, entry.arrived)
+        if queue.entries.first() is not before:
+            band.turn_again(queue, order)
+
+    def turn_again(self, tenant: str, order: Order) -> None:
+        """Ask for the turn of a tenant, in all bands in which it waits."""
+        for band in self.bands.values():
+            queue = band.queues.get(tenant)
+            if queue is not None:
+                band.turn_again(queue, order)
+
+    def drop(self, entry: W, place: Place) -> None:
+        self.requests -= 1
+        band = self.bands[place.band]
+        queue = band.queues[place.tenant.name]
+        queue.entries.discard(entry)
+        queue.seconds -= place.seconds
+        band.seconds -= place.seconds
+        if not queue.entries:
+            del band.queues[place.tenant.name]
+            band.turns.discard(queue)
+        if not band.queues:
+            del self.bands[place.band]
+            if self.owed.get(place.band, 0.0) > 0:
+                del self.owed[place.band]  # who does not wait saves nothing up
+
+    def pay(self, band: int, seconds: float, reserve: Mapping[int, float]) -> None:
+        """``band`` has had so many seconds of the endpoint."""
+        for other, share in reserve.items():
+            if other == band:
+                self.owed[band] = self.owed.get(band, 0.0) - seconds * (1 - share)
+                continue
+            owed = self.owed.get(other, 0.0) + seconds * share
+            self.owed[other] = owed if other in self.bands else min(0.0, owed)
+
+    # Questions.
+
+    def first(self, order: Order, reserve: Mapping[int, float]) -> W:
+        """Who is next; somebody must wait."""
+        band = max(self.bands)
+        if reserve:
+            owed = max(self.bands, key=lambda one: self.owed.get(one, 0.0))
+            if self.owed.get(owed, 0.0) > 0:
+                band = owed
+        return self.bands[band].first(order)
+
+    def ahead(self, number: int, tenant: Tenant) -> float:
+        """See ``Lines.ahead``."""
+        seconds = sum(band.seconds for other, band in self.bands.items() if other > number)
+        band = self.bands.get(number)
+        own = None if band is None else band.queues.get(tenant.name)
+        if band is None or own is None:
+            return seconds
+        share = own.seconds / own.weight
+        return seconds + sum([min(queue.seconds, share * queue.weight) for queue in band.queues.values()])
+
+    def _queue(self, band: int, tenant: Tenant) -> Queue[W]:
+        found = self.bands.get(band)
+        if found is None:
+            found = self.bands[band] = Band()
+        queue = found.queues.get(tenant.name)
+        if queue is None:
+            queue = found.queues[tenant.name] = Queue(tenant.weight)
+        queue.weight = tenant.weight  # a reload may have changed it
+        return queue
