@@ -47,6 +47,7 @@ TABLE: dict[str, tuple[str, ...]] = {
     "gateway.fleet": ("gateway.fleet", "gateway.http1", *SHARED),
     "gateway.config": ("gateway.config", *SHARED, "gateway.scheduling", *SETTINGS),
     "gateway.placement": (*PLACES, *SHARED),
+    "gateway.flow": ("gateway.flow", *PLACES, *SHARED),
     "gateway.proxy.upstream": (
         *("gateway.proxy.upstream", "gateway.proxy.memory", "gateway.proxy.settings", *SHARED),
         *("gateway.api", "gateway.fleet", "gateway.http1"),

@@ -1,0 +1,98 @@
+"""What live prompts have in common on each endpoint: their KV is in its memory once, and the ledger counts it for each.
+
+A prompt is known by the keys of its blocks. A key depends on all blocks before it, so two prompts that share one share
+all before it; one key of ``EVERY`` blocks is enough to tell how much. Each has a count of the live prompts that have
+it. What is not held here counts in full, so that a mistake here makes an endpoint look fuller, never emptier. Pure.
+"""
+
+from __future__ import annotations
+
+from array import array
+
+from gateway.framework import Endpoint
+from gateway.kvcache.index.keys import BlockKeys
+
+EVERY = 16
+"""Blocks of which one key is kept: 256 tokens with blocks of 16. Shorter prefixes than that count for each prompt."""
+
+
+class Held:
+    """One prompt on one endpoint, until ``release``, which may be called more than once."""
+
+    __slots__ = ("_keys", "_on")
+
+    def __init__(self, on: _Shared, keys: array[int]) -> None:
+        self._on = on
+        self._keys: array[int] | None = keys
+
+    def release(self) -> None:
+        keys, self._keys = self._keys, None
+        if keys is not None:
+            self._on.remove(keys)
+
+
+class _Shared:
+    """Of one endpoint. ``twice``: keys beyond the first of each, of all live prompts."""
+
+    __slots__ = ("counts", "name", "stretch", "twice")
+
+    def __init__(self, name: str, stretch: int) -> None:
+        self.name = name
+        self.stretch = stretch
+        self.counts: dict[int, int] = {}
+        self.twice = 0
+
+    def add(self, keys: array[int]) -> None:
+        counts = self.counts
+        known = len(counts)
+        for key in keys:
+            counts[key] = counts.get(key, 0) + 1
+        self.twice += len(keys) - (len(counts) - known)
+
+    def remove(self, keys: array[int]) -> None:
+        counts = self.counts
+        known = len(counts)
+        for key in keys:
+            left = counts[key] - 1
+            if left:
+                counts[key] = left
+            else:
+                del counts[key]
+        self.twice -= len(keys) - (known - len(counts))
+
+
+class LiveKv:
+    """Of one model's endpoints."""
+
+    def __init__(self) -> None:
+        self._endpoints: dict[int, _Shared] = {}
+
+    def hold(self, endpoint: Endpoint, keys: BlockKeys) -> Held:
+        """The prompt of these keys is live there from now on."""
+        shared, stretch = self._endpoints.get(endpoint.slot), EVERY * keys.unit
+        if shared is None or shared.name != endpoint.name or shared.stretch != stretch:
+            # Whoever is held there by another name, or in blocks of another size, is released from the old one.
+            shared = self._endpoints[endpoint.slot] = _Shared(endpoint.name, stretch)
+        kept = keys.values[EVERY - 1 :: EVERY]
+        shared.add(kept)
+        return Held(shared, kept)
+
+    def saved(self, endpoint: Endpoint) -> int:
+        """Tokens that the live prompts there have in common, for all but the first who has them."""
+        shared = self._endpoints.get(endpoint.slot)
+        return shared.twice * shared.stretch if shared is not None and shared.name == endpoint.name else 0
+
+    def live(self, endpoint: Endpoint, keys: BlockKeys) -> int:
+        """Leading tokens of the prompt of these keys that a live prompt there has as well."""
+        shared = self._endpoints.get(endpoint.slot)
+        if shared is None or not shared.counts or shared.name != endpoint.name or shared.stretch != EVERY * keys.unit:
+            return 0
+        values, counts = keys.values, shared.counts
+        least, most = 0, len(values) // EVERY  # whoever has a key has all before it: so it is found by halving
+        while least < most:
+            middle = (least + most + 1) // 2
+            if values[middle * EVERY - 1] in counts:
+                least = middle
+            else:
+                most = middle - 1
+        return least * shared.stretch

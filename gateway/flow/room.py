@@ -1,0 +1,141 @@
+"""Whether an endpoint has room for a request now, and if not, for which of its bounds: the *binding reason*.
+
+    prefill   queued prefill seconds, less what is done of them    < window
+    kv        live + new + expected output                        <= kv * capacity       where the capacity is known
+    step      step_seconds(running + 1, live + new)               <= bound on a step
+
+    live  = tokens of our requests, prefixes that they share counted once, and those of others
+    new   = prompt tokens that no live request has there
+    bound = the request's TPOT objective, if the endpoint can meet it at all; else ``step`` empty steps
+
+All but the last two columns' settings come from the ledger, which is exact for what we sent. Scrapes correct the load
+of others only, and that takes away at most half of each bound. So a wrong scrape, or one that never comes, can neither
+open nor close an endpoint. One with nothing of this model's in flight always has room: no request is too large to be
+served, and no queue stands still.
+
+A leg that computes the prompt asks for ``prefill``, one that decodes for ``kv`` and ``step``; a leg of another kind
+asks for nothing. During a slow start ``warmth`` scales the window and ``kv``. The factor of ``window.py`` scales each
+bound; of that on a step, what is above an empty one.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from gateway.flow.live_kv import LiveKv
+from gateway.flow.settings import QueueSettings
+from gateway.flow.window import Windows
+from gateway.framework import GENERATES, Endpoint, Plan, Request
+from gateway.framework.request import DECODE, PREFILL
+from gateway.kvcache.index.keys import BlockKeys
+from gateway.placement.placing import Placeable
+
+FOREIGN = 0.5
+"""Share of a bound that the load of others can take away at the most. An engine whose others need more is slower than
+predicted, which ``window.py`` sees."""
+
+
+class Fullness(NamedTuple):
+    """How full an endpoint is, by each bound: 1 and more is full. ``kv`` is 0 where the capacity is not known."""
+
+    prefill: float
+    kv: float
+    step: float
+
+    @property
+    def saturation(self) -> float:
+        return max(self)
+
+    @property
+    def binding(self) -> str:
+        """The reason of the fullest, if it is full; else empty."""
+        most = max(self)
+        return self._fields[self.index(most)] if most >= 1 else ""
+
+
+class Room:
+    """Of one model's endpoints. Nothing is kept here but settings: all is read when it is asked for."""
+
+    def __init__(self, settings: QueueSettings, live: LiveKv, windows: Windows) -> None:
+        self._settings = settings
+        self._live = live
+        self._windows = windows
+
+    def lacks(self, call: Placeable, plan: Plan, now: float) -> tuple[Endpoint | None, str]:
+        """The first endpoint of ``plan`` without room for its leg, and its reason; (None, ""): all have room.
+
+        ``now``: Clock.monotonic().
+        """
+        request = call.request
+        if len(plan.legs) == 1:
+            endpoint = plan.decode
+            reason = self.binding(endpoint, request, call.keys, now)
+            return (endpoint, reason) if reason else (None, "")
+        for kind, endpoint in plan.legs:
+            if kind not in (PREFILL, DECODE):
+                continue
+            whole = kind == DECODE and plan.prefill is None
+            reason = self.binding(endpoint, request, call.keys, now, leg="" if whole else kind)
+            if reason:
+                return endpoint, reason
+        return None, ""
+
+    def binding(self, endpoint: Endpoint, request: Request, keys: BlockKeys, now: float, *, leg: str = "") -> str:
+        """Why there is no room for the leg of this kind there; empty: there is. ``leg`` empty: one leg is all of it."""
+        if not endpoint.in_flight:
+            return ""
+        load, factor = endpoint.load, self._windows.factor(endpoint)
+        warm = factor * endpoint.warmth
+        if leg != DECODE and queued_seconds(endpoint, now) >= self._settings.window * warm:
+            return "prefill"
+        if leg == PREFILL:
+            return ""
+        ours, foreign = load.kv_tokens - self._live.saved(endpoint), load.foreign_kv_tokens
+        new = request.prompt_tokens - self._live.live(endpoint, keys)
+        capacity = endpoint.metrics.kv_capacity
+        if capacity > 0:
+            bound = self._settings.kv * capacity * warm
+            output = request.expected_output if request.kind in GENERATES else 0.0
+            if ours + min(foreign, FOREIGN * bound) + new + output > bound:
+                return "kv"
+        scalars = endpoint.cost.scalars
+        bound = (self._step_bound(endpoint, request) - scalars.step) * factor
+        others = scalars.step_request * load.foreign_requests + scalars.kv_token * foreign
+        batch = scalars.step_request * (load.requests + 1) + scalars.kv_token * (ours + new)
+        return "step" if batch + min(others, FOREIGN * bound) > bound else ""
+
+    def fullness(self, endpoint: Endpoint, now: float) -> Fullness:
+        """As for a request that needs nothing itself and has no objectives: for metrics and explanations."""
+        load, settings, scalars = endpoint.load, self._settings, endpoint.cost.scalars
+        factor = self._windows.factor(endpoint)
+        warm = max(factor * endpoint.warmth, 1e-9)
+        if not endpoint.in_flight:
+            return Fullness(0.0, 0.0, 0.0)
+        ours, foreign = load.kv_tokens - self._live.saved(endpoint), load.foreign_kv_tokens
+        capacity, kv = endpoint.metrics.kv_capacity, 0.0
+        if capacity > 0:
+            bound = settings.kv * capacity * warm
+            kv = (ours + min(foreign, FOREIGN * bound)) / bound
+        bound = max((settings.step - 1) * scalars.step * factor, 1e-9)
+        others = scalars.step_request * load.foreign_requests + scalars.kv_token * foreign
+        batch = scalars.step_request * load.requests + scalars.kv_token * ours
+        step = (batch + min(others, FOREIGN * bound)) / bound
+        return Fullness(queued_seconds(endpoint, now) / (settings.window * warm), kv, step)
+
+    def _step_bound(self, endpoint: Endpoint, request: Request) -> float:
+        """Seconds of a decode step. An objective that the endpoint misses even with this request alone binds nothing:
+        it would let one request in at a time, and still be missed."""
+        scalars, slo = endpoint.cost.scalars, request.slo
+        if slo is not None and slo.tpot is not None and scalars.step_seconds(1, request.prompt_tokens) <= slo.tpot:
+            return slo.tpot
+        return self._settings.step * scalars.step
+
+
+def queued_seconds(endpoint: Endpoint, now: float) -> float:
+    """Prompts of ours that are queued there, less what is done of them, in seconds from ``now``."""
+    rates = endpoint.load.rates
+    if now >= rates.until:
+        rates = endpoint.load.rates_at(now)
+    if not rates.queued:
+        return 0.0
+    return max(0.0, rates.queued - min((now - rates.begun) * rates.pace, rates.most_done))
