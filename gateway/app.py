@@ -44,6 +44,8 @@ from gateway.proxy.serving.stream_usage import StreamUsage
 from gateway.proxy.upstream.send import Upstream
 from gateway.reload import Read, Reloading, listening
 from gateway.scheduling.scheduler import Scheduler
+from gateway.tenants.settings import TenantsSettings
+from gateway.tenants.sources import Sources
 from gateway.wiring import Common, Draft, Rooms, Wiring, blaming, priced, topics
 
 log = logging.getLogger("kvgate.app")
@@ -104,10 +106,12 @@ class Gateway:
             self.decisions,
             StreamUsage(self.clock),
             self.memory,
+            Sources(self.clock, config.tenants, draft.client_keys, draft.source),
             self.clock.wall(),
         )
         wiring = Wiring.make(draft, rooms, None)
-        self.server = Server(wiring.director, wiring.directory, wiring.keys, patience=config.timeouts.receive)
+        tenants = rooms.sources.directory
+        self.server = Server(wiring.director, wiring.directory, tenants, patience=config.timeouts.receive)
         self.tls = listening(config)
         self.reloading = Reloading(
             wiring, rooms=rooms, feed=self.feed, server=self.server, tls=self.tls, read=read, adopted=adopted
@@ -167,11 +171,13 @@ class Gateway:
         with blaming(self.config, "kv_events", "listen"):
             self.feed.listen()
         await self.fleet.start()
+        self.rooms.sources.start()
         self.reloading.open = True
 
     async def close(self) -> None:
         """Safe after a failed ``start``."""
         await self.operations.close()
+        await self.rooms.sources.close()
         await self.fleet.close()  # before the feed, which it notifies of event streams
         await self.feed.close()
         await self.rooms.close()
@@ -274,7 +280,12 @@ def _secrets(config: Config) -> list[str]:
     """The secrets that must not appear in any log line."""
     keys = [endpoint.api_key for model in config.models for endpoint in model.endpoints if endpoint.api_key]
     with blaming(config, "client_keys", "file"):
-        return [*keys, *read_keys(config.client_keys)]
+        return [*keys, *_of_tenants(config.tenants), *read_keys(config.client_keys)]
+
+
+def _of_tenants(settings: TenantsSettings) -> list[str]:
+    found = [settings.admin_token, None if settings.valkey is None else settings.valkey.password]
+    return [secret for secret in found if secret]
 
 
 def override(config: Config, host: str | None, port: int | None, log_format: str | None, level: str | None) -> Config:

@@ -35,7 +35,7 @@ from gateway.proxy.extras.prompt_questions import PromptQuestions, PromptQuestio
 from gateway.proxy.extras.reannounce import Reannounce
 from gateway.proxy.extras.token_audit import TokenAudit, TokenAuditState
 from gateway.proxy.extras.token_routes import RENDERED
-from gateway.proxy.http.keys import ClientKeys
+from gateway.proxy.http.keys import read as read_keys
 from gateway.proxy.memory import Memory
 from gateway.proxy.serving.decisions import Decisions
 from gateway.proxy.serving.director import Director
@@ -50,6 +50,9 @@ from gateway.proxy.serving.stream_usage import StreamUsage
 from gateway.proxy.upstream.legs import RetryBudget
 from gateway.proxy.upstream.send import Upstream
 from gateway.scheduling.scheduler import Scheduler
+from gateway.tenancy import source_of
+from gateway.tenants.directory import digest
+from gateway.tenants.sources import Source, Sources
 from gateway.tokens.parity import Parity
 from gateway.tokens.settings import TokenSettings
 from gateway.tokens.tokenizer import ModelTokens
@@ -78,6 +81,7 @@ class Rooms:
     decisions: Decisions
     usage: StreamUsage
     memory: Memory
+    sources: Sources
     created: float
     chats: KnownChats = field(default_factory=KnownChats)
     handover: HandoverState = field(default_factory=HandoverState)
@@ -94,12 +98,14 @@ class Rooms:
 
 @dataclass(frozen=True, slots=True)
 class Draft:
-    """The parts of a configuration except the fleet, not in use yet. ``fresh``: those made for it; the others are
+    """The parts of a configuration except the fleet, not in use yet. ``client_keys``: their digests. ``source``: where
+    tenants and keys are kept. ``fresh``: those made for it; the others are
     taken over from the wiring in force."""
 
     config: Config
     scheduler: Scheduler
-    keys: ClientKeys
+    client_keys: frozenset[bytes]
+    source: Source | None
     runtimes: Sequence[ModelRuntime]
     fresh: Sequence[ModelTokens]
 
@@ -114,11 +120,12 @@ class Draft:
             observer=common.observer,
         )
         with blaming(config, "client_keys", "file"):
-            keys = ClientKeys(config.client_keys)
+            client_keys = frozenset(map(digest, read_keys(config.client_keys)))
+        source = source_of(config) if before is None else source_of(config, before.config, before.source)
         runtimes = [_runtime(settings, config, common, before) for settings in config.models]
         known = set() if before is None else before.tokens
         fresh = [runtime.tokens for runtime in runtimes if runtime.tokens not in known]
-        return cls(config, scheduler, keys, runtimes, fresh)
+        return cls(config, scheduler, client_keys, source, runtimes, fresh)
 
     async def load(self) -> None:
         """Load the tokenizers that are new. Raises ConfigError."""
@@ -149,7 +156,7 @@ class Wiring:
     scheduler: Scheduler
     directory: ModelDirectory
     director: Director
-    keys: ClientKeys
+    source: Source | None
 
     @classmethod
     def make(cls, draft: Draft, rooms: Rooms, before: Wiring | None) -> Wiring:
@@ -187,7 +194,7 @@ class Wiring:
             clock=common.clock,
             observer=common.observer,
         )
-        return cls(config, draft.scheduler, directory, director, draft.keys)
+        return cls(config, draft.scheduler, directory, director, draft.source)
 
     @property
     def models(self) -> dict[str, tuple[ModelSettings, ModelRuntime]]:

@@ -37,8 +37,8 @@ OWN = frozenset({"host", "content-length", "content-type", "content-encoding", "
 CREDENTIALS = frozenset({"authorization", "x-api-key", "api-key", "cookie"})
 NEGOTIATED = frozenset({"accept-encoding"})
 """Passed on as far as a compressed answer can be observed."""
-ONCE = frozenset({"x-slo-ttft-ms", "x-slo-tpot-ms"})
-"""Refused if repeated: it is not clear which of two objectives a request means."""
+ONCE = frozenset({"x-slo-ttft-ms", "x-slo-tpot-ms", "x-kvgate-priority", "x-llm-d-inference-objective"})
+"""Refused if repeated: it is not clear which of two objectives or priorities a request means."""
 STEERING = frozenset({"x-session-id", "endpoint-load-metrics-format", "x-slo-ttft-ms", "x-slo-tpot-ms"})
 STEERING_PREFIXES = (
     "x-data-parallel-",

@@ -16,6 +16,7 @@ from gateway.config.decode import decode
 from gateway.config.document import read, read_text
 from gateway.config.origin import KeyPath, Origin, nearest
 from gateway.config.settings import Config, ModelSettings
+from gateway.config.tenants_file import NOTHING, check_tenants
 from gateway.errors import ConfigError
 from gateway.fleet.settings import EndpointSettings
 
@@ -26,7 +27,7 @@ def load(path: str | os.PathLike[str], environ: Mapping[str, str], missing: Mapp
     ``missing``: plain values of top-level keys, for those that the file has not.
 
     A relative ``tokenizer``, ``chat_template``, ``client_keys.file`` or file of TLS that exists beside the file is made
-    absolute.
+    absolute; so is ``tenants.file``, which need not exist yet.
     """
     file = Path(path)
     return _anchored(_config(*read(file, environ), missing), file.parent)
@@ -49,6 +50,10 @@ def _config(value: Any, origin: Origin, missing: Mapping[str, Any] | None) -> Co
     config = decode(Config, value, (), origin, {"origin": origin})
     _check_models(config, origin)
     _check_plugins(config, origin)
+    check_tenants(config.tenants, ("tenants",), origin, NOTHING)
+    if config.pass_through.authorization and config.tenants.has_keys:
+        problem = "it would send the keys of tenants on to the engines; give each endpoint an 'api_key' instead"
+        raise origin.error(("pass_through", "authorization"), problem)
     return config
 
 
@@ -178,4 +183,7 @@ def _anchored(config: Config, folder: Path) -> Config:
         tls = replace(tls, certificate=certificate, key=anchor(tls.key), client_ca=anchor(tls.client_ca))
         listen = replace(listen, tls=tls)
     keys = replace(config.client_keys, file=anchor(config.client_keys.file))
-    return replace(config, models=models, listen=listen, client_keys=keys)
+    tenants = config.tenants
+    if tenants.file is not None:
+        tenants = replace(tenants, file=os.path.abspath(folder / tenants.file))
+    return replace(config, models=models, listen=listen, client_keys=keys, tenants=tenants)

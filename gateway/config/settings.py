@@ -12,6 +12,7 @@ from gateway.kvcache.settings import CacheSettings, ListenerSettings
 from gateway.observability.settings import LogSettings
 from gateway.proxy.settings import KeySettings, ListenSettings, RetrySettings, TimeoutSettings
 from gateway.scheduling.settings import HandlerSettings, PluginSettings, ProfileSettings, WeightedScorer
+from gateway.tenants.settings import TenantsSettings
 from gateway.tokens.settings import TokenSettings
 
 DEFAULT_PLUGINS = (
@@ -92,6 +93,7 @@ class Config:
     timeouts: TimeoutSettings = field(default_factory=TimeoutSettings)
     retries: RetrySettings = field(default_factory=RetrySettings)
     client_keys: KeySettings = field(default_factory=KeySettings)
+    tenants: TenantsSettings = field(default_factory=TenantsSettings)
     pass_through: PassThroughSettings = field(default_factory=PassThroughSettings)
     fleet: FleetSettings = field(default_factory=FleetSettings)
     kv_events: ListenerSettings = field(default_factory=ListenerSettings)

@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import os
 import ssl
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import NoReturn
+
+from gateway.core.files import state_of
 
 log = logging.getLogger("kvgate.tls")
 
@@ -156,7 +157,7 @@ class WatchedContext:
                 self._announced = context
 
     def _now(self) -> Sequence[object]:
-        return [_state(file) for file in self._files]
+        return [state_of(file) for file in self._files]
 
 
 async def follow(contexts: Callable[[], Iterable[WatchedContext]], pause: float | None = None) -> None:
@@ -165,12 +166,3 @@ async def follow(contexts: Callable[[], Iterable[WatchedContext]], pause: float 
         await asyncio.sleep(LOOK if pause is None else pause)
         for context in list(contexts()):
             await context.look()
-
-
-def _state(file: str) -> object:
-    """A value that changes when ``file`` does: it may be rewritten or replaced, or be a link that is turned."""
-    try:
-        status = os.stat(file)
-    except OSError as error:
-        return error.errno
-    return status.st_ino, status.st_mtime_ns, status.st_size

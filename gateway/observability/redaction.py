@@ -21,7 +21,7 @@ _PUBLIC_NAMES = ("key_id",)
 _SECRET_NAMES = ("key", "authorization", "password", "secret", "cookie")
 
 # Most lines contain none of these: searching them first costs a tenth of the expression below.
-_HINTS = ("bearer", "key", "authorization", "://", "sk-", "hf_")
+_HINTS = ("bearer", "key", "authorization", "://", "sk-", "hf_", "kvg-")
 
 _SECRET_TEXT = re.compile(
     r"""
@@ -30,7 +30,7 @@ _SECRET_TEXT = re.compile(
         (?: ["']? \s* [:=] \s* (?: b?["'] )? | ["'] \s* , \s* b?["'] ) )
       (?: (?:bearer|basic) \s+ )? [^\s"',;]+
     | (?P<user> :// [^/@\s:]* : ) [^/@\s]+ (?= @ )                          # http://user:password@host
-    | \b (?P<vendor> sk- | hf_ ) [A-Za-z0-9_-]{8,}                          # OpenAI's and the hub's keys
+    | \b (?P<vendor> sk- | hf_ | kvg- ) [A-Za-z0-9_-]{8,}                   # OpenAI's, the hub's and our own keys
     """,
     re.IGNORECASE | re.VERBOSE,
 )

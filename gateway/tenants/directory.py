@@ -7,7 +7,7 @@ nothing of the keys, since nobody can choose the beginning of a digest. No key i
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from hashlib import sha256
 
 from gateway.errors import NotLoaded, Unauthorized
@@ -38,51 +38,60 @@ def digest(key: str) -> bytes:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Roster:
-    """Who there is, at one moment. ``entries``: all keys of tenants. ``tenants``: by name. ``keys``: callers by the
-    digest of their key. ``header``: in lower case, the header that names tenants; empty: none is trusted. ``wanted``:
-    whether a request needs a key. ``complete``: false until the server that keeps the keys has been read once."""
+    """Who there is, at one moment. ``entries``: the keys of tenants by their digest. ``plain_keys``: digests of keys
+    without a tenant of their own. ``tenants``, ``callers``: by name. ``header``: in lower case, the header that names
+    tenants, if it is ``trusted``; empty: there is none. ``wanted``: whether a request needs a key. ``complete``: false
+    until the server that keeps the keys has been read once."""
 
-    entries: tuple[TenantKeySettings, ...]
+    entries: Mapping[bytes, TenantKeySettings]
+    plain_keys: frozenset[bytes]
     tenants: Mapping[str, TenantSettings]
-    prices: Mapping[str, PriceSettings]
-    objectives: Mapping[str, int]
-    keys: Mapping[bytes, Caller]
     callers: Mapping[str, Caller]
+    prices: Mapping[str, PriceSettings]
     header: str
+    trusted: bool
     wanted: bool
-    complete: bool = True
+    complete: bool
+    _with_key: dict[bytes, Caller] = field(default_factory=dict)
 
     @classmethod
     def make(
         cls,
         settings: TenantsSettings,
-        client_keys: Iterable[str] = (),
+        client_keys: Iterable[bytes] = (),
         found: TenantsFileSettings = NOTHING,
         *,
         complete: bool = True,
     ) -> Roster:
-        """``client_keys``: keys without a tenant of their own. ``found``: what the file or the server has, beside what
+        """``client_keys``: digests of keys without a tenant. ``found``: what the file or the server has, beside what
         ``settings`` has; of one name the latter counts. A key whose tenant there is not is no key."""
-        default = TenantSettings(DEFAULT)
-        tenants = {one.name: one for one in (default, *found.tenants, *settings.tenants)}
-        callers = {name: Caller.of(one) for name, one in tenants.items()}
+        tenants = {one.name: one for one in (TenantSettings(DEFAULT), *found.tenants, *settings.tenants)}
+        objectives = settings.objectives
+        callers = {name: Caller.of(one, objectives=objectives) for name, one in tenants.items()}
         if OTHER not in callers:
-            callers[OTHER] = Caller.of(tenants[DEFAULT], name=OTHER, label=OTHER)
-        keys = {digest(key): callers[DEFAULT] for key in client_keys}
-        wanted = bool(keys) and not settings.anonymous
-        entries = tuple(one for one in (*settings.keys, *found.keys) if one.tenant in tenants)
-        for entry in reversed(entries):
-            keys[bytes.fromhex(entry.sha256)] = callers[entry.tenant].with_key(entry)
-        header = settings.header.lower() if settings.header is not None and settings.trusted else ""
+            callers[OTHER] = Caller.of(tenants[DEFAULT], name=OTHER, label=OTHER, objectives=objectives)
+        entries = {bytes.fromhex(one.sha256): one for one in (*found.keys, *settings.keys) if one.tenant in tenants}
+        plain_keys = frozenset(client_keys)
         return cls(
-            *(entries, tenants, {**found.prices, **settings.prices}, settings.objectives, keys, callers, header),
-            wanted=wanted or settings.wants_keys,
+            *(entries, plain_keys, tenants, callers, {**found.prices, **settings.prices}),
+            header="" if settings.header is None else settings.header.lower(),
+            trusted=settings.header is not None and settings.trusted,
+            wanted=settings.wants_keys or (bool(plain_keys) and not settings.anonymous),
             complete=complete,
         )
 
+    def with_key(self, digest: bytes) -> Caller | None:
+        """The caller whose key has this digest; None: it is no key of a tenant. Made when it is first asked for: of ten
+        thousand keys few are in use."""
+        caller = self._with_key.get(digest)
+        if caller is None and (entry := self.entries.get(digest)) is not None:
+            caller = self._with_key[digest] = self.callers[entry.tenant].with_key(entry)
+        return caller
+
     def of_header(self, name: str) -> Caller:
         """The caller of a tenant that only a header names."""
-        return Caller.of(self.tenants[DEFAULT], name=name, label=HEADER)
+        settings, objectives = self.tenants[DEFAULT], self.callers[DEFAULT].objectives
+        return Caller.of(settings, name=name, label=HEADER, objectives=objectives)
 
 
 class Directory:
@@ -100,24 +109,28 @@ class Directory:
         """Find callers in ``roster`` from now on. What was found before stays as it is until its request ends."""
         self.roster = roster
         self.anyone = roster.callers[DEFAULT]
-        self.plain = not (roster.wanted or roster.keys or roster.header)
+        self.plain = not (roster.wanted or roster.entries or roster.plain_keys or roster.header)
         self.named.renew()
 
     def find(self, key: str, name: str) -> Caller:
         """Who sends a request with this ``key`` and this ``name`` in the tenants' header; each is empty if it is not
         given, or not trusted. Raises Unauthorized; NotLoaded while it is not known whether the key is valid."""
         roster = self.roster
-        found = roster.keys.get(digest(key)) if key else None
-        if found is not None and found.key is not None:
-            if found.expires > self._clock.wall():
-                return found
-            if roster.wanted:
-                raise Unauthorized("This API key has expired: ask who runs this gateway for another one.")
-        elif found is None and roster.wanted:
-            if key and not roster.complete:
-                raise NotLoaded("The API keys are not loaded yet; try again.", retry_after=LOADING_RETRY)
-            raise Unauthorized("A valid API key is needed: send it as 'Authorization: Bearer KEY'.")
+        if key or roster.wanted:
+            hashed = digest(key)
+            caller = roster.with_key(hashed)
+            if caller is not None and caller.expires > self._clock.wall():
+                return caller
+            if roster.wanted and hashed not in roster.plain_keys:
+                raise self._refusal(key, expired=caller is not None)
         return self._of_header(name) if name else self.anyone
+
+    def _refusal(self, key: str, *, expired: bool) -> Unauthorized | NotLoaded:
+        if expired:
+            return Unauthorized("This API key has expired: ask who runs this gateway for another one.")
+        if key and not self.roster.complete:
+            return NotLoaded("The API keys are not loaded yet; try again.", retry_after=LOADING_RETRY)
+        return Unauthorized("A valid API key is needed: send it as 'Authorization: Bearer KEY'.")
 
     def _of_header(self, name: str) -> Caller:
         roster = self.roster

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
+from types import MappingProxyType
 
 from gateway.framework import Tenant
 from gateway.tenants.limit_settings import NO_LIMITS, LimitSettings
@@ -27,6 +28,7 @@ class Patterns:
 
 
 EVERY = Patterns("*")
+NO_OBJECTIVES: Mapping[str, int] = MappingProxyType({})
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -37,7 +39,8 @@ class Caller:
     ``header`` or ``other``. ``settings``: what is configured for the tenant, limits and budget included; of one that is
     not, what is configured for ``default``. ``key``: the id of its key; None: it has none, or one of ``client_keys``.
     ``key_limits``: of all requests with this key. ``band``: where it asks for no other. ``bands``: the lowest and the
-    highest that it may ask for. ``expires``: seconds since the epoch from which the key is not valid.
+    highest that it may ask for. ``expires``: seconds since the epoch from which the key is not valid. ``objectives``:
+    bands by the names that requests may give.
     """
 
     tenant: Tenant
@@ -50,9 +53,17 @@ class Caller:
     expires: float = math.inf
     models: Patterns = EVERY
     key_models: Patterns = EVERY
+    objectives: Mapping[str, int] = field(default_factory=dict)
 
     @classmethod
-    def of(cls, settings: TenantSettings, *, name: str = "", label: str = "") -> Caller:
+    def of(
+        cls,
+        settings: TenantSettings,
+        *,
+        name: str = "",
+        label: str = "",
+        objectives: Mapping[str, int] = NO_OBJECTIVES,
+    ) -> Caller:
         """A caller without a key. ``name``, ``label``: where they are not the settings' name."""
         low, high = (settings.band, settings.band) if settings.bands is None else settings.bands
         return cls(
@@ -62,18 +73,25 @@ class Caller:
             band=settings.band,
             bands=(low, high),
             models=Patterns(settings.models),
+            objectives=objectives,
         )
 
     def with_key(self, key: TenantKeySettings) -> Caller:
         """The same tenant, by ``key``."""
-        return Caller(
-            *(self.tenant, self.label, self.settings, key.id, key.limits, self.band, self.bands, key.ends, self.models),
-            EVERY if key.models is None else Patterns(key.models),
+        return replace(
+            self,
+            key=key.id,
+            key_limits=key.limits,
+            expires=key.ends,
+            key_models=EVERY if key.models is None else Patterns(key.models),
         )
 
-    def may_use(self, model: str) -> bool:
-        """Whether it may use what clients call ``model``: its tenant and its key must both allow it."""
-        return model in self.models and model in self.key_models
+    def may_use(self, name: str, model: str = "") -> bool:
+        """Whether it may use what clients call ``name``: its tenant and its key must both allow it. ``model``: the
+        model for which ``name`` is an alias; who may use one may use the other."""
+        return (name in self.models or (model != "" and model in self.models)) and (
+            name in self.key_models or (model != "" and model in self.key_models)
+        )
 
     def clamp(self, band: int) -> int:
         """The allowed band that is nearest to ``band``."""

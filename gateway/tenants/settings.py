@@ -7,6 +7,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
+from urllib.parse import unquote, urlsplit
 
 from gateway.tenants.limit_settings import BudgetSettings, LimitSettings, PriceSettings
 
@@ -158,6 +159,12 @@ class ValkeySettings:
         if not _SCOPE.fullmatch(self.scope):
             raise ValueError("scope must be letters, digits or any of . _ -")
 
+    @property
+    def password(self) -> str | None:
+        """The password in the URL, which must not appear in a log."""
+        password = urlsplit(self.url).password
+        return None if password is None else unquote(password)
+
 
 @dataclass(frozen=True, slots=True)
 class TenantsSettings(TenantsFileSettings):
@@ -199,6 +206,11 @@ class TenantsSettings(TenantsFileSettings):
                 raise ValueError(f"objectives: the band of {name!r} must be in {low}..{high}")
 
     @property
+    def has_keys(self) -> bool:
+        """Whether there may be keys, here or where they are kept."""
+        return bool(self.keys) or self.file is not None or self.valkey is not None
+
+    @property
     def wants_keys(self) -> bool:
         """Whether a request needs a key. Also where no key is left: who revokes the last one lets nobody in."""
-        return not self.anonymous and (bool(self.keys) or self.file is not None or self.valkey is not None)
+        return self.has_keys and not self.anonymous

@@ -26,7 +26,7 @@ from tests.support.candidates import context
 DOCS = Path(__file__).parents[2] / "docs"
 CONFIGURATION = (DOCS / "configuration.md").read_text()
 PLUGINS = (DOCS / "plugins.md").read_text()
-ROW = re.compile(r"^\| `([a-z_.\[\]]+)` \| (.+?) \|", re.MULTILINE)
+ROW = re.compile(r"^\| `([a-z0-9_.\[\]]+)` \| (.+?) \|", re.MULTILINE)
 HEADINGS = ("What it does", "Scheduling intent", "Inputs", "Parameters", "Example")
 
 

@@ -30,6 +30,7 @@ def test_a_field_named_like_a_secret_is_masked(name) -> None:
         ("http://user:pass@host:8000/v1", "http://user:***@host:8000/v1"),
         ("key sk-proj-1234567890 refused", "key sk-*** refused"),
         ("token hf_AbCdEfGhIj", "token hf_***"),
+        ("new kvg-AbCd_efGh-1", "new kvg-***"),
         ("authorization=Basic dXNlcjpwYXNz", "authorization=***"),
         ("(b'X-Api-Key', b'abc')", "(b'X-Api-Key', b'***')"),
     ],

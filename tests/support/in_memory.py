@@ -15,6 +15,7 @@ from gateway.http1.pool import Address, Pool
 from gateway.proxy.memory import Share
 from gateway.proxy.serving.client import ClientGone
 from gateway.proxy.serving.stages import Stages
+from gateway.tenants.identity import ANYONE, Caller
 from tests.support.wire import length_in
 
 
@@ -140,11 +141,13 @@ class MemoryClient:
         room: int | None = None,
         arrives: asyncio.Event | None = None,
         stages: Stages | None = None,
+        caller: Caller = ANYONE,
     ) -> None:
         self.body = orjson.dumps(body)
         self.headers = [("Content-Type", "application/json"), *headers]
         self.remote = "192.0.2.1"
         self.stages = stages or Stages()
+        self.caller = caller
         self.gone = False
         self.answer: MemoryReply | None = None
         self.begun = asyncio.Event()

@@ -6,7 +6,7 @@ import pytest
 
 from gateway.core.clock import ManualClock
 from gateway.errors import NotLoaded, Unauthorized
-from gateway.tenants.directory import Directory, Roster
+from gateway.tenants.directory import Directory, Roster, digest
 from gateway.tenants.header_tenants import MOST
 from gateway.tenants.settings import TenantKeySettings, TenantSettings, TenantsFileSettings, TenantsSettings
 
@@ -19,7 +19,7 @@ def entry(key: str, tenant: str = "red", **values) -> TenantKeySettings:
 
 def directory(clock=None, client_keys=(), found=None, complete=True, **values) -> Directory:
     found = TenantsFileSettings() if found is None else found
-    roster = Roster.make(TenantsSettings(**values), client_keys, found, complete=complete)
+    roster = Roster.make(TenantsSettings(**values), map(digest, client_keys), found, complete=complete)
     return Directory(roster, clock or ManualClock())
 
 
@@ -109,9 +109,9 @@ def test_the_configuration_s_own_come_before_what_was_found():
 
 
 def test_a_header_is_believed_only_where_it_is_trusted():
-    assert directory(header="X-Team", trusted=True).roster.header == "x-team"
-    assert directory(header="X-Team").roster.header == ""
-    assert directory(header="X-Team").plain
+    assert directory(header="X-Team", trusted=True).roster.trusted
+    assert not directory(header="X-Team").roster.trusted
+    assert directory(header="X-Team").roster.header == "x-team", "it goes to no engine even so"
 
 
 def test_a_header_names_a_tenant_and_is_no_label():

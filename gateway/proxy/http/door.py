@@ -14,6 +14,7 @@ from gateway.proxy.http.reply import HttpReply, Writable
 from gateway.proxy.memory import Share
 from gateway.proxy.serving.client import ClientGone
 from gateway.proxy.serving.stages import Stages
+from gateway.tenants.identity import ANYONE
 
 
 class Connected(Writable, Protocol):
@@ -36,10 +37,11 @@ class HttpClient:
     """A ``Client`` over one request.
 
     ``path``: as it was sent, without the query: a rule of a proxy in front may not match /v1/%63hat, and here that is
-    no route either. ``answer``: what is written to it; None before it has begun.
+    no route either. ``answer``: what is written to it; None before it has begun. ``caller``, ``headers``: until the
+    server has found who sends it, anyone, and all of them.
     """
 
-    __slots__ = ("answer", "body", "connection", "head", "headers", "method", "path", "stages")
+    __slots__ = ("answer", "body", "caller", "connection", "head", "headers", "method", "path", "stages")
 
     def __init__(self, head: RawRequestMessage, body: StreamReader, connection: Connected) -> None:
         self.head = head
@@ -50,6 +52,7 @@ class HttpClient:
         self.path = head.path.partition("?")[0] if head.path.startswith("/") else head.url.raw_path
         self.headers = list(head.headers.items())
         self.answer: HttpReply | None = None
+        self.caller = ANYONE
 
     @property
     def remote(self) -> str | None:

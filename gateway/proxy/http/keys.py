@@ -1,14 +1,16 @@
-"""Checks clients' API keys: compared in constant time, never logged."""
+"""Reads who a request says it is from, off its head: its API key, and the header that names its tenant."""
 
 from __future__ import annotations
 
-import hashlib
-import hmac
 from collections.abc import Mapping
 from pathlib import Path
 
-from gateway.errors import ConfigError, Unauthorized
+from multidict import MultiMapping
+
+from gateway.errors import ClientError, ConfigError
 from gateway.proxy.settings import KeySettings
+from gateway.tenants.directory import Directory
+from gateway.tenants.identity import Caller
 
 BEARER = "bearer "
 
@@ -28,31 +30,21 @@ def read(settings: KeySettings) -> list[str]:
     return keys
 
 
-class ClientKeys:
-    """The keys of a ``KeySettings``; with none, everyone may, and none is ``wanted``. Raises ConfigError as ``read``
-    does."""
-
-    def __init__(self, settings: KeySettings) -> None:
-        self._digests = [_digest(key) for key in read(settings)]
-        self.wanted = bool(self._digests)
-
-    def check(self, headers: Mapping[str, str]) -> None:
-        """Raises Unauthorized unless a key is sent as ``Authorization: Bearer`` or, as Anthropic's clients do,
-        ``x-api-key``. All keys are compared, so that the time reveals nothing."""
-        if not self._digests:
-            return
-        authorization = headers.get("Authorization", "")
-        if authorization[: len(BEARER)].lower() == BEARER:
-            given = authorization[len(BEARER) :].strip()
-        else:
-            given = headers.get("x-api-key", "").strip()
-        digest = _digest(given)
-        found = False
-        for known in self._digests:
-            found |= hmac.compare_digest(known, digest)
-        if not found:
-            raise Unauthorized("A valid API key is needed: send it as 'Authorization: Bearer KEY'.")
+def given_key(headers: Mapping[str, str]) -> str:
+    """The key that is sent as ``Authorization: Bearer`` or, as Anthropic's clients do, ``x-api-key``; empty: none."""
+    authorization = headers.get("Authorization", "")
+    if authorization[: len(BEARER)].lower() == BEARER:
+        return authorization[len(BEARER) :].strip()
+    return headers.get("x-api-key", "").strip()
 
 
-def _digest(key: str) -> bytes:
-    return hashlib.sha256(key.encode("utf-8", "surrogateescape")).digest()
+def caller_of(headers: MultiMapping[str], directory: Directory) -> Caller:
+    """Who sends a request with these headers. Raises Unauthorized, NotLoaded; ClientError where the tenants' header is
+    given more than once: a client may have sent one before the proxy added its own."""
+    if not directory.roster.trusted:
+        return directory.find(given_key(headers), "")
+    name = directory.roster.header
+    values = headers.getall(name, [])
+    if len(values) > 1:
+        raise ClientError(f"The header {name} is given more than once: the proxy must replace it.", param=name)
+    return directory.find(given_key(headers), values[0].strip() if values else "")

@@ -27,13 +27,14 @@ from gateway.errors import ClientError, GatewayError, NotFound, ShuttingDown
 from gateway.proxy.http.connection import ClientConnection
 from gateway.proxy.http.door import HttpClient
 from gateway.proxy.http.heads import TOO_LARGE, HeadTooLarge, fault_of, reason_of
-from gateway.proxy.http.keys import ClientKeys
+from gateway.proxy.http.keys import caller_of
 from gateway.proxy.http.reply import Outbox
 from gateway.proxy.http.write_progress import unwritten
 from gateway.proxy.serving.client import ClientGone
 from gateway.proxy.serving.director import Director
 from gateway.proxy.serving.model_directory import ModelDirectory
 from gateway.proxy.serving.stages import Stages
+from gateway.tenants.directory import Directory
 
 log = logging.getLogger("kvgate.server")
 
@@ -55,12 +56,13 @@ Get = Callable[[HttpClient, str], None]
 class Server:
     """Answers the requests of all client connections, and counts those in progress, for a shutdown to wait for.
 
-    ``patience``: seconds for the head of a new connection's first request to arrive. ``assigned_id``, in its methods:
-    the request's id.
+    ``tenants``: finds who sends a request. ``patience``: seconds for the head of a new connection's first request to
+    arrive. ``assigned_id``, in its methods: the request's id.
     """
 
-    def __init__(self, director: Director, directory: ModelDirectory, keys: ClientKeys, *, patience: float) -> None:
-        self.use(director, directory, keys, patience=patience)
+    def __init__(self, director: Director, directory: ModelDirectory, tenants: Directory, *, patience: float) -> None:
+        self._tenants = tenants
+        self.use(director, directory, patience=patience)
         self.stages = Stages()
         self.in_progress = 0
         """Requests whose answers are not yet complete."""
@@ -76,11 +78,10 @@ class Server:
             "/version": self._version,
         }
 
-    def use(self, director: Director, directory: ModelDirectory, keys: ClientKeys, *, patience: float) -> None:
+    def use(self, director: Director, directory: ModelDirectory, *, patience: float) -> None:
         """Use these from the next request on. A request in progress keeps the old ones."""
         self._director = director
         self._directory = directory
-        self._keys = keys
         self._patience = patience
 
     def runner(self) -> web.ServerRunner:
@@ -136,7 +137,10 @@ class Server:
                 self._models(client, assigned_id)
             else:
                 route = find(client.method, client.path)
-                if self._keys.wanted or self._draining:
+                tenants = self._tenants
+                if tenants.plain and not self._draining:
+                    client.caller = tenants.anyone
+                else:
                     self._admit(client, route, assigned_id)
                 await self._director.handle(client, route, assigned_id)
         except GatewayError as error:
@@ -170,15 +174,16 @@ class Server:
         return status, [*headers.items(), ("x-request-id", _make_id())], body
 
     def _admit(self, client: HttpClient, route: Route, assigned_id: str) -> None:
-        """Raises GatewayError, which is counted, where the request may not go on to the engines."""
+        """Find who sends the request. Raises GatewayError, which is counted, where it may not go on to the engines."""
         try:
-            if self._keys.wanted:
-                self._keys.check(client.head.headers)
+            client.caller = caller_of(client.head.headers, self._tenants)
             if self._draining:
                 raise ShuttingDown("The gateway is shutting down; connect again.", retry_after=DRAIN_RETRY)
         except GatewayError as error:
             self._director.refused(route, assigned_id, error)
             raise
+        if header := self._tenants.roster.header:
+            client.headers = [one for one in client.headers if one[0].lower() != header]
 
     def _alive(self, client: HttpClient, assigned_id: str) -> None:
         _say(client, orjson.dumps({"status": "ok"}), assigned_id)
@@ -196,8 +201,8 @@ class Server:
         _say(client, orjson.dumps({"version": __version__}), assigned_id)
 
     def _models(self, client: HttpClient, assigned_id: str) -> None:
-        self._keys.check(client.head.headers)
-        entries, path = self._directory.entries(), client.head.url.path
+        caller = caller_of(client.head.headers, self._tenants)
+        entries, path = self._directory.entries(caller), client.head.url.path
         name = path.removeprefix(MODELS).removeprefix("/")
         if not name:
             return _say(client, listing(entries), assigned_id)

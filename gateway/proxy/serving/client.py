@@ -10,6 +10,7 @@ from typing import Protocol
 
 from gateway.proxy.memory import Share
 from gateway.proxy.serving.stages import Stages
+from gateway.tenants.identity import Caller
 
 
 class ClientGone(Exception):
@@ -47,11 +48,14 @@ class Reply(Protocol):
 
 
 class Client(Protocol):
-    """One request of a client. ``headers``: in the order in which they came. ``remote``: its address, if known.
-    ``stages``: of its loop."""
+    """One request of a client. ``headers``: in the order in which they came, without the one that names its tenant.
+    ``remote``: its address, if known. ``stages``: of its loop. ``caller``: who sends it."""
 
     @property
     def stages(self) -> Stages: ...
+
+    @property
+    def caller(self) -> Caller: ...
 
     @property
     def headers(self) -> Sequence[tuple[str, str]]: ...

@@ -11,8 +11,10 @@ from gateway.api.slo import OBJECTIVES, read_slo
 from gateway.core.prompt import PrefixedIds, Prompt
 from gateway.errors import ClientError
 from gateway.kvcache.index.keys import BlockKeys
+from gateway.proxy.serving.band import band_of
 from gateway.proxy.serving.model_directory import ModelDirectory, ModelRuntime
 from gateway.proxy.serving.tokenized_request import TokenizedRequest
+from gateway.tenants.identity import ANYONE, Caller
 
 KEYS = frozenset({"authorization", "x-api-key"})
 
@@ -25,16 +27,18 @@ def identify(
     arrived: float,
     headers: Mapping[str, str],
     cookie: str = "",
+    caller: Caller = ANYONE,
 ) -> tuple[ModelRuntime, TokenizedRequest]:
     """The model that ``parsed`` means, and the request without its tokens. ``headers``: what plugins may see of them.
-    ``cookie``: the Cookie header, of which they see no more than the session.
+    ``cookie``: the Cookie header, of which they see no more than the session. ``caller``: who sends it.
 
-    Raises NotFound for an unknown model, ClientError where none is named and there are several, or a header is wrong.
+    Raises NotFound for an unknown model, or one that ``caller`` may not use, ClientError where none is named and there
+    are several, or a header is wrong.
     """
-    name = parsed.model or directory.only
+    name = parsed.model or directory.only(caller)
     if name is None:
         raise ClientError("The body must name a model: GET /v1/models lists what there is.", param="model")
-    runtime, adapter = directory.find(name)
+    runtime, adapter = directory.find(name, caller)
     expected, session, slo, usual = runtime.model.expected_output, parsed.session, None, runtime.slo
     # Most requests say neither of these in their headers: looked for here, that costs them least.
     if cookie or not headers.keys().isdisjoint(runtime.session.headers):
@@ -56,6 +60,8 @@ def identify(
         indivisible=parsed.indivisible,
         headers=headers,
         slo=slo,
+        tenant=caller.tenant,
+        band=band_of(caller, headers, parsed.priority),
     )
     return runtime, request
 

@@ -16,6 +16,7 @@ from gateway.framework.fleet import Model
 from gateway.kvcache.index.cache_index import CacheIndex
 from gateway.proxy.serving.kept_responses import kept_at
 from gateway.proxy.upstream.legs import RetryBudget
+from gateway.tenants.identity import ANYONE, Caller
 from gateway.tokens.tokenizer import ModelTokens
 
 NO_ENDPOINT_RETRY = 2.0
@@ -48,22 +49,27 @@ class ModelDirectory:
         self._last: dict[str, Sequence[Endpoint]] = {}
         self._names = {name: s for s in runtimes for name in (s.model.name, *s.model.aliases)}
 
-    def find(self, name: str) -> tuple[ModelRuntime, str | None]:
-        """The model of ``name`` and, if the name is an adapter's, the adapter. Raises NotFound."""
+    def find(self, name: str, caller: Caller = ANYONE) -> tuple[ModelRuntime, str | None]:
+        """The model of ``name`` and, if the name is an adapter's, the adapter. Raises NotFound, also where ``caller``
+        may not use it: it is not told which of the two is so."""
         runtime = self._names.get(name)
         if runtime is not None:
-            return runtime, None
-        for runtime in self._runtimes:
-            if name in self._fleet.adapters(runtime.model):
-                return runtime, name
-        nearest = difflib.get_close_matches(name[:128], self._names, n=1)
+            if caller.may_use(name, runtime.model.name):
+                return runtime, None
+        elif caller.may_use(name):
+            for runtime in self._runtimes:
+                if name in self._fleet.adapters(runtime.model):
+                    return runtime, name
+        known = [one for one, its in self._names.items() if caller.may_use(one, its.model.name)]
+        nearest = difflib.get_close_matches(name[:128], known, n=1)
         hint = f"; the nearest is {nearest[0]!r}" if nearest else "; GET /v1/models lists what there is"
         raise NotFound(f"The model {name[:128]!r} does not exist{hint}.", param="model")
 
-    @property
-    def only(self) -> str | None:
-        """The one model's name if there is just one: what a body that names none is meant for."""
-        return self._runtimes[0].model.name if len(self._runtimes) == 1 else None
+    def only(self, caller: Caller = ANYONE) -> str | None:
+        """The one model's name if there is just one, and ``caller`` may use it: what a body that names none is meant
+        for."""
+        name = self._runtimes[0].model.name
+        return name if len(self._runtimes) == 1 and caller.may_use(name) else None
 
     @property
     def runtimes(self) -> Sequence[ModelRuntime]:
@@ -118,7 +124,7 @@ class ModelDirectory:
         """``model`` goes: requests that began before may still be placed where it is served now."""
         self._last.setdefault(model.name, tuple(self._fleet.endpoints(model)))
 
-    def entries(self) -> list[dict[str, Any]]:
+    def entries(self, caller: Caller = ANYONE) -> list[dict[str, Any]]:
         """What ``GET /v1/models`` lists: every name that ``find`` finds, with what the engines say of it."""
         entries: list[dict[str, Any]] = []
         for runtime in self._runtimes:
@@ -132,12 +138,15 @@ class ModelDirectory:
             shortest = min(lengths) if lengths else None
             root = next((m.root for m in served if m.root), None)
             own = {"created": self._created, "max_model_len": shortest}
-            entries.append({"id": model.name, "root": root, **own})
-            entries += [{"id": name, "root": model.name, **own} for name in model.aliases]
+            if caller.may_use(model.name):
+                entries.append({"id": model.name, "root": root, **own})
+            entries += [
+                {"id": name, "root": model.name, **own} for name in model.aliases if caller.may_use(name, model.name)
+            ]
             entries += [
                 {"id": name, "root": adapter.root, "parent": model.name, **own}
                 for name, adapter in self._fleet.adapters(model).items()
-                if name not in self._names
+                if name not in self._names and caller.may_use(name)
             ]
         return entries
 

@@ -67,6 +67,7 @@ class Reception:
             arrived=timeline.arrived,
             headers=visible(client.headers),
             cookie=client.header("Cookie"),
+            caller=client.caller,
         )
         pinned_url = ""
         if parsed.previous_response is not None:

@@ -8,14 +8,15 @@ from typing import cast
 
 import pytest
 
+from gateway.core.clock import SystemClock
 from gateway.proxy.http.door import HttpClient
-from gateway.proxy.http.keys import ClientKeys
 from gateway.proxy.http.server import Server
 from gateway.proxy.memory import Memory, Share
 from gateway.proxy.serving.client import ClientGone
 from gateway.proxy.serving.director import Director
 from gateway.proxy.serving.model_directory import ModelDirectory
-from gateway.proxy.settings import KeySettings
+from gateway.tenants.directory import Directory, Roster
+from gateway.tenants.settings import TenantsSettings
 from tests.support.wait import eventually
 
 
@@ -31,7 +32,12 @@ class Scripted:
 
 @contextlib.asynccontextmanager
 async def door(does):
-    server = Server(cast(Director, Scripted(does)), cast(ModelDirectory, None), ClientKeys(KeySettings()), patience=10)
+    server = Server(
+        cast(Director, Scripted(does)),
+        cast(ModelDirectory, None),
+        Directory(Roster.make(TenantsSettings()), SystemClock()),
+        patience=10,
+    )
     runner = server.runner()
     await runner.setup()
     listening = await asyncio.get_running_loop().create_server(runner.server, "127.0.0.1", 0)

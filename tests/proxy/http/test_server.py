@@ -18,14 +18,16 @@ import pytest
 from aiohttp import web
 
 from gateway.config.settings import Config, ModelSettings
+from gateway.core.clock import SystemClock
 from gateway.fleet.settings import EndpointSettings
 from gateway.observability.settings import LogSettings
 from gateway.proxy.http.door import HttpClient
-from gateway.proxy.http.keys import ClientKeys
 from gateway.proxy.http.server import Server
 from gateway.proxy.serving.director import Director
 from gateway.proxy.serving.model_directory import ModelDirectory
-from gateway.proxy.settings import KeySettings, ListenSettings, ListenTlsSettings
+from gateway.proxy.settings import ListenSettings, ListenTlsSettings
+from gateway.tenants.directory import Directory, Roster
+from gateway.tenants.settings import TenantsSettings
 from tests.support.chat import CHAT, COMPLETE, DONE, ROLE, STREAMED, WORD
 from tests.support.gateway import QUICK_FLEET, config_for, running
 from tests.support.scripted_engine import ScriptedEngine
@@ -157,7 +159,12 @@ async def test_a_handler_that_fails_behind_its_head_gets_no_second_answer(caplog
             client.reply(200, [], length=10).send(b"abc", last=False)
             raise ValueError("a defect")
 
-    server = Server(cast(Director, Failing()), cast(ModelDirectory, None), ClientKeys(KeySettings()), patience=10)
+    server = Server(
+        cast(Director, Failing()),
+        cast(ModelDirectory, None),
+        Directory(Roster.make(TenantsSettings()), SystemClock()),
+        patience=10,
+    )
     runner = server.runner()
     await runner.setup()
     await web.TCPSite(runner, "127.0.0.1", 0).start()

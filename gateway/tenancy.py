@@ -1,0 +1,43 @@
+"""Where the tenants and keys of a configuration are kept: what reads them, and what writes them."""
+
+from __future__ import annotations
+
+import os
+
+from gateway.config.settings import Config
+from gateway.config.tenants_file import TenantsFile
+from gateway.errors import ConfigError
+from gateway.tenants.changes import Store
+from gateway.tenants.file import FileSource
+from gateway.tenants.file_store import FileStore
+from gateway.tenants.sources import Source
+from gateway.tenants.valkey_keys import ValkeySource
+from gateway.tenants.valkey_store import ValkeyStore
+
+
+def source_of(config: Config, before: Config | None = None, source: Source | None = None) -> Source | None:
+    """What reads them; None: all is in plugins.yaml. A file is read here. ``before``, ``source``: in force; the same
+    server is followed further. Raises ConfigError."""
+    tenants = config.tenants
+    if tenants.file is not None:
+        return FileSource(tenants.file, _file(tenants.file, config).load)
+    if tenants.valkey is None:
+        return None
+    if before is not None and before.tenants.valkey == tenants.valkey:
+        return source
+    try:
+        return ValkeySource(tenants.valkey)
+    except ConfigError as error:
+        raise config.origin.error(("tenants", "valkey"), error.message) from error
+
+
+def store_of(config: Config) -> Store | None:
+    """What writes them; None: they stand in plugins.yaml, which nothing writes."""
+    tenants = config.tenants
+    if tenants.file is not None:
+        return FileStore(_file(tenants.file, config))
+    return None if tenants.valkey is None else ValkeyStore(tenants.valkey)
+
+
+def _file(name: str, config: Config) -> TenantsFile:
+    return TenantsFile(name, config.tenants, os.environ)
