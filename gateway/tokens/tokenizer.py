@@ -19,29 +19,20 @@ from typing import NamedTuple
 from msgspec.structs import replace
 
 from gateway.core.observer import Observer
-from gateway.core.prompt import (
-    BYTES_PER_TOKEN,
-    ChatInput,
-    Ids,
-    OpaqueInput,
-    Prompt,
-    PromptInput,
-    TextInput,
-    TokenInput,
-    estimate,
-)
+from gateway.core.prompt import ChatInput, OpaqueInput, Prompt, PromptInput, TextInput, TokenInput
 from gateway.tokens.agreement import Form
 from gateway.tokens.encode import Encoder, Reading
 from gateway.tokens.families import Obstacle
 from gateway.tokens.known_text import NotKnown
 from gateway.tokens.lengths import MAX_TEXT, most_of
 from gateway.tokens.loading import Loaded, load
-from gateway.tokens.media import around_media, holds_media, without_payloads
+from gateway.tokens.media import around_media, holds_media
 from gateway.tokens.native import Native
 from gateway.tokens.parity import Parity
 from gateway.tokens.reasons import Unrenderable, Why
 from gateway.tokens.render import Renderer
 from gateway.tokens.render_cost import ALONE, LOOP_CHARACTERS, LOOP_ENCODED, LOOP_NEW, LOOP_TEXTS, SMALL, is_cheap
+from gateway.tokens.results import estimated, exact, form_of, raws_of
 from gateway.tokens.settings import TokenSettings
 from gateway.tokens.status import Tally, status_of
 from gateway.tokens.thread_queue import Closed, ThreadQueue
@@ -113,7 +104,7 @@ class ModelTokens:
         """Whether an engine is to be asked for the ids of this prompt."""
         if self._loaded is None or not self.asks_engines or prompt.truncated:
             return False
-        hindered = _form(prompt) in self.obstacles
+        hindered = form_of(prompt) in self.obstacles
         if isinstance(prompt, TextInput):
             return hindered and len(prompt.texts) == 1
         converted = self._loaded.native is not None and (prompt.built or prompt.system_first)
@@ -133,9 +124,9 @@ class ModelTokens:
         """Take the ids that an engine reported for ``given``. They are replaced by an estimate if most engines serve
         other ids than they report."""
         if (prompt.own is not None or prompt.why) and isinstance(given, ChatInput | TextInput):
-            if _form(given) in self.parity.distrusted:
-                return replace(self._estimated(_raws(given), Why.PARITY), own=prompt.own)
-            if differing := self.parity.differing[_form(given)]:
+            if form_of(given) in self.parity.distrusted:
+                return replace(self._estimated(raws_of(given), Why.PARITY), own=prompt.own)
+            if differing := self.parity.differing[form_of(given)]:
                 prompt = replace(prompt, differing=differing)
         if prompt.why:
             self._observer.tokens_estimated(self._model, prompt.why)
@@ -178,7 +169,7 @@ class ModelTokens:
             return self._estimated([prompt.raw], prompt.why)
         if isinstance(prompt, TokenInput):
             self._tally.note("")
-            return _exact([ids if isinstance(ids, array) else array("I", ids) for ids in prompt.ids], ours=False)
+            return exact([ids if isinstance(ids, array) else array("I", ids) for ids in prompt.ids], ours=False)
         form, own = Form.CHAT if isinstance(prompt, ChatInput) else Form.TEXT, None
         try:
             found = await self._tokens_of(prompt, form, client, longest_context)
@@ -192,8 +183,8 @@ class ModelTokens:
                 differing = self.parity.differing[form]
                 return replace(found, differing=differing) if differing else found
             why, own = Why.PARITY, found.own
-        estimated = self._estimated(_raws(prompt), why)
-        return estimated if own is None else replace(estimated, own=own)
+        guessed = self._estimated(raws_of(prompt), why)
+        return guessed if own is None else replace(guessed, own=own)
 
     def log_status(self) -> None:
         """Log how the model's prompts are tokenized, once the tokenizer is loaded and will serve."""
@@ -277,7 +268,7 @@ class ModelTokens:
                 return _Rest(partial(self._finish, reading), reading.new)
             found = self._encoder.finish(reading)
             if len(found) > 1:
-                return _exact(found)
+                return exact(found)
             ids = found[0]
             return Prompt(ids, len(ids), True, own=ids)
         except NotKnown:
@@ -309,16 +300,16 @@ class ModelTokens:
 
     def _finish(self, reading: Reading) -> Prompt:
         assert self._encoder is not None
-        return _exact(self._encoder.finish(reading))
+        return exact(self._encoder.finish(reading))
 
     def _by_library(self, native: Native, prompt: ChatInput | TextInput, most: int, size: int) -> Prompt:
         if isinstance(prompt, TextInput):
-            return _exact([native.text(text, add_special_tokens=prompt.add_special_tokens) for text in prompt.texts])
+            return exact([native.text(text, add_special_tokens=prompt.add_special_tokens) for text in prompt.texts])
         if size > MAX_TEXT:
             raise Unrenderable(Why.TOO_LONG)
         if holds_media(prompt):
             raise Unrenderable(Why.MEDIA)
-        return _exact([native.chat(prompt, most)])
+        return exact([native.chat(prompt, most)])
 
     def _guarded(self, step: Callable[[], Prompt]) -> Prompt:
         """Run ``step``, blocking. Whatever it raises becomes Unrenderable."""
@@ -341,25 +332,4 @@ class ModelTokens:
     def _estimated(self, raws: Sequence[bytes], why: str) -> Prompt:
         self._tally.note(why)
         self._observer.tokens_estimated(self._model, why)
-        if len(raws) == 1:
-            return estimate(without_payloads(raws[0]), why)
-        prompt = estimate(raws[0], why)
-        return replace(prompt, count=max(1, sum(map(len, raws)) // BYTES_PER_TOKEN), single=False)
-
-
-def _form(prompt: ChatInput | TextInput) -> Form:
-    return Form.CHAT if isinstance(prompt, ChatInput) else Form.TEXT
-
-
-def _raws(prompt: ChatInput | TextInput) -> list[bytes]:
-    """The bytes from which an estimate is made."""
-    if isinstance(prompt, ChatInput):
-        return [bytes(prompt.raw)]
-    return [text.encode("utf-8", "replace") for text in prompt.texts]
-
-
-def _exact(ids: Sequence[Ids], *, ours: bool = True) -> Prompt:
-    """``ours``: our tokenizer made the ids, and not the client."""
-    first, single = ids[0], len(ids) == 1
-    count = len(first) if single else sum(map(len, ids))
-    return Prompt(first, count, True, single=single, own=first if ours and single else None)
+        return estimated(raws, why)

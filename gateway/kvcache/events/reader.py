@@ -23,11 +23,12 @@ from enum import Enum
 from xxhash import xxh3_64_intdigest
 
 from gateway.core.log_limit import LogLimit, left_out
-from gateway.kvcache.events.decode import SLICE, decode, slices
+from gateway.kvcache.events.decode import decode, slices
 from gateway.kvcache.events.poller import TICK
 from gateway.kvcache.events.replay import ReplayBroken, ReplayEndless, replay, sequence_of
 from gateway.kvcache.events.sockets import Change, Inbox
 from gateway.kvcache.events.target import EventTarget
+from gateway.kvcache.events.turns import Turns, sweep
 from gateway.kvcache.index.block_events import AllBlocksCleared
 from gateway.kvcache.index.cache_index import Applied
 from gateway.kvcache.index.layers import Layer, tier_of
@@ -89,7 +90,7 @@ class EventReader:
         # Replays that have failed in a row, and when the next one is due.
         self._failures = 0
         self._retry_at: float | None = None
-        self._work = 0  # blocks applied since other tasks had their turn
+        self._turns = Turns()
 
     async def read(self, inbox: Inbox) -> None:
         """Never returns. Raises failures of ours."""
@@ -116,7 +117,7 @@ class EventReader:
                     waited = not await inbox.signal.wait(2 * TICK)
                 case None:
                     await inbox.signal.wait(retry)
-                    self._work = 0
+                    self._turns.work = 0
                 case Change.CONNECTED:
                     self._connected = True
                     await self._on_connected()
@@ -269,9 +270,7 @@ class EventReader:
     async def _apply(self, sequence: int, payload: bytes) -> bool:
         """Apply one message; whether it reported that the GPU cache is empty."""
         target, batch = self._target, decode(payload)
-        if self._work + MESSAGE_COST > SLICE:
-            await self._rest()
-        self._work += MESSAGE_COST
+        await self._turns.take(MESSAGE_COST)
         for reason, count in batch.refused.items():
             target.observer.kv_events(target.name, reason, count)
         cleared = False
@@ -283,9 +282,7 @@ class EventReader:
                     await self._reset()
                     cleared = True
                     continue
-                if self._work + blocks > SLICE:
-                    await self._rest()
-                self._work += blocks
+                await self._turns.take(blocks)
                 for event in () if self._tiered else events:
                     medium = event.medium  # type: ignore[union-attr]  # no reset is among them
                     self._tiered = self._tiered or (medium != "GPU" and tier_of(medium) is not Layer.GPU)
@@ -316,10 +313,8 @@ class EventReader:
 
     async def _reset(self) -> None:
         for _ in self._target.index.reset_gpu(self._target.slot):
-            if self._work >= SLICE:
-                await self._rest()
-            self._work += 1
-        await self._sweep()
+            await self._turns.take(1)
+        await sweep(self._target.index)
 
     async def _forget(self) -> None:
         """The engine is another process, or what is known of it cannot be continued."""
@@ -328,18 +323,7 @@ class EventReader:
         if self.last >= 0:  # else nothing was reported yet: what is known is what was sent there while we connected
             self.last = -1
             self._target.index.clear(self._target.slot)
-        await self._sweep()
-
-    async def _sweep(self) -> None:
-        """Sweep to the end: an engine that resets its cache again and again would leave more behind than is swept
-        otherwise."""
-        while not self._target.index.sweep(SLICE):  # noqa: ASYNC110 -- nothing is waited for: others run between two slices
-            await asyncio.sleep(0)
-
-    async def _rest(self) -> None:
-        """Give other tasks a turn."""
-        self._work = 0
-        await asyncio.sleep(0)
+        await sweep(self._target.index)
 
     def _report(self) -> None:
         """The history is known as far as it can be, for now: report the state."""
