@@ -15,7 +15,7 @@ from typing import Any
 import msgspec
 
 from gateway.tenants.settings import TenantKeySettings, TenantSettings, TenantsFileSettings, ValkeySettings
-from gateway.tenants.valkey_records import Changed, Names, T, connect, failures, from_hash
+from gateway.tenants.valkey_records import Changed, Names, T, connect, failures, from_hash, limited
 
 log = logging.getLogger("kvgate.tenants")
 
@@ -81,8 +81,8 @@ class ValkeySource:
         client = connect(self._settings)
         try:
             async with client.pubsub() as announced:
-                await announced.subscribe(self._names.changed)
-                async with self._one_at_a_time:
+                async with self._one_at_a_time, limited():
+                    await announced.subscribe(self._names.changed)
                     await self._load(client)
                 self._client = client
                 self._back(changed)
@@ -119,14 +119,14 @@ class ValkeySource:
 
     async def _compare(self, client: Any, changed: Callable[[], None]) -> None:
         """Read all again where the number of changes is not the expected one."""
-        async with self._one_at_a_time:
+        async with self._one_at_a_time, limited():
             if await self._stored_version(client) != self._version:
                 await self._load(client)
                 changed()
 
     async def _take(self, announcements: Sequence[str], client: Any, changed: Callable[[], None]) -> None:
         """Read what the announcements name; all, if one is missing or no announcement."""
-        async with self._one_at_a_time:
+        async with self._one_at_a_time, limited():
             keys: set[str] = set()
             tenants: set[str] = set()
             version = self._version or 0

@@ -9,7 +9,7 @@ import msgspec
 from gateway.errors import StoreFailed
 from gateway.tenants.changes import Change, Decide
 from gateway.tenants.settings import TenantKeySettings, TenantSettings, TenantsFileSettings, ValkeySettings
-from gateway.tenants.valkey_records import Changed, Names, T, connect, failures, from_hash, to_hash
+from gateway.tenants.valkey_records import Changed, Names, T, connect, failures, from_hash, limited, to_hash
 
 ATTEMPTS = 5
 """Changes that others may make at the same time before this one is given up."""
@@ -28,7 +28,8 @@ class ValkeyStore:
     async def read(self) -> TenantsFileSettings:
         client = connect(self._settings)
         try:
-            return await self._content(client)
+            async with limited():
+                return await self._content(client)
         except failures() as error:
             raise self._failed(error) from error
         finally:
@@ -40,7 +41,7 @@ class ValkeyStore:
         client = connect(self._settings)
         try:
             for _ in range(ATTEMPTS):
-                async with client.pipeline(transaction=True) as together:
+                async with limited(), client.pipeline(transaction=True) as together:
                     await together.watch(self._names.version)
                     stored = await together.get(self._names.version)
                     content = await self._content(client)
