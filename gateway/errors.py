@@ -89,11 +89,20 @@ class UnsupportedMediaType(ClientError):
 
 
 class Saturated(GatewayError):
-    """The model's limit of requests is reached and its queue is full, or the wait in it was too long."""
+    """The model's limit of requests is reached and its queue is full, or the wait in it was too long.
+
+    ``reason``: a short word, one of few, for the header ``x-kvgate-reason`` and for metrics.
+    """
 
     status = 429
     type = "rate_limit_error"
     outcome = "saturated"
+
+    def __init__(
+        self, message: str, *, reason: str = "saturated", param: str | None = None, retry_after: float | None = None
+    ) -> None:
+        super().__init__(message, param=param, retry_after=retry_after)
+        self.reason = reason
 
 
 class LimitReached(GatewayError):

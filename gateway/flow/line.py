@@ -18,6 +18,10 @@ from gateway.framework import Order, Tenant, Waiting
 
 W = TypeVar("W", bound=Waiting)
 
+COMPARED = 32
+"""Tenants in a band that are looked at one by one, to tell what comes before a newcomer. Of more it is bounded from
+above: each gets what its weight gives it, or all that waits goes first, whichever is less."""
+
 
 @dataclass(slots=True)
 class Place:
@@ -28,27 +32,29 @@ class Place:
     size: int
     band: int
     tenant: Tenant
+    late: bool = False
 
 
 class Queue(Generic[W]):
-    """The requests of one tenant in one band of a line."""
+    """The requests of one tenant in one band of a line. ``timely``: of its ``seconds``, those of whoever is not
+    late."""
 
-    __slots__ = ("entries", "seconds", "weight")
+    __slots__ = ("entries", "seconds", "timely", "weight")
 
     def __init__(self, weight: float) -> None:
         self.weight = weight
-        self.seconds = 0.0
+        self.seconds = self.timely = 0.0
         self.entries: LazyHeap[W] = LazyHeap()
 
 
 class Band(Generic[W]):
-    """The tenants in one band of a line. ``turns``: by the turns that they last had."""
+    """The tenants in one band of a line. ``turns``: by the turns that they last had. ``weight``: of all of them."""
 
-    __slots__ = ("queues", "seconds", "turns")
+    __slots__ = ("queues", "seconds", "turns", "weight")
 
     def __init__(self) -> None:
         self.queues: dict[str, Queue[W]] = {}
-        self.seconds = 0.0
+        self.seconds = self.weight = 0.0
         self.turns: LazyHeap[Queue[W]] = LazyHeap()
 
     def turn_again(self, queue: Queue[W], order: Order) -> None:
@@ -85,8 +91,15 @@ class Line(Generic[W]):
         """Count a request in, which gets its rank next."""
         queue = self._queue(place.band, place.tenant)
         queue.seconds += place.seconds
+        if not place.late:
+            queue.timely += place.seconds
         self.bands[place.band].seconds += place.seconds
         self.requests += 1
+
+    def turn_late(self, place: Place) -> None:
+        """A request is late from now on."""
+        place.late = True
+        self.bands[place.band].queues[place.tenant.name].timely -= place.seconds
 
     def rank(self, entry: W, place: Place, rank: float, order: Order) -> None:
         """Put ``entry`` at its rank among its tenant's requests."""
@@ -110,9 +123,12 @@ class Line(Generic[W]):
         queue = band.queues[place.tenant.name]
         queue.entries.discard(entry)
         queue.seconds -= place.seconds
+        if not place.late:
+            queue.timely -= place.seconds
         band.seconds -= place.seconds
         if not queue.entries:
             del band.queues[place.tenant.name]
+            band.weight -= queue.weight
             band.turns.discard(queue)
         if not band.queues:
             del self.bands[place.band]
@@ -146,8 +162,11 @@ class Line(Generic[W]):
         own = None if band is None else band.queues.get(tenant.name)
         if band is None or own is None:
             return seconds
-        share = own.seconds / own.weight
-        return seconds + sum([min(queue.seconds, share * queue.weight) for queue in band.queues.values()])
+        share = max(0.0, own.timely) / own.weight
+        if len(band.queues) > COMPARED:
+            return seconds + max(0.0, min(band.seconds, share * band.weight))
+        others = [min(queue.seconds, share * queue.weight) for queue in band.queues.values() if queue is not own]
+        return seconds + share * own.weight + sum(others)
 
     def _queue(self, band: int, tenant: Tenant) -> Queue[W]:
         found = self.bands.get(band)
@@ -155,6 +174,7 @@ class Line(Generic[W]):
             found = self.bands[band] = Band()
         queue = found.queues.get(tenant.name)
         if queue is None:
-            queue = found.queues[tenant.name] = Queue(tenant.weight)
+            queue = found.queues[tenant.name] = Queue(0.0)
+        found.weight += tenant.weight - queue.weight
         queue.weight = tenant.weight  # a reload may have changed it
         return queue

@@ -151,6 +151,7 @@ class Lines(Generic[W]):
         """``entry`` cannot meet its objective any more: its rank is asked for again. Nothing if it does not wait."""
         if entry in self._places and not entry.late:
             entry.late = True
+            self._lines[entry.slot].turn_late(self._places[entry])
             self._rank(entry, self._places[entry])
 
     def settled(self, entry: W, seconds: float, output: float) -> None:
@@ -186,10 +187,11 @@ class Lines(Generic[W]):
     def ahead(self, request: Request, besides: int | None = None) -> dict[int, float]:
         """By slot, seconds of work that would be placed there before ``request`` if it began to wait.
 
-            all that waits in higher bands + the sum over tenants k of its band of min(B(k), B(own) * w(k) / w(own))
+            all that waits in higher bands + own + the sum over other tenants k of its band of min(B(k), own * w(k) / w)
 
-        B(k): seconds that tenant k waits with in this line and band; w(k): its weight. While the own tenant is served,
-        another is served as much, by its weight, until it has nothing left. An endpoint without any is left out, and so
+        own: seconds that its own tenant waits with in this line and band, without those who are late, since who is in
+        time goes before them; B(k): those of tenant k; w(k), w: weights. While the own tenant is served, another is
+        served as much, by its weight, until it has nothing left. An endpoint without any is left out, and so
         is ``besides``: that where the request is next already. Meant for ``Request.ahead``.
         """
         found = {}
@@ -211,7 +213,7 @@ class Lines(Generic[W]):
         own = self._tenants.get(tenant.name)
         if own is None:
             own = self._tenants[tenant.name] = Total()
-        self._places[entry] = place = Place(entry.cost, entry.tokens, entry.size, band, tenant)
+        self._places[entry] = place = Place(entry.cost, entry.tokens, entry.size, band, tenant, entry.late)
         for total in (self.total, own, crowd.total):
             total.add(place)
         line.put(place)

@@ -1,0 +1,374 @@
+"""A model's queue: requests wait here, and not in an engine, until the endpoint that each is planned for has room.
+
+``HeldQueue`` is pure: synchronous, without a loop, in whatever time its clock has. A driver (the proxy's, the replay's)
+says what happens, and is told what becomes of each request (``Driver``):
+
+    arrive, leave           a request comes to be placed; its client is gone
+    first_token, settled    an endpoint may have room; what was placed has ended
+    look_at                 a scrape came, or an endpoint is up again
+    placed_again            another attempt was booked, which does not wait
+
+Then it calls ``pump``, once for all that happened in one turn of the loop, which also says when to call it again.
+
+How one is placed:
+
+- A newcomer is planned by the scheduler, with what waits before it as a part of each endpoint's cost
+  (``Request.ahead``). If all endpoints of the plan have room, and nobody waits there, it is placed.
+- Else it waits for the first of them that has no room. When that has room, the first in order there is planned again,
+  on what is true then. It is placed, or waits for another endpoint that is better now. If it finds no room, nobody
+  passes it: it keeps the next room. So a large request is not passed by small ones for ever.
+- If an endpoint has room and nobody waits for it, those who are first elsewhere are planned again. So is whoever has
+  waited for ``patience`` seconds, and everybody whose endpoint is gone.
+
+The work of one ``pump`` is bounded. If more is left, it asks to be called again at once.
+"""
+
+from __future__ import annotations
+
+from math import inf
+from random import Random
+
+from gateway.errors import NoEndpoint
+from gateway.flow.drain import Drain
+from gateway.flow.driver import Driver
+from gateway.flow.entry import Entry, State
+from gateway.flow.guarded_order import GuardedOrder
+from gateway.flow.lazy_heap import LazyHeap
+from gateway.flow.lines import Lines
+from gateway.flow.live_kv import LiveKv
+from gateway.flow.room import Room
+from gateway.flow.settings import QueueSettings
+from gateway.flow.shed import MOST_DROPPED, Shed
+from gateway.flow.window import Windows
+from gateway.framework import Clock, Endpoint, Plan
+from gateway.kvcache.index.keys import BlockKeys
+
+TICK = 0.05
+"""Seconds after which all endpoints are looked at: a sixth of the window, so that none runs dry meanwhile."""
+
+MOST_DECISIONS = 32
+"""Plans made in one pump: some milliseconds with 64 endpoints, in which no stream goes on."""
+
+MOST_ALARMS = 256
+"""Requests that are refused or become late in one pump: about as long."""
+
+OFFERED = 4
+"""Requests that are planned again at each look at all, if an endpoint has room for which nobody waits."""
+
+FREE_MOVES = 4
+"""Times that a request may wait for another endpoint as soon as that looks better; from then on once a tick. Between
+endpoints that look alike, it would otherwise be planned each time that anything happens."""
+
+TURN, DOWN = "turn", "down"
+"""Reasons to wait beside an endpoint's bounds: others are before it there; no endpoint is up."""
+
+
+class HeldQueue:
+    """``lines``, ``room``, ``windows``: for who shows them; nobody else changes them. ``served``: engine seconds of
+    what was settled, by tenant; they only grow."""
+
+    def __init__(
+        self,
+        model: str,
+        settings: QueueSettings,
+        order: GuardedOrder,
+        driver: Driver,
+        clock: Clock,
+        random: Random,
+    ) -> None:
+        """``model``: its name. ``random``: for Retry-After."""
+        self._settings = settings
+        self.lines: Lines[Entry] = Lines(order, settings.reserved)
+        self._driver = driver
+        self._now = clock.monotonic
+        self._live = LiveKv()
+        self.windows = Windows(adapt=settings.adapt)
+        self.room = Room(settings, self._live, self.windows)
+        self.served: dict[str, float] = {}
+        self._shed = Shed(model, settings, self.lines, Drain(settings.max_wait, random))
+        self._alarms: LazyHeap[Entry] = LazyHeap()
+        # Endpoints that may have room since they were looked at last; those that are up, and the plans that may yet be
+        # made, in this pump.
+        self._touched: dict[int, None] = {}
+        self._up: dict[int, Endpoint] = {}
+        self._left = 0
+        self._look_at_all = -inf
+
+    @property
+    def waiting(self) -> int:
+        """Requests that wait."""
+        return len(self.lines)
+
+    # What happens
+
+    def arrive(self, entry: Entry) -> bool:
+        """Place it, or let it wait. Returns whether it was placed. Others may be placed or refused meanwhile.
+
+        Raises Saturated, with ``reason`` and ``retry_after``, if it may not wait, and what ``Driver.decide`` and
+        ``Driver.place`` raise. Then it is not in the queue, and nothing is charged.
+        """
+        call, now = entry.call, self._now()
+        assert call is not None, "an entry arrives once"
+        request = entry.request
+        if self.lines:
+            request.ahead = self.lines.ahead(request)
+        plan = self._driver.decide(entry)
+        entry.price(plan, self._settings)
+        entry.planned_at = now
+        where, reason = self._obstacle(entry, plan, now)
+        if where is None:
+            self._driver.place(entry, plan)
+            self.lines.place_at_once(entry, plan.decode.slot)
+            self._placed(entry, plan)
+            return True
+        self._shed.newcomer(entry, request.ahead, self._up_now(), now)
+        entry.began, entry.late = now, now >= entry.due
+        self._wait(entry, where, reason)
+        self._shed.began(now)
+        for dropped in range(MOST_DROPPED + 1):
+            out = self._shed.crowded_out(entry)
+            if out is None:
+                break
+            if out is entry or dropped == MOST_DROPPED:
+                error = self._shed.full(entry, now)
+                self._drop(entry)
+                raise error
+            self._refuse(out, self._shed.full(out, now))
+        self._passes(entry, plan, now)
+        return entry.state is State.PLACED
+
+    def leave(self, entry: Entry) -> None:
+        """Its client is gone. If it waits, it waits no more, and nothing is charged."""
+        if entry.state is State.WAITING:
+            self._drop(entry)
+
+    def placed_again(self, entry: Entry, plan: Plan, keys: BlockKeys) -> None:
+        """An attempt of it failed, and it was booked by ``plan`` now. Its charge stays as it is. ``keys``: its
+        prompt's."""
+        if entry.state is State.PLACED:
+            self._free(entry)
+            entry.plan, entry.held = plan, self._live.hold(plan.decode, keys)
+
+    def first_token(self, endpoint: Endpoint, predicted: float | None, seconds: float) -> None:
+        """A prompt was computed there. ``predicted``: ``Booking.predicted``; None: it was not computed there.
+        ``seconds``: from ``Booking.at`` to its first token."""
+        if predicted is not None:
+            self.windows.first_token(endpoint, predicted, seconds)
+        self.look_at(endpoint)
+
+    def settled(self, entry: Entry, *, output: float = 0.0, computed: int | None = None) -> None:
+        """What was placed is over, however. Harmless if that was reported before.
+
+        ``output``: tokens of its answer. ``computed``: prompt tokens that the engine computed; None: those that were
+        expected; 0: none, since it came to no engine.
+        """
+        if entry.state is not State.PLACED:
+            return
+        self._free(entry)
+        entry.state = State.OVER
+        new = entry.new_tokens if computed is None else computed
+        seconds = entry.prompt_cost * new / entry.new_tokens + output * entry.token_cost
+        name = entry.request.tenant.name
+        self.served[name] = self.served.get(name, 0.0) + seconds
+        self._shed.settled(seconds, self._now())
+        self.lines.settled(entry, seconds, output)
+
+    def look_at(self, endpoint: Endpoint) -> None:
+        """It may have room now, which the next ``pump`` uses."""
+        if self.lines:
+            self._touched[endpoint.slot] = None
+
+    # What follows from it
+
+    def pump(self) -> float:
+        """Refuse those whose time is up, and place those who may go.
+
+        Returns Clock.monotonic() when to call it again, if nothing happens before; inf: nobody waits. It is not later
+        than now if there is more to do at once.
+        """
+        if not self.lines:
+            self._touched.clear()
+            return inf
+        now, self._left = self._now(), MOST_DECISIONS
+        self._up = {endpoint.slot: endpoint for endpoint in self._up_now()}
+        more = self._ring(now)
+        if now >= self._look_at_all:
+            self._look_at_all = now + TICK
+            self._touched |= dict.fromkeys(self.lines.slots)
+            self._offer(now)
+        while self._touched and self._left > 0:
+            slot = next(iter(self._touched))
+            del self._touched[slot]
+            self._serve(slot, now)
+        if not self.lines:
+            return inf
+        if more or self._touched:
+            return now
+        return min(self._look_at_all, self._next_alarm())
+
+    def _ring(self, now: float) -> bool:
+        """Those whose time has come: to be refused, to be late, to be planned anew. Returns whether there are more."""
+        for _ in range(MOST_ALARMS):
+            if self._left <= 0 or self._next_alarm() > now:
+                break
+            entry, _ = self._alarms.top()
+            if now >= entry.deadline:
+                self._refuse(entry, self._shed.expired(entry, now, down=not self._up))
+                continue
+            if now >= entry.due:
+                self.lines.turn_late(entry)
+            if now >= entry.planned_at + self._settings.patience:
+                self._plan_anew(entry, now, first=self.lines.first(entry.slot) is entry)
+            if entry.state is State.WAITING:
+                self._set_alarm(entry)
+        return self._next_alarm() <= now
+
+    def _offer(self, now: float) -> None:
+        """If an endpoint has room and nobody waits for it, plan those anew who are first elsewhere."""
+        slots = set(self.lines.slots)
+        idle = (one for slot, one in self._up.items() if slot not in slots and not one.draining)
+        if not any(not self.room.fullness(one, now).binding for one in idle):
+            return
+        for entry in self.lines.firsts()[:OFFERED]:
+            if entry.planned_at < now:
+                self._plan_anew(entry, now, first=True)
+
+    def _serve(self, slot: int, now: float) -> None:
+        """Place those who wait for this endpoint, in order, until one has no room."""
+        while (entry := self.lines.first(slot)) is not None:
+            where, call, request = entry.where, entry.call, entry.request
+            assert where is not None
+            assert call is not None
+            if self._up.get(slot) is where and (request.bound or not where.draining):
+                entry.reason = self.room.binding(where, request, call.keys, now, leg=entry.leg_at(where))
+                if entry.reason or (entry.moves > FREE_MOVES and now < entry.planned_at + TICK):
+                    return
+            elif not self._up:
+                entry.reason = DOWN
+                return
+            if self._left <= 0:
+                self._touched[slot] = None
+                return
+            if not self._plan_anew(entry, now, first=True):
+                return
+
+    def _plan_anew(self, entry: Entry, now: float, *, first: bool = False) -> bool:
+        """Plan it on what is true now. ``first``: it is the first where it waits. Returns whether it has gone from
+        there."""
+        self._left -= 1
+        entry.planned_at = now
+        entry.request.ahead = self.lines.ahead(entry.request, entry.slot if first else None)
+        try:
+            plan = self._driver.decide(entry)
+        except Exception as error:
+            if isinstance(error, NoEndpoint) and not self._up:
+                entry.reason = DOWN
+                return False
+            self._refuse(entry, error)
+            return True
+        where, reason = self._obstacle(entry, plan, now, first=first)
+        if where is None:
+            self._grant(entry, plan, now)
+            return True
+        if where is entry.where:
+            entry.plan, entry.reason = plan, reason
+            return False
+        entry.moves += 1
+        self._touched[entry.slot] = None  # the next one there may have room
+        self.lines.remove(entry)
+        entry.price(plan, self._settings)
+        self._wait(entry, where, reason)
+        self._passes(entry, plan, now)
+        return True
+
+    def _obstacle(self, entry: Entry, plan: Plan, now: float, *, first: bool = False) -> tuple[Endpoint | None, str]:
+        """The endpoint for which it has to wait by ``plan``, and why; (None, ""): it has room.
+
+        Nobody passes those who wait for an endpoint of the plan; but of a plan of several, whoever arrived first
+        passes, or two could wait for each other.
+        """
+        assert entry.call is not None
+        where, reason = self.room.lacks(entry.call, plan, now)
+        if where is not None or not self.lines:
+            return where, reason
+        for _, endpoint in plan.legs:
+            if first and endpoint is entry.where:
+                continue
+            other = self.lines.first(endpoint.slot)
+            if other is None or other is entry:
+                continue
+            before = (-other.request.band, other.arrived) < (-entry.request.band, entry.arrived)
+            if before or len(plan.legs) == 1:
+                return endpoint, TURN
+        return None, ""
+
+    def _passes(self, entry: Entry, plan: Plan, now: float) -> None:
+        """It has just begun to wait behind others: place it if it is before them all."""
+        if entry.reason == TURN and self.lines.first(entry.slot) is entry:
+            where, _ = self._obstacle(entry, plan, now, first=True)
+            if where is None:
+                self._grant(entry, plan, now)
+
+    def _wait(self, entry: Entry, where: Endpoint, reason: str) -> None:
+        """It waits there from now on, as it is priced."""
+        entry.state, entry.where, entry.reason = State.WAITING, where, reason
+        self.lines.push(entry, where.slot)
+        self._set_alarm(entry)
+
+    def _set_alarm(self, entry: Entry) -> None:
+        due = inf if entry.late else entry.due
+        self._alarms.set(entry, min(due, entry.planned_at + self._settings.patience, entry.deadline))
+
+    def _next_alarm(self) -> float:
+        return self._alarms.top()[1] if self._alarms else inf
+
+    def _grant(self, entry: Entry, plan: Plan, now: float) -> None:
+        """What waited has room."""
+        entry.price(plan, self._settings)
+        if all(endpoint.slot != entry.slot for _, endpoint in plan.legs):
+            self._touched[entry.slot] = None
+            self.lines.move(entry, plan.decode.slot)
+        try:
+            self._driver.place(entry, plan)
+        except Exception as error:
+            self._refuse(entry, error)
+            return
+        self.lines.take(entry)
+        self._alarms.discard(entry)
+        entry.waited = now - entry.began
+        self._placed(entry, plan)
+
+    def _placed(self, entry: Entry, plan: Plan) -> None:
+        call = entry.call
+        assert call is not None
+        entry.state, entry.call = State.PLACED, None
+        entry.held = self._live.hold(plan.decode, call.keys)
+        if not self.lines:
+            self._shed.emptied()
+
+    def _refuse(self, entry: Entry, error: Exception) -> None:
+        """What waited is refused."""
+        self._drop(entry)
+        self._driver.refuse(entry, error)
+
+    def _drop(self, entry: Entry) -> None:
+        """What waited does not any more, and is not placed."""
+        self._touched[entry.slot] = None  # the next one there may have room
+        self.lines.remove(entry)
+        self._alarms.discard(entry)
+        entry.waited = self._now() - entry.began
+        entry.state, entry.call = State.OVER, None
+        if not self.lines:
+            self._shed.emptied()
+
+    def _free(self, entry: Entry) -> None:
+        """What was placed leaves its endpoints, which may have room now."""
+        held, entry.held = entry.held, None
+        if held is not None:
+            held.release()
+        if entry.plan is not None and self.lines:
+            for _, endpoint in entry.plan.legs:
+                self._touched[endpoint.slot] = None
+
+    def _up_now(self) -> list[Endpoint]:
+        return [endpoint for endpoint in self._driver.endpoints() if endpoint.engine.up]
