@@ -76,10 +76,16 @@ def cell(options: Mapping[str, Any]) -> Cell:
     """Make a cell from the command line's options, by name. An option that is None or missing has its default. Raises
     ConfigError."""
     given = {name: value for name, value in options.items() if value is not None}
+    return Cell(source(given), speed=given.get("speed"), **scene_fields(given))
+
+
+def scene_fields(given: Mapping[str, Any]) -> dict[str, Any]:
+    """The fields of a ``Scene`` from the command line's options, by name; those that are missing have their default.
+    Raises ConfigError."""
     rest: dict[str, Any] = {name: given[name] for name in AS_GIVEN if name in given}
     rest["fleet"] = _fleet(given.get("endpoints", str(count(USUAL))), given.get("machine"))
     rest |= {field: read(given[name]) for name, (field, read) in READERS.items() if name in given}
-    return Cell(source(given), **rest, scrape=given.get("scrape", 1.0) or None)
+    return {**rest, "scrape": given.get("scrape", 1.0) or None}
 
 
 def cells(options: Mapping[str, Any]) -> list[Cell]:
@@ -153,7 +159,7 @@ def noise(text: str) -> Noise:
         raise ConfigError(f"--noise: {error}") from None
 
 
-AS_GIVEN = ("speed", "event_delay", "cost_scale", "step_scale")
+AS_GIVEN = ("event_delay", "cost_scale", "step_scale")
 READERS: Mapping[str, tuple[str, Callable[[Any], Any]]] = {
     "believed": ("believed", machine),
     "slo": ("objectives", objectives),

@@ -1,4 +1,5 @@
-"""Runs every policy with every seed on a cell, in worker processes that share nothing, and shows the progress."""
+"""Runs such as every policy with every seed on a cell, in worker processes that share nothing, and shows the
+progress."""
 
 from __future__ import annotations
 
@@ -11,7 +12,7 @@ from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wai
 from dataclasses import dataclass
 from functools import partial
 from threading import Thread
-from typing import Any
+from typing import Any, Protocol, TypeVar
 
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
@@ -19,7 +20,7 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, Ti
 from gateway.commands.replay.event_loop import replay
 from gateway.commands.replay.policies import Policy
 from gateway.commands.replay.scene import Cell
-from gateway.commands.replay.statistics import METRICS, Summary, summarise
+from gateway.commands.replay.statistics import Summary, summarise
 
 LOOK = 0.2
 """Seconds between two updates of the progress bar, short enough for it to seem alive."""
@@ -27,13 +28,39 @@ REPORT = 0.01
 """Share of a run between two reports of a worker: 100 small messages in a run."""
 
 
+class Result(Protocol):
+    """The result of a run."""
+
+    @property
+    def line(self) -> str:
+        """The run in a few words, for a terminal that shows no progress bar."""
+        ...
+
+
+ResultT = TypeVar("ResultT", bound=Result)
+ResultT_co = TypeVar("ResultT_co", bound=Result, covariant=True)
+
+
+class Work(Protocol[ResultT_co]):
+    """One run: it can be pickled, and its result too."""
+
+    def do(self, progress: Callable[[float], None]) -> ResultT_co:
+        """Run it in this process. ``progress``: called with the share that is done, 0..1."""
+        ...
+
+
 @dataclass(frozen=True, slots=True)
 class Job:
-    """One run."""
+    """One run of a policy on a cell."""
 
     cell: Cell
     policy: Policy
     seed: int
+
+    def do(self, progress: Callable[[float], None]) -> Summary:
+        cell = self.cell
+        result = replay(cell.workload(self.seed), self.policy, cell, seed=self.seed, progress=progress)
+        return summarise(result, cell.objectives)
 
 
 class Ticker:
@@ -70,40 +97,35 @@ class Ticker:
         self._shares[job] = max(self._shares[job], min(share, 1.0))
         self._bar.update(self._task, completed=sum(self._shares))
 
-    def done(self, job: int, summary: Summary) -> None:
+    def done(self, job: int, result: Result) -> None:
         self._ended += 1
         self.moved(job, 1.0)
         self._bar.update(self._task, note=self._note())
         if not self._console.is_terminal:
-            first, good = summary.values["ttft_mean"], summary.values["goodput"]
             self._console.print(
-                f"{self._name}: {self._note()}: {summary.policy}, seed {summary.seed}: "
-                f"{METRICS['ttft_mean'].title} {first:.2f} s, goodput {good:.1%}, took {summary.cpu_seconds:.1f} s",
-                markup=False,
-                highlight=False,
-                soft_wrap=True,
+                f"{self._name}: {self._note()}: {result.line}", markup=False, highlight=False, soft_wrap=True
             )
 
     def _note(self) -> str:
         return f"{self._ended} of {len(self._shares)} runs"
 
 
-def run(jobs: Sequence[Job], ticker: Ticker, *, processes: int = 1) -> list[Summary]:
-    """Run ``jobs``, up to ``processes`` at a time; returns their summaries in the same order. Raises what a run
+def run(jobs: Sequence[Work[ResultT]], ticker: Ticker, *, processes: int = 1) -> list[ResultT]:
+    """Run ``jobs``, up to ``processes`` at a time; returns their results in the same order. Raises what a run
     raised."""
     with ticker:
         beside = processes > 1 and len(jobs) > 1
         return _in_workers(jobs, ticker, min(processes, len(jobs))) if beside else list(_here(jobs, ticker))
 
 
-def _in_workers(jobs: Sequence[Job], ticker: Ticker, processes: int) -> list[Summary]:
+def _in_workers(jobs: Sequence[Work[ResultT]], ticker: Ticker, processes: int) -> list[ResultT]:
     context = multiprocessing.get_context("spawn")  # a fork would copy a lock of the progress bar's thread
     reports: Any = context.Queue()
-    found: dict[int, Summary] = {}
+    found: dict[int, ResultT] = {}
     others = set(multiprocessing.active_children())
     pool = ProcessPoolExecutor(processes, context, initializer=_begin, initargs=(reports,))
     try:
-        waiting: dict[Future[Summary], int] = {
+        waiting: dict[Future[ResultT], int] = {
             pool.submit(_work, number, job): number for number, job in enumerate(jobs)
         }
         while waiting:
@@ -125,14 +147,14 @@ def _in_workers(jobs: Sequence[Job], ticker: Ticker, processes: int) -> list[Sum
     return [found[number] for number in range(len(jobs))]
 
 
-def _here(jobs: Sequence[Job], ticker: Ticker) -> Iterator[Summary]:
+def _here(jobs: Sequence[Work[ResultT]], ticker: Ticker) -> Iterator[ResultT]:
     for number, job in enumerate(jobs):
-        summary = _one(job, partial(ticker.moved, number))
-        ticker.done(number, summary)
-        yield summary
+        result = _one(job, partial(ticker.moved, number))
+        ticker.done(number, result)
+        yield result
 
 
-def _one(job: Job, report: Callable[[float], None]) -> Summary:
+def _one(job: Work[ResultT], report: Callable[[float], None]) -> ResultT:
     """Run one job in this process. ``report`` is called whenever the done share has grown by ``REPORT``."""
     last = 0.0
 
@@ -142,9 +164,7 @@ def _one(job: Job, report: Callable[[float], None]) -> Summary:
             last = share
             report(share)
 
-    cell = job.cell
-    result = replay(cell.workload(job.seed), job.policy, cell, seed=job.seed, progress=progressed)
-    return summarise(result, cell.objectives)
+    return job.do(progressed)
 
 
 def _drained(reports: Any) -> Iterator[tuple[int, float]]:
@@ -177,5 +197,5 @@ def _end_with_parent() -> None:
         os._exit(1)
 
 
-def _work(number: int, job: Job) -> Summary:
+def _work(number: int, job: Work[ResultT]) -> ResultT:
     return _one(job, lambda share: _reports.put((number, share)))

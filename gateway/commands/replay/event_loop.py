@@ -1,9 +1,9 @@
 """One run: a workload is served by the gateway's own code in virtual time.
 
 The loop takes events from a queue in order of time: a call arrives, an engine finishes a step, its KV events reach the
-gateway, an engine is scraped, KV has moved between engines, an engine fails, leaves or joins. The gateway's part of
-each event is production code; no decision is modelled. The network of requests and the gateway's own CPU time are left
-out.
+gateway, an engine is scraped, KV has moved between engines, an engine fails, leaves or joins, a gate looks at its
+queue. The gateway's part of each event is production code; no decision is modelled. The network of requests and the
+gateway's own CPU time are left out.
 """
 
 from __future__ import annotations
@@ -14,7 +14,9 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from math import inf
 from random import Random
+from typing import TypeAlias
 
+from gateway.commands.replay.gate import Gate
 from gateway.commands.replay.legs import Legs
 from gateway.commands.replay.policies import Policy
 from gateway.commands.replay.scene import Scene, Schedule
@@ -26,6 +28,10 @@ from gateway.framework import Role
 from simulator.virtual.engine import Engine
 from simulator.virtual.pool import PoolEvent
 
+MakeGate: TypeAlias = Callable[[World, Legs], Gate]
+"""Makes the gate of one run. What it wants to do at a time of its own it puts into the agenda as ``Next.GATE``, with a
+function of the time."""
+
 
 def replay(
     workload: Workload,
@@ -34,16 +40,18 @@ def replay(
     *,
     seed: int,
     progress: Callable[[float], None] | None = None,
+    gate: MakeGate | None = None,
 ) -> Result:
     """Serve ``workload`` on the engines of ``scene`` with the plugins of ``policy``. The same ``seed`` gives the same
     result.
 
-    ``progress``: called with the share that is done, 0..1. Raises ConfigError for a policy or a call that cannot be
-    replayed.
+    ``progress``: called with the share that is done, 0..1. ``gate``: makes that where calls wait before they are
+    placed; None: each is placed as it comes. Raises ConfigError for a policy or a call that cannot be replayed.
     """
     began = time.process_time()
     world = World(policy, scene, block_size=workload.block_size, seed=seed)
     run = Run(world, workload, scene.event_delay, progress, scene.schedule)
+    run.legs.gate = None if gate is None else gate(world, run.legs)
     if scene.scrape is not None:
         run.scrape(scene.scrape, Random(f"scrapes {seed}"))
     run.come(workload.start())
@@ -56,6 +64,7 @@ def replay(
         seed=seed,
         records=legs.records,
         lost=legs.lost,
+        refused=legs.refused,
         retried=legs.retried,
         scheduled=bool(scene.schedule),
         apart=any(role is not Role.BOTH for role in scene.roles),
@@ -97,7 +106,7 @@ class Run:
 
     def go(self) -> None:
         """Run until every call is answered."""
-        clock = self.world.clock
+        clock, gate = self.world.clock, self.legs.gate
         while self._left:
             at, what, of = self.world.agenda.pop()
             clock.now = at
@@ -113,9 +122,17 @@ class Run:
                 self.legs.change(of, at)
                 if self._scrape:
                     self.world.seats[of.endpoint].scraped(at)
+                if gate is not None:
+                    gate.look_at(self.world.seats[of.endpoint])
+                    gate.turned()
+            elif what is Next.GATE:
+                of(at)
             else:
                 of.scraped(at)
                 self.world.agenda.push(at + self._scrape, Next.SCRAPE, of)
+                if gate is not None:
+                    gate.look_at(of)
+                    gate.turned()
 
     def token_ids(self, call: TraceCall) -> array[int]:
         """The token ids of the call's prompt. Raises ConfigError if it has too few blocks."""
@@ -134,6 +151,7 @@ class Run:
         """An engine has finished its step, unless the step was interrupted and now ends at another time."""
         if seat.engine.due != now:
             return
+        gate = self.legs.gate
         first, ended = seat.engine.advance()
         if seat.engine.due < inf:
             self.world.agenda.push(seat.engine.due, Next.STEP, seat)
@@ -141,7 +159,10 @@ class Run:
             self.world.agenda.push(at + self.event_delay, Next.EVENTS, (seat, seat.engine, events))
         for job in first:
             if not job.keeps:
-                seat.begun(seat.flights[job])
+                flight = seat.flights[job]
+                seat.begun(flight)
+                if gate is not None:
+                    gate.first_token(flight)
         for job in ended:
             if not job.keeps:
                 self.legs.settle(seat.flights.pop(job), now)
@@ -149,11 +170,14 @@ class Run:
                 self.legs.prefilled(seat.flights[job], now)
             else:  # its call has ended
                 self.legs.free(seat, job)
+        if (first or ended) and gate is not None:
+            gate.turned()
 
     def _ended(self, call: TraceCall) -> None:
         """A call was answered or lost: its client goes on."""
         self._left -= 1
         self.come(self.workload.answered(call, self.world.clock.now))
         if self.progress is not None:
-            done = len(self.legs.records) + len(self.legs.lost)
+            legs = self.legs
+            done = len(legs.records) + len(legs.lost) + len(legs.refused)
             self.progress(done / (done + self._left))

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from math import inf
 from typing import NamedTuple
 
+from gateway.commands.replay.gate import Gate
 from gateway.commands.replay.scene import Change, What
 from gateway.commands.replay.seat import Flight, Prefill, Seat
 from gateway.commands.replay.workload import Record, TraceCall
@@ -15,7 +16,7 @@ from gateway.commands.replay.world import Next, World
 from gateway.core.prompt import Prompt
 from gateway.errors import ConfigError, NoEndpoint
 from gateway.fleet.load.booking import BOOKING_STEP
-from gateway.framework import Kind, Outcome, Request
+from gateway.framework import Kind, Outcome, Plan, Request
 from gateway.framework.request import DECODE, PREFILL
 from gateway.placement.placing import Answered, book, decide, learn
 from simulator.virtual.engine import Engine
@@ -36,12 +37,15 @@ class Fetch(NamedTuple):
 class Legs:
     """``records``: of the answered calls, in the order in which they ended. ``lost``: the calls that were not answered.
     ``retried``: number of legs that were sent again. ``ended``: called with each call that has ended either way.
-    ``scheduled``: engines come and go."""
+    ``scheduled``: engines come and go. ``gate``: where calls wait before they are placed; None: nowhere. ``refused``:
+    the calls that it refused, each with a short word for why."""
 
     def __init__(self, world: World, ended: Callable[[TraceCall], None], *, scheduled: bool) -> None:
         self.records: list[Record] = []
         self.lost: list[TraceCall] = []
+        self.refused: list[tuple[TraceCall, str]] = []
         self.retried = 0
+        self.gate: Gate | None = None
         self._world = world
         self._agenda = world.agenda
         self._ended = ended
@@ -64,11 +68,33 @@ class Legs:
             token_ids=ids,
             prompt_tokens=len(ids),
             exact=True,
+            tenant=call.tenant,
+            band=call.band,
         )
-        self._send(Flight(call, request, self._world.index.keys(Prompt(ids, len(ids), True))))
+        flight = Flight(call, request, self._world.index.keys(Prompt(ids, len(ids), True)))
+        if self.gate is None:
+            self.send(flight)
+        else:
+            self.gate.arrive(flight)
 
-    def _send(self, flight: Flight) -> None:
-        """Choose endpoints for the call, book it there, and send its first leg."""
+    def refuse(self, flight: Flight, reason: str) -> None:
+        """The gate refuses a call, which has not been sent."""
+        self.refused.append((flight.call, reason))
+        self._ended(flight.call)
+
+    def send(self, flight: Flight) -> None:
+        """Choose endpoints for the call, book it there, and send its first leg; or lose it, if there is none."""
+        try:
+            plan = self.decide(flight)
+        except NoEndpoint as error:
+            if not self._scheduled:
+                raise ConfigError(f"the call at {flight.call.at:g} s: {error}") from error
+            self._lose(flight)
+            return
+        self.commit(flight, plan)
+
+    def decide(self, flight: Flight) -> Plan:
+        """Match the call again and choose endpoints for it. Raises NoEndpoint."""
         world = self._world
         now = world.clock.now
         for seat in world.seats:
@@ -76,13 +102,12 @@ class Legs:
         among = world.endpoints
         if self._scheduled:
             among = [one for one in among if not one.draining and one.slot not in flight.failed_on]
-        try:
-            plan = decide(flight, among, world.index, world.scheduler, fell_back=flight.fell_back)
-        except NoEndpoint as error:
-            if not self._scheduled:
-                raise ConfigError(f"the call at {flight.call.at:g} s: {error}") from error
-            self._lose(flight)
-            return
+        return decide(flight, among, world.index, world.scheduler, fell_back=flight.fell_back)
+
+    def commit(self, flight: Flight, plan: Plan) -> None:
+        """Book the call on the plan's endpoints, and send its first leg."""
+        world = self._world
+        now = world.clock.now
         if plan.kinds not in ((DECODE,), (PREFILL, DECODE)):
             raise ConfigError(f"the handler planned the legs {', '.join(plan.kinds)}, which a replay cannot send")
         flight.placement, flight.due = book(flight, plan, world.index, now), 1 + BOOKING_STEP
@@ -135,6 +160,8 @@ class Legs:
                 split=placement.split,
             )
         )
+        if self.gate is not None:
+            self.gate.settled(flight, answered=True)
         self._ended(flight.call)
 
     # prompts that are computed apart
@@ -222,7 +249,7 @@ class Legs:
             self._lose(flight)
         else:
             self.retried += 1
-            self._send(flight)
+            self.send(flight)
 
     def _falls_back(self, flight: Flight, now: float) -> None:
         """The prefill engine died: the decode engine computes the prompt, as with the proxy's hand-over. KV that is
@@ -243,5 +270,7 @@ class Legs:
             self._submit(self._world.by_slot[flight.placement.plan.decode.slot], flight.job, flight)
 
     def _lose(self, flight: Flight) -> None:
+        if self.gate is not None:
+            self.gate.settled(flight, answered=False)
         self.lost.append(flight.call)
         self._ended(flight.call)

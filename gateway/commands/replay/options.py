@@ -10,6 +10,10 @@ from typing import Any
 WORKLOAD = "a trace (JSON lines as Mooncake's, or Azure's or BurstGPT's CSV); or 'groups' or 'agents': generated"
 
 
+POLICIES = "default,round-robin,least-requests,llm-d,lmetric"
+"""What ``kvgate replay`` compares on a trace."""
+
+
 def add_replay(commands: Any) -> None:
     """Add the three commands to ``commands``, from argparse's ``add_subparsers``. Each sets ``run`` to the function
     that runs it."""
@@ -23,19 +27,41 @@ def _add_replay(commands: Any) -> None:
         "replay",
         help="compare policies on a trace, in virtual time",
         description="Runs a workload through the gateway's own scheduler, scorers, ledger, cost model and cache index, "
-        "in virtual time and against a model of vLLM engines, once for each policy and seed. No engine, no GPU.",
+        "in virtual time and against a model of vLLM engines, once for each policy and seed. No engine, no GPU. With "
+        "--tenants it compares ways to let the requests of several tenants wait.",
     )
-    replay.add_argument("workload", metavar="TRACE", help=WORKLOAD)
+    replay.add_argument("workload", metavar="TRACE", nargs="?", help=WORKLOAD)
     replay.add_argument(
         "--policies",
-        default="default,round-robin,least-requests,llm-d,lmetric",
         metavar="NAME,...",
-        help="names, YAML files, or 'all'; the others are compared with the first",
+        help=f"names, YAML files, or 'all'; the others are compared with the first ({POLICIES}; with --tenants one, "
+        "which places the requests: default)",
     )
+    _add_tenants(replay)
     _add_cell(replay)
     replay.add_argument("--json", type=Path, metavar="FILE", help="write all figures to this file")
     replay.add_argument("--plot", type=Path, metavar="FILE", help="draw the figures to this file (PNG or SVG)")
     replay.set_defaults(run=_replay)
+
+
+def _add_tenants(replay: argparse.ArgumentParser) -> None:
+    tenants = replay.add_argument_group("tenants")
+    tenants.add_argument(
+        "--tenants",
+        metavar="SCENE,...",
+        help="instead of a trace: scenes of several tenants: greedy-long, greedy-many, priority-burst, "
+        "long-among-short, thrashing, or all",
+    )
+    tenants.add_argument("--ways", metavar="NAME,...", help="the ways to wait that are compared, or 'all' (all)")
+    tenants.add_argument("--loads", metavar="X,...", help="relative to what the fleet can serve (0.8,1,1.2,1.5)")
+    tenants.add_argument(
+        "--capacity",
+        metavar="SCENE=RATE,...",
+        help="what the fleet can serve, in requests/s; not given: the most of which 99 %% meet their objectives if "
+        "each is placed as it comes, found by bisection",
+    )
+    tenants.add_argument("--seconds", type=float, metavar="SECONDS", help="of each run, behind the warm-up (200)")
+    tenants.add_argument("--page", type=Path, metavar="FILE", help="write the tables as Markdown to this file")
 
 
 def _add_tune(commands: Any) -> None:
@@ -196,15 +222,34 @@ def _whole(group: argparse._ArgumentGroup, *options: tuple[str, str, str]) -> No
 def _replay(options: argparse.Namespace) -> int:
     from gateway.commands.replay.command import cell, replay
     from gateway.commands.replay.policies import load_policies
+    from gateway.errors import ConfigError
 
+    if options.tenants is not None:
+        return _tenants(options)
+    for name in TENANTS_ONLY:
+        if getattr(options, name) is not None:
+            raise ConfigError(f"--{name} is of --tenants")
+    if options.workload is None:
+        raise ConfigError("name a trace, 'groups' or 'agents', or scenes with --tenants")
     return replay(
         cell(vars(options)),
-        load_policies(options.policies),
+        load_policies(POLICIES if options.policies is None else options.policies),
         seeds=options.seeds,
         processes=_jobs(options),
         numbers=options.json,
         plot=options.plot,
     )
+
+
+TENANTS_ONLY = ("ways", "loads", "capacity", "seconds", "page")
+"""Options that mean nothing without ``--tenants``."""
+
+
+def _tenants(options: argparse.Namespace) -> int:
+    from gateway.commands.replay.tenants.command import compare_tenants
+    from gateway.commands.replay.tenants.options import asked, files
+
+    return compare_tenants(asked(vars(options)), files(vars(options)), processes=_jobs(options))
 
 
 def _tune(options: argparse.Namespace) -> int:

@@ -82,6 +82,15 @@ class Summary:
     values: Mapping[str, float]
     classes: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
 
+    @property
+    def line(self) -> str:
+        """The run in a few words."""
+        first, good = self.values["ttft_mean"], self.values["goodput"]
+        return (
+            f"{self.policy}, seed {self.seed}: {METRICS['ttft_mean'].title} {first:.2f} s, goodput {good:.1%}, "
+            f"took {self.cpu_seconds:.1f} s"
+        )
+
 
 @dataclass(frozen=True, slots=True)
 class Interval:

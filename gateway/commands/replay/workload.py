@@ -6,6 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
+from gateway.framework.request import NO_TENANT, Tenant
+
 MAX_TOKENS = 1 << 24
 """Tokens of one prompt or answer at most: more than any model's context, so that a wrong unit is found before memory is
 full."""
@@ -30,6 +32,8 @@ class TraceCall:
     session        what a client would send to be recognised again.
     traffic        its class, which has figures and may have objectives of its own; empty: none.
     priority       as a client would send it: less is sooner.
+    tenant         whom it is for.
+    band           of those who wait, a higher one goes first.
     """
 
     at: float
@@ -39,6 +43,8 @@ class TraceCall:
     session: str | None = None
     traffic: str = ""
     priority: int = 0
+    tenant: Tenant = NO_TENANT
+    band: int = 0
 
 
 class Workload(Protocol):
@@ -87,6 +93,8 @@ class Result:
     """Seconds of virtual time from the first arrival to the last end."""
     cpu_seconds: float
     """CPU seconds of the replay itself."""
+    refused: Sequence[tuple[TraceCall, str]] = ()
+    """Calls that a gate refused, each with a short word for why."""
     lost: Sequence[TraceCall] = ()
     """Calls that were not answered because their engine died: the answer had begun, or no other engine could give
     it."""

@@ -74,6 +74,7 @@ class Next(IntEnum):
     SCRAPE = 3
     FETCHED = 4
     CHANGE = 5
+    GATE = 6
 
 
 class Agenda:

@@ -383,4 +383,4 @@ def test_a_policy_that_fails_is_no_result() -> None:
 
 
 def test_what_happens_at_once_has_an_order() -> None:
-    assert sorted(Next) == [Next.EVENTS, Next.CALL, Next.STEP, Next.SCRAPE, Next.FETCHED, Next.CHANGE]
+    assert sorted(Next) == [Next.EVENTS, Next.CALL, Next.STEP, Next.SCRAPE, Next.FETCHED, Next.CHANGE, Next.GATE]
