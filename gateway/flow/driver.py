@@ -25,6 +25,5 @@ class Driver(Protocol):
         ...
 
     def refuse(self, entry: Entry, error: Exception) -> None:
-        """It has waited in vain. ``HeldQueue.arrive`` may refuse others, whose place the newcomer takes, and the
-        newcomer itself where ``place`` raises although it has room."""
+        """It has waited in vain. Also within ``HeldQueue.arrive``, whose newcomer may take its place."""
         ...

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import Enum
 from math import inf
+from typing import Self
 
 from gateway.flow.live_kv import Held
 from gateway.flow.settings import QueueSettings
@@ -56,7 +57,7 @@ class Entry(Waiting):
     held: Held | None = None
 
     @classmethod
-    def of(cls, call: Placeable, settings: QueueSettings, now: float, *, size: int = 0, timeout: float = inf) -> Entry:
+    def of(cls, call: Placeable, settings: QueueSettings, now: float, *, size: int = 0, timeout: float = inf) -> Self:
         """``now``: Clock.monotonic(). ``size``: bytes that are kept for it. ``timeout``: seconds from its arrival after
         which its client does not want it any more."""
         request = call.request

@@ -36,6 +36,7 @@ from gateway.flow.guarded_order import GuardedOrder
 from gateway.flow.lazy_heap import LazyHeap
 from gateway.flow.lines import Lines
 from gateway.flow.live_kv import LiveKv
+from gateway.flow.obstacle import DOWN, TURN, obstacle
 from gateway.flow.room import Room
 from gateway.flow.settings import QueueSettings
 from gateway.flow.shed import MOST_DROPPED, Shed
@@ -59,22 +60,13 @@ FREE_MOVES = 4
 """Times that a request may wait for another endpoint as soon as that looks better; from then on once a tick. Between
 endpoints that look alike, it would otherwise be planned each time that anything happens."""
 
-TURN, DOWN = "turn", "down"
-"""Reasons to wait beside an endpoint's bounds: others are before it there; no endpoint is up."""
-
 
 class HeldQueue:
     """``lines``, ``room``, ``windows``: for who shows them; nobody else changes them. ``served``: engine seconds of
     what was settled, by tenant; they only grow."""
 
     def __init__(
-        self,
-        model: str,
-        settings: QueueSettings,
-        order: GuardedOrder,
-        driver: Driver,
-        clock: Clock,
-        random: Random,
+        self, model: str, settings: QueueSettings, order: GuardedOrder, driver: Driver, clock: Clock, random: Random
     ) -> None:
         """``model``: its name. ``random``: for Retry-After."""
         self._settings = settings
@@ -87,8 +79,7 @@ class HeldQueue:
         self.served: dict[str, float] = {}
         self._shed = Shed(model, settings, self.lines, Drain(settings.max_wait, random))
         self._alarms: LazyHeap[Entry] = LazyHeap()
-        # Endpoints that may have room since they were looked at last; those that are up, and the plans that may yet be
-        # made, in this pump.
+        # Endpoints that may have room; in this pump, those that are up, and the plans that may yet be made.
         self._touched: dict[int, None] = {}
         self._up: dict[int, Endpoint] = {}
         self._left = 0
@@ -115,7 +106,7 @@ class HeldQueue:
         plan = self._driver.decide(entry)
         entry.price(plan, self._settings)
         entry.planned_at = now
-        where, reason = self._obstacle(entry, plan, now)
+        where, reason = obstacle(entry, plan, self.room, self.lines, now)
         if where is None:
             self._driver.place(entry, plan)
             self.lines.place_at_once(entry, plan.decode.slot)
@@ -134,8 +125,10 @@ class HeldQueue:
                 self._drop(entry)
                 raise error
             self._refuse(out, self._shed.full(out, now))
-        self._passes(entry, plan, now)
-        return entry.state is State.PLACED
+        if self._is_before_all(entry, plan, now):
+            self._grant(entry, plan, now)
+            return True
+        return False
 
     def leave(self, entry: Entry) -> None:
         """Its client is gone. If it waits, it waits no more, and nothing is charged."""
@@ -150,8 +143,8 @@ class HeldQueue:
             entry.plan, entry.held = plan, self._live.hold(plan.decode, keys)
 
     def first_token(self, endpoint: Endpoint, predicted: float | None, seconds: float) -> None:
-        """A prompt was computed there. ``predicted``: ``Booking.predicted``; None: it was not computed there.
-        ``seconds``: from ``Booking.at`` to its first token."""
+        """``predicted``: ``Booking.predicted``, None where no prompt was computed there; ``seconds``: from
+        ``Booking.at`` to the first token."""
         if predicted is not None:
             self.windows.first_token(endpoint, predicted, seconds)
         self.look_at(endpoint)
@@ -183,8 +176,7 @@ class HeldQueue:
     def pump(self) -> float:
         """Refuse those whose time is up, and place those who may go.
 
-        Returns Clock.monotonic() when to call it again, if nothing happens before; inf: nobody waits. It is not later
-        than now if there is more to do at once.
+        Returns when to call it again at the latest: Clock.monotonic(), now if there is more to do; inf: nobody waits.
         """
         if not self.lines:
             self._touched.clear()
@@ -266,9 +258,9 @@ class HeldQueue:
                 return False
             self._refuse(entry, error)
             return True
-        where, reason = self._obstacle(entry, plan, now, first=first)
+        where, reason = obstacle(entry, plan, self.room, self.lines, now, first=first)
         if where is None:
-            self._grant(entry, plan, now)
+            self._grant_or_refuse(entry, plan, now)
             return True
         if where is entry.where:
             entry.plan, entry.reason = plan, reason
@@ -278,36 +270,15 @@ class HeldQueue:
         self.lines.remove(entry)
         entry.price(plan, self._settings)
         self._wait(entry, where, reason)
-        self._passes(entry, plan, now)
+        if self._is_before_all(entry, plan, now):
+            self._grant_or_refuse(entry, plan, now)
         return True
 
-    def _obstacle(self, entry: Entry, plan: Plan, now: float, *, first: bool = False) -> tuple[Endpoint | None, str]:
-        """The endpoint for which it has to wait by ``plan``, and why; (None, ""): it has room.
-
-        Nobody passes those who wait for an endpoint of the plan; but of a plan of several, whoever arrived first
-        passes, or two could wait for each other.
-        """
-        assert entry.call is not None
-        where, reason = self.room.lacks(entry.call, plan, now)
-        if where is not None or not self.lines:
-            return where, reason
-        for _, endpoint in plan.legs:
-            if first and endpoint is entry.where:
-                continue
-            other = self.lines.first(endpoint.slot)
-            if other is None or other is entry:
-                continue
-            before = (-other.request.band, other.arrived) < (-entry.request.band, entry.arrived)
-            if before or len(plan.legs) == 1:
-                return endpoint, TURN
-        return None, ""
-
-    def _passes(self, entry: Entry, plan: Plan, now: float) -> None:
-        """It has just begun to wait behind others: place it if it is before them all."""
-        if entry.reason == TURN and self.lines.first(entry.slot) is entry:
-            where, _ = self._obstacle(entry, plan, now, first=True)
-            if where is None:
-                self._grant(entry, plan, now)
+    def _is_before_all(self, entry: Entry, plan: Plan, now: float) -> bool:
+        """Of one that has just begun to wait behind others: whether it is their first, and so has the room."""
+        if entry.reason != TURN or self.lines.first(entry.slot) is not entry:
+            return False
+        return obstacle(entry, plan, self.room, self.lines, now, first=True)[0] is None
 
     def _wait(self, entry: Entry, where: Endpoint, reason: str) -> None:
         """It waits there from now on, as it is priced."""
@@ -322,17 +293,23 @@ class HeldQueue:
     def _next_alarm(self) -> float:
         return self._alarms.top()[1] if self._alarms else inf
 
+    def _grant_or_refuse(self, entry: Entry, plan: Plan, now: float) -> None:
+        try:
+            self._grant(entry, plan, now)
+        except Exception as error:
+            self._driver.refuse(entry, error)
+
     def _grant(self, entry: Entry, plan: Plan, now: float) -> None:
-        """What waited has room."""
+        """What waited has room. Raises what ``Driver.place`` raises: it waits no more then."""
         entry.price(plan, self._settings)
         if all(endpoint.slot != entry.slot for _, endpoint in plan.legs):
             self._touched[entry.slot] = None
             self.lines.move(entry, plan.decode.slot)
         try:
             self._driver.place(entry, plan)
-        except Exception as error:
-            self._refuse(entry, error)
-            return
+        except BaseException:
+            self._drop(entry)
+            raise
         self.lines.take(entry)
         self._alarms.discard(entry)
         entry.waited = now - entry.began

@@ -298,6 +298,20 @@ def broken(entry, plan):
     raise RuntimeError("no room in the ledger")
 
 
+def test_where_the_booking_of_a_newcomer_before_all_others_fails_it_hears_it_at_once_and_they_go_on():
+    held = Held(1, settings=LASTING)
+    (low,) = waiting(held, 1, band=-1)
+    for entry in list(held.placed):
+        held.first_token(entry)
+    place, held.place = held.place, broken  # type: ignore[method-assign]
+    with pytest.raises(RuntimeError):
+        held.queue.arrive(high := held.entry(band=1))
+    assert (high.state, held.refused) == (State.OVER, {})
+    held.place = place  # type: ignore[method-assign]
+    held.queue.pump()
+    assert low.state is State.PLACED
+
+
 # Engines that come and go
 
 
