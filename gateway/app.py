@@ -31,6 +31,7 @@ from gateway.observability.observers import Observers
 from gateway.observability.request_log import RequestLog
 from gateway.proxy.admin.debug import Debug
 from gateway.proxy.admin.explain import Explainer
+from gateway.proxy.admin.keys import KeyRoutes
 from gateway.proxy.admin.listener import Admin
 from gateway.proxy.admin.operations import Operations
 from gateway.proxy.http.keys import read as read_keys
@@ -44,6 +45,8 @@ from gateway.proxy.serving.stream_usage import StreamUsage
 from gateway.proxy.upstream.send import Upstream
 from gateway.reload import Read, Reloading, listening
 from gateway.scheduling.scheduler import Scheduler
+from gateway.tenancy import store_of
+from gateway.tenants.management import Management
 from gateway.tenants.settings import TenantsSettings
 from gateway.tenants.sources import Sources
 from gateway.wiring import Common, Draft, Rooms, Wiring, blaming, priced, topics
@@ -124,7 +127,14 @@ class Gateway:
             max_body=lambda: self.config.listen.max_body,
             patience=lambda: self.config.timeouts.receive,
         )
-        self.admin = Admin(self._render_metrics, (*self.operations.routes(), *debug.routes()))
+        keys = KeyRoutes(
+            token=lambda: self.config.tenants.admin_token,
+            management=lambda: Management(store_of(self.config), self.config.tenants, self.clock),
+            memory=self.memory,
+            patience=lambda: self.config.timeouts.receive,
+            written=rooms.sources.look,
+        )
+        self.admin = Admin(self._render_metrics, (*self.operations.routes(), *debug.routes(), *keys.routes()))
 
     # The parts in force, which a reload replaces
 

@@ -1,4 +1,4 @@
-"""The command ``kvgate``: serve, check, doctor, explain, replay, tune, plan, demo."""
+"""The command ``kvgate``: serve, check, doctor, explain, keys, replay, tune, plan, demo."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ import uvloop
 from rich.console import Console
 
 from gateway import __version__
+from gateway.commands.keys.options import add_keys
 from gateway.commands.replay.options import add_replay
 from gateway.config.describe import describe
 from gateway.config.load import load
@@ -126,6 +127,7 @@ def _parser() -> argparse.ArgumentParser:
     explain.add_argument("--json", action="store_true", help="print the whole answer as JSON")
     explain.set_defaults(run=_explain)
 
+    add_keys(commands)
     add_replay(commands)
 
     demo = commands.add_parser("demo", help="four simulated engines, round robin against the default profile")

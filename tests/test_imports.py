@@ -24,7 +24,7 @@ SHARED = ("gateway.framework", "gateway.core", "gateway.errors")
 COMPOSE = ("gateway.app", "gateway.feed", "gateway.reload", "gateway.tenancy", "gateway.wiring")
 # But replay, which runs in virtual time.
 COMMANDS = tuple(
-    f"gateway.commands.{name}" for name in ("check", "demo", "doctor", "explain", "interview", "processes")
+    f"gateway.commands.{name}" for name in ("check", "demo", "doctor", "explain", "interview", "keys", "processes")
 )
 PLACES = ("gateway.placement", "gateway.scheduling", "gateway.kvcache.index", "gateway.fleet.load")
 SERVES = (

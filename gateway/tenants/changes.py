@@ -1,4 +1,7 @@
-"""Changes to tenants and keys: pure, whatever keeps them. Who keeps them applies the result in one step."""
+"""Changes to tenants and keys: pure, whatever keeps them. Who keeps them applies the result in one step.
+
+``own``, in what follows: the tenants and keys in plugins.yaml, which nothing writes.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +11,7 @@ import re
 import secrets
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, datetime
 from typing import Any, Protocol
 
 from gateway.errors import ClientError, NotFound
@@ -24,7 +27,7 @@ KEEP = 86400.0
 """Seconds for which the old key stays valid when it is replaced: a day to give the new one to all its users."""
 
 _SPAN = re.compile(r"([1-9][0-9]{0,5})([smhdw])")
-_UNITS = {"s": "seconds", "m": "minutes", "h": "hours", "d": "days", "w": "weeks"}
+_UNITS = {"s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0, "w": 604800.0}
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,6 +44,9 @@ class Change:
         tenants = {one.name: one for one in (*content.tenants, *self.tenants)}
         keys = {one.sha256: one for one in (*content.keys, *self.keys) if one.sha256 not in self.gone}
         return dataclasses.replace(content, tenants=tuple(tenants.values()), keys=tuple(keys.values()))
+
+
+NOTHING = TenantsFileSettings()
 
 
 class Decide(Protocol):
@@ -74,43 +80,49 @@ def new_key() -> tuple[str, str]:
 def moment(text: str, now: float) -> str:
     """When something ends, in ISO 8601: ``text`` itself, or, for a span such as ``30d`` or ``12h``, so long after
     ``now`` (seconds since the epoch)."""
-    if (span := _SPAN.fullmatch(text)) is None:
-        return text
-    return _iso(now + timedelta(**{_UNITS[span[2]]: int(span[1])}).total_seconds())
+    seconds = span(text)
+    return text if seconds is None else _iso(now + seconds)
+
+
+def span(text: str) -> float | None:
+    """Seconds of ``30d``, ``12h``, ``5m``, ``90s`` or ``2w``; None: it is none of these."""
+    found = _SPAN.fullmatch(text)
+    return None if found is None else int(found[1]) * _UNITS[found[2]]
 
 
 def _iso(when: float) -> str:
     return datetime.fromtimestamp(int(when), UTC).isoformat().replace("+00:00", "Z")
 
 
-def add(key: TenantKeySettings, *, create_tenant: bool = False) -> Decide:
+def add(key: TenantKeySettings, own: TenantsFileSettings = NOTHING, *, create_tenant: bool = False) -> Decide:
     """A new key. ``create_tenant``: where its tenant is not there, it is made, with the defaults."""
 
     def decide(content: TenantsFileSettings) -> Change:
-        if any(one.id == key.id for one in content.keys):
+        if any(one.id == key.id for one in (*content.keys, *own.keys)):
             raise ClientError(f"There is a key {key.id!r} already: choose another id, or rotate it.", param="id")
-        if key.tenant == DEFAULT or any(one.name == key.tenant for one in content.tenants):
+        if key.tenant == DEFAULT or any(one.name == key.tenant for one in (*content.tenants, *own.tenants)):
             return Change(keys=(key,))
         if not create_tenant:
             raise ClientError(
-                f"There is no tenant {key.tenant!r}: set it up first, or ask for it to be created.", param="tenant"
+                f"There is no tenant {key.tenant!r}: set it up first, or make it with the key (create_tenant).",
+                param="tenant",
             )
         return Change(tenants=(TenantSettings(key.tenant),), keys=(key,))
 
     return decide
 
 
-def revoke(key_id: str) -> Decide:
+def revoke(key_id: str, own: TenantsFileSettings = NOTHING) -> Decide:
     """All keys of that id go."""
-    return lambda content: Change(gone=tuple(one.sha256 for one in of_id(content, key_id)))
+    return lambda content: Change(gone=tuple(one.sha256 for one in _of_id(content, key_id, own)))
 
 
-def rotate(key_id: str, sha256: str, *, now: float, keep: float = KEEP) -> Decide:
+def rotate(key_id: str, sha256: str, own: TenantsFileSettings = NOTHING, *, now: float, keep: float = KEEP) -> Decide:
     """A new key with the id, tenant, models, limits and end of the one that ends last. The old ones end ``keep``
     seconds after ``now`` (since the epoch), where they do not end before."""
 
     def decide(content: TenantsFileSettings) -> Change:
-        old = of_id(content, key_id)
+        old = _of_id(content, key_id, own)
         until = now + keep
         ending = [dataclasses.replace(one, expires=_iso(until)) for one in old if one.ends > until]
         last = max(old, key=lambda one: one.ends)
@@ -119,15 +131,23 @@ def rotate(key_id: str, sha256: str, *, now: float, keep: float = KEEP) -> Decid
     return decide
 
 
-def put_tenant(tenant: TenantSettings) -> Decide:
+def put_tenant(tenant: TenantSettings, own: TenantsFileSettings = NOTHING) -> Decide:
     """A new tenant, or new settings of one."""
-    return lambda content: Change(tenants=(tenant,))
+
+    def decide(content: TenantsFileSettings) -> Change:
+        if any(one.name == tenant.name for one in own.tenants):
+            raise ClientError(f"The tenant {tenant.name!r} stands in plugins.yaml: change it there.", param="name")
+        return Change(tenants=(tenant,))
+
+    return decide
 
 
-def of_id(content: TenantsFileSettings, key_id: str) -> Sequence[TenantKeySettings]:
+def _of_id(content: TenantsFileSettings, key_id: str, own: TenantsFileSettings) -> Sequence[TenantKeySettings]:
     """The keys of that id, at least one. Raises NotFound."""
     found = [one for one in content.keys if one.id == key_id]
     if not found:
+        if any(one.id == key_id for one in own.keys):
+            raise ClientError(f"The key {key_id!r} stands in plugins.yaml: change it there.", param="id")
         raise NotFound(f"There is no key {key_id[:64]!r}.", param="id")
     return found
 
