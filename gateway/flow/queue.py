@@ -45,7 +45,7 @@ from gateway.framework import Clock, Endpoint, Plan
 from gateway.kvcache.index.keys import BlockKeys
 
 TICK = 0.05
-"""Seconds after which all endpoints are looked at: a sixth of the window, so that none runs dry meanwhile."""
+"""Seconds after which all endpoints are looked at: a sixth of the window, so that none runs dry."""
 
 MOST_DECISIONS = 32
 """Plans made in one pump: some milliseconds with 64 endpoints, in which no stream goes on."""
@@ -79,10 +79,9 @@ class HeldQueue:
         self.served: dict[str, float] = {}
         self._shed = Shed(model, settings, self.lines, Drain(settings.max_wait, random))
         self._alarms: LazyHeap[Entry] = LazyHeap()
-        # Endpoints that may have room; in this pump, those that are up, and the plans that may yet be made.
-        self._touched: dict[int, None] = {}
+        self._touched: dict[int, None] = {}  # slots of endpoints that may have room
         self._up: dict[int, Endpoint] = {}
-        self._left = 0
+        self._left = 0  # plans that this pump may yet make
         self._look_at_all = -inf
 
     @property
@@ -150,7 +149,7 @@ class HeldQueue:
         self.look_at(endpoint)
 
     def settled(self, entry: Entry, *, output: float = 0.0, computed: int | None = None) -> None:
-        """What was placed is over, however. Harmless if that was reported before.
+        """What was placed is over, however; harmless if that was reported before.
 
         ``output``: tokens of its answer. ``computed``: prompt tokens that the engine computed; None: those that were
         expected; 0: none, since it came to no engine.

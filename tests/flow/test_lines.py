@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import pytest
 
-from gateway.flow.line import Line
+from gateway.flow.line import COMPARED, Line
 from gateway.flow.lines import Lines
 from gateway.framework import Waiting
 from queues.start_time import in_time_first
@@ -227,3 +227,37 @@ class TestReserve:
         for _ in range(10):
             line.pay(0, 1.0, {-1: 0.5})
         assert line.owed[-1] == pytest.approx(0.0)
+
+
+def test_who_is_late_is_not_ahead_of_a_newcomer_of_its_tenant_and_counts_for_others_as_before():
+    lines = Lines(Recorded())
+    late, timely, other = waiting("a", 3.0), waiting("a", 1.0), waiting("b", 5.0)
+    for one in (late, timely, other):
+        lines.push(one, 0)
+    assert lines.ahead(timely.request) == {0: 4.0 + 4.0}
+    lines.turn_late(late)
+    assert lines.ahead(timely.request) == {0: 1.0 + 1.0}
+    assert lines.ahead(other.request) == {0: 5.0 + 4.0}
+    lines.turn_late(timely)
+    assert lines.ahead(timely.request) == {}
+    for one in (late, timely):
+        lines.remove(one)
+    assert lines.ahead(other.request) == {0: 5.0}
+
+
+def test_of_many_tenants_what_is_ahead_is_bounded_from_above_without_a_look_at_each():
+    lines = Lines(Recorded())
+    entries = [waiting(f"t{number}", 1.0 + number % 3, weight=1.0 + number % 2) for number in range(2 * COMPARED)]
+    for one in entries:
+        lines.push(one, 0)
+    whole = sum(one.cost for one in entries)
+    for one in entries:
+        weight = one.request.tenant.weight
+        exact = sum(min(other.cost, one.cost * other.request.tenant.weight / weight) for other in entries)
+        assert exact - 1e-9 <= lines.ahead(one.request)[0] <= whole + 1e-9
+    for one in entries[: COMPARED + 5]:
+        lines.remove(one)
+    left = entries[COMPARED + 5 :]
+    weight = left[0].request.tenant.weight
+    exact = sum(min(other.cost, left[0].cost * other.request.tenant.weight / weight) for other in left)
+    assert lines.ahead(left[0].request)[0] == pytest.approx(exact)

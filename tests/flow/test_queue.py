@@ -165,16 +165,22 @@ def test_what_waits_counts_in_the_choices_of_those_who_come_after():
 
 
 def test_an_endpoint_without_a_line_is_offered_to_those_who_wait_elsewhere():
-    held = Held(2, settings=LASTING)
+    held = Held(2, capacity=1000, settings=LASTING)
     held.all[1].engine.up = False
-    entries = waiting(held, 4)
+    held.arrive(running := held.entry(900))
+    held.first_token(running)
+    entries = [held.entry(500) for _ in range(2)]
+    assert [held.arrive(entry) for entry in entries] == [False, False]
+    held.pass_time(1.0)
+    assert held.queue.waiting == 2
     held.all[1].engine.up = True
     held.pass_time(TICK)
-    assert any(entry.state is State.PLACED and entry.slot == 1 for entry in entries)
+    assert [entry.state for entry in entries] == [State.PLACED, State.WAITING]
+    assert held.placed[entries[0]].placement.decode.endpoint is held.all[1]
 
 
 def test_after_its_patience_it_is_planned_anew():
-    held = Held(1, capacity=10_000, settings=QueueSettings(max_wait=100.0, patience=3.0))
+    held = Held(1, capacity=10_000, settings=QueueSettings(max_wait=100.0, target=100.0, patience=3.0))
     blocker = held.entry(8000)
     assert held.arrive(blocker)
     held.first_token(blocker)
@@ -185,6 +191,8 @@ def test_after_its_patience_it_is_planned_anew():
     assert second.planned_at == 0.0
     held.pass_time(0.2)
     assert second.planned_at == pytest.approx(3.0)
+    assert first.request.ahead == {}
+    assert list(second.request.ahead) == [0]
 
 
 # Prefill and decode
@@ -248,6 +256,7 @@ def test_room_that_a_leaver_kept_goes_to_the_next_one():
     held.first_token(running)
     large, small = held.entry(12_000), held.entry(100)
     assert [held.arrive(large), held.arrive(small)] == [False, False]
+    held.queue.pump()
     held.queue.leave(large)
     held.queue.pump()
     assert small.state is State.PLACED
@@ -428,6 +437,22 @@ def test_one_pump_plans_and_refuses_so_many_and_asks_to_be_called_again():
     assert pumps >= 3
     assert {error.reason for error in held.refused.values()} == {"expired"}  # type: ignore[attr-defined]
     assert len({error.retry_after for error in held.refused.values()}) > 50  # type: ignore[attr-defined]
+
+
+def test_one_pump_places_so_many_although_all_have_room():
+    held = Held(2, settings=replace(LASTING, max_requests=10_000, per_tenant=10_000))
+    waiting(held, 100, tokens=10)
+    for entry in list(held.placed):
+        held.end(entry)
+    placed = []
+    while held.queue.waiting:
+        before = held.decisions, len(held.granted)
+        again = held.queue.pump()
+        placed.append(len(held.granted) - before[1])
+        assert held.decisions - before[0] <= MOST_DECISIONS
+        if held.queue.waiting:
+            assert again <= held.clock.now
+    assert placed[:3] == [MOST_DECISIONS] * 3
 
 
 def test_a_decision_with_many_waiting_looks_at_no_more_of_them_than_with_few():
