@@ -1,7 +1,7 @@
 """What live prompts have in common on each endpoint: their KV is in its memory once, and the ledger counts it for each.
 
 A prompt is known by the keys of its blocks. A key depends on all blocks before it, so two prompts that share one share
-all before it; one key of ``EVERY`` blocks is enough to tell how much. Each has a count of the live prompts that have
+all before it; one key of each ``STRETCH`` tokens is enough to tell how much. Each has a count of the live prompts that have
 it. What is not held here counts in full, so that a mistake here makes an endpoint look fuller, never emptier. Pure.
 """
 
@@ -12,8 +12,8 @@ from array import array
 from gateway.framework import Endpoint
 from gateway.kvcache.index.keys import BlockKeys
 
-EVERY = 16
-"""Blocks of which one key is kept: 256 tokens with blocks of 16. Shorter prefixes than that count for each prompt."""
+STRETCH = 256
+"""Tokens of which one key is kept, 16 blocks of 16; of larger blocks, each. Shorter prefixes count for each prompt."""
 
 
 class Held:
@@ -32,7 +32,8 @@ class Held:
 
 
 class _Shared:
-    """Of one endpoint. ``twice``: keys beyond the first of each, of all live prompts."""
+    """Of one endpoint. ``stretch``: tokens that one key stands for. ``twice``: keys beyond the first of each, of all
+    live prompts."""
 
     __slots__ = ("counts", "name", "stretch", "twice")
 
@@ -69,11 +70,12 @@ class LiveKv:
 
     def hold(self, endpoint: Endpoint, keys: BlockKeys) -> Held:
         """The prompt of these keys is live there from now on."""
-        shared, stretch = self._endpoints.get(endpoint.slot), EVERY * keys.unit
+        every = max(1, STRETCH // keys.unit)
+        shared, stretch = self._endpoints.get(endpoint.slot), every * keys.unit
         if shared is None or shared.name != endpoint.name or shared.stretch != stretch:
             # Whoever is held there by another name, or in blocks of another size, is released from the old one.
             shared = self._endpoints[endpoint.slot] = _Shared(endpoint.name, stretch)
-        kept = keys.values[EVERY - 1 :: EVERY]
+        kept = keys.values[every - 1 :: every]
         shared.add(kept)
         return Held(shared, kept)
 
@@ -84,14 +86,14 @@ class LiveKv:
 
     def live(self, endpoint: Endpoint, keys: BlockKeys) -> int:
         """Leading tokens of the prompt of these keys that a live prompt there has as well."""
-        shared = self._endpoints.get(endpoint.slot)
-        if shared is None or not shared.counts or shared.name != endpoint.name or shared.stretch != EVERY * keys.unit:
+        shared, every = self._endpoints.get(endpoint.slot), max(1, STRETCH // keys.unit)
+        if shared is None or not shared.counts or shared.name != endpoint.name or shared.stretch != every * keys.unit:
             return 0
         values, counts = keys.values, shared.counts
-        least, most = 0, len(values) // EVERY  # whoever has a key has all before it: so it is found by halving
+        least, most = 0, len(values) // every  # whoever has a key has all before it: so it is found by halving
         while least < most:
             middle = (least + most + 1) // 2
-            if values[middle * EVERY - 1] in counts:
+            if values[middle * every - 1] in counts:
                 least = middle
             else:
                 most = middle - 1

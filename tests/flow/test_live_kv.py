@@ -7,13 +7,13 @@ from array import array
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.flow.live_kv import EVERY, LiveKv
+from gateway.flow.live_kv import STRETCH, LiveKv
 from gateway.kvcache.index.keys import BlockKeys
 from tests.support.candidates import endpoint
 from tests.support.examples import examples
 
 UNIT = 16
-STRETCH = EVERY * UNIT
+EVERY = STRETCH // UNIT
 
 
 def keys(*blocks: int) -> BlockKeys:
@@ -67,6 +67,15 @@ def test_a_prompt_shorter_than_what_is_looked_at_shares_nothing():
     live.hold(one, short)
     live.hold(one, short)
     assert live.saved(one) == live.live(one, short) == 0
+
+
+def test_of_blocks_larger_than_a_stretch_each_is_looked_at():
+    live, one = LiveKv(), endpoint()
+    large = BlockKeys(array("Q", [1, 2, 3]), 512, 1536, True, True)
+    live.hold(one, large)
+    assert live.live(one, BlockKeys(array("Q", [1, 2, 4]), 512, 1536, True, True)) == 1024
+    live.hold(one, large)
+    assert live.saved(one) == 1536
 
 
 PROMPTS = st.lists(st.integers(0, 2), max_size=5)

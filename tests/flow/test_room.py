@@ -9,7 +9,7 @@ import pytest
 
 from gateway.core.clock import ManualClock
 from gateway.fleet.load.ledger import Ledger, Reservation
-from gateway.flow.live_kv import EVERY, LiveKv
+from gateway.flow.live_kv import LiveKv
 from gateway.flow.room import Room
 from gateway.flow.settings import QueueSettings
 from gateway.flow.window import Windows
@@ -61,15 +61,15 @@ def test_kv_is_what_is_live_and_what_the_request_adds_and_may_generate():
 
 
 def test_a_prefix_that_live_requests_share_is_there_once():
-    scene, asked, unit = Scene(), request(1024), 16
-    keys = BlockKeys(array("Q", range(1, 65)), unit, 1024, True, True)
+    scene, asked = Scene(), request(1024)
+    keys = BlockKeys(array("Q", range(1, 65)), 16, 1024, True, True)
     one = busy(capacity=10_000, kv_tokens=8976)
     assert scene.binding(one, asked, keys=keys) == "kv"
     scene.live.hold(one, keys)
     assert scene.binding(one, asked, keys=keys) == ""  # it adds nothing
     assert scene.binding(one, asked) == "kv"
     scene.live.hold(one, keys)
-    assert scene.live.saved(one) == 64 // EVERY * EVERY * unit
+    assert scene.live.saved(one) == 1024
     assert scene.binding(one, asked) == ""  # what is there is 1,024 tokens less than the ledger has
 
 
