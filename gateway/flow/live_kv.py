@@ -1,8 +1,9 @@
 """What live prompts have in common on each endpoint: their KV is in its memory once, and the ledger counts it for each.
 
 A prompt is known by the keys of its blocks. A key depends on all blocks before it, so two prompts that share one share
-all before it; one key of each ``STRETCH`` tokens is enough to tell how much. Each has a count of the live prompts that have
-it. What is not held here counts in full, so that a mistake here makes an endpoint look fuller, never emptier. Pure.
+all before it; one key of each ``STRETCH`` tokens is enough to tell how much. Each has a count of the live prompts that
+have it. What is not held here counts in full, so that a mistake here makes an endpoint look fuller, never emptier.
+Pure.
 """
 
 from __future__ import annotations
