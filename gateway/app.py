@@ -112,9 +112,12 @@ class Gateway:
             Sources(self.clock, config.tenants, draft.client_keys, draft.source),
             self.clock.wall(),
         )
+        sources, people = rooms.sources, rooms.sources.directory
+        self.metrics.read_tenants_from(
+            keys=lambda: len(people.roster.entries), header_tenants=lambda: len(people.named), source=sources.state
+        )
         wiring = Wiring.make(draft, rooms, None)
-        tenants = rooms.sources.directory
-        self.server = Server(wiring.director, wiring.directory, tenants, patience=config.timeouts.receive)
+        self.server = Server(wiring.director, wiring.directory, people, patience=config.timeouts.receive)
         self.tls = listening(config)
         self.reloading = Reloading(
             wiring, rooms=rooms, feed=self.feed, server=self.server, tls=self.tls, read=read, adopted=adopted

@@ -58,14 +58,6 @@ class NotLoaded(GatewayError):
     outcome = "keys_not_loaded"
 
 
-class StoreFailed(GatewayError):
-    """What keeps tenants and keys could not be read or written."""
-
-    status = 503
-    type = "service_unavailable"
-    outcome = "store_failed"
-
-
 class NotFound(ClientError):
     """An unknown path or model."""
 

@@ -25,7 +25,8 @@ class Families:
     the last good scrape by engine. ``streams``: state by endpoint. ``fetching``: by endpoint, its waiting requests by
     the stage of fetching their KV; these mappings are replaced, never changed. ``held``: gives the bytes that requests
     and answers hold. ``in_flight``: gives the requests by endpoint. ``budgets``: gives the spent part of each tenant's
-    budget.
+    budget. ``keys``: gives the number of tenants' keys; ``header_tenants``: of tenants that only a header names;
+    ``keys_source``: whether what keeps them can be read, by its kind.
 
     A state is shown as one series with the value 1, and never beside a former one: that is why states are read.
     """
@@ -45,6 +46,9 @@ class Families:
         self.fetching: dict[str, Mapping[str, int]] = {}
         self.held: Callable[[], int] = lambda: 0
         self.budgets: Callable[[], Mapping[Labels, float]] = dict
+        self.keys: Callable[[], int] = lambda: 0
+        self.header_tenants: Callable[[], int] = lambda: 0
+        self.keys_source: Callable[[], Mapping[str, bool]] = dict
         self.in_flight: Callable[[], Mapping[str, int]] = dict
         self._make_gauges(version)
         self._make_request_families()
@@ -154,6 +158,18 @@ class Families:
             "What a tenant has spent of its budget in the present period, by the budget's amount.",
             "tenant",
             read=lambda: self.budgets(),
+        )
+        gauge("tenant_keys", "API keys of tenants, those that have expired included.", read=lambda: {(): self.keys()})
+        gauge(
+            "header_tenants",
+            "Tenants that only a trusted header names, as many as are known now.",
+            read=lambda: {(): self.header_tenants()},
+        )
+        gauge(
+            "keys_source_up",
+            "1 while what keeps tenants and keys can be read; 0: what was last known is in force.",
+            "source",
+            read=lambda: {(kind,): up for kind, up in self.keys_source().items()},
         )
 
     def _make_request_families(self) -> None:

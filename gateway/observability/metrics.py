@@ -168,6 +168,18 @@ class Metrics(Observer):
         requests by endpoint. ``budgets``: the spent part of each tenant's."""
         self._families.held, self._families.in_flight, self._families.budgets = held, in_flight, budgets
 
+    def read_tenants_from(
+        self,
+        *,
+        keys: Callable[[], int],
+        header_tenants: Callable[[], int],
+        source: Callable[[], Mapping[str, bool]],
+    ) -> None:
+        """What is read when the metrics are shown. ``keys``: of tenants. ``header_tenants``: as many as are known.
+        ``source``: whether what keeps tenants and keys can be read, by its kind."""
+        families = self._families
+        families.keys, families.header_tenants, families.keys_source = keys, header_tenants, source
+
     # counting
     def _count(self) -> None:
         """Count what waits."""

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any, Protocol
 
-from gateway.errors import ClientError, NotFound
+from gateway.errors import ClientError, GatewayError, NotFound
 from gateway.tenants.settings import DEFAULT, TenantKeySettings, TenantSettings, TenantsFileSettings
 
 PREFIX = "kvg-"
@@ -47,6 +47,13 @@ class Change:
 
 
 NOTHING = TenantsFileSettings()
+
+
+class StoreFailed(GatewayError):
+    """What keeps tenants and keys could not be read or written. No client sees it."""
+
+    status = 503
+    type = "service_unavailable"
 
 
 class Decide(Protocol):

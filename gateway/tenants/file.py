@@ -23,6 +23,7 @@ class FileSource:
     ``read``: reads ``file``; raises ConfigError. Called in a thread.
     """
 
+    kind = "file"
     complete = True
 
     def __init__(self, file: str, read: Callable[[], TenantsFileSettings]) -> None:

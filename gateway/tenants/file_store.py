@@ -21,8 +21,8 @@ from ruamel.yaml import YAML
 from ruamel.yaml.comments import CommentedMap, CommentedSeq
 from ruamel.yaml.error import YAMLError
 
-from gateway.errors import ConfigError, StoreFailed
-from gateway.tenants.changes import Change, Decide, plain
+from gateway.errors import ConfigError
+from gateway.tenants.changes import Change, Decide, StoreFailed, plain
 from gateway.tenants.settings import TenantsFileSettings
 
 PRIVATE = 0o600

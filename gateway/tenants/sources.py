@@ -13,8 +13,11 @@ from gateway.tenants.settings import TenantsFileSettings, TenantsSettings
 
 
 class Source(Protocol):
-    """Where tenants and keys are kept. ``content``: the last that is known. ``complete``: false until it was read once.
-    ``problem``: why it cannot be read now; empty: it can."""
+    """Where tenants and keys are kept. ``kind``: a word for metrics. ``content``: the last that is known.
+    ``complete``: false until it was read once. ``problem``: why it cannot be read now; empty: it can."""
+
+    @property
+    def kind(self) -> str: ...
 
     @property
     def content(self) -> TenantsFileSettings: ...
@@ -73,6 +76,10 @@ class Sources:
     def renew(self) -> None:
         """The source has changed."""
         self.directory.use(self._roster())
+
+    def state(self) -> dict[str, bool]:
+        """Whether the source can be read, by its kind (``file``, ``valkey``); empty: there is none."""
+        return {} if self.source is None else {self.source.kind: self.source.complete and not self.source.problem}
 
     async def close(self) -> None:
         await self._tasks.close()

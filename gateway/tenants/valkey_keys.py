@@ -42,6 +42,8 @@ class Lost(Exception):
 class ValkeySource:
     """The last known tenants and keys of a server. Raises ConfigError if the client's package is not installed."""
 
+    kind = "valkey"
+
     def __init__(self, settings: ValkeySettings) -> None:
         self._settings = settings
         self._names = Names(settings.scope)

@@ -6,8 +6,7 @@ from typing import Any
 
 import msgspec
 
-from gateway.errors import StoreFailed
-from gateway.tenants.changes import Change, Decide
+from gateway.tenants.changes import Change, Decide, StoreFailed
 from gateway.tenants.settings import TenantKeySettings, TenantSettings, TenantsFileSettings, ValkeySettings
 from gateway.tenants.valkey_records import Changed, Names, T, connect, failures, from_hash, limited, to_hash
 

@@ -271,6 +271,13 @@ def test_what_a_tenant_is_charged_is_counted_by_kind(metrics, settled) -> None:
     assert value(metrics, "kvgate_budget_spent_ratio", tenant="red") == 1.25
 
 
+def test_keys_and_what_keeps_them_are_read(metrics) -> None:
+    metrics.read_tenants_from(keys=lambda: 7, header_tenants=lambda: 3, source=lambda: {"valkey": False})
+    assert value(metrics, "kvgate_tenant_keys") == 7
+    assert value(metrics, "kvgate_header_tenants") == 3
+    assert value(metrics, "kvgate_keys_source_up", source="valkey") == 0
+
+
 def test_names_of_dropped_endpoints_are_not_kept_for_ever(metrics) -> None:
     for number in range(5000):
         metrics.endpoint_dropped(f"e{number}")
@@ -307,6 +314,7 @@ def test_two_gateways_in_a_process_do_not_share_series(clock, settled) -> None:
 async def test_slices_render_the_same(metrics, settled) -> None:
     metrics.settled(settled())
     metrics.read_from(held=lambda: 0, in_flight=lambda: {"a": 1}, budgets=lambda: {("red",): 0.5})
+    metrics.read_tenants_from(keys=lambda: 1, header_tenants=lambda: 0, source=lambda: {"file": True})
     whole = text(metrics)
     sliced, content_type = await metrics.render()
     assert content_type.startswith("text/plain")

@@ -45,6 +45,7 @@ def test_the_page_describes_what_there_is(clock, settled) -> None:
     metrics.handed_over("m", 0.1)
     metrics.fell_back("m", "late")
     metrics.read_from(held=lambda: 0, in_flight=lambda: {"a": 1}, budgets=lambda: {("red",): 0.5})
+    metrics.read_tenants_from(keys=lambda: 1, header_tenants=lambda: 0, source=lambda: {"file": True})
     metrics.queued("m", 1)
     metrics.disconnected("m", "queued")
     metrics.tokens_estimated("m", "x")

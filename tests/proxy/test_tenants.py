@@ -173,6 +173,7 @@ async def test_a_key_in_a_file_counts_until_it_is_gone_from_it(tmp_path, monkeyp
 
     async with served(tenants=settings) as it:
         tenants = it.gateway.gateway.rooms.sources.directory
+        assert 'kvgate_keys_source_up{source="file"} 1' in await it.gateway.metrics()
         assert await status("kvg-first") == 200
         assert await status("kvg-second") == 401
 
@@ -181,6 +182,7 @@ async def test_a_key_in_a_file_counts_until_it_is_gone_from_it(tmp_path, monkeyp
             file.write_text((FILE % digest("kvg-second"))[:-30])
             await eventually(lambda: "tenants.yaml:4" in caplog.text, "the half-written file is reported with its line")
         assert tenants.roster is before
+        assert 'kvgate_keys_source_up{source="file"} 0' in await it.gateway.metrics()
         assert await status("kvg-first") == 200
 
         file.write_text(FILE % digest("kvg-second"))

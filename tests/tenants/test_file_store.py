@@ -10,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gateway.config.tenants_file import TenantsFile
-from gateway.errors import NotFound, StoreFailed
-from gateway.tenants.changes import Change, add, put_tenant, revoke, rotate
+from gateway.errors import NotFound
+from gateway.tenants.changes import Change, StoreFailed, add, put_tenant, revoke, rotate
 from gateway.tenants.file_store import FileStore
 from gateway.tenants.limit_settings import BudgetSettings, LimitSettings
 from gateway.tenants.settings import TenantKeySettings, TenantSettings, TenantsFileSettings

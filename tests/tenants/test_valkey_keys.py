@@ -16,9 +16,9 @@ from collections.abc import AsyncIterator
 import pytest
 
 from gateway.core.clock import SystemClock
-from gateway.errors import ClientError, NotLoaded, StoreFailed, Unauthorized
+from gateway.errors import ClientError, NotLoaded, Unauthorized
 from gateway.tenants import valkey_keys, valkey_records
-from gateway.tenants.changes import Change, add, new_key, put_tenant, revoke, rotate
+from gateway.tenants.changes import Change, StoreFailed, add, new_key, put_tenant, revoke, rotate
 from gateway.tenants.settings import TenantKeySettings, TenantSettings, TenantsSettings
 from gateway.tenants.sources import Sources
 from gateway.tenants.valkey_keys import ValkeySource

@@ -7,7 +7,8 @@ from urllib.parse import quote
 
 import httpx
 
-from gateway.errors import ConfigError, StoreFailed
+from gateway.errors import ConfigError
+from gateway.tenants.changes import StoreFailed
 
 TIMEOUT = 30.0
 """Seconds for an answer: the gateway may wait for its Valkey meanwhile."""
