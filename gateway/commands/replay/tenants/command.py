@@ -18,7 +18,7 @@ from gateway.commands.replay.tenants.chart import draw
 from gateway.commands.replay.tenants.job import Capacity, FindCapacity, TenantJob
 from gateway.commands.replay.tenants.report import Comparison, gather, markdown, save, tables
 from gateway.commands.replay.tenants.scenes import TenantScene
-from gateway.commands.replay.tenants.ways import AT_ONCE, Way
+from gateway.commands.replay.tenants.ways import OURS, Way
 from gateway.errors import ConfigError
 
 WIDTH = 170
@@ -96,7 +96,7 @@ def compare_tenants(asked: Asked, files: Files, *, processes: int) -> int:
     if files.page is not None:
         _write(comparisons, files.page)
     if files.plot is not None:
-        draw(comparisons, frozenset({AT_ONCE.name}), files.plot)
+        draw(comparisons, OURS, files.plot)
     return 0
 
 

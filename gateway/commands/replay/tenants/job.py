@@ -46,7 +46,7 @@ class TenantJob:
             replace(self.scene, objectives=UNASKED),
             seed=self.seed,
             progress=progress,
-            gate=self.way.gate,
+            gate=self.way.gate(self.policy),
         )
         objectives, light = self.scene.objectives, self.tenants.light
         reasons: dict[str, dict[str, int]] = {}

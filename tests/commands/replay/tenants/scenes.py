@@ -59,4 +59,4 @@ def call(number: int, at: float, tenant: str, tokens: int = 2000, output: int = 
 
 def run(calls: Sequence[TraceCall], way: str, scene: Scene = FLEET) -> Result:
     policy = load_policy("default")
-    return replay(Calls(calls), policy, scene, seed=1, gate=WAYS[way].gate)
+    return replay(Calls(calls), policy, scene, seed=1, gate=WAYS[way].gate(policy))

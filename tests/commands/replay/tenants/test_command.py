@@ -15,7 +15,7 @@ import pytest
 from gateway.cli import EXIT_CONFIG, main
 from gateway.commands.replay.fleet import kinds
 from gateway.commands.replay.tenants.options import JUDGED, asked
-from gateway.commands.replay.tenants.ways import WAYS, ways
+from gateway.commands.replay.tenants.ways import OURS, WAYS, ways
 from gateway.errors import ConfigError
 
 QUICK = ["--tenants", "greedy-long", "--loads", "1.2", "--seconds", "2", "--seeds", "1", "--jobs", "1"]
@@ -61,6 +61,8 @@ def test_what_makes_no_sense_is_said(options: dict[str, Any], said: str) -> None
 def test_ways_are_found_by_name() -> None:
     assert [way.name for way in ways("at-once, llm-d-round-robin")] == ["at-once", "llm-d-round-robin"]
     assert ways("all") == list(WAYS.values())
+    assert list(WAYS)[3:] == ["fair-cost", "fair-tokens", "fair-requests", "earliest-deadline", "first-come"]
+    assert set(list(WAYS)[3:]) == OURS
 
 
 def test_a_run_prints_its_tables_and_writes_its_files(tmp_path: Path, capsys) -> None:
