@@ -163,6 +163,7 @@ class Gateway:
             stored=self._stored,
             poller=self._poller,
             following=self.feed.following,
+            tenants=self.rooms.sources.directory,
             in_use=self.reloading.wiring.director.in_use,
             clock=self.clock,
         )

@@ -7,6 +7,7 @@ import json
 import os
 import sys
 from collections.abc import Callable, Coroutine, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -123,6 +124,7 @@ def _parser() -> argparse.ArgumentParser:
     explain.add_argument(
         "--header", action="append", default=[], metavar="NAME:VALUE", help="a header that a client would send"
     )
+    explain.add_argument("--tenant", default="", help="whose it is; not given: that of a request without a key")
     explain.add_argument("--alone", action="store_true", help="read the engines' events, even if the gateway runs")
     explain.add_argument("--json", action="store_true", help="print the whole answer as JSON")
     explain.set_defaults(run=_explain)
@@ -212,6 +214,7 @@ def _explain(options: argparse.Namespace) -> int:
     if options.request is not None:
         return uvloop.run(explain_request(config, options.request, url=url, as_json=options.json))
     question = read_question(options.prompt_file, options.model, options.path, options.header)
+    question = replace(question, tenant=options.tenant)
     return uvloop.run(explain(config, question, url=url, alone=options.alone, as_json=options.json))
 
 

@@ -430,6 +430,8 @@ async def test_explain_asks_a_gateway_that_runs(tmp_path, processes):
                 assert "profile default" in out
                 assert busy.name in out
 
+                code, out, _ = await here("explain", "--url", gateway.admin_url, *asked, "--json", "--tenant", "red")
+                assert json.loads(out)["tenant"] == "red"
                 code, out, _ = await here("explain", "--url", gateway.admin_url, *asked, "--json")
                 told = {each["endpoint"]: each for each in json.loads(out)["endpoints"]}
                 assert (told[busy.name]["ledger"]["requests"], told[idle.name]["ledger"]["requests"]) == (1, 0)

@@ -132,6 +132,11 @@ class Directory:
             return NotLoaded("The API keys are not loaded yet; try again.", retry_after=LOADING_RETRY)
         return Unauthorized("A valid API key is needed: send it as 'Authorization: Bearer KEY'.")
 
+    def tenant(self, name: str) -> Caller:
+        """The caller of a tenant, known or not, which is not known or in use for that; the default one's for ``""``."""
+        roster = self.roster
+        return (roster.callers.get(name) or roster.of_header(name)) if name else self.anyone
+
     def _of_header(self, name: str) -> Caller:
         roster = self.roster
         return roster.callers.get(name) or self.named.find(name) or roster.callers[OTHER]

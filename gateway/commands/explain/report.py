@@ -110,7 +110,8 @@ async def _alone(config: Config, question: Question) -> dict[str, Any]:
             synced = await gateway.feed.synced(SYNC)
         headers = dict(question.headers)
         account = await gateway.explainer.explain(
-            ROUTES[question.path], question.raw, headers.pop("content-type", ""), headers, headers.pop("cookie", "")
+            *(ROUTES[question.path], question.raw, headers.pop("content-type", ""), headers),
+            *(headers.pop("cookie", ""), question.tenant),
         )
     finally:
         await gateway.close()

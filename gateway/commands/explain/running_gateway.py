@@ -27,11 +27,13 @@ TOKEN = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
 
 @dataclass(frozen=True, slots=True)
 class Question:
-    """A request as a client would send it. ``headers``: lower-case names."""
+    """A request as a client would send it. ``headers``: lower-case names. ``tenant``: whom it is for; empty: as a
+    request without a key."""
 
     path: str
     raw: bytes
     headers: Mapping[str, str] = field(default_factory=dict)
+    tenant: str = ""
 
 
 def read_question(prompt_file: Path, model: str | None, path: str | None, headers: Sequence[str]) -> Question:
@@ -114,9 +116,8 @@ class RunningGateway:
     async def explain(self, question: Question) -> dict[str, Any]:
         """Raises Unanswered."""
         headers = {"content-type": "application/json", **question.headers}
-        return await self._ask(
-            "POST", "/debug/explain", params={"path": question.path}, content=question.raw, headers=headers
-        )
+        params = {"path": question.path} | ({"tenant": question.tenant} if question.tenant else {})
+        return await self._ask("POST", "/debug/explain", params=params, content=question.raw, headers=headers)
 
     async def decisions(self, request_id: str) -> list[dict[str, Any]]:
         """The decisions about one request, the first attempt first. Raises Unanswered."""

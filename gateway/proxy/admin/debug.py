@@ -99,10 +99,10 @@ class Debug:
                 http.headers, http.content, limit=self._max_body(), timeout=self._patience(), share=share
             )
             route, body = _asked(http.query.get("path"), raw)
-            cookie = http.headers.get("Cookie", "")
+            cookie, tenant = http.headers.get("Cookie", ""), http.query.get("tenant", "")
             async with self._one_at_a_time:  # explanations may not take more CPU than one request at a time
                 explanation = await self._explainer().explain(
-                    route, body, http.headers.get("Content-Type", ""), visible(http.headers.items()), cookie
+                    route, body, http.headers.get("Content-Type", ""), visible(http.headers.items()), cookie, tenant
                 )
         except GatewayError as error:
             return refused(error.status, error.message, error.param)

@@ -31,6 +31,7 @@ from gateway.proxy.serving.response_affinity import ResponseAffinity
 from gateway.scheduling.rehearsal import rehearsal
 from gateway.scheduling.scheduler import Scheduler
 from gateway.scheduling.trace import ProfileRun, Trace
+from gateway.tenants.directory import Directory
 
 log = logging.getLogger("kvgate.explain")
 
@@ -42,7 +43,8 @@ Following = Callable[[Endpoint], tuple[str, float | None]]
 
 @dataclass(frozen=True, slots=True)
 class Explainer:
-    """For one configuration. ``following``: the state of the endpoints' event streams. ``in_use``: keeps the parts of
+    """For one configuration. ``following``: the state of the endpoints' event streams. ``tenants``: whom a
+    request may be for. ``in_use``: keeps the parts of
     the configuration open, tokenizers included, while an explanation runs."""
 
     directory: ModelDirectory
@@ -52,21 +54,36 @@ class Explainer:
     stored: ResponseAffinity
     poller: Poller
     following: Following
+    tenants: Directory
     in_use: Callable[[], AbstractContextManager[None]]
     clock: Clock
 
     async def explain(
-        self, route: Route, raw: bytes, content_type: str, headers: Mapping[str, str], cookie: str = ""
+        self,
+        route: Route,
+        raw: bytes,
+        content_type: str,
+        headers: Mapping[str, str],
+        cookie: str = "",
+        tenant: str = "",
     ) -> dict[str, Any]:
         """As JSON; ``error`` in it says why the request could not be placed. ``headers``, ``cookie``: as for
-        ``identify``.
+        ``identify``. ``tenant``: whom it is for; empty: the one that the tenants' header names, be it trusted or not.
 
         Raises GatewayError if the request could not be parsed.
         """
         parsed = parse(route, raw, content_type, self.passing)
-        arrived = self.clock.monotonic()
+        arrived, header = self.clock.monotonic(), self.tenants.roster.header
+        caller = self.tenants.tenant(tenant or headers.get(header, ""))
+        if header:
+            headers = {name: value for name, value in headers.items() if name != header}
         runtime, request = identify(
-            parsed, self.directory, request_id=REQUEST_ID, arrived=arrived, headers=headers, cookie=cookie
+            *(parsed, self.directory),
+            request_id=REQUEST_ID,
+            arrived=arrived,
+            headers=headers,
+            cookie=cookie,
+            caller=caller,
         )
         request.bound = parsed.previous_response is not None
         with self.in_use():
@@ -109,6 +126,8 @@ class Explainer:
             "block_size": keys.unit,
             "indivisible": request.indivisible or None,
             "session": request.session,
+            "tenant": request.tenant.name,
+            "band": request.band,
             "slo": None if request.slo is None else {"ttft": request.slo.ttft, "tpot": request.slo.tpot},
             "error": {"message": made.message, "status": made.status} if isinstance(made, GatewayError) else None,
             "endpoints": [self._state(one, runtime, request, keys) for one in endpoints],

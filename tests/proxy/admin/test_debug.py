@@ -19,6 +19,7 @@ from gateway.core.tasks import TaskSet
 from gateway.fleet.settings import EndpointSettings
 from gateway.proxy.settings import ListenSettings
 from gateway.scheduling.settings import PluginSettings, ProfileSettings, WeightedScorer
+from gateway.tenants.settings import TenantSettings, TenantsSettings
 from simulator.faults import FaultKind
 from simulator.server import EngineServer
 from tests.support.engines import engines
@@ -361,6 +362,29 @@ async def test_headers_count_as_they_do_for_clients():
             f"{gateway.admin_url}/debug/explain", json=CHAT, headers={"x-slo-ttft-ms": "soon"}
         )
         assert reply.status_code == 400
+
+
+async def test_a_request_may_be_anybody_s():
+    """By the query, else by the tenants' header, which an operator may set even where no client is believed."""
+    red = TenantSettings("red", bands=(-1, 2), models=("sim",))
+    tenants = TenantsSettings(header="x-team", tenants=(red, TenantSettings("blue", models=())), file="none")
+    async with engines(1) as (server,), running(config_for(server.url)) as gateway:
+        sources = gateway.gateway.rooms.sources
+        sources.adopt(tenants, (), None)
+
+        async def ask(query: str = "", **headers: str):
+            named = {name.replace("_", "-"): value for name, value in headers.items()}
+            return await gateway.client.post(f"{gateway.admin_url}/debug/explain{query}", json=CHAT, headers=named)
+
+        for reply, who in (
+            (await ask(), ("default", 0)),
+            (await ask("?tenant=red", x_kvgate_priority="1"), ("red", 1)),
+            (await ask(x_team="red"), ("red", 0)),
+            (await ask("?tenant=green", x_team="red"), ("green", 0)),
+        ):
+            assert (reply.json()["tenant"], reply.json()["band"]) == who
+        assert (await ask("?tenant=blue")).status_code == 404
+        assert len(sources.directory.named) == 0, "who asks about a tenant does not use it"
 
 
 async def test_a_reload_waits_for_who_asks_before_it_gives_the_tokenizer_back(tokenizer):
