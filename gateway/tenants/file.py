@@ -42,8 +42,8 @@ class FileSource:
     async def follow(self, changed: Callable[[], None]) -> None:
         """Look at the file for ever. ``changed``: called when there is new content."""
         while True:
-            await asyncio.sleep(LOOK)
             await self.look(changed)
+            await asyncio.sleep(LOOK)
 
     async def look(self, changed: Callable[[], None]) -> None:
         """Read the file again if it has changed."""

@@ -25,8 +25,9 @@ from gateway.errors import ConfigError
 from gateway.tenants.changes import Change, Decide, StoreFailed, plain
 from gateway.tenants.settings import TenantsFileSettings
 
-PRIVATE = 0o600
-"""The mode of a new file: names and limits of tenants are nobody else's business, and no other user may add a key."""
+MODE = 0o644
+"""The mode of a new file, which may be changed later. Who makes a key is often another user than the one that the
+gateway runs as, and has to read the file. It has no secret: of keys there are digests."""
 
 WIDTH = 4096
 """Columns: no line of the file is folded that was not."""
@@ -102,10 +103,13 @@ def _replace(target: str, text: str) -> None:
     handle, beside = tempfile.mkstemp(prefix=".tenants-", dir=folder)
     try:
         with open(handle, "w", encoding="utf-8") as stream:
-            with contextlib.suppress(FileNotFoundError):
+            try:
                 before = os.stat(target)
+            except FileNotFoundError:
+                os.fchmod(handle, MODE)
+            else:
                 os.fchmod(handle, stat.S_IMODE(before.st_mode))
-                if (before.st_uid, before.st_gid) != (os.geteuid(), os.getegid()):
+                with contextlib.suppress(PermissionError):  # who may not give it away becomes its owner
                     os.fchown(handle, before.st_uid, before.st_gid)
             stream.write(text)
             stream.flush()

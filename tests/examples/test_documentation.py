@@ -21,11 +21,14 @@ from gateway.config.document import read_text
 from gateway.config.load import loads
 from gateway.config.registry import PluginType, discover
 from gateway.config.settings import Config
+from gateway.config.tenants_file import TenantsFile
+from gateway.tenants.settings import TenantsFileSettings
 from tests.support.candidates import context
 
 DOCS = Path(__file__).parents[2] / "docs"
 CONFIGURATION = (DOCS / "configuration.md").read_text()
 PLUGINS = (DOCS / "plugins.md").read_text()
+TENANTS = (DOCS / "tenants.md").read_text()
 ROW = re.compile(r"^\| `([a-z0-9_.\[\]]+)` \| (.+?) \|", re.MULTILINE)
 HEADINGS = ("What it does", "Scheduling intent", "Inputs", "Parameters", "Example")
 
@@ -78,11 +81,14 @@ def test_the_documented_wiring_is_the_default() -> None:
     ("document", "block"),
     [
         (name, block)
-        for name, text in (("configuration", CONFIGURATION), ("plugins", PLUGINS))
+        for name, text in (("configuration", CONFIGURATION), ("plugins", PLUGINS), ("tenants", TENANTS))
         for block in re.findall(r"```yaml\n(.*?)```", text, re.DOTALL)
     ],
 )
 def test_examples_can_be_loaded(document, block) -> None:
+    if block.startswith("# tenants.yaml"):
+        assert TenantsFile("tenants.yaml", TenantsFileSettings(), {}).parse(block).tenants
+        return
     text = block if "models:" in block else "models: [{name: m, endpoints: [{url: 'http://a:1'}]}]\n" + block
     config = loads(text, {})
     if "fewest-tokens" not in text:
@@ -138,7 +144,7 @@ def test_every_plugin_s_module_has_the_fixed_headings(plugin) -> None:
     assert not unnamed, f"{module}: its docstring does not name these parameters in double backticks: {unnamed}"
 
 
-@pytest.mark.parametrize("page", ["configuration.md", "plugins.md", "metrics.md"])
+@pytest.mark.parametrize("page", ["configuration.md", "plugins.md", "metrics.md", "tenants.md"])
 def test_links_lead_somewhere(page) -> None:
     for target in re.findall(r"\]\(([^)]+)\)", (DOCS / page).read_text()):
         if "://" in target:

@@ -38,11 +38,19 @@ class ValkeyServer:
         password = dict(zip(options[::2], options[1::2], strict=True)).get("--requirepass")
         user = "" if password is None else f":{password}@"
         self.settings = ValkeySettings(f"redis://{user}127.0.0.1:{self.port}", "tests")
+        self._ports = ("--port", str(self.port))
+
+    def speak_tls(self, certificate: str, key: str, authority: str) -> None:
+        """Speak TLS only, from the next start on."""
+        self._ports = ("--port", "0", "--tls-port", str(self.port))
+        self._options = (*self._options, "--tls-cert-file", certificate, "--tls-key-file", key)
+        self._options = (*self._options, "--tls-ca-cert-file", authority, "--tls-auth-clients", "no")
+        self.settings = ValkeySettings(f"rediss://127.0.0.1:{self.port}?ssl_ca_certs={authority}", "tests")
 
     async def start(self) -> None:
         assert SERVER is not None, "CI installs valkey-server or redis-server"
         self._process = await asyncio.create_subprocess_exec(
-            *(SERVER, "--port", str(self.port), "--bind", "127.0.0.1", "--dir", str(self._folder)),
+            *(SERVER, *self._ports, "--bind", "127.0.0.1", "--dir", str(self._folder)),
             *("--save", "", "--appendonly", "yes", "--appendfsync", "always", *self._options),
             stdout=asyncio.subprocess.DEVNULL,
         )

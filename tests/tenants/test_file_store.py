@@ -85,12 +85,12 @@ async def test_a_tenant_is_changed_in_its_place(file):
     assert (await store(file).read()).tenants[0].budget == budget
 
 
-async def test_a_file_that_is_not_there_is_made_for_nobody_else(tmp_path):
+async def test_a_file_that_is_not_there_is_made_for_the_gateway_s_user_to_read(tmp_path):
     path = tmp_path / "tenants.yaml"
     assert await store(path).read() == TenantsFileSettings()
     await store(path).change(add(key("ci", ONE), create_tenant=True))
     assert path.read_text() == f"tenants:\n- name: red\nkeys:\n- id: ci\n  sha256: '{ONE}'\n  tenant: red\n"
-    assert stat.S_IMODE(path.stat().st_mode) == 0o600
+    assert stat.S_IMODE(path.stat().st_mode) == 0o644
     assert os.listdir(tmp_path) == ["tenants.yaml"]
 
 

@@ -262,6 +262,22 @@ async def test_a_password_is_used_and_not_shown(tmp_path, caplog):
             assert "cannot be read from Valkey" in caplog.text
 
 
+async def test_a_server_is_asked_over_tls_and_has_to_prove_who_it_is(tmp_path, authority):
+    server = ValkeyServer(tmp_path)
+    server.speak_tls(*authority.issue("valkey"), authority.file)
+    try:
+        await server.start()
+        await ValkeyStore(server.settings).change(adding("one"))
+        async with following(server) as sources:
+            await loaded(sources)
+            assert knows(sources, "one")
+        stranger = dataclasses.replace(server.settings, url=server.settings.url.partition("?")[0])
+        with pytest.raises(StoreFailed, match="certificate verify failed"):
+            await ValkeyStore(stranger).read()
+    finally:
+        await server.stop()
+
+
 @pytest.mark.parametrize("turns", range(8))
 async def test_it_ends_whenever_it_is_cancelled(server, turns):
     source = ValkeySource(server.settings)
