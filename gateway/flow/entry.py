@@ -38,6 +38,8 @@ class Entry(Waiting):
     it; ``down``: no endpoint is up. ``began``: Clock.monotonic() when it began to wait; ``waited``: seconds, 0 if it
     was placed at once. ``planned_at``: when it was planned last; ``moves``: how often for another endpoint than before.
 
+    ``offered``: it was offered to all other endpoints, since half of its time to be placed had passed.
+
     ``new_tokens``: prompt tokens to compute, at least 1. ``prompt_cost``, ``token_cost``: engine seconds of these, and
     of one token of its answer, of which ``cost`` is made.
     """
@@ -51,6 +53,7 @@ class Entry(Waiting):
     waited: float = 0.0
     planned_at: float = 0.0
     moves: int = 0
+    offered: bool = False
     new_tokens: int = 1
     prompt_cost: float = 0.0
     token_cost: float = 0.0
@@ -90,6 +93,16 @@ class Entry(Waiting):
         objective = settings.target if slo is None or slo.ttft is None else slo.ttft
         # Placed with a full window before it, it has its first token so much later.
         self.due = request.arrived + objective - self.prompt_cost - scalars.overhead - settings.window
+
+    @property
+    def halfway(self) -> float:
+        """Half of the time from when it began to wait until it is late."""
+        return self.began + (self.due - self.began) / 2
+
+    def next_at(self, patience: float) -> float:
+        """When something is next due for it while it waits."""
+        due = inf if self.late else self.due if self.offered else self.halfway
+        return min(due, self.planned_at + patience, self.deadline)
 
     def leg_at(self, endpoint: Endpoint) -> str:
         """The kind of its planned leg there, as ``Room.binding`` has it: empty if one leg is all of it."""

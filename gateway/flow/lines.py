@@ -191,14 +191,13 @@ class Lines(Generic[W]):
 
         own: seconds that its own tenant waits with in this line and band, without those who are late, since who is in
         time goes before them; B(k): those of tenant k; w(k), w: weights. While the own tenant is served, another is
-        served as much, by its weight, until it has nothing left. An endpoint without any is left out, and so
-        is ``besides``: that where the request is next already. Meant for ``Request.ahead``.
+        served as much, by its weight, until it has nothing left. Each endpoint for which anybody waits is there, maybe
+        with 0, as ``besides``: that where the request is next already. Meant for ``Request.ahead``.
         """
-        found = {}
-        for slot, line in self._lines.items():
-            if slot != besides and (seconds := line.ahead(request.band, request.tenant)) > 0:
-                found[slot] = seconds
-        return found
+        return {
+            slot: 0.0 if slot == besides else line.ahead(request.band, request.tenant)
+            for slot, line in self._lines.items()
+        }
 
     # One place.
 

@@ -1,7 +1,9 @@
-"""What a planned request has to wait for: an endpoint without room, or those who wait for it already."""
+"""What a planned request has to wait for: an endpoint without room, or those who wait for it already; and whether it
+has to wait for nothing elsewhere."""
 
 from __future__ import annotations
 
+from gateway.flow.driver import Driver
 from gateway.flow.entry import Entry
 from gateway.flow.lines import Lines
 from gateway.flow.room import Room
@@ -9,6 +11,9 @@ from gateway.framework import Endpoint, Plan
 
 TURN, DOWN = "turn", "down"
 """Reasons to wait beside an endpoint's bounds: others are before it there; no endpoint is up."""
+
+AVOIDED = 1e3
+"""Seconds of work ahead at an endpoint that is not to be chosen: more than any other costs."""
 
 
 def obstacle(
@@ -34,3 +39,19 @@ def obstacle(
         if before or len(plan.legs) == 1:
             return endpoint, TURN
     return None, ""
+
+
+def elsewhere(entry: Entry, driver: Driver, room: Room, lines: Lines[Entry], now: float) -> Plan | None:
+    """A plan of endpoints with room, without the one for which it waits; None: the best of the others has none.
+    ``now``: Clock.monotonic().
+
+    What was planned for it is cheaper, or it would wait there: so that is for one that would be late where it waits.
+    """
+    entry.request.ahead = {**lines.ahead(entry.request), entry.slot: AVOIDED}
+    try:
+        plan = driver.decide(entry)
+    except Exception:  # it goes on waiting where it does
+        return None
+    if any(endpoint is entry.where for _, endpoint in plan.legs):
+        return None
+    return plan if obstacle(entry, plan, room, lines, now)[0] is None else None

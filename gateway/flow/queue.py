@@ -18,9 +18,8 @@ How one is placed:
   on what is true then. It is placed, or waits for another endpoint that is better now. If it finds no room, nobody
   passes it: it keeps the next room. So a large request is not passed by small ones for ever.
 - If an endpoint has room and nobody waits for it, those who are first elsewhere are planned again. So is whoever has
-  waited for ``patience`` seconds, and everybody whose endpoint is gone.
-
-The work of one ``pump`` is bounded. If more is left, it asks to be called again at once.
+  waited for ``patience`` seconds, and everybody whose endpoint is gone. Half-way to being late, each is placed on the
+  best of the other endpoints if that has room, be it dearer. The work of one ``pump`` is bounded.
 """
 
 from __future__ import annotations
@@ -36,7 +35,7 @@ from gateway.flow.guarded_order import GuardedOrder
 from gateway.flow.lazy_heap import LazyHeap
 from gateway.flow.lines import Lines
 from gateway.flow.live_kv import LiveKv
-from gateway.flow.obstacle import DOWN, TURN, obstacle
+from gateway.flow.obstacle import DOWN, TURN, elsewhere, obstacle
 from gateway.flow.room import Room
 from gateway.flow.settings import QueueSettings
 from gateway.flow.shed import MOST_DROPPED, Shed
@@ -57,8 +56,7 @@ OFFERED = 4
 """Requests that are planned again at each look at all, if an endpoint has room for which nobody waits."""
 
 FREE_MOVES = 4
-"""Times that a request may wait for another endpoint as soon as that looks better; from then on once a tick. Between
-endpoints that look alike, it would otherwise be planned each time that anything happens."""
+"""Times that a request moves to an endpoint once that looks better; from then on once a tick, if two look alike."""
 
 
 class HeldQueue:
@@ -206,12 +204,18 @@ class HeldQueue:
             if now >= entry.deadline:
                 self._refuse(entry, self._shed.expired(entry, now, down=not self._up))
                 continue
+            if now >= entry.halfway and not entry.offered:
+                entry.offered = True
+                self._left -= 1
+                if (plan := elsewhere(entry, self._driver, self.room, self.lines, now)) is not None:
+                    self._grant_or_refuse(entry, plan, now)
+                    continue
             if now >= entry.due:
                 self.lines.turn_late(entry)
             if now >= entry.planned_at + self._settings.patience:
                 self._plan_anew(entry, now, first=self.lines.first(entry.slot) is entry)
             if entry.state is State.WAITING:
-                self._set_alarm(entry)
+                self._alarms.set(entry, entry.next_at(self._settings.patience))
         return self._next_alarm() <= now
 
     def _offer(self, now: float) -> None:
@@ -283,11 +287,7 @@ class HeldQueue:
         """It waits there from now on, as it is priced."""
         entry.state, entry.where, entry.reason = State.WAITING, where, reason
         self.lines.push(entry, where.slot)
-        self._set_alarm(entry)
-
-    def _set_alarm(self, entry: Entry) -> None:
-        due = inf if entry.late else entry.due
-        self._alarms.set(entry, min(due, entry.planned_at + self._settings.patience, entry.deadline))
+        self._alarms.set(entry, entry.next_at(self._settings.patience))
 
     def _next_alarm(self) -> float:
         return self._alarms.top()[1] if self._alarms else inf

@@ -75,7 +75,7 @@ class Request:
     ``tenant``: who it is for. ``band``: of those who wait for room, a higher one is placed first, whatever its tenant;
     0 is usual, and what is below 0 may be shed first. ``ahead``: by ``endpoint.slot``, seconds of work that waits at
     the gateway for this endpoint and would be placed there before this request; a slot that is not there has none.
-    Empty while nothing waits.
+    Empty while nothing waits, and not empty while anything does.
     """
 
     id: str

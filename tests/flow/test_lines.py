@@ -171,10 +171,11 @@ class TestAhead:
         found.push(waiting("b", 4.0), 1)
         asked = waiting("a").request
         # 3 s of its own, as much of b's, and all of c's.
-        assert found.ahead(asked) == {0: pytest.approx(6.5)}
+        assert found.ahead(asked) == {0: pytest.approx(6.5), 1: 0.0}
         assert found.ahead(waiting("b").request) == {0: pytest.approx(13.5), 1: 4.0}
-        assert found.ahead(waiting("b").request, besides=0) == {1: 4.0}
-        assert found.ahead(waiting("new").request) == {}
+        assert found.ahead(waiting("b").request, besides=0) == {0: 0.0, 1: 4.0}
+        assert found.ahead(waiting("new").request) == {0: 0.0, 1: 0.0}
+        assert lines().ahead(asked) == {}
 
     def test_goes_by_weight(self) -> None:
         found = lines(waiting("a", 2.0), waiting("b", 10.0, weight=3.0))
@@ -183,7 +184,7 @@ class TestAhead:
     def test_has_all_of_higher_bands_and_nothing_of_lower_ones(self) -> None:
         found = lines(waiting("a", 2.0, band=1), waiting("b", 3.0, band=-1))
         assert found.ahead(request()) == {0: 2.0}
-        assert found.ahead(waiting("b", band=5).request) == {}
+        assert found.ahead(waiting("b", band=5).request) == {0: 0.0}
 
 
 class TestReserve:
@@ -239,7 +240,7 @@ def test_who_is_late_is_not_ahead_of_a_newcomer_of_its_tenant_and_counts_for_oth
     assert lines.ahead(timely.request) == {0: 1.0 + 1.0}
     assert lines.ahead(other.request) == {0: 5.0 + 4.0}
     lines.turn_late(timely)
-    assert lines.ahead(timely.request) == {}
+    assert lines.ahead(timely.request) == {0: 0.0}
     for one in (late, timely):
         lines.remove(one)
     assert lines.ahead(other.request) == {0: 5.0}

@@ -1,4 +1,4 @@
-"""Covers: gateway/flow/queue.py, gateway/flow/entry.py.
+"""Covers: gateway/flow/queue.py, gateway/flow/obstacle.py, gateway/flow/entry.py.
 
 Requests wait for the endpoint that they are planned for, and for no longer than it has no room.
 """
@@ -100,6 +100,51 @@ def test_what_holds_the_prefix_is_waited_for_although_others_are_free():
     assert held.placed[second].placement.decode.endpoint is at
 
 
+@pytest.mark.parametrize("room", [True, False])
+def test_half_way_to_being_late_it_goes_to_another_endpoint_that_has_room(room: bool):
+    held = Held(2, settings=QueueSettings(target=2.0, max_wait=100.0, patience=100.0))
+    blocker = held.entry(20_000, prefix=19_000)
+    assert held.arrive(blocker)
+    if not room:
+        other = held.entry(20_000)
+        assert held.arrive(other)
+        assert len({running.placement.decode.endpoint for running in held.placed.values()}) == 2
+    entry = held.entry(20_000, prefix=19_000)
+    assert not held.arrive(entry)
+    where, half = entry.where, entry.due / 2
+    assert 0.5 < half < 1.0
+    held.pass_time(half - 0.01)
+    assert entry.state is State.WAITING
+    decisions = held.decisions
+    held.pass_time(0.02)
+    assert entry.offered
+    if room:
+        assert held.placed[entry].placement.decode.endpoint is not where
+    else:
+        assert (entry.state, entry.where) == (State.WAITING, where)
+        held.pass_time(entry.due - held.clock.now + 0.01)
+        assert entry.late
+        assert held.decisions == decisions + 1
+
+
+def test_what_fails_when_it_is_offered_elsewhere_goes_on_waiting():
+    held = Held(2, settings=QueueSettings(target=2.0, max_wait=100.0, patience=100.0))
+    assert held.arrive(held.entry(20_000, prefix=19_000))
+    assert held.arrive(held.entry(20_000))
+    entry = held.entry(20_000, prefix=19_000)
+    assert not held.arrive(entry)
+    asked: list[Entry] = []
+
+    def fails(one: Entry) -> Plan:
+        asked.append(one)
+        raise NoEndpoint("a filter removed the others")
+
+    held.decide = fails  # type: ignore[method-assign]
+    held.pass_time(entry.due / 2 + 0.01)
+    assert asked == [entry]
+    assert (entry.offered, entry.state) == (True, State.WAITING)
+
+
 def test_the_first_in_order_keeps_the_next_room_though_smaller_ones_would_fit():
     held = Held(1, capacity=20_000, settings=LASTING)
     running = [held.entry(5000) for _ in range(2)]
@@ -191,7 +236,7 @@ def test_after_its_patience_it_is_planned_anew():
     assert second.planned_at == 0.0
     held.pass_time(0.2)
     assert second.planned_at == pytest.approx(3.0)
-    assert first.request.ahead == {}
+    assert first.request.ahead == {0: 0.0}
     assert list(second.request.ahead) == [0]
 
 

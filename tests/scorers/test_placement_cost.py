@@ -115,7 +115,7 @@ def test_a_copy_on_the_cpu_is_worth_nearly_its_prefill() -> None:
 @given(
     tiers=TIERS,
     prompt=st.integers(1, 10_000),
-    running=st.integers(0, 50),
+    running=st.integers(0, 300),
     share=st.floats(0, 2),
     kind=st.sampled_from(Kind),
     ahead=st.dictionaries(st.integers(0, 1), st.floats(0, 100)),
@@ -189,6 +189,15 @@ def test_work_that_waits_at_the_gateway_to_be_placed_first_is_waited_for() -> No
     asked.ahead = {0: 0.1}
     a, b = one.score(asked, [here, there])
     assert a > b
+
+
+def test_while_anything_waits_more_than_a_hundred_running_requests_stall_no_more_than_a_hundred() -> None:
+    asked, one = request(1000), scorer()
+    few, many = (endpoint(slot, requests=running, kv_tokens=1000) for slot, running in enumerate((100, 300)))
+    calm = [one.explain(asked, each)["stall"] for each in (few, many)]
+    assert calm[1] == pytest.approx(3 * calm[0])
+    asked.ahead = {5: 0.0}
+    assert [one.explain(asked, each)["stall"] for each in (few, many)] == pytest.approx([calm[0]] * 2)
 
 
 def test_of_engines_that_are_not_alike_a_long_answer_goes_to_the_faster() -> None:
