@@ -15,16 +15,17 @@ from gateway.tenants.settings import DEFAULT, TenantKeySettings, TenantSettings
 class Patterns:
     """Names of models: exact ones, and beginnings that end in ``*``."""
 
-    __slots__ = ("_all", "_beginnings", "_exact")
+    __slots__ = ("_beginnings", "_exact", "all")
 
     def __init__(self, patterns: Iterable[str]) -> None:
         given = tuple(patterns)
         self._exact = frozenset(pattern for pattern in given if not pattern.endswith("*"))
         self._beginnings = tuple(pattern[:-1] for pattern in given if pattern.endswith("*"))
-        self._all = "*" in given
+        self.all = "*" in given
+        """Whether every name is among them."""
 
     def __contains__(self, name: str) -> bool:
-        return self._all or name in self._exact or name.startswith(self._beginnings)
+        return self.all or name in self._exact or name.startswith(self._beginnings)
 
 
 EVERY = Patterns("*")
@@ -54,6 +55,11 @@ class Caller:
     models: Patterns = EVERY
     key_models: Patterns = EVERY
     objectives: Mapping[str, int] = field(default_factory=dict)
+    unrestricted: bool = field(init=False)
+    """Whether it may use all models: looked at before ``may_use``, which then is not called."""
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "unrestricted", self.models.all and self.key_models.all)
 
     @classmethod
     def of(

@@ -45,6 +45,9 @@ def identify(
         session = read_session(session, headers, cookie, runtime.session)
     if usual.ttft_ms is not None or usual.tpot_ms is not None or not OBJECTIVES.isdisjoint(headers):
         slo = read_slo(headers, usual)
+    band, bands = caller.band, caller.bands
+    if bands[0] != bands[1]:
+        band = band_of(caller, headers, parsed.priority)
     request = TokenizedRequest(
         id=request_id,
         model=runtime.model,
@@ -61,7 +64,7 @@ def identify(
         headers=headers,
         slo=slo,
         tenant=caller.tenant,
-        band=band_of(caller, headers, parsed.priority),
+        band=band,
     )
     return runtime, request
 
