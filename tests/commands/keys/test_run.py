@@ -11,12 +11,17 @@ import http.server
 import json
 import threading
 
+import httpx
 import pytest
 
 from gateway.cli import main
 from gateway.commands.keys.run import TOKEN
+from gateway.commands.processes import START_SECONDS
 from gateway.tenants.settings import TenantSettings, TenantsSettings
+from tests.support.chat import CHAT
+from tests.support.engines import simulated
 from tests.support.gateway import config_for, running
+from tests.support.processes import KVGATE, lines, terminated, url_of
 from tests.support.valkey import needs_valkey, valkey
 
 ADMIN = "a-token-of-operators"
@@ -112,6 +117,39 @@ async def test_a_running_gateway_does_it_too(tmp_path, capsys, monkeypatch):
         code, _, said = await remotely(capsys, "revoke", "ci", *url)
         assert (code, "There is no key 'ci'" in said) == (1, True)
     assert "does not answer" in (await remotely(capsys, "list", *url))[2]
+
+
+async def test_a_gateway_that_serves_takes_what_is_made_beside_it(tmp_path, capsys, processes):
+    """As processes, as an operator does it: one serves, the other writes the file. And no key is in the log."""
+    async with simulated() as server, httpx.AsyncClient(timeout=30) as client:
+        config = tmp_path / "plugins.yaml"
+        config.write_text(
+            "listen: {port: 0, admin: '127.0.0.1:0'}\nlog: {level: debug}\n"
+            f"models: [{{name: sim, endpoints: [{{url: '{server.url}'}}]}}]\ntenants: {{file: tenants.yaml}}\n"
+        )
+        first = (await remotely(capsys, "add", config, "--tenant", "red", "--id", "one", "--create-tenant"))[1].strip()
+        process = processes.start("gateway", [*KVGATE, "serve", str(config)])
+        url = await url_of(process)
+
+        async def status(key: str) -> int:
+            headers = {"Authorization": f"Bearer {key}"}
+            return (await client.post(f"{url}/v1/chat/completions", json=CHAT, headers=headers)).status_code
+
+        async def becomes(key: str, wanted: int) -> None:
+            async with asyncio.timeout(START_SECONDS):
+                while await status(key) != wanted:  # noqa: ASYNC110 -- the file is looked at once a second
+                    await asyncio.sleep(0.05)
+
+        assert await status(first) == 200
+        second = (await remotely(capsys, "add", config, "--tenant", "red", "--id", "two"))[1].strip()
+        await becomes(second, 200)
+        await remotely(capsys, "revoke", config, "one")
+        await becomes(first, 401)
+        assert await status(second) == 200
+        assert await terminated(process) == 0
+        log = "\n".join(lines(process))
+        assert "kvg-" not in log
+        assert "read again" in log
 
 
 class Other(http.server.BaseHTTPRequestHandler):
