@@ -1,10 +1,10 @@
 """The order ``fair-cost``, the default of queues.
 
 What it does
-    Start-time fair queueing (``queues/start_time.py``) between the tenants of a band: at each endpoint the tenant goes
-    first that has had the least of the engine's time there, by its weight. A request is charged its predicted seconds
-    when it is placed, and what it really took is corrected when its answer has ended. Of one tenant's requests those
-    that can still meet their objective go first, then those that cannot; in both who arrived first.
+    Start-time fair queueing (``queues/start_time.py``) between the tenants of a band: of those who wait for an
+    endpoint, the tenant goes first that has had the least of all engines' time, by its weight. A request is charged its
+    predicted seconds when it is placed, and what it really took is corrected when its answer has ended. Of one tenant's
+    requests those that can still meet their objective go first, then those that cannot; in both who arrived first.
 
 Scheduling intent
     Engine time is what tenants take from each other. A cached prompt takes little of it, a long answer much, and both

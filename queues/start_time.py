@@ -10,13 +10,15 @@ S: a tenant's start tag, its turn: least first. F: its finish tag. V: the start 
 charged. w: the tenant's weight. A start tag belongs to a tenant and not to a request, so that a tenant's own requests
 may be in any order.
 
-Each band of each endpoint has tags of its own. Of two tenants with work waiting there, the one that has had less goes
-first. So from when both wait there, what they have had by weight differs by at most the larger of their largest c / w.
-What a tenant had of endpoints for which nobody else waited does not count against it: idle time of engines is lent. Nor
-does a tenant save up what it leaves unused: it begins at V.
+Each band has tags of its own, for all endpoints together. Of two tenants with work waiting for the same endpoint, the
+one that has had less of all of them goes first. So from when both wait there, and for no other, what they have had by
+weight differs by at most the larger of their largest c / w. A tenant whose requests belong to one engine, which holds
+their prefixes, has little of all engines, and so goes first at that one: with tags for each endpoint, chats that had
+gathered at two of eight engines waited there for each other (``kvgate replay --tenants greedy-many`` at 181 requests/s:
+92 % of them met their objectives instead of 99 %). A tenant saves up nothing of what it leaves unused: it begins at V.
 
-Once nobody waits for an endpoint in a band, its tags are forgotten, and so is what was charged. While somebody waits,
-a tenant is forgotten once it has nothing waiting, nothing running, and F <= V.
+Once nobody waits in a band, its tags are forgotten, and so is what was charged: idle time of engines is lent. While
+somebody waits, a tenant is forgotten once it has nothing waiting, nothing running, and F <= V.
 """
 
 from __future__ import annotations
@@ -40,7 +42,7 @@ class StartTimeOrder:
     """An order that is fair by what ``charge`` and ``spent`` say."""
 
     def __init__(self) -> None:
-        self._bands: dict[tuple[int, int], _Band] = {}
+        self._bands: dict[int, _Band] = {}
         self._charged: dict[Waiting, tuple[_Flow, float]] = {}
 
     def charge(self, waiting: Waiting) -> float:
@@ -52,7 +54,7 @@ class StartTimeOrder:
         raise NotImplementedError
 
     def queued(self, waiting: Waiting, /) -> None:
-        key = (waiting.slot, waiting.request.band)
+        key = waiting.request.band
         band = self._bands.get(key)
         if band is None:
             band = self._bands[key] = _Band()
@@ -67,10 +69,10 @@ class StartTimeOrder:
         return in_time_first(waiting)
 
     def turn(self, waiting: Waiting, /) -> float:
-        return self._bands[waiting.slot, waiting.request.band].flows[waiting.request.tenant.name].finish
+        return self._bands[waiting.request.band].flows[waiting.request.tenant.name].finish
 
     def placed(self, waiting: Waiting, /) -> None:
-        key, tenant = (waiting.slot, waiting.request.band), waiting.request.tenant
+        key, tenant = waiting.request.band, waiting.request.tenant
         band = self._bands[key]
         flow = band.flows[tenant.name]
         flow.waiting -= 1
@@ -88,7 +90,7 @@ class StartTimeOrder:
         band.forget()
 
     def left(self, waiting: Waiting, /) -> None:
-        key = (waiting.slot, waiting.request.band)
+        key = waiting.request.band
         band = self._bands[key]
         flow = band.flows[waiting.request.tenant.name]
         flow.waiting -= 1
@@ -106,7 +108,7 @@ class StartTimeOrder:
 
 
 class _Flow:
-    """A tenant in a band of an endpoint. ``finish``: F, which is S while it waits. ``waiting``, ``running``: requests
+    """A tenant in a band. ``finish``: F, which is S while it waits. ``waiting``, ``running``: requests
     that wait, and that are charged and not settled."""
 
     __slots__ = ("finish", "running", "waiting")
@@ -118,7 +120,7 @@ class _Flow:
 
 
 class _Band:
-    """A band of an endpoint. ``virtual``: V. ``busy``: tenants with something waiting. ``many``: at so many it is
+    """A band. ``virtual``: V. ``busy``: tenants with something waiting. ``many``: at so many it is
     looked for who can be forgotten."""
 
     __slots__ = ("busy", "flows", "many", "virtual")

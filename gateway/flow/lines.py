@@ -157,7 +157,8 @@ class Lines(Generic[W]):
     def settled(self, entry: W, seconds: float, output: float) -> None:
         """What was placed has ended: see ``Order.settled``."""
         self._order.settled(entry, seconds, output)
-        self._turn_again(entry)
+        for line in self._lines.values():  # its tenant may have a lower turn in each
+            line.turn_again(entry.request.tenant.name, self._order)
 
     # Questions.
 

@@ -71,8 +71,8 @@ class Order(Protocol):
         first.
 
         Asked again before a tenant is chosen, when another of its requests is its first, and when one of them was
-        placed on this endpoint or settled there. So until then it may grow with time or by what others do, but must not
-        become less.
+        placed on this endpoint, or settled on any. So until then it may grow with time or by what others do, but must
+        not become less.
         """
         ...
 

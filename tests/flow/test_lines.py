@@ -62,11 +62,12 @@ def test_a_turn_that_has_grown_is_asked_for_before_a_choice() -> None:
     assert found.first(0) is a
 
 
-def test_a_turn_that_is_less_at_the_end_of_a_request_is_asked_for_then() -> None:
+@pytest.mark.parametrize("slot", [0, 1])
+def test_a_turn_that_is_less_at_the_end_of_a_request_anywhere_is_asked_for_then(slot: int) -> None:
     turns = {"a": 5.0, "b": 1.0}
     a, b, gone = waiting("a"), waiting("b"), waiting("a")
     found = lines(a, b, turn=lambda one: turns[one.request.tenant.name])
-    found.place_at_once(gone, 0)
+    found.place_at_once(gone, slot)
     turns["a"] = 0.0
     found.settled(gone, 1.0, 1.0)
     assert found.first(0) is a

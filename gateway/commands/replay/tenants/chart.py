@@ -24,7 +24,7 @@ LONGEST = 20.0
 WIDTH, ROW, MARGIN = 12.0, 2.6, 1.2
 """Inches: of the chart, of each row of panels, and of the margins above and below all rows."""
 
-DASHES = ("-", "--", "-.", ":")
+DASHES: Sequence[Any] = ("-", "--", "-.", ":", (0, (6, 1, 1, 1, 1, 1)))
 """Lines of the ways that are not ours, and of ours, in the order of the request: they differ in print, too."""
 
 
