@@ -16,6 +16,7 @@ from gateway.config.settings import Config
 from gateway.core.build import BUILD
 from gateway.core.clock import SystemClock
 from gateway.core.observer import Observer
+from gateway.core.queue_view import QueueView
 from gateway.core.tasks import TaskSet
 from gateway.core.tls import follow
 from gateway.errors import ConfigError
@@ -117,6 +118,7 @@ class Gateway:
             keys=lambda: len(people.roster.entries), header_tenants=lambda: len(people.named), source=sources.state
         )
         wiring = Wiring.make(draft, rooms, None)
+        self.metrics.read_queues_from(self._queue_views)
         self.server = Server(wiring.director, wiring.directory, people, patience=config.timeouts.receive)
         self.tls = listening(config)
         self.reloading = Reloading(
@@ -138,6 +140,9 @@ class Gateway:
             written=rooms.sources.look,
         )
         self.admin = Admin(self._render_metrics, (*self.operations.routes(), *debug.routes(), *keys.routes()))
+
+    def _queue_views(self) -> list[QueueView]:
+        return [queue.view() for queue in self.reloading.wiring.queues.values()]
 
     # The parts in force, which a reload replaces
 

@@ -11,12 +11,12 @@ import asyncio
 import contextlib
 import logging
 import random
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from functools import cache, partial
 
 from gateway.api.known_chats import KnownChats
-from gateway.config.build import build_scheduler
+from gateway.config.build import build_orders, build_scheduler
 from gateway.config.registry import Registry
 from gateway.config.settings import Config, ModelSettings
 from gateway.core.observer import Observer
@@ -44,6 +44,7 @@ from gateway.proxy.serving.handover import Handover, HandoverState
 from gateway.proxy.serving.hooks import AfterCommit, BeforeSend, Hooks, PromptSource
 from gateway.proxy.serving.model_directory import ModelDirectory, ModelRuntime
 from gateway.proxy.serving.placer import Placer
+from gateway.proxy.serving.queueing import ModelQueue
 from gateway.proxy.serving.reception import Reception
 from gateway.proxy.serving.response_affinity import ResponseAffinity
 from gateway.proxy.serving.stream_usage import StreamUsage
@@ -99,8 +100,8 @@ class Rooms:
 @dataclass(frozen=True, slots=True)
 class Draft:
     """The parts of a configuration except the fleet, not in use yet. ``client_keys``: their digests. ``source``: where
-    tenants and keys are kept. ``fresh``: those made for it; the others are
-    taken over from the wiring in force."""
+    tenants and keys are kept. ``fresh``: those made for it; the others are taken over from the wiring in force.
+    ``queues``: by model, of those that have one."""
 
     config: Config
     scheduler: Scheduler
@@ -108,13 +109,15 @@ class Draft:
     source: Source | None
     runtimes: Sequence[ModelRuntime]
     fresh: Sequence[ModelTokens]
+    queues: Mapping[str, ModelQueue]
 
     @classmethod
     def make(cls, config: Config, common: Common, before: Wiring | None, registry: Registry | None = None) -> Draft:
         """Raises ConfigError. ``registry``: what is installed, where it is known."""
+        context = partial(Context, clock=common.clock, random=common.chance)
         scheduler = build_scheduler(
             config,
-            lambda name: Context(name=name, clock=common.clock, random=common.chance),
+            context,
             registry,
             None if before is None else (before.config, before.scheduler),
             observer=common.observer,
@@ -125,7 +128,8 @@ class Draft:
         runtimes = [_runtime(settings, config, common, before) for settings in config.models]
         known = set() if before is None else before.tokens
         fresh = [runtime.tokens for runtime in runtimes if runtime.tokens not in known]
-        return cls(config, scheduler, client_keys, source, runtimes, fresh)
+        queues = _queues(config, context, common, before, registry)
+        return cls(config, scheduler, client_keys, source, runtimes, fresh, queues)
 
     async def load(self) -> None:
         """Load the tokenizers that are new. Raises ConfigError."""
@@ -157,6 +161,7 @@ class Wiring:
     directory: ModelDirectory
     director: Director
     source: Source | None
+    queues: Mapping[str, ModelQueue]
 
     @classmethod
     def make(cls, draft: Draft, rooms: Rooms, before: Wiring | None) -> Wiring:
@@ -166,6 +171,9 @@ class Wiring:
         directory = ModelDirectory(draft.runtimes, rooms.fleet, rooms.created)
         for runtime in draft.runtimes:
             runtime.tokens.parity.members = partial(_names, rooms.fleet, runtime.model)
+            if (queue := draft.queues.get(runtime.model.name)) is not None:
+                queue.members = partial(rooms.fleet.endpoints, runtime.model)
+                queue.expect = rooms.poller.expect
         before_send = _before_send(config, rooms.fleet)
         forwarder = Forwarder(rooms.fleet, upstream, config.pass_through, rooms.usage, before_send)
         handover = Handover(
@@ -187,6 +195,7 @@ class Wiring:
             forwarder,
             handover,
             hooks,
+            draft.queues,
             retries=config.retries,
             idle=config.timeouts.idle,
             poller=rooms.poller,
@@ -194,7 +203,7 @@ class Wiring:
             clock=common.clock,
             observer=common.observer,
         )
-        return cls(config, draft.scheduler, directory, director, draft.source)
+        return cls(config, draft.scheduler, directory, director, draft.source, draft.queues)
 
     @property
     def models(self) -> dict[str, tuple[ModelSettings, ModelRuntime]]:
@@ -268,6 +277,29 @@ def _shape(settings: ModelSettings) -> ModelShape | None:
             settings.name,
         )
     return shape
+
+
+def _queues(
+    config: Config,
+    context: Callable[[str], Context],
+    common: Common,
+    before: Wiring | None,
+    registry: Registry | None,
+) -> dict[str, ModelQueue]:
+    """By model, of those that have one. A queue is kept, with those who wait in it, unless its settings or its order
+    change: then those who wait there are placed from it, while newcomers wait in the new one."""
+    in_force = {} if before is None else before.queues
+    orders_before = {name: queue.order for name, queue in in_force.items()}
+    orders = build_orders(config, context, registry, None if before is None else (before.config, orders_before))
+    queues = {}
+    for model in config.models:
+        if model.queue is None:
+            continue
+        order, queue = orders[model.name], in_force.get(model.name)
+        if queue is None or queue.settings != model.queue or queue.order is not order:
+            queue = ModelQueue(model.queue, order, model.name, common.clock, common.chance, common.observer)
+        queues[model.name] = queue
+    return queues
 
 
 def _runtime(settings: ModelSettings, config: Config, common: Common, before: Wiring | None) -> ModelRuntime:

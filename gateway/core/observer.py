@@ -112,6 +112,15 @@ class Observer:
         ``budget``. ``tenant``: as the configuration calls it."""
 
     def queued(self, model: str, length: int) -> None: ...
+    def held(self, model: str, band: int, outcome: str, seconds: float) -> None:
+        """A request waited so long in its model's queue. ``outcome``: ``placed``, ``refused`` or ``left``."""
+
+    def served(self, model: str, tenant: str, band: int, seconds: float) -> None:
+        """A request that went through its model's queue has ended, and took so much of an engine's time."""
+
+    def shed(self, model: str, band: int, reason: str) -> None:
+        """A model's queue refused a request. ``reason``: see ``errors.Saturated``."""
+
     def disconnected(self, model: str, phase: str) -> None:
         """The client went away in ``receiving``, ``queued``, ``tokenizing``, ``before-commit``, ``streaming``, or, with
         the engine's answer complete, in ``done``; while a separate prefill runs, in ``prefill``."""

@@ -146,14 +146,15 @@ class HeldQueue:
             self.windows.first_token(endpoint, predicted, seconds)
         self.look_at(endpoint)
 
-    def settled(self, entry: Entry, *, output: float = 0.0, computed: int | None = None) -> None:
-        """What was placed is over, however; harmless if that was reported before.
+    def settled(self, entry: Entry, *, output: float = 0.0, computed: int | None = None) -> float:
+        """What was placed is over, however; harmless if that was reported before. Returns the engine seconds that it
+        took.
 
         ``output``: tokens of its answer. ``computed``: prompt tokens that the engine computed; None: those that were
         expected; 0: none, since it came to no engine.
         """
         if entry.state is not State.PLACED:
-            return
+            return 0.0
         self._free(entry)
         entry.state = State.OVER
         new = entry.new_tokens if computed is None else computed
@@ -162,6 +163,7 @@ class HeldQueue:
         self.served[name] = self.served.get(name, 0.0) + seconds
         self._shed.settled(seconds, self._now())
         self.lines.settled(entry, seconds, output)
+        return seconds
 
     def look_at(self, endpoint: Endpoint) -> None:
         """It may have room now, which the next ``pump`` uses."""
@@ -235,8 +237,9 @@ class HeldQueue:
             assert where is not None
             assert call is not None
             if self._up.get(slot) is where and (request.bound or not where.draining):
-                entry.reason = self.room.binding(where, request, call.keys, now, leg=entry.leg_at(where))
-                if entry.reason or (entry.moves > FREE_MOVES and now < entry.planned_at + TICK):
+                reason = self.room.binding(where, request, call.keys, now, leg=entry.leg_at(where))
+                entry.reason = reason or entry.reason  # that one stays: it is what the request waited for
+                if reason or (entry.moves > FREE_MOVES and now < entry.planned_at + TICK):
                     return
             elif not self._up:
                 entry.reason = DOWN

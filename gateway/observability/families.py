@@ -16,6 +16,7 @@ from prometheus_client.process_collector import ProcessCollector
 from gateway.framework import Clock
 from gateway.observability import buckets
 from gateway.observability.instruments import Counter, Family, Gauge, Histogram, Labels
+from gateway.observability.queue_families import QueueFamilies
 
 
 class Families:
@@ -51,6 +52,7 @@ class Families:
         self.keys_source: Callable[[], Mapping[str, bool]] = dict
         self.in_flight: Callable[[], Mapping[str, int]] = dict
         self._make_gauges(version)
+        self.queue = QueueFamilies(self._gauge, self._counter, self._histogram)
         self._make_request_families()
         self._make_token_families()
         self._make_tenant_families()

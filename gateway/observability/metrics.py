@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 
 from prometheus_client import CONTENT_TYPE_PLAIN_0_0_4
 
 from gateway.core.observer import Observer, Settled
+from gateway.core.queue_view import QueueView
 from gateway.framework import Clock
 from gateway.observability.families import Families
 
@@ -65,6 +66,15 @@ class Metrics(Observer):
 
     def queued(self, model: str, length: int) -> None:
         self._families.queued[model,] = length
+
+    def held(self, model: str, band: int, outcome: str, seconds: float) -> None:
+        self._families.queue.held_wait[model, str(band), outcome].observe(seconds)
+
+    def served(self, model: str, tenant: str, band: int, seconds: float) -> None:
+        self._families.queue.served[model, tenant, str(band)] += seconds
+
+    def shed(self, model: str, band: int, reason: str) -> None:
+        self._families.queue.shed[model, str(band), reason] += 1
 
     def disconnected(self, model: str, phase: str) -> None:
         self._families.disconnects[model, phase] += 1
@@ -167,6 +177,10 @@ class Metrics(Observer):
         """What is read when the metrics are shown. ``held``: the bytes that requests and answers hold. ``in_flight``:
         requests by endpoint. ``budgets``: the spent part of each tenant's."""
         self._families.held, self._families.in_flight, self._families.budgets = held, in_flight, budgets
+
+    def read_queues_from(self, queues: Callable[[], Iterable[QueueView]]) -> None:
+        """What is read when the metrics are shown: a view of each model's queue."""
+        self._families.queue.views = queues
 
     def read_tenants_from(
         self,

@@ -23,9 +23,10 @@ from simulator.template import CHATML, ChatTemplate
 from tests.support.chat import WORDS
 from tests.support.counted import REQUESTS, ROOT, STEPPED, Report
 
-FUNCTIONS = 171
+FUNCTIONS = 173
 """Measured with Python 3.11, those included that dataclasses and named tuples are made by. The aim is 190: who needs
-fewer lowers it, and who needs more writes here what for."""
+fewer lowers it, and who needs more writes here what for: placing is two
+functions, so that a queue can look for room between them."""
 
 SELDOM = 3600.0
 """Seconds between two scrapes: none falls into a request."""

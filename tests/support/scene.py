@@ -152,9 +152,12 @@ class Scene:
             *(self.directory, self.fleet, self.responses, KnownChats(), hooks.prompt_sources),
             *(config.listen, config.timeouts, config.pass_through, self.clock),
         )
+        self.queue = draft.queues.get(self.runtime.model.name)
+        if self.queue is not None:
+            self.queue.members = lambda: self.endpoints
         self.placer = Placer(self.directory, self.scheduler, self.decisions, self.clock, self.notes)
         self.director = Director(
-            *(self.reception, self.placer, self.forwarder, handover, hooks),
+            *(self.reception, self.placer, self.forwarder, handover, hooks, draft.queues),
             retries=config.retries,
             idle=config.timeouts.idle,
             poller=Poller(),

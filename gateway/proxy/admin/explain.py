@@ -10,6 +10,7 @@ import logging
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
+from math import inf
 from typing import Any
 
 from gateway.api.body import JsonBody
@@ -92,7 +93,7 @@ class Explainer:
             )
             keys = tokenized(runtime, request, prompt)
             await self.poller.catch_up()
-            incoming = IncomingRequest(REQUEST_ID, route, (), parsed.body, runtime, request, parsed.n, "")
+            incoming = IncomingRequest(REQUEST_ID, route, (), parsed.body, runtime, request, parsed.n, "", inf)
             return self._decide(Call.of(incoming, prompt, keys), parsed.previous_response)
 
     def _decide(self, call: Call, previous_response: str | None) -> dict[str, Any]:

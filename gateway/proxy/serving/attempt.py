@@ -128,6 +128,8 @@ class Attempt:
             self._observer.prefilled(self.model_name, seconds)
         compare(self.call, self.timeline, self.record, work, usage)
         work.blocks.end()
+        if self.timeline.queued is not None:
+            self.timeline.queued.freed(work.endpoint)
 
     def done(self, leg: str, result: str) -> None:
         """A leg before the decode leg has ended, or will not be sent; harmless if it had before. Of a prefill leg that
@@ -164,6 +166,8 @@ class Attempt:
             timeline.first_output_at = timeline.clock.monotonic()
             timeline.outputs_at_first = outputs
             self.placement.decode.computed()
+            if timeline.queued is not None:
+                timeline.queued.first_token(self.placement.decode, timeline.first_output_at)
         per_event = self.call.runtime.model.event_tokens
         self.placement.decode.set_generated(round(outputs * per_event))
         self._outputs_due = outputs + max(1, int(BOOKING_STEP / per_event))
@@ -203,6 +207,8 @@ class Attempt:
             self.placement.end(ok=result == "ok")
             self.leg_ended(DECODE, result)
             self.record.result, self.record.first_output_at = result, self.timeline.first_output_at
+            if self.timeline.queued is not None:
+                self.timeline.queued.freed(self.plan.decode)
             if self._scheduler.on_settled:
                 self._scheduler.settled(self.call.request, self.plan, _outcome(self.timeline, result))
 

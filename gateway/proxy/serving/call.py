@@ -26,7 +26,7 @@ NO_IDS = array("I")
 
 class IncomingRequest(msgspec.Struct, frozen=True, eq=False):
     """``headers``: the client's. ``sequences``: how many answers it requests. ``pinned_url``: URL of the only engine
-    that can serve it; empty: any may."""
+    that can serve it; empty: any may. ``timeout``: seconds from its arrival after which its client wants it no more."""
 
     id: str
     route: Route
@@ -36,6 +36,7 @@ class IncomingRequest(msgspec.Struct, frozen=True, eq=False):
     request: TokenizedRequest
     sequences: int
     pinned_url: str
+    timeout: float
 
 
 class Call(IncomingRequest, frozen=True, eq=False):
@@ -50,7 +51,7 @@ class Call(IncomingRequest, frozen=True, eq=False):
         own = None if prompt.own is None else len(prompt.own)
         return cls(
             *(incoming.id, incoming.route, incoming.headers, incoming.body, incoming.runtime, incoming.request),
-            *(incoming.sequences, incoming.pinned_url, prompt, keys, own),
+            *(incoming.sequences, incoming.pinned_url, incoming.timeout, prompt, keys, own),
         )
 
     def exact_on(self, endpoint: Endpoint) -> bool:

@@ -55,7 +55,8 @@ class DecisionRecord(Decision, eq=False):
     ``booked``: where the prompt is computed. ``agrees``: the prompt is exact, and the engine that answers makes its ids
     as we do. ``result``: how the attempt ended. ``cached_tokens``: of the prompt, as its engine reported.
     ``first_output_at``: Clock.monotonic() of a stream's first token; None: none was seen to come. ``settled``: what
-    became of the request, of its last attempt.
+    became of the request, of its last attempt. ``waited``: seconds in its model's queue; ``waited_for``: the endpoint
+    and which of its bounds was the obstacle, last; empty: it did not wait.
     """
 
     at: float = 0.0
@@ -67,6 +68,8 @@ class DecisionRecord(Decision, eq=False):
     cached_tokens: int | None = None
     first_output_at: float | None = None
     settled: Settled | None = None
+    waited: float = 0.0
+    waited_for: str = ""
 
     def book(self, booking: Booking) -> None:
         """The prompt is computed there, and no longer where it was to be before."""
@@ -89,6 +92,8 @@ class DecisionRecord(Decision, eq=False):
             "request_id": self.request_id,
             "attempt": self.attempt,
             "seconds": self.seconds,
+            "waited": self.waited,
+            "waited_for": self.waited_for or None,
             **self.to_json(),
             "predicted": self._predicted(),
             "result": self.result,

@@ -9,7 +9,7 @@ permit, a tokenizer's thread, a new connection, the engine, and before a stage f
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 
 from gateway.api.routes import Route
@@ -26,6 +26,7 @@ from gateway.proxy.serving.forward import Forwarder
 from gateway.proxy.serving.handover import Handover
 from gateway.proxy.serving.hooks import AfterSettle, Hooks
 from gateway.proxy.serving.placer import Placer
+from gateway.proxy.serving.queueing import ModelQueue
 from gateway.proxy.serving.reception import Reception
 from gateway.proxy.serving.relay import relay, relay_held
 from gateway.proxy.serving.settle import settle
@@ -40,16 +41,18 @@ class Director:
     ``Timeline`` and the ``Attempt`` under way do.
 
     One for each configuration, so that a request ends under the one with which it began. ``idle``: seconds that a
-    client may take nothing. ``poller``, ``memory``: all directors have these in common.
+    client may take nothing. ``queues``: by model, of those that have one. ``poller``, ``memory``: all directors have
+    these in common.
     """
 
-    def __init__(  # 11 parameters: each is a room that the way of a request crosses, and belongs to no other
+    def __init__(  # 12 parameters: each is a room that the way of a request crosses, and belongs to no other
         self,
         reception: Reception,
         placer: Placer,
         forwarder: Forwarder,
         handover: Handover,
         hooks: Hooks,
+        queues: Mapping[str, ModelQueue],
         *,
         retries: RetrySettings,
         idle: float,
@@ -63,6 +66,7 @@ class Director:
         self._forwarder = forwarder
         self._handover = handover
         self._after_commit = hooks.after_commit
+        self._queues = queues
         self._retries = retries
         self._idle = idle
         self._poller = poller
@@ -108,6 +112,8 @@ class Director:
         finally:
             try:
                 share.release()
+                if timeline.queued is not None:
+                    timeline.queued.ended()
                 settle(request_id, route, timeline, self._observer)
                 if timeline.outcome == "ok":
                     for then in after:
@@ -140,7 +146,13 @@ class Director:
             if stages.waiting:
                 await stages.wait_for_peers()
             await self._poller.catch_up()
-            attempt = self._placer.place(call, timeline, retries)
+            queue = self._queues.get(call.runtime.model.name) if self._queues else None
+            if queue is None:
+                attempt = self._placer.place(call, timeline, retries)
+            else:
+                attempt = await queue.first_attempt(
+                    call, timeline, retries, self._placer, size=share.size, label=client.caller.label
+                )
             del call  # only the attempt has it now, which drops the prompt when a stream begins
             while True:
                 try:
@@ -165,6 +177,8 @@ class Director:
                 await self._poller.catch_up()
                 try:
                     attempt = self._placer.place(attempt.call, timeline, retries, attempt)
+                    if timeline.queued is not None:
+                        timeline.queued.placed_again(attempt.plan, attempt.call.keys)
                 except NoEndpoint:
                     if held is not None:
                         await relay_held(held, client, timeline, attempt.call.id, idle=self._idle)

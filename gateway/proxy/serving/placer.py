@@ -1,11 +1,15 @@
-"""Match, schedule, reserve: from a call to an attempt that is booked on its endpoints."""
+"""Match, schedule, reserve: from a call to an attempt that is booked on its endpoints.
+
+The queue of a model takes it in two steps, ``decide`` and ``book``, and looks for room between them. No await may lie
+between them either.
+"""
 
 from __future__ import annotations
 
 from gateway.api.body import JsonBody
 from gateway.core.observer import Observer
 from gateway.errors import GatewayError
-from gateway.framework import Clock
+from gateway.framework import Clock, Plan
 from gateway.placement.placing import book, decide
 from gateway.proxy.serving.attempt import Attempt
 from gateway.proxy.serving.call import Call
@@ -18,7 +22,7 @@ from gateway.scheduling.trace import Trace
 
 
 class Placer:
-    """Holds no state of any request."""
+    """Holds no state of any request. ``rosters``: for a ``Trace``."""
 
     def __init__(
         self,
@@ -31,6 +35,7 @@ class Placer:
         self._directory = directory
         self._scheduler = scheduler
         self._decisions = decisions
+        self.rosters = decisions.rosters
         self._clock = clock
         self._observer = observer
 
@@ -40,23 +45,44 @@ class Placer:
 
         Raises NoEndpoint, PluginFailed.
         """
-        request, index, decisions, began = call.request, call.runtime.index, self._decisions, self._clock.monotonic()
-        number, trace = len(timeline.records) + 1, None
+        trace, began = Trace(self.rosters), self._clock.monotonic()
         try:
-            candidates = self._directory.eligible(request, call.pinned_url, retries.failed_on)
-            trace = Trace(decisions.rosters)
-            form, fell_back = not isinstance(call.body, JsonBody), bool(timeline.fallback)
-            plan = decide(call, candidates, index, self._scheduler, trace, form=form, fell_back=fell_back)
+            plan = self.decide(call, timeline, retries, trace)
         except GatewayError as error:
-            timeline.records += (decisions.keep(request, error, trace, number, began),)
+            self.refused(call, error, timeline, trace, began)
             raise
+        return self.book(call, plan, timeline, retries, trace, began, before)
+
+    def decide(self, call: Call, timeline: Timeline, retries: Retries, trace: Trace) -> Plan:
+        """Where it would go now. ``trace``: is given what the plan is made of. Raises NoEndpoint, PluginFailed."""
+        candidates = self._directory.eligible(call.request, call.pinned_url, retries.failed_on)
+        form, fell_back = not isinstance(call.body, JsonBody), bool(timeline.fallback)
+        index = call.runtime.index
+        return decide(call, candidates, index, self._scheduler, trace, form=form, fell_back=fell_back)
+
+    def book(
+        self,
+        call: Call,
+        plan: Plan,
+        timeline: Timeline,
+        retries: Retries,
+        trace: Trace,
+        began: float,
+        before: Attempt | None = None,
+    ) -> Attempt:
+        """Book what was just decided, since ``began`` (Clock.monotonic()). ``before``: as for ``place``."""
         done = None if before is None else before.prefill_result
         prefilled = None if done is None else done.prefill
-        placement = book(call, plan, index, self._clock.monotonic(), prefilled=prefilled)
+        placement = book(call, plan, call.runtime.index, self._clock.monotonic(), prefilled=prefilled)
         try:
-            record = decisions.keep(request, plan, trace, number, began)
+            record = self._decisions.keep(call.request, plan, trace, len(timeline.records) + 1, began)
             timeline.records += (record,)
             return Attempt(call, timeline, placement, record, retries, self._scheduler, self._observer, before)
         except BaseException:  # a defect must not keep a place for ever
             placement.cancel()
             raise
+
+    def refused(self, call: Call, error: GatewayError, timeline: Timeline, trace: Trace, began: float) -> None:
+        """Keep that it came to no plan, or was refused in spite of one. ``trace``, ``began``: as for ``book``."""
+        record = self._decisions.keep(call.request, error, trace, len(timeline.records) + 1, began)
+        timeline.records += (record,)

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from math import inf
+
 from gateway.api.headers import visible
 from gateway.api.known_chats import KnownChats
 from gateway.api.parse import Parsed, parse
 from gateway.api.routes import Route
 from gateway.api.settings import PassThroughSettings
+from gateway.api.timeout import REQUEST_TIMEOUT, read_timeout
 from gateway.core.prompt import Prompt
 from gateway.fleet.fleet import Fleet
 from gateway.flow.admission import Permit
@@ -60,12 +63,13 @@ class Reception:
         raw = await client.receive(limit=self._max_body, timeout=self._patience, share=share)
         timeline.received_at = self._clock.monotonic()
         parsed = parse(route, raw, client.header("Content-Type"), self._passing, self._chats)
+        headers = visible(client.headers)
         runtime, request = identify(
             parsed,
             self._directory,
             request_id=request_id,
             arrived=timeline.arrived,
-            headers=visible(client.headers),
+            headers=headers,
             cookie=client.header("Cookie"),
             caller=client.caller,
         )
@@ -74,7 +78,8 @@ class Reception:
             pinned_url = self._responses.engine_of(parsed.previous_response, self._fleet.endpoints(runtime.model))
             request.bound = True
         incoming = IncomingRequest(
-            request_id, route, client.headers, parsed.body, runtime, request, parsed.n, pinned_url
+            *(request_id, route, client.headers, parsed.body, runtime, request, parsed.n, pinned_url),
+            read_timeout(headers) if REQUEST_TIMEOUT in headers else inf,
         )
         timeline.request = request
         runtime.budget.deposit()

@@ -14,6 +14,7 @@ from gateway.errors import GatewayError
 from gateway.framework import Clock, Request
 from gateway.proxy.serving.client import ClientGone
 from gateway.proxy.serving.decisions import DecisionRecord
+from gateway.proxy.serving.in_queue import InQueue
 
 
 class Phase(StrEnum):
@@ -22,6 +23,7 @@ class Phase(StrEnum):
     RECEIVING = "receiving"
     QUEUED = "queued"
     TOKENIZING = "tokenizing"
+    HELD = "held"
     BEFORE_COMMIT = "before-commit"
     PREFILL = "prefill"
     STREAMING = "streaming"
@@ -35,6 +37,7 @@ class Event(StrEnum):
     QUEUED = "queued"
     ADMITTED = "admitted"
     TOKENIZED = "tokenized"
+    HELD = "held"
     PLACED = "placed"
     PREFILL_SENT = "prefill-sent"
     PREFILL_ENDED = "prefill-ended"
@@ -49,6 +52,7 @@ NEXT: Mapping[Phase, Mapping[Event, Phase]] = {
     Phase.QUEUED: {Event.ADMITTED: Phase.TOKENIZING},
     Phase.TOKENIZING: {Event.TOKENIZED: Phase.BEFORE_COMMIT},
     Phase.BEFORE_COMMIT: {
+        Event.HELD: Phase.HELD,
         Event.PLACED: Phase.BEFORE_COMMIT,
         Event.PREFILL_SENT: Phase.PREFILL,
         Event.FELL_BACK: Phase.BEFORE_COMMIT,
@@ -56,6 +60,7 @@ NEXT: Mapping[Phase, Mapping[Event, Phase]] = {
         Event.STREAM_COMMITTED: Phase.STREAMING,
         Event.ANSWERED: Phase.DONE,
     },
+    Phase.HELD: {Event.PLACED: Phase.BEFORE_COMMIT},
     Phase.PREFILL: {Event.PREFILL_ENDED: Phase.BEFORE_COMMIT},
     Phase.STREAMING: {Event.ANSWERED: Phase.DONE},
     Phase.DONE: {},
@@ -78,9 +83,12 @@ class Figures(msgspec.Struct, frozen=True):
     output_tokens: int | None
 
 
+# 21 fields: each is one fact of one request, and a group of them would cost every request one more object
 class Timeline(msgspec.Struct, eq=False):
     """Times are of ``clock.monotonic()``, None until they happen.
 
+    ``queue_wait``: seconds, before it was tokenized and before it was placed. ``queued``: its place in its model's
+    queue; None: the model has none, or it has not come to it.
     ``request``: None until it is known what is requested, and of which model. ``records``: of its decisions, one an
     attempt, in order; the last one may have come to no plan. ``hits``, ``counted``: as in ``Settled``.
     ``prefill_time``: seconds of a separate prefill.
@@ -95,6 +103,7 @@ class Timeline(msgspec.Struct, eq=False):
     received_at: float | None = None
     request: Request | None = None
     queue_wait: float = 0.0
+    queued: InQueue | None = None
     records: tuple[DecisionRecord, ...] = ()
     sent_at: float | None = None
     prefill_time: float | None = None

@@ -7,6 +7,7 @@ import asyncio
 import contextlib
 from array import array
 from dataclasses import dataclass
+from math import inf
 from random import Random
 from types import SimpleNamespace
 from typing import Any
@@ -112,7 +113,8 @@ class Requests(RuleBasedStateMachine):
         keys = self.index.keys(Prompt(ids, tokens, True))
         runtime = SimpleNamespace(model=self.model, index=self.index, tokens=SimpleNamespace(parity=Silent()))
         call = Call(
-            "x", route, (), NO_BODY, runtime, request, 1, "", Prompt(ids, tokens, exact=True), keys, own_tokens=tokens
+            *("x", route, (), NO_BODY, runtime, request, 1, "", inf),
+            *(Prompt(ids, tokens, exact=True), keys, tokens),
         )
         timeline = Timeline(self.clock, self.clock.now, phase=Phase.BEFORE_COMMIT, request=request)
         asked = Asked(self._plan(call, timeline, decode, prefill, prefilled))

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 from array import array
+from math import inf
 from random import Random
 from types import SimpleNamespace
 
@@ -28,7 +29,9 @@ def call(prompt: Prompt) -> Call:
     model = Model("m")
     request = TokenizedRequest("r", model, Kind.COMPLETION, 0.0, token_ids=IDS, prompt_tokens=64)
     runtime = SimpleNamespace(model=model)
-    return Call.of(IncomingRequest("r", ROUTE, [("a", "b")], BODY, runtime, request, 2, ""), prompt, SimpleNamespace())
+    return Call.of(
+        IncomingRequest("r", ROUTE, [("a", "b")], BODY, runtime, request, 2, "", inf), prompt, SimpleNamespace()
+    )
 
 
 def test_it_does_not_change() -> None:

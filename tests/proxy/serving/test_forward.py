@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from math import inf
 from typing import Any, cast
 
 import orjson
@@ -65,6 +66,6 @@ async def test_a_leg_has_the_name_under_which_the_engine_serves_it(
         [place, _], model = scene.endpoints, scene.runtime.model
         body = JsonBody(b'{"model": "alias", "prompt": "x"}', PassThroughSettings())
         request = Request("r", model, Kind.COMPLETION, 0.0, adapter=adapter)
-        incoming = IncomingRequest("r", ROUTES["/v1/completions"], (), body, scene.runtime, request, 1, "")
+        incoming = IncomingRequest("r", ROUTES["/v1/completions"], (), body, scene.runtime, request, 1, "", inf)
         leg = scene.forwarder.leg(incoming, place, body)
         assert orjson.loads(leg.body) == {"model": expected, "prompt": "x"}
