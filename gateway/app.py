@@ -168,6 +168,7 @@ class Gateway:
             stored=self._stored,
             poller=self._poller,
             following=self.feed.following,
+            queues=self.reloading.wiring.queues,
             tenants=self.rooms.sources.directory,
             in_use=self.reloading.wiring.director.in_use,
             clock=self.clock,

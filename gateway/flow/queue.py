@@ -238,7 +238,7 @@ class HeldQueue:
             assert call is not None
             if self._up.get(slot) is where and (request.bound or not where.draining):
                 reason = self.room.binding(where, request, call.keys, now, leg=entry.leg_at(where))
-                entry.reason = reason or entry.reason  # that one stays: it is what the request waited for
+                entry.reason = reason or entry.reason  # what it waited for
                 if reason or (entry.moves > FREE_MOVES and now < entry.planned_at + TICK):
                     return
             elif not self._up:

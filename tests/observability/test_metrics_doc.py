@@ -17,6 +17,7 @@ import pytest
 from gateway import errors
 from gateway.api import indivisible
 from gateway.core.observer import Charge, Hit
+from gateway.core.queue_view import EndpointRoom, QueueView
 from gateway.observability.metrics import Metrics
 from gateway.proxy.serving.handover_failures import HANDOVER_RULES
 from gateway.proxy.serving.timeline import Phase
@@ -47,6 +48,10 @@ def test_the_page_describes_what_there_is(clock, settled) -> None:
     metrics.read_from(held=lambda: 0, in_flight=lambda: {"a": 1}, budgets=lambda: {("red",): 0.5})
     metrics.read_tenants_from(keys=lambda: 1, header_tenants=lambda: 0, source=lambda: {"file": True})
     metrics.queued("m", 1)
+    metrics.read_queues_from(lambda: [QueueView("m", {0: 1}, 2.0, 0.5, [EndpointRoom("a", 1.2, "kv", 0.8)])])
+    metrics.held("m", 0, "placed", 0.5)
+    metrics.served("m", "red", 0, 0.5)
+    metrics.shed("m", 0, "late")
     metrics.disconnected("m", "queued")
     metrics.tokens_estimated("m", "x")
     metrics.media_rendered("m", "asked")

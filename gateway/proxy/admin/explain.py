@@ -28,6 +28,7 @@ from gateway.placement.placing import decide
 from gateway.proxy.serving.call import Call, IncomingRequest
 from gateway.proxy.serving.identify import identify, tokenized
 from gateway.proxy.serving.model_directory import ModelDirectory, ModelRuntime
+from gateway.proxy.serving.queueing import ModelQueue
 from gateway.proxy.serving.response_affinity import ResponseAffinity
 from gateway.scheduling.rehearsal import rehearsal
 from gateway.scheduling.scheduler import Scheduler
@@ -45,7 +46,7 @@ Following = Callable[[Endpoint], tuple[str, float | None]]
 @dataclass(frozen=True, slots=True)
 class Explainer:
     """For one configuration. ``following``: the state of the endpoints' event streams. ``tenants``: whom a
-    request may be for. ``in_use``: keeps the parts of
+    request may be for. ``queues``: by model, of those that have one. ``in_use``: keeps the parts of
     the configuration open, tokenizers included, while an explanation runs."""
 
     directory: ModelDirectory
@@ -55,6 +56,7 @@ class Explainer:
     stored: ResponseAffinity
     poller: Poller
     following: Following
+    queues: Mapping[str, ModelQueue]
     tenants: Directory
     in_use: Callable[[], AbstractContextManager[None]]
     clock: Clock
@@ -104,7 +106,9 @@ class Explainer:
         every = self.fleet.endpoints(runtime.model)
         could = self.directory.candidates(runtime.model, request.adapter, draining=request.bound)
         out = {one.name: _out(one, request) for one in every if one not in could}
-        endpoints, trace = could, Trace({})
+        endpoints, trace, queue = could, Trace({}), self.queues.get(runtime.model.name)
+        if queue is not None:
+            request.ahead = queue.held.lines.ahead(request)
         try:
             pinned_url = ""
             if previous_response is not None:
@@ -130,8 +134,9 @@ class Explainer:
             "tenant": request.tenant.name,
             "band": request.band,
             "slo": None if request.slo is None else {"ttft": request.slo.ttft, "tpot": request.slo.tpot},
+            "queue": None if queue is None else _queue(queue, call, made, self.clock.monotonic()),
             "error": {"message": made.message, "status": made.status} if isinstance(made, GatewayError) else None,
-            "endpoints": [self._state(one, runtime, request, keys) for one in endpoints],
+            "endpoints": [self._state(one, runtime, request, keys) | _room(one, request, queue) for one in endpoints],
             "left_out": [{"endpoint": name, "why": why} for name, why in out.items()],
         }
 
@@ -185,6 +190,43 @@ class Explainer:
                 "scalars": scalars._asdict(),
             },
         }
+
+
+def _queue(queue: ModelQueue, call: Call, made: Plan | GatewayError, now: float) -> dict[str, Any]:
+    """What waits, and whether the request would. ``now``: Clock.monotonic()."""
+    view = queue.view()
+    waits: dict[str, Any] | None = None
+    if isinstance(made, Plan):
+        endpoint, reason = queue.held.room.lacks(call, made, now)
+        if endpoint is None and (before := [e for _, e in made.legs if queue.held.lines.of_line(e.slot)]):
+            endpoint, reason = before[0], "turn"
+        if endpoint is not None:
+            waits = {"endpoint": endpoint.name, "reason": reason}
+    return {
+        "waiting": sum(view.waiting.values()),
+        "seconds": view.seconds,
+        "oldest": view.oldest,
+        "would_wait_for": waits,
+    }
+
+
+def _room(endpoint: Endpoint, request: Request, queue: ModelQueue | None) -> dict[str, Any]:
+    """Whether the endpoint has room, and the seconds of work that wait for it and would be served before."""
+    if queue is None:
+        return {}
+    found = {room.endpoint: room for room in queue.view().rooms}
+    if (room := found.get(endpoint.name)) is None:
+        return {"room": None}
+    ahead = request.ahead.get(endpoint.slot, 0.0)
+    return {
+        "room": {
+            "saturation": room.saturation,
+            "full_by": room.reason or None,
+            "factor": room.factor,
+            "waiting": queue.held.lines.of_line(endpoint.slot),
+            "ahead": ahead,
+        }
+    }
 
 
 def _out(endpoint: Endpoint, request: Request) -> str:
