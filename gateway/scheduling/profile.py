@@ -62,21 +62,21 @@ def run_profile(
     profile = profiles.get(name)
     if profile is None:
         raise LookupError(f"no profile {name!r}")
-    run = None
+    # A tuple, as it mostly is: scores are aligned with it, so that no plugin may put it into another order.
+    candidates, run = tuple(endpoints), None
     if trace is not None:
         key = request.model.name, name
         known = trace.rosters.get(key)
-        if known is None or (known[0] is not endpoints and known[0] != endpoints):
-            known = trace.rosters[key] = endpoints, Roster.of(endpoints)
+        if known is None or (known[0] is not candidates and known[0] != candidates):
+            known = trace.rosters[key] = candidates, Roster.of(candidates)
         run = ProfileRun()
         run.profile, run.roster, run.weights = name, known[1], profile.weights
         trace.runs += (run,)
-    if not endpoints:
+    if not candidates:
         raise NoEndpoint(
             f"model {request.model.name!r} has no endpoint left to try (profile {name!r})", retry_after=RETRY_AFTER
         )
 
-    candidates = endpoints
     for plugin, filtering in profile.filters:
         try:
             kept = filtering.filter(request, candidates)
@@ -94,7 +94,7 @@ def run_profile(
                 f"the {len(candidates)} left",
                 retry_after=RETRY_AFTER,
             )
-        candidates = kept
+        candidates = tuple(kept)
 
     count = len(candidates)
     scores: Sequence[float] | None = None
@@ -116,7 +116,8 @@ def run_profile(
             weighted = [weight * score for score in column]
             scores = weighted if scores is None else list(map(add, scores, weighted))
         else:
-            scores = column if scores is None else list(map(add, scores, column))
+            # A copy of the only column: what the picker does with it must not change what the scorer keeps.
+            scores = list(column) if scores is None else list(map(add, scores, column))
         if run is not None:
             run.columns += (array("d", column),)
 

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from typing import Any
 
 import pytest
@@ -70,6 +71,61 @@ def test_filters_then_weighted_scores_then_picker() -> None:
     assert picker.seen == {A: 2.0, B: 2.25}
     assert list(picker.seen) == [A, B]
     assert trace.runs[0].scores() == {"e0": (2.0, {"x": 0.5, "y": 1.0}), "e1": (2.25, {"x": 1.0, "y": 0.25})}
+
+
+@pytest.mark.parametrize("weights", [(1.0,), (2.0,), (1.0, 1.0)])
+def test_a_picker_that_changes_its_scores_changes_nothing_else(weights: tuple[float, ...]) -> None:
+    class Spoiling:
+        def pick(self, _request: Any, endpoints: Sequence[Endpoint], scores: Any, /) -> Sequence[Endpoint]:
+            best = scores.index(max(scores))
+            scores[:] = [0.0] * len(scores)
+            return [endpoints[best]]
+
+    kept, trace = [0.25, 0.5], Trace({})
+    one = profile(scorers=[(f"s{i}", Advice(kept), w) for i, w in enumerate(weights)], picker=Spoiling())
+    for _ in range(2):
+        assert run(one, request(), (A, B), Notes(), trace) == [B]
+    assert kept == [0.25, 0.5]
+    each = {f"s{i}": 0.5 for i in range(len(weights))}
+    assert [made.scores()["e1"] for made in trace.runs] == [(0.5 * sum(weights), each)] * 2
+
+
+def test_no_plugin_puts_the_candidates_into_another_order() -> None:
+    """Scores are aligned with them."""
+
+    def turn(endpoints: Any) -> Any:
+        endpoints.reverse()
+        return endpoints
+
+    for filters, scorers, picker in (
+        ([("turn", Rule(turn))], [], Choice()),
+        ([("list", Rule(list)), ("turn", Rule(turn))], [], Choice()),
+        ([], [("turn", Advice(lambda es: [0.0] * len(turn(es))), 1.0)], Choice()),
+        ([], [], Choice(turn)),
+    ):
+        given, notes, trace = [A, B], Notes(), Trace({})
+        with suppress(PluginFailed):
+            run(profile(filters, scorers, picker), request(), given, notes, trace)
+        assert [type(error) for _, _, error in notes.failed] == [AttributeError]
+        assert given == [A, B]
+
+
+def test_what_a_filter_removed_is_no_candidate_for_who_comes_after_it() -> None:
+    removing = ("no-a", Rule(lambda es: es[1:]))
+    for trace in (None, Trace({})):
+        notes = Notes()
+        with pytest.raises(PluginFailed, match="filter 'back'"):
+            run(profile(filters=[removing, ("back", Rule(lambda es: [A]))]), request(), (A, B, C), notes, trace)
+        with pytest.raises(PluginFailed, match="picker 'best'"):
+            run(profile(filters=[removing], picker=Choice(lambda es: [A])), request(), (A, B, C), notes, trace)
+        assert len(notes.failed) == 2
+
+
+def test_other_candidates_than_the_last_ones_are_checked_and_recorded_as_themselves() -> None:
+    one, trace = profile(picker=Choice(lambda es: [es[-1]])), Trace({})
+    for endpoints in ((A, B), (B, C), (C,), (A, B)):
+        assert run(one, request(), endpoints, Notes(), trace) == [endpoints[-1]]
+    assert [made.roster.names for made in trace.runs] == [("e0", "e1"), ("e1", "e2"), ("e2",), ("e0", "e1")]
 
 
 def test_without_scorers_every_candidate_scores_nothing() -> None:
