@@ -47,9 +47,11 @@ from gateway.proxy.upstream.send import Upstream
 from gateway.reload import Read, Reloading, listening
 from gateway.scheduling.scheduler import Scheduler
 from gateway.tenancy import store_of
+from gateway.tenants.gate import Gate
 from gateway.tenants.management import Management
 from gateway.tenants.settings import TenantsSettings
 from gateway.tenants.sources import Sources
+from gateway.tenants.state_file import StateFile
 from gateway.wiring import Common, Draft, Rooms, Wiring, blaming, priced, topics
 
 log = logging.getLogger("kvgate.app")
@@ -99,8 +101,10 @@ class Gateway:
         self.feed = CacheFeed(indexes, self.clock, observer, self._poller, listener_of(config, observer))
         self.feed.connect(self.fleet)
         self.memory = Memory(config.listen.max_held)
-        self.metrics.read_from(held=lambda: self.memory.held, in_flight=self.fleet.in_flight)
         self._stored = ResponseAffinity(self.clock)
+        sources = Sources(self.clock, config.tenants, draft.client_keys, draft.source)
+        gate = Gate(lambda: sources.directory.roster.prices, self.clock, observer)
+        self._state = None if config.tenants.state is None else StateFile(config.tenants.state, gate)
         rooms = self.rooms = Rooms(
             common,
             self.fleet,
@@ -110,16 +114,20 @@ class Gateway:
             self.decisions,
             StreamUsage(self.clock),
             self.memory,
-            Sources(self.clock, config.tenants, draft.client_keys, draft.source),
+            sources,
+            gate,
             self.clock.wall(),
         )
-        sources, people = rooms.sources, rooms.sources.directory
+        people = sources.directory
         self.metrics.read_tenants_from(
             keys=lambda: len(people.roster.entries), header_tenants=lambda: len(people.named), source=sources.state
         )
+        self.metrics.read_from(
+            held=lambda: self.memory.held, in_flight=self.fleet.in_flight, budgets=gate.budget_ratios
+        )
         wiring = Wiring.make(draft, rooms, None)
         self.metrics.read_queues_from(self._queue_views)
-        self.server = Server(wiring.director, wiring.directory, people, patience=config.timeouts.receive)
+        self.server = Server(wiring.director, wiring.directory, people, gate, patience=config.timeouts.receive)
         self.tls = listening(config)
         self.reloading = Reloading(
             wiring, rooms=rooms, feed=self.feed, server=self.server, tls=self.tls, read=read, adopted=adopted
@@ -188,6 +196,10 @@ class Gateway:
         await self.load()
         for runtime in self.directory.runtimes:
             runtime.tokens.log_status()
+        if self._state is not None:
+            with blaming(self.config, "tenants", "state"):
+                self._state.load()
+            self._state.start()
         with blaming(self.config, "kv_events", "listen"):
             self.feed.listen()
         await self.fleet.start()
@@ -198,6 +210,8 @@ class Gateway:
         """Safe after a failed ``start``."""
         await self.operations.close()
         await self.rooms.sources.close()
+        if self._state is not None:
+            await self._state.close()
         await self.fleet.close()  # before the feed, which it notifies of event streams
         await self.feed.close()
         await self.rooms.close()

@@ -53,6 +53,8 @@ from gateway.proxy.upstream.send import Upstream
 from gateway.scheduling.scheduler import Scheduler
 from gateway.tenancy import source_of
 from gateway.tenants.directory import digest
+from gateway.tenants.gate import Gate
+from gateway.tenants.settings import TenantsSettings
 from gateway.tenants.sources import Source, Sources
 from gateway.tokens.parity import Parity
 from gateway.tokens.settings import TokenSettings
@@ -83,6 +85,7 @@ class Rooms:
     usage: StreamUsage
     memory: Memory
     sources: Sources
+    gate: Gate
     created: float
     chats: KnownChats = field(default_factory=KnownChats)
     handover: HandoverState = field(default_factory=HandoverState)
@@ -189,7 +192,8 @@ class Wiring:
         director = Director(
             Reception(
                 *(directory, rooms.fleet, rooms.responses, rooms.chats, hooks.prompt_sources),
-                *(config.listen, config.timeouts, config.pass_through, common.clock),
+                *(config.listen, config.timeouts, config.pass_through),
+                *(None if config.tenants == TenantsSettings() else rooms.gate, common.clock),
             ),
             Placer(directory, draft.scheduler, rooms.decisions, common.clock, common.observer),
             forwarder,

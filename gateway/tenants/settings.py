@@ -176,7 +176,8 @@ class TenantsSettings(TenantsFileSettings):
     again when it changes. ``valkey``: a server that keeps tenants and keys; not together with ``file``. ``anonymous``:
     whether a request without a valid key is let through although keys are configured. ``objectives``: the band for each
     name that ``x-llm-d-inference-objective`` may have. ``admin_token``: what a client of the admin API of keys and
-    tenants has to send; None: it is closed.
+    tenants has to send; None: it is closed. ``state``: a file that keeps over a restart what was used, of
+    budgets and of usage; None: each start begins at zero.
     """
 
     header: str | None = None
@@ -186,6 +187,7 @@ class TenantsSettings(TenantsFileSettings):
     anonymous: bool = False
     objectives: Mapping[str, int] = field(default_factory=dict)
     admin_token: str | None = field(default=None, repr=False)
+    state: str | None = None
 
     def __post_init__(self) -> None:
         TenantsFileSettings.__post_init__(self)
@@ -196,6 +198,8 @@ class TenantsSettings(TenantsFileSettings):
                 raise ValueError(f"header must not be {self.header.lower()!r}, which has a meaning of its own")
         if self.file == "":
             raise ValueError("file must not be empty")
+        if self.state == "":
+            raise ValueError("state must not be empty")
         if self.file is not None and self.valkey is not None:
             raise ValueError("file and valkey exclude each other: keys are kept in one place")
         if self.admin_token is not None and len(self.admin_token) < 16:

@@ -150,7 +150,7 @@ class Scene:
         hooks = hooks or Hooks()
         self.reception = Reception(
             *(self.directory, self.fleet, self.responses, KnownChats(), hooks.prompt_sources),
-            *(config.listen, config.timeouts, config.pass_through, self.clock),
+            *(config.listen, config.timeouts, config.pass_through, None, self.clock),
         )
         self.queue = draft.queues.get(self.runtime.model.name)
         if self.queue is not None:

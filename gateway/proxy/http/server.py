@@ -35,6 +35,8 @@ from gateway.proxy.serving.director import Director
 from gateway.proxy.serving.model_directory import ModelDirectory
 from gateway.proxy.serving.stages import Stages
 from gateway.tenants.directory import Directory
+from gateway.tenants.gate import Gate
+from gateway.tenants.usage import usage
 
 log = logging.getLogger("kvgate.server")
 
@@ -49,6 +51,7 @@ DRAIN_RETRY = 1.0
 
 JSON = "application/json"
 MODELS = "/v1/models"
+USAGE = "/v1/usage"
 
 Get = Callable[[HttpClient, str], None]
 
@@ -60,9 +63,12 @@ class Server:
     arrive. ``assigned_id``, in its methods: the request's id.
     """
 
-    def __init__(self, director: Director, directory: ModelDirectory, tenants: Directory, *, patience: float) -> None:
+    def __init__(
+        self, director: Director, directory: ModelDirectory, tenants: Directory, gate: Gate, *, patience: float
+    ) -> None:
         self._tenants = tenants
         self.use(director, directory, patience=patience)
+        self._gate = gate
         self.stages = Stages()
         self.in_progress = 0
         """Requests whose answers are not yet complete."""
@@ -133,6 +139,8 @@ class Server:
                 _refuse(client, fault, assigned_id, close=True)
             elif (get := self._open.get(client.path)) is not None and client.method in ("GET", "HEAD"):
                 get(client, assigned_id)
+            elif client.path == USAGE and client.method in ("GET", "HEAD"):
+                self._usage(client, assigned_id)
             elif (client.path == MODELS or client.path.startswith(f"{MODELS}/")) and client.method in ("GET", "HEAD"):
                 self._models(client, assigned_id)
             else:
@@ -199,6 +207,11 @@ class Server:
 
     def _version(self, client: HttpClient, assigned_id: str) -> None:
         _say(client, orjson.dumps({"version": __version__}), assigned_id)
+
+    def _usage(self, client: HttpClient, assigned_id: str) -> None:
+        """Of the key that asks, about itself."""
+        caller = caller_of(client.head.headers, self._tenants)
+        _say(client, orjson.dumps(usage(self._gate, caller)), assigned_id)
 
     def _models(self, client: HttpClient, assigned_id: str) -> None:
         caller = caller_of(client.head.headers, self._tenants)

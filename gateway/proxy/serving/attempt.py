@@ -188,6 +188,7 @@ class Attempt:
         """After commit: the client has a part of the answer."""
         self.broken = failure
         self.timeline.outcome, self.timeline.error = "broken", f"{failure.cause}: {failure.detail}"
+        self.timeline.charge()
         self.end(str(failure.cause))
 
     # Its end

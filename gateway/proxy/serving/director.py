@@ -108,12 +108,18 @@ class Director:
             if isinstance(error, asyncio.CancelledError | ClientGone):
                 model = "" if timeline.request is None else timeline.request.model.name
                 self._observer.disconnected(model, str(timeline.phase))
+            if (grant := timeline.grant) is not None:
+                timeline.charge()
+                if isinstance(error, GatewayError) and not error.headers:
+                    error.headers = grant.headers()
             raise
         finally:
             try:
                 share.release()
                 if timeline.queued is not None:
                     timeline.queued.ended()
+                if timeline.grant is not None:
+                    timeline.charge()
                 settle(request_id, route, timeline, self._observer)
                 if timeline.outcome == "ok":
                     for then in after:

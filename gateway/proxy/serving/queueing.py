@@ -134,6 +134,8 @@ class ModelQueue:
         entry.turn = asyncio.get_running_loop().create_future()
         self.look_soon()
         try:
+            if timeline.grant is not None:
+                timeline.grant.queue()
             await entry.turn
         except BaseException as error:
             outcome = "refused" if isinstance(error, GatewayError) else "left"
@@ -146,6 +148,8 @@ class ModelQueue:
                     raise
             raise
         finally:
+            if timeline.grant is not None:
+                timeline.grant.unqueue()
             self._observer.held(self._model, band, outcome, entry.waited)
 
     def look_soon(self) -> None:

@@ -7,13 +7,13 @@ from math import inf
 from gateway.api.headers import visible
 from gateway.api.known_chats import KnownChats
 from gateway.api.parse import Parsed, parse
-from gateway.api.routes import Route
+from gateway.api.routes import Dialect, Route
 from gateway.api.settings import PassThroughSettings
 from gateway.api.timeout import REQUEST_TIMEOUT, read_timeout
-from gateway.core.prompt import Prompt
+from gateway.core.prompt import BYTES_PER_TOKEN, Prompt
 from gateway.fleet.fleet import Fleet
 from gateway.flow.admission import Permit
-from gateway.framework import Clock
+from gateway.framework import GENERATES, Clock
 from gateway.proxy.memory import Share
 from gateway.proxy.serving.call import Call, IncomingRequest
 from gateway.proxy.serving.client import Client
@@ -21,15 +21,16 @@ from gateway.proxy.serving.hooks import PromptSource
 from gateway.proxy.serving.identify import client_of, identify, tokenized
 from gateway.proxy.serving.model_directory import ModelDirectory
 from gateway.proxy.serving.response_affinity import ResponseAffinity
-from gateway.proxy.serving.timeline import Event, Timeline
+from gateway.proxy.serving.timeline import USES_NOTHING, Event, Timeline
 from gateway.proxy.settings import ListenSettings, TimeoutSettings
+from gateway.tenants.gate import Gate
 
 
 class Reception:
     """``chats``: all that it knows of past requests, with what long chats began. ``prompt_sources``: asked before our
-    own tokenizer."""
+    own tokenizer. ``gate``: of tenants' limits; None: nothing is configured for them."""
 
-    # 9 parameters: three are settings of different rooms, of which it needs one or two values each
+    # 10 parameters: three are settings of different rooms, of which it needs one or two values each
     def __init__(
         self,
         directory: ModelDirectory,
@@ -40,6 +41,7 @@ class Reception:
         listen: ListenSettings,
         timeouts: TimeoutSettings,
         passing: PassThroughSettings,
+        gate: Gate | None,
         clock: Clock,
     ) -> None:
         self._directory = directory
@@ -50,6 +52,7 @@ class Reception:
         self._patience = timeouts.receive
         self._passing = passing
         self._chats = chats
+        self._gate = gate
         self._clock = clock
 
     async def read(
@@ -82,6 +85,10 @@ class Reception:
             read_timeout(headers) if REQUEST_TIMEOUT in headers else inf,
         )
         timeline.request = request
+        if self._gate is not None:
+            estimate = 0 if route.multipart or b"base64" in raw else len(raw) // BYTES_PER_TOKEN
+            anthropic = route.dialect is Dialect.ANTHROPIC
+            timeline.grant = self._gate.admit(client.caller, runtime.model.name, estimate, anthropic=anthropic)
         runtime.budget.deposit()
         permit = runtime.admission.try_acquire()
         if permit is None:
@@ -102,6 +109,9 @@ class Reception:
                     longest_context=lambda: self._directory.longest_context(runtime.model),
                 )
             call = Call.of(incoming, prompt, tokenized(runtime, request, prompt))
+            if timeline.grant is not None and request.kind not in USES_NOTHING:
+                output = request.expected_output if request.kind in GENERATES else 0.0
+                timeline.grant.exact(request.prompt_tokens, output)
             timeline.happened(Event.TOKENIZED)
         except BaseException:
             permit.release()

@@ -18,6 +18,7 @@ from gateway.proxy.serving.client import Client, ClientGone, Reply
 from gateway.proxy.serving.timeline import Event, Timeline
 from gateway.proxy.upstream.commit import Committed
 from gateway.proxy.upstream.legs import DeferredError, LegFailed
+from gateway.tenants.gate import Grant
 
 UNSEEN = 16
 """Parts of a stream that are observed at once, since each look costs more than a part: as many as tokens are entered
@@ -40,13 +41,14 @@ async def relay(committed: Committed, client: Client, attempt: Attempt, *, idle:
         text = committed.text if committed.answer.encoding else committed.data
         usage = read_usage(text, attempt.call.route.kind)
     attempt.answered(committed.status, usage)
-    await _whole(committed.status, committed.headers, committed.data, client, attempt.call.id, idle)
+    grant = attempt.timeline.grant
+    await _whole(committed.status, committed.headers, committed.data, client, attempt.call.id, idle, grant)
 
 
 async def relay_held(held: DeferredError, client: Client, timeline: Timeline, request_id: str, *, idle: float) -> None:
     """An engine's error that no other endpoint bettered, unchanged. Raises ClientGone."""
     timeline.answered(held.status, None, error=True)
-    await _whole(held.status, held.headers, held.body, client, request_id, idle)
+    await _whole(held.status, held.headers, held.body, client, request_id, idle, timeline.grant)
 
 
 async def _stream(committed: Committed, events: EventObserver, client: Client, attempt: Attempt, idle: float) -> None:
@@ -54,6 +56,8 @@ async def _stream(committed: Committed, events: EventObserver, client: Client, a
     attempt.timeline.status = committed.status
     passing = to_client(committed.headers)
     passing.append(("x-request-id", attempt.call.id))
+    if (grant := attempt.timeline.grant) is not None:
+        passing += grant.headers()
     reply = client.reply(committed.status, passing, length=None)
     stream = _Stream(committed, reply, events, attempt, idle)
     try:
@@ -148,10 +152,19 @@ class _Stream:
 
 
 async def _whole(
-    status: int, headers: list[tuple[str, str]], body: bytes, client: Client, request_id: str, idle: float
+    status: int,
+    headers: list[tuple[str, str]],
+    body: bytes,
+    client: Client,
+    request_id: str,
+    idle: float,
+    grant: Grant | None,
 ) -> None:
+    """``grant``: what is left of the client's limits goes into the answer's head."""
     passing = to_client(headers)
     passing.append(("x-request-id", request_id))
+    if grant is not None:
+        passing += grant.headers()
     reply = client.reply(status, passing, length=len(body))
     try:
         if len(body) <= SLICE:

@@ -17,7 +17,7 @@ def settle(request_id: str, route: Route, timeline: Timeline, observer: Observer
         placed = placed[:-1]
     last = placed[-1] if placed else None
     booked = None if last is None else last.booked
-    usage, figures = timeline.usage, timeline.figures()
+    usage, figures, grant = timeline.usage, timeline.figures(), timeline.grant
     settled = Settled(
         request_id=request_id,
         model=request.model.name if request else "",
@@ -48,6 +48,9 @@ def settle(request_id: str, route: Route, timeline: Timeline, observer: Observer
         by_ids=timeline.by_ids,
         hits=timeline.hits,
         counted=timeline.counted,
+        tenant="" if grant is None else grant.caller.tenant.name,
+        key="" if grant is None else grant.caller.key or "",
+        charge=None if grant is None else grant.charge,
     )
     if timeline.records:
         timeline.records[-1].settled = settled

@@ -11,10 +11,11 @@ import msgspec
 from gateway.api.usage import Usage
 from gateway.core.observer import Hit
 from gateway.errors import GatewayError
-from gateway.framework import Clock, Request
+from gateway.framework import Clock, Kind, Request
 from gateway.proxy.serving.client import ClientGone
 from gateway.proxy.serving.decisions import DecisionRecord
 from gateway.proxy.serving.in_queue import InQueue
+from gateway.tenants.gate import Grant
 
 
 class Phase(StrEnum):
@@ -69,6 +70,13 @@ NEXT: Mapping[Phase, Mapping[Event, Phase]] = {
 prefill leg that is answered before the decode leg is sent; ``answered`` is the answer's end."""
 
 
+USES_NOTHING = frozenset({Kind.TOKENIZE, Kind.DETOKENIZE})
+"""The kinds of request for which nobody is charged tokens: no model computes any."""
+
+GOT_SOMETHING = frozenset({"ok", "broken", "cancelled"})
+"""Outcomes in which an engine worked for the client, if it was asked: what else fails is not the client's to pay."""
+
+
 class Figures(msgspec.Struct, frozen=True):
     """What a request took, in seconds, and what it brought.
 
@@ -83,7 +91,7 @@ class Figures(msgspec.Struct, frozen=True):
     output_tokens: int | None
 
 
-# 21 fields: each is one fact of one request, and a group of them would cost every request one more object
+# 22 fields: each is one fact of one request, and a group of them would cost every request one more object
 class Timeline(msgspec.Struct, eq=False):
     """Times are of ``clock.monotonic()``, None until they happen.
 
@@ -94,7 +102,7 @@ class Timeline(msgspec.Struct, eq=False):
     ``prefill_time``: seconds of a separate prefill.
     ``fallback``: why a planned hand-over did not happen. ``by_ids``: an engine got our ids instead of the prompt's
     text, so that its count is ours. ``outputs``: events of a stream that carry output; ``outputs_at_first``: as many
-    came with the first.
+    came with the first. ``grant``: of its tenant's limits; None: it has none, or has not come so far.
     """
 
     clock: Clock
@@ -118,6 +126,7 @@ class Timeline(msgspec.Struct, eq=False):
     error: str | None = None
     hits: tuple[Hit, ...] = ()
     counted: int | None = None
+    grant: Grant | None = None
 
     def happened(self, event: Event) -> None:
         """Raises ValueError where ``event`` cannot come in the present phase: a defect of ours."""
@@ -132,6 +141,28 @@ class Timeline(msgspec.Struct, eq=False):
         self.status, self.usage = status, usage
         if status >= 400 or error:
             self.outcome = "engine_error"
+        if self.grant is not None:
+            self.charge()
+
+    def charge(self) -> None:
+        """It uses no more: give back what its tenant's limits hold for it, and charge what it used; harmless if that
+        is done.
+
+        What the engine reports counts; where it reports nothing, our own count of what was sent and what came back.
+        """
+        grant, request = self.grant, self.request
+        if grant is None or grant.charge is not None or request is None:
+            return
+        usage, prompt, cached, output = self.usage, 0, 0, 0
+        if usage is not None or (self.sent_at is not None and (self.outcome in GOT_SOMETHING or self.outputs)):
+            prompt, output = request.prompt_tokens, round(self.outputs * request.model.event_tokens)
+        if usage is not None:
+            prompt = prompt if usage.prompt_tokens is None else usage.prompt_tokens
+            output = output if usage.output_tokens is None else usage.output_tokens
+            cached = usage.cached_tokens or 0
+        if request.kind in USES_NOTHING:
+            prompt = cached = output = 0
+        grant.settle(prompt, cached, output)
 
     def ended_by(self, error: BaseException) -> None:
         """``error`` ends the request; harmless when repeated. A client that leaves is a 499, as nginx logs it; that its

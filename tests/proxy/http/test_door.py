@@ -16,6 +16,7 @@ from gateway.proxy.serving.client import ClientGone
 from gateway.proxy.serving.director import Director
 from gateway.proxy.serving.model_directory import ModelDirectory
 from gateway.tenants.directory import Directory, Roster
+from gateway.tenants.gate import Gate
 from gateway.tenants.settings import TenantsSettings
 from tests.support.wait import eventually
 
@@ -36,6 +37,7 @@ async def door(does):
         cast(Director, Scripted(does)),
         cast(ModelDirectory, None),
         Directory(Roster.make(TenantsSettings()), SystemClock()),
+        cast(Gate, None),
         patience=10,
     )
     runner = server.runner()

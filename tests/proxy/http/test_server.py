@@ -27,6 +27,7 @@ from gateway.proxy.serving.director import Director
 from gateway.proxy.serving.model_directory import ModelDirectory
 from gateway.proxy.settings import ListenSettings, ListenTlsSettings
 from gateway.tenants.directory import Directory, Roster
+from gateway.tenants.gate import Gate
 from gateway.tenants.settings import TenantsSettings
 from tests.support.chat import CHAT, COMPLETE, DONE, ROLE, STREAMED, WORD
 from tests.support.gateway import QUICK_FLEET, config_for, running
@@ -163,6 +164,7 @@ async def test_a_handler_that_fails_behind_its_head_gets_no_second_answer(caplog
         cast(Director, Failing()),
         cast(ModelDirectory, None),
         Directory(Roster.make(TenantsSettings()), SystemClock()),
+        cast(Gate, None),
         patience=10,
     )
     runner = server.runner()
