@@ -8,6 +8,7 @@ itself asks for it. While nobody waits there is no timer.
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from math import inf
@@ -30,7 +31,12 @@ from gateway.proxy.serving.timeline import Event, Timeline
 from gateway.proxy.upstream.legs import Retries
 from gateway.scheduling.trace import Trace
 
+log = logging.getLogger("kvgate.queue")
+
 NOBODY: Sequence[Endpoint] = ()
+
+AGAIN = 1.0
+"""Seconds after which a queue is looked at again that has failed: often enough for those who wait, and for the log."""
 
 
 @dataclass(slots=True, eq=False)
@@ -162,7 +168,11 @@ class ModelQueue:
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
-        at = self.held.pump()
+        try:
+            at = self.held.pump()
+        except Exception:  # a defect must not keep all others waiting for ever
+            log.exception("the queue of model %s failed at a look, and is looked at again", self._model)
+            at = self._clock.monotonic() + AGAIN
         if at < inf:
             self.expect()  # who is placed later must be matched with what is held then
             self._timer = asyncio.get_running_loop().call_later(max(0.0, at - self._clock.monotonic()), self._look)

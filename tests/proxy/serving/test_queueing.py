@@ -172,3 +172,24 @@ async def test_a_view_tells_what_waits_and_where_there_is_room():
         await asyncio.gather(*tasks)
         assert scene.queue.view().waiting == {}
         scene.has_all_back(3)
+
+
+async def test_a_defect_in_one_look_does_not_keep_the_others_waiting(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr("gateway.proxy.serving.queueing.AGAIN", 0.01)
+    async with waiting() as scene:
+        tasks, side = await begun(scene, 2)
+        assert scene.queue is not None
+        pump, failed = scene.queue.held.pump, asyncio.Event()
+
+        def fail_once() -> float:
+            if failed.is_set():
+                return pump()
+            failed.set()
+            raise ValueError("a defect")
+
+        monkeypatch.setattr(scene.queue.held, "pump", fail_once)
+        side.say(answer(COMPLETE))
+        (await scene.engines.request()).say(answer(COMPLETE))
+        await asyncio.gather(*tasks)
+        assert failed.is_set()
+        scene.has_all_back(2)
