@@ -280,3 +280,12 @@ def test_engines_that_connect_need_topics_of_their_own() -> None:
     assert "models[0].endpoints[1].kv_events.topic: 'kv@a:1@m' is the topic of http://a:1, too" in found
     config = loads(CONNECTING.replace("kv@a:1@m", "t") + listen, {})
     assert config.kv_events.listen == "tcp://*:5557"
+
+
+def test_files_of_tenants_stand_beside_the_configuration_though_they_are_not_there_yet(tmp_path):
+    path = tmp_path / "plugins.yaml"
+    path.write_text(
+        "models: [{name: m, endpoints: [{url: 'http://e:1'}]}]\ntenants: {file: tenants.yaml, state: used.json}\n"
+    )
+    tenants = load(path, {}).tenants
+    assert (tenants.file, tenants.state) == (str(tmp_path / "tenants.yaml"), str(tmp_path / "used.json"))

@@ -16,49 +16,10 @@ from gateway.flow.settings import FlowSettings
 from gateway.proxy.settings import TimeoutSettings
 from tests.support.chat import CHAT, COMPLETE, ROLE, STREAMED, TELLING, WORD
 from tests.support.gateway import Running, config_for, running
+from tests.support.leaving import Client, Held
 from tests.support.scripted_engine import ScriptedEngine
 from tests.support.wait import eventually
-from tests.support.wire import STREAM_HEAD, Connection, answer, chunked
-
-
-class Client:
-    """A connection that sends one request, and leaves when it is told to."""
-
-    def __init__(self, gateway: Running, body: dict[str, object]) -> None:
-        self._port = int(gateway.url.rpartition(":")[2])
-        self._body = orjson.dumps(body)
-
-    async def __aenter__(self) -> Client:
-        self.reader, self.writer = await asyncio.open_connection("127.0.0.1", self._port)
-        self.writer.write(
-            b"POST /v1/chat/completions HTTP/1.1\r\nHost: gateway\r\nContent-Type: application/json\r\n"
-            b"Content-Length: %d\r\n\r\n%s" % (len(self._body), self._body)
-        )
-        return self
-
-    async def __aexit__(self, *exc: object) -> None:
-        self.writer.close()
-        with contextlib.suppress(ConnectionError):
-            await self.writer.wait_closed()
-
-    def leave(self, how: str) -> None:
-        self.writer.transport.abort() if how == "reset" else self.writer.close()
-
-
-class Held:
-    """An engine that holds its answers: ``asked`` requests have come, ``gone`` of them were closed by the gateway."""
-
-    def __init__(self, *said: bytes) -> None:
-        self.said = said
-        self.asked = 0
-        self.gone = 0
-
-    async def __call__(self, connection: Connection, head: bytes, body: bytes) -> None:
-        self.asked += 1
-        await connection.say_apart(self.said)
-        await connection.gone()
-        self.gone += 1
-        connection.writer.close()
+from tests.support.wire import STREAM_HEAD, answer, chunked
 
 
 async def left(gateway: Running, phase: str) -> None:
