@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 class EndpointRoom(NamedTuple):
     """``saturation``: how full the endpoint is by its fullest bound; 1 and more is full. ``reason``: which bound it has
-    no room by; empty: it has room. ``factor``: of its bounds, at most 1: lower where its first tokens come late."""
+    no room by; empty: it has room. ``factor``: of its window, at most 1: lower where its first tokens come late."""
 
     endpoint: str
     saturation: float

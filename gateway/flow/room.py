@@ -14,8 +14,8 @@ open nor close an endpoint. One with nothing of this model's in flight always ha
 served, and no queue stands still.
 
 A leg that computes the prompt asks for ``prefill``, one that decodes for ``kv`` and ``step``; a leg of another kind
-asks for nothing. During a slow start ``warmth`` scales the window and ``kv``. The factor of ``window.py`` scales each
-bound; of that on a step, what is above an empty one.
+asks for nothing. During a slow start ``warmth`` scales the window and ``kv``. The factor of ``window.py`` scales the
+window: late first tokens tell how prompts wait, and nothing of memory and of decode steps.
 """
 
 from __future__ import annotations
@@ -84,9 +84,9 @@ class Room:
         """Why there is no room for the leg of this kind there; empty: there is. ``leg`` empty: one leg is all of it."""
         if not endpoint.in_flight:
             return ""
-        load, factor = endpoint.load, self._windows.factor(endpoint)
-        warm = factor * endpoint.warmth
-        if leg != DECODE and queued_seconds(endpoint, now) >= self._settings.window * warm:
+        load, warm = endpoint.load, endpoint.warmth
+        window = self._settings.window * self._windows.factor(endpoint) * warm
+        if leg != DECODE and queued_seconds(endpoint, now) >= window:
             return "prefill"
         if leg == PREFILL:
             return ""
@@ -99,7 +99,7 @@ class Room:
             if ours + min(foreign, FOREIGN * bound) + new + output > bound:
                 return "kv"
         scalars = endpoint.cost.scalars
-        bound = (self._step_bound(endpoint, request) - scalars.step) * factor
+        bound = self._step_bound(endpoint, request) - scalars.step
         others = scalars.step_request * load.foreign_requests + scalars.kv_token * foreign
         batch = scalars.step_request * (load.requests + 1) + scalars.kv_token * (ours + new)
         return "step" if batch + min(others, FOREIGN * bound) > bound else ""
@@ -107,8 +107,8 @@ class Room:
     def fullness(self, endpoint: Endpoint, now: float) -> Fullness:
         """As for a request that needs nothing itself and has no objectives: for metrics and explanations."""
         load, settings, scalars = endpoint.load, self._settings, endpoint.cost.scalars
-        factor = self._windows.factor(endpoint)
-        warm = max(factor * endpoint.warmth, 1e-9)
+        warm = max(endpoint.warmth, 1e-9)
+        window = settings.window * self._windows.factor(endpoint) * warm
         if not endpoint.in_flight:
             return Fullness(0.0, 0.0, 0.0)
         ours, foreign = load.kv_tokens - self._live.saved(endpoint), load.foreign_kv_tokens
@@ -116,11 +116,11 @@ class Room:
         if capacity > 0:
             bound = settings.kv * capacity * warm
             kv = (ours + min(foreign, FOREIGN * bound)) / bound
-        bound = max((settings.step - 1) * scalars.step * factor, 1e-9)
+        bound = max((settings.step - 1) * scalars.step, 1e-9)
         others = scalars.step_request * load.foreign_requests + scalars.kv_token * foreign
         batch = scalars.step_request * load.requests + scalars.kv_token * ours
         step = (batch + min(others, FOREIGN * bound)) / bound
-        return Fullness(queued_seconds(endpoint, now) / (settings.window * warm), kv, step)
+        return Fullness(queued_seconds(endpoint, now) / window, kv, step)
 
     def _step_bound(self, endpoint: Endpoint, request: Request) -> float:
         """Seconds of a decode step. An objective that the endpoint misses even with this request alone binds nothing:

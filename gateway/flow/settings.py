@@ -43,7 +43,7 @@ class QueueSettings:
     - ``step``: with this request, a decode step takes at most this many empty steps, or the request's own objective for
       the time between tokens. At 5 an engine has 83 % of its decode throughput: what is beyond adds mostly time.
 
-    ``adapt``: an endpoint's limits follow what its first tokens take beside what was predicted.
+    ``adapt``: an endpoint's window follows what its first tokens take beside what was predicted.
 
     ``target``: seconds in which a request without an objective should be placed. Past that it is late: behind those of
     its tenant that are not. ``max_wait``: seconds after which a request that waits is refused. ``patience``: seconds

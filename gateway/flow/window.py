@@ -1,4 +1,4 @@
-"""How far each endpoint is to be trusted: a factor for its room, by first tokens against what was predicted of them.
+"""How far each endpoint is to be trusted: a factor for its window, by first tokens against what was predicted of them.
 
     gradient = TOLERANCE * (predicted + SLACK) / observed, at least 1/2
     factor  += SMOOTHING * factor * (gradient - 1)          where the gradient is below 1

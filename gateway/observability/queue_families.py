@@ -49,7 +49,7 @@ class QueueFamilies:
         )
         gauge(
             "endpoint_room_factor",
-            "Below 1 where an endpoint's first tokens come later than predicted: its bounds are so much lower.",
+            "Below 1 where an endpoint's first tokens come later than predicted: its window is so much shorter.",
             *("model", "endpoint"),
             read=lambda: {(q.model, room.endpoint): room.factor for q in self.views() for room in q.rooms},
         )
