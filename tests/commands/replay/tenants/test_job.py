@@ -33,6 +33,7 @@ def test_refused_requests_have_their_reasons(monkeypatch) -> None:
     assert 0 < outcome.groups["greedy"]["refused"] < 1
 
 
+@pytest.mark.slow
 def test_the_capacity_is_the_most_that_is_served(monkeypatch) -> None:
     monkeypatch.setattr(module, "TRIAL_SECONDS", 2.0)
     shares: list[float] = []
