@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import Enum
 from math import inf
+from types import MappingProxyType
 from typing import Self
 
 from gateway.flow.live_kv import Held
@@ -17,6 +19,9 @@ from gateway.placement.placing import Placeable
 LEAST_BATCH = 8.0
 """Requests that a decode step's weights are shared between at least. Where fewer run, a request would seem to cost a
 whole engine for as long as its answer takes, although the next one would take nothing from it."""
+
+
+NOTHING: Mapping[int, float] = MappingProxyType({})
 
 
 class State(Enum):
@@ -103,6 +108,11 @@ class Entry(Waiting):
         """When something is next due for it while it waits."""
         due = inf if self.late else self.due if self.offered else self.halfway
         return min(due, self.planned_at + patience, self.deadline)
+
+    def waits_no_more(self, state: State) -> None:
+        """It was placed, or is over."""
+        self.state, self.call = state, None
+        self.request.ahead = NOTHING  # another attempt of it is not behind what was ahead of this one
 
     def leg_at(self, endpoint: Endpoint) -> str:
         """The kind of its planned leg there, as ``Room.binding`` has it: empty if one leg is all of it."""

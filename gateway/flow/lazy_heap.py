@@ -71,6 +71,7 @@ class LazyHeap(Generic[T]):
             return None
         heappop(self._heap)
         del self._live[entry[3]]
+        self._clear()
         return entry[3]
 
     def _top(self) -> tuple[float, float, int, T] | None:
@@ -84,6 +85,8 @@ class LazyHeap(Generic[T]):
 
     def _clear(self) -> None:
         heap, live = self._heap, self._live
-        if len(heap) > 2 * len(live) + SMALL:
+        if not live:  # what left must not be kept until something comes
+            heap.clear()
+        elif len(heap) > 2 * len(live) + SMALL:
             self._heap = [entry for entry in heap if live.get(entry[3]) == entry[2]]
             heapify(self._heap)

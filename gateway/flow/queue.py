@@ -60,8 +60,7 @@ FREE_MOVES = 4
 
 
 class HeldQueue:
-    """``lines``, ``room``, ``windows``: for who shows them; nobody else changes them. ``served``: engine seconds of
-    what was settled, by tenant; they only grow."""
+    """``lines``, ``room``, ``windows``: only to be shown. ``served``: engine seconds of all that was settled."""
 
     def __init__(
         self, model: str, settings: QueueSettings, order: GuardedOrder, driver: Driver, clock: Clock, random: Random
@@ -74,7 +73,7 @@ class HeldQueue:
         self._live = LiveKv()
         self.windows = Windows(adapt=settings.adapt)
         self.room = Room(settings, self._live, self.windows)
-        self.served: dict[str, float] = {}
+        self.served = 0.0
         self._shed = Shed(model, settings, self.lines, Drain(settings.max_wait, random))
         self._alarms: LazyHeap[Entry] = LazyHeap()
         self._touched: dict[int, None] = {}  # slots of endpoints that may have room
@@ -159,8 +158,7 @@ class HeldQueue:
         entry.state = State.OVER
         new = entry.new_tokens if computed is None else computed
         seconds = entry.prompt_cost * new / entry.new_tokens + output * entry.token_cost
-        name = entry.request.tenant.name
-        self.served[name] = self.served.get(name, 0.0) + seconds
+        self.served += seconds
         self._shed.settled(seconds, self._now())
         self.lines.settled(entry, seconds, output)
         return seconds
@@ -320,8 +318,8 @@ class HeldQueue:
     def _placed(self, entry: Entry, plan: Plan) -> None:
         call = entry.call
         assert call is not None
-        entry.state, entry.call = State.PLACED, None
         entry.held = self._live.hold(plan.decode, call.keys)
+        entry.waits_no_more(State.PLACED)
         if not self.lines:
             self._shed.emptied()
 
@@ -336,7 +334,7 @@ class HeldQueue:
         self.lines.remove(entry)
         self._alarms.discard(entry)
         entry.waited = self._now() - entry.began
-        entry.state, entry.call = State.OVER, None
+        entry.waits_no_more(State.OVER)
         if not self.lines:
             self._shed.emptied()
 

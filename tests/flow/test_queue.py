@@ -291,7 +291,7 @@ def test_who_leaves_is_gone_at_once_in_whatever_phase_and_is_charged_for_nothing
     held.queue.leave(next_one)
     held.queue.settled(next_one, output=5)
     assert [what for what, entry in told.told if entry is next_one] == ["queued", "placed", "settled"]
-    assert held.queue.served["default"] == 0.0
+    assert held.queue.served == 0.0
 
 
 def test_room_that_a_leaver_kept_goes_to_the_next_one():
@@ -460,7 +460,7 @@ def test_a_request_costs_its_new_tokens_and_its_share_of_the_steps():
     held.arrive(again)
     assert again.cost == pytest.approx(16 * 1e-4 + 100 * token)
     held.end(again, output=10, computed=32)
-    assert held.queue.served["default"] == pytest.approx(32 * 1e-4 + 10 * token)
+    assert held.queue.served == pytest.approx(32 * 1e-4 + 10 * token)
 
 
 # Bounds
@@ -555,3 +555,26 @@ def test_who_comes_too_late_for_its_deadline_is_refused_at_once():
     other = held.entry(timeout=0.5, tenant=Tenant("other"))  # whose turn is the next
     held.arrive(other)
     assert other.state is State.WAITING
+
+
+# What is left of them
+
+
+def test_whoever_waits_no_more_is_not_kept_nor_behind_what_was_ahead():
+    held = Held(2)
+    entries = waiting(held, 9)
+    assert any(entry.request.ahead for entry in entries)
+    for entry in entries:
+        held.queue.leave(entry)
+    assert held.queue._alarms.entries == 0
+    assert all(not entry.request.ahead and entry.call is None for entry in entries)
+
+
+def test_a_placed_request_is_not_behind_what_was_ahead_of_it():
+    held = Held(2)
+    entries = waiting(held, 9)
+    while any(entry.state is State.WAITING for entry in entries):
+        held.clock.now += 0.1
+        held.queue.pump()
+    assert all(not entry.request.ahead for entry in entries if entry.state is State.PLACED)
+    assert held.queue._alarms.entries == 0

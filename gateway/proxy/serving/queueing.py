@@ -154,6 +154,7 @@ class ModelQueue:
                     raise
             raise
         finally:
+            entry.turn = None  # an exception in it would keep its traceback, and the body with it
             if timeline.grant is not None:
                 timeline.grant.unqueue()
             self._observer.held(self._model, band, outcome, entry.waited)
@@ -168,13 +169,14 @@ class ModelQueue:
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
+        at = self._clock.monotonic() + AGAIN
         try:
             at = self.held.pump()
+            if at < inf:
+                self.expect()  # who is placed later must be matched with what is held then
         except Exception:  # a defect must not keep all others waiting for ever
             log.exception("the queue of model %s failed at a look, and is looked at again", self._model)
-            at = self._clock.monotonic() + AGAIN
         if at < inf:
-            self.expect()  # who is placed later must be matched with what is held then
             self._timer = asyncio.get_running_loop().call_later(max(0.0, at - self._clock.monotonic()), self._look)
 
     def settled(self, entry: QueuedCall, output: int, computed: int | None) -> None:
