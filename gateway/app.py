@@ -10,6 +10,7 @@ import logging
 import random
 import signal
 from collections.abc import Callable, Sequence
+from typing import Any
 
 from gateway import __version__
 from gateway.config.settings import Config
@@ -52,6 +53,7 @@ from gateway.tenants.management import Management
 from gateway.tenants.settings import TenantsSettings
 from gateway.tenants.sources import Sources
 from gateway.tenants.state_file import StateFile
+from gateway.tenants.usage import usage
 from gateway.wiring import Common, Draft, Rooms, Wiring, blaming, priced, topics
 
 log = logging.getLogger("kvgate.app")
@@ -146,11 +148,17 @@ class Gateway:
             memory=self.memory,
             patience=lambda: self.config.timeouts.receive,
             written=rooms.sources.look,
+            used=self._used,
         )
         self.admin = Admin(self._render_metrics, (*self.operations.routes(), *debug.routes(), *keys.routes()))
 
     def _queue_views(self) -> list[QueueView]:
         return [queue.view() for queue in self.reloading.wiring.queues.values()]
+
+    def _used(self, tenant: str) -> dict[str, Any] | None:
+        """What a tenant in force has used, and what is left of its limits and budget."""
+        caller = self.rooms.sources.directory.roster.callers.get(tenant)
+        return None if caller is None else usage(self.rooms.gate, caller)
 
     # The parts in force, which a reload replaces
 

@@ -36,7 +36,9 @@ Verb = Callable[[Management, web.Request], Awaitable[web.Response]]
 
 class KeyRoutes:
     """``token``: what has to be sent; None: nobody may. ``management``: of the configuration in force. ``patience``:
-    seconds for a body to arrive. ``written``: awaited after a change, so that it is in force when it is answered."""
+    seconds for a body to arrive. ``written``: awaited after a change, so that it is in force when it is answered.
+    ``used``: by a tenant's name, its limits and what is left of them, its budget and its usage, in the form of
+    ``GET /v1/usage``; None: the tenant is not in force."""
 
     def __init__(
         self,
@@ -45,12 +47,14 @@ class KeyRoutes:
         memory: Memory,
         patience: Callable[[], float],
         written: Callable[[], Awaitable[None]],
+        used: Callable[[str], dict[str, Any] | None],
     ) -> None:
         self._token = token
         self._management = management
         self._memory = memory
         self._patience = patience
         self._written = written
+        self._used = used
 
     def routes(self) -> Sequence[web.RouteDef]:
         return (
@@ -101,7 +105,8 @@ class KeyRoutes:
         return answer({"tenants": await management.tenants()})
 
     async def _tenant(self, management: Management, http: web.Request) -> web.Response:
-        return answer(await management.tenant(http.match_info["name"]))
+        name = http.match_info["name"]
+        return answer({**await management.tenant(name), "used": self._used(name)})
 
     async def _put_tenant(self, management: Management, http: web.Request) -> web.Response:
         body = await self._body(http)

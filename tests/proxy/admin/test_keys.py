@@ -109,6 +109,22 @@ async def test_a_tenant_s_settings_are_in_force_at_once(file):
         assert [one["tenant"] for one in (await it.ask("GET", "/tenants/red")).json()["keys"]] == ["red"]
 
 
+async def test_an_operator_is_told_what_a_tenant_has_used(file):
+    async with operated(file) as it:
+        await it.ask("PUT", "/tenants/red", {"limits": {"concurrent": 5}, "budget": {"amount": 1000}})
+        first = (await it.ask("POST", "/keys", {"tenant": "red", "id": "one"})).json()["key"]
+        second = (await it.ask("POST", "/keys", {"tenant": "red", "id": "two"})).json()["key"]
+        assert [await it.status(first), await it.status(second)] == [200, 200]
+        await eventually(lambda: len(it.gateway.lines) == 2, "both have ended")
+        shown = await it.ask("GET", "/tenants/red")
+        used = shown.json()["used"]
+        day = used["usage"]["day"]
+        assert (used["tenant"], used["key"], day["requests"]) == ("red", None, 2), "of all its keys together"
+        assert used["budget"]["spent"] == sum(day["tokens"].values()) > 0
+        assert used["limits"][0]["concurrent"] == {"limit": 5, "remaining": 5}
+        assert not any(key in shown.text for key in (first, second))
+
+
 @pytest.mark.parametrize(
     ("method", "path", "body", "status", "message"),
     [
