@@ -8,25 +8,31 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
+from gateway.fleet.settings import EndpointSettings
 from gateway.flow.settings import QueueSettings
 from tests.support.engines import engines
 from tests.support.gateway import config_for, running
 from tests.support.wait import eventually
 
 PATH = "/v1/chat/completions"
-SLOW: dict[str, Any] = {"prefill_token_seconds": 2e-3, "step_seconds": 0.002}
-"""A prompt of some hundred tokens takes a fraction of a second."""
-QUEUE = QueueSettings(window=1e-6, max_wait=60.0, patience=30.0)
+SLOW: dict[str, Any] = {"step_seconds": 0.05}
+"""An answer of some tokens takes a fraction of a second."""
+QUEUE = QueueSettings(max_wait=60.0, patience=30.0)
 
 
-def asked(number: int, tokens: int = 2) -> dict[str, Any]:
+def full(*urls: str) -> tuple[EndpointSettings, ...]:
+    """Endpoints whose KV memory is full with one request, however long that takes."""
+    return tuple(EndpointSettings(url=url, kv_capacity_tokens=16) for url in urls)
+
+
+def asked(number: int, tokens: int = 4) -> dict[str, Any]:
     content = f"{number} " + "wait for me " * 40
     return {"model": "sim", "messages": [{"role": "user", "content": content}], "max_tokens": tokens}
 
 
 async def test_all_are_answered_and_what_waits_is_seen(tokenizer):
     async with engines(2, tokenizer=tokenizer, **SLOW) as servers:
-        config = config_for(*(server.url for server in servers), tokenizer=tokenizer, queue=QUEUE)
+        config = config_for(endpoints=full(*(server.url for server in servers)), tokenizer=tokenizer, queue=QUEUE)
         async with running(config) as gateway:
             sent = [asyncio.create_task(gateway.client.post(PATH, json=asked(number))) for number in range(12)]
             [queue] = gateway.gateway.reloading.wiring.queues.values()
@@ -34,8 +40,8 @@ async def test_all_are_answered_and_what_waits_is_seen(tokenizer):
             reply = await gateway.client.post(f"{gateway.admin_url}/debug/explain", json=asked(99))
             account = reply.json()
             assert account["queue"]["waiting"] > 0
-            assert account["queue"]["would_wait_for"]["reason"] in ("prefill", "turn")
-            assert {room["full_by"] for room in (one["room"] for one in account["endpoints"])} <= {"prefill", None}
+            assert account["queue"]["would_wait_for"]["reason"] in ("kv", "turn")
+            assert {room["full_by"] for room in (one["room"] for one in account["endpoints"])} <= {"kv", None}
             shown = (await gateway.client.get(f"{gateway.admin_url}/metrics")).text
             assert 'kvgate_queue_requests{band="0",model="sim"}' in shown
             assert [reply.status_code for reply in await asyncio.gather(*sent)] == [200] * 12
@@ -48,10 +54,10 @@ async def test_all_are_answered_and_what_waits_is_seen(tokenizer):
 
 async def test_who_waits_too_long_is_told_so_and_clients_that_leave_make_room(tokenizer):
     async with engines(1, tokenizer=tokenizer, **SLOW) as servers:
-        config = config_for(servers[0].url, tokenizer=tokenizer, queue=QUEUE)
+        config = config_for(endpoints=full(servers[0].url), tokenizer=tokenizer, queue=QUEUE)
         async with running(config) as gateway:
             [queue] = gateway.gateway.reloading.wiring.queues.values()
-            first = asyncio.create_task(gateway.client.post(PATH, json=asked(0)))
+            first = asyncio.create_task(gateway.client.post(PATH, json=asked(0, tokens=40)))
             await eventually(lambda: sum(e.load.requests for e in queue.members()) == 1, "it is with the engine")
             leaver = asyncio.create_task(gateway.client.post(PATH, json=asked(1)))
             await eventually(lambda: queue.held.waiting == 1, "there is no room for it")
@@ -70,12 +76,16 @@ async def test_who_waits_too_long_is_told_so_and_clients_that_leave_make_room(to
 
 async def test_a_reload_places_those_who_wait_in_the_queue_that_it_replaces(tokenizer):
     async with engines(1, tokenizer=tokenizer, **SLOW) as servers:
-        config = config_for(servers[0].url, tokenizer=tokenizer, queue=QUEUE)
+        config = config_for(endpoints=full(servers[0].url), tokenizer=tokenizer, queue=QUEUE)
         async with running(config) as gateway:
             [queue] = gateway.gateway.reloading.wiring.queues.values()
-            sent = [asyncio.create_task(gateway.client.post(PATH, json=asked(number))) for number in range(4)]
+            sent = [
+                asyncio.create_task(gateway.client.post(PATH, json=asked(number, tokens=20))) for number in range(4)
+            ]
             await eventually(lambda: queue.held.waiting == 3, "there is room for one")
-            assert (await gateway.reload(config_for(servers[0].url, tokenizer=tokenizer))).status_code == 200
+            assert (
+                await gateway.reload(config_for(endpoints=full(servers[0].url), tokenizer=tokenizer))
+            ).status_code == 200
             assert gateway.gateway.reloading.wiring.queues == {}
             assert [reply.status_code for reply in await asyncio.gather(*sent)] == [200] * 4
             assert queue.held.waiting == 0
