@@ -175,7 +175,8 @@ class Wiring:
         for runtime in draft.runtimes:
             runtime.tokens.parity.members = partial(_names, rooms.fleet, runtime.model)
             if (queue := draft.queues.get(runtime.model.name)) is not None:
-                queue.members = partial(rooms.fleet.endpoints, runtime.model)
+                # By the directory, which still knows the endpoints of a model that a reload has removed.
+                queue.members = partial(directory.candidates, runtime.model, None, draining=True)
                 queue.expect = rooms.poller.expect
         before_send = _before_send(config, rooms.fleet)
         forwarder = Forwarder(rooms.fleet, upstream, config.pass_through, rooms.usage, before_send)

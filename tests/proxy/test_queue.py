@@ -6,8 +6,10 @@ A model with a queue, on real sockets: more requests than an engine has room for
 from __future__ import annotations
 
 import asyncio
+from dataclasses import replace
 from typing import Any
 
+from gateway.config.settings import ModelSettings
 from gateway.fleet.settings import EndpointSettings
 from gateway.flow.settings import QueueSettings
 from tests.support.engines import engines
@@ -89,3 +91,24 @@ async def test_a_reload_places_those_who_wait_in_the_queue_that_it_replaces(toke
             assert gateway.gateway.reloading.wiring.queues == {}
             assert [reply.status_code for reply in await asyncio.gather(*sent)] == [200] * 4
             assert queue.held.waiting == 0
+
+
+async def test_a_reload_that_removes_a_model_still_places_those_who_wait_for_it(tokenizer):
+    """They began before. They are placed as soon as there is room, and not only when they are planned anew."""
+    async with engines(2, tokenizer=tokenizer, **SLOW) as servers:
+        config = config_for(endpoints=full(servers[0].url), tokenizer=tokenizer, queue=QUEUE)
+        async with running(config) as gateway:
+            [queue] = gateway.gateway.reloading.wiring.queues.values()
+            before = queue.members()
+            sent = [
+                asyncio.create_task(gateway.client.post(PATH, json=asked(number, tokens=20))) for number in range(4)
+            ]
+            await eventually(lambda: queue.held.waiting == 3, "there is room for one")
+            other = ModelSettings(name="other", endpoints=(EndpointSettings(url=servers[1].url),), served_name="sim")
+            assert (await gateway.reload(replace(config, models=(other,)))).status_code == 200
+            assert queue.held.waiting > 0, "some wait still"
+            assert queue.members() == before
+            assert (await gateway.client.post(PATH, json=asked(9))).status_code == 404
+            assert [reply.status_code for reply in await asyncio.gather(*sent)] == [200] * 4
+            assert queue.held.waiting == 0
+            assert 'model="sim"' not in await gateway.metrics()
