@@ -18,7 +18,7 @@ ROOT = Path(__file__).parents[1]
 PACKAGES = ("gateway", "scorers", "filters", "pickers", "queues", "simulator")
 
 ROOMS = ("api", "tokens", "kvcache", "fleet", "flow", "scheduling", "tenants", "observability")
-SETTINGS = (*(f"gateway.{room}.settings" for room in (*ROOMS, "proxy")), "gateway.tenants.limit_settings")
+SETTINGS = (*(f"gateway.{room}.settings" for room in (*ROOMS, "proxy", "sharing")), "gateway.tenants.limit_settings")
 
 SHARED = ("gateway.framework", "gateway.core", "gateway.errors")
 COMPOSE = ("gateway.app", "gateway.feed", "gateway.reload", "gateway.tenancy", "gateway.wiring")
@@ -26,9 +26,12 @@ COMPOSE = ("gateway.app", "gateway.feed", "gateway.reload", "gateway.tenancy", "
 COMMANDS = tuple(
     f"gateway.commands.{name}" for name in ("check", "demo", "doctor", "explain", "interview", "keys", "processes")
 )
-PLACES = ("gateway.placement", "gateway.scheduling", "gateway.kvcache.index", "gateway.fleet.load")
+PLACES = (
+    *("gateway.placement", "gateway.scheduling", "gateway.kvcache.index", "gateway.fleet.load"),
+    "gateway.sharing",
+)
 SERVES = (
-    *("gateway.proxy", "gateway.config", "gateway.http1", "gateway.placement"),
+    *("gateway.proxy", "gateway.config", "gateway.http1", "gateway.placement", "gateway.sharing"),
     *(f"gateway.{room}" for room in ROOMS),
 )
 EVERYTHING = ("gateway", "scorers", "filters", "pickers", "queues", "simulator")
@@ -43,8 +46,10 @@ TABLE: dict[str, tuple[str, ...]] = {
     "gateway.kvcache.index": ("gateway.kvcache.index", "gateway.kvcache.settings", *SHARED),
     "gateway.fleet.load": ("gateway.fleet.load", "gateway.fleet.settings", *SHARED),
     "gateway.http1": ("gateway.http1", *SHARED),
+    "gateway.sharing": ("gateway.sharing", "gateway.fleet.load", *SHARED),
     **{f"gateway.{room}": (f"gateway.{room}", *SHARED) for room in ROOMS},
-    "gateway.fleet": ("gateway.fleet", "gateway.http1", *SHARED),
+    "gateway.fleet": ("gateway.fleet", "gateway.http1", "gateway.sharing", *SHARED),
+    "gateway.tenants": ("gateway.tenants", "gateway.sharing", *SHARED),
     "gateway.config": ("gateway.config", *SHARED, "gateway.scheduling", *SETTINGS),
     "gateway.placement": (*PLACES, *SHARED),
     "gateway.flow": ("gateway.flow", *PLACES, *SHARED),
@@ -62,7 +67,7 @@ TABLE: dict[str, tuple[str, ...]] = {
     "gateway.commands.processes": (),
     "gateway.commands.replay": (
         *("gateway.commands.replay", *SHARED, "gateway.config", "gateway.placement", "gateway.proxy.settings"),
-        "simulator",
+        *("gateway.sharing", "simulator"),
         *(f"gateway.{room}" for room in ROOMS),
     ),
     **dict.fromkeys(("gateway.commands", "gateway.cli"), EVERYTHING),
