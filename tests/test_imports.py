@@ -31,7 +31,8 @@ PLACES = (
     "gateway.sharing",
 )
 SERVES = (
-    *("gateway.proxy", "gateway.config", "gateway.http1", "gateway.placement", "gateway.sharing"),
+    *("gateway.proxy", "gateway.config", "gateway.http1", "gateway.placement"),
+    *("gateway.sharing", "gateway.valkey"),
     *(f"gateway.{room}" for room in ROOMS),
 )
 EVERYTHING = ("gateway", "scorers", "filters", "pickers", "queues", "simulator")
@@ -46,10 +47,11 @@ TABLE: dict[str, tuple[str, ...]] = {
     "gateway.kvcache.index": ("gateway.kvcache.index", "gateway.kvcache.settings", *SHARED),
     "gateway.fleet.load": ("gateway.fleet.load", "gateway.fleet.settings", *SHARED),
     "gateway.http1": ("gateway.http1", *SHARED),
-    "gateway.sharing": ("gateway.sharing", "gateway.fleet.load", *SHARED),
+    "gateway.valkey": ("gateway.valkey", *SHARED),
+    "gateway.sharing": ("gateway.sharing", "gateway.fleet.load", "gateway.valkey", *SHARED),
     **{f"gateway.{room}": (f"gateway.{room}", *SHARED) for room in ROOMS},
     "gateway.fleet": ("gateway.fleet", "gateway.http1", "gateway.sharing", *SHARED),
-    "gateway.tenants": ("gateway.tenants", "gateway.sharing", *SHARED),
+    "gateway.tenants": ("gateway.tenants", "gateway.sharing", "gateway.valkey", *SHARED),
     "gateway.config": ("gateway.config", *SHARED, "gateway.scheduling", *SETTINGS),
     "gateway.placement": (*PLACES, *SHARED),
     "gateway.flow": ("gateway.flow", *PLACES, *SHARED),

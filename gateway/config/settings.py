@@ -12,6 +12,7 @@ from gateway.kvcache.settings import CacheSettings, ListenerSettings
 from gateway.observability.settings import LogSettings
 from gateway.proxy.settings import KeySettings, ListenSettings, RetrySettings, TimeoutSettings
 from gateway.scheduling.settings import HandlerSettings, PluginSettings, ProfileSettings, WeightedScorer
+from gateway.sharing.settings import SharingSettings
 from gateway.tenants.settings import TenantsSettings
 from gateway.tokens.settings import TokenSettings
 
@@ -94,6 +95,7 @@ class Config:
     retries: RetrySettings = field(default_factory=RetrySettings)
     client_keys: KeySettings = field(default_factory=KeySettings)
     tenants: TenantsSettings = field(default_factory=TenantsSettings)
+    sharing: SharingSettings = field(default_factory=SharingSettings)
     pass_through: PassThroughSettings = field(default_factory=PassThroughSettings)
     fleet: FleetSettings = field(default_factory=FleetSettings)
     kv_events: ListenerSettings = field(default_factory=ListenerSettings)

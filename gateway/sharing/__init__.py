@@ -1,0 +1,1 @@
+"""What several processes that decide tell each other."""

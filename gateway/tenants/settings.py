@@ -146,16 +146,16 @@ class TenantsFileSettings:
 class ValkeySettings:
     """A Valkey or Redis server (6 or later) that keeps tenants and keys for several gateways.
 
-    ``url``: ``redis://``, ``rediss://`` (TLS) or ``unix://``, with user and password where it wants them. ``scope``:
-    which gateways share them: it is a part of every name on the server.
+    ``url``: ``redis://`` or ``valkey://``, ``rediss://`` or ``valkeys://`` (TLS) or ``unix://``, with user and password
+    where it wants them. ``scope``: which gateways share them: it is a part of every name on the server.
     """
 
     url: str = field(repr=False)
     scope: str = "default"
 
     def __post_init__(self) -> None:
-        if not self.url.startswith(("redis://", "rediss://", "unix://")):
-            raise ValueError("url must begin with redis://, rediss:// or unix://")
+        if not self.url.startswith(("redis://", "rediss://", "valkey://", "valkeys://", "unix://")):
+            raise ValueError("url must begin with redis://, rediss://, valkey://, valkeys:// or unix://")
         if not _SCOPE.fullmatch(self.scope):
             raise ValueError("scope must be letters, digits or any of . _ -")
 

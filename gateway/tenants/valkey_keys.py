@@ -15,7 +15,8 @@ from typing import Any
 import msgspec
 
 from gateway.tenants.settings import TenantKeySettings, TenantSettings, TenantsFileSettings, ValkeySettings
-from gateway.tenants.valkey_records import Changed, Names, T, connect, failures, from_hash, limited
+from gateway.tenants.valkey_records import Changed, Names, T, from_hash
+from gateway.valkey.client import connect, failures, limited
 
 log = logging.getLogger("kvgate.tenants")
 
@@ -47,7 +48,7 @@ class ValkeySource:
     def __init__(self, settings: ValkeySettings) -> None:
         self._settings = settings
         self._names = Names(settings.scope)
-        connect(settings)
+        connect(settings.url)
         self._away: tuple[type[Exception], ...] = (*failures(), Lost)
         self.content = TenantsFileSettings()
         self.complete = False
@@ -80,7 +81,7 @@ class ValkeySource:
                 log.info("tenants and keys: %s", error)
 
     async def _connected(self, changed: Callable[[], None]) -> None:
-        client = connect(self._settings)
+        client = connect(self._settings.url)
         try:
             async with client.pubsub() as announced:
                 async with self._one_at_a_time, limited():

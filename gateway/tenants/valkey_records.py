@@ -10,21 +10,13 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Mapping
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import msgspec
 
-from gateway.errors import ConfigError
 from gateway.tenants.changes import plain
-from gateway.tenants.settings import TenantKeySettings, TenantSettings, ValkeySettings
-
-CONNECTING = 5.0
-"""Seconds for a connection. No request waits for it."""
-
-TIMEOUT = 15.0
-"""Seconds for all commands of one step: to read 10,000 keys takes half a second."""
+from gateway.tenants.settings import TenantKeySettings, TenantSettings
 
 WORDS = frozenset({"id", "sha256", "tenant", "expires", "name"})
 """Fields that stand in a hash as they are."""
@@ -48,43 +40,6 @@ class Changed(msgspec.Struct, frozen=True):
     version: int
     keys: tuple[str, ...] = ()
     tenants: tuple[str, ...] = ()
-
-
-def connect(settings: ValkeySettings) -> Any:
-    """A client of the server, not connected yet, for use in one task at a time. It tries nothing twice: its caller
-    does. Raises ConfigError if it is not installed.
-
-    Commands run in ``limited``. With a timeout of its own, the client would wait with ``asyncio.wait_for``, which
-    before Python 3.12 may lose the cancellation of its task.
-    """
-    try:
-        from redis.asyncio import Redis
-        from redis.asyncio.retry import Retry
-        from redis.backoff import NoBackoff
-    except ImportError as error:
-        raise ConfigError("it needs a package that is not installed: pip install 'kvgate[valkey]'") from error
-    return Redis.from_url(
-        settings.url,
-        protocol=2,
-        decode_responses=True,
-        encoding_errors="replace",
-        socket_timeout=None,
-        socket_connect_timeout=CONNECTING,
-        retry=Retry(NoBackoff(), 0),
-        client_name="kvgate",
-    )
-
-
-def limited() -> asyncio.Timeout:
-    """For the commands of one step. Raises TimeoutError."""
-    return asyncio.timeout(TIMEOUT)
-
-
-def failures() -> tuple[type[Exception], ...]:
-    """What a client may raise while the server is away, or does not do as it is told."""
-    from redis.exceptions import RedisError
-
-    return RedisError, OSError, TimeoutError
 
 
 def to_hash(settings: TenantSettings | TenantKeySettings) -> dict[str, str]:

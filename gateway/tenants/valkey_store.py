@@ -8,7 +8,8 @@ import msgspec
 
 from gateway.tenants.changes import Change, Decide, StoreFailed
 from gateway.tenants.settings import TenantKeySettings, TenantSettings, TenantsFileSettings, ValkeySettings
-from gateway.tenants.valkey_records import Changed, Names, T, connect, failures, from_hash, limited, to_hash
+from gateway.tenants.valkey_records import Changed, Names, T, from_hash, to_hash
+from gateway.valkey.client import connect, failures, limited
 
 ATTEMPTS = 5
 """Changes that others may make at the same time before this one is given up."""
@@ -22,10 +23,10 @@ class ValkeyStore:
         self.name = "Valkey"
         self._settings = settings
         self._names = Names(settings.scope)
-        connect(settings)
+        connect(settings.url)
 
     async def read(self) -> TenantsFileSettings:
-        client = connect(self._settings)
+        client = connect(self._settings.url)
         try:
             async with limited():
                 return await self._content(client)
@@ -37,7 +38,7 @@ class ValkeyStore:
     async def change(self, decide: Decide) -> TenantsFileSettings:
         from redis.exceptions import WatchError
 
-        client = connect(self._settings)
+        client = connect(self._settings.url)
         try:
             for _ in range(ATTEMPTS):
                 async with limited(), client.pipeline(transaction=True) as together:

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from gateway.tenants.settings import ValkeySettings
-from gateway.tenants.valkey_records import connect
+from gateway.valkey.client import connect
 from tests.support.ports import free_in_a_row
 from tests.support.wait import eventually
 
@@ -86,7 +86,7 @@ class ValkeyServer:
 
     async def call(self, *command: str) -> Any:
         """The answer to a command."""
-        client = connect(self.settings)
+        client = connect(self.settings.url)
         try:
             return await client.execute_command(*command)
         finally:

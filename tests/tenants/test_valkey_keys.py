@@ -17,12 +17,14 @@ import pytest
 
 from gateway.core.clock import SystemClock
 from gateway.errors import ClientError, NotLoaded, Unauthorized
-from gateway.tenants import valkey_keys, valkey_records
+from gateway.tenants import valkey_keys
 from gateway.tenants.changes import Change, StoreFailed, add, new_key, put_tenant, revoke, rotate
-from gateway.tenants.settings import TenantKeySettings, TenantSettings, TenantsSettings
+from gateway.tenants.settings import TenantKeySettings, TenantSettings, TenantsSettings, ValkeySettings
 from gateway.tenants.sources import Sources
 from gateway.tenants.valkey_keys import ValkeySource
+from gateway.tenants.valkey_records import to_hash
 from gateway.tenants.valkey_store import ValkeyStore
+from gateway.valkey import client
 from tests.support.valkey import ValkeyServer, needs_valkey, valkey
 from tests.support.wait import eventually
 
@@ -109,7 +111,7 @@ async def test_two_keys_are_valid_while_one_replaces_the_other(server):
 
 async def test_while_the_server_is_away_the_last_known_state_goes_on(server, caplog, monkeypatch):
     tried: list[object] = []
-    monkeypatch.setattr(valkey_keys, "connect", lambda settings: tried.append(1) or valkey_records.connect(settings))
+    monkeypatch.setattr(valkey_keys, "connect", lambda url: tried.append(1) or client.connect(url))
     store = ValkeyStore(server.settings)
     await store.change(adding("one"))
     async with following(server) as sources:
@@ -137,14 +139,14 @@ async def test_a_server_that_hangs_is_noticed_and_followed_again(server, monkeyp
     await store.change(adding("one"))
     async with following(server) as sources:
         await loaded(sources)
-        monkeypatch.setattr(valkey_records, "TIMEOUT", 0.3)
+        monkeypatch.setattr(client, "TIMEOUT", 0.3)
         server.pause()
         try:
             await eventually(lambda: sources.source.problem)
             assert knows(sources, "one")
         finally:
             server.go_on()
-            monkeypatch.setattr(valkey_records, "TIMEOUT", 15.0)
+            monkeypatch.setattr(client, "TIMEOUT", 15.0)
         await store.change(adding("two", "web"))
         await eventually(lambda: knows(sources, "two"))
 
@@ -182,7 +184,7 @@ async def test_a_lost_announcement_is_made_up_for(server):
     await store.change(adding("one"))
     async with following(server) as sources:
         await loaded(sources)
-        values = [part for pair in valkey_records.to_hash(key("two", "web")).items() for part in pair]
+        values = [part for pair in to_hash(key("two", "web")).items() for part in pair]
         two = key("two").sha256
         await server.call("HSET", f"kvgate:tests:key:{two}", *values)
         await server.call("SADD", "kvgate:tests:keys", two)
@@ -255,7 +257,7 @@ async def test_a_password_is_used_and_not_shown(tmp_path, caplog):
         async with following(server) as sources:
             await loaded(sources)
             assert knows(sources, "one")
-            wrong = valkey_records.ValkeySettings(server.settings.url.replace("a-password", "a-wrong-one"), "tests")
+            wrong = ValkeySettings(server.settings.url.replace("a-password", "a-wrong-one"), "tests")
             with caplog.at_level(logging.ERROR):
                 sources.adopt(TenantsSettings(valkey=wrong), (), ValkeySource(wrong))
                 await eventually(lambda: sources.source.problem)

@@ -1,15 +1,12 @@
 from __future__ import annotations
 
-import sys
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.errors import ConfigError
 from gateway.tenants.limit_settings import BudgetSettings, LimitSettings
-from gateway.tenants.settings import TenantKeySettings, TenantSettings, ValkeySettings
-from gateway.tenants.valkey_records import Names, connect, from_hash, to_hash
+from gateway.tenants.settings import TenantKeySettings, TenantSettings
+from gateway.tenants.valkey_records import Names, from_hash, to_hash
 
 LIMITS = st.builds(LimitSettings, *[st.none() | st.integers(1, 10**12)] * 5)
 PATTERNS = st.lists(st.sampled_from(["*", "qwen*", "a b", "null", "1"]), max_size=3).map(tuple)
@@ -69,9 +66,3 @@ def test_names_are_of_one_scope():
     names = ("key", "tenant", "keys", "tenants", "version", "changed")
     assert not {getattr(one, name) for name in names} & {getattr(other, name) for name in names}
     assert one.key == "kvgate:one:key:"
-
-
-def test_without_the_client_it_is_said_what_to_install(monkeypatch):
-    monkeypatch.setitem(sys.modules, "redis.asyncio", None)
-    with pytest.raises(ConfigError, match=r"pip install 'kvgate\[valkey\]'"):
-        connect(ValkeySettings("redis://x"))
