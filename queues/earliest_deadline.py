@@ -30,6 +30,8 @@ from queues.start_time import LATE
 class EarliestDeadline:
     """By due time. It remembers nothing."""
 
+    lends_idle = True
+
     Parameters = NoParameters
 
     def __init__(self, parameters: NoParameters, context: Context) -> None: ...

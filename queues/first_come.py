@@ -25,6 +25,8 @@ from gateway.framework import Context, NoParameters, Waiting
 class FirstCome:
     """By arrival. It remembers nothing."""
 
+    lends_idle = True
+
     Parameters = NoParameters
 
     def __init__(self, parameters: NoParameters, context: Context) -> None: ...

@@ -41,6 +41,8 @@ def in_time_first(waiting: Waiting) -> float:
 class StartTimeOrder:
     """An order that is fair by what ``charge`` and ``spent`` say."""
 
+    lends_idle = True
+
     def __init__(self) -> None:
         self._bands: dict[int, _Band] = {}
         self._charged: dict[Waiting, tuple[_Flow, float]] = {}

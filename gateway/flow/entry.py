@@ -11,7 +11,7 @@ from typing import Self
 
 from gateway.flow.live_kv import Held
 from gateway.flow.settings import QueueSettings
-from gateway.framework import GENERATES, NO_MATCH, Endpoint, Plan
+from gateway.framework import GENERATES, NO_MATCH, Endpoint, Plan, Request
 from gateway.framework.request import DECODE, PREFILL
 from gateway.framework.waiting import Waiting
 from gateway.placement.placing import Placeable
@@ -31,6 +31,27 @@ class State(Enum):
     WAITING = "waiting"
     PLACED = "placed"
     OVER = "over"
+
+
+def priced(request: Request, plan: Plan) -> tuple[int, float, float]:
+    """Prompt tokens to compute by ``plan``, at least 1; engine seconds of these, and of one token of the answer.
+
+    token = step / max(8, running) + step_request + kv_token * (prompt + expected output / 2)
+    """
+    decode = plan.decode
+    computes = plan.prefill or decode
+    held = request.matches.get(computes.slot, NO_MATCH).expected_hit
+    new = request.prompt_tokens - held if request.prompt_tokens > held else 1
+    prompt = computes.cost.scalars.prefill_seconds(new, held)
+    if request.kind not in GENERATES:
+        return new, prompt, 0.0
+    scalars = decode.cost.scalars
+    token = (
+        scalars.step / max(LEAST_BATCH, decode.load.requests)
+        + scalars.step_request
+        + scalars.kv_token * (request.prompt_tokens + request.expected_output / 2)
+    )
+    return new, prompt, token
 
 
 @dataclass(slots=True, eq=False)
@@ -76,24 +97,13 @@ class Entry(Waiting):
         """It is planned so: what it costs there, and until when it is in time.
 
         cost = prefill(new tokens, context) + expected output * token
-        token = step / max(8, running) + step_request + kv_token * (prompt + expected output / 2)
         """
-        request, decode = self.request, plan.decode
-        computes = plan.prefill or decode
-        held = request.matches.get(computes.slot, NO_MATCH).expected_hit
-        self.new_tokens = new = max(1, request.prompt_tokens - held)
-        self.prompt_cost = computes.cost.scalars.prefill_seconds(new, held)
-        output, scalars = 0.0, decode.cost.scalars
-        if request.kind in GENERATES:
-            output = request.expected_output
-            self.token_cost = (
-                scalars.step / max(LEAST_BATCH, decode.load.requests)
-                + scalars.step_request
-                + scalars.kv_token * (request.prompt_tokens + output / 2)
-            )
+        request, scalars = self.request, plan.decode.cost.scalars
         self.plan = plan
+        self.new_tokens, self.prompt_cost, self.token_cost = priced(request, plan)
+        output = request.expected_output if request.kind in GENERATES else 0.0
         self.cost = self.prompt_cost + output * self.token_cost
-        self.tokens = new + output
+        self.tokens = self.new_tokens + output
         slo = request.slo
         objective = settings.target if slo is None or slo.ttft is None else slo.ttft
         # Placed with a full window before it, it has its first token so much later.

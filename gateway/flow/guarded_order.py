@@ -12,12 +12,13 @@ class GuardedOrder:
     """An ``Order`` that never raises, and returns numbers only.
 
     If the plugin's ``rank`` or ``turn`` raises, or returns what is no number, who arrived first is first. Each failure
-    is counted.
+    is counted. ``lends_idle``: see ``Order``.
     """
 
     def __init__(self, order: Order, name: str, observer: Observer) -> None:
         """``name``: of the plugin's instance."""
         self._order = order
+        self.lends_idle = bool(getattr(order, "lends_idle", False))
         self._name = name
         self._observer = observer
 

@@ -57,27 +57,27 @@ class Crowd(Generic[W]):
 
 
 class Lines(Generic[W]):
-    """The lines of one model's endpoints, by ``endpoint.slot``."""
+    """The lines of one model's endpoints, by ``endpoint.slot``. ``places``: of all that wait; only to be read."""
 
     def __init__(self, order: Order, reserve: Mapping[int, float] | None = None) -> None:
         """``order``: must not raise (``GuardedOrder``). ``reserve``: band -> share of an endpoint's seconds, 0..1."""
         self._order = order
         self._reserve = dict(reserve or {})
         self._lines: dict[int, Line[W]] = {}
-        self._places: dict[W, Place] = {}
+        self.places: dict[W, Place] = {}
         self._crowds: dict[tuple[int, str], Crowd[W]] = {}
         self._tenants: dict[str, Total] = {}
         self.total = Total()
 
     def __len__(self) -> int:
-        return len(self._places)
+        return len(self.places)
 
     def __contains__(self, entry: W) -> bool:
-        return entry in self._places
+        return entry in self.places
 
     def __iter__(self) -> Iterator[W]:
         """All that wait, in the order in which they were put into their lines. Not to be changed meanwhile."""
-        return iter(self._places)
+        return iter(self.places)
 
     @property
     def slots(self) -> list[int]:
@@ -101,7 +101,7 @@ class Lines(Generic[W]):
 
     def push(self, entry: W, slot: int) -> None:
         """``entry`` begins to wait for the endpoint ``slot``. Raises ValueError if it waits already."""
-        if entry in self._places:
+        if entry in self.places:
             raise ValueError(f"request {entry.request.id} waits already")
         entry.slot = slot
         self._order.queued(entry)
@@ -112,10 +112,10 @@ class Lines(Generic[W]):
 
         Raises KeyError if it does not wait. If it is placed elsewhere, ``move`` it there first.
         """
-        if entry not in self._places:
+        if entry not in self.places:
             raise KeyError(entry.request.id)
         self._order.placed(entry)
-        place = self._places[entry]
+        place = self.places[entry]
         self._lines[entry.slot].pay(place.band, place.seconds, self._reserve)
         self._drop(entry)
 
@@ -128,7 +128,7 @@ class Lines(Generic[W]):
 
     def remove(self, entry: W) -> bool:
         """``entry`` waits no more and was not placed. False: it did not wait; nothing happens."""
-        if entry not in self._places:
+        if entry not in self.places:
             return False
         self._order.left(entry)
         self._drop(entry)
@@ -149,10 +149,10 @@ class Lines(Generic[W]):
 
     def turn_late(self, entry: W) -> None:
         """``entry`` cannot meet its objective any more: its rank is asked for again. Nothing if it does not wait."""
-        if entry in self._places and not entry.late:
+        if entry in self.places and not entry.late:
             entry.late = True
-            self._lines[entry.slot].turn_late(self._places[entry])
-            self._rank(entry, self._places[entry])
+            self._lines[entry.slot].turn_late(self.places[entry])
+            self._rank(entry, self.places[entry])
 
     def settled(self, entry: W, seconds: float, output: float) -> None:
         """What was placed has ended: see ``Order.settled``."""
@@ -213,7 +213,7 @@ class Lines(Generic[W]):
         own = self._tenants.get(tenant.name)
         if own is None:
             own = self._tenants[tenant.name] = Total()
-        self._places[entry] = place = Place(entry.cost, entry.tokens, entry.size, band, tenant, entry.late)
+        self.places[entry] = place = Place(entry.cost, entry.tokens, entry.size, band, tenant, entry.late)
         for total in (self.total, own, crowd.total):
             total.add(place)
         line.put(place)
@@ -225,7 +225,7 @@ class Lines(Generic[W]):
         self._lines[entry.slot].rank(entry, place, rank, self._order)
 
     def _drop(self, entry: W) -> None:
-        place = self._places.pop(entry)
+        place = self.places.pop(entry)
         band, name = place.band, place.tenant.name
         crowd, own, line = self._crowds[band, name], self._tenants[name], self._lines[entry.slot]
         crowd.last.discard(entry)

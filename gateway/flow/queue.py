@@ -12,6 +12,7 @@ Then it calls ``pump``, once for all that happened in one turn of the loop, whic
 
 How one is placed:
 
+- While nobody waits, who has it placed needs to ask for no more than whether there is room (``at_once``).
 - A newcomer is planned by the scheduler, with what waits before it as a part of each endpoint's cost
   (``Request.ahead``). If all endpoints of the plan have room, and nobody waits there, it is placed.
 - Else it waits for the first of them that has no room. When that has room, the first in order there is planned again,
@@ -30,18 +31,20 @@ from random import Random
 from gateway.errors import NoEndpoint
 from gateway.flow.drain import Drain
 from gateway.flow.driver import Driver
-from gateway.flow.entry import Entry, State
+from gateway.flow.entry import Entry, State, priced
 from gateway.flow.guarded_order import GuardedOrder
 from gateway.flow.lazy_heap import LazyHeap
 from gateway.flow.lines import Lines
 from gateway.flow.live_kv import LiveKv
 from gateway.flow.obstacle import DOWN, TURN, elsewhere, obstacle
+from gateway.flow.placed import Placed
 from gateway.flow.room import Room
 from gateway.flow.settings import QueueSettings
 from gateway.flow.shed import MOST_DROPPED, Shed
 from gateway.flow.window import Windows
 from gateway.framework import Clock, Endpoint, Plan
 from gateway.kvcache.index.keys import BlockKeys
+from gateway.placement.placing import Placeable
 
 TICK = 0.05
 """Seconds after which all endpoints are looked at: a sixth of the window, so that none runs dry."""
@@ -60,7 +63,8 @@ FREE_MOVES = 4
 
 
 class HeldQueue:
-    """``lines``, ``room``, ``windows``: only to be shown. ``served``: engine seconds of all that was settled."""
+    """``lines``, ``room``, ``windows``: only to be shown. ``live``: prompts that are on engines. ``served``: engine
+    seconds of all that was settled."""
 
     def __init__(
         self, model: str, settings: QueueSettings, order: GuardedOrder, driver: Driver, clock: Clock, random: Random
@@ -68,13 +72,15 @@ class HeldQueue:
         """``model``: its name. ``random``: for Retry-After."""
         self._settings = settings
         self.lines: Lines[Entry] = Lines(order, settings.reserved)
+        self._order = order
         self._driver = driver
         self._now = clock.monotonic
-        self._live = LiveKv()
+        self.live = LiveKv()
         self.windows = Windows(adapt=settings.adapt)
-        self.room = Room(settings, self._live, self.windows)
+        self.room = Room(settings, self.live, self.windows)
         self.served = 0.0
-        self._shed = Shed(model, settings, self.lines, Drain(settings.max_wait, random))
+        self._drain = Drain(settings.max_wait, random)
+        self._shed = Shed(model, settings, self.lines, self._drain)
         self._alarms: LazyHeap[Entry] = LazyHeap()
         self._touched: dict[int, None] = {}  # slots of endpoints that may have room
         self._up: dict[int, Endpoint] = {}
@@ -88,8 +94,27 @@ class HeldQueue:
 
     # What happens
 
-    def arrive(self, entry: Entry) -> bool:
-        """Place it, or let it wait. Returns whether it was placed. Others may be placed or refused meanwhile.
+    @property
+    def asks_all(self) -> bool:
+        """Whether each request has to ``arrive``: somebody waits, or the order counts what is placed meanwhile."""
+        return bool(self.lines.places) or not self._order.lends_idle
+
+    def at_once(self, call: Placeable, plan: Plan, now: float) -> Placed | None:
+        """While the queue does not ``asks_all``: whether ``plan``, which was just made for ``call``, may be booked.
+        What comes of it is as if it had arrived. None: it has to wait, so let it arrive with this plan.
+
+        If it returned something, book the plan, and have the prompt held: ``placed.held = live.hold(...)``.
+        """
+        if len(plan.legs) == 1:
+            if self.room.binding(plan.decode, call.request, call.keys, now):
+                return None
+        elif self.room.lacks(call, plan, now)[0] is not None:
+            return None
+        return Placed(plan, *priced(call.request, plan))
+
+    def arrive(self, entry: Entry, plan: Plan | None = None) -> bool:
+        """Place it, or let it wait. ``plan``: made for it now, while nobody waited; None: it has none. Returns whether
+        it was placed. Others may be placed or refused meanwhile.
 
         Raises Saturated, with ``reason`` and ``retry_after``, if it may not wait, and what ``Driver.decide`` and
         ``Driver.place`` raise. Then it is not in the queue, and nothing is charged.
@@ -99,7 +124,8 @@ class HeldQueue:
         request = entry.request
         if self.lines:
             request.ahead = self.lines.ahead(request)
-        plan = self._driver.decide(entry)
+        if plan is None:
+            plan = self._driver.decide(entry)
         entry.price(plan, self._settings)
         entry.planned_at = now
         where, reason = obstacle(entry, plan, self.room, self.lines, now)
@@ -131,12 +157,14 @@ class HeldQueue:
         if entry.state is State.WAITING:
             self._drop(entry)
 
-    def placed_again(self, entry: Entry, plan: Plan, keys: BlockKeys) -> None:
+    def placed_again(self, entry: Entry | Placed, plan: Plan, keys: BlockKeys) -> None:
         """An attempt of it failed, and it was booked by ``plan`` now. Its charge stays as it is. ``keys``: its
         prompt's."""
         if entry.state is State.PLACED:
-            self._free(entry)
-            entry.plan, entry.held = plan, self._live.hold(plan.decode, keys)
+            if entry.held is not None:
+                entry.held.release()
+            self._touch(entry.plan)
+            entry.plan, entry.held = plan, self.live.hold(plan.decode, keys)
 
     def first_token(self, endpoint: Endpoint, predicted: float | None, seconds: float) -> None:
         """``predicted``: ``Booking.predicted``, None where no prompt was computed there; ``seconds``: from
@@ -145,7 +173,7 @@ class HeldQueue:
             self.windows.first_token(endpoint, predicted, seconds)
         self.look_at(endpoint)
 
-    def settled(self, entry: Entry, *, output: float = 0.0, computed: int | None = None) -> float:
+    def settled(self, entry: Entry | Placed, *, output: float = 0.0, computed: int | None = None) -> float:
         """What was placed is over, however; harmless if that was reported before. Returns the engine seconds that it
         took.
 
@@ -154,13 +182,17 @@ class HeldQueue:
         """
         if entry.state is not State.PLACED:
             return 0.0
-        self._free(entry)
+        if entry.held is not None:
+            entry.held.release()
+        if self.lines.places:
+            self._touch(entry.plan)
         entry.state = State.OVER
         new = entry.new_tokens if computed is None else computed
         seconds = entry.prompt_cost * new / entry.new_tokens + output * entry.token_cost
         self.served += seconds
-        self._shed.settled(seconds, self._now())
-        self.lines.settled(entry, seconds, output)
+        self._drain.settled(seconds, self._now())
+        if isinstance(entry, Entry):
+            self.lines.settled(entry, seconds, output)
         return seconds
 
     def look_at(self, endpoint: Endpoint) -> None:
@@ -318,7 +350,7 @@ class HeldQueue:
     def _placed(self, entry: Entry, plan: Plan) -> None:
         call = entry.call
         assert call is not None
-        entry.held = self._live.hold(plan.decode, call.keys)
+        entry.held = self.live.hold(plan.decode, call.keys)
         entry.waits_no_more(State.PLACED)
         if not self.lines:
             self._shed.emptied()
@@ -338,13 +370,10 @@ class HeldQueue:
         if not self.lines:
             self._shed.emptied()
 
-    def _free(self, entry: Entry) -> None:
+    def _touch(self, plan: Plan | None) -> None:
         """What was placed leaves its endpoints, which may have room now."""
-        held, entry.held = entry.held, None
-        if held is not None:
-            held.release()
-        if entry.plan is not None and self.lines:
-            for _, endpoint in entry.plan.legs:
+        if plan is not None and self.lines:
+            for _, endpoint in plan.legs:
                 self._touched[endpoint.slot] = None
 
     def _up_now(self) -> list[Endpoint]:

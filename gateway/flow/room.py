@@ -85,13 +85,21 @@ class Room:
         if not endpoint.in_flight:
             return ""
         load, warm = endpoint.load, endpoint.warmth
-        window = self._settings.window * self._windows.factor(endpoint) * warm
+        factor = self._windows.factor(endpoint) if self._windows.narrowed else 1.0
+        window = self._settings.window * factor * warm
         if leg != DECODE and queued_seconds(endpoint, now) >= window:
             return "prefill"
         if leg == PREFILL:
             return ""
-        ours, foreign = load.kv_tokens - self._live.saved(endpoint), load.foreign_kv_tokens
-        new = request.prompt_tokens - self._live.live(endpoint, keys)
+        # What prompts share is looked up only where they would not have room if they shared nothing.
+        if not self._binds(endpoint, request, load.kv_tokens, request.prompt_tokens):
+            return ""
+        ours = load.kv_tokens - self._live.saved(endpoint)
+        return self._binds(endpoint, request, ours, request.prompt_tokens - self._live.live(endpoint, keys))
+
+    def _binds(self, endpoint: Endpoint, request: Request, ours: int, new: int) -> str:
+        """Why there is no room to decode it. ``ours``: KV tokens of our requests there; ``new``: those that it adds."""
+        load, warm, foreign = endpoint.load, endpoint.warmth, endpoint.load.foreign_kv_tokens
         capacity = endpoint.metrics.kv_capacity
         if capacity > 0:
             bound = self._settings.kv * capacity * warm

@@ -51,10 +51,6 @@ class Shed:
         self._summed_at = -inf
         self._bands: dict[int, _Band] = {}
 
-    def settled(self, seconds: float, now: float) -> None:
-        """An answer has ended, which took ``seconds`` of an engine."""
-        self._drain.settled(seconds, now)
-
     def began(self, now: float) -> None:
         """One begins to wait."""
         self._waiting_since = min(self._waiting_since, now)

@@ -48,15 +48,15 @@ class _Trust:
 
 
 class Windows:
-    """The factors of one model's endpoints. ``adapt``: if false, all stay 1."""
+    """The factors of one model's endpoints. ``adapt``: if false, all stay 1. ``narrowed``: those below 1, by slot."""
 
     def __init__(self, *, adapt: bool) -> None:
         self._adapt = adapt
-        self._trust: dict[int, _Trust] = {}
+        self.narrowed: dict[int, _Trust] = {}
 
     def factor(self, endpoint: Endpoint) -> float:
         """In ``FLOOR``..1."""
-        trust = self._trust.get(endpoint.slot)
+        trust = self.narrowed.get(endpoint.slot)
         return trust.factor if trust is not None and trust.name == endpoint.name else 1.0
 
     def first_token(self, endpoint: Endpoint, predicted: float, observed: float) -> None:
@@ -64,18 +64,18 @@ class Windows:
         expected. What is no time is ignored."""
         if not (self._adapt and isfinite(predicted) and isfinite(observed) and predicted >= 0 and observed > 0):
             return
-        trust = self._trust.get(endpoint.slot)
+        trust = self.narrowed.get(endpoint.slot)
         gradient = TOLERANCE * (predicted + SLACK) / observed
         if trust is None or trust.name != endpoint.name:
             if gradient >= 1:  # nothing is remembered of those that are as predicted
                 return
-            trust = self._trust[endpoint.slot] = _Trust(endpoint.name)
+            trust = self.narrowed[endpoint.slot] = _Trust(endpoint.name)
         factor = trust.factor
         if gradient >= 1:
             factor += SMOOTHING * GROWTH
         else:
             factor += SMOOTHING * factor * (max(gradient, STEEPEST) - 1)
         if factor >= 1:
-            del self._trust[endpoint.slot]
+            del self.narrowed[endpoint.slot]
         else:
             trust.factor = max(factor, FLOOR)

@@ -55,6 +55,9 @@ class Order(Protocol):
     another endpoint meanwhile, it has ``left`` the one and is ``queued`` for the other, with another ``slot``, ``cost``
     and ``tokens``. A request that finds room at once is ``queued`` and ``placed`` in one step. What was ``placed`` is
     ``settled`` once, when its answer has ended or failed.
+
+    An order that keeps nothing of what is placed while nobody waits may say so with a class attribute
+    ``lends_idle = True``. It is not told of such requests then, which spares each of them some microseconds.
     """
 
     def queued(self, waiting: Waiting, /) -> None:

@@ -413,7 +413,7 @@ def test_a_failed_attempt_that_was_placed_elsewhere_keeps_its_charge_and_waits_n
     running = held.placed[entry]
     other = next(one for one in held.all if one is not running.placement.decode.endpoint)
     held.queue.placed_again(entry, Plan.of(other), running.asked.keys)
-    live = held.queue.room._live
+    live = held.queue.live
     assert live.live(other, running.asked.keys) == 4096
     assert live.live(running.placement.decode.endpoint, running.asked.keys) == 0
     held.end(entry)

@@ -123,7 +123,7 @@ def test_whatever_happens_each_is_granted_or_refused_once_and_nothing_is_left_in
     assert held.queue.waiting == 0
     assert not held.placed
     assert all(one.load.requests == one.load.kv_tokens == one.load.prefill_tokens == 0 for one in held.all)
-    live = held.queue.room._live
+    live = held.queue.live
     assert all(not shared.counts for shared in live._endpoints.values())
 
 

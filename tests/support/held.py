@@ -19,6 +19,7 @@ from gateway.fleet.fleet import Fleet
 from gateway.fleet.settings import EndpointSettings, FleetSettings, StartingCosts
 from gateway.flow.entry import Entry
 from gateway.flow.guarded_order import GuardedOrder
+from gateway.flow.placed import Placed
 from gateway.flow.queue import HeldQueue
 from gateway.flow.settings import QueueSettings
 from gateway.framework import Context, Endpoint, Kind, Order, Plan, Request, Tenant, Waiting
@@ -58,15 +59,16 @@ class Asked(NamedTuple):
 
 @dataclass(slots=True)
 class Running:
-    """``asked``: whole, as a retry would need it. ``booked_at``: of its prompt."""
+    """``asked``: whole, as a retry would need it. ``entry``: what the queue has of it."""
 
     asked: Asked
     placement: Placement
+    entry: Entry | Placed
 
 
 class Held:
     """``placed``: those that are, until they are ended; ``granted``: all that ever were, in order. ``refused``: by
-    entry, why."""
+    entry, why. ``at_once``: while nobody waits, requests are placed without an entry."""
 
     def __init__(
         self,
@@ -78,7 +80,9 @@ class Held:
         profile: str = "",
         capacity: int = 0,
         costs: StartingCosts = COSTS,
+        at_once: bool = False,
     ) -> None:
+        self.at_once = at_once
         self.clock, self.model = ManualClock(), Model("m", expected_output=100.0)
         chance = Random(1)
         entries = [
@@ -121,7 +125,7 @@ class Held:
     def place(self, entry: Entry, plan: Plan) -> None:
         assert entry.call is not None
         asked = Asked(entry.request, entry.call.keys)
-        self.placed[entry] = Running(asked, book(asked, plan, self.index, self.clock.now))
+        self.placed[entry] = Running(asked, book(asked, plan, self.index, self.clock.now), entry)
         self.granted.append(entry)
 
     def refuse(self, entry: Entry, error: Exception) -> None:
@@ -159,9 +163,19 @@ class Held:
         return Entry.of(asked, self.settings, self.clock.now, size=size, **others)
 
     def arrive(self, entry: Entry) -> bool:
-        """Arrive; then whatever is to be done at once."""
+        """As the proxy has it arrive, if ``at_once``."""
+        plan = None
         try:
-            return self.queue.arrive(entry)
+            if self.at_once and not self.queue.asks_all:
+                plan = self.decide(entry)
+                assert entry.call is not None
+                placed = self.queue.at_once(entry.call, plan, self.clock.now)
+                if placed is not None:
+                    self.place(entry, plan)
+                    self.placed[entry].entry = placed
+                    placed.held = self.queue.live.hold(plan.decode, entry.call.keys)
+                    return True
+            return self.queue.arrive(entry, plan)
         except GatewayError as error:
             self.refused[entry] = error
             return False
@@ -172,8 +186,9 @@ class Held:
         self.queue.first_token(work.endpoint, work.predicted, self.clock.now - work.at)
 
     def end(self, entry: Entry, output: float = 100.0, computed: int | None = None) -> None:
-        self.placed.pop(entry).placement.end(ok=True)
-        self.queue.settled(entry, output=output, computed=computed)
+        running = self.placed.pop(entry)
+        running.placement.end(ok=True)
+        self.queue.settled(running.entry, output=output, computed=computed)
 
     def scrape(
         self, endpoint: Endpoint, *, capacity: int = 0, usage: float = 0.0, running: int = 0, waiting: int = 0

@@ -12,10 +12,6 @@ from gateway.kvcache.index.keys import BlockKeys
 class InQueue(Protocol):
     """Of a request that came through a queue. It is told what happens to it afterwards, since that makes room."""
 
-    @property
-    def waited_for(self) -> str:
-        """The endpoint and the reason for which it waited; empty: it did not."""
-
     def first_token(self, booking: Booking, at: float) -> None:
         """The first token of its answer came at ``at`` (Clock.monotonic())."""
 

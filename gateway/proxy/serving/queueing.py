@@ -11,8 +11,11 @@ import asyncio
 import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from math import inf
 from random import Random
+
+import msgspec
 
 from gateway.core.observer import Observer
 from gateway.core.queue_view import EndpointRoom, QueueView
@@ -20,6 +23,7 @@ from gateway.errors import GatewayError, Saturated
 from gateway.fleet.load.booking import Booking
 from gateway.flow.entry import Entry
 from gateway.flow.guarded_order import GuardedOrder
+from gateway.flow.placed import Placed
 from gateway.flow.queue import HeldQueue
 from gateway.flow.settings import QueueSettings
 from gateway.framework import Clock, Endpoint, Order, Plan
@@ -62,6 +66,17 @@ class QueuedCall(Entry):
     def waited_for(self) -> str:
         return "" if self.where is None else f"{self.where.name}: {self.reason}"
 
+
+class PlacedCall(msgspec.Struct, eq=False):
+    """A request that was placed, however, until it has ended: the ``InQueue`` of its attempts. ``entry``: what the
+    queue has of it. ``band``, ``label``: as its use is counted."""
+
+    queue: ModelQueue
+    entry: QueuedCall | Placed
+    timeline: Timeline
+    band: int
+    label: str
+
     def first_token(self, booking: Booking, at: float) -> None:
         """The first token of its answer came at ``at`` (Clock.monotonic())."""
         self.queue.held.first_token(booking.endpoint, booking.predicted, at - booking.at)
@@ -69,12 +84,13 @@ class QueuedCall(Entry):
 
     def freed(self, endpoint: Endpoint) -> None:
         """A leg of it has left ``endpoint``."""
-        self.queue.held.look_at(endpoint)
-        self.queue.look_soon()
+        if self.queue.held.lines.places:
+            self.queue.held.look_at(endpoint)
+            self.queue.look_soon()
 
     def placed_again(self, plan: Plan, keys: BlockKeys) -> None:
         """An attempt failed, and it was placed elsewhere without waiting. ``keys``: its prompt's."""
-        self.queue.held.placed_again(self, plan, keys)
+        self.queue.held.placed_again(self.entry, plan, keys)
 
     def ended(self) -> None:
         """However: it has given back all that was booked."""
@@ -85,14 +101,17 @@ class QueuedCall(Entry):
         elif timeline.sent_at is None:
             computed = 0
         output = timeline.outputs if usage is None or usage.output_tokens is None else usage.output_tokens
-        self.queue.settled(self, output, computed)
+        queue = self.queue
+        queue.served(self.label, self.band, queue.held.settled(self.entry, output=output, computed=computed))
+        if queue.held.lines.places:
+            queue.look_soon()
 
 
 class ModelQueue:
     """The queue of one model, in one event loop, as its ``Driver``. It outlives a configuration that keeps it.
 
     ``members``: returns the model's endpoints, up or not. ``expect``: has the engines' KV events looked at often for a
-    while. Both are set once there is a fleet.
+    while. Both are set once there is a fleet. ``served``: counts engine seconds of a tenant and band.
     """
 
     def __init__(
@@ -103,6 +122,7 @@ class ModelQueue:
         self.members: Callable[[], Sequence[Endpoint]] = lambda: NOBODY
         self.expect: Callable[[], None] = lambda: None
         self.held = HeldQueue(model, settings, GuardedOrder(order, settings.order, observer), self, clock, chance)
+        self.served = partial(observer.served, model)
         self._model = model
         self._clock = clock
         self._observer = observer
@@ -118,16 +138,29 @@ class ModelQueue:
         Raises Saturated if it is refused; otherwise as ``Placer.place``. If it is cancelled, in whatever phase, nothing
         of it is left.
         """
-        entry = QueuedCall.of(call, self.settings, self._clock.monotonic(), size=size, timeout=call.timeout)
+        trace, began, held, plan = Trace(placer.rosters), self._clock.monotonic(), self.held, None
+        if not held.asks_all:
+            try:
+                plan = placer.decide(call, timeline, retries, trace)
+            except GatewayError as error:
+                placer.refused(call, error, timeline, trace, began)
+                raise
+            placed = held.at_once(call, plan, began)
+            if placed is not None:
+                attempt = placer.book(call, plan, timeline, retries, trace, began)
+                placed.held = held.live.hold(plan.decode, call.keys)
+                timeline.queued = PlacedCall(self, placed, timeline, call.request.band, label)
+                return attempt
+        entry = QueuedCall.of(call, self.settings, began, size=size, timeout=call.timeout)
         entry.queue, entry.label, entry.placer, entry.timeline, entry.retries = self, label, placer, timeline, retries
-        began = self._clock.monotonic()
+        entry.trace, entry.planning = trace, began
         try:
-            if not self.held.arrive(entry):
+            if not held.arrive(entry, plan):
                 await self._wait(entry)
         except GatewayError as error:
             if isinstance(error, Saturated):
                 self._observer.shed(self._model, call.request.band, error.reason)
-            placer.refused(call, error, timeline, entry.trace, entry.planning or began)
+            placer.refused(call, error, timeline, entry.trace, entry.planning)
             timeline.records[-1].waited, timeline.records[-1].waited_for = entry.waited, entry.waited_for
             raise
         assert entry.attempt is not None
@@ -179,12 +212,6 @@ class ModelQueue:
         if at < inf:
             self._timer = asyncio.get_running_loop().call_later(max(0.0, at - self._clock.monotonic()), self._look)
 
-    def settled(self, entry: QueuedCall, output: int, computed: int | None) -> None:
-        """As ``HeldQueue.settled``, once its answer has ended."""
-        seconds = self.held.settled(entry, output=output, computed=computed)
-        self._observer.served(self._model, entry.label, entry.request.band, seconds)
-        self.look_soon()
-
     def view(self) -> QueueView:
         now, held = self._clock.monotonic(), self.held
         waiting: dict[int, int] = {}
@@ -215,7 +242,7 @@ class ModelQueue:
         timeline = entry.timeline
         waited = self._clock.monotonic() - entry.began if entry.turn is not None else 0.0
         attempt = entry.placer.book(_call(entry), plan, timeline, entry.retries, entry.trace, entry.planning)
-        timeline.queued = entry
+        timeline.queued = PlacedCall(self, entry, timeline, entry.request.band, entry.label)
         timeline.queue_wait += waited
         attempt.record.waited, attempt.record.waited_for = waited, entry.waited_for
         entry.attempt = attempt
