@@ -139,7 +139,7 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _serve(options: argparse.Namespace) -> int:
-    from gateway.app import override, serve
+    from gateway.serve import override, serve
 
     def read() -> Config:
         config = load(options.config, os.environ)
