@@ -7,8 +7,13 @@ from tests.support.candidates import endpoint
 
 
 def reserve(
-    ledger: Ledger, prefill_tokens: int, kv_tokens: int, *, expires_prefill_at: float | None = None
+    ledger: Ledger,
+    prefill_tokens: int,
+    kv_tokens: int,
+    *,
+    seconds: float = 0.0,
+    expires_prefill_at: float | None = None,
 ) -> Reservation:
     reservation = Reservation(ledger, kv_tokens, endpoint())
-    reservation.book_prefill(prefill_tokens, expires_prefill_at=expires_prefill_at)
+    reservation.book_prefill(prefill_tokens, seconds=seconds, expires_prefill_at=expires_prefill_at)
     return reservation

@@ -13,6 +13,8 @@ from collections import deque
 from heapq import heapify, heappop, heappush
 from math import exp, inf
 
+from gateway.fleet.load.foreign import Foreign
+from gateway.fleet.load.others import Others
 from gateway.fleet.settings import STEP_TOKENS
 from gateway.framework import Clock, Endpoint
 from gateway.framework.cost import LATELY, STALE, Rates, Scalars, Sums
@@ -29,9 +31,6 @@ bounds the memory for an engine that is never scraped again."""
 
 PACE_MEMORY = 0.95
 """Weight of earlier prompts at each computed prompt: the last 20 give the ratio of estimated to real time."""
-
-FADE_STEP = 1e-3
-"""Half-lives within which foreign load stays as it is: it is read for every candidate, and a power is expensive."""
 
 UNPRICED = Scalars(0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, STEP_TOKENS)
 """Of a ledger that no cost model has priced: work costs nothing there."""
@@ -53,7 +52,7 @@ class Reservation:
 
     __slots__ = (
         "_attention",
-        "_booked",
+        "_booked_at",
         "_generated",
         "_kv",
         "_ledger",
@@ -72,12 +71,14 @@ class Reservation:
         ledger.requests += 1
         ledger.kv_tokens += kv_tokens
         ledger.rates = STALE
+        if ledger.others is not None:
+            ledger.others.touched()
         self.endpoint = endpoint
         endpoint.in_flight += 1
         self._prefill = 0
         self._attention = 0.0
         self._seconds = 0.0
-        self._booked = False
+        self._booked_at = inf
         self._generated = 0
         self._open = True
         self.ahead = 0
@@ -95,14 +96,14 @@ class Reservation:
         ``settle`` end it. A prompt is computed once: a second booking, also after the first was given back, changes
         nothing.
         """
-        if not self._open or self._booked or tokens <= 0:
+        if not self._open or self._booked_at < inf or tokens <= 0:
             return
         ledger = self._ledger
         now = ledger._monotonic()
         if now >= ledger._stale_at:
             ledger._advance(now)
         self.ahead, self.ahead_attention = ledger._prefill, ledger.prefill_attention
-        self._booked = True
+        self._booked_at = now
         self._prefill, self._seconds = tokens, seconds
         self._attention = attention = tokens * (max(0, context) + tokens / 2)
         ledger._prefill += tokens
@@ -110,11 +111,13 @@ class Reservation:
         ledger._share = ledger._share * exp((ledger._share_at - now) / LATELY) + seconds / LATELY
         ledger._share_at = now
         ledger.rates = STALE
-        if ledger._queue:
+        if self.ahead:
             self.since = ledger._begun
         else:
             self.since = now
-            ledger._head, ledger._begun, ledger._most_done = self, now, seconds
+            ledger._begun, ledger._most_done = now, seconds
+        if ledger._head is None:
+            ledger._head = self
         ledger._queue[self] = None
         if expires_prefill_at is not None:
             ledger._made += 1
@@ -123,6 +126,8 @@ class Reservation:
             if len(ledger._expiring) > 2 * ledger.requests + SPARE_EXPIRIES:
                 ledger._expiring = [entry for entry in ledger._expiring if entry[2]._prefill]
                 heapify(ledger._expiring)
+        if ledger.others is not None:
+            ledger.others.touched()
 
     def first_token(self) -> None:
         """Give back the prefill tokens: the prompt is computed."""
@@ -152,6 +157,10 @@ class Reservation:
         ledger.kv_tokens -= kv_tokens
         ledger.rates = STALE
         self.endpoint.in_flight -= 1
+        if (others := ledger.others) is not None:
+            others.own_settled += 1
+            others.own_settled_tokens += kv_tokens
+            others.touched()
         settled = ledger._settled
         while settled and settled[0][0] < now - SETTLED_KEPT:
             settled.popleft()
@@ -167,10 +176,12 @@ class Reservation:
 
         ``seen``: it is known to be computed, at ``at``.
         """
-        ledger = self._ledger
+        ledger, others = self._ledger, self._ledger.others
+        # The engine computes the first prompt of all; ours may wait behind another's.
+        first = ledger._head is self and (others is None or self._booked_at <= others.first_booked)
         if seen:
             ledger.prefilled += self._seconds
-            if ledger._head is self:
+            if first:
                 estimated, real = ledger._lately
                 estimated = PACE_MEMORY * estimated + self._seconds
                 # Those of one step end at once.
@@ -183,45 +194,28 @@ class Reservation:
         del ledger._queue[self]
         if ledger._head is self:
             ledger._head = head = next(iter(ledger._queue), None)
-            ledger._begun = at
-            if head is not None:
-                ledger._most_done = head._seconds
+            if others is not None:
+                if first:
+                    others.own_ended = at
+                ledger.find_first()
             else:
-                ledger._most_done = ledger.prefill_attention = 0.0  # the latter: a rest of rounding
+                ledger._begun = at
+                if head is not None:
+                    ledger._most_done = head._seconds
+                else:
+                    ledger._most_done = ledger.prefill_attention = 0.0  # the latter: a rest of rounding
+        if others is not None:
+            others.touched()
 
 
-class Foreign:
-    """The load of other clients, as one scrape showed it, and what is left of it by now.
-
-    ``half_life``: seconds after the scrape when it counts half. ``requests``, ``kv_tokens``: the faded figures, which
-    hold until ``until`` (Clock.monotonic()).
-    """
-
-    __slots__ = ("_at", "_kv", "_requests", "half_life", "kv_tokens", "requests", "until")
-
-    def __init__(self, half_life: float) -> None:
-        self.half_life = half_life
-        self.requests = self.kv_tokens = 0.0
-        self.until = inf
-        self._requests = self._kv = self._at = 0.0
-
-    def scraped(self, requests: float, kv_tokens: float, at: float) -> None:
-        """A scrape that is complete at ``at`` has shown so much."""
-        self._requests, self._kv, self._at, self.until = requests, kv_tokens, at, 0.0
-
-    def fade(self, now: float) -> None:
-        """Exact to a thousandth."""
-        fade = 0.5 ** ((now - self._at) / self.half_life)
-        self.requests, self.kv_tokens = self._requests * fade, self._kv * fade
-        self.until = now + FADE_STEP * self.half_life if self._requests or self._kv else inf
-
-
-# 22 fields: the figures of a load, each of which is read or written for each request; an object of them is a look more
+# 23 fields: the figures of a load, each of which is read or written for each request; an object of them is a look more
 class Ledger:
     """The load of one engine core, as ``framework.Load`` shows it to plugins.
 
     ``half_life``: seconds after a scrape when its foreign load counts half. ``prefilled``: estimated seconds of our
-    prompts that were computed there so far. ``step_tokens``: prompt tokens of one step of the engine.
+    prompts that were computed there so far. ``step_tokens``: prompt tokens of one step of the engine. ``others``: what
+    other processes of this gateway have booked there, which is in all of these figures (``joint.py``); None: there are
+    none.
 
     ``rates`` are made when they are asked for, and whatever changes the load makes them stale: most requests change
     one ledger of many, and all are read for the next request.
@@ -236,6 +230,7 @@ class Ledger:
         self.prefilled = 0.0
         self.step_tokens = STEP_TOKENS
         self.rates = STALE
+        self.others: Others | None = None
         self._scalars = UNPRICED
         self._prefill = 0
         # Prompts are computed in the order of their booking: the queue, its first, when that was begun, its seconds.
@@ -312,7 +307,7 @@ class Ledger:
 
     @property
     def prefill_tokens(self) -> int:
-        self._refresh()
+        self.refresh()
         return self._prefill
 
     @property
@@ -327,21 +322,23 @@ class Ledger:
         now = self._monotonic()
         if now >= self._stale_at:
             self._advance(now)
-        waiting, head = self._prefill, self._head
-        step = self.step_tokens
-        if head is not None and head._prefill > step and self._most_done > 0:
+        waiting, head, others = self._prefill, self._head, self.others
+        first, step = 0 if head is None else head._prefill, self.step_tokens
+        if others is not None and others.first_booked < self.first_own:
+            first = others.first_tokens
+        if first > step and self._most_done > 0:
             done = min(1.0, (now - self._begun) * self._pace / self._most_done)
-            waiting -= max(0, int(done * head._prefill) - step)
+            waiting -= max(0, int(done * first) - step)
         return waiting
 
     @property
     def foreign_requests(self) -> float:
-        self._refresh()
+        self.refresh()
         return self._foreign.requests
 
     @property
     def foreign_kv_tokens(self) -> float:
-        self._refresh()
+        self.refresh()
         return self._foreign.kv_tokens
 
     def apply_scrape(self, metrics: EngineMetrics, asked: float) -> None:
@@ -353,6 +350,8 @@ class Ledger:
         second, never too high. Blocks are allocated whole, so each of ours may hold one block more than its tokens
         fill.
         """
+        if self.others is not None:
+            self.others.catch_up()
         settled = self._settled
         while settled and settled[0][0] < asked - GAUGE_LAG:
             settled.popleft()
@@ -367,7 +366,29 @@ class Ledger:
     def __repr__(self) -> str:
         return f"<Ledger requests={self.requests} prefill={self._prefill} kv={self.kv_tokens}>"
 
-    def _refresh(self) -> None:
+    @property
+    def own_requests(self) -> int:
+        """Of ``requests``, those that this process has sent."""
+        return self.requests if self.others is None else self.requests - self.others.requests
+
+    @property
+    def first_own(self) -> float:
+        """Clock.monotonic() when the first of this process's prompts that wait there was booked; ``inf``: none does."""
+        return inf if self._head is None else self._head._booked_at
+
+    def find_first(self) -> None:
+        """Among others: find anew which prompt the engine computes, and since when."""
+        others, head = self.others, self._head
+        assert others is not None
+        if head is not None and head._booked_at <= others.first_booked:
+            begun, self._most_done = head._booked_at, head._seconds
+        elif others.prefill_tokens:
+            begun, self._most_done = others.first_booked, others.first_seconds
+        else:
+            begun = self._most_done = self.prefill_attention = 0.0
+        self._begun = max(begun, others.ended, others.own_ended)
+
+    def refresh(self) -> None:
         """Bring up to date what time alone changes: for figures that are read one by one."""
         if self._stale_at < inf and (now := self._monotonic()) >= self._stale_at:
             self._advance(now)
