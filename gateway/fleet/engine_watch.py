@@ -120,7 +120,7 @@ class EngineWatch:
         mute = waited is not None and self.engine.heard_at < now - waited
         if mute or waited is None:
             self.engine.answers.ended.append((now, True))
-        in_flight = 0 if mute else sum(core.ledger.requests for core in self.engine.cores)
+        in_flight = 0 if mute else sum(core.ledger.own_requests for core in self.engine.cores)
         if self.engine.answers.is_outlier(in_flight) and self.health.record_broken():
             log.warning("engine %s: too many of its answers broke off, the last one: %s", self.engine.name, why)
             self.engine.answers.ended.clear()

@@ -125,7 +125,8 @@ class EngineMetrics:
 class Load(Protocol):
     """A read-only view of an endpoint's ledger: the work that we sent and have not got back, and what others sent.
 
-    Counts are exact and immediate for our own work; ``foreign_*`` comes from scrapes and decays.
+    Ours is also what other processes of this gateway have sent, as they tell it. Counts are exact and immediate for
+    this process's own work; ``foreign_*`` comes from scrapes and decays.
     """
 
     def sums(self, now: float) -> Sums:

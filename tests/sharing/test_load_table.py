@@ -302,4 +302,4 @@ def test_a_table_that_is_closed_leaves_its_ledgers_alone():
         assert (host.ledgers[0]["engine-0"].requests, host.ledgers[0]["engine-0"].others) == (1, None)
         host.tables[0].catch_up()
         assert host.ledgers[1]["engine-0"].requests == 1
-        assert NOTHING == Row()
+        assert Row() == NOTHING
