@@ -180,6 +180,11 @@ class Observer:
     def model_dropped(self, model: str) -> None:
         """It is not configured any more, and its last request has ended: its series may go."""
 
+    # other workers
+    def sibling_refused(self, reason: str) -> None:
+        """Another worker of this host has sent what cannot be used: a ``greeting``, a ``topic`` that nobody hears, or a
+        ``message``."""
+
     # KV cache
     def kv_events(self, endpoint: str, kind: str, count: int) -> None:
         """``stored``, ``removed`` (blocks), ``cleared``; or what was not understood: ``unknown-type``, ..."""

@@ -295,6 +295,9 @@ class Families:
         counter = self._counter
         self.plugin_failures = counter("plugin_failures", "Plugins that raised.", "kind", "plugin")
         self.scores_refused = counter("scores_refused", "Scores that were NaN or outside 0..1.", "plugin")
+        self.siblings_refused = counter(
+            "sibling_messages_refused", "Messages of other workers that cannot be used.", "reason"
+        )
         self.scrapes = counter("scrapes", "Scrapes of engines' metrics.", "engine", "result")
         self.kv_events = counter(
             "kv_events", "KV cache events applied (blocks), or not understood.", "endpoint", "kind"

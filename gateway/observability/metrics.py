@@ -110,6 +110,9 @@ class Metrics(Observer):
     def score_refused(self, name: str) -> None:
         self._families.scores_refused[name,] += 1
 
+    def sibling_refused(self, reason: str) -> None:
+        self._families.siblings_refused[reason,] += 1
+
     # fleet
     def engine_state(self, engine: str, up: bool, reason: str) -> None:
         self._families.engines[engine] = (up, reason)

@@ -1,0 +1,63 @@
+"""Workers of one host, in one process, over real Unix sockets."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from gateway.core.clock import SystemClock
+from gateway.core.observer import Observer
+from gateway.sharing.seat import Seat
+from gateway.sharing.siblings import Change, Siblings
+
+
+class Refused(Observer):
+    """What was refused of siblings' messages."""
+
+    def __init__(self) -> None:
+        self.reasons: list[str] = []
+
+    def sibling_refused(self, reason: str) -> None:
+        self.reasons.append(reason)
+
+
+class Worker:
+    """Siblings, and what they heard and saw. ``heard``: under the topic ``t``."""
+
+    def __init__(self, seat: Seat) -> None:
+        self.refused = Refused()
+        self.siblings = Siblings(seat, SystemClock(), self.refused)
+        self.heard: list[tuple[int, bytes]] = []
+        self.changes: list[Change] = []
+        self.siblings.hear("t", lambda number, message: self.heard.append((number, message)))
+        self.siblings.watch(self.changes.append)
+
+
+@pytest.fixture
+def directory(tmp_path: Path) -> str:
+    """A short one: pytest's own may be too long for a socket."""
+    made = tmp_path / "w"
+    made.mkdir(mode=0o700)
+    if len(str(made)) > 90:
+        link = Path(f"/tmp/kvgate-{os.getpid()}-{abs(hash(made)) % 10**8}")
+        link.symlink_to(made)
+        return str(link)
+    return str(made)
+
+
+@pytest.fixture
+async def workers(directory):
+    """``await workers(number, count)`` starts one; all are closed at the end."""
+    started: list[Worker] = []
+
+    async def start(number: int, count: int = 3) -> Worker:
+        worker = Worker(Seat(number, count, directory))
+        started.append(worker)
+        await worker.siblings.start()
+        return worker
+
+    yield start
+    for worker in started:
+        await worker.siblings.close()
