@@ -15,8 +15,10 @@ from gateway.core.queue_view import QueueView
 from gateway.feed import CacheFeed
 from gateway.fleet.fleet import Fleet
 from gateway.framework import Clock
+from gateway.framework.fleet import Model
 from gateway.kvcache.events.listener import EventListener
 from gateway.kvcache.events.poller import Poller
+from gateway.learned import LearnedFile
 from gateway.observability.metrics import Metrics
 from gateway.observability.observers import Observers
 from gateway.proxy.admin.debug import Debug
@@ -84,7 +86,7 @@ class Gateway:
         self._stored = ResponseAffinity(self.clock)
         sources = Sources(self.clock, config.tenants, draft.client_keys, draft.source)
         gate = Gate(lambda: sources.directory.roster.prices, self.clock, observer)
-        self._state = None if config.tenants.state is None else StateFile(config.tenants.state, gate)
+        self._state = None if config.tenants_state is None else StateFile(config.tenants_state, gate)
         rooms = self.rooms = Rooms(
             common,
             self.fleet,
@@ -106,6 +108,9 @@ class Gateway:
             held=lambda: self.memory.held, in_flight=self.fleet.in_flight, budgets=gate.budget_ratios
         )
         wiring = Wiring.make(draft, rooms, None)
+        self._learned = (
+            None if config.state is None else LearnedFile(config.state, self.fleet, self._models, self.clock)
+        )
         self.metrics.read_queues_from(self._queue_views)
         self.server = Server(wiring.director, wiring.directory, people, gate, patience=config.timeouts.receive)
         self.tls = listening(config)
@@ -129,6 +134,9 @@ class Gateway:
             used=self._used,
         )
         self.admin = Admin(self._render_metrics, (*self.operations.routes(), *debug.routes(), *keys.routes()))
+
+    def _models(self) -> list[Model]:
+        return [runtime.model for runtime in self.directory.runtimes]
 
     def _queue_views(self) -> list[QueueView]:
         return [queue.view() for queue in self.reloading.wiring.queues.values()]
@@ -183,9 +191,12 @@ class Gateway:
         for runtime in self.directory.runtimes:
             runtime.tokens.log_status()
         if self._state is not None:
-            with blaming(self.config, "tenants", "state"):
+            with blaming(self.config, *(("state",) if self.config.tenants.state is None else ("tenants", "state"))):
                 self._state.load()
             self._state.start()
+        if self._learned is not None:
+            self._learned.load()
+            self._learned.start()
         with blaming(self.config, "kv_events", "listen"):
             self.feed.listen()
         await self.fleet.start()
@@ -198,6 +209,8 @@ class Gateway:
         await self.rooms.sources.close()
         if self._state is not None:
             await self._state.close()
+        if self._learned is not None:
+            await self._learned.close()
         await self.fleet.close()  # before the feed, which it notifies of event streams
         await self.feed.close()
         await self.rooms.close()

@@ -192,7 +192,7 @@ def listening(config: Config) -> WatchedContext | None:
 def possible(before: Config, wanted: Config) -> tuple[Config, Sequence[str]]:
     """``wanted``, with the values of ``before`` for settings that only a restart can change; and their key paths.
 
-    Listeners are bound, engines watched, indexes sized, the tenants' state read and the log's form chosen at the start.
+    Listeners are bound, engines watched, indexes sized, state files read and the log's form chosen at the start.
     """
     kept = {model.name: model.kv_cache for model in before.models}
     listen = replace(wanted.listen, host=before.listen.host, port=before.listen.port, admin=before.listen.admin)
@@ -205,6 +205,7 @@ def possible(before: Config, wanted: Config) -> tuple[Config, Sequence[str]]:
         tenants=replace(wanted.tenants, state=before.tenants.state),
         fleet=replace(before.fleet, cost=wanted.fleet.cost),
         log=replace(wanted.log, format=before.log.format),
+        state=before.state,
         models=tuple(replace(model, kv_cache=kept.get(model.name, model.kv_cache)) for model in wanted.models),
     )
     return config, list(differences(config, wanted))

@@ -27,7 +27,7 @@ def load(path: str | os.PathLike[str], environ: Mapping[str, str], missing: Mapp
     ``missing``: plain values of top-level keys, for those that the file has not.
 
     A relative ``tokenizer``, ``chat_template``, ``client_keys.file`` or file of TLS that exists beside the file is made
-    absolute; so are ``tenants.file`` and ``tenants.state``, which need not exist yet.
+    absolute; so are ``state``, ``tenants.file`` and ``tenants.state``, which need not exist yet.
     """
     file = Path(path)
     return _anchored(_config(*read(file, environ), missing), file.parent)
@@ -188,4 +188,5 @@ def _anchored(config: Config, folder: Path) -> Config:
         tenants = replace(tenants, file=os.path.abspath(folder / tenants.file))
     if tenants.state is not None:
         tenants = replace(tenants, state=os.path.abspath(folder / tenants.state))
-    return replace(config, models=models, listen=listen, client_keys=keys, tenants=tenants)
+    state = None if config.state is None else os.path.abspath(folder / config.state)
+    return replace(config, models=models, listen=listen, client_keys=keys, tenants=tenants, state=state)

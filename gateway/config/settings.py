@@ -86,6 +86,7 @@ class Config:
 
     A default handler whose profiles are not among those given is dropped, unless a model asks for it.
 
+    ``state``: a file for what was learned; None: each start learns anew.
     ``origin`` is no key: where each value came from, for errors found later (``wiring``) and for ``describe``.
     """
 
@@ -100,12 +101,22 @@ class Config:
     fleet: FleetSettings = field(default_factory=FleetSettings)
     kv_events: ListenerSettings = field(default_factory=ListenerSettings)
     log: LogSettings = field(default_factory=LogSettings)
+    state: str | None = None
     plugins: tuple[PluginSettings, ...] = DEFAULT_PLUGINS
     profiles: tuple[ProfileSettings, ...] = DEFAULT_PROFILES
     handlers: tuple[HandlerSettings, ...] = DEFAULT_HANDLERS
     origin: Origin = field(default_factory=Origin, repr=False, compare=False, metadata={"key": False})
 
+    @property
+    def tenants_state(self) -> str | None:
+        """The file of what tenants have used: ``tenants.state``, else one beside ``state``; None: it is not kept."""
+        if self.tenants.state is not None or self.state is None or self.tenants == TenantsSettings():
+            return self.tenants.state
+        return f"{self.state}.tenants"
+
     def __post_init__(self) -> None:
+        if self.state == "":
+            raise ValueError("state must not be empty")
         if not self.models:
             raise ValueError("models must name at least one model")
         if self.handlers is DEFAULT_HANDLERS and self.profiles is not DEFAULT_PROFILES:

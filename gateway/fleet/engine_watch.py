@@ -238,8 +238,10 @@ class EngineWatch:
         if suspect or not self.health.up:
             await probe.check_health()
         scrape, last = await probe.scrape(self._reader, self._clock), self._last
-        if last is not None and restarted(last, scrape):
+        if self._has_restarted(last, scrape):
             self._handle_restart()
+        if scrape.started is not None:
+            self.engine.started = scrape.started
         labels_changed = last is not None and len(scrape.engines) != len(last.engines)
         scrape = await self._inspector.check_ranks(probe, scrape, up=self.health.up, labels_changed=labels_changed)
         self._update_warmth()
@@ -256,8 +258,6 @@ class EngineWatch:
         # If an engine has just lost its connector, report its counters once more, now without values.
         has_kv_connector = scrape.has_kv_connector or (self._last is not None and self._last.has_kv_connector)
         self._last = scrape
-        if scrape.started is not None:
-            self.engine.started = scrape.started
         # The labels of removed ranks stay in the text. Their values must not be added to the one rank that is left.
         alone = self._inspector.ranks == 1 and len(scrape.engines) > 1
         for core in self.engine.cores:
@@ -271,6 +271,13 @@ class EngineWatch:
                     self._observer.cache_lookups(endpoint.name, "external", external.queried, external.hit)
                 if has_kv_connector:
                     self._observer.kv_transfers(endpoint.name, metrics.kv_expired, metrics.kv_fetching)
+
+    def _has_restarted(self, last: Scrape | None, scrape: Scrape) -> bool:
+        if last is not None:
+            return restarted(last, scrape)
+        # Of the process whose costs were kept, where they were: its successor has to warm up first.
+        known = self.engine.started
+        return known is not None and scrape.started is not None and scrape.started != known
 
     def _handle_restart(self) -> None:
         log.info("engine %s restarted", self.engine.name)

@@ -20,8 +20,10 @@ from gateway.fleet.context import FleetContext, FleetListener
 from gateway.fleet.diff import FleetDiff
 from gateway.fleet.engine import FleetEndpoint
 from gateway.fleet.engine_watch import EngineWatch
+from gateway.fleet.kept_costs import keep
 from gateway.fleet.kv_source import KvSource
 from gateway.fleet.load.cost import FittedCost
+from gateway.fleet.load.kept import KeptPeers
 from gateway.fleet.registry import EngineRegistry
 from gateway.fleet.settings import EndpointSettings, FleetSettings
 from gateway.framework import Clock, Endpoint
@@ -130,6 +132,16 @@ class Fleet:
             listener.endpoint_added(endpoint)
             if endpoint.source_known:
                 listener.kv_source(endpoint, endpoint.source)
+
+    # costs that outlive the process
+
+    def keep_costs(self) -> Sequence[KeptPeers]:
+        """What is fitted now."""
+        return keep(self._registry.fitted())
+
+    def recall_costs(self, kept: Sequence[KeptPeers]) -> int:
+        """Go on from what an earlier process kept; before ``start``. Returns how many of ``kept`` fit."""
+        return self._registry.kept_costs.recall(self._registry.fitted(), kept)
 
     # another configuration
 

@@ -6,7 +6,7 @@ never changes: it is replaced. What cannot be made raises ConfigError, and leave
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 from heapq import heappop, heappush
 from weakref import WeakSet, WeakValueDictionary
@@ -17,6 +17,7 @@ from gateway.fleet.context import FleetContext, FleetListener
 from gateway.fleet.engine import EngineCore, FleetEndpoint, FleetEngine, ModelBinding, with_tls
 from gateway.fleet.engine_watch import EngineWatch
 from gateway.fleet.health import Health, spared
+from gateway.fleet.kept_costs import Fitted, KeptCosts, PeersKey
 from gateway.fleet.load.cost import FittedCost
 from gateway.fleet.load.fit import PeerGroup
 from gateway.fleet.load.hardware import starting_costs
@@ -72,11 +73,13 @@ FOREIGN_HALF_LIFE = 5.0
 
 class EngineRegistry:
     """``watches``: by engine. ``by_model``: endpoints by the name of their model. ``leaving``: endpoints that were
-    dropped while requests ran there; only those requests keep them. ``open``: endpoints are announced when made."""
+    dropped while requests ran there; only those requests keep them. ``open``: endpoints are announced when made.
+    ``kept_costs``: of an earlier process."""
 
     def __init__(self, context: FleetContext) -> None:
         self._context = context
-        self._peers: WeakValueDictionary[tuple[str, str, StartingCosts], PeerGroup] = WeakValueDictionary()
+        self._peers: WeakValueDictionary[PeersKey, PeerGroup] = WeakValueDictionary()
+        self.kept_costs = KeptCosts()
         self.open = False
         self.slots = SlotAllocator()
         self.tls_contexts = TlsContexts()
@@ -91,6 +94,10 @@ class EngineRegistry:
     @property
     def endpoints(self) -> list[FleetEndpoint]:
         return [endpoint for endpoints in self.by_model.values() for endpoint in endpoints]
+
+    def fitted(self) -> Iterator[Fitted]:
+        """The engines whose costs are fitted."""
+        return (one for engine in self.engines if (one := self._fitted(engine)) is not None)
 
     def addresses_of(self, wanted: Sequence[tuple[Model, Sequence[EndpointSettings]]]) -> list[Address]:
         """The addresses of all engines of ``wanted``. While they are held, ``FleetEngine.update_access`` cannot fail.
@@ -174,6 +181,11 @@ class EngineRegistry:
             start = start.of_prompts_only()
         return start, self._peers.setdefault((model.name, settings.role, start), PeerGroup())
 
+    def _fitted(self, engine: FleetEngine) -> Fitted | None:
+        first = engine.bindings[0]
+        start, peers = self._starting_costs(first.model, first.settings)
+        return Fitted(engine, (first.model.name, first.settings.role, start), peers) if start.fit else None
+
     def _create_endpoints(self, bindings: Iterable[ModelBinding], cores: Sequence[EngineCore]) -> list[FleetEndpoint]:
         """An endpoint of each binding on each core."""
         created = []
@@ -202,6 +214,8 @@ class EngineRegistry:
                 for endpoint in tuple(core.endpoints):
                     self._drop_endpoint(endpoint)
         engine.cores = cores
+        if (fitted := self._fitted(engine)) is not None:
+            self.kept_costs.recall_cores(fitted, cores)
 
     # changing
 

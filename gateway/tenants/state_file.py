@@ -9,11 +9,11 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import os
 from pathlib import Path
 
 import msgspec
 
+from gateway.core.files import replace_file
 from gateway.core.log_limit import LogLimit, left_out
 from gateway.core.tasks import TaskSet
 from gateway.errors import ConfigError
@@ -116,15 +116,7 @@ class StateFile:
         return msgspec.json.encode({"version": VERSION, "accounts": self._rows})
 
     def _write(self, data: bytes) -> None:
-        beside = self._path.with_name(f"{self._path.name}.{os.getpid()}.new")
-        try:
-            with open(beside, "wb") as file:
-                file.write(data)
-                file.flush()
-                os.fsync(file.fileno())
-            os.replace(beside, self._path)
-        finally:
-            beside.unlink(missing_ok=True)
+        replace_file(self._path, data)
 
 
 def _months_before(month: str, count: int) -> str:

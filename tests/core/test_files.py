@@ -2,7 +2,9 @@ from __future__ import annotations
 
 import os
 
-from gateway.core.files import state_of
+import pytest
+
+from gateway.core.files import replace_file, state_of
 
 
 def test_a_file_s_state_changes_with_the_file(tmp_path):
@@ -17,3 +19,15 @@ def test_a_file_s_state_changes_with_the_file(tmp_path):
     os.replace(other, file)
     seen.append(state_of(str(file)))
     assert len(set(seen)) == len(seen)
+
+
+def test_a_file_is_replaced_as_a_whole_and_nothing_is_left_beside_it(tmp_path):
+    file = tmp_path / "a"
+    replace_file(file, b"one")
+    with open(file, "rb") as before:
+        replace_file(file, b"two")
+        assert before.read() == b"one", "who reads it has what it was"
+    assert file.read_bytes() == b"two"
+    assert os.listdir(tmp_path) == ["a"]
+    with pytest.raises(FileNotFoundError):
+        replace_file(tmp_path / "absent" / "a", b"three")

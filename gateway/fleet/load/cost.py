@@ -15,6 +15,7 @@ from functools import partial
 from math import exp, isfinite
 
 from gateway.fleet.load.fit import FADE, LEAST_SCALE, SCALE_BOUND, Deviation, PeerGroup
+from gateway.fleet.load.kept import KeptDeviation
 from gateway.fleet.load.ledger import Ledger
 from gateway.fleet.settings import StartingCosts
 from gateway.framework import Scalars
@@ -71,6 +72,17 @@ class FittedCost:
         """Drop this core's own observations: the engine is another process, which has to warm up first."""
         self._peers.learn()
         self._prefill, self._step = Deviation(), Deviation()
+        self.refit()
+
+    def keep(self) -> tuple[KeptDeviation, KeptDeviation, int]:
+        """How far prefill and steps deviate here, and the requests of its peers since its last one."""
+        return self._prefill.keep(), self._step.keep(), max(0, self._peers.requests - self.learned_at)
+
+    def restore(self, prefill: KeptDeviation, step: KeptDeviation, idle: int) -> None:
+        """Go on from what ``keep`` gave, among peers that have gone on from theirs."""
+        self._prefill.restore(prefill)
+        self._step.restore(step)
+        self.learned_at = self._peers.requests - idle
         self.refit()
 
     def refit(self) -> None:

@@ -23,6 +23,8 @@ from functools import partial
 from math import inf, log
 from typing import NamedTuple, Protocol
 
+from gateway.fleet.load.kept import KeptDeviation, KeptLine
+
 SCALE_BOUND = 50.0
 """A fitted scale stays in 1/50..50. 8B on one GPU is at 1/2.5 of the default, a small model on a CPU at 10; more is a
 fault (a stopped process, a clock), not a speed."""
@@ -119,6 +121,20 @@ class FittedLine:
     _wxx: float = field(default=0.0, init=False)
     _wxy: float = field(default=0.0, init=False)
 
+    def keep(self) -> KeptLine:
+        fit = self.scale, self.overhead, self.usual, self.usual_weight
+        return KeptLine(*fit, self._w, self._wx, self._wy, self._wxx, self._wxy)
+
+    def restore(self, kept: KeptLine) -> None:
+        """Go on from ``kept``."""
+        self.scale, self.overhead, self.usual, self.usual_weight = (
+            kept.scale,
+            kept.overhead,
+            kept.usual,
+            kept.usual_weight,
+        )
+        self._w, self._wx, self._wy, self._wxx, self._wxy = kept.w, kept.wx, kept.wy, kept.wxx, kept.wxy
+
     def learn(self, x: float, y: float, share: float = 1.0) -> None:
         """``share``: 0..1, the part of an observation that this counts as."""
         memory = MEMORY ** (share / self.engines)
@@ -164,6 +180,15 @@ class Deviation:
     _count: float = field(default=0.0, init=False)
     _mean: float = field(default=0.0, init=False)
     _square: float = field(default=0.0, init=False)
+
+    def keep(self) -> KeptDeviation:
+        """Without the batch under way."""
+        return KeptDeviation(self.certain, self._left, self._count, self._mean, self._square)
+
+    def restore(self, kept: KeptDeviation) -> None:
+        """Go on from ``kept``."""
+        self.certain, self._left = kept.certain, kept.left
+        self._count, self._mean, self._square = kept.count, kept.mean, kept.square
 
     def learn(self, line: FittedLine, seconds: float, expected: float, weight: float, at: float) -> None:
         """Something took ``seconds`` for which the peers' ``line`` let us expect ``expected``.
@@ -236,6 +261,14 @@ class PeerGroup:
         self._members.add(reference)
         self._count()
         return partial(self._leave, reference)
+
+    def restore(self, prefill: KeptLine, step: KeptLine, young: int) -> None:
+        """Go on from what such a group had fitted; all members use it from now on."""
+        self.learn()
+        self.prefill.restore(prefill)
+        self.step.restore(step)
+        self.young = young
+        self.publish()
 
     def observe(self, member: Member, learn: Callable[[], bool]) -> None:
         """``learn``: enters what was observed of ``member`` into a line, and its deviation from it; False: it was

@@ -1,0 +1,195 @@
+"""Keeps what was learned in a file, so that a restart does not begin at guesses: written every few seconds where it has
+changed, and at the end.
+
+What is in it: the costs that were fitted to the engines' times, and for each model how long its answers are and how
+many tokens one event brings. It is no more than some hundred bytes a core. It helps, and is never needed: whatever is
+wrong with the file, the log says so and the gateway starts as it would without one. So it is no place for what tenants
+have used, where a lost figure costs money: that has a file of its own (``tenants/state_file.py``).
+
+Not in it: the blocks that engines hold, and predictions of them. Engines replay their events, which is newer and whole;
+and a prediction ends with its request, at the latest ``EVENTS_WITHIN`` seconds later.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Iterable
+from pathlib import Path
+
+import msgspec
+
+from gateway.core.files import replace_file, state_of
+from gateway.core.log_limit import LogLimit, left_out
+from gateway.core.tasks import TaskSet
+from gateway.fleet.fleet import Fleet
+from gateway.fleet.load.kept import KeptPeers
+from gateway.framework import Clock
+from gateway.framework.fleet import Model
+
+log = logging.getLogger("kvgate.state")
+
+INTERVAL = 5.0
+"""Seconds between two writes."""
+
+VERSION = 1
+"""Of the file's form, and of what its values mean: a cost model with another formula needs another number."""
+
+BEGINNING = b'{"kvgate_state":'
+"""Of each such file. One that begins otherwise is another program's, and is not overwritten."""
+
+MAX_AGE = 3600.0
+"""Seconds: what is older is not used. An engine may serve another mix of requests by then; and to learn anew takes some
+dozens of requests."""
+
+REFRESH = 600.0
+"""Seconds after which a file that has not changed is written again: it is not older for that no request came."""
+
+MAX_BYTES = 64 * 1024 * 1024
+"""Of a file that is read: 100,000 cores. A larger one is none of ours."""
+
+LONGEST_ANSWER = 10_000_000
+"""Tokens, of an expected answer and of one event: no engine has such a context."""
+
+
+class _KeptModel(msgspec.Struct, frozen=True):
+    expected_output: float
+    event_tokens: float
+
+    def __post_init__(self) -> None:
+        if not (0 <= self.expected_output <= LONGEST_ANSWER and 0 < self.event_tokens <= LONGEST_ANSWER):
+            raise ValueError("an answer's length is out of all bounds")
+
+
+class _Head(msgspec.Struct, frozen=True):
+    """``written``: seconds since the epoch."""
+
+    kvgate_state: int
+    written: float
+
+
+class _Body(msgspec.Struct, frozen=True):
+    models: dict[str, _KeptModel]
+    costs: tuple[KeptPeers, ...]
+
+
+class LearnedFile:
+    """What ``fleet`` and ``models`` have learned, in the file ``path``. ``writes``: whether this process keeps it up to
+    date; asked before each write. If another process begins to write it, this one ends doing so: the other has taken
+    over."""
+
+    def __init__(
+        self,
+        path: str,
+        fleet: Fleet,
+        models: Callable[[], Iterable[Model]],
+        clock: Clock,
+        *,
+        writes: Callable[[], bool] = lambda: True,
+        interval: float = INTERVAL,
+    ) -> None:
+        self._path = Path(path)
+        self._fleet = fleet
+        self._models = models
+        self._clock = clock
+        self._writes = writes
+        self._interval = interval
+        self._written: tuple[bytes, float] = b"", 0.0
+        self._seen: object = None
+        """The file's state after our last look or write; None: it was not looked at yet."""
+        self._ours = True
+        self._often = LogLimit(clock)
+        self._tasks = TaskSet()
+
+    def load(self) -> None:
+        """Go on from what was kept, if it is young and fits; before the fleet starts."""
+        try:
+            problem = self._load()
+        except FileNotFoundError:
+            problem = None
+        except OSError as error:
+            problem = f"it cannot be read: {error.strerror or error}"
+        if problem is not None:
+            log.warning("state: %s is not used, all is learned anew: %s", self._path, problem)
+        self._seen = state_of(self._path)
+
+    def start(self) -> None:
+        self._tasks.start(self._run(), name="save what was learned")
+
+    async def close(self) -> None:
+        """Save at last, if ``load`` was called."""
+        await self._tasks.close()
+        if self._seen is not None:
+            await self.save(at_last=True)
+
+    async def save(self, *, at_last: bool = False) -> None:
+        """Write what has changed, in a thread. A failure is logged, and tried again the next time. ``at_last``: also
+        if nothing has changed, since the file's age counts from now on."""
+        if not (self._ours and self._writes()):
+            return
+        try:
+            body = self._body()
+        except ValueError:  # a value that would not be read again: the file stays as it is
+            log.exception("state: what was learned is out of all bounds, and is not kept")
+            return
+        now = self._clock.wall()
+        before, at = self._written
+        if body == before and now - at < REFRESH and not at_last:
+            return
+        if self._taken_over():
+            self._ours = False
+            log.info("state: another process writes %s: this one ends doing so", self._path)
+            return
+        head = msgspec.json.encode(_Head(VERSION, now))
+        try:
+            await asyncio.to_thread(replace_file, self._path, head[:-1] + b"," + body[1:])
+        except OSError as error:
+            if (count := self._often.admit("write")) is not None:
+                log.error("state: %s cannot be written: %s%s", self._path, error.strerror or error, left_out(count))
+            return
+        self._written, self._seen = (body, now), state_of(self._path)
+
+    async def _run(self) -> None:
+        while True:
+            await self.save()  # at once, too: a path that cannot be written is told at the start
+            await asyncio.sleep(self._interval)
+
+    def _load(self) -> str | None:
+        """What is wrong with the file. Raises OSError."""
+        with open(self._path, "rb") as file:
+            data = file.read(MAX_BYTES + 1)
+        if not data.startswith(BEGINNING) and data:
+            self._ours = False
+            return "it is no such file, and is left as it is: give another path"
+        if len(data) > MAX_BYTES:
+            return f"it has more than {MAX_BYTES} bytes"
+        try:
+            head = msgspec.json.decode(data, type=_Head)
+            if head.kvgate_state != VERSION:
+                return f"it has the form {head.kvgate_state}, and this version of kvgate knows {VERSION} only"
+            age = self._clock.wall() - head.written
+            if not -MAX_AGE <= age <= MAX_AGE:  # of the future: a clock was wrong
+                return f"it was written {age:.0f} s ago, and what is older than {MAX_AGE:.0f} s is not used"
+            body = msgspec.json.decode(data, type=_Body)
+        except msgspec.MsgspecError as error:
+            return f"it is damaged ({error})"
+        models = {model.name: model for model in self._models()}
+        known = [name for name in body.models if name in models]
+        for name in known:
+            models[name].expected_output = body.models[name].expected_output
+            models[name].event_tokens = body.models[name].event_tokens
+        groups = self._fleet.recall_costs(body.costs)
+        log.info(
+            "state: goes on from %s, %.0f s old: answers of %d of %d models, costs of %d of %d kinds of engines",
+            *(self._path, age, len(known), len(body.models), groups, len(body.costs)),
+        )
+        return None
+
+    def _taken_over(self) -> bool:
+        """Whether the file is there, and was written by another process since we last looked."""
+        now = state_of(self._path)
+        return isinstance(now, tuple) and isinstance(self._seen, tuple) and now != self._seen
+
+    def _body(self) -> bytes:
+        models = {model.name: _KeptModel(model.expected_output, model.event_tokens) for model in self._models()}
+        return msgspec.json.encode(_Body(models, tuple(self._fleet.keep_costs())))
