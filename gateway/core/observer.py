@@ -121,6 +121,10 @@ class Observer:
     def shed(self, model: str, band: int, reason: str) -> None:
         """A model's queue refused a request. ``reason``: see ``errors.Saturated``."""
 
+    def bus_dropped(self, reason: str) -> None:
+        """A message of another replica is not used. ``reason``: ``garbage``, ``version``, ``huge``, ``old`` or
+        ``replicas``."""
+
     def disconnected(self, model: str, phase: str) -> None:
         """The client went away in ``receiving``, ``queued``, ``tokenizing``, ``before-commit``, ``streaming``, or, with
         the engine's answer complete, in ``done``; while a separate prefill runs, in ``prefill``."""

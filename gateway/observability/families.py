@@ -17,6 +17,7 @@ from gateway.framework import Clock
 from gateway.observability import buckets
 from gateway.observability.instruments import Counter, Family, Gauge, Histogram, Labels
 from gateway.observability.queue_families import QueueFamilies
+from gateway.observability.sharing_families import SharingFamilies
 
 
 class Families:
@@ -53,6 +54,7 @@ class Families:
         self.in_flight: Callable[[], Mapping[str, int]] = dict
         self._make_gauges(version)
         self.queue = QueueFamilies(self._gauge, self._counter, self._histogram)
+        self.sharing = SharingFamilies(self._gauge, self._counter)
         self._make_request_families()
         self._make_token_families()
         self._make_tenant_families()

@@ -76,6 +76,9 @@ class Metrics(Observer):
     def shed(self, model: str, band: int, reason: str) -> None:
         self._families.queue.shed[model, str(band), reason] += 1
 
+    def bus_dropped(self, reason: str) -> None:
+        self._families.sharing.dropped[reason,] += 1
+
     def disconnected(self, model: str, phase: str) -> None:
         self._families.disconnects[model, phase] += 1
 
@@ -184,6 +187,13 @@ class Metrics(Observer):
     def read_queues_from(self, queues: Callable[[], Iterable[QueueView]]) -> None:
         """What is read when the metrics are shown: a view of each model's queue."""
         self._families.queue.views = queues
+
+    def read_replicas_from(
+        self, *, peers: Callable[[], Mapping[str, int]], connected: Callable[[], bool | None]
+    ) -> None:
+        """What is read when the metrics are shown. ``peers``: other replicas by state. ``connected``: whether the
+        server between them is there; None: there is none."""
+        self._families.sharing.peers, self._families.sharing.connected = peers, connected
 
     def read_tenants_from(
         self,

@@ -53,6 +53,8 @@ def test_the_page_describes_what_there_is(clock, settled) -> None:
     metrics.served("m", "red", 0, 0.5)
     metrics.shed("m", 0, "late")
     metrics.disconnected("m", "queued")
+    metrics.bus_dropped("old")
+    metrics.read_replicas_from(peers=lambda: {"fresh": 1}, connected=lambda: True)
     metrics.tokens_estimated("m", "x")
     metrics.media_rendered("m", "asked")
     metrics.prompt_asked("m", "asked")
@@ -152,11 +154,20 @@ def test_the_page_has_every_cause_of_a_fallback() -> None:
     assert listed("Why a hand-over failed") == set(HANDOVER_RULES)
 
 
+def raised(*paths: str) -> Iterator[str]:
+    """The reasons with which ``Dropped`` is raised."""
+    for path in paths:
+        for node in ast.walk(tree(path)):
+            if isinstance(node, ast.Call) and ast.unparse(node.func) == "Dropped":
+                yield from constants(node)
+
+
 @pytest.mark.parametrize(
     ("name", "words"),
     [
         ("kvgate_attempts_total", LEG_FAILURES | {f"status-{status}" for status in RETRY_STATUSES}),
         ("kvgate_client_disconnects_total", set(Phase)),
+        ("kvgate_bus_dropped_total", set(raised("gateway/sharing/messages.py", "gateway/sharing/peers.py"))),
         ("kvgate_prompts_estimated_total", set(Why)),
         (
             "kvgate_requests_total",

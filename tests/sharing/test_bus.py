@@ -1,0 +1,204 @@
+"""Replicas on one real server: they hear each other's loads, and whatever happens to it or to them, are whole again.
+
+Covers of ``gateway/sharing/bus.py`` what needs no gateway.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import random
+from collections import Counter
+from collections.abc import AsyncIterator
+
+import msgspec
+import pytest
+
+from gateway.core.clock import SystemClock
+from gateway.core.observer import Observer
+from gateway.fleet.load.others import NOTHING, Row
+from gateway.sharing.bus import Bus
+from gateway.sharing.messages import VERSION
+from gateway.sharing.settings import SharingSettings
+from gateway.valkey import link
+from tests.sharing.plain_table import PlainTable
+from tests.support.valkey import ValkeyServer, needs_valkey, valkey
+from tests.support.wait import eventually as within_seconds
+
+pytestmark = needs_valkey
+
+CHANNEL = "kvgate:tests:loads"
+
+
+async def eventually(condition, what: str = "what is waited for") -> None:
+    await within_seconds(condition, what, within=30.0)
+
+
+class Counting(Observer):
+    def __init__(self) -> None:
+        self.dropped = Counter()
+
+    def bus_dropped(self, reason: str) -> None:
+        self.dropped[reason] += 1
+
+
+class Replica:
+    def __init__(self, server: ValkeyServer, name: str) -> None:
+        self.table = PlainTable()
+        self.observer = Counting()
+        self.bus = Bus(
+            SharingSettings(server.settings.url, "tests"),
+            self.table,
+            range(256, 320),
+            replica=name,
+            place=f"{name}:8000",
+            clock=SystemClock(),
+            observer=self.observer,
+            chance=random.Random(name),
+        )
+
+    @property
+    def fresh(self) -> int:
+        return self.bus.states()["fresh"]
+
+
+@pytest.fixture
+async def server(tmp_path):
+    async with valkey(tmp_path) as running:
+        yield running
+
+
+@contextlib.asynccontextmanager
+async def replicas(server: ValkeyServer, *names: str) -> AsyncIterator[list[Replica]]:
+    made = [Replica(server, name) for name in names]
+    for one in made:
+        one.bus.start()
+    try:
+        await eventually(lambda: all(one.fresh == len(names) - 1 for one in made), "all hear each other")
+        yield made
+    finally:
+        for one in made:
+            await one.bus.close()
+
+
+async def test_they_hear_each_others_loads(server):
+    async with replicas(server, "a", "b", "c") as (a, b, c):
+        a.table.change("x", Row(requests=3, kv_tokens=30))
+        b.table.change("x", Row(requests=1))
+        await eventually(lambda: c.table.requests("x") == 4)
+        await eventually(lambda: a.table.requests("x") == 1)
+        a.table.change("x", NOTHING)
+        await eventually(lambda: c.table.requests("x") == 1)
+        assert not c.observer.dropped
+
+
+async def test_who_comes_later_hears_all_rows_at_once(server, monkeypatch):
+    monkeypatch.setattr("gateway.sharing.bus.WHOLE", 1e9)
+    async with replicas(server, "a", "b") as (a, _):
+        a.table.change("x", Row(requests=3))
+        late = Replica(server, "late")
+        late.bus.start()
+        await eventually(lambda: late.table.requests("x") == 3)
+        await late.bus.close()
+
+
+async def test_one_who_ends_takes_its_rows_along_at_once(server, monkeypatch):
+    monkeypatch.setattr("gateway.sharing.peers.GONE", 1e9)
+    async with replicas(server, "a") as (a,):
+        other = Replica(server, "b")
+        other.table.change("x", Row(requests=3))
+        other.bus.start()
+        await eventually(lambda: a.table.requests("x") == 3)
+        await other.bus.close()
+        await eventually(lambda: a.table.requests("x") == 0)
+        assert a.bus.states() == {"fresh": 0, "stale": 0}
+
+
+async def test_who_dies_fades_and_is_forgotten(server, monkeypatch):
+    monkeypatch.setattr("gateway.sharing.peers.GONE", 1.0)
+    async with replicas(server, "a") as (a,):
+        other = Replica(server, "b")
+        other.table.change("x", Row(requests=100))
+        other.bus.start()
+        await eventually(lambda: a.table.requests("x") == 100)
+        await other.bus._tasks.close()  # as by kill -9: not another word
+        await eventually(lambda: 0 < a.table.requests("x") < 100, "it fades")
+        await eventually(lambda: not a.bus.seen(), "it is forgotten")
+        assert a.table.requests("x") == 0
+        await other.bus.link.close()
+
+
+async def test_another_process_of_the_host_takes_over_without_counting_twice(server):
+    async with replicas(server, "a") as (a,):
+        lead, heir = Replica(server, "b"), Replica(server, "b")
+        lead.table.change("x", Row(requests=3))
+        heir.table.change("x", Row(requests=2))
+        lead.bus.start()
+        await eventually(lambda: a.table.requests("x") == 3)
+        heir.bus.start()
+        await eventually(lambda: a.table.requests("x") == 2)
+        await eventually(lambda: a.observer.dropped["old"] > 0, "the one before is heard no more")
+        await lead.bus.close(ends=False)
+        assert a.table.requests("x") == 2
+        assert heir.table.requests("x") == 0
+        await heir.bus.close()
+
+
+@pytest.mark.parametrize("happens", ["killed", "paused", "flushed"])
+async def test_whatever_happens_to_the_server_all_is_whole_again(server, happens, monkeypatch):
+    monkeypatch.setattr(link, "ANSWER", 0.5)
+    monkeypatch.setattr("gateway.sharing.peers.GONE", 1.0)
+    async with replicas(server, "a", "b") as (a, b):
+        a.table.change("x", Row(requests=100))
+        await eventually(lambda: b.table.requests("x") == 100)
+        if happens == "flushed":
+            await server.call("FLUSHALL")
+        else:
+            await (server.stop() if happens == "killed" else asyncio.sleep(0))
+            if happens == "paused":
+                server.pause()
+            await eventually(lambda: b.table.requests("x") < 100, "what is old fades")
+            a.table.change("x", Row(requests=7))
+            await eventually(lambda: not a.bus.link.up)
+            await eventually(lambda: not b.bus.seen(), "who is silent is forgotten")
+            if happens == "killed":
+                await server.start()
+            else:
+                server.go_on()
+        a.table.change("x", Row(requests=50))
+        await eventually(lambda: b.table.requests("x") == 50)
+        b.table.change("y", Row(requests=1))
+        await eventually(lambda: a.table.requests("y") == 1)
+
+
+async def test_what_is_no_message_of_ours_is_dropped_and_counted(server):
+    async with replicas(server, "a", "b") as (a, b):
+        a.table.change("x", Row(requests=3))
+        await eventually(lambda: b.table.requests("x") == 3)
+        for message in (
+            b"\xff garbage",
+            msgspec.msgpack.encode(["loads", VERSION + 1, "c", 1, 1, False, []]),
+            bytes(1 << 20),
+            msgspec.msgpack.encode(["loads", VERSION, "a", 1, 1, True, [["x", 9]]]),
+        ):
+            await server.call("PUBLISH", CHANNEL, message)
+        await eventually(lambda: b.observer.dropped.total() >= 4)
+        assert b.observer.dropped == {"garbage": 1, "version": 1, "huge": 1, "old": 1}
+        assert b.table.requests("x") == 3
+
+
+async def test_who_is_idle_says_little_and_who_is_alone_tells_no_changes(server):
+    said: list[bytes] = []
+    async with replicas(server, "a") as (a,):
+        hearing = link.Link(server.settings.url, {CHANNEL: said.append}, SystemClock(), random.Random(1))
+        hearing.start()
+        await eventually(lambda: hearing.up)
+        for number in range(50):
+            a.table.change("x", Row(requests=number))
+            await asyncio.sleep(0.002)
+        a.table.change("x", NOTHING)
+        await asyncio.sleep(0.3)
+        assert len(said) <= 2, "a whole picture a second"
+        async with replicas(server, "b"):
+            pass
+        await hearing.close()
