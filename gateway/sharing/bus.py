@@ -60,6 +60,21 @@ class HostTable(Table, Protocol):
     def changed(self, cursor: Sequence[int] | None) -> tuple[Sequence[int] | None, dict[str, Row]]: ...
 
 
+class Voice:
+    """What each message of one process begins with."""
+
+    __slots__ = ("_incarnation", "_sequence", "replica")
+
+    def __init__(self, replica: str, clock: Clock) -> None:
+        self.replica = replica
+        self._incarnation = int(clock.wall() * 1e6)  # above that of any process that has spoken for it before
+        self._sequence = 0
+
+    def next(self) -> tuple[int, str, int, int]:
+        self._sequence += 1
+        return VERSION, self.replica, self._incarnation, self._sequence
+
+
 class Bus:
     """``replica``: the name of this host's gateway, the same for all who ever speak for it. ``place``: its host and
     port, for people. ``writers``: numbers in ``table`` for others' rows. ``settings``: with a url. Raises ConfigError.
@@ -85,9 +100,7 @@ class Bus:
         self._table = table
         self._clock = clock
         self._observer = observer
-        self._replica, self._place = replica, place
-        self._incarnation = int(clock.wall() * 1e6)
-        self._sequence = 0
+        self._voice, self._place = Voice(replica, clock), place
         self._channel = f"kvgate:{settings.name}:loads"
         self._peers = Peers(table, replica, writers)
         self.link = Link(settings.url, {self._channel: self._heard}, clock, chance)
@@ -108,7 +121,7 @@ class Bus:
         """``ends``: the replica ends, and all its work with it; else another process will speak for it."""
         await self._tasks.close()
         if ends:
-            self.link.tell("PUBLISH", self._channel, encode(Bye(*self._signature())))
+            self.link.tell("PUBLISH", self._channel, encode(Bye(*self._voice.next())))
         await self.link.close()
         self._peers.clear()
 
@@ -152,19 +165,15 @@ class Bus:
             if not rows and (not self._busy or now - self._said_at < STEADY):
                 self._cursor = cursor
                 return
-        message = Loads(*self._signature(), whole, written(rows.items(), now))
+        message = Loads(*self._voice.next(), whole, written(rows.items(), now))
         if whole:
             self._whole_wanted, self._whole_at = False, now
         self._cursor, self._said_at = cursor, now
         await self.link.ask("PUBLISH", self._channel, encode(message))
 
-    def _signature(self) -> tuple[int, str, int, int]:
-        self._sequence += 1
-        return VERSION, self._replica, self._incarnation, self._sequence
-
     def _hello(self, now: float) -> None:
         self._asked_at, self._whole_wanted = now, True
-        self.link.tell("PUBLISH", self._channel, encode(Hello(*self._signature(), asks=True, place=self._place)))
+        self.link.tell("PUBLISH", self._channel, encode(Hello(*self._voice.next(), asks=True, place=self._place)))
 
     def _link_changed(self) -> None:
         if self.link.up:
@@ -178,7 +187,7 @@ class Bus:
         except Dropped as reason:
             self._observer.bus_dropped(str(reason))
             return
-        if isinstance(message, Hello) and message.asks and message.replica != self._replica:
+        if isinstance(message, Hello) and message.asks and message.replica != self._voice.replica:
             self._whole_wanted = True
         if missing and now - self._asked_at >= ASKS:
             self._hello(now)
