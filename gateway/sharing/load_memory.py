@@ -26,6 +26,7 @@ import os
 from collections.abc import Iterable
 from hashlib import blake2b
 from struct import Struct, pack
+from typing import Any
 
 from gateway.fleet.load.others import NOTHING, Row
 
@@ -143,8 +144,11 @@ class LoadMemory:
         return head
 
     def get(self, writer: int, slot: int) -> Row:
-        row = FORMAT.unpack_from(self._map, ROWS + STRIDE * (writer * SLOTS + slot))
-        return tuple.__new__(Row, row[1:])
+        return Row(*self.fields(writer, slot))
+
+    def fields(self, writer: int, slot: int) -> tuple[Any, ...]:
+        """Those of ``get``."""
+        return FORMAT.unpack_from(self._map, ROWS + STRIDE * (writer * SLOTS + slot))[1:]
 
     def bound(self, writer: int, slot: int) -> bool:
         start = ROWS + STRIDE * (writer * SLOTS + slot)

@@ -119,7 +119,7 @@ class LoadTable:
         if heads == self._seen:
             return
         seen, memory, bounds = self._seen, self._memory, self._bound
-        writers = memory.writers()
+        writers, get = memory.writers(), memory.fields
         if len(seen) != len(heads):  # writers are new: only then the numbers in the lists move
             seen = self._seen = [0] * len(heads)
         self._seen = heads
@@ -127,9 +127,8 @@ class LoadTable:
             if head == since or writer == self._writer:
                 continue
             for slot in memory.changes(writer, since, head):
-                bound = bounds.get(slot)
-                if bound is not None:
-                    row = memory.get(writer, slot)
+                if (bound := bounds.get(slot)) is not None:
+                    row = get(writer, slot)
                     for ledger in bound.ledgers:
                         hear(ledger, writer, row)
 

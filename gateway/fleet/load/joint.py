@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from math import exp
+from typing import Any
 
 from gateway.fleet.load.ledger import SETTLED_KEPT, Ledger
 from gateway.fleet.load.others import NOTHING, Others, Row
@@ -18,7 +19,7 @@ from gateway.framework.cost import LATELY, STALE
 def join(ledger: Ledger, touched: Callable[[], object], catch_up: Callable[[], object]) -> None:
     """Have the ledger count others' bookings, as ``hear`` tells them. ``touched``, ``catch_up``: as of ``Others``."""
     ledger.others = others = Others(touched, catch_up)
-    others.own_ended = ledger._begun
+    others.own_ended, others.own_share, others.own_share_at = ledger._begun, ledger._share, ledger._share_at
 
 
 def leave(ledger: Ledger) -> None:
@@ -29,43 +30,51 @@ def leave(ledger: Ledger) -> None:
         ledger.others = None
 
 
-def hear(ledger: Ledger, writer: int, row: Row) -> None:
-    """The row of ``writer`` is this now. ``NOTHING``: it is gone, and its requests with it."""
+def hear(ledger: Ledger, writer: int, row: tuple[Any, ...]) -> None:
+    """The row of ``writer`` is this now: a ``Row``, or its fields in a plain tuple. ``NOTHING``: it is gone, and its
+    requests with it. Some dozens of rows are heard before each decision, so that little may be called in here."""
     others = ledger.others
     assert others is not None
     was = others.rows.get(writer)
     if was == row:
         return
-    gone = row == NOTHING
+    requests, kv, prefill, attention, first, tokens, seconds, ended, share, share_at, prefilled, settled, more = row
+    gone = not requests and row == NOTHING
     if was is None:
         if gone:
             return
-        # What it counts since its start is no news.
-        was = Row(prefilled=row[10], settled=row[11], settled_tokens=row[12])
-    requests, kv, prefill, attention, first, _, _, ended, share, share_at, prefilled, settled, settled_tokens = row
-    ledger.requests += (more := requests - was[0])
-    others.requests += more
-    ledger.kv_tokens += (more := kv - was[1])
-    others.kv_tokens += more
-    if settled != was[11]:
-        _settle(ledger, was, settled - was[11], settled_tokens - was[12])
-    if share != was[8]:
-        _add_share(ledger, others, (share, share_at), (was[8], was[9]))
-    if prefilled != was[10] and not gone:
-        ledger.prefilled += (seconds := prefilled - was[10] if prefilled > was[10] else prefilled)
-        others.prefilled += seconds
+        was = Row(prefilled=prefilled, settled=settled, settled_tokens=more)  # what it has counted before is no news
     if gone:
         del others.rows[writer]
     else:
         others.rows[writer] = row
-    if first != was[4] or ended != was[7] or prefill != was[2]:
-        ledger._prefill += (more := prefill - was[2])
-        others.prefill_tokens += more
-        ledger.prefill_attention += (change := attention - was[3])
-        others.prefill_attention += change
-        if gone and was[2] and was[4] == others.first_booked < ledger.first_own:
-            others.own_ended = ledger._monotonic()  # it took the first prompt of all with it
-        others.find_first()
+    if requests != was[0]:
+        others.requests += (change := requests - was[0])
+        ledger.requests += change
+    if kv != was[1]:
+        others.kv_tokens += (change := kv - was[1])
+        ledger.kv_tokens += change
+    if settled != was[11]:
+        _settle(ledger, was, settled - was[11], more - was[12])
+    if share_at != was[9] or share != was[8]:
+        _add_share(ledger, (share, share_at), (was[8], was[9]))
+    if prefilled != was[10] and not gone:
+        ledger.prefilled += (done := prefilled - was[10] if prefilled > was[10] else prefilled)
+        others.prefilled += done
+    if prefill != was[2]:
+        others.prefill_tokens += (change := prefill - was[2])
+        ledger._prefill += change
+        others.prefill_attention += (change := attention - was[3])
+        ledger.prefill_attention += change
+    if first != was[4] or ended != was[7] or not prefill:
+        if was[2] and was[4] == others.first_booked:
+            if gone and was[4] < ledger.first_own:
+                others.own_ended = ledger._monotonic()  # it took the first prompt of all with it
+            others.find_first()
+        elif prefill and first < others.first_booked:
+            others.first_booked, others.first_tokens, others.first_seconds = first, tokens, seconds
+        if ended > others.ended:
+            others.ended = ended
         ledger.find_first()
     ledger.rates = STALE
 
@@ -73,12 +82,9 @@ def hear(ledger: Ledger, writer: int, row: Row) -> None:
 def own_row(ledger: Ledger) -> Row:
     """The ledger's own part, for the others."""
     ledger.refresh()
-    others, head, at = ledger.others, ledger._head, ledger._share_at
+    others, head = ledger.others, ledger._head
     assert others is not None
     prefill = ledger._prefill - others.prefill_tokens
-    share = ledger._share
-    if others.share:
-        share = max(0.0, share - others.share * exp((others.share_at - at) / LATELY))
     return Row(
         ledger.requests - others.requests,
         ledger.kv_tokens - others.kv_tokens,
@@ -88,21 +94,21 @@ def own_row(ledger: Ledger) -> Row:
         0 if head is None else head._prefill,
         0.0 if head is None else head._seconds,
         others.own_ended,
-        share,
-        at,
+        others.own_share,
+        others.own_share_at,
         ledger.prefilled - others.prefilled,
         others.own_settled,
         others.own_settled_tokens,
     )
 
 
-def _settle(ledger: Ledger, was: Row, requests: int, tokens: int) -> None:
+def _settle(ledger: Ledger, was: tuple[Any, ...], requests: int, tokens: int) -> None:
     """So many of a writer's requests have ended since its last row, with so many tokens: a scrape may still show them.
 
     Fewer than before: it is another process, or gone, and all that it had has ended.
     """
     if requests < 0:
-        requests, tokens = was.requests, was.kv_tokens
+        requests, tokens = was[0], was[1]
     settled, now = ledger._settled, ledger._monotonic()
     while settled and settled[0][0] < now - SETTLED_KEPT:
         settled.popleft()
@@ -110,10 +116,14 @@ def _settle(ledger: Ledger, was: Row, requests: int, tokens: int) -> None:
         settled.extend([(now, max(0, tokens) // requests)] * requests)
 
 
-def _add_share(ledger: Ledger, others: Others, new: tuple[float, float], old: tuple[float, float]) -> None:
-    """Replace a writer's part of the prefill share. Each is a share and its time."""
-    at = max(ledger._share_at, new[1], old[1])
-    more = new[0] * exp((new[1] - at) / LATELY) - old[0] * exp((old[1] - at) / LATELY)
-    ledger._share = max(0.0, ledger._share * exp((ledger._share_at - at) / LATELY) + more)
-    others.share = max(0.0, others.share * exp((others.share_at - at) / LATELY) + more)
-    ledger._share_at = others.share_at = at
+def _add_share(ledger: Ledger, new: tuple[float, float], old: tuple[float, float]) -> None:
+    """Replace a writer's part of the prefill share. Each is a share and its time; without a time there is none."""
+    share, at = new if new[1] else (0.0, old[1])
+    if old[0]:
+        share -= old[0] * exp((old[1] - at) / LATELY)
+    if at >= ledger._share_at:
+        share += ledger._share * exp((ledger._share_at - at) / LATELY)
+        ledger._share_at = at
+    else:
+        share = ledger._share + share * exp((at - ledger._share_at) / LATELY)
+    ledger._share = share if share > 0 else 0.0

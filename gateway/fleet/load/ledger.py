@@ -126,8 +126,10 @@ class Reservation:
             if len(ledger._expiring) > 2 * ledger.requests + SPARE_EXPIRIES:
                 ledger._expiring = [entry for entry in ledger._expiring if entry[2]._prefill]
                 heapify(ledger._expiring)
-        if ledger.others is not None:
-            ledger.others.touched()
+        if (others := ledger.others) is not None:
+            others.own_share = others.own_share * exp((others.own_share_at - now) / LATELY) + seconds / LATELY
+            others.own_share_at = now
+            others.touched()
 
     def first_token(self) -> None:
         """Give back the prefill tokens: the prompt is computed."""

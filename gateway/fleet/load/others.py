@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from math import exp, inf
-from typing import NamedTuple, Self
+from typing import Any, NamedTuple, Self
 
 from gateway.framework.cost import LATELY
 
@@ -88,11 +88,13 @@ class Others:
     """The others' part of one ledger, and what the ledger tells them beside its own figures.
 
     ``touched``: called when the ledger's own part has changed. ``catch_up``: called when it needs the others' newest
-    rows. ``rows``: by writer, of those that have any. The sums are those of ``Row``, of all of them; the ledger's own
-    figures contain them. ``first_booked``, ``first_tokens``, ``first_seconds``: of the first of their prompts; the
-    first is ``inf`` where none waits. ``ended``: when the first prompt of all was last removed, as they say.
+    rows. ``rows``: the fields of ``Row`` by writer, of those that have any. The sums are those of ``Row``, of all of
+    them; the ledger's own figures contain them. ``first_booked``, ``first_tokens``, ``first_seconds``: of the first of
+    their prompts; the first is ``inf`` where none waits. ``ended``: when the first prompt of all was last removed, as
+    they say.
 
-    ``own_ended``, ``own_settled``, ``own_settled_tokens``: the ledger's own, as in ``Row``.
+    ``own_ended``, ``own_share``, ``own_share_at``, ``own_settled``, ``own_settled_tokens``: the ledger's own, as in
+    ``Row``.
     """
 
     __slots__ = (
@@ -105,24 +107,24 @@ class Others:
         "own_ended",
         "own_settled",
         "own_settled_tokens",
+        "own_share",
+        "own_share_at",
         "prefill_attention",
         "prefill_tokens",
         "prefilled",
         "requests",
         "rows",
-        "share",
-        "share_at",
         "touched",
     )
 
     def __init__(self, touched: Callable[[], object], catch_up: Callable[[], object]) -> None:
         self.touched = touched
         self.catch_up = catch_up
-        self.rows: dict[int, Row] = {}
+        self.rows: dict[int, tuple[Any, ...]] = {}
         self.requests = self.kv_tokens = self.prefill_tokens = 0
-        self.prefill_attention = self.prefilled = self.share = self.share_at = 0.0
+        self.prefill_attention = self.prefilled = 0.0
         self.first_booked, self.first_tokens, self.first_seconds, self.ended = inf, 0, 0.0, 0.0
-        self.own_ended = 0.0
+        self.own_ended = self.own_share = self.own_share_at = 0.0
         self.own_settled = self.own_settled_tokens = 0
 
     def find_first(self) -> None:
