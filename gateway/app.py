@@ -35,6 +35,8 @@ from gateway.proxy.serving.stream_usage import StreamUsage
 from gateway.proxy.upstream.send import Upstream
 from gateway.reload import Read, Reloading, listening
 from gateway.scheduling.scheduler import Scheduler
+from gateway.sharing.seat import Seat
+from gateway.sharing.shared_loads import SharedLoads
 from gateway.tenancy import store_of
 from gateway.tenants.gate import Gate
 from gateway.tenants.management import Management
@@ -51,7 +53,7 @@ class Gateway:
 
     ``observers``: observers beside the metrics. ``seed``: of all random choices. ``read``: reads the configuration
     again for a reload; None: it cannot be reloaded. ``adopted``: called with each configuration that comes into force
-    by a reload. Raises ConfigError.
+    by a reload. ``seat``: of a worker; None: this is the only process of its service. Raises ConfigError.
     """
 
     def __init__(
@@ -63,6 +65,7 @@ class Gateway:
         seed: int | None = None,
         read: Read | None = None,
         adopted: Callable[[Config], None] = lambda config: None,
+        seat: Seat | None = None,
     ) -> None:
         self.clock = clock or SystemClock()
         self.metrics = Metrics(self.clock, __version__)
@@ -78,6 +81,9 @@ class Gateway:
                 observer=observer,
                 random=common.chance,
             )
+        self.loads = SharedLoads.of(seat, config.sharing)
+        if self.loads is not None:
+            self.fleet.listen(self.loads)
         indexes = {runtime.model.name: runtime.index for runtime in draft.runtimes}
         self._poller = Poller()
         self.feed = CacheFeed(indexes, self.clock, observer, self._poller, listener_of(config, observer))
@@ -99,6 +105,7 @@ class Gateway:
             sources,
             gate,
             self.clock.wall(),
+            loads=None if self.loads is None else self.loads.table,
         )
         people = sources.directory
         self.metrics.read_tenants_from(
@@ -199,6 +206,8 @@ class Gateway:
             self._learned.start()
         with blaming(self.config, "kv_events", "listen"):
             self.feed.listen()
+        if self.loads is not None:
+            self.loads.start()
         await self.fleet.start()
         self.rooms.sources.start()
         self.reloading.open = True
@@ -214,6 +223,8 @@ class Gateway:
         await self.fleet.close()  # before the feed, which it notifies of event streams
         await self.feed.close()
         await self.rooms.close()
+        if self.loads is not None:
+            await self.loads.close()
         await self.reloading.close()
 
 

@@ -51,6 +51,7 @@ from gateway.proxy.serving.stream_usage import StreamUsage
 from gateway.proxy.upstream.legs import RetryBudget
 from gateway.proxy.upstream.send import Upstream
 from gateway.scheduling.scheduler import Scheduler
+from gateway.sharing.load_table import LoadTable
 from gateway.tenancy import source_of
 from gateway.tenants.directory import digest
 from gateway.tenants.gate import Gate
@@ -74,7 +75,8 @@ class Common:
 
 @dataclass(frozen=True, slots=True)
 class Rooms:
-    """Objects that all wirings share. ``created``: the ``created`` of every model's entry, seconds since the epoch."""
+    """Objects that all wirings share. ``created``: the ``created`` of every model's entry, seconds since the epoch.
+    ``loads``: what others have booked; None: this process decides alone."""
 
     common: Common
     fleet: Fleet
@@ -91,6 +93,7 @@ class Rooms:
     handover: HandoverState = field(default_factory=HandoverState)
     questions: PromptQuestionsState = field(default_factory=PromptQuestionsState)
     token_audit: TokenAuditState = field(default_factory=TokenAuditState)
+    loads: LoadTable | None = None
 
     async def close(self) -> None:
         """End what is under way to engines, and the connections; after the fleet."""
@@ -178,6 +181,8 @@ class Wiring:
                 # By the directory, which still knows the endpoints of a model that a reload has removed.
                 queue.members = partial(directory.candidates, runtime.model, None, draining=True)
                 queue.expect = rooms.poller.expect
+                if rooms.loads is not None:
+                    queue.catch_up = rooms.loads.catch_up
         before_send = _before_send(config, rooms.fleet)
         forwarder = Forwarder(rooms.fleet, upstream, config.pass_through, rooms.usage, before_send)
         handover = Handover(
@@ -196,7 +201,7 @@ class Wiring:
                 *(config.listen, config.timeouts, config.pass_through),
                 *(None if config.tenants == TenantsSettings() else rooms.gate, common.clock),
             ),
-            Placer(directory, draft.scheduler, rooms.decisions, common.clock, common.observer),
+            Placer(directory, draft.scheduler, rooms.decisions, common.clock, common.observer, rooms.loads),
             forwarder,
             handover,
             hooks,

@@ -10,8 +10,8 @@
 
 All but the last two columns' settings come from the ledger, which is exact for what we sent. Scrapes correct the load
 of others only, and that takes away at most half of each bound. So a wrong scrape, or one that never comes, can neither
-open nor close an endpoint. One with nothing of this model's in flight always has room: no request is too large to be
-served, and no queue stands still.
+open nor close an endpoint. One with nothing of this model's in flight, and nothing of another process of this gateway,
+always has room: no request is too large to be served, and no queue stands still.
 
 A leg that computes the prompt asks for ``prefill``, one that decodes for ``kv`` and ``step``; a leg of another kind
 asks for nothing. During a slow start ``warmth`` scales the window and ``kv``. The factor of ``window.py`` scales the
@@ -82,7 +82,7 @@ class Room:
 
     def binding(self, endpoint: Endpoint, request: Request, keys: BlockKeys, now: float, *, leg: str = "") -> str:
         """Why there is no room for the leg of this kind there; empty: there is. ``leg`` empty: one leg is all of it."""
-        if not endpoint.in_flight:
+        if not endpoint.in_flight and free_of_others(endpoint):
             return ""
         load, warm = endpoint.load, endpoint.warmth
         factor = self._windows.factor(endpoint) if self._windows.narrowed else 1.0
@@ -117,7 +117,7 @@ class Room:
         load, settings, scalars = endpoint.load, self._settings, endpoint.cost.scalars
         warm = max(endpoint.warmth, 1e-9)
         window = settings.window * self._windows.factor(endpoint) * warm
-        if not endpoint.in_flight:
+        if not endpoint.in_flight and free_of_others(endpoint):
             return Fullness(0.0, 0.0, 0.0)
         ours, foreign = load.kv_tokens - self._live.saved(endpoint), load.foreign_kv_tokens
         capacity, kv = endpoint.metrics.kv_capacity, 0.0
@@ -137,6 +137,11 @@ class Room:
         if slo is not None and slo.tpot is not None and scalars.step_seconds(1, request.prompt_tokens) <= slo.tpot:
             return slo.tpot
         return self._settings.step * scalars.step
+
+
+def free_of_others(endpoint: Endpoint) -> bool:
+    """Whether nothing that another process of this gateway has sent is in flight there."""
+    return endpoint.load.requests == endpoint.load.own_requests
 
 
 def queued_seconds(endpoint: Endpoint, now: float) -> float:

@@ -151,6 +151,11 @@ class Load(Protocol):
         ...
 
     @property
+    def own_requests(self) -> int:
+        """Of these, those that this process sent, and no other one of this gateway."""
+        ...
+
+    @property
     def prefill_tokens(self) -> int:
         """Prompt tokens of ours that the endpoint does not hold and has not yet computed."""
         ...

@@ -30,6 +30,10 @@ class Work:
     cost: Physics | None = None
 
     @property
+    def own_requests(self) -> int:
+        return self.requests
+
+    @property
     def rates(self) -> Rates:
         return STALE
 

@@ -17,6 +17,7 @@ from gateway.observability.settings import LogSettings
 from gateway.proxy.http.listener import Listener
 from gateway.proxy.settings import TimeoutSettings
 from gateway.scheduling.settings import HandlerSettings, PluginSettings, ProfileSettings
+from gateway.sharing.seat import Seat
 from simulator.server import EngineServer
 from tests.support.wait import eventually
 
@@ -103,11 +104,11 @@ def config_for(*urls: str, **changes: Any) -> Config:
 
 
 @contextlib.asynccontextmanager
-async def running(config: Config, *, seed: int = 0) -> AsyncIterator[Running]:
-    """A gateway for ``config`` on free ports. What it logs of each request is in ``lines``."""
+async def running(config: Config, *, seed: int = 0, seat: Seat | None = None) -> AsyncIterator[Running]:
+    """A gateway for ``config`` on free ports. What it logs of each request is in ``lines``. ``seat``: of a worker."""
     lines = Lines()
     state: list[Running] = []
-    gateway = Gateway(config, observers=[lines], seed=seed, read=lambda: state[0].read())
+    gateway = Gateway(config, observers=[lines], seed=seed, read=lambda: state[0].read(), seat=seat)
     clients = Listener(gateway.server.runner(), backlog=128, tls=gateway.tls)
     operators = Listener(gateway.admin.runner(), backlog=128)
     try:

@@ -19,10 +19,12 @@ from gateway.proxy.serving.timeline import Timeline
 from gateway.proxy.upstream.legs import Retries
 from gateway.scheduling.scheduler import Scheduler
 from gateway.scheduling.trace import Trace
+from gateway.sharing.load_table import LoadTable
 
 
 class Placer:
-    """Holds no state of any request. ``rosters``: for a ``Trace``."""
+    """Holds no state of any request. ``rosters``: for a ``Trace``. ``loads``: what others have booked; None: this
+    process decides alone."""
 
     def __init__(
         self,
@@ -31,6 +33,7 @@ class Placer:
         decisions: Decisions,
         clock: Clock,
         observer: Observer,
+        loads: LoadTable | None = None,
     ) -> None:
         self._directory = directory
         self._scheduler = scheduler
@@ -38,6 +41,7 @@ class Placer:
         self.rosters = decisions.rosters
         self._clock = clock
         self._observer = observer
+        self._loads = loads
 
     def place(self, call: Call, timeline: Timeline, retries: Retries, before: Attempt | None = None) -> Attempt:
         """Decide and book. No await in here: concurrent requests must see each other's reservations. ``before``: the
@@ -55,6 +59,8 @@ class Placer:
 
     def decide(self, call: Call, timeline: Timeline, retries: Retries, trace: Trace) -> Plan:
         """Where it would go now. ``trace``: is given what the plan is made of. Raises NoEndpoint, PluginFailed."""
+        if self._loads is not None:
+            self._loads.catch_up()
         candidates = self._directory.eligible(call.request, call.pinned_url, retries.failed_on)
         form, fell_back = not isinstance(call.body, JsonBody), bool(timeline.fallback)
         index = call.runtime.index
@@ -74,6 +80,8 @@ class Placer:
         done = None if before is None else before.prefill_result
         prefilled = None if done is None else done.prefill
         placement = book(call, plan, call.runtime.index, self._clock.monotonic(), prefilled=prefilled)
+        if self._loads is not None:
+            self._loads.publish()
         try:
             record = self._decisions.keep(call.request, plan, trace, len(timeline.records) + 1, began)
             timeline.records += (record,)

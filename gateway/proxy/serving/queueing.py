@@ -111,7 +111,8 @@ class ModelQueue:
     """The queue of one model, in one event loop, as its ``Driver``. It outlives a configuration that keeps it.
 
     ``members``: returns the model's endpoints, up or not. ``expect``: has the engines' KV events looked at often for a
-    while. Both are set once there is a fleet. ``served``: counts engine seconds of a tenant and band.
+    while. ``catch_up``: brings what other processes have booked. All are set once there is a fleet. ``served``: counts
+    engine seconds of a tenant and band.
     """
 
     def __init__(
@@ -121,6 +122,7 @@ class ModelQueue:
         self.order = order
         self.members: Callable[[], Sequence[Endpoint]] = lambda: NOBODY
         self.expect: Callable[[], None] = lambda: None
+        self.catch_up: Callable[[], None] = lambda: None
         self.held = HeldQueue(model, settings, GuardedOrder(order, settings.order, observer), self, clock, chance)
         self.served = partial(observer.served, model)
         self._model = model
@@ -204,6 +206,7 @@ class ModelQueue:
             self._timer = None
         at = self._clock.monotonic() + AGAIN
         try:
+            self.catch_up()
             at = self.held.pump()
             if at < inf:
                 self.expect()  # who is placed later must be matched with what is held then
