@@ -18,6 +18,7 @@ from gateway import __version__
 from gateway.commands.keys.options import add_keys
 from gateway.commands.replay.options import add_replay
 from gateway.config.describe import describe
+from gateway.config.document import text_of
 from gateway.config.load import load
 from gateway.config.registry import clashes
 from gateway.config.settings import Config
@@ -25,6 +26,7 @@ from gateway.core.build import BUILD
 from gateway.errors import ConfigError
 from gateway.standard_streams import open_standard_streams
 from gateway.tokens.libraries import set_environment
+from gateway.workers.cores import worker_count
 
 if TYPE_CHECKING:
     from gateway.app import Gateway
@@ -140,12 +142,23 @@ def _parser() -> argparse.ArgumentParser:
 
 def _serve(options: argparse.Namespace) -> int:
     from gateway.serve import override, serve
+    from gateway.workers.post import Post
 
-    def read() -> Config:
-        config = load(options.config, os.environ)
+    def check(text: str) -> Config:
+        config = load(options.config, os.environ, text=text)
         return override(config, options.host, options.port, options.log_format, options.log_level)
 
-    uvloop.run(serve(read))
+    if (post := Post.from_environment(os.environ)) is not None:
+        uvloop.run(serve(lambda: check(post.read_text()), post=post))
+        return 0
+    text = text_of(options.config)
+    config = check(text)
+    if (count := worker_count(config.listen.workers)) > 1:
+        from gateway.workers.service import supervise
+
+        return uvloop.run(supervise(options.config, text, check, count, environ=os.environ))
+    first = [config]
+    uvloop.run(serve(lambda: first.pop() if first else check(text_of(options.config))))
     return 0
 
 

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 
@@ -34,6 +34,9 @@ log = logging.getLogger("kvgate.reload")
 
 Read = Callable[[], Config]
 """Reads the configuration again. Blocking; raises ConfigError."""
+
+Agree = Callable[[], Awaitable[None]]
+"""Awaited when all is prepared and nothing is changed yet; raises ConfigError if it is not to be."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,7 +75,7 @@ class Reloading:
         self._one_at_a_time = asyncio.Lock()
         self._tasks = TaskSet()
 
-    async def reload(self) -> Reloaded:
+    async def reload(self, agree: Agree | None = None) -> Reloaded:
         """Read the configuration again and serve by it. Several at once: one after the other, each reads anew.
 
         Raises ConfigError, with nothing changed; nor has anything where it is cancelled.
@@ -86,7 +89,7 @@ class Reloading:
             notify("RELOADING=1", f"MONOTONIC_USEC={int(clock.monotonic() * 1e6)}")
             status = "a reload was broken off"
             try:
-                reloaded = await self._reload(self._read)
+                reloaded = await self._reload(self._read, agree)
                 status = f"reloaded: {len(reloaded.changes)} changes"
             except ConfigError as error:
                 status = f"not reloaded: {error.message}"
@@ -102,7 +105,7 @@ class Reloading:
         for tokens in self.wiring.tokens.union(*(wiring.tokens for wiring in self._ending)):
             await tokens.close()
 
-    async def _reload(self, read: Read) -> Reloaded:
+    async def _reload(self, read: Read, agree: Agree | None) -> Reloaded:
         wanted, registry = await asyncio.to_thread(lambda: (read(), discover()))
         before = self.wiring
         config, restart = possible(before.config, wanted)
@@ -123,6 +126,12 @@ class Reloading:
                 # In a thread: a model's shape may have to be read from the hub.
                 wanted_endpoints = await asyncio.to_thread(priced, config, draft.runtimes)
                 change = await self._rooms.fleet.prepare(wanted_endpoints)
+            if agree is not None:
+                try:
+                    await agree()
+                except BaseException:
+                    self._rooms.fleet.undo(change)
+                    raise
         except BaseException:
             self._take_back(new)
             await draft.discard()
@@ -189,13 +198,17 @@ def listening(config: Config) -> WatchedContext | None:
         raise config.origin.error(("listen", "tls", *filter(None, [error.param])), error.message) from error.__cause__
 
 
+BOUND = ("host", "port", "admin", "workers")
+"""Of ``listen``: what only a restart can change."""
+
+
 def possible(before: Config, wanted: Config) -> tuple[Config, Sequence[str]]:
     """``wanted``, with the values of ``before`` for settings that only a restart can change; and their key paths.
 
     Listeners are bound, engines watched, indexes sized, state files read and the log's form chosen at the start.
     """
     kept = {model.name: model.kv_cache for model in before.models}
-    listen = replace(wanted.listen, host=before.listen.host, port=before.listen.port, admin=before.listen.admin)
+    listen = replace(wanted.listen, **{name: getattr(before.listen, name) for name in BOUND})
     if (before.listen.tls is None) != (wanted.listen.tls is None):
         listen = replace(listen, tls=before.listen.tls)
     config = replace(

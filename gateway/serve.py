@@ -20,11 +20,13 @@ from gateway.errors import ConfigError
 from gateway.notify import notify
 from gateway.observability.logs import configure
 from gateway.observability.request_log import RequestLog
+from gateway.proxy.admin.worker_routes import WorkerRoutes
 from gateway.proxy.http.keys import read as read_keys
 from gateway.proxy.http.listener import Listener
 from gateway.reload import Read
 from gateway.tenants.settings import TenantsSettings
 from gateway.wiring import blaming
+from gateway.workers.post import Post
 
 log = logging.getLogger("kvgate.app")
 
@@ -44,21 +46,27 @@ async def _listen(listener: Listener, host: str, port: int, what: str) -> int:
         raise ConfigError(f"{what}: cannot listen on {host}:{port}: {error.strerror or error}") from error
 
 
-async def serve(read: Read, *, stop: asyncio.Event | None = None) -> None:
+async def serve(read: Read, *, stop: asyncio.Event | None = None, post: Post | None = None) -> None:
     """Serve by the configuration that ``read`` gives, until ``stop`` is set or SIGTERM or SIGINT comes, then let
     running answers end. A second signal cuts them off. SIGHUP reads the configuration again.
 
-    Raises ConfigError.
+    ``post``: of a worker: it serves, reloads and ends at its parent's word. Raises ConfigError.
     """
     config = read()
     stop = stop or asyncio.Event()
     hurry = asyncio.Event()
     loop = asyncio.get_running_loop()
+    # A service manager may send its signal to workers, too: then a second one is no hurry, and their parent says so.
+    second = hurry if post is None else stop
     for number in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(number, lambda: hurry.set() if stop.is_set() else stop.set())
+        loop.add_signal_handler(number, lambda: second.set() if stop.is_set() else stop.set())
     async with contextlib.AsyncExitStack() as cleanup:
+        if post is not None:
+            post.open(stop, hurry)
+            cleanup.callback(post.close)
         clock = SystemClock()
-        logs = configure(config.log, clock=clock, secrets=_secrets(config))
+        worker = None if post is None else post.seat.number
+        logs = configure(config.log, clock=clock, secrets=_secrets(config), worker=worker)
         cleanup.callback(logs.close)
         cleanup.callback(log.info, "stopped")
         request_log = RequestLog(logs, clock, requests=config.log.requests)
@@ -71,13 +79,19 @@ async def serve(read: Read, *, stop: asyncio.Event | None = None) -> None:
         cleanup.push_async_callback(gateway.close)
         loop.add_signal_handler(signal.SIGHUP, gateway.operations.hang_up)
         cleanup.callback(loop.remove_signal_handler, signal.SIGHUP)
+        if post is not None:
+            routes = WorkerRoutes(gateway.reloading.reload, gateway.rooms.sources.look)
+            cleanup.push_async_callback(routes.close)
+            gateway.admin.add(routes.routes())
         clients = Listener(gateway.server.runner(), backlog=BACKLOG, tls=gateway.tls)
         operators = Listener(gateway.admin.runner(), backlog=BACKLOG)
         cleanup.push_async_callback(clients.close)
         cleanup.push_async_callback(operators.close)
 
         listen = config.listen
-        if listen.admin:
+        if post is not None:
+            await operators.open_unix(post.admin_socket)
+        elif listen.admin:
             host, _, port = listen.admin.rpartition(":")
             admin_port = await _listen(operators, host.strip("[]"), int(port), "listen.admin")
             log.info("metrics on http://%s:%d/metrics", host, admin_port)
@@ -89,7 +103,14 @@ async def serve(read: Read, *, stop: asyncio.Event | None = None) -> None:
         if not starting.done():
             return
         await starting
-        port_used = await _listen(clients, listen.host, listen.port, "listen")
+        if post is None:
+            port_used = await _listen(clients, listen.host, listen.port, "listen")
+        else:
+            going = tasks.start(post.may_serve(), name="wait for the parent")
+            await asyncio.wait((going, stopping), return_when=asyncio.FIRST_COMPLETED)
+            if stop.is_set():
+                return
+            port_used = await clients.adopt(post.listening())
         if gateway.tls is not None:
             tasks.start(follow([gateway.tls].copy), name="look at the listener's TLS files")
         for name, report in gateway.directory.readiness().items():
@@ -100,9 +121,13 @@ async def serve(read: Read, *, stop: asyncio.Event | None = None) -> None:
             "http" if gateway.tls is None else "https",
             f"[{listen.host}]" if ":" in listen.host else listen.host,
         )
-        log.info("kvgate %s (%s) serves on %s://%s:%d", __version__, BUILD, scheme, host, port_used)
         _relieve_collector()
-        notify("READY=1")
+        if post is None:
+            log.info("kvgate %s (%s) serves on %s://%s:%d", __version__, BUILD, scheme, host, port_used)
+            notify("READY=1")
+        else:
+            log.info("serves, one of %d workers", post.seat.count)
+            post.serving()
 
         await stop.wait()
         notify("STOPPING=1")

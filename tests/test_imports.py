@@ -35,6 +35,11 @@ SERVES = (
     *("gateway.sharing", "gateway.valkey"),
     *(f"gateway.{room}" for room in ROOMS),
 )
+# What a worker knows of its parent; the rest of that room is the parent.
+POST = (
+    *("gateway.workers.post", "gateway.workers.channel", "gateway.workers.words"),
+    *("gateway.sharing", "gateway.config", *SHARED),
+)
 EVERYTHING = ("gateway", "scorers", "filters", "pickers", "queues", "simulator")
 
 # Who -> what of ours it may import; whatever is below a name is part of it. The first that matches decides.
@@ -64,7 +69,9 @@ TABLE: dict[str, tuple[str, ...]] = {
         *("gateway.proxy.memory", "gateway.proxy.settings", *SERVES[1:], *SHARED),
     ),
     "gateway.proxy": (*SERVES, *SHARED),
-    **dict.fromkeys(COMPOSE, (*COMPOSE, *SERVES, *SHARED, "gateway.notify")),
+    **dict.fromkeys(("gateway.workers.post", "gateway.workers.channel", "gateway.workers.words"), POST),
+    **dict.fromkeys(COMPOSE, (*COMPOSE, *SERVES, *SHARED, "gateway.notify", *POST)),
+    "gateway.workers": ("gateway.workers", *COMPOSE, *SERVES, *SHARED, "gateway.notify"),
     "gateway.commands.demo": ("gateway.commands.demo", "gateway.commands.processes", *SHARED),
     "gateway.commands.processes": (),
     "gateway.commands.replay": (
@@ -100,7 +107,7 @@ THIRD_PARTY: dict[str, tuple[str, ...]] = {
 }
 
 # aiohttp is the clients' and the operators' front door, and nothing else; and of it no client.
-FRONT_DOOR = ("gateway.proxy.http", "gateway.proxy.admin")
+FRONT_DOOR = ("gateway.proxy.http", "gateway.proxy.admin", "gateway.workers.front")
 OF_AIOHTTP = (
     *("aiohttp.web", "aiohttp.http", "aiohttp.http_exceptions"),
     *("aiohttp.StreamReader", "aiohttp.EMPTY_PAYLOAD"),
@@ -112,7 +119,7 @@ AMBIENT = {
     "random": {"random", "choice", "shuffle", "randint", "uniform", "sample"},
     "asyncio": {"create_task", "ensure_future"},
 }
-AMBIENT_ALLOWED = (*COMPOSE, "gateway.cli", *COMMANDS, "gateway.proxy", "simulator")
+AMBIENT_ALLOWED = (*COMPOSE, "gateway.workers", "gateway.cli", *COMMANDS, "gateway.proxy", "simulator")
 
 
 def modules() -> dict[str, Path]:

@@ -59,6 +59,11 @@ Loader.add_implicit_resolver(f"{_TAG}merge", re.compile(r"^<<$"), ["<"])
 
 def read(path: Path, environ: Mapping[str, str]) -> tuple[Any, Origin]:
     """The document's value and its origin. Raises ConfigError for everything that can be wrong with a file."""
+    return read_text(text_of(path), str(path), environ)
+
+
+def text_of(path: Path) -> str:
+    """The file's text. Raises ConfigError."""
     file = str(path)
     try:
         with path.open("rb") as stream:
@@ -68,11 +73,10 @@ def read(path: Path, environ: Mapping[str, str]) -> tuple[Any, Origin]:
     if len(raw) > MAX_BYTES:
         raise ConfigError(f"{file}: larger than {MAX_BYTES} bytes")
     try:
-        text = raw.decode("utf-8-sig")
+        return raw.decode("utf-8-sig")
     except UnicodeDecodeError as error:
         line = raw.count(b"\n", 0, error.start) + 1
         raise ConfigError(f"{file}:{line}: not UTF-8: byte 0x{raw[error.start]:02x}") from error
-    return read_text(text, file, environ)
 
 
 def read_text(text: str, file: str, environ: Mapping[str, str]) -> tuple[Any, Origin]:

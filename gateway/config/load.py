@@ -21,16 +21,23 @@ from gateway.errors import ConfigError
 from gateway.fleet.settings import EndpointSettings
 
 
-def load(path: str | os.PathLike[str], environ: Mapping[str, str], missing: Mapping[str, Any] | None = None) -> Config:
+def load(
+    path: str | os.PathLike[str],
+    environ: Mapping[str, str],
+    missing: Mapping[str, Any] | None = None,
+    text: str | None = None,
+) -> Config:
     """The configuration in the file ``path``, references to ``environ`` filled in. Raises ConfigError.
 
-    ``missing``: plain values of top-level keys, for those that the file has not.
+    ``missing``: plain values of top-level keys, for those that the file has not. ``text``: the file's, where it has
+    been read already.
 
     A relative ``tokenizer``, ``chat_template``, ``client_keys.file`` or file of TLS that exists beside the file is made
     absolute; so are ``state``, ``tenants.file`` and ``tenants.state``, which need not exist yet.
     """
     file = Path(path)
-    return _anchored(_config(*read(file, environ), missing), file.parent)
+    content = read(file, environ) if text is None else read_text(text, str(file), environ)
+    return _anchored(_config(*content, missing), file.parent)
 
 
 def loads(

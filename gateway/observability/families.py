@@ -15,7 +15,7 @@ from prometheus_client.process_collector import ProcessCollector
 
 from gateway.framework import Clock
 from gateway.observability import buckets
-from gateway.observability.instruments import Counter, Family, Gauge, Histogram, Labels
+from gateway.observability.instruments import Counter, Family, Gauge, Histogram, Labels, Over
 from gateway.observability.queue_families import QueueFamilies
 from gateway.observability.sharing_families import SharingFamilies
 
@@ -80,23 +80,27 @@ class Families:
     def _make_gauges(self, version: str) -> None:
         gauge = self._gauge
         gauge("build_info", "Always 1.", "version")[version,] = 1
+        self.worker_up = gauge("worker_up", "1 while a worker accepts connections.", "worker")
         gauge(
             "held_bytes",
             "Bytes of requests' bodies and of unstreamed answers that are held, of those that listen.max_held allows.",
             read=lambda: {(): self.held()},
+            over="sum",
         )
         gauge(
             "in_flight_requests",
             "Requests placed on an endpoint and not yet settled.",
             "endpoint",
             read=lambda: {(name,): count for name, count in self.in_flight().items()},
+            over="sum",
         )
-        self.queued = gauge("queued_requests", "Requests that wait for admission.", "model")
+        self.queued = gauge("queued_requests", "Requests that wait for admission.", "model", over="sum")
         gauge(
             "engine_up",
             "1 while the engine answers its probes.",
             "engine",
             read=lambda: {(name,): up for name, (up, _) in self.engines.copy().items()},
+            over="lead",
         )
         gauge(
             "engine_down_reason",
@@ -104,6 +108,7 @@ class Families:
             "engine",
             "reason",
             read=lambda: {(name, reason): 1 for name, (up, reason) in self.engines.copy().items() if not up},
+            over="lead",
         )
         self.spared = gauge(
             "engine_spared",
@@ -120,6 +125,7 @@ class Families:
             "Age of what we know of an engine's own metrics: since its last good scrape.",
             "engine",
             read=self._scrape_ages,
+            over="lead",
         )
         gauge(
             "kv_stream_state",
@@ -133,22 +139,26 @@ class Families:
             "token_parity",
             "1 while our token ids agree with the engines'; 0: they do not, and prompts are estimated.",
             "model",
+            over="min",
         )
         self.exact = gauge(
             "prompts_exact_ratio",
             "Of a model's last 1,000 prompts, the share whose token ids are the engines', to the last one.",
             "model",
+            over="min",
         )
         self.agreeing = gauge(
             "endpoint_token_parity",
             "0 while an endpoint's engine makes other tokens than we do, and what it holds is estimated; 1: again not.",
             "model",
             "endpoint",
+            over="min",
         )
         self.expired = gauge(
             "engine_kv_expired_requests",
             "The engine's own count, since its start: requests whose KV it computed for another, and nobody fetched.",
             "endpoint",
+            over="lead",
         )
         gauge(
             "engine_kv_fetching_requests",
@@ -156,6 +166,7 @@ class Families:
             "endpoint",
             "stage",
             read=lambda: {(name, stage): n for name, at in self.fetching.copy().items() for stage, n in at.items()},
+            over="lead",
         )
         gauge(
             "budget_spent_ratio",
@@ -174,6 +185,7 @@ class Families:
             "1 while what keeps tenants and keys can be read; 0: what was last known is in force.",
             "source",
             read=lambda: {(kind,): up for kind, up in self.keys_source().items()},
+            over="min",
         )
 
     def _make_request_families(self) -> None:
@@ -276,12 +288,14 @@ class Families:
             "The engine's own count: prompt tokens that it looked for in a cache, since we watch it.",
             "endpoint",
             "cache",
+            over="once",
         )
         self.cache_hits = counter(
             "engine_cache_hit_tokens",
             "The engine's own count: prompt tokens that it found in a cache, since we watch it.",
             "endpoint",
             "cache",
+            over="once",
         )
         self.hit_error = counter("hit_error_tokens", "Sum of |expected - reported| over requests.", "model", "endpoint")
 
@@ -295,6 +309,7 @@ class Families:
 
     def _make_fleet_families(self) -> None:
         counter = self._counter
+        self.worker_restarts = counter("worker_restarts", "Workers that were started for one that had ended.", "worker")
         self.plugin_failures = counter("plugin_failures", "Plugins that raised.", "kind", "plugin")
         self.scores_refused = counter("scores_refused", "Scores that were NaN or outside 0..1.", "plugin")
         self.siblings_refused = counter(
@@ -302,7 +317,7 @@ class Families:
         )
         self.scrapes = counter("scrapes", "Scrapes of engines' metrics.", "engine", "result")
         self.kv_events = counter(
-            "kv_events", "KV cache events applied (blocks), or not understood.", "endpoint", "kind"
+            "kv_events", "KV cache events applied (blocks), or not understood.", "endpoint", "kind", over="once"
         )
         self.kv_gaps = counter("kv_gaps", "Gaps in a KV event stream.", "endpoint", "result")
 
@@ -316,13 +331,15 @@ class Families:
         documentation: str,
         *labels: str,
         read: Callable[[], Mapping[Labels, float]] | None = None,
+        over: Over = "max",
     ) -> Gauge:
-        gauge = Gauge(f"kvgate_{name}", documentation, *labels, read=read)
+        gauge = Gauge(f"kvgate_{name}", documentation, *labels, read=read, over=over)
         self._gauges.append(gauge)
         return gauge
 
-    def _counter(self, name: str, documentation: str, *labels: str) -> Counter:
+    def _counter(self, name: str, documentation: str, *labels: str, over: Over = "sum") -> Counter:
         counter = Counter(f"kvgate_{name}_total", documentation, *labels)
+        counter.over = over
         self._counted.append(counter)
         return counter
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 from abc import abstractmethod
 from bisect import bisect_left
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import ClassVar, TypeAlias, TypeVar
+from typing import ClassVar, Literal, TypeAlias, TypeVar
 
 from prometheus_client.utils import floatToGoString
 
@@ -18,16 +18,21 @@ from prometheus_client.utils import floatToGoString
 _SLICE = 300
 
 Labels: TypeAlias = tuple[str, ...]
+
+Over: TypeAlias = Literal["sum", "max", "min", "lead", "once"]
+"""What several workers' series make together. Of gauges the sum, the largest, the least, or what the leading worker
+says. Of counters and histograms the sum; or what each of them counts of the same thing, once."""
 Value = TypeVar("Value")
 
 
 class Family(dict[Labels, Value]):
     """The series of one name, by the values of their ``labels``. A series exists from its first use on.
 
-    ``name``: as it is exposed. ``kind``: its type in the text format.
+    ``name``: as it is exposed. ``kind``: its type in the text format. ``over``: see ``Over``.
     """
 
     kind: ClassVar[str]
+    over: Over = "sum"
 
     def __init__(self, name: str, documentation: str, *labels: str) -> None:
         super().__init__()
@@ -81,10 +86,16 @@ class Gauge(Family[float]):
     kind = "gauge"
 
     def __init__(
-        self, name: str, documentation: str, *labels: str, read: Callable[[], Mapping[Labels, float]] | None = None
+        self,
+        name: str,
+        documentation: str,
+        *labels: str,
+        read: Callable[[], Mapping[Labels, float]] | None = None,
+        over: Over = "max",
     ) -> None:
         super().__init__(name, documentation, *labels)
         self._read = read or self.copy
+        self.over = over
 
     def _lines(self) -> Iterator[str]:
         for values, value in self._read().items():

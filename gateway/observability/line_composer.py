@@ -27,20 +27,30 @@ _QUOTED = re.compile(r"""[ \t=\r\n"']""")
 _LEVELS = {logging.DEBUG: "debug", logging.INFO: "info", logging.WARNING: "warning", logging.ERROR: "error"}
 
 
+NOTHING: Mapping[str, int] = {}
+
+
 class LineComposer:
-    """``time``: gives Clock.wall() as text.
+    """``time``: gives Clock.wall() as text. ``also``: fields that are in each line.
 
     ``text``: lines are text for people, else JSON. ``free``: names of fields that have another value in each line;
     these values are not remembered. Names of fields come from the code, and none of them is a secret's.
     """
 
     def __init__(
-        self, time: Callable[[float], str], redaction: Redaction, *, text: bool, free: Collection[str] = ()
+        self,
+        time: Callable[[float], str],
+        redaction: Redaction,
+        *,
+        text: bool,
+        free: Collection[str] = (),
+        also: Mapping[str, int] = NOTHING,
     ) -> None:
         self._time = time
         self._redaction = redaction
         self._for_people = text
         self._free = frozenset(free)
+        self._also = also
         self._shown = _Shown(self._show)
 
     def clear_cache(self) -> None:
@@ -55,6 +65,8 @@ class LineComposer:
         for name, value in fields.items():
             if type(value) is str:
                 fields[name] = self._show(value) if name in free else shown[value]
+        if self._also:
+            fields = {**self._also, **fields}
         if not self._for_people:
             return as_json({"time": time, "level": _LEVELS[level], "event": event, **fields}) + b"\n"
         parts = [f"{time} [{_LEVELS[level]:<9}] {event}"]

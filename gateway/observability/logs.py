@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import logging
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from datetime import UTC, datetime
 from typing import Any, BinaryIO
 
@@ -18,7 +18,7 @@ from structlog.typing import EventDict, FilteringBoundLogger, Processor
 
 from gateway.core.clock import SystemClock
 from gateway.framework import Clock
-from gateway.observability.line_composer import LineComposer, as_json, printable
+from gateway.observability.line_composer import NOTHING, LineComposer, as_json, printable
 from gateway.observability.redaction import Redaction
 from gateway.observability.settings import LogSettings
 from gateway.observability.writer import LineWriter
@@ -103,16 +103,19 @@ def configure(
     stream: BinaryIO | None = None,
     clock: Clock | None = None,
     secrets: Iterable[str] = (),
+    worker: int | None = None,
 ) -> Logs:
     """Send all logging to ``stream`` (default: stderr, so that a command's output on stdout stays clean).
 
     ``secrets``: the configured keys, which are masked everywhere; keys are also recognised by name and by form.
+    ``worker``: its number is in each line; None: there is one process.
     """
     stream = stream or sys.stderr.buffer
     level = _number(settings.level)
     redacting = Redaction(secrets)
     clock = clock or SystemClock()
-    stamp = _Stamp(clock)
+    also = {} if worker is None else {"worker": worker}
+    stamp = _Stamp(clock, also)
     text = settings.format == "text"
     processors: list[Processor] = [
         structlog.processors.format_exc_info,
@@ -137,7 +140,7 @@ def configure(
 
     coloured = text and stream.isatty()
     # A stamp of its own: the writer's thread composes.
-    composer = None if coloured else LineComposer(_Stamp(clock).of, redacting, text=text, free=FREE)
+    composer = None if coloured else LineComposer(_Stamp(clock).of, redacting, text=text, free=FREE, also=also)
     return Logs(logger, writer, level, redacting, composer)
 
 
@@ -163,10 +166,11 @@ class _Output:
 
 
 class _Stamp:
-    """Puts time, level and event before the other fields."""
+    """Puts time, level and event before the other fields, and ``also`` after them."""
 
-    def __init__(self, clock: Clock) -> None:
+    def __init__(self, clock: Clock, also: Mapping[str, int] = NOTHING) -> None:
         self._clock = clock
+        self._also = also
         self._second = -1
         self._text = ""
 
@@ -182,7 +186,7 @@ class _Stamp:
 
     def __call__(self, logger: object, method: str, event: EventDict) -> EventDict:
         head = {"time": self.of(self._clock.wall()), "level": method, "event": event.pop("event")}
-        return head | dict(event)
+        return {**head, **self._also, **event}
 
 
 def _render_json(logger: object, method: str, event: EventDict) -> bytes:

@@ -26,10 +26,12 @@ class QueueFamilies:
         gauge(
             *("queue_requests", "Requests that wait for an engine to have room.", "model", "band"),
             read=lambda: {(q.model, str(band)): count for q in self.views() for band, count in q.waiting.items()},
+            over="sum",
         )
         gauge(
             *("queue_work_seconds", "Engine time that what waits would take, as predicted.", "model"),
             read=lambda: {(q.model,): q.seconds for q in self.views()},
+            over="sum",
         )
         gauge(
             *("queue_oldest_seconds", "For how long the oldest of those has waited.", "model"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import Literal
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,7 +26,8 @@ class ListenTlsSettings:
 @dataclass(frozen=True, slots=True)
 class ListenSettings:
     """``host``, ``port``: the clients' listener. ``admin``: HOST:PORT of /metrics, empty for none. ``tls``: of the
-    clients' listener; None: plain HTTP.
+    clients' listener; None: plain HTTP. ``workers``: processes that serve the port, 1..256; ``auto``: one for each core
+    that may be used; 1: one process, without a parent.
 
     ``max_body``: bytes of a request's body; a larger one gets 413. ``max_held``: bytes of all requests' bodies that may
     still be sent to an engine, and of unstreamed answers. If they are used up, a body is not read on for some seconds,
@@ -40,8 +42,11 @@ class ListenSettings:
     max_body: int = 32 * 1024 * 1024
     max_held: int = 512 * 1024 * 1024
     grace: float = 30.0
+    workers: int | Literal["auto"] = 1
 
     def __post_init__(self) -> None:
+        if isinstance(self.workers, int) and not 1 <= self.workers <= 256:
+            raise ValueError("workers must be in 1..256, or auto")
         if not 0 <= self.port <= 65535:
             raise ValueError("port must be in 0..65535")
         if self.max_body < 1:

@@ -22,7 +22,11 @@ class Admin:
         self, render: Callable[[], Awaitable[tuple[bytes, str]]], routes: Iterable[web.AbstractRouteDef] = ()
     ) -> None:
         self._render = render
-        self._routes = tuple(routes)
+        self._routes = [*routes]
+
+    def add(self, routes: Iterable[web.AbstractRouteDef]) -> None:
+        """Serve these, too. Before ``runner``."""
+        self._routes += routes
 
     def runner(self) -> web.AppRunner:
         app = web.Application()

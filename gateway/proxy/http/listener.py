@@ -8,6 +8,7 @@ the same socket: no client that waits to be accepted is lost, and existing conne
 from __future__ import annotations
 
 import asyncio
+import socket
 from collections.abc import Sequence
 from typing import Any
 
@@ -35,8 +36,23 @@ class Listener:
 
     async def open(self, host: str, port: int) -> int:
         """Listen; returns the port in use, which the system chose if ``port`` is 0. Raises OSError."""
+        return await self._open(host=host, port=port)
+
+    async def adopt(self, listening: socket.socket) -> int:
+        """Listen on a socket that is bound already; returns its port. It is closed when this no longer listens. Raises
+        OSError."""
+        return await self._open(sock=listening)
+
+    async def open_unix(self, path: str) -> None:
+        """Listen on a Unix socket, in the place of one that may be there. Raises OSError."""
         await self._runner.setup()
-        self._servers = [await self._serve(host=host, port=port)]
+        assert self._runner.server is not None, "the runner is set up"
+        loop = asyncio.get_running_loop()
+        self._servers = [await loop.create_unix_server(self._runner.server, path, backlog=self._backlog)]
+
+    async def _open(self, **where: Any) -> int:
+        await self._runner.setup()
+        self._servers = [await self._serve(**where)]
         if self._tls is not None:
             self._tls.on_change = self._renew
         used: int = self._servers[0].sockets[0].getsockname()[1]

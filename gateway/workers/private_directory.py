@@ -1,0 +1,64 @@
+"""The private directory of one service: its workers' Unix sockets, and the configuration in force.
+
+Rules: only its user may enter it. A parent holds a lock in it as long as it lives. A parent that was killed could not
+remove its directory: whoever of the same user starts next does, since it finds the lock free.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import shutil
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+PREFIX = "kvgate-workers-"
+
+LOCK = "lock"
+
+YOUNG = 60.0
+"""Seconds: a directory without a lock that is younger may be one that another parent is just making."""
+
+LONGEST = 80
+"""Characters of its path: a Unix socket's address has room for 107, and its name follows."""
+
+
+@contextlib.contextmanager
+def private_directory(root: str | None = None) -> Iterator[Path]:
+    """A new directory of mode 0700, removed at the end. ``root``: where; None: where temporary files are.
+
+    Directories that killed parents of this user have left are removed before. Raises OSError.
+    """
+    where = Path(tempfile.gettempdir() if root is None else root).absolute()
+    if len(str(where)) > LONGEST:  # as the paths of some build systems
+        where = Path("/tmp")
+    _remove_stale(where)
+    made = Path(tempfile.mkdtemp(prefix=PREFIX, dir=where))
+    try:
+        with (made / LOCK).open("w") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            yield made
+    finally:
+        shutil.rmtree(made, ignore_errors=True)
+
+
+def _remove_stale(where: Path) -> None:
+    for found in where.glob(f"{PREFIX}*"):
+        with contextlib.suppress(OSError):
+            status = found.lstat()
+            if status.st_uid == os.getuid() and not found.is_symlink() and _is_stale(found, status.st_mtime):
+                shutil.rmtree(found, ignore_errors=True)
+
+
+def _is_stale(found: Path, changed: float) -> bool:
+    try:
+        with (found / LOCK).open("r+") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            return True
+    except BlockingIOError:
+        return False
+    except FileNotFoundError:
+        return time.time() - changed > YOUNG

@@ -1,0 +1,28 @@
+"""The words between a parent and its workers."""
+
+from __future__ import annotations
+
+BEAT = "beat"
+"""The worker's loop runs."""
+
+READY = "ready"
+"""The worker could serve: its tokenizers are loaded. A hyphen and the digest of its configuration's text follow."""
+
+SERVING = "serving"
+"""The worker accepts connections."""
+
+GO = "go"
+"""To the worker: accept connections."""
+
+STOP = "stop"
+"""To the worker: accept no more, let running answers end, and end."""
+
+HURRY = "hurry"
+"""To the worker: end now."""
+
+EVERY = 0.25
+"""Seconds between two beats."""
+
+HUNG = 2.0
+"""Seconds without a beat after which a worker is taken for hung, and is killed. Its streams have then stood still for
+longer than any step of the loop takes, and its loads, by which the others place, have not changed."""

@@ -1,0 +1,154 @@
+"""One worker's process, as its parent sees it: started, heard, killed if it hangs, and reaped.
+
+It is started by exec, not by fork alone: tokenizers have threads, which no fork copies. It is in its parent's group of
+processes, so that who kills the group leaves nothing, and holds back what a terminal sends to all of them: its
+parent says when it ends.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import signal
+import socket
+import subprocess
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from gateway.framework import Clock
+from gateway.sharing.seat import Seat
+from gateway.workers import words
+from gateway.workers.channel import Channel
+from gateway.workers.post import PARENT
+
+log = logging.getLogger("kvgate.workers")
+
+HELD_BACK = (signal.SIGINT, signal.SIGHUP)
+"""Ctrl-C and a closed terminal: they come to all processes of a terminal, and mean the parent."""
+
+NOT_INHERITED = ("NOTIFY_SOCKET", "LISTEN_FDS", "LISTEN_PID", "LISTEN_FDNAMES")
+"""Variables of the service manager, with which only the parent speaks."""
+
+
+@dataclass(frozen=True, slots=True)
+class Command:
+    """How workers are started: the command line and the environment, which a seat's variables are added to."""
+
+    line: Sequence[str]
+    environ: Mapping[str, str]
+
+
+class Worker:
+    """A running worker. ``told``: called with ``READY`` when it could serve, and with ``SERVING`` when it does.
+
+    ``digest``: of its configuration, once it is ready. ``ended``: set to its exit status (negative: a signal's number)
+    when it has ended. ``is_serving``: it accepts connections.
+    """
+
+    def __init__(self, seat: Seat, command: Command, clock: Clock, told: Callable[[Worker, str], None]) -> None:
+        """Starts it. Raises OSError."""
+        self.seat = seat
+        self.digest = ""
+        self.is_serving = False
+        self.ended: asyncio.Future[int] = asyncio.get_running_loop().create_future()
+        self._clock = clock
+        self._told = told
+        self._beat_at: float | None = None
+        self._starved_at = 0.0
+        ours, theirs = socket.socketpair()
+        with theirs:
+            self._process = _started(seat, command, theirs)
+        log.info("worker %d is process %d", seat.number, self._process.pid)
+        self._channel = Channel(ours, self._heard, lambda: None)
+        self._channel.open()
+        self._pidfd = os.pidfd_open(self._process.pid)
+        asyncio.get_running_loop().add_reader(self._pidfd, self._reap)
+
+    @property
+    def number(self) -> int:
+        return self.seat.number
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
+    def go(self) -> None:
+        """Let it accept connections."""
+        self._channel.say(words.GO)
+
+    def stop(self) -> None:
+        """Let it drain and end. One that has not begun to listen to its parent has nothing to drain."""
+        if self._beat_at is None:
+            self._signal(signal.SIGTERM)
+        self._channel.say(words.STOP)
+
+    def hurry(self) -> None:
+        """Let it end now."""
+        self._channel.say(words.HURRY)
+
+    def kill(self) -> None:
+        self._signal(signal.SIGKILL)
+
+    def look(self) -> None:
+        """Kill it if its loop hangs. Seconds in which it was ready to run and got no core do not count: then the
+        machine is too busy, and a new process would make it worse."""
+        self._channel.read()  # what it said while we did not run ourselves
+        if self.ended.done() or self._beat_at is None or not self.is_serving:
+            return
+        silent = self._clock.monotonic() - self._beat_at
+        if silent > words.HUNG and silent - (starved_seconds(self.pid) - self._starved_at) > words.HUNG:
+            log.error("worker %d (process %d) hangs: nothing of it for %.1f s; killed", self.number, self.pid, silent)
+            self.kill()
+
+    def close(self) -> None:
+        """Kill it if it still runs, and reap it."""
+        if not self.ended.done():
+            self.kill()
+            self._process.wait()
+            self._reap()
+
+    def _heard(self, word: str) -> None:
+        self._beat_at = self._clock.monotonic()
+        self._starved_at = starved_seconds(self.pid)
+        if word == words.SERVING:
+            self.is_serving = True
+            self._told(self, words.SERVING)
+        elif word.startswith(words.READY):
+            self.digest = word.partition("-")[2]
+            self._told(self, words.READY)
+
+    def _signal(self, number: signal.Signals) -> None:
+        if not self.ended.done():  # not reaped: the number is still this process's
+            self._process.send_signal(number)
+
+    def _reap(self) -> None:
+        status = self._process.poll()
+        if status is None:
+            return
+        asyncio.get_running_loop().remove_reader(self._pidfd)
+        os.close(self._pidfd)
+        self._channel.close()
+        if not self.ended.done():
+            self.ended.set_result(status)
+
+
+def _started(seat: Seat, command: Command, end: socket.socket) -> subprocess.Popen[bytes]:
+    environ = {name: value for name, value in command.environ.items() if name not in NOT_INHERITED}
+    environ |= seat.to_environment() | {PARENT: str(end.fileno())}
+    passed = [end.fileno(), *(descriptor for descriptor in seat.descriptors if descriptor >= 0)]
+    # Held back over the start, for the child inherits that; what comes to us meanwhile comes afterwards.
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, HELD_BACK)
+    try:
+        return subprocess.Popen(command.line, env=environ, stdin=subprocess.DEVNULL, pass_fds=passed)
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+def starved_seconds(pid: int) -> float:
+    """For how long the process's first thread was ready to run and had no core, in all; 0 where that is not known."""
+    try:
+        return int(Path(f"/proc/{pid}/schedstat").read_text().split()[1]) / 1e9
+    except (OSError, ValueError, IndexError):
+        return 0.0
