@@ -58,6 +58,9 @@ def _config(value: Any, origin: Origin, missing: Mapping[str, Any] | None) -> Co
     _check_models(config, origin)
     _check_plugins(config, origin)
     check_tenants(config.tenants, ("tenants",), origin, NOTHING)
+    if config.kv_events.listen is not None and config.listen.workers != 1:
+        problem = "one process can listen there: let kvgate connect to the engines instead, or set listen.workers to 1"
+        raise origin.error(("kv_events", "listen"), problem)
     if config.pass_through.authorization and config.tenants.has_keys:
         problem = "it would send the keys of tenants on to the engines; give each endpoint an 'api_key' instead"
         raise origin.error(("pass_through", "authorization"), problem)

@@ -75,6 +75,8 @@ def test_the_page_describes_what_there_is(clock, settled) -> None:
     metrics.kv_gap("a", "lost")
     metrics.kv_stream("a", "live")
     metrics.kv_blocks("m", 1)
+    metrics.families.worker_up["0",] = 1  # these two are the parent's of several workers
+    metrics.families.worker_restarts["0",] = 1
 
     there: dict[str, tuple[str, tuple[str, ...]]] = {}
     text = b"".join(metrics.families.text()).decode()
